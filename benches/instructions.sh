@@ -16,7 +16,7 @@ collected() {
 
 if [ $# -eq 0 ]; then
     set -- lease raw handle ten ten-lease sequence sequence-ten cached-sequence cached-sequence-ten \
-        cached-request batch decode std-mutex parking-lot array-queue
+        cached-request open admit batch decode appends decode-step std-mutex parking-lot array-queue
 fi
 n=100000
 printf '%-20s %s\n' path 'instructions of one iteration'

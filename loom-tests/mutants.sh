@@ -149,6 +149,7 @@ admission_first admission
 highest_unpublished admission
 unpublished_silent admission
 prefix_not_given_back admission
+kept_silent admission
 name_no_recheck frame_pool
 hit_unpinned frame_pool
 LIST

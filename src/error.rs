@@ -18,7 +18,7 @@ mod settle;
 mod storage;
 mod transport;
 
-pub use frame::FrameError;
+pub use frame::{FrameError, FrameShrinkError};
 pub use manifest::{FormError, ManifestError};
 pub use migrate::TransferError;
 pub use prefix::PrefixError;

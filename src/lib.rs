@@ -39,6 +39,14 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Runtimes
+//!
+//! Futures run on any executor, with their deadlines, which are [`std::time::Instant`]s. In a tokio
+//! runtime (feature `tokio`, on by default) they use its timer and its threads for blocking copies;
+//! elsewhere a timer thread that the first wait starts, and copies run where the future is polled.
+//! The [background task](Pool::start_defragmenter) needs tokio. Tests that pause tokio's clock pass
+//! `tokio::time::Instant::into_std` of its time.
+//!
 //! # Where to go
 //!
 //! - [`Pool`]: allocation, sequences, batches, waiting, compaction, resizing, migration, statistics.
@@ -145,12 +153,13 @@ pub use migrate::{heads, transport};
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
     BringBackReport, BuildError, Carried, Counts, DefragConfig, DefragError, DefragOptions, DefragReport,
-    DefragTotals, Defragmenter, Fragmentation, FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameMoves,
-    FramePlace, FramePool, FramePoolBuilder, Latencies, Latency, LatencyBucket, LatencyHistogram, Lease,
-    LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport, MoveCounts, MovedFrames,
-    OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, PoolHandle, Preempt, Preempted,
-    Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport, SequenceOwner, Settled,
-    SourcePlace, Stats, Swapped, Target, Victim, VictimOrder, WaitCounts, flush_thread,
+    DefragTotals, Defragmenter, Fragmentation, FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease,
+    FrameMoves, FramePlace, FramePool, FramePoolBuilder, FrameShrink, Latencies, Latency, LatencyBucket,
+    LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport,
+    MoveCounts, MovedFrames, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, PoolHandle,
+    Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport,
+    SequenceOwner, Settled, SourcePlace, Stats, Swapped, Target, Victim, VictimOrder, WaitCounts,
+    flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{
@@ -161,9 +170,9 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, DecodeError, FormError, FrameError, GrowError, HandleError, HeadOfLine, LayoutError,
-        ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError, SizingError,
-        StorageError, TransferError, TransportError,
+        AllocError, DecodeError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine,
+        LayoutError, ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError,
+        SizingError, StorageError, TransferError, TransportError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,
@@ -187,6 +196,6 @@ pub use {
 struct Readme;
 
 /// The examples of the tour, compiled and run as tests.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../docs/tour.md")]
 struct Tour;

@@ -14,6 +14,7 @@ mod id_hash;
 pub(crate) mod locals;
 #[cfg(kvpool_loom)]
 pub(crate) mod model;
+pub(crate) mod runtime;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
 pub(crate) use crossbeam_utils::CachePadded;
@@ -88,7 +89,7 @@ pub(crate) use std::thread::sleep;
 /// uses.
 pub mod testing {
     #[cfg(kvpool_loom)]
-    pub use loom::{cell, future, sync, thread};
+    pub use loom::{cell, future, skip_branch, sync, thread};
     #[cfg(not(kvpool_loom))]
     pub use std::{cell, sync, thread};
 }

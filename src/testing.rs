@@ -55,6 +55,7 @@
 //!     serve(&pool, 1, &finished);
 //!     worker.join().unwrap();
 //!     assert!(finished.load(Ordering::Relaxed) >= 1, "both gave up");
+//!     testing::end_exploring();
 //!     testing::wait_for_threads(&pool, 0); // the worker has returned its cache
 //!     pool.audit().unwrap();
 //!     assert_eq!(pool.free_blocks(), 4);
@@ -83,7 +84,8 @@
 //!   stack; loom counts its size in words.
 //! - *The end.* Under loom, as with scoped threads, `join` returns before the destructors of the
 //!   thread's locals have run: its cached blocks may not be back in the pool yet.
-//!   [`wait_for_threads`] polls until they are. Call it before an audit.
+//!   [`wait_for_threads`] polls until they are. Call it before an audit, and [`end_exploring`]
+//!   before both: the order of their steps is of no interest.
 //! - *Failures.* A failing model panics in the caller of [`check`], with the message of the first
 //!   failure, so that `#[should_panic(expected = "...")]` works. The failed execution is abandoned:
 //!   none of its destructors run. Use [`catch`] for a panic that the model expects.
@@ -212,6 +214,18 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     return crate::sync::model::catch(f);
     #[cfg(not(kvpool_loom))]
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
+}
+
+/// Ends the explored part of a model: from here on, each execution continues in one order only. Has
+/// no effect outside of loom.
+///
+/// Call it after the last join, before the checks at the end of a model. A thread's destructors run
+/// after `join` returns, and exploring each of their steps against each step of the checks
+/// multiplies the executions. The destructors are still explored against each other, and against
+/// all that precedes this call.
+pub fn end_exploring() {
+    #[cfg(kvpool_loom)]
+    testing::skip_branch();
 }
 
 /// Waits until at most `others` threads and handles besides this thread have a cache in the pool. A

@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, DefragOptions};
 use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
@@ -13,7 +13,7 @@ use kvpool::{
     AllocError, AllocRequest, DeviceId, Order, Pool, Priority, ResizeError, ResizeOptions, Sequence,
     SequenceError, SequenceId, StorageError,
 };
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 /// Memory of a device that copies frames at some later time.
 #[derive(Debug)]

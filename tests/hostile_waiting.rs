@@ -4,13 +4,13 @@
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragOptions, FrameCopier};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{AllocRequest, BlockHandle, Pool, SequenceId};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 type Asked = Arc<Mutex<Vec<CopyDone>>>;
 fn never(asked: &Asked) -> FrameCopier {

@@ -137,7 +137,7 @@ fn refusals_count_by_reason() {
 async fn waits_count_and_are_timed() {
     let pool = pool(4);
     let all = pool.allocate_owned(AllocRequest::new(4)).unwrap();
-    let soon = tokio::time::Instant::now() + Duration::from_millis(5);
+    let soon = std::time::Instant::now() + Duration::from_millis(5);
     assert!(pool.allocate_until(AllocRequest::new(1), soon).await.is_err());
     let (lease, ()) = tokio::join!(pool.allocate_async(AllocRequest::new(2)), async {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -319,7 +319,7 @@ async fn an_audit_names_the_line_that_leaked() {
     lines.push((line!() - 1, 2));
     leak(pool.allocate_async(AllocRequest::new(3)).await.unwrap());
     lines.push((line!() - 1, 3));
-    let soon = tokio::time::Instant::now() + Duration::from_secs(5);
+    let soon = std::time::Instant::now() + Duration::from_secs(5);
     leak(pool.allocate_until(AllocRequest::new(4), soon).await.unwrap());
     lines.push((line!() - 1, 4));
     let mut raw = Vec::new();

@@ -254,7 +254,7 @@ async fn wait(pool: Pool, stop: &AtomicBool, served: &AtomicUsize, mut rng: Rng)
         let mut request = AllocRequest::new(rng.usize(1..60));
         request.contiguous = rng.bool();
         request.priority = [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)];
-        let until = tokio::time::Instant::now() + Duration::from_micros(rng.u64(..20_000));
+        let until = Instant::now() + Duration::from_micros(rng.u64(..20_000));
         match pool.allocate_until(request, until).await {
             Ok(lease) => {
                 assert!(!request.contiguous || lease.runs().count() == 1);

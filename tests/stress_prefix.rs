@@ -268,7 +268,7 @@ impl Stage {
             let mut request = AllocRequest::new(rng.usize(1..60));
             request.contiguous = rng.bool();
             request.priority = [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)];
-            let until = tokio::time::Instant::now() + Duration::from_micros(rng.u64(..20_000));
+            let until = Instant::now() + Duration::from_micros(rng.u64(..20_000));
             match self.pool.allocate_until(request, until).await {
                 Ok(lease) => {
                     self.scribble(&lease);

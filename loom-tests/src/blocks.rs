@@ -2,10 +2,11 @@
 //! [`Touched`](crate::Touched) for blocks.
 
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
+use kvpool::testing::end_exploring;
 use kvpool::{AllocError, BlockHandle, BlockId, DeviceId, FrameId, Run};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::thread::yield_now;
+use loom::thread::{JoinHandle, yield_now};
 
 /// A pool of blocks, and a cell for each frame that stands for its bytes.
 pub struct TouchedBlocks {
@@ -158,12 +159,12 @@ impl TouchedBlocks {
 
     /// Ends a model: each block is in one place, all are free, and all can be allocated at once.
     pub fn finish(&self) {
-        self.finish_beside(1);
+        conclude(&self.blocks);
+        self.check_all_free();
     }
 
-    /// Ends a model whose main thread has `own_caches` thread caches of its own (0 or 1).
-    pub fn finish_beside(&self, own_caches: usize) {
-        settle(&self.blocks, own_caches);
+    /// Checks that each block is in one place, all are free, and all can be allocated at once.
+    pub fn check_all_free(&self) {
         let report = self.blocks.audit().unwrap();
         assert_eq!(report.owned, 0, "leaked: {report:?}");
         assert_eq!(self.blocks.counts().free(), self.blocks.total(), "every free block is counted");
@@ -179,4 +180,17 @@ pub fn settle(blocks: &Blocks, own_caches: usize) {
     while blocks.thread_caches_in_use() > own_caches {
         yield_now();
     }
+}
+
+/// Joins the last thread of a model, and [ends the explored part](end_exploring).
+pub fn join_last<T>(thread: JoinHandle<T>) -> T {
+    let result = thread.join().unwrap();
+    end_exploring();
+    result
+}
+
+/// [Ends the explored part](end_exploring) of a model, and waits until its other threads are gone.
+pub fn conclude(blocks: &Blocks) {
+    end_exploring();
+    settle(blocks, 1);
 }

@@ -118,7 +118,7 @@ impl CachedBlocks {
     /// Ends a model: no block is owned, the evictable ones are counted, and every block can be
     /// allocated.
     pub fn finish(&self) {
-        crate::settle(&self.blocks, 1);
+        crate::conclude(&self.blocks);
         let report = self.blocks.audit().unwrap();
         assert_eq!((report.owned, report.held), (0, 0), "leaked: {report:?}");
         let total = self.blocks.total();

@@ -8,6 +8,8 @@
 //! - The number of preemptions is bounded (2, or the model's own number, or a larger
 //!   `LOOM_MAX_PREEMPTIONS`), which hides schedules that need more.
 //! - A model has at most five threads.
+//! - The checks at the end of a model are not explored against the destructors that a thread runs
+//!   after it was joined ([`end_exploring`]).
 //! - A light fence orders against heavy fences alone, as in production (see `sync/asymmetric` of
 //!   kvpool).
 //! - A `fence(SeqCst)` is stronger than the language's: operations after it happen after those
@@ -23,8 +25,9 @@ mod memory;
 mod stop;
 mod tasks;
 
-pub use blocks::{TouchedBlocks, settle};
+pub use blocks::{TouchedBlocks, conclude, join_last, settle};
 pub use cached::CachedBlocks;
+pub use kvpool::testing::end_exploring;
 pub use memory::Memory;
 pub use stop::Stop;
 pub use tasks::{Bell, block_on, boxed, lull};

@@ -5,7 +5,7 @@ use kvpool::{AllocRequest, FrameId, Pool};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 
-use crate::settle;
+use crate::conclude;
 
 /// A pool, and a cell for each frame that stands for its bytes.
 pub struct Memory {
@@ -49,10 +49,11 @@ impl Memory {
         }
     }
 
-    /// Checks that all blocks are free at the end of a model.
+    /// Ends a model: all blocks are free, and can be allocated.
     pub fn finish(&self) {
-        settle(self.pool.blocks(), 1);
+        conclude(self.pool.blocks());
         assert_eq!(self.pool.audit().unwrap().owned, 0);
         assert_eq!(self.pool.free_blocks(), self.cells.len());
+        self.pass();
     }
 }

@@ -15,7 +15,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{
     AdmitRequest, AllocError, AllocRequest, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
-use kvpool_loom_tests::{block_on, boxed, check, check_to, lull, settle};
+use kvpool_loom_tests::{block_on, boxed, check, check_to, conclude, join_last, lull};
 use loom::thread;
 
 /// Tokens per block of the layout.
@@ -36,7 +36,7 @@ fn open(blocks: usize) -> Pool {
 }
 
 fn close(pool: &Pool) {
-    settle(pool.blocks(), 1);
+    conclude(pool.blocks());
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.stats().waiting, pool.sequence_count()), (0, 0, 0), "{report:?}");
     assert!(!pool.blocks().is_awaited());
@@ -60,7 +60,7 @@ fn a_free_admits() {
             other.begin_batch().append(&mut sequence, BLOCK_TOKENS).unwrap();
         });
         drop(held);
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }
@@ -84,7 +84,35 @@ fn the_prefix_is_kept() {
             assert_eq!((sequence.len(), sequence.reserved_blocks()), (BLOCK_TOKENS, 1));
         });
         drop(held);
-        thread.join().unwrap();
+        join_last(thread);
+        close(&pool);
+    });
+}
+
+/// An admission is in line, and searches with its prefix in hand, the only block that can be
+/// evicted; meanwhile a more urgent request comes, which finds nothing. The admission is not polled
+/// again before that request has got the block.
+#[test]
+fn a_request_ahead_learns_of_the_prefix_put_back() {
+    check_to(1, "admission::a_request_ahead_learns_of_the_prefix_put_back", || {
+        let key = HashKey::from_bytes([7; 32]);
+        let pool = builder(2).prefix_cache(PrefixConfig::new().key(key)).build().unwrap();
+        let prompt = [1; 2 * BLOCK_TOKENS];
+        let mut first = pool.sequence(SequenceId(1)).tokens(&prompt[..BLOCK_TOKENS]).unwrap();
+        pool.begin_batch().append(&mut first, BLOCK_TOKENS).unwrap();
+        drop(first);
+        let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let urgent = AllocRequest::new(1).priority(Priority::Urgent);
+            drop(block_on(other.allocate_async(urgent)).unwrap());
+        });
+        let wanted = request(2, &prompt);
+        let mut waiting = boxed(|| pool.admit_async(&wanted));
+        lull(waiting.as_mut());
+        join_last(thread);
+        drop(held);
+        drop(block_on(waiting).unwrap());
         close(&pool);
     });
 }
@@ -115,7 +143,7 @@ fn an_append_follows_an_urgent_admission() {
             );
         });
         let sequence = block_on(waiting).unwrap();
-        thread.join().unwrap();
+        join_last(thread);
         drop(sequence);
         close(&pool);
     });
@@ -146,7 +174,7 @@ fn a_new_admission_follows_a_waiting_one() {
             );
         });
         let sequence = block_on(waiting).unwrap();
-        thread.join().unwrap();
+        join_last(thread);
         drop(sequence);
         close(&pool);
     });
@@ -166,7 +194,7 @@ fn a_released_reservation_admits() {
         });
         assert_eq!(running.release_reservation(), 1);
         // The sequence stays open: its end might announce the block too.
-        thread.join().unwrap();
+        join_last(thread);
         drop(running);
         close(&pool);
     });
@@ -191,7 +219,7 @@ fn running_before_new() {
         block_on(reserving).unwrap();
         drop(running);
         drop(block_on(admission).unwrap());
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }
@@ -213,7 +241,7 @@ fn a_dropped_admission_passes_its_turn_on() {
         });
         drop(held);
         drop(first);
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }

@@ -7,7 +7,7 @@
 
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, BlockHandle, FrameId, Pool, PoolHandle, Priority};
-use kvpool_loom_tests::{block_on, check_wide, settle};
+use kvpool_loom_tests::{block_on, check_wide, conclude, join_last};
 use loom::thread;
 
 fn open(blocks: usize, magazine_blocks: usize, reserve: usize) -> Pool {
@@ -33,7 +33,7 @@ fn two_in_a_row() -> AllocRequest {
 
 /// Nothing is owned and no request waits: frees take the short path again.
 fn close(pool: &Pool) {
-    settle(pool.blocks(), 1);
+    conclude(pool.blocks());
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.stats().waiting), (0, 0), "{report:?}");
     assert!(!pool.blocks().is_awaited());
@@ -58,7 +58,7 @@ fn a_wave_that_is_dropped() {
         let wave = blocks.begin_wave([(from, FrameId(1 - from.0))], &mut |_, why| panic!("{why:?}"));
         let thread = thread::spawn(move || drop(wave));
         drop(block_on(pool.allocate_async(one())).unwrap());
-        thread.join().unwrap();
+        join_last(thread);
         drop(held);
         close(&pool);
     });
@@ -77,7 +77,7 @@ fn a_wave_that_is_published() {
         // SAFETY: frames without bytes.
         let thread = thread::spawn(move || unsafe { wave.publish(&mut |_, why| panic!("{why:?}")) });
         drop(block_on(pool.allocate_async(one())).unwrap());
-        assert_eq!(thread.join().unwrap(), 1);
+        assert_eq!(join_last(thread), 1);
         drop(held);
         close(&pool);
     });
@@ -97,7 +97,7 @@ fn magazines_of_a_handle_that_is_dropped() {
             drop(handle);
         });
         drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }
@@ -115,7 +115,7 @@ fn the_reserve_is_filled_again() {
         // Fills the reserve, and finds no waiting request.
         let thread = thread::spawn(move || drop(first));
         let second = pool.allocate(urgent);
-        thread.join().unwrap();
+        join_last(thread);
         drop(second);
         assert_eq!(pool.stats().reserved, 1, "every free refilled it while it was short");
         drop(held);

@@ -8,7 +8,7 @@
 
 use std::iter::from_fn;
 
-use kvpool_loom_tests::{CachedBlocks, check};
+use kvpool_loom_tests::{CachedBlocks, check, check_wide, join_last};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -35,7 +35,7 @@ fn two_evictions() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.evict());
         let mine = pool.evict();
-        let others = thread.join().unwrap();
+        let others = join_last(thread);
         finish(&pool, 3 - usize::from(mine) - usize::from(others));
     });
 }
@@ -53,7 +53,7 @@ fn released_again_beside_an_eviction() {
             }
         });
         let mine = pool.evict();
-        thread.join().unwrap();
+        join_last(thread);
         finish(&pool, 3 - usize::from(mine));
     });
 }
@@ -61,7 +61,7 @@ fn released_again_beside_an_eviction() {
 /// All blocks of an entry are hit, and released in another order, while one is evicted.
 #[test]
 fn released_in_another_order() {
-    check("entries::released_in_another_order", || {
+    check_wide(2, "entries::released_in_another_order", || {
         let pool = released_together();
         let other = pool.clone();
         let thread = thread::spawn(move || {
@@ -69,7 +69,7 @@ fn released_in_another_order() {
             other.leave_all(&found);
         });
         let mine = pool.evict();
-        thread.join().unwrap();
+        join_last(thread);
         finish(&pool, 3 - usize::from(mine));
     });
 }
@@ -85,7 +85,7 @@ fn seen_by_a_batch() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.evict());
         pool.blocks.end_batch(batch);
-        let evicted = thread.join().unwrap();
+        let evicted = join_last(thread);
         finish(&pool, 3 - usize::from(evicted));
     });
 }

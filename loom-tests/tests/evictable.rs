@@ -7,7 +7,7 @@
 
 use kvpool::FrameId;
 use kvpool::prefix::models;
-use kvpool_loom_tests::{CachedBlocks, check, check_to};
+use kvpool_loom_tests::{CachedBlocks, check, check_to, end_exploring, join_last};
 use loom::thread;
 
 /// The last owner releases a block while another thread looks it up.
@@ -21,7 +21,7 @@ fn hit_against_the_last_release() {
         let found = pool.hit(1).expect("cached throughout");
         assert_eq!((found, pool.read(found)), (block, 1));
         pool.leave(found);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -39,7 +39,7 @@ fn hit_against_eviction() {
             assert_eq!(pool.read(found), 1);
             pool.leave(found);
         }
-        assert!(thread.join().unwrap() || found.is_some(), "exactly one thread got it");
+        assert!(join_last(thread) || found.is_some(), "exactly one thread got it");
         pool.finish();
     });
 }
@@ -58,7 +58,7 @@ fn hit_and_release_against_eviction() {
             assert_eq!(pool.read(found), 1);
             pool.leave(found);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -75,7 +75,7 @@ fn released_while_its_entry_is_taken() {
         let owner = pool.clone();
         let thread = thread::spawn(move || owner.leave(found));
         let evicted = pool.evict();
-        thread.join().unwrap();
+        join_last(thread);
         assert!(evicted || pool.evict(), "evictable, but in no queue");
         pool.finish();
     });
@@ -91,7 +91,7 @@ fn evictions_meet() {
         let other = pool.clone();
         let thread = thread::spawn(move || assert!(other.evict(), "two blocks for two threads"));
         assert!(pool.evict(), "two blocks for two threads");
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -106,7 +106,7 @@ fn registration_against_eviction() {
         let thread = thread::spawn(move || evictor.evict());
         pool.register(block, 1);
         pool.leave(block);
-        let evicted = thread.join().unwrap();
+        let evicted = join_last(thread);
         let found = pool.hit(1);
         assert_eq!(found.is_some(), !evicted);
         found.into_iter().for_each(|found| pool.leave(found));
@@ -129,7 +129,7 @@ fn registration_against_hit() {
         });
         pool.register(block, 1);
         pool.leave(block);
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(pool.hit(1).inspect(|&found| pool.leave(found)), Some(block), "not lost");
         pool.finish();
     });
@@ -148,7 +148,7 @@ fn a_hit_has_the_requested_tokens() {
         if let Some(found) = found {
             assert_eq!(pool.read(found), 1, "the bytes of other tokens");
         }
-        let block = thread.join().unwrap();
+        let block = join_last(thread);
         assert!(found.is_none() || block.is_none(), "exactly one thread got it");
         found.into_iter().chain(block).for_each(|block| pool.leave(block));
         pool.finish();
@@ -171,7 +171,7 @@ fn read_from_a_table() {
         });
         assert_eq!(pool.read_frame(table), 1, "the bytes of another owner");
         pool.blocks.end_batch(batch);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -193,7 +193,7 @@ fn read_from_a_later_table() {
             reader.blocks.end_batch(batch);
         });
         pool.evict();
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -219,6 +219,7 @@ fn read_after_a_release_that_is_told_late() {
         ];
         pool.evict();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        end_exploring();
         pool.finish();
     });
 }
@@ -235,7 +236,7 @@ fn moved_against_hit() {
         let found = pool.hit(1).expect("cached throughout");
         assert_eq!(pool.read(found), 1);
         pool.leave(found);
-        assert_eq!(thread.join().unwrap(), Ok(()), "neither a hit nor a release cancels a move");
+        assert_eq!(join_last(thread), Ok(()), "neither a hit nor a release cancels a move");
         assert_eq!(pool.frame(block).0, there);
         pool.finish();
     });
@@ -256,7 +257,7 @@ fn moved_against_eviction() {
         if let Some(ids) = pool.take(1) {
             pool.put(&ids);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -278,6 +279,7 @@ fn cleared() {
         models::clear(&pool.cache, &pool.blocks);
         assert_eq!(pool.hit(1), None, "not in the cache any more, in whatever state the block is");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        end_exploring();
         pool.finish();
     });
 }
@@ -303,7 +305,7 @@ fn given_up_against_a_later_table() {
         if taken.give_up(&pool.cache, &pool.blocks) > 0 {
             pool.write_frame(FrameId(0));
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -321,7 +323,7 @@ fn put_back_against_eviction() {
         let taken = models::take_coldest(&pool.cache, &pool.blocks, 1);
         taken.blocks().into_iter().for_each(|block| assert_ne!(pool.read(block), 0));
         taken.put_back(&pool.cache, &pool.blocks);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }

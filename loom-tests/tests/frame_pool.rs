@@ -7,7 +7,7 @@
 
 use kvpool::prefix::HashKey;
 use kvpool::{AllocRequest, FrameGroup, FrameId, FrameKey, FramePool};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to, settle};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, conclude, join_last};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -54,7 +54,7 @@ impl Pool {
     }
 
     fn finish(&self) {
-        settle(self.pool.blocks(), 1);
+        conclude(self.pool.blocks());
         let report = self.pool.audit().unwrap();
         assert_eq!((report.owned, report.held), (0, 0), "{report:?}");
     }
@@ -80,7 +80,7 @@ fn a_hit_keeps_a_moving_frame_in_place() {
         pool.bytes.read(pool.pool.blocks().block_at(FrameId(frame)));
         pool.pool.share(&[frame]).unwrap();
         pool.pool.free(&[frame, frame]).unwrap();
-        thread.join().unwrap();
+        join_last(thread);
         assert!(pool.hit(2).is_some_and(|frame| pool.pool.free(&[frame]).is_ok()));
         pool.finish();
     });
@@ -101,7 +101,7 @@ fn a_further_key_against_eviction() {
         });
         let found = pool.hit(2);
         found.into_iter().for_each(|frame| pool.pool.free(&[frame]).unwrap());
-        let is_evicted = thread.join().unwrap().is_some();
+        let is_evicted = join_last(thread).is_some();
         assert!(is_evicted || found.is_some(), "exactly one thread got it");
         assert_eq!(pool.pool.cached(pool.key(2)).unwrap().is_none(), is_evicted);
         assert_eq!(pool.pool.cached(pool.key(3)).unwrap().is_some(), is_evicted);
@@ -125,7 +125,7 @@ fn a_further_key_against_uncache() {
             assert_eq!(found, frame);
             pool.pool.free(&[found]).unwrap();
         }
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(pool.pool.cached(pool.key(2)), Ok(None));
         pool.finish();
     });
@@ -146,7 +146,7 @@ fn a_key_is_found_once_it_was_added() {
         });
         let found = pool.hit(3);
         found.into_iter().for_each(|found| pool.pool.free(&[found]).unwrap());
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(pool.pool.cached(pool.key(3)), Ok(Some(frame)));
         assert_eq!(pool.pool.cached(pool.key(1)), Ok(None));
         pool.finish();
@@ -168,7 +168,7 @@ fn a_key_added_to_a_freed_frame_ends_with_it() {
         });
         // Refused, added to the contents that are evicted then, or to the new ones.
         let _ = pool.pool.register(&[(frame, pool.key(3))]);
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(pool.pool.cached(pool.key(1)), Ok(None), "evicted");
         pool.finish();
     });

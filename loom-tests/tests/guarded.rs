@@ -5,7 +5,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError, Lease};
-use kvpool_loom_tests::{Memory, check_to};
+use kvpool_loom_tests::{Memory, check_to, join_last};
 use loom::thread;
 
 fn one() -> AllocRequest {
@@ -41,8 +41,7 @@ fn a_lease_against_a_free() {
                 false
             }
         };
-        memory.pass();
-        let freed = thread.join().unwrap();
+        let freed = join_last(thread);
         assert!(freed.is_ok() != leased && (freed.is_ok() || is_refused(freed)), "{freed:?}");
         memory.finish();
     });
@@ -70,7 +69,7 @@ fn a_lease_against_a_share() {
                 memory.pool.free(&handles).expect("our own reference");
             }
         }
-        let shared = thread.join().unwrap();
+        let shared = join_last(thread);
         assert!(shared.is_ok() || is_refused(shared), "{shared:?}");
         memory.finish();
     });
@@ -95,7 +94,7 @@ fn handles_of_a_lease_against_a_free() {
         memory.write(lease.frames().next().unwrap());
         let handles = lease.into_raw();
         let mine = memory.pool.free(&handles);
-        let theirs = thread.join().unwrap();
+        let theirs = join_last(thread);
         assert!(mine.is_ok() != theirs.is_ok(), "{mine:?} {theirs:?}");
         assert!([mine, theirs].into_iter().all(|outcome| outcome.is_ok() || is_refused(outcome)));
         memory.finish();
@@ -124,7 +123,7 @@ fn handles_of_a_lease_against_a_move() {
             moved == 1
         });
         let handles = lease.into_raw();
-        let moved = thread.join().unwrap();
+        let moved = join_last(thread);
         let info = memory.pool.info(handles[0]).unwrap();
         assert_eq!((info.frame != from, info.refs, info.sealed), (moved, 1, true));
         memory.pool.free(&handles).expect("they are handles by now");

@@ -14,7 +14,7 @@ use std::fmt;
 
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, Storage};
 use kvpool::{AllocRequest, DeviceId, FrameId, GrowError, Pool, Run, StorageError};
-use kvpool_loom_tests::{Stop, block_on, boxed, check, lull, settle};
+use kvpool_loom_tests::{Stop, block_on, boxed, check, conclude, lull};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::*};
 use loom::thread;
@@ -132,7 +132,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
         }
         thread.join().unwrap();
         drop(held);
-        settle(pool.blocks(), 1);
+        conclude(pool.blocks());
         assert_eq!((pool.audit().unwrap().owned, pool.stats().waiting), (0, 0));
         assert!(!pool.blocks().is_awaited());
     });

@@ -7,7 +7,7 @@
 use kvpool::block::{Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
 use kvpool::{Batch, BlockTable, DeviceId, FrameId, Sequence, SequenceId};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, join_last};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
@@ -91,7 +91,7 @@ fn a_table_under_a_move() {
         let mover = model.pool.clone();
         let thread = thread::spawn(move || relocate_and_reuse(&mover, 0, 1));
         model.step();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(model.step(), 1);
         model.finish();
     });
@@ -111,7 +111,7 @@ fn an_append_under_a_move() {
         batch.append(&mut model.sequence, 1).unwrap();
         model.read(&batch);
         batch.finish();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(model.step(), 0);
         model.pool.put(&other);
         model.finish();
@@ -141,7 +141,7 @@ fn an_append_beside_the_log() {
         let _ = probed.load(Relaxed);
         batch.append(&mut model.sequence, 1).unwrap();
         batch.finish();
-        thread.join().unwrap();
+        join_last(thread);
         let batch = Batch::begin(&model.sequences);
         assert_eq!(model.row(&batch)[1], 3);
         batch.finish();
@@ -167,7 +167,7 @@ fn a_wrapped_log() {
         batch.append(&mut model.sequence, 1).unwrap();
         assert_eq!(model.read(&batch), 2);
         batch.finish();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(model.step(), 2);
         model.pool.blocks.release(&[other]);
         model.finish();
@@ -196,7 +196,7 @@ fn a_reopened_block() {
             model.pool.write_frame(frame);
         }
         batch.finish();
-        thread.join().unwrap();
+        join_last(thread);
         model.finish();
     });
 }

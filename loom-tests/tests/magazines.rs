@@ -6,7 +6,7 @@
 use kvpool::frame::{Depot, Magazine};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, FrameId, Pool};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, settle};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, conclude, settle};
 use loom::thread;
 
 /// The depot alone: a magazine is taken and put back while another thread is about to take it.
@@ -122,8 +122,9 @@ fn a_thread_cache_left_and_taken_over() {
             other.put(&got);
         });
         thread.join().unwrap();
-        // Takes over an abandoned thread cache.
-        pool.finish_beside(0);
+        // Takes over an abandoned thread cache, beside the end of the thread that left it.
+        settle(&pool.blocks, 0);
+        pool.check_all_free();
     });
 }
 
@@ -145,7 +146,7 @@ fn a_handle_on_its_way() {
         .join()
         .unwrap();
         visitor.join().unwrap();
-        settle(pool.blocks(), 1);
+        conclude(pool.blocks());
         pool.audit().unwrap();
         assert_eq!(pool.free_blocks(), 4);
     });

@@ -2,7 +2,7 @@
 //! other threads allocate from it meanwhile.
 #![cfg(kvpool_loom)]
 
-use kvpool_loom_tests::{Touched, check, run};
+use kvpool_loom_tests::{Touched, check, check_wide, run};
 use loom::thread;
 
 /// Two threads complete a unit.
@@ -38,7 +38,7 @@ fn free_beside_allocate() {
 /// A thread completes a unit while another allocates its last frame and frees it.
 #[test]
 fn two_free_beside_allocate() {
-    check("merge::two_free_beside_allocate", || {
+    check_wide(2, "merge::two_free_beside_allocate", || {
         let pool = Touched::new(4);
         assert!(pool.frames.claim(run(0, 4)));
         pool.touch(run(0, 4));

@@ -5,7 +5,7 @@
 
 use kvpool::block::{Moved, Since};
 use kvpool::{BlockHandle, FrameId, Ticket};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, join_last};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*};
 use loom::thread;
@@ -68,7 +68,7 @@ fn patched_under_a_move() {
             }
         });
         assert!(entry.step(&pool));
-        thread.join().unwrap();
+        join_last(thread);
         assert!(entry.step(&pool));
         assert_eq!(entry.frame, FrameId(1));
         pool.blocks.release(&[block.id]);
@@ -98,7 +98,7 @@ fn beside_another_move() {
         // change against our look there: it lets the mover go first where both access this.
         assert!(entry.step_after(&pool, || _ = probed.load(Relaxed)), "two moves are remembered");
         assert_eq!(entry.frame, FrameId(2));
-        thread.join().unwrap().unwrap();
+        join_last(thread).unwrap();
         pool.blocks.release(&[block.id, other.id]);
         pool.finish();
     });
@@ -120,7 +120,7 @@ fn overtaken() {
         let mover = pool.clone();
         let thread = thread::spawn(move || mover.relocate(0, 1));
         entry.step(&pool);
-        thread.join().unwrap().unwrap();
+        join_last(thread).unwrap();
         entry.step(&pool);
         assert!(entry.step(&pool), "no further move happens");
         assert_eq!(entry.frame, FrameId(2));

@@ -7,7 +7,7 @@
 
 use kvpool::FrameId;
 use kvpool::block::{AllocRequest, GaveWay, models};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, end_exploring, join_last};
 use loom::thread;
 
 /// Frame 0, which holds the first block of these pools.
@@ -27,7 +27,7 @@ fn released() {
         if let Some(next) = pool.take(1) {
             pool.put(&next);
         }
-        let moved = thread.join().unwrap();
+        let moved = join_last(thread);
         // Open: it may be the next owner's block already.
         assert!(
             matches!(moved, Ok(()) | Err(GaveWay::Released | GaveWay::Taken | GaveWay::Open)),
@@ -52,7 +52,7 @@ fn left_to_the_mover() {
         assert_eq!(pool.read(block.id), 1);
         pool.blocks.unpin(block).unwrap();
         pool.blocks.release(&[block.id]);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -72,7 +72,7 @@ fn left_under_a_batch() {
             let next = pool.take(1).expect("it was reclaimed");
             pool.put(&next);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.blocks.release(&[block.id]);
         pool.finish();
     });
@@ -89,7 +89,7 @@ fn released_into_a_magazine() {
         pool.blocks.release(&[block.id]);
         let next = pool.take(1).expect("another block is free");
         pool.put(&next);
-        let _ = thread.join().unwrap();
+        let _ = join_last(thread);
         pool.finish();
     });
 }
@@ -107,7 +107,7 @@ fn pinned() {
         assert_eq!(pool.read_frame(frame), 1);
         assert_eq!(pool.blocks.frame(block.id), frame, "it moved while it was pinned");
         pool.blocks.unpin(block).unwrap();
-        let moved = thread.join().unwrap();
+        let moved = join_last(thread);
         assert!(matches!(moved, Ok(()) | Err(GaveWay::Pinned)));
         assert_eq!(pool.blocks.frame(block.id), FrameId(if moved.is_ok() { THERE } else { HERE }));
         assert_eq!(pool.read(block.id), 1);
@@ -128,7 +128,7 @@ fn shared() {
         pool.blocks.share(&[block.id]).unwrap();
         pool.blocks.release(&[block.id]);
         pool.blocks.release(&[block.id]);
-        let _ = thread.join().unwrap();
+        let _ = join_last(thread);
         pool.finish();
     });
 }
@@ -145,7 +145,7 @@ fn reopened() {
         if is_open {
             pool.write(block.id);
         }
-        let moved = thread.join().unwrap();
+        let moved = join_last(thread);
         assert!(matches!(moved, Ok(()) | Err(GaveWay::Open)));
         assert_eq!(pool.read(block.id), if is_open { 2 } else { 1 });
         pool.blocks.release(&[block.id]);
@@ -170,7 +170,7 @@ fn reopened_behind_a_copy() {
         if models::reopen_guarded(&pool.blocks, block) {
             pool.write_frame(FrameId(HERE));
         }
-        thread.join().unwrap();
+        join_last(thread);
         models::release_listed(&pool.blocks, &[block]);
         pool.finish();
     });
@@ -199,7 +199,7 @@ fn read_from_a_table() {
             pool.write(next[0]);
             pool.put(&next);
         }
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(pool.read(block.id), 1);
         pool.blocks.release(&[block.id]);
         pool.finish();
@@ -209,7 +209,7 @@ fn read_from_a_table() {
 /// Two batches on two threads overlap one move, and the vacated frame is needed in between.
 #[test]
 fn read_under_two_batches() {
-    check_to(1, "moves::read_under_two_batches", || {
+    check_wide(1, "moves::read_under_two_batches", || {
         let pool = TouchedBlocks::new(2, 0);
         let block = pool.take_sealed();
         let threads = [(); 2].map(|()| {
@@ -225,6 +225,7 @@ fn read_under_two_batches() {
             pool.put(&next);
         }
         threads.into_iter().for_each(|thread| thread.join().unwrap());
+        end_exploring();
         pool.blocks.release(&[block.id]);
         pool.finish();
     });
@@ -239,7 +240,7 @@ fn two_movers_of_one_block() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.relocate(HERE, THERE));
         let here = pool.relocate(HERE, ELSEWHERE);
-        let there = thread.join().unwrap();
+        let there = join_last(thread);
         let at = pool.blocks.frame(block.id);
         match (here, there) {
             (Ok(()), Err(GaveWay::Moving | GaveWay::Released)) => assert_eq!(at, FrameId(ELSEWHERE)),
@@ -262,7 +263,7 @@ fn two_movers_of_two_blocks() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.relocate(0, 2));
         let second = pool.relocate(1, 2);
-        let first = thread.join().unwrap();
+        let first = join_last(thread);
         assert!(first.is_ok() != second.is_ok() || first == Err(GaveWay::Taken), "{first:?} {second:?}");
         for block in blocks {
             assert_eq!(pool.read(block.id), 1);
@@ -288,7 +289,7 @@ fn given_up() {
             pool.write(block.id);
         }
         pool.blocks.release(&[block.id]);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }

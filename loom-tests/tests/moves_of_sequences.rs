@@ -6,7 +6,7 @@
 use kvpool::block::{Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
 use kvpool::{Batch, BlockTable, DeviceId, FrameId, Sequence, SequenceId};
-use kvpool_loom_tests::{check, check_to, settle};
+use kvpool_loom_tests::{check, check_to, conclude, join_last};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -86,7 +86,7 @@ impl Engine {
         let block = sequence.blocks().next().unwrap();
         assert_eq!(self.read(self.blocks.frame(block)), sequence.len() as u32, "the tokens' bytes");
         drop(sequence);
-        settle(&self.blocks, 1);
+        conclude(&self.blocks);
         let audit = self.blocks.audit().unwrap();
         assert_eq!((audit.owned, audit.held), (0, 0), "leaked");
         assert_eq!(self.blocks.counts().free(), self.blocks.total());
@@ -103,7 +103,7 @@ fn rewritten() {
         let thread = thread::spawn(move || mover.relocate(0, 2));
         sequence.truncate(1).unwrap();
         engine.append(&mut sequence, 1);
-        thread.join().unwrap();
+        join_last(thread);
         engine.finish(sequence);
     });
 }
@@ -133,7 +133,7 @@ fn read_through_a_table() {
         }
         batch.finish();
         drop(other);
-        thread.join().unwrap();
+        join_last(thread);
         engine.finish(sequence);
     });
 }
@@ -149,7 +149,7 @@ fn sealed_beside_the_mover() {
         let mover = engine.clone();
         let thread = thread::spawn(move || mover.relocate(0, 2));
         engine.append(&mut sequence, 1);
-        thread.join().unwrap();
+        join_last(thread);
         engine.finish(sequence);
     });
 }
@@ -165,7 +165,7 @@ fn dropped() {
         drop(sequence);
         let mut next = engine.sequences.open(SequenceId(2)).unwrap();
         engine.append(&mut next, 2);
-        thread.join().unwrap();
+        join_last(thread);
         engine.finish(next);
     });
 }

@@ -9,13 +9,13 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::block::models::reclaim;
-use kvpool_loom_tests::{CachedBlocks, check, check_to, check_wide};
+use kvpool_loom_tests::{CachedBlocks, check, check_to, check_wide, join_last};
 use loom::thread;
 
 /// A look-up beside a slice.
 #[test]
 fn beside_a_hit() {
-    check("reclaim::beside_a_hit", || {
+    check_wide(2, "reclaim::beside_a_hit", || {
         let pool = CachedBlocks::new(2);
         pool.keep(1);
         pool.keep(2);
@@ -25,7 +25,7 @@ fn beside_a_hit() {
             assert_eq!(pool.read(found), 1);
             pool.leave(found);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -39,7 +39,7 @@ fn beside_a_release() {
         let other = pool.clone();
         let thread = thread::spawn(move || reclaim(&other.blocks, 1));
         pool.leave(block);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -63,7 +63,7 @@ fn beside_a_batch() {
         });
         pool.read_frame(frame);
         pool.blocks.end_batch(batch);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -79,7 +79,7 @@ fn beside_another_slice() {
         let other = pool.clone();
         let thread = thread::spawn(move || reclaim(&other.blocks, 2));
         let evicted = reclaim(&pool.blocks, 2);
-        let evicted = evicted + thread.join().unwrap();
+        let evicted = evicted + join_last(thread);
         assert_eq!((evicted, pool.blocks.evictable()), (2, 0), "what is owed is done");
         pool.finish();
     });
@@ -88,14 +88,14 @@ fn beside_another_slice() {
 /// A slice, and a request that needs a block.
 #[test]
 fn beside_a_request() {
-    check("reclaim::beside_a_request", || {
+    check_wide(2, "reclaim::beside_a_request", || {
         let pool = CachedBlocks::new(2);
         pool.keep(1);
         pool.keep(2);
         let other = pool.clone();
         let thread = thread::spawn(move || reclaim(&other.blocks, 1));
         let taken = pool.take(1);
-        thread.join().unwrap();
+        join_last(thread);
         let ids = taken.or_else(|| pool.take(1)).expect("two blocks are unused");
         pool.put(&ids);
         pool.finish();

@@ -3,7 +3,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::{FrameId, Order};
-use kvpool_loom_tests::{Touched, check, run};
+use kvpool_loom_tests::{Touched, check, check_wide, run};
 use loom::thread;
 
 /// A refill during a free that would make it exceed the request.
@@ -31,7 +31,7 @@ fn beside_free() {
 /// between.
 #[test]
 fn beside_claim_and_free() {
-    check("refill::beside_claim_and_free", || {
+    check_wide(2, "refill::beside_claim_and_free", || {
         let pool = Touched::new(4);
         let held = pool.take(2, 0).unwrap();
         let other = pool.clone();

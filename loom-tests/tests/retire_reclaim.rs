@@ -5,7 +5,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::clock::Clock;
-use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, join_last};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::*, fence};
@@ -72,7 +72,7 @@ fn unlinked_by_another_thread() {
             reader.batch();
         });
         let early = shared.relocate(2);
-        thread.join().unwrap();
+        join_last(thread);
         assert!(early || shared.clock.ended(shared.clock.newest()), "all have ended");
     });
 }
@@ -117,7 +117,7 @@ fn a_chunk_is_added() {
         let thread = thread::spawn(move || reader.batch());
         held.into_iter().for_each(|batch| assert!(!shared.clock.end(batch)));
         shared.relocate(2);
-        thread.join().unwrap();
+        join_last(thread);
         assert!(shared.clock.ended(shared.clock.newest()));
     });
 }
@@ -136,7 +136,7 @@ fn two_add_a_chunk() {
         });
         let batch = clock.begin();
         let _ = clock.end(batch);
-        thread.join().unwrap();
+        join_last(thread);
         held.into_iter().for_each(|batch| assert!(!clock.end(batch)));
         assert!(clock.ended(clock.newest()));
     });
@@ -160,7 +160,7 @@ fn freed_by_the_owner() {
         if let Some(next) = pool.take(1) {
             pool.put(&next);
         }
-        device.join().unwrap();
+        join_last(device);
         let next = pool.take(1).expect("no batch holds it back any more");
         pool.put(&next);
         pool.finish();
@@ -211,6 +211,6 @@ fn an_ended_batch_is_over() {
             // SAFETY: the only batch is over.
             assert_eq!(shared.frames[0].with(|bytes| unsafe { *bytes }), 2);
         }
-        thread.join().unwrap();
+        join_last(thread);
     });
 }

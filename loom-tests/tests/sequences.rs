@@ -7,7 +7,7 @@ use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
 use kvpool::sequence::list::ListOwner;
 use kvpool::{Batch, BlockId, DeviceId, Sequence, SequenceId};
-use kvpool_loom_tests::{check, check_to, settle};
+use kvpool_loom_tests::{check, check_to, conclude, join_last};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::*;
@@ -61,7 +61,7 @@ fn ids(sequence: &Sequence) -> Vec<BlockId> {
 
 /// Ends a model.
 fn finish(blocks: &Blocks) {
-    settle(blocks, 1);
+    conclude(blocks);
     assert_eq!(blocks.audit().unwrap().owned, 0, "leaked");
     assert_eq!(blocks.counts().free(), blocks.total());
 }
@@ -91,7 +91,7 @@ fn a_view_is_whole() {
         owner.stage(1, BlockId(9));
         owner.stage(2, BlockId(10));
         owner.publish(3);
-        reader.join().unwrap();
+        join_last(reader);
     });
 }
 
@@ -109,7 +109,7 @@ fn the_first_block() {
         owner.reserve(1);
         owner.stage(0, BlockId(7));
         owner.publish(1);
-        reader.join().unwrap();
+        join_last(reader);
     });
 }
 
@@ -128,7 +128,7 @@ fn a_replaced_block_is_filled() {
         });
         bytes.write(BlockId(1));
         owner.replace(0, BlockId(1));
-        reader.join().unwrap();
+        join_last(reader);
     });
 }
 
@@ -152,7 +152,7 @@ fn a_rewritten_place_is_not_mixed() {
         owner.publish(1);
         owner.stage(1, BlockId(4));
         owner.publish(2);
-        reader.join().unwrap();
+        join_last(reader);
     });
 }
 
@@ -176,7 +176,7 @@ fn a_block_read_through_a_view_outlives_the_batch() {
         });
         sequence.truncate(0).unwrap();
         take_and_write(&blocks, &bytes);
-        reader.join().unwrap();
+        join_last(reader);
         drop(sequence);
         finish(&blocks);
     });
@@ -207,7 +207,7 @@ fn a_block_that_was_copied_outlives_the_batch() {
         filled.finish();
         batch.finish();
         take_and_write(&blocks, &bytes);
-        reader.join().unwrap();
+        join_last(reader);
         drop(sequence);
         finish(&blocks);
     });
@@ -247,7 +247,7 @@ fn copies_on_write_meet() {
             thread::spawn(move || write(&sequences, child, &bytes))
         };
         write(&sequences, parent, &bytes);
-        other.join().unwrap();
+        join_last(other);
         finish(&blocks);
     });
 }
@@ -265,7 +265,7 @@ fn fork_beside_the_last_release() {
         drop(child);
         let kept = ids(&grandchild);
         assert!(!blocks.word(kept[0]).is_free());
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(blocks.word(kept[0]).refs(), 1);
         drop(grandchild);
         finish(&blocks);
@@ -287,7 +287,7 @@ fn a_rewritten_block_is_not_sealed() {
         batch.draft(&mut sequence, 1).unwrap();
         let block = ids(&sequence)[0];
         assert!(!blocks.word(block).is_sealed());
-        thread.join().unwrap();
+        join_last(thread);
         assert!(!blocks.word(block).is_sealed(), "sealed while it is written");
         batch.finish();
         drop(sequence);

@@ -9,9 +9,9 @@
 use std::pin::pin;
 use std::task::{Context, Poll};
 
-use kvpool::clock::{BatchSet, Clock, EndPlace};
+use kvpool::clock::{BatchRef, BatchSet, Clock, EndPlace};
 use kvpool::{Pool, SequenceId, Ticket};
-use kvpool_loom_tests::{block_on, check, check_to, lull};
+use kvpool_loom_tests::{block_on, check, check_to, join_last, lull};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
@@ -67,7 +67,7 @@ fn the_end_of_one() {
         let bytes = Arc::new(UnsafeCell::new(0));
         let batch = clock.begin();
         let mut batches = BatchSet::default();
-        clock.note(&mut batches, batch.batch());
+        clock.note(&mut batches, batch.batch(), &mut BatchRef::default());
         let writer = thread::spawn({
             let (clock, bytes) = (clock.clone(), bytes.clone());
             move || {
@@ -79,7 +79,7 @@ fn the_end_of_one() {
         block_on(Wait::new(&clock, batches));
         // SAFETY: as above.
         assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
-        writer.join().unwrap();
+        join_last(writer);
         is_quiet(&clock);
     });
 }
@@ -91,8 +91,8 @@ fn the_end_of_two() {
         let clock = Arc::new(Clock::default());
         let (a, b) = (clock.begin(), clock.begin());
         let mut batches = BatchSet::default();
-        clock.note(&mut batches, a.batch());
-        clock.note(&mut batches, b.batch());
+        clock.note(&mut batches, a.batch(), &mut BatchRef::default());
+        clock.note(&mut batches, b.batch(), &mut BatchRef::default());
         let threads = [a, b].map(|batch| {
             let clock = clock.clone();
             thread::spawn(move || end(&clock, batch))
@@ -110,7 +110,7 @@ fn a_later_batch_in_its_slot() {
         let clock = Arc::new(Clock::default());
         let batch = clock.begin();
         let mut batches = BatchSet::default();
-        clock.note(&mut batches, batch.batch());
+        clock.note(&mut batches, batch.batch(), &mut BatchRef::default());
         let thread = thread::spawn({
             let clock = clock.clone();
             move || {
@@ -119,7 +119,7 @@ fn a_later_batch_in_its_slot() {
             }
         });
         block_on(Wait::new(&clock, batches));
-        let later = thread.join().unwrap();
+        let later = join_last(thread);
         end(&clock, later);
         is_quiet(&clock);
     });
@@ -143,7 +143,7 @@ fn all_up_to_a_ticket() {
         });
         block_on(Wait::up_to(&clock, newest));
         let later = beginner.join().unwrap();
-        ender.join().unwrap();
+        join_last(ender);
         assert!(clock.ended(newest) && later.ticket() > newest);
         end(&clock, later);
         is_quiet(&clock);
@@ -178,7 +178,7 @@ fn a_batch_that_is_beginning() {
             // SAFETY: as above. The other batch is the earlier one.
             assert_eq!(bytes.with(|bytes| unsafe { *bytes }), 7);
         }
-        if let Some(later) = beginner.join().unwrap() {
+        if let Some(later) = join_last(beginner) {
             end(&clock, later);
         }
         is_quiet(&clock);
@@ -205,7 +205,7 @@ fn one_is_dropped() {
         });
         block_on(Wait::up_to(&clock, ticket));
         other.join().unwrap();
-        ender.join().unwrap();
+        join_last(ender);
         is_quiet(&clock);
     });
 }
@@ -224,7 +224,7 @@ fn a_sequence_is_settled() {
         batch.append(&mut sequence, 1).unwrap();
         let thread = thread::spawn(move || batch.finish());
         block_on(pool.settled(&sequence)).unwrap();
-        thread.join().unwrap();
+        join_last(thread);
         let mut wait = pin!(pool.settled_up_to(older.ticket()));
         let _bell = lull(wait.as_mut());
         older.finish();

@@ -5,7 +5,7 @@
 
 use kvpool::block::models;
 use kvpool::{BlockHandle, BlockId, HandleError};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, join_last};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -32,7 +32,7 @@ fn two_owners_go() {
         if let Some(next) = pool.take(1) {
             pool.put(&next);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -55,7 +55,7 @@ fn share_against_the_last_release() {
         if let Some(next) = pool.take(1) {
             pool.put(&next);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -85,7 +85,7 @@ fn pin_against_the_last_release() {
             "the old owner's pin is on the new owner's block"
         );
         pool.put(&[next]);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -99,7 +99,7 @@ fn double_free() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.blocks.free(&[handle]));
         let mine = pool.blocks.free(&[handle]);
-        let theirs = thread.join().unwrap();
+        let theirs = join_last(thread);
         let (won, lost) = if mine.is_ok() { (mine, theirs) } else { (theirs, mine) };
         assert_eq!(won, Ok(()));
         assert!(matches!(lost, Err(HandleError::Stale { .. })), "{lost:?}");
@@ -121,7 +121,7 @@ fn double_free_against_allocate() {
             pool.write(ids[0]);
             pool.blocks.free(&[own]).expect("freed by a handle of the past");
         }
-        let theirs = thread.join().unwrap();
+        let theirs = join_last(thread);
         assert!(mine.is_ok() != theirs.is_ok(), "{mine:?} {theirs:?}");
         pool.finish();
     });
@@ -139,7 +139,7 @@ fn a_list_against_one_of_it() {
         let middle = handles[1];
         let thread = thread::spawn(move || other.blocks.free(&[middle]));
         let mine = pool.blocks.free(&handles);
-        let theirs = thread.join().unwrap();
+        let theirs = join_last(thread);
         if mine.is_err() && theirs.is_ok() {
             // Either nothing of the list was freed, or all but that block.
             for handle in [handles[0], handles[2]] {
@@ -170,7 +170,7 @@ fn a_handle_of_the_turn_before() {
         pool.put(&held);
         let held = pool.take(1).expect("no other thread takes it");
         assert_ne!(pool.blocks.handle(held[0]), stale);
-        thread.join().unwrap();
+        join_last(thread);
         pool.put(&held);
         pool.finish();
     });

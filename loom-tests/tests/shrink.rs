@@ -6,7 +6,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::{FrameId, GrowError};
-use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, run, settle};
+use kvpool_loom_tests::{Touched, TouchedBlocks, check, check_to, conclude, join_last, run};
 use loom::thread;
 
 /// Collects once, and commits if no frame is missing: an access to every removed frame stands for
@@ -42,7 +42,7 @@ fn beside_free() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.put(run(8, 2)));
         let shrank = shrink(&pool, 6);
-        thread.join().unwrap();
+        join_last(thread);
         finish(&pool, if shrank { 6 } else { 12 });
         assert!(shrank || shrink(&pool, 6), "all is free now");
         finish(&pool, 6);
@@ -65,7 +65,7 @@ fn beside_free_and_allocate() {
         let mut open = pool.frames.begin_shrink(4).unwrap();
         pool.put(run(4, 1));
         pool.frames.collect(&mut open, |run| pool.touch(run));
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(pool.frames.collect(&mut open, |run| pool.touch(run)), 0, "every frame was freed");
         pool.frames.commit_shrink(&open);
         pool.frames.end_shrink(open);
@@ -86,7 +86,7 @@ fn remaining_frames_are_not_refused_at_the_beginning() {
             thread::spawn(move || other.frames.refill(1, FrameId(4)).expect("two stay free throughout"));
         let mut open = pool.frames.begin_shrink(6).unwrap();
         pool.frames.collect(&mut open, |run| pool.touch(run));
-        let got = thread.join().unwrap();
+        let got = join_last(thread);
         pool.frames.abandon_shrink(&open);
         pool.frames.end_shrink(open);
         pool.put_mask(got);
@@ -108,7 +108,7 @@ fn remaining_frames_are_not_refused_at_the_end() {
         let thread = thread::spawn(move || other.frames.extend(FrameId(4), 3, false));
         pool.frames.commit_shrink(&open);
         pool.frames.end_shrink(open);
-        assert_eq!(thread.join().unwrap(), Some(2), "exactly these stay free throughout");
+        assert_eq!(join_last(thread), Some(2), "exactly these stay free throughout");
         pool.touch(run(4, 2));
         pool.put(run(0, 6));
         finish(&pool, 6);
@@ -134,7 +134,7 @@ fn grown_again() {
             assert!(got.start.0 >= 3);
             pool.put(got);
         }
-        thread.join().unwrap();
+        join_last(thread);
         pool.put(held);
         finish(&pool, 8);
     });
@@ -155,7 +155,7 @@ fn beside_growth() {
         let before = pool.blocks.total();
         assert_eq!(open.collect(), 0);
         open.commit(|gone| assert_eq!(gone, run(3, before as u32 - 3))).unwrap();
-        let added = thread.join().unwrap();
+        let added = join_last(thread);
         // If growth came first, its frames are removed again.
         let total = if before == 8 { 3 } else { 3 + added };
         assert_eq!(pool.blocks.total(), total);
@@ -182,8 +182,8 @@ fn out_of_magazines() {
         });
         let mut open = pool.blocks.begin_shrink(2).unwrap();
         open.collect();
-        thread.join().unwrap();
-        settle(&pool.blocks, 1);
+        join_last(thread);
+        conclude(&pool.blocks);
         assert_eq!(open.collect(), 0, "wherever it was freed to");
         let report = pool.blocks.audit().unwrap();
         assert_eq!((report.held, report.owned), (1, 2));
@@ -208,7 +208,7 @@ fn given_up() {
         let thread = thread::spawn(move || other.take(4, 0));
         pool.frames.abandon_shrink(&open);
         pool.frames.end_shrink(open);
-        if let Some(got) = thread.join().unwrap() {
+        if let Some(got) = join_last(thread) {
             pool.put(got);
         }
         finish(&pool, 8);

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use kvpool::frame::OwnerCell;
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, FrameId, Pool};
-use kvpool_loom_tests::{Stop, Touched, TouchedBlocks, check, check_to, run, settle};
+use kvpool_loom_tests::{Stop, Touched, TouchedBlocks, check, check_to, conclude, join_last, run};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -36,7 +36,7 @@ fn inside_a_cell() {
             let turned = unsafe { if owner_stops { cell.visit(|_| ()) } else { cell.enter(|_| ()) } };
             assert!(turned.is_none());
             stop.resume();
-            thread.join().unwrap();
+            join_last(thread);
             assert!(cell.visit(|_| ()).is_some());
         });
     }
@@ -66,7 +66,7 @@ fn while_blocks_are_handed_out() {
         assert!(pool.take(1).is_none(), "refused without waiting");
         pool.put(&rest);
         stop.resume();
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -91,7 +91,7 @@ fn while_the_pool_grows() {
         assert!(pool.take(1).is_none(), "refused without waiting");
         pool.put(&all);
         stop.resume();
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -114,7 +114,7 @@ fn in_a_batch() {
         let rest = pool.take(2).expect("the blocks that the batch does not see");
         assert!(pool.take(1).is_none(), "refused without waiting");
         stop.resume();
-        thread.join().unwrap();
+        join_last(thread);
         let late = pool.take(1).expect("the batch has ended");
         pool.put(&late);
         pool.put(&rest);
@@ -151,8 +151,8 @@ fn in_a_waker() {
         drop(both);
         drop(future);
         waking.0.resume();
-        thread.join().unwrap();
-        settle(pool.blocks(), 1);
+        join_last(thread);
+        conclude(pool.blocks());
         assert_eq!(pool.audit().unwrap().owned, 0);
     });
 }
@@ -170,7 +170,7 @@ fn at_each_step_of_a_split() {
         });
         let got = pool.take(4, 4).expect("of two units, a split hides one");
         pool.put(got);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }
@@ -186,7 +186,7 @@ fn at_each_step_of_a_merge() {
         assert!(pool.pass(run(4, 4)), "a unit that no other thread accesses");
         let one = pool.frames.refill(1, FrameId(4)).expect("a unit is free throughout");
         pool.put_mask(one);
-        thread.join().unwrap();
+        join_last(thread);
         pool.finish();
     });
 }

@@ -11,7 +11,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::{AllocRequest, FrameId, Lease, Pool};
-use kvpool_loom_tests::{Memory, check_to};
+use kvpool_loom_tests::{Memory, check_to, join_last};
 use loom::thread;
 
 fn one() -> AllocRequest {
@@ -44,7 +44,7 @@ fn a_sealed_block_against_a_move() {
         let thread = thread::spawn(move || move_beside(&other));
         drop(lease);
         memory.pass();
-        thread.join().unwrap();
+        join_last(thread);
         memory.finish();
     });
 }
@@ -92,7 +92,7 @@ fn release_against_a_pin(
         pass_on(&memory.pool, &mut lease);
         drop(lease);
         memory.pass();
-        thread.join().unwrap();
+        join_last(thread);
         memory.finish();
     });
 }

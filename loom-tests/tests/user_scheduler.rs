@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{AllocRequest, FrameId, Pool, SequenceId};
-use kvpool_loom_tests::check_wide;
+use kvpool_loom_tests::{check_wide, end_exploring, join_last};
 use loom::cell::UnsafeCell;
 use loom::future::block_on;
 use loom::thread;
@@ -92,7 +92,7 @@ fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
     let other = pool.clone();
     let thread = thread::spawn(move || serve(&other, prompts[1]));
     let mine = serve(&pool, prompts[0]);
-    let theirs = thread.join().unwrap();
+    let theirs = join_last(thread);
     if prompts.iter().sum::<usize>() + 2 <= 4 {
         assert!(mine && theirs, "both requests fit");
     }
@@ -142,6 +142,7 @@ fn with_sequences() {
         for thread in threads {
             let _ = thread.join().unwrap();
         }
+        end_exploring();
         close(&pool);
     });
 }
@@ -202,7 +203,7 @@ fn beside_a_compaction() {
         let frame = pool.info(handles[2]).unwrap().frame;
         assert_eq!(memory.read(frame), 9);
         batch.finish();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!(memory.read(pool.info(handles[2]).unwrap().frame), 9);
         pool.free(&[handles[2]]).unwrap();
         close_beside(&pool, 1);
@@ -219,7 +220,7 @@ fn awaited() {
         let other = pool.clone();
         let thread = thread::spawn(move || other.free(&handles[..2]).unwrap());
         let lease = block_on(pool.allocate_async(AllocRequest::new(2))).unwrap();
-        thread.join().unwrap();
+        join_last(thread);
         assert_eq!((lease.blocks().len(), pool.free_blocks()), (2, 0));
         drop(lease);
         assert_eq!(pool.free_blocks(), 2);

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, FrameId, Lease, Pool, PoolBuilder, Priority};
-use kvpool_loom_tests::{block_on, boxed, check_to, check_wide, lull, settle};
+use kvpool_loom_tests::{block_on, boxed, check_to, check_wide, conclude, join_last, lull};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::*};
 use loom::thread;
@@ -45,7 +45,7 @@ fn builder(blocks: usize, blocks_max: usize, magazine_blocks: usize, reserve: us
 
 /// Every block is free, and no request waits: frees take the short path again.
 fn close(pool: &Pool) {
-    settle(pool.blocks(), 1);
+    conclude(pool.blocks());
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.stats().waiting), (0, 0), "{report:?}");
     assert!(!pool.blocks().is_awaited());
@@ -150,7 +150,7 @@ fn held_back_by_a_batch_that_begins() {
         drop(short);
         drop(block_on(pool.allocate_async(one())).unwrap());
         freed.store(SERVED, Release);
-        engine.join().unwrap();
+        join_last(engine);
         close(&pool);
     });
 }
@@ -173,7 +173,7 @@ fn left_by_a_move() {
         let thread = thread::spawn(move || drop(first));
         drop(second);
         drop(block_on(pool.allocate_async(one())).unwrap());
-        thread.join().unwrap();
+        join_last(thread);
         drop(held);
         close(&pool);
     });
@@ -215,7 +215,7 @@ fn beside_a_thread_that_ends() {
         let other = pool.clone();
         let ending = thread::spawn(move || drop(block_on(other.allocate_async(one())).unwrap()));
         drop(block_on(pool.allocate_async(one())).unwrap());
-        ending.join().unwrap();
+        join_last(ending);
         close(&pool);
     });
 }
@@ -241,7 +241,7 @@ fn two_priorities_and_one_free() {
             if order.len() == 2 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
         }));
         assert_eq!(order, ["urgent", "normal"]);
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }
@@ -289,7 +289,7 @@ fn dropped_while_it_is_woken() {
         let second = boxed(|| pool.allocate_async(one().priority(Priority::High)));
         drop(first);
         drop(block_on(second).unwrap());
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }
@@ -351,7 +351,7 @@ fn a_head_that_comes_late_has_its_place() {
         pool.blocks().announce();
         drop(block_on(first).unwrap());
         drop(kept);
-        thread.join().unwrap();
+        join_last(thread);
         close(&pool);
     });
 }
@@ -390,7 +390,7 @@ fn refused_when_the_device_is_lost() {
         let other = pool.clone();
         let thread = thread::spawn(move || is_refused(&block_on(other.allocate_async(one()))));
         pool.blocks().poison();
-        thread.join().unwrap();
+        join_last(thread);
         drop(held);
         close(&pool);
     });
@@ -418,7 +418,7 @@ fn the_whole_line_is_refused() {
             }
             if refused == [true; 2] { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
         }));
-        thread.join().unwrap();
+        join_last(thread);
         drop(held);
         close(&pool);
     });

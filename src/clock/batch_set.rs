@@ -7,18 +7,51 @@
 //! the other direction.
 //!
 //! Bookkeeping only: the [clock](super::Clock::state) reads the slots.
+//!
+//! A [`BatchRef`] is one word:
+//!
+//! | bits | field | meaning |
+//! |---|---|---|
+//! | 0..20 | slot | the batch's slot; the clock adds no slots beyond this range |
+//! | 20..64 | ticket | the batch's ticket, as wide as in the clock's word; 0: no batch |
+//!
+//! Tickets are unique, so references of one clock are equal exactly if their batches are, and are
+//! ordered as their batches.
 
 use crate::ids::Ticket;
+
+use super::word::TICKET_BITS;
 
 /// Batches in flight that a set tells apart.
 pub const EXACT: usize = 3;
 
+const SLOT_BITS: u32 = 20;
+const _: () = assert!(SLOT_BITS + TICKET_BITS == u64::BITS);
+
 /// Identifies a batch of one clock, also after it has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct BatchRef {
-    /// Its ticket; 0: no batch.
-    pub(super) ticket: Ticket,
-    pub(super) slot: u32,
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct BatchRef(u64);
+
+impl BatchRef {
+    /// Maximum number of slots that references can tell apart.
+    pub(super) const SLOTS_MAX: usize = 1 << SLOT_BITS;
+
+    #[inline]
+    pub(super) fn new(ticket: Ticket, slot: usize) -> Self {
+        debug_assert!(slot < Self::SLOTS_MAX && ticket.0 >> TICKET_BITS == 0, "{ticket:?} in slot {slot}");
+        Self(ticket.0 << SLOT_BITS | slot as u64)
+    }
+
+    /// Returns its ticket; 0: no batch.
+    #[inline]
+    pub(super) fn ticket(self) -> Ticket {
+        Ticket(self.0 >> SLOT_BITS)
+    }
+
+    #[inline]
+    pub(super) fn slot(self) -> usize {
+        self.0 as usize & (Self::SLOTS_MAX - 1)
+    }
 }
 
 /// State of a [`BatchSet`].
@@ -41,14 +74,35 @@ pub struct BatchSet {
 }
 
 impl BatchSet {
-    /// Adds a batch that is in flight, in the place of one that is not, if there is any.
+    /// Returns whether this batch was added last.
     #[inline]
-    pub(super) fn add(&mut self, batch: BatchRef, is_in_flight: impl Fn(BatchRef) -> bool) {
-        if self.each[0].ticket == batch.ticket {
-            return;
-        }
+    pub fn is_last(&self, batch: BatchRef) -> bool {
+        self.each[0] == batch
+    }
+
+    /// Adds a batch that is in flight, in the place of one that is not, if there is any.
+    ///
+    /// `gone` is a batch that is known not to be in flight, and is set to one that was found so:
+    /// sets to which the same batches are added in turn are told of each batch's end once.
+    #[inline(always)]
+    pub(super) fn add(
+        &mut self,
+        batch: BatchRef,
+        gone: &mut BatchRef,
+        is_in_flight: impl Fn(BatchRef) -> bool,
+    ) {
         // Usually the one batch that was added before.
+        if self.each[0] == *gone {
+            self.each[0] = batch;
+        } else if !self.is_last(batch) {
+            self.add_unusual(batch, gone, is_in_flight);
+        }
+    }
+
+    #[inline(never)]
+    fn add_unusual(&mut self, batch: BatchRef, gone: &mut BatchRef, is_in_flight: impl Fn(BatchRef) -> bool) {
         if !is_in_flight(self.each[0]) {
+            *gone = self.each[0];
             self.each[0] = batch;
         } else {
             self.add_beside(batch, is_in_flight);
@@ -57,16 +111,16 @@ impl BatchSet {
 
     #[cold]
     fn add_beside(&mut self, batch: BatchRef, is_in_flight: impl Fn(BatchRef) -> bool) {
-        let known = |place: &usize| self.each[*place].ticket == batch.ticket;
+        let known = |place: &usize| self.each[*place] == batch;
         let gone = |place: &usize| !is_in_flight(self.each[*place]);
         let place = (0..EXACT).find(known).or_else(|| (0..EXACT).find(gone));
         let place = place.unwrap_or_else(|| {
-            let oldest = (0..EXACT).min_by_key(|&place| self.each[place].ticket).unwrap_or(0);
-            self.add_up_to(self.each[oldest].ticket);
+            let oldest = (0..EXACT).min_by_key(|&place| self.each[place]).unwrap_or(0);
+            self.add_up_to(self.each[oldest].ticket());
             oldest
         });
         self.each[place] = batch;
-        // The newest writer is the first to be looked at.
+        // The last one added is the first to be looked at.
         self.each.swap(0, place);
     }
 
@@ -91,37 +145,67 @@ mod tests {
     use super::*;
 
     fn batch(ticket: u64) -> BatchRef {
-        BatchRef { ticket: Ticket(ticket), slot: ticket as u32 }
+        BatchRef::new(Ticket(ticket), ticket as usize)
     }
 
     fn tickets(set: &BatchSet) -> Vec<u64> {
-        let mut tickets: Vec<u64> = set.each().map(|batch| batch.ticket.0).filter(|&t| t != 0).collect();
+        let mut tickets: Vec<u64> = set.each().map(|batch| batch.ticket().0).filter(|&t| t != 0).collect();
         tickets.sort_unstable();
         tickets
+    }
+
+    #[test]
+    fn a_reference_holds_ticket_and_slot() {
+        let (newest, last) = (Ticket((1 << TICKET_BITS) - 1), BatchRef::SLOTS_MAX - 1);
+        for (ticket, slot) in [(Ticket(0), 0), (Ticket(1), last), (newest, 0), (newest, last)] {
+            let batch = BatchRef::new(ticket, slot);
+            assert_eq!((batch.ticket(), batch.slot()), (ticket, slot));
+        }
+        assert!(BatchRef::new(Ticket(1), last) < BatchRef::new(Ticket(2), 0));
+        assert_eq!(BatchRef::default().ticket(), Ticket(0));
     }
 
     #[test]
     fn ended_batches_make_room() {
         let mut set = BatchSet::default();
         for ticket in 1..=10 {
-            set.add(batch(ticket), |batch| batch.ticket.0 + 1 == ticket && ticket > 1);
+            set.add(batch(ticket), &mut BatchRef::default(), |batch| {
+                batch.ticket().0 + 1 == ticket && ticket > 1
+            });
         }
         assert_eq!((tickets(&set).last(), set.up_to()), (Some(&10), Ticket(0)));
         let mut alone = BatchSet::default();
-        (1..=10).for_each(|ticket| alone.add(batch(ticket), |_| false));
+        (1..=10).for_each(|ticket| alone.add(batch(ticket), &mut BatchRef::default(), |_| false));
         assert_eq!((tickets(&alone), alone.up_to()), (vec![10], Ticket(0)));
+    }
+
+    /// A set whose last batch is known to have ended is not looked at again.
+    #[test]
+    fn the_end_of_a_batch_is_found_once() {
+        let (mut sets, mut gone) = ([BatchSet::default(); 3], BatchRef::default());
+        let looks = std::cell::Cell::new(0);
+        for ticket in 1..=5 {
+            for set in &mut sets {
+                set.add(batch(ticket), &mut gone, |_| {
+                    looks.set(looks.get() + 1);
+                    false
+                });
+                assert_eq!(tickets(set), [ticket]);
+            }
+            assert_eq!((looks.get(), gone), (ticket - 1, batch(ticket - 1)));
+        }
     }
 
     #[test]
     fn too_many_in_flight_are_remembered_by_ticket() {
         let mut set = BatchSet::default();
         for ticket in [5, 2, 9, 2, 5] {
-            set.add(batch(ticket), |batch| batch.ticket.0 != 0);
+            set.add(batch(ticket), &mut BatchRef::default(), |batch| batch.ticket().0 != 0);
         }
         assert_eq!((tickets(&set), set.up_to()), (vec![2, 5, 9], Ticket(0)));
-        set.add(batch(7), |batch| batch.ticket.0 != 0);
+        set.add(batch(7), &mut BatchRef::default(), |batch| batch.ticket().0 != 0);
         assert_eq!((tickets(&set), set.up_to()), (vec![5, 7, 9], Ticket(2)));
-        set.add(batch(3), |batch| batch.ticket.0 != 0);
+        set.add(batch(3), &mut BatchRef::default(), |batch| batch.ticket().0 != 0);
         assert_eq!((tickets(&set), set.up_to()), (vec![3, 7, 9], Ticket(5)));
     }
 }

@@ -81,21 +81,21 @@ pub struct Clock {
 #[derive(Debug)]
 #[must_use = "a batch that never ends holds back every frame retired after it"]
 pub struct InFlight {
-    ticket: Ticket,
-    slot: usize,
+    batch: BatchRef,
     clock: PoolTag,
 }
 
 impl InFlight {
     /// Returns the batch's position in the order of batches.
+    #[inline]
     pub fn ticket(&self) -> Ticket {
-        self.ticket
+        self.batch.ticket()
     }
 
     /// Returns a reference to the batch, which stays valid after it has ended.
     #[inline]
     pub fn batch(&self) -> BatchRef {
-        BatchRef { ticket: self.ticket, slot: self.slot as u32 }
+        self.batch
     }
 }
 
@@ -133,14 +133,14 @@ impl Clock {
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
             // No announcement is needed: one of the many other batches will end.
-            let _ = self.end(InFlight { ticket, slot, clock: self.tag });
+            let _ = self.end(InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
         // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch has
         // ended, and must then see that it has: the fence above acquires what `take_slot` read, and
         // releases it.
         self.slot(slot).store(ticket.0, Relaxed);
-        InFlight { ticket, slot, clock: self.tag }
+        InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag }
     }
 
     /// Ends a batch: it no longer reads or writes memory. Returns true if requests wait for blocks:
@@ -155,7 +155,7 @@ impl Clock {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
         // Release, both: the batch's accesses happen before the reuse of its frames. They pair with
         // the Acquires in `oldest` and `idle_or_tag`.
-        self.slot(batch.slot).store(0, Release);
+        self.slot(batch.batch.slot()).store(0, Release);
         // No fence: if a waiting request or task set its bit before this, we see it; if it sets it
         // later, its Acquire sees the end.
         let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
@@ -189,9 +189,11 @@ impl Clock {
     }
 
     /// Adds a batch of this clock, which is in flight, to a set, which forgets one that has ended.
-    #[inline]
-    pub fn note(&self, batches: &mut BatchSet, batch: BatchRef) {
-        batches.add(batch, |batch| self.is_in_flight(batch));
+    ///
+    /// `gone`, at first no batch, remembers one that has ended from call to call.
+    #[inline(always)]
+    pub fn note(&self, batches: &mut BatchSet, batch: BatchRef, gone: &mut BatchRef) {
+        batches.add(batch, gone, |batch| self.is_in_flight(batch));
     }
 
     /// Returns whether a batch of this clock, which has begun, is in flight.
@@ -199,12 +201,20 @@ impl Clock {
     pub fn is_in_flight(&self, batch: BatchRef) -> bool {
         // Acquire: pairs with `end`; what this batch did happens before what the caller does next.
         // A later batch's value in the slot gives the same: see `begin_from`.
-        batch.ticket != Ticket(0) && self.slot(batch.slot as usize).load(Acquire) == batch.ticket.0
+        let ticket = batch.ticket();
+        ticket != Ticket(0) && self.slot(batch.slot()).load(Acquire) == ticket.0
+    }
+
+    /// Returns whether all batches of a set but the one that was added last have ended.
+    #[inline]
+    pub fn others_ended(&self, batches: &BatchSet) -> bool {
+        let mut others = batches.each().skip(1);
+        batches.up_to() == Ticket(0) && others.all(|batch| !self.is_in_flight(batch))
     }
 
     /// Returns whether all batches of a set have ended. That they began happens before the call.
     pub fn state(&self, batches: &BatchSet) -> SetState {
-        let each = batches.each().filter(|&batch| self.is_in_flight(batch)).map(|batch| batch.ticket);
+        let each = batches.each().filter(|&batch| self.is_in_flight(batch)).map(BatchRef::ticket);
         if let Some(newest) = each.max() {
             return SetState::InFlight(newest);
         }
@@ -351,7 +361,13 @@ impl Clock {
             base += SLOTS;
             chunk = match self.next(chunk) {
                 Some(next) => next,
-                None => Self::add_chunk(chunk),
+                None if base < BatchRef::SLOTS_MAX => Self::add_chunk(chunk),
+                None => {
+                    // Far fewer batches are in flight, so that there are empty slots. Only slots
+                    // that were emptied behind this search can bring it here.
+                    base = 0;
+                    &self.slots
+                }
             };
         }
     }
@@ -477,7 +493,7 @@ mod tests {
     fn batches_of_all_places_are_seen() {
         let clock = Clock::default();
         let batches: Vec<_> = (0..3 * SLOTS).map(|first| clock.begin_from(first * 7)).collect();
-        let mut slots: Vec<usize> = batches.iter().map(|batch| batch.slot).collect();
+        let mut slots: Vec<usize> = batches.iter().map(|batch| batch.batch.slot()).collect();
         slots.sort_unstable();
         assert!(slots.iter().copied().eq(0..3 * SLOTS), "{slots:?}");
         for (ended, batch) in (1..).zip(batches) {
@@ -496,11 +512,35 @@ mod tests {
         assert!(clock.is_in_flight(older) && clock.is_in_flight(newer));
         assert!(!clock.end(b));
         assert!(clock.is_in_flight(older) && !clock.is_in_flight(newer));
-        let again = clock.begin_from(newer.slot as usize);
-        assert_eq!(again.batch().slot, newer.slot);
+        let again = clock.begin_from(newer.slot());
+        assert_eq!(again.batch().slot(), newer.slot());
         assert!(!clock.is_in_flight(newer) && clock.is_in_flight(again.batch()));
         assert!(!clock.end(a) && !clock.end(again));
         assert!(!clock.is_in_flight(BatchRef::default()));
+    }
+
+    /// Only a batch that ended is replaced, and the batch added last does not count itself.
+    #[test]
+    fn the_batch_added_last_may_be_the_only_one_in_flight() {
+        let clock = Clock::default();
+        let (mut set, mut gone) = (BatchSet::default(), BatchRef::default());
+        let (a, b) = (clock.begin(), clock.begin());
+        clock.note(&mut set, a.batch(), &mut gone);
+        assert!(clock.others_ended(&set));
+        clock.note(&mut set, b.batch(), &mut gone);
+        assert!(!clock.others_ended(&set), "the first is in flight");
+        assert_eq!(gone, BatchRef::default());
+        let _ = clock.end(a);
+        assert!(clock.others_ended(&set));
+        set.add_up_to(Ticket(1));
+        assert!(!clock.others_ended(&set), "not known without a look at all slots");
+        let c = clock.begin();
+        let b_was = b.batch();
+        let _ = clock.end(b);
+        clock.note(&mut set, c.batch(), &mut gone);
+        assert_eq!(gone, b_was);
+        assert_eq!(clock.state(&set), SetState::InFlight(c.ticket()));
+        let _ = clock.end(c);
     }
 
     /// What a begin has put into its slot so far is no batch of that ticket, and is waited for.
@@ -511,7 +551,7 @@ mod tests {
         all.add_up_to(Ticket(1));
         let slot = clock.take_slot(0);
         assert_eq!(clock.oldest(), Ticket(1));
-        assert!(!clock.is_in_flight(BatchRef { ticket: Ticket(1), slot: slot as u32 }));
+        assert!(!clock.is_in_flight(BatchRef::new(Ticket(1), slot)));
         assert_eq!(clock.state(&all), SetState::Beginning);
         clock.slot(slot).store(0, Relaxed);
         assert_eq!(clock.state(&all), SetState::Ended);

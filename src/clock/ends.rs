@@ -200,7 +200,7 @@ mod tests {
     use std::task::Wake;
 
     use super::*;
-    use crate::clock::Clock;
+    use crate::clock::{BatchRef, Clock};
     use crate::ids::Ticket;
     use crate::sync::AtomicUsize;
 
@@ -224,8 +224,8 @@ mod tests {
         let (a, b, other) = (clock.begin(), clock.begin(), clock.begin());
         let (mut set, mut place) = (BatchSet::default(), EndPlace::default());
         assert!(poll(&clock, &set, &mut place, &count).is_ready(), "no batch");
-        clock.note(&mut set, a.batch());
-        clock.note(&mut set, b.batch());
+        clock.note(&mut set, a.batch(), &mut BatchRef::default());
+        clock.note(&mut set, b.batch(), &mut BatchRef::default());
         for _ in 0..2 {
             assert!(poll(&clock, &set, &mut place, &count).is_pending());
             assert_eq!(clock.waiting_for_ends(), 1);

@@ -21,7 +21,8 @@ const IN_FLIGHT_BITS: u32 = 17;
 const AWAITED_BITS: u32 = 1;
 const LOST_BITS: u32 = 1;
 const END_AWAITED_BITS: u32 = 1;
-const TICKET_BITS: u32 = 44;
+/// Width of a ticket: at a batch each millisecond, tickets last for five centuries.
+pub(super) const TICKET_BITS: u32 = 44;
 const TICKET_SHIFT: u32 = IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS + END_AWAITED_BITS;
 const _: () = assert!(TICKET_SHIFT + TICKET_BITS == u64::BITS);
 

@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use tokio::runtime::Handle;
-
 use crate::ids::DeviceId;
 use crate::storage::{CopyDone, FrameMove, Storage};
+use crate::sync::runtime::run_blocking;
 
 /// Copies frames for a pool that was built without storage, in the engine's own memory.
 ///
@@ -51,10 +50,7 @@ impl Bytes {
                     // SAFETY: the caller's promise lasts until `done` is called.
                     unsafe { storage.copy_then(&moves, done) };
                 };
-                match Handle::try_current() {
-                    Ok(runtime) if bytes >= COPIED_AT_ONCE => drop(runtime.spawn_blocking(copy)),
-                    _ => copy(),
-                }
+                if bytes >= COPIED_AT_ONCE { run_blocking(copy) } else { copy() }
             }
             // SAFETY: the caller's promise.
             Self::Storage(storage) => unsafe { storage.copy_then(&moves, done) },

@@ -34,14 +34,12 @@
 //! moves a [share](ROOM) of the free blocks, and continues when those batches have ended.
 
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
-use std::sync::{Arc, PoisonError, Weak};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tokio::runtime::Handle;
-use tokio::sync::{Mutex, OwnedMutexGuard, oneshot, watch};
-use tokio::time::{Instant as Tick, Sleep, sleep_until, timeout_at};
+use futures_channel::oneshot;
 
 use crate::block::{Blocks, Wave};
 use crate::config::FRAME_BITS;
@@ -49,10 +47,13 @@ use crate::error::StorageError;
 use crate::ids::Order;
 use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
+use crate::sync::runtime::{now, sleep_until, timeout_at, yield_now};
 
 use super::bytes::Bytes;
 use super::copies::{CompactionLock, Copies, UnderWay};
 use super::report::{GivenUp, MoveCounts};
+use super::stop::Stop;
+use super::turns::{Turn, Turns};
 use super::{
     BREAK_PRICE, DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price,
 };
@@ -158,9 +159,6 @@ impl DefragOptions {
     }
 }
 
-/// Stops a background task.
-type StopTask = Weak<watch::Sender<bool>>;
-
 /// Moves a pool's blocks. Clones move blocks of the same pool, and take turns.
 #[derive(Clone, Debug)]
 pub struct Compactor {
@@ -168,11 +166,11 @@ pub struct Compactor {
     bytes: Bytes,
     block_bytes: usize,
     order: Order,
-    lock: Arc<Mutex<()>>,
-    /// Senders that stop the background tasks; `None` once the pool is gone.
-    tasks: Arc<std::sync::Mutex<Option<Vec<StopTask>>>>,
+    turns: Arc<Turns>,
+    /// Signals that stop the background tasks; `None` once the pool is gone.
+    tasks: Arc<Mutex<Option<Vec<Weak<Stop>>>>>,
     copies: Arc<Copies>,
-    counts: Arc<std::sync::Mutex<MoveCounts>>,
+    counts: Arc<Mutex<MoveCounts>>,
 }
 
 /// A run in progress.
@@ -187,8 +185,8 @@ pub(super) struct CompactionPass<'a> {
 
 /// Settings of a run by the background task.
 pub(super) struct Background {
-    /// Becomes true when no further wave may begin.
-    pub(super) stopped: watch::Receiver<bool>,
+    /// Given when no further wave may begin.
+    pub(super) stop: Arc<Stop>,
     /// True if the run may empty threads' magazines.
     pub(super) trims_caches: bool,
 }
@@ -198,7 +196,7 @@ struct Copying {
     blocks: Blocks,
     wave: Option<Wave>,
     block_bytes: usize,
-    counts: Arc<std::sync::Mutex<MoveCounts>>,
+    counts: Arc<Mutex<MoveCounts>>,
     /// Holds the copy's share of the compaction lock; declared so that it drops after the wave.
     _under_way: UnderWay,
     tell: Option<oneshot::Sender<Copied>>,
@@ -240,7 +238,7 @@ impl Copying {
 }
 
 /// Changes counts of moves.
-fn count(counts: &std::sync::Mutex<MoveCounts>, change: impl FnOnce(&mut MoveCounts)) {
+fn count(counts: &Mutex<MoveCounts>, change: impl FnOnce(&mut MoveCounts)) {
     change(&mut counts.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
@@ -261,8 +259,8 @@ impl Compactor {
                 bytes,
                 block_bytes,
                 order,
-                lock: Arc::default(),
-                tasks: Arc::new(std::sync::Mutex::new(Some(Vec::new()))),
+                turns: Arc::default(),
+                tasks: Arc::new(Mutex::new(Some(Vec::new()))),
                 copies: Arc::default(),
                 counts: Arc::default(),
             }
@@ -274,19 +272,19 @@ impl Compactor {
     pub fn close(&self) {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
         for task in tasks.iter().flatten().filter_map(Weak::upgrade) {
-            task.send_replace(true);
+            task.give();
         }
     }
 
     /// Registers a task that [`close`](Self::close) stops.
-    pub(super) fn stop_at_close(&self, task: &Arc<watch::Sender<bool>>) {
+    pub(super) fn stop_at_close(&self, task: &Arc<Stop>) {
         match &mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(tasks) => {
                 tasks.retain(|task| task.strong_count() > 0);
                 tasks.push(Arc::downgrade(task));
             }
             // The pool is already gone.
-            None => drop(task.send_replace(true)),
+            None => task.give(),
         }
     }
 
@@ -334,11 +332,10 @@ impl Compactor {
             return Err(DefragError::NoBytes);
         }
         let order = options.order.unwrap_or(self.order);
-        let stop = background.as_ref().map(|background| background.stopped.clone());
+        let stop = background.as_ref().map(|background| background.stop.clone());
         let is_stopped = async {
             match stop {
-                // An error means that the sender is gone, and with it any caller that waits.
-                Some(mut stop) => drop(stop.wait_for(|&stop| stop).await),
+                Some(stop) => stop.given().await,
                 None => std::future::pending().await,
             }
         };
@@ -438,25 +435,20 @@ impl Compactor {
     }
 
     /// Returns the compaction lock when it is free, or when the copy that holds it is overdue.
-    /// Outside of a tokio runtime an overdue copy is only detected when this future is polled.
-    async fn turn(&self, options: &DefragOptions) -> OwnedMutexGuard<()> {
-        let mut lock = pin!(self.lock.clone().lock_owned());
-        let mut alarm: Option<Pin<Box<Sleep>>> = None;
+    async fn turn(&self, options: &DefragOptions) -> Turn {
+        let (mut lock, mut alarm) = (pin!(self.turns.take()), None);
         poll_fn(|context| {
             loop {
                 self.copies.expire();
                 if let Poll::Ready(lock) = lock.as_mut().poll(context) {
                     return Poll::Ready(lock);
                 }
-                if Handle::try_current().is_err() {
-                    return Poll::Pending;
-                }
                 // A copy that begins later has a later deadline; without one, check again after
                 // this time.
                 let next = self.copies.next_deadline();
-                let next = next.or_else(|| Tick::now().checked_add(options.copy_deadline));
+                let next = next.or_else(|| now().checked_add(options.copy_deadline));
                 let Some(next) = next else { return Poll::Pending };
-                let mut sleep = alarm.take().unwrap_or_else(|| Box::pin(sleep_until(next)));
+                let mut sleep = alarm.take().unwrap_or_else(|| sleep_until(next));
                 if sleep.as_mut().poll(context).is_pending() {
                     alarm = Some(sleep);
                     return Poll::Pending;
@@ -480,7 +472,7 @@ impl Compactor {
         Some(self.run(options, lock.await?))
     }
 
-    fn run(&self, options: &DefragOptions, lock: OwnedMutexGuard<()>) -> CompactionPass<'_> {
+    fn run(&self, options: &DefragOptions, lock: Turn) -> CompactionPass<'_> {
         let wave_blocks = (options.wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
         let (lock, report) = (Arc::new(lock), DefragReport::default());
         let copy_deadline = options.copy_deadline;
@@ -516,7 +508,7 @@ impl Failure {
 
 impl CompactionPass<'_> {
     fn is_stopped(&self) -> bool {
-        self.background.as_ref().is_some_and(|background| *background.stopped.borrow())
+        self.background.as_ref().is_some_and(|background| background.stop.is_given())
     }
 
     /// Returns true if vacated frames stay retired for a while.
@@ -549,7 +541,7 @@ impl CompactionPass<'_> {
             }
             self.wave(moves).await?;
             // Let other tasks on this thread run between waves.
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
         Ok(())
     }
@@ -572,7 +564,7 @@ impl CompactionPass<'_> {
         let (tell, told) = oneshot::channel();
         let blocks = self.compactor.blocks().clone();
         let bytes = copies.len() * self.compactor.block_bytes;
-        let deadline = Tick::now().checked_add(self.copy_deadline);
+        let deadline = now().checked_add(self.copy_deadline);
         let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lock.clone());
         let (counts, block_bytes) = (self.compactor.counts.clone(), self.compactor.block_bytes);
         let copying = Copying {
@@ -604,26 +596,26 @@ impl CompactionPass<'_> {
     async fn end_of_copy(
         &self,
         mut told: oneshot::Receiver<Copied>,
-        deadline: Option<Tick>,
+        deadline: Option<Instant>,
     ) -> Result<Copied, Failure> {
         // Most copies have ended by now, and need no timer.
         match told.try_recv() {
-            Ok(copied) => return Ok(copied),
-            Err(oneshot::error::TryRecvError::Closed) => return Err(Failure::Dropped),
-            Err(oneshot::error::TryRecvError::Empty) => {}
+            Ok(Some(copied)) => return Ok(copied),
+            Err(oneshot::Canceled) => return Err(Failure::Dropped),
+            Ok(None) => {}
         }
-        let Some(deadline) = deadline.filter(|_| Handle::try_current().is_ok()) else {
+        let Some(deadline) = deadline else {
             return told.await.map_err(|_| Failure::Dropped);
         };
         loop {
-            if let Ok(told) = timeout_at(deadline, &mut told).await {
+            if let Some(told) = timeout_at(deadline, &mut told).await {
                 return told.map_err(|_| Failure::Dropped);
             }
-            // Both clocks agree that the copy is overdue, or it is checked again.
+            // Or this thread's clock is behind that of the timer: it is checked again.
             if let Some(copy) = self.compactor.copies.overdue() {
                 return Err(Failure::Overdue(copy));
             }
-            tokio::task::yield_now().await;
+            yield_now().await;
         }
     }
 }

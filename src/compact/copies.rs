@@ -1,14 +1,15 @@
 //! The copies of waves in progress, and their deadlines.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::Instant;
+use crate::sync::runtime::now;
 
 use super::report::OverdueCopy;
+use super::turns::Turn;
 
 /// The right to move blocks. The copy of a wave holds a share of it, until it ends or is overdue.
-pub(super) type CompactionLock = Arc<OwnedMutexGuard<()>>;
+pub(super) type CompactionLock = Arc<Turn>;
 
 /// The copies of one pool in progress: one at a time, and possibly one that is overdue. See
 /// [`compactor`](super::compactor).
@@ -56,13 +57,13 @@ impl Copies {
         let mut list = self.lock();
         list.begun += 1;
         let number = list.begun;
-        list.copies.push(Copy { number, blocks, bytes, since: Instant::now(), deadline, lock: Some(lock) });
+        list.copies.push(Copy { number, blocks, bytes, since: now(), deadline, lock: Some(lock) });
         UnderWay { copies: self.clone(), number }
     }
 
     /// Takes the compaction lock from overdue copies.
     pub(super) fn expire(&self) {
-        let now = Instant::now();
+        let now = now();
         // Dropped after the list's lock: it wakes the next run in turn.
         let _locks: Vec<CompactionLock> = {
             let mut list = self.lock();
@@ -82,7 +83,7 @@ impl Copies {
     /// Returns the oldest overdue copy. Overdue copies no longer hold the compaction lock.
     pub(super) fn overdue(&self) -> Option<OverdueCopy> {
         self.expire();
-        let now = Instant::now();
+        let now = now();
         let list = self.lock();
         let copy = list.copies.iter().filter(|copy| copy.lock.is_none()).min_by_key(|copy| copy.since)?;
         let Copy { blocks, bytes, since, .. } = *copy;

@@ -49,8 +49,9 @@ pub enum DefragError {
         /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// The calling thread is not in a tokio runtime, which the task needs.
-    #[error("a background task needs a tokio runtime")]
+    /// The calling thread is not in a tokio runtime, which the task needs; or the crate was built
+    /// without the feature `tokio`.
+    #[error("a background task needs a tokio runtime, and the feature `tokio`")]
     NoRuntime,
 }
 

@@ -34,7 +34,7 @@
 //! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
 //! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
 //! which frames are filled · `plan/steps` which steps do not pay · `plan/place` which block goes to
-//! which frame · `plan/window` the goals that concern a given place.
+//! which frame · `plan/window` the goals that concern a given place · `turns` one run at a time.
 
 mod bytes;
 mod compactor;
@@ -46,7 +46,9 @@ mod plan;
 mod report;
 mod resize;
 mod snapshot;
+mod stop;
 mod task;
+mod turns;
 
 pub use crate::block::GaveWay;
 pub use bytes::{Bytes, FrameCopier};
@@ -58,3 +60,5 @@ pub use report::{DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, R
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
 pub use task::{DefragConfig, Defragmenter};
+#[cfg(feature = "internals")]
+pub use turns::{NextTurn, Turn, Turns};

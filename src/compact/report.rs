@@ -30,7 +30,7 @@ impl GivenUp {
         self.taken + self.released + self.pinned + self.open + self.moving + self.copy_failed
     }
 
-    pub(super) fn count(&mut self, why: GaveWay) {
+    pub(crate) fn count(&mut self, why: GaveWay) {
         match why {
             GaveWay::Taken => self.taken += 1,
             GaveWay::Released => self.released += 1,
@@ -40,7 +40,7 @@ impl GivenUp {
         }
     }
 
-    pub(super) fn add(&mut self, other: &Self) {
+    pub(crate) fn add(&mut self, other: &Self) {
         self.taken += other.taken;
         self.released += other.released;
         self.pinned += other.pinned;

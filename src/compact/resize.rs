@@ -13,10 +13,9 @@
 
 use std::time::{Duration, Instant};
 
-use tokio::time::{Instant as Tick, sleep};
-
 use crate::block::{Core, FrameUse, Shrinking};
 use crate::ids::{BlockId, Run as Frames};
+use crate::sync::runtime::{now, sleep_until};
 
 use super::compactor::{COPY_DEADLINE, Compactor, Failure, WAVE_BYTES};
 use super::error::Blocker;
@@ -78,8 +77,6 @@ impl Compactor {
     /// Blocks in use beyond the new end are moved below it. The memory of the removed frames is
     /// returned to the system.
     ///
-    /// Needs a tokio runtime with its time driver enabled.
-    ///
     /// # Errors
     ///
     /// [`ResizeError`]; the pool keeps its size, though some blocks may be in other frames.
@@ -110,14 +107,14 @@ impl Compactor {
             carried_out.map_err(|failure| ResizeError::Defrag(failure.told(run.report)))?;
             progress.look(shrinking.collect(), run.report.moved_blocks > moved);
             if progress.missing > 0 && !progress.is_made {
-                if progress.since.elapsed() >= options.patience {
+                if now().saturating_duration_since(progress.since) >= options.patience {
                     has_room(core, blocks)?;
                     return Err(match self.overdue_copy() {
                         Some(copy) => ResizeError::Defrag(Failure::Overdue(copy).told(run.report)),
                         None => blocked(core, &shrinking, blocks),
                     });
                 }
-                sleep(progress.pause()).await;
+                sleep_until(now() + progress.pause()).await;
             }
         }
         let total = shrinking.region().start.index();
@@ -139,20 +136,19 @@ impl Compactor {
 struct Progress {
     missing: usize,
     is_made: bool,
-    /// Tokio's clock, as `sleep` uses, so that pausing that clock pauses both.
-    since: Tick,
+    since: Instant,
     pause: Duration,
 }
 
 impl Progress {
     fn new(missing: usize) -> Self {
-        Self { missing, is_made: true, since: Tick::now(), pause: LOOK_EVERY.0 }
+        Self { missing, is_made: true, since: now(), pause: LOOK_EVERY.0 }
     }
 
     fn look(&mut self, missing: usize, has_moved: bool) {
         self.is_made = has_moved || missing < self.missing;
         if self.is_made {
-            (self.since, self.pause) = (Tick::now(), LOOK_EVERY.0);
+            (self.since, self.pause) = (now(), LOOK_EVERY.0);
         }
         self.missing = missing;
     }

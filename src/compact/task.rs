@@ -21,16 +21,14 @@
 //! It takes turns with explicit runs and with resizes, and like them it blocks no other operation.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use std::time::{Duration, Instant};
 
 use crate::block::Blocks;
 use crate::ids::{Order, Ticket};
+use crate::sync::runtime::{Task, now, spawn, timeout_at, yield_now};
 
 use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
+use super::stop::Stop;
 use super::{BREAK_PRICE, DefragError, DefragReport, DefragTotals};
 
 /// Maximum number of checks skipped while runs gain nothing.
@@ -166,9 +164,9 @@ impl DefragConfig {
 #[derive(Debug)]
 #[must_use = "the task stops when this is dropped"]
 pub struct Defragmenter {
-    stop: Arc<watch::Sender<bool>>,
+    stop: Arc<Stop>,
     totals: Arc<Mutex<DefragTotals>>,
-    task: Option<JoinHandle<()>>,
+    task: Option<Task>,
 }
 
 impl Defragmenter {
@@ -182,12 +180,11 @@ impl Defragmenter {
         if !compactor.bytes().are_known() {
             return Err(DefragError::NoBytes);
         }
-        let runtime = tokio::runtime::Handle::try_current().map_err(|_| DefragError::NoRuntime)?;
-        let (stop, stopped) = watch::channel(false);
-        let stop = Arc::new(stop);
+        let stop = Arc::<Stop>::default();
         compactor.stop_at_close(&stop);
         let totals = Arc::<Mutex<DefragTotals>>::default();
-        let task = runtime.spawn(work(compactor, config, stopped, totals.clone()));
+        let task = spawn(work(compactor, config, stop.clone(), totals.clone()));
+        let task = task.ok_or(DefragError::NoRuntime)?;
         Ok(Self { stop, totals, task: Some(task) })
     }
 
@@ -202,14 +199,9 @@ impl Defragmenter {
     ///
     /// If the task panicked; a copier may be the engine's own code.
     pub async fn stop(mut self) -> DefragTotals {
-        self.stop.send_replace(true);
+        self.stop.give();
         if let Some(task) = self.task.take() {
-            // A task whose runtime has shut down has stopped too.
-            if let Err(error) = task.await
-                && error.is_panic()
-            {
-                std::panic::resume_unwind(error.into_panic());
-            }
+            task.ended().await;
         }
         self.totals()
     }
@@ -217,23 +209,17 @@ impl Defragmenter {
 
 impl Drop for Defragmenter {
     fn drop(&mut self) {
-        self.stop.send_replace(true);
+        self.stop.give();
     }
 }
 
-async fn work(
-    compactor: Compactor,
-    config: DefragConfig,
-    mut stopped: watch::Receiver<bool>,
-    totals: Arc<Mutex<DefragTotals>>,
-) {
+async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, totals: Arc<Mutex<DefragTotals>>) {
     let order = config.order.unwrap_or(compactor.order());
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
     let mut trimmed: Option<Instant> = None;
     let (mut pause, mut idle) = (config.interval, None::<Idle>);
     let mut newest = Ticket(0);
-    // Ends when told to stop, and when the sender is gone.
-    while timeout(pause, stopped.wait_for(|&stop| stop)).await.is_err() {
+    while timeout_at(after(pause), stop.given()).await.is_none() {
         // Even while the pool does not change: a request that does not take its turn delays the
         // others.
         compactor.blocks().look_after_line();
@@ -241,10 +227,10 @@ async fn work(
         let _ = compactor.blocks().oldest_batch();
         let before = std::mem::replace(&mut newest, compactor.blocks().clock().newest());
         if before == newest {
-            reclaim(compactor.blocks(), newest, &stopped).await;
+            reclaim(compactor.blocks(), newest, &stop).await;
         }
         let is_idle = idle.as_ref().is_some_and(|idle| idle.goes_on(&compactor));
-        if is_idle && idle.as_ref().is_some_and(|idle| idle.since.elapsed() < THOROUGH_EVERY) {
+        if is_idle && idle.as_ref().is_some_and(|idle| elapsed(idle.since) < THOROUGH_EVERY) {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
             pause = (2 * pause).min(PAUSE_MAX.max(config.interval));
             continue;
@@ -283,11 +269,11 @@ async fn work(
             idle = Some(before);
             continue;
         }
-        let trims_caches = trimmed.is_none_or(|trimmed| trimmed.elapsed() >= TRIM_EVERY);
+        let trims_caches = trimmed.is_none_or(|trimmed| elapsed(trimmed) >= TRIM_EVERY);
         if trims_caches {
-            trimmed = Some(Instant::now());
+            trimmed = Some(now());
         }
-        let background = Background { stopped: stopped.clone(), trims_caches };
+        let background = Background { stop: stop.clone(), trims_caches };
         let outcome = compactor.defragment_until(config.options(), Some(background)).await;
         let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
         let report = match &outcome {
@@ -310,10 +296,20 @@ async fn work(
     }
 }
 
+/// Returns the end of a pause; a pause beyond the range of the clock ends in 30 years.
+fn after(pause: Duration) -> Instant {
+    let now = now();
+    now.checked_add(pause).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 86_400))
+}
+
+fn elapsed(since: Instant) -> Duration {
+    now().saturating_duration_since(since)
+}
+
 /// Evicts what is owed to lists, in slices, until a batch begins after `newest`; its end goes on.
-async fn reclaim(blocks: &Blocks, newest: Ticket, stopped: &watch::Receiver<bool>) {
-    while blocks.clock().newest() == newest && !*stopped.borrow() && blocks.reclaim_slice() > 0 {
-        tokio::task::yield_now().await;
+async fn reclaim(blocks: &Blocks, newest: Ticket, stop: &Stop) {
+    while blocks.clock().newest() == newest && !stop.is_given() && blocks.reclaim_slice() > 0 {
+        yield_now().await;
     }
 }
 
@@ -329,7 +325,7 @@ impl Idle {
     fn now(compactor: &Compactor) -> Self {
         let blocks = compactor.blocks();
         let (newest, in_flight) = (blocks.clock().newest(), blocks.clock().in_flight());
-        Self { changes: blocks.changes(), newest, in_flight, since: Instant::now() }
+        Self { changes: blocks.changes(), newest, in_flight, since: now() }
     }
 
     /// Returns true if there is still no work, as far as the counters show.

@@ -1,7 +1,10 @@
 //! Errors of calls that name frames.
 
+use std::fmt;
+
 use thiserror::Error;
 
+use super::ShrinkError;
 use crate::ids::{FrameId, PoolTag};
 
 /// Reason why a frame pool refused a call, and the position in the caller's list that caused it.
@@ -95,8 +98,11 @@ pub enum FrameError {
         frame: FrameId,
     },
     /// A hash of zero bytes distinguishes nothing.
-    #[error("the hash is empty")]
-    EmptyHash,
+    #[error("entry {index}: the hash is empty")]
+    EmptyHash {
+        /// Position in the list.
+        index: usize,
+    },
     /// The key was made by another pool.
     #[error("entry {index}: a key of pool {key}, in pool {pool}")]
     ForeignKey {
@@ -113,4 +119,39 @@ pub enum FrameError {
         /// Number of frames with references.
         frames: usize,
     },
+}
+
+/// Reason why a frame pool did not shrink. It keeps its size.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[non_exhaustive]
+pub enum FrameShrinkError {
+    /// The pool cannot shrink to this size.
+    #[error(transparent)]
+    Shrink(#[from] ShrinkError),
+    /// Frames that would be removed have references, so that they stay where they are.
+    #[error("{} frames to be removed are in use, first {}", frames.len(), FirstOf(frames))]
+    InUse {
+        /// These frames, in ascending order.
+        frames: Vec<FrameId>,
+    },
+    /// Frames that would be removed are not free yet: retired until a batch ends, held by moves that
+    /// are not committed, or in the cache of a thread that is using it.
+    #[error("{frames} frames to be removed are not free yet")]
+    NotFree {
+        /// Number of these frames.
+        frames: usize,
+    },
+}
+
+/// Displays the first few frames of a list.
+struct FirstOf<'a>(&'a [FrameId]);
+
+impl fmt::Display for FirstOf<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 8;
+        for (i, frame) in self.0.iter().take(SHOWN).enumerate() {
+            write!(f, "{}{frame}", if i == 0 { "" } else { ", " })?;
+        }
+        Ok(())
+    }
 }

@@ -1,10 +1,9 @@
 //! The thread on which a transfer runs, and the effect of dropping its future.
 
-use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use futures_channel::oneshot;
 
 use crate::error::TransferError;
-use crate::sync::caught;
+use crate::sync::{caught, runtime};
 
 /// Returns whether the job's future was dropped.
 pub(super) type IsAbandoned<'a> = &'a dyn Fn() -> bool;
@@ -27,13 +26,14 @@ pub(super) async fn run<T: Send + 'static>(
     let job = move || {
         // The storage may be a user's implementation and panic. Unwinding releases what the work
         // held.
-        let outcome = caught(|| work(&|| tell.is_closed()));
+        let outcome = caught(|| work(&|| tell.is_canceled()));
         // If the receiver is gone, the result is dropped here.
         let _ = outcome.map(|outcome| tell.send(outcome));
     };
-    match Handle::try_current() {
-        Ok(runtime) if !is_short => drop(runtime.spawn_blocking(job)),
-        _ => job(),
+    if is_short {
+        job()
+    } else {
+        runtime::run_blocking(job)
     }
     told.await.unwrap_or(Err(TransferError::Dropped))
 }

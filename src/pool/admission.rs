@@ -1,7 +1,7 @@
 //! Admission of sequences, and reservations of running ones: at once, or in the line of waiting
 //! requests.
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 use crate::block::Operation;
 use crate::error::{AllocError, SequenceError};
@@ -52,7 +52,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait on a tokio runtime without a timer.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     pub async fn admit_async(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let mut admission = self.0.sequences.admission(request)?;
         match admission.try_now() {
@@ -73,7 +73,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If polled outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn admit_until(
         &self,
         request: &AdmitRequest<'_>,
@@ -159,7 +159,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If polled outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn reserve_until(
         &self,
         sequence: &mut Sequence,

@@ -26,9 +26,8 @@ impl Pool {
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
     /// does. A copy that takes longer than the [deadline](DefragOptions::copy_deadline) ends the
-    /// run with [`DefragError::CopyOverdue`]. Without a runtime there is no timer: the deadline is
-    /// then noticed by the next run that is polled, which stops waiting for this one. A future that
-    /// is kept without being polled keeps its turn: drop it.
+    /// run with [`DefragError::CopyOverdue`]. A future that is kept without being polled keeps its
+    /// turn: drop it.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
@@ -56,7 +55,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// On a tokio runtime without a timer, if it waits for a copy or for its turn.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn defragment(&self) -> Result<DefragReport, DefragError> {
         self.defragment_with(DefragOptions::default()).await
     }
@@ -79,7 +78,7 @@ impl Pool {
     /// While no batch begins, it also evicts ahead of need, in slices of at most 512 blocks, what
     /// the ends of batches and sequences left.
     ///
-    /// The task runs on the current tokio runtime, until the result is
+    /// Needs the feature `tokio`. The task runs on the current tokio runtime, until the result is
     /// [stopped](Defragmenter::stop) or dropped.
     ///
     /// # Errors
@@ -104,7 +103,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a shrink has to wait outside of a tokio runtime that has a timer. If the storage panics
+    /// If a shrink has to wait in a tokio runtime whose timer is disabled. If the storage panics
     /// while it shrinks; the pool then has its new size, because the memory may be gone.
     pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
         self.resize_with(blocks, ResizeOptions::default()).await

@@ -74,7 +74,7 @@ pub struct Latencies {
 }
 
 impl Latencies {
-    fn of(sampler: &Sampler) -> Self {
+    pub(super) fn of(sampler: &Sampler) -> Self {
         Self {
             sampled_every: sampler.every(),
             allocate: sampler.histogram(Operation::Allocate),

@@ -1,6 +1,6 @@
 //! `Pool` methods that copy or move sequences and cached blocks to another pool and back.
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 use crate::error::{SettleError, TransferError};
 use crate::migrate::{self, BringBackReport, MigrateError, OffloadReport, Party, Route};
@@ -129,7 +129,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If it has to wait outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn migrate_until<D: Destination>(
         &self,
         mut sequence: Sequence,
@@ -160,7 +160,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If it has to wait outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn replicate_until<D: Destination>(
         &self,
         sequence: &Sequence,

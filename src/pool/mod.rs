@@ -41,7 +41,8 @@ pub use crate::migrate::{
 pub use builder::{BuildError, PoolBuilder};
 pub use destination::{Destination, NodeTarget, Target};
 pub use frame_pool::{
-    FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameMoves, FramePool, FramePoolBuilder, MovedFrames,
+    FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
+    FrameShrink, MovedFrames,
 };
 pub use handle::PoolHandle;
 pub use lease::Lease;

@@ -1,6 +1,6 @@
 //! Preemption: a sequence gives up its blocks, and continues later, here or in another pool.
 
-use tokio::time::Instant;
+use std::time::Instant;
 
 use crate::error::TransferError;
 use crate::ids::{PoolTag, SequenceId};
@@ -102,7 +102,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If it has to wait outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn preempt_until(
         &self,
         sequence: Sequence,

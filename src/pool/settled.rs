@@ -1,19 +1,18 @@
 //! Waiting for batches to end: those that write a sequence, or all up to a ticket.
 //!
 //! The wait itself, and the protocol that lets no end go unnoticed, belong to the clock; this file
-//! has the future that a task awaits. It is independent of the runtime; a deadline needs tokio's
-//! timer.
+//! has the future that a task awaits. It is independent of the runtime.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
-
-use tokio::time::{Instant, timeout_at};
+use std::time::Instant;
 
 use crate::block::BatchesEnd;
 use crate::clock::BatchSet;
 use crate::error::SettleError;
 use crate::ids::Ticket;
 use crate::sequence::Sequence;
+use crate::sync::runtime::timeout_at;
 
 use super::Pool;
 
@@ -91,9 +90,9 @@ impl Settled {
     ///
     /// # Panics
     ///
-    /// If polled outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn until(mut self, deadline: Instant) -> Result<(), SettleError> {
-        if let Ok(outcome) = timeout_at(deadline, &mut self).await {
+        if let Some(outcome) = timeout_at(deadline, &mut self).await {
             return outcome;
         }
         match self.0?.in_flight() {

@@ -1,6 +1,6 @@
 //! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps.
 
-use crate::block::Latency;
+use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
 use crate::error::{HeadOfLine, OldestBatch};
 use crate::frame::ORDERS;
@@ -106,7 +106,9 @@ impl Pool {
     /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at
     /// the same time.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.0)
+        let transfers = self.0.transfers.counts();
+        let stats = Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy());
+        Stats { in_transfer: transfers.in_transfer, quarantined: transfers.quarantined, ..stats }
     }
 
     /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
@@ -129,9 +131,8 @@ impl Pool {
 }
 
 impl Stats {
-    fn of(shared: &Shared) -> Self {
-        let counts = shared.blocks.counts();
-        let transfers = shared.transfers.counts();
+    pub(super) fn of(blocks: &Blocks, latency: Latency, overdue_copy: Option<OverdueCopy>) -> Self {
+        let counts = blocks.counts();
         let utilization = counts.used() as f64 / counts.total.max(1) as f64;
         Self {
             total: counts.total,
@@ -142,20 +143,20 @@ impl Stats {
             retired: counts.retired,
             reserved: counts.reserved,
             held: counts.held,
-            spared: shared.blocks.spared(),
-            waiting: shared.blocks.waiting(),
+            spared: blocks.spared(),
+            waiting: blocks.waiting(),
             in_magazines: counts.in_magazines,
             utilization,
             pressure: Pressure::of(utilization),
-            latency: shared.sampler.read(),
-            batches_in_flight: shared.blocks.clock().in_flight(),
-            oldest_batch: shared.blocks.oldest_batch(),
-            head_of_line: shared.blocks.head_of_line(),
-            passed_over: shared.blocks.passed_over(),
-            overdue_copy: shared.compactor.overdue_copy(),
-            in_transfer: transfers.in_transfer,
-            quarantined: transfers.quarantined,
-            unwiped: shared.blocks.unwiped(),
+            latency,
+            batches_in_flight: blocks.clock().in_flight(),
+            oldest_batch: blocks.oldest_batch(),
+            head_of_line: blocks.head_of_line(),
+            passed_over: blocks.passed_over(),
+            overdue_copy,
+            in_transfer: 0,
+            quarantined: 0,
+            unwiped: blocks.unwiped(),
         }
     }
 }

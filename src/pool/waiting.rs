@@ -2,22 +2,19 @@
 //!
 //! The line itself, and the protocol that lets no free go unnoticed, belong to the floor below
 //! ([`block`](crate::block)); this file has the future that a task awaits. The future is
-//! independent of the runtime. Deadlines need tokio's timer, and so do contiguous requests that
-//! wait on a tokio runtime; elsewhere these poll.
+//! independent of the runtime.
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::time::Duration;
-
-// Tokio's clock, which `rest` uses too, so that pausing that clock pauses both.
-use tokio::time::{Instant, timeout_at};
+use std::time::{Duration, Instant};
 
 #[cfg(debug_assertions)]
 use crate::block::Site;
-use crate::block::{AllocRequest, Class, Waiting};
+use crate::block::{AllocRequest, Blocks, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
+use crate::sync::runtime::{now, sleep_until, timeout_at};
 
 use super::leased::{Ids, Leased, Root, Seen};
 use super::{Lease, Pool};
@@ -64,7 +61,7 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait on a tokio runtime without a timer.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
@@ -106,12 +103,22 @@ impl Pool {
     pub(super) async fn in_turns<T>(
         &self,
         place: &mut Waiting<'_>,
+        attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
+    ) -> Result<T, AllocError> {
+        Self::in_turns_with(Some(self), place, attempt).await
+    }
+
+    /// As [`in_turns`](Self::in_turns), for a pool that moves blocks for a request that needs a run,
+    /// or for one that does not.
+    pub(super) async fn in_turns_with<T>(
+        mover: Option<&Self>,
+        place: &mut Waiting<'_>,
         mut attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let mut runs = RunMaker::default();
         loop {
             place.turn().await;
-            let began = Instant::now();
+            let began = now();
             match attempt(place) {
                 // Wait for the next free.
                 Err(AllocError::Exhausted { .. }) => {}
@@ -120,7 +127,7 @@ impl Pool {
                 Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
                     let has_turn = {
-                        let mut making = pin!(runs.make(self, asked, place.turn()));
+                        let mut making = pin!(runs.make(mover, asked, place.turn()));
                         let beating = poll_fn(|context| {
                             // While blocks move, their copies wake this future, not the line.
                             pulse.beat(COPY_DEADLINE);
@@ -129,7 +136,7 @@ impl Pool {
                         beating.await
                     };
                     pulse.beat(REST.1);
-                    rest(began.elapsed()).await;
+                    rest(now().saturating_duration_since(began)).await;
                     if has_turn {
                         // The turn goes to the current head of the line.
                         place.hand_back();
@@ -145,18 +152,31 @@ impl Pool {
     /// If no other request waits ahead of it, the request is tried at least once, even if the
     /// deadline has already passed.
     ///
+    /// ```
+    /// # use kvpool::{AllocError, AllocRequest, Pool, storage::KvLayout};
+    /// # use std::time::{Duration, Instant};
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let all = pool.allocate_owned(AllocRequest::new(100))?;
+    /// let soon = Instant::now() + Duration::from_millis(10);
+    /// // On any executor.
+    /// let late = pollster::block_on(pool.allocate_until(AllocRequest::new(1), soon));
+    /// assert!(matches!(late, Err(AllocError::Deadline { asked: 1, .. })));
+    /// # drop(all);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As for [`allocate_async`](Self::allocate_async), and [`AllocError::Deadline`].
     ///
     /// # Panics
     ///
-    /// If polled outside of a tokio runtime that has a timer.
+    /// If it has to wait in a tokio runtime whose timer is disabled.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_until(
         &self,
         request: AllocRequest,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
         #[cfg(debug_assertions)]
         let site = Site::here();
@@ -171,7 +191,7 @@ impl Pool {
     async fn wait_until(
         &self,
         request: AllocRequest,
-        deadline: tokio::time::Instant,
+        deadline: Instant,
     ) -> Result<Lease<'static>, AllocError> {
         let waiting = self.allocate_or_wait(request);
         self.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)
@@ -188,18 +208,27 @@ impl Pool {
         deadline: Instant,
         waiting: impl Future<Output = T>,
     ) -> Result<T, AllocError> {
-        let blocks = self.blocks();
+        Self::until_of(self.blocks(), asked, deadline, waiting).await
+    }
+
+    /// As [`until`](Self::until), in the line of these blocks.
+    pub(super) async fn until_of<T>(
+        blocks: &Blocks,
+        asked: usize,
+        deadline: Instant,
+        waiting: impl Future<Output = T>,
+    ) -> Result<T, AllocError> {
         let every = blocks.turn_patience().max(Duration::from_millis(1));
         let before = {
             let mut waiting = pin!(waiting);
             loop {
                 // Poll from time to time without a wake-up, to detect a head of line that does not
                 // take its turn.
-                let look = Instant::now().checked_add(every).map_or(deadline, |look| look.min(deadline));
+                let look = now().checked_add(every).map_or(deadline, |look| look.min(deadline));
                 match timeout_at(look, waiting.as_mut()).await {
-                    Ok(outcome) => return Ok(outcome),
-                    Err(_) if Instant::now() < deadline => {}
-                    Err(_) => break blocks.first_in_line(),
+                    Some(outcome) => return Ok(outcome),
+                    None if now() < deadline => {}
+                    None => break blocks.first_in_line(),
                 }
             }
         };
@@ -227,7 +256,8 @@ struct RunMaker {
 impl RunMaker {
     /// Returns true if the next turn came while another compactor run, or a resize, was in
     /// progress.
-    async fn make(&mut self, pool: &Pool, blocks: usize, turn: impl Future<Output = ()>) -> bool {
+    async fn make(&mut self, pool: Option<&Pool>, blocks: usize, turn: impl Future<Output = ()>) -> bool {
+        let Some(pool) = pool else { return false };
         let clock = pool.blocks().clock();
         if !clock.ended(self.left) {
             // The vacated frames are not free yet; the end of those batches gives the next turn.
@@ -254,15 +284,9 @@ async fn rest(took: Duration) {
     // At least a little, even if the clock stands still: an attempt announces to the line, which
     // includes this request, the frames that it held.
     let rest = (8 * took).clamp(REST.0, REST.1);
-    if cfg!(kvpool_loom) {
-        // Models have no time.
-    } else if tokio::runtime::Handle::try_current().is_ok() {
-        tokio::time::sleep(rest).await;
-    } else {
-        let until = Instant::now() + rest;
-        while Instant::now() < until {
-            tokio::task::yield_now().await;
-        }
+    // Models have no time.
+    if !cfg!(kvpool_loom) {
+        sleep_until(now() + rest).await;
     }
 }
 

@@ -41,7 +41,8 @@
 //!
 //! The cache of a frame pool knows blocks by hashes that the engine computes,
 //! several for a block if the engine says so (`names`), and evicts in the order of the engine's
-//! frees: duplicates are not evicted early. Hits pin their blocks. See `foreign`.
+//! frees, after those that it freed to go first (`first_out`): duplicates are not evicted early.
+//! Hits pin their blocks. See `foreign`.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
@@ -88,6 +89,8 @@ pub(crate) struct PolicyInfo {
     pub priority: CachePriority,
     /// Time until which its blocks are kept if other blocks can be evicted instead.
     pub keep_until: Option<Millis>,
+    /// Whether its blocks are evicted before all others, if the cache has a queue for them.
+    pub is_first_out: bool,
 }
 
 /// Cache of evictable and shared blocks, looked up by the chained hash of their tokens.
@@ -181,7 +184,7 @@ impl PrefixCache {
 
     /// Returns counts of evictions. `forgotten` blocks were freed by their last owner instead.
     pub(crate) fn evictions(&self, forgotten: u64) -> EvictionCounts {
-        self.tallies.evictions(self.queues.useless(), forgotten)
+        self.tallies.evictions(self.queues.useless(), self.queues.first_out(), forgotten)
     }
 
     fn row(&self, id: BlockId) -> &Row {
@@ -491,6 +494,7 @@ impl PrefixCache {
         // all.
         let order = self.order.fetch_add(kept.len() as u64, Relaxed);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
+        let first_out = self.queues.first_out().filter(|_| policy_info.is_first_out);
         let mut filing = self.queues.filing(&self.rows);
         kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
         for (i, (&Evictable { id, word }, order)) in kept.iter().zip(order..).enumerate() {
@@ -506,6 +510,8 @@ impl PrefixCache {
                 !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
             let place = if is_useless {
                 (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
+            } else if let Some(first_out) = first_out {
+                (first_out, Place { queue: 0, rank: order, state: 0 })
             } else if self.by_order {
                 (0, Place { queue: 0, rank: order, state: 0 })
             } else {
@@ -533,9 +539,15 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Removes blocks that are cached no more from the index, and publishes their removal. They
-    /// were evicted from `queue`, or out of order.
+    /// Removes evicted blocks from the index, and publishes their removal. They were evicted from
+    /// `queue`, or out of order.
     fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
+        self.forget_uncached(core, ids);
+        self.tallies.evicted(queue, ids.len());
+    }
+
+    /// Removes blocks that are cached no more from the index, and publishes their removal.
+    fn forget_uncached(&self, core: &Core, ids: &[BlockId]) {
         let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
         let entries = entries.chain(further.hashes.iter().map(|&(id, hash)| (key_of(hash), id)));
@@ -549,7 +561,6 @@ impl PrefixCache {
             }
         }
         self.tell_further(&further, era);
-        self.tallies.evicted(queue, ids.len());
     }
 
     /// Makes all blocks cached so far unfindable, evicts the evictable ones, and returns their
@@ -588,6 +599,7 @@ fn bits_of(hash: BlockHash) -> u64 {
 impl Evictor for PrefixCache {
     fn grow(&self, core: &Core, rows: usize) {
         self.rows.grow(rows);
+        self.queues.grow(rows);
         self.names.iter().for_each(|names| names.grow(rows));
         self.index.grow(rows * self.entries_per_block(), |insert| {
             for id in (0..core.rows() as u32).map(BlockId) {

@@ -1,4 +1,5 @@
-//! The queues of evictable blocks: one per class of the policy, and one for useless blocks.
+//! The queues of evictable blocks: one per class of the policy, one for useless blocks and, in a
+//! frame pool, one for blocks that are evicted [first](super::first_out).
 //!
 //! # Entries
 //!
@@ -18,8 +19,9 @@
 //!
 //! # Filing
 //!
-//! A block is in at most one entry, which may be outdated. `filed` in its row says that it is in
-//! one, and its links have the rank under which it was filed:
+//! A block is in at most one entry, which may be outdated; in a frame pool, in at most one more, of
+//! the blocks that are evicted first. `filed` in its row says that it is in one, and its links have
+//! the rank under which it was filed:
 //!
 //! ```text
 //! release   word: evictable;  row: place;   filed: swap true,  was false  =>  link into a new entry, push
@@ -33,7 +35,7 @@
 //!
 //! # Theorem
 //!
-//! An evictable block that no thread holds is in an entry of a queue. The swaps of one row are
+//! An evictable block that no thread holds is in an entry of a queue. The swaps of one flag are
 //! totally ordered. If a release finds `filed` true, the next take in that order reads from that
 //! swap or a later one, and so sees the word evictable, or changed again since; then it does not
 //! drop the block. If the release finds it false, it files the block.
@@ -49,8 +51,9 @@ use smallvec::SmallVec;
 
 use crate::block::GrowTable;
 use crate::ids::BlockId;
-use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*, prefetch};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*, prefetch};
 
+use super::first_out::FirstOut;
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
 use super::row::{QueueLinks, Row, RowPart};
@@ -76,6 +79,7 @@ pub(super) struct Entry {
 /// A block of an entry that this thread holds.
 pub(super) struct Filed<'a> {
     pub row: &'a Row,
+    flag: &'a AtomicBool,
     /// Queue and rank under which it was filed.
     place: (usize, u64),
 }
@@ -91,7 +95,7 @@ impl Filed<'_> {
     /// place is still that of the entry. The caller reads the block's word afterwards.
     #[inline]
     pub(super) fn unfile(&self) -> bool {
-        self.row.filed.swap(false, TAKE_ORDER);
+        self.flag.swap(false, TAKE_ORDER);
         !self.is_outdated()
     }
 }
@@ -102,8 +106,10 @@ const TAKE_ORDER: Ordering = AcqRel;
 
 /// The queues of evictable blocks of one cache.
 pub(super) struct Queues {
-    /// One per queue of the policy, then the queue of useless blocks.
+    /// One per queue of the policy, then the queue of useless blocks, then, if there is one, that of
+    /// the blocks that are evicted first.
     wheels: Box<[RankQueue]>,
+    first_out: Option<FirstOut>,
     /// For a policy with several queues: the next block of each, or 0. It was popped, and still
     /// counts as filed.
     fronts: Box<[CachePadded<AtomicU64>]>,
@@ -169,13 +175,19 @@ impl<'a> Filing<'a> {
 
     /// As [`add`](Self::add), with the block's row and links.
     #[inline]
-    pub(super) fn add_row(&mut self, id: BlockId, row: &Row, mine: &'a QueueLinks) {
+    pub(super) fn add_row(&mut self, id: BlockId, row: &'a Row, links: &'a QueueLinks) {
+        // Read once: the flag and the links are those of this queue. A later place makes the entry
+        // outdated.
+        let (queue, rank) = row.place();
+        let (flag, mine) = match self.queues.first_out_of(queue) {
+            None => (&row.filed, links),
+            Some(first_out) => first_out.of(id),
+        };
         // Release: the taker of the entry sees the word and the place. Acquire: extends the order of
         // swaps.
-        if row.filed.swap(true, AcqRel) {
+        if flag.swap(true, AcqRel) {
             return;
         }
-        let (queue, rank) = row.place();
         mine.rank.store(rank, Relaxed);
         mine.set_below(None);
         let follows = rank >= self.rank && rank - self.rank <= 1;
@@ -201,7 +213,11 @@ impl<'a> Filing<'a> {
     /// Pushes the entries, which are complete.
     fn push(&mut self) {
         if !self.entries.is_empty() {
-            self.queues.wheels[self.queue].push_all(&LinksOf(self.rows), &self.entries);
+            let wheel = &self.queues.wheels[self.queue];
+            match self.queues.first_out_of(self.queue) {
+                None => wheel.push_all(&LinksOf(self.rows), &self.entries),
+                Some(first_out) => wheel.push_all(first_out, &self.entries),
+            }
             self.entries.clear();
         }
     }
@@ -217,13 +233,39 @@ impl Queues {
     pub(super) fn new(policy_queues: usize, blocks: usize) -> Self {
         Self {
             wheels: (0..=policy_queues).map(|_| queue(blocks)).collect(),
+            first_out: None,
             fronts: (0..policy_queues).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
         }
     }
 
+    /// As [`new`](Self::new), with a queue of blocks that are evicted first, for a pool of `rows`
+    /// blocks that may grow to `blocks`.
+    pub(super) fn with_first_out(policy_queues: usize, rows: usize, blocks: usize) -> Self {
+        let queues = Self::new(policy_queues, blocks);
+        let wheels = queues.wheels.into_iter().chain([queue(blocks)]).collect();
+        Self { wheels, first_out: Some(FirstOut::new(rows)), ..queues }
+    }
+
+    /// Adds links for a pool of `rows` blocks.
+    pub(super) fn grow(&self, rows: usize) {
+        self.first_out.iter().for_each(|first_out| first_out.grow(rows));
+    }
+
     /// Returns the queue of useless blocks, which is served before all others.
+    #[inline]
     pub(super) fn useless(&self) -> usize {
-        self.wheels.len() - 1
+        self.fronts.len()
+    }
+
+    /// Returns the queue of the blocks that are evicted first, after useless ones.
+    pub(super) fn first_out(&self) -> Option<usize> {
+        self.first_out.as_ref().map(|_| self.useless() + 1)
+    }
+
+    /// Returns the links of a queue if it is that of the blocks that are evicted first.
+    #[inline]
+    fn first_out_of(&self, queue: usize) -> Option<&FirstOut> {
+        self.first_out.as_ref().filter(|_| queue > self.useless())
     }
 
     /// Begins to file blocks.
@@ -255,7 +297,11 @@ impl Queues {
                 let first = self.wheels[queue].pop(&LinksOf(rows))?;
                 Some(Entry { queue, first })
             };
-            let next = match pop(useless) {
+            let pop_first_out = || {
+                let (queue, first_out) = (self.first_out()?, self.first_out.as_ref()?);
+                Some(Entry { queue, first: self.wheels[queue].pop(first_out)? })
+            };
+            let next = match pop(useless).or_else(pop_first_out) {
                 Some(entry) => Some(entry),
                 None if useless == 1 => pop(0),
                 None => self.take_front(rows, policy, spared, &now),
@@ -268,9 +314,12 @@ impl Queues {
         }
     }
 
-    /// Returns the block behind a filed block of the caller's entry.
+    /// Returns the block behind a filed block of the caller's entry of a queue.
     #[inline]
-    pub(super) fn below(&self, rows: &GrowTable<RowPart>, id: BlockId) -> Option<BlockId> {
+    pub(super) fn below(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> Option<BlockId> {
+        if let Some(first_out) = self.first_out_of(queue) {
+            return first_out.of(id).1.below();
+        }
         let (part, at) = rows.locate(id.index());
         // Most entries are blocks in descending order, of which four share a line.
         if let Some(links) = part.links.get(at.wrapping_sub(LINKS_AHEAD)) {
@@ -281,14 +330,23 @@ impl Queues {
 
     /// Returns a block of the caller's entry.
     #[inline]
-    pub(super) fn filed<'a>(&self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Filed<'a> {
+    pub(super) fn filed<'a>(&'a self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Filed<'a> {
         let (part, at) = rows.locate(id.index());
-        Filed { row: &part.rows[at], place: (queue, part.links[at].rank.load(Relaxed)) }
+        let row = &part.rows[at];
+        let (flag, links) = match self.first_out_of(queue) {
+            None => (&row.filed, &part.links[at]),
+            Some(first_out) => first_out.of(id),
+        };
+        Filed { row, flag, place: (queue, links.rank.load(Relaxed)) }
     }
 
     /// Puts an entry back, or the rest of one: its blocks from `first` on.
     pub(super) fn put_back(&self, rows: &GrowTable<RowPart>, entry: Entry) {
-        self.wheels[entry.queue].push(&LinksOf(rows), entry.first);
+        let wheel = &self.wheels[entry.queue];
+        match self.first_out_of(entry.queue) {
+            None => wheel.push(&LinksOf(rows), entry.first),
+            Some(first_out) => wheel.push(first_out, entry.first),
+        }
     }
 
     /// Returns whether there is an entry after all, hidden by a thread stopped between two steps.
@@ -351,7 +409,7 @@ impl Queues {
                 // Reused and released since it was filed: a policy that judged this queue by it
                 // would spare all other blocks in it.
                 if self.clear_front(queue, id) {
-                    let rest = self.below(rows, id);
+                    let rest = self.below(rows, queue, id);
                     filed.unfile();
                     self.file(rows, [id]);
                     rest.into_iter().for_each(|first| self.put_back(rows, Entry { queue, first }));

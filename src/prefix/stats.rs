@@ -1,6 +1,6 @@
 //! Counts of lookups, hits, registrations and evictions.
 
-use crate::sync::{AtomicU64, CachePadded, Ordering::*};
+use crate::sync::{CachePadded, Ordering::*, StatisticU64};
 
 use super::policy::QUEUES_MAX;
 
@@ -42,6 +42,8 @@ pub struct EvictionCounts {
     pub by_queue: Vec<u64>,
     /// Blocks that no lookup would have found: duplicates, and those cached before a clear.
     pub useless: u64,
+    /// Frames of a frame pool that were freed to be evicted first.
+    pub first_out: u64,
     /// Blocks evicted out of order: for a run, for a whole unit of free frames, by a shrink or by a
     /// clear.
     pub out_of_order: u64,
@@ -50,19 +52,22 @@ pub struct EvictionCounts {
 impl EvictionCounts {
     /// Returns the number of evicted blocks.
     pub fn total(&self) -> u64 {
-        self.by_queue.iter().sum::<u64>() + self.useless + self.out_of_order
+        self.by_queue.iter().sum::<u64>() + self.useless + self.first_out + self.out_of_order
     }
 }
+
+/// Index of the count of blocks evicted out of order.
+const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 
 /// The counters. Relaxed throughout: no other data depends on them. Counters that one call changes
 /// share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
-    lookups: CachePadded<[AtomicU64; 3]>,
-    registered: CachePadded<AtomicU64>,
-    /// By queue; the one after the policy's queues is of useless blocks, the last of those evicted
-    /// out of order.
-    evicted: CachePadded<[AtomicU64; QUEUES_MAX + 2]>,
+    lookups: CachePadded<[StatisticU64; 3]>,
+    registered: CachePadded<StatisticU64>,
+    /// By queue; the one after the policy's queues is of useless blocks, the next of those evicted
+    /// first, the last of those evicted out of order.
+    evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
 }
 
 impl Tallies {
@@ -81,22 +86,29 @@ impl Tallies {
 
     /// Counts evicted blocks of a queue; `None`: out of order.
     pub(super) fn evicted(&self, queue: Option<usize>, blocks: usize) {
-        self.evicted[queue.unwrap_or(QUEUES_MAX + 1)].fetch_add(blocks as u64, Relaxed);
+        self.evicted[queue.unwrap_or(OUT_OF_ORDER)].fetch_add(blocks as u64, Relaxed);
     }
 
-    /// Returns the evictions of a policy with `queues` queues. `forgotten` of those out of order
-    /// were none: their blocks were freed by their last owner.
-    pub(super) fn evictions(&self, queues: usize, forgotten: u64) -> EvictionCounts {
+    /// Returns the evictions of a policy with `queues` queues, and a queue of blocks that are evicted
+    /// first. `forgotten` of those out of order were none: their blocks were freed by their last
+    /// owner.
+    pub(super) fn evictions(
+        &self,
+        queues: usize,
+        first_out: Option<usize>,
+        forgotten: u64,
+    ) -> EvictionCounts {
         let count = |queue: usize| self.evicted[queue].load(Relaxed);
         EvictionCounts {
             by_queue: (0..queues).map(count).collect(),
             useless: count(queues),
-            out_of_order: count(QUEUES_MAX + 1).saturating_sub(forgotten),
+            first_out: first_out.map_or(0, count),
+            out_of_order: count(OUT_OF_ORDER).saturating_sub(forgotten),
         }
     }
 
     pub(super) fn read(&self, forgotten_blocks: u64) -> PrefixStats {
-        let count = |counter: &AtomicU64| counter.load(Relaxed);
+        let count = |counter: &StatisticU64| counter.load(Relaxed);
         PrefixStats {
             lookups: count(&self.lookups[0]),
             lookup_blocks: count(&self.lookups[1]),

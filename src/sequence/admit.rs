@@ -247,16 +247,17 @@ impl Admission<'_> {
         self.sequence.list.reserve(self.blocks);
         let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail);
         let taken = prefix.as_ref().map_or(0, |prefix| prefix.blocks);
-        let shared = self.sequence.list.staged(0..taken);
         let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
         let took_tail = taken > whole;
         // A block that is cached in part is copied at the first append.
         let request = self.allocation(self.blocks - whole);
-        let next = shared.last().map(|&last| FrameId(self.blocks_of_pool().frame(last).0 + 1));
+        let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
+        let next = last.map(|last| FrameId(self.blocks_of_pool().frame(last).0 + 1));
         let mut reserved = Vec::with_capacity(request.blocks);
         let outcome = allocate(&request, ListEnd { next, spares: false }, &mut |id| reserved.push(id));
         if let Err(error) = outcome {
             if let Some(cache) = self.sequence.sequences.cache().filter(|_| taken > 0) {
+                let shared = self.sequence.list.staged(0..taken);
                 cache.untake(self.blocks_of_pool(), &shared, is_in_line);
             }
             return (Err(error), took_tail);

@@ -116,9 +116,9 @@ impl Grown {
 }
 
 /// The last block that an append writes into, and how it may be accessed.
-struct Tail {
+pub(super) struct Tail {
     id: BlockId,
-    access: Access,
+    pub(super) access: Access,
 }
 
 impl Batch {
@@ -201,17 +201,30 @@ impl Batch {
     #[inline]
     pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
         let plan = self.plan(sequence, tokens)?;
-        if let Err(tail) = self.grow_in_place(sequence, &plan) {
+        if let Err(tail) = self.find_room(sequence, &plan) {
             return self.append_to_list(sequence, &plan, tail, None);
         }
-        self.make_final(sequence, &plan);
+        self.append_in_place(sequence, &plan, None);
         Ok(Grown::IN_PLACE.appended(&plan))
+    }
+
+    /// Completes an append that the last block takes, which is [open](Self::find_room). Announces
+    /// the tokens that have ids.
+    #[inline(always)]
+    pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, ids: Option<&[u32]>) {
+        self.fill_last(sequence, plan);
+        if let (Some(ids), Some(known), Some(cache)) =
+            (ids, &mut sequence.known, &self.step.sequences.0.cache)
+        {
+            known.announce_checked(cache, ids);
+        }
+        self.make_final(sequence, plan);
     }
 
     /// Completes an append that does not fit into the last block, or must not be written there.
     /// Announces the tokens that have ids.
     #[inline(never)]
-    fn append_to_list(
+    pub(super) fn append_to_list(
         &mut self,
         sequence: &mut Sequence,
         plan: &Growth,
@@ -248,8 +261,13 @@ impl Batch {
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
+        // This batch was added last. The look at all slots is for sequences with more writers than
+        // their set tells apart.
+        let is_last_writer = others == Ticket(0)
+            || blocks.clock().others_ended(&sequence.writers)
+            || blocks.clock().ended(others);
         // Earlier blocks are settled: the promise begins where they end.
-        if sequence.seals.settled() == plan.first && (others == Ticket(0) || blocks.clock().ended(others)) {
+        if sequence.seals.settled() == plan.first && is_last_writer {
             let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
             let known = sequence.token_hashes();
             self.step.promised.extend((plan.first..plan.full).zip(ids).map(|(place, id)| {
@@ -285,13 +303,10 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         self.check_announced(sequence)?;
         let plan = self.plan(sequence, tokens.len())?;
-        if let Err(tail) = self.grow_in_place(sequence, &plan) {
+        if let Err(tail) = self.find_room(sequence, &plan) {
             return self.append_to_list(sequence, &plan, tail, Some(tokens));
         }
-        if let (Some(known), Some(cache)) = (&mut sequence.known, &self.step.sequences.0.cache) {
-            known.announce_checked(cache, tokens);
-        }
-        self.make_final(sequence, &plan);
+        self.append_in_place(sequence, &plan, Some(tokens));
         Ok(Grown::IN_PLACE.appended(&plan))
     }
 
@@ -302,18 +317,19 @@ impl Batch {
         known.map_or(Ok(()), |known| known.check_all_announced(sequence.id(), sequence.len()))
     }
 
-    /// Makes the last block writable in place, if a token fits into it, and returns the copy if one
-    /// was necessary. On an error, nothing has changed.
-    pub(super) fn open_tail(&mut self, sequence: &mut Sequence) -> Result<Option<Copied>, SequenceError> {
-        let plan = self.plan(sequence, 1)?;
-        sequence.settle();
-        sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
+    /// Makes the last block writable in place, if the planned growth writes to it, and returns the
+    /// copy if one was necessary. On an error, nothing has changed.
+    pub(super) fn open_tail(
+        &mut self,
+        sequence: &mut Sequence,
+        plan: &Growth,
+    ) -> Result<Option<Copied>, SequenceError> {
         let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Ok(None) };
         let tail = self.tail(sequence, plan.first, id);
         if tail.access == Access::Open {
             return Ok(None);
         }
-        let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..plan };
+        let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..*plan };
         let grown = self.grow_list(sequence, &plan, Some(tail))?;
         self.writes(sequence);
         Ok(grown.copied)
@@ -328,8 +344,11 @@ impl Batch {
     /// As for [`append`](Self::append).
     pub fn draft(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
         let plan = self.plan(sequence, tokens)?;
-        let grown = match self.grow_in_place(sequence, &plan) {
-            Ok(()) => Grown::IN_PLACE,
+        let grown = match self.find_room(sequence, &plan) {
+            Ok(()) => {
+                self.fill_last(sequence, &plan);
+                Grown::IN_PLACE
+            }
             Err(tail) => self.grow_list(sequence, &plan, tail)?,
         };
         self.writes(sequence);
@@ -337,16 +356,16 @@ impl Batch {
     }
 
     /// Records that this batch writes to open blocks of the sequence.
-    #[inline]
-    fn writes(&self, sequence: &mut Sequence) {
+    #[inline(always)]
+    fn writes(&mut self, sequence: &mut Sequence) {
         sequence.seals.wrote(self.ticket());
-        self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
+        self.step.note(&mut sequence.writers);
     }
 
     /// Records that this batch writes to open blocks again, some of which may be due.
     pub(super) fn writes_again(&self, sequence: &mut Sequence) {
         sequence.seals.wrote_again(self.ticket());
-        self.step.sequences.0.blocks.clock().note(&mut sequence.writers, self.step.batch());
+        self.step.note_again(&mut sequence.writers);
     }
 
     /// Returns an error for a sequence of another pool.
@@ -358,7 +377,7 @@ impl Batch {
     /// Plans an append, or returns the error for one that no number of blocks permits.
     // Always inline, as below: to pass these results through memory takes longer than the rest.
     #[inline(always)]
-    fn plan(&self, sequence: &Sequence, tokens: usize) -> Result<Growth, SequenceError> {
+    pub(super) fn plan(&self, sequence: &Sequence, tokens: usize) -> Result<Growth, SequenceError> {
         let (id, length) = (sequence.id(), sequence.list.tokens());
         self.check(&sequence.sequences, id)?;
         if tokens == 0 {
@@ -369,22 +388,23 @@ impl Batch {
             .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })
     }
 
-    /// Grows a sequence by tokens that its last block takes.
+    /// Returns `Ok` if the last block takes the tokens, and is open. Nothing has changed.
     ///
-    /// `Err`: nothing was done, [grow the list](Self::grow_list), given the last block, if there
-    /// are tokens in it.
+    /// `Err`: [grow the list](Self::grow_list), given the last block, if there are tokens in it.
     #[inline(always)]
-    fn grow_in_place(&mut self, sequence: &mut Sequence, plan: &Growth) -> Result<(), Option<Tail>> {
+    pub(super) fn find_room(&self, sequence: &mut Sequence, plan: &Growth) -> Result<(), Option<Tail>> {
         sequence.settle();
         sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
         let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Err(None) };
         let tail = self.tail(sequence, plan.first, id);
-        if plan.fresh > 0 || tail.access != Access::Open {
-            return Err(Some(tail));
-        }
-        self.step.sequences.0.blocks.touch(&[tail.id]);
+        if plan.fresh > 0 || tail.access != Access::Open { Err(Some(tail)) } else { Ok(()) }
+    }
+
+    /// Grows a sequence by tokens for which there [is room](Self::find_room) in its last block.
+    #[inline(always)]
+    fn fill_last(&self, sequence: &mut Sequence, plan: &Growth) {
+        sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
         sequence.publish(plan.length);
-        Ok(())
     }
 
     /// Grows a sequence by tokens that do not fit into its last block, or must not be written

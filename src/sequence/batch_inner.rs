@@ -16,9 +16,9 @@ use std::pin::Pin;
 use std::sync::PoisonError;
 use std::task::{Context, Poll};
 
-use tokio::sync::oneshot;
+use futures_channel::oneshot;
 
-use crate::clock::{BatchRef, InFlight};
+use crate::clock::{BatchRef, BatchSet, InFlight};
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
@@ -32,6 +32,8 @@ pub(super) struct BatchInner {
     pub(super) sequences: Sequences,
     /// `None` only during the drop.
     lease: Option<InFlight>,
+    /// A batch that wrote to a sequence before, and has ended.
+    ended: BatchRef,
     /// Blocks promised to this batch, which seals them when it ends.
     pub(super) promised: Vec<Promise>,
     /// Sources of copies in progress, with a reference on each.
@@ -82,19 +84,37 @@ impl Future for Finish {
 impl BatchInner {
     pub(super) fn begin(sequences: Sequences) -> Self {
         let lease = Some(sequences.0.blocks.begin_batch());
-        Self { sequences, lease, promised: Vec::new(), copied: Vec::new(), stream: None, is_void: false }
+        Self {
+            sequences,
+            lease,
+            ended: BatchRef::default(),
+            promised: Vec::new(),
+            copied: Vec::new(),
+            stream: None,
+            is_void: false,
+        }
     }
 
+    #[inline]
     fn lease(&self) -> &InFlight {
         self.lease.as_ref().expect("a batch holds a lease until it is dropped")
     }
 
+    #[inline]
     pub(super) fn ticket(&self) -> Ticket {
         self.lease().ticket()
     }
 
-    pub(super) fn batch(&self) -> BatchRef {
-        self.lease().batch()
+    /// Adds this batch to those that wrote to a sequence.
+    #[inline(always)]
+    pub(super) fn note(&mut self, writers: &mut BatchSet) {
+        let batch = self.lease().batch();
+        self.sequences.0.blocks.clock().note(writers, batch, &mut self.ended);
+    }
+
+    /// As [`note`](Self::note), usually after it.
+    pub(super) fn note_again(&self, writers: &mut BatchSet) {
+        self.sequences.0.blocks.clock().note(writers, self.lease().batch(), &mut { self.ended });
     }
 
     /// Ends the batch when all these streams have reached this point.
@@ -176,6 +196,7 @@ impl Drop for BatchInner {
                 let rest = Self {
                     sequences: self.sequences.clone(),
                     lease: self.lease.take(),
+                    ended: self.ended,
                     promised: std::mem::take(&mut self.promised),
                     copied: std::mem::take(&mut self.copied),
                     stream: None,

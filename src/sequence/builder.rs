@@ -248,7 +248,7 @@ impl Sequence {
 
     /// Adopts a prefix as the first blocks, and tells the policy of the lookup.
     pub(super) fn adopt(&mut self, prefix: Prefix) {
-        let last = (prefix.whole > 0).then(|| self.list.staged(prefix.whole - 1..prefix.whole)[0]);
+        let last = (prefix.whole > 0).then(|| self.list.staged_at(prefix.whole - 1));
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
         }

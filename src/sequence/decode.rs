@@ -6,7 +6,8 @@ use crate::error::{AllocError, DecodeError, SequenceError};
 use crate::ids::SequenceId;
 
 use super::batch::{Appended, Batch, Copied};
-use super::sequence::Sequence;
+use super::plan::Growth;
+use super::sequence::{Access, Sequence};
 
 /// Result of a decode step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -16,6 +17,15 @@ pub struct Decoded {
     pub new_blocks: usize,
     /// The copies on write, with the place of the sequence in the step.
     pub copied: Vec<(usize, Copied)>,
+}
+
+/// The plan for a sequence of the step whose last block cannot take the token as it is.
+struct Planned {
+    /// Its place in the step.
+    place: usize,
+    growth: Growth,
+    /// Blocks reserved for this step. The sequence had no others.
+    reserved: usize,
 }
 
 impl Batch {
@@ -52,7 +62,7 @@ impl Batch {
     ///
     /// If the storage panics during a copy; then as after an error.
     pub fn decode(&mut self, sequences: &mut [&mut Sequence]) -> Result<Decoded, DecodeError> {
-        self.decode_with(sequences, |_, _| Ok(()), |batch, sequence, _| batch.append(sequence, 1))
+        self.decode_with(sequences, None)
     }
 
     /// Appends one final token to each of these sequences and announces its id, as
@@ -70,110 +80,171 @@ impl Batch {
         if sequences.len() != tokens.len() {
             return Err(DecodeError::Tokens { sequences: sequences.len(), tokens: tokens.len() });
         }
-        self.decode_with(sequences, Self::check_announced, |batch, sequence, place| {
-            batch.append_tokens(sequence, &[tokens[place]])
-        })
+        self.decode_with(sequences, Some(tokens))
     }
 
     fn decode_with(
         &mut self,
         sequences: &mut [&mut Sequence],
-        check: impl Fn(&Self, &Sequence) -> Result<(), SequenceError>,
-        mut append: impl FnMut(&mut Self, &mut Sequence, usize) -> Result<Appended, SequenceError>,
+        tokens: Option<&[u32]>,
     ) -> Result<Decoded, DecodeError> {
-        for sequence in sequences.iter() {
-            check(self, sequence).map_err(|error| DecodeError::Sequence { id: sequence.id(), error })?;
-        }
-        let reserved = self.reserve_step(sequences)?;
-        let copied = match catch_unwind(AssertUnwindSafe(|| self.open_tails(sequences))) {
+        let planned = self.plan_step(sequences, tokens.is_some())?;
+        let copied = match catch_unwind(AssertUnwindSafe(|| self.open_tails(sequences, &planned))) {
             Ok(Ok(copied)) => copied,
             Ok(Err(error)) => {
-                Self::unreserve(sequences, &reserved);
+                Self::unreserve(sequences, &planned);
                 return Err(error);
             }
             Err(panic) => {
-                Self::unreserve(sequences, &reserved);
+                Self::unreserve(sequences, &planned);
                 resume_unwind(panic);
             }
         };
         let mut decoded = Decoded { new_blocks: copied.len(), copied };
-        // There are blocks for all of them, and nothing to copy.
+        let mut fresh = planned.iter().filter(|planned| planned.growth.fresh > 0).peekable();
         for place in 0..sequences.len() {
-            match append(self, sequences[place], place) {
+            let ids = tokens.map(|tokens| &tokens[place..=place]);
+            let sequence = &mut *sequences[place];
+            let Some(Planned { growth, .. }) = fresh.next_if(|planned| planned.place == place) else {
+                self.append_one_in_place(sequence, ids);
+                continue;
+            };
+            // There is a block for it.
+            match self.append_to_list(sequence, growth, None, ids) {
                 Ok(Appended { new_blocks, .. }) => decoded.new_blocks += new_blocks,
                 Err(error) => {
-                    let id = sequences[place].id();
-                    for sequence in &mut sequences[..place] {
-                        let length = sequence.len() - 1;
-                        // Shorter than it is.
-                        let _ = sequence.truncate(length);
-                    }
+                    let id = sequence.id();
+                    Self::undo(&mut sequences[..place]);
+                    Self::unreserve(sequences, &planned);
                     return Err(DecodeError::Sequence { id, error });
                 }
             }
         }
         // Blocks for copies that were not necessary after all.
-        Self::unreserve(sequences, &reserved);
+        Self::unreserve(sequences, &planned);
         Ok(decoded)
     }
 
+    /// Appends a token to the last block, which is open and has room.
+    #[inline]
+    fn append_one_in_place(&mut self, sequence: &mut Sequence, ids: Option<&[u32]>) {
+        let (length, blocks) = (sequence.list.tokens(), sequence.list.len() as u32);
+        let growth = Growth::within_last(length, blocks, 1, self.step.sequences.0.block_tokens);
+        let growth = growth.unwrap_or_else(|| unreachable!("{sequence:?} was planned to grow in place"));
+        debug_assert!(self.find_room(sequence, &growth).is_ok(), "{sequence:?} is not open at its end");
+        self.append_in_place(sequence, &growth, ids);
+    }
+
+    /// Removes the token that each of these sequences got.
+    fn undo(sequences: &mut [&mut Sequence]) {
+        for sequence in sequences {
+            let length = sequence.len() - 1;
+            // Shorter than it is.
+            let _ = sequence.truncate(length);
+        }
+    }
+
     /// Makes the last blocks writable in place, and returns the copies.
-    fn open_tails(&mut self, sequences: &mut [&mut Sequence]) -> Result<Vec<(usize, Copied)>, DecodeError> {
+    fn open_tails(
+        &mut self,
+        sequences: &mut [&mut Sequence],
+        planned: &[Planned],
+    ) -> Result<Vec<(usize, Copied)>, DecodeError> {
         let mut copies = Vec::new();
-        for (place, sequence) in sequences.iter_mut().enumerate() {
-            let copied = self.open_tail(sequence);
-            let copied = copied.map_err(|error| DecodeError::Sequence { id: sequence.id(), error })?;
+        for &Planned { place, ref growth, .. } in planned {
+            let copied = self.open_tail(sequences[place], growth);
+            let id = sequences[place].id();
+            let copied = copied.map_err(|error| DecodeError::Sequence { id, error })?;
             copies.extend(copied.map(|copied| (place, copied)));
         }
         Ok(copies)
     }
 
-    /// Reserves the blocks for one token of each sequence, or for none. Returns the places of the
-    /// sequences that had no reserved block, with the number of those reserved now.
-    fn reserve_step(&mut self, sequences: &mut [&mut Sequence]) -> Result<Vec<(usize, usize)>, DecodeError> {
+    /// Plans one token for each sequence, and reserves the blocks that are lacking, or none.
+    /// Returns the plans for the sequences whose last block cannot take the token as it is; the last
+    /// blocks of all others are open, and stay so: no other sequence has them.
+    fn plan_step(
+        &mut self,
+        sequences: &mut [&mut Sequence],
+        is_announced: bool,
+    ) -> Result<Vec<Planned>, DecodeError> {
+        let mut step = Vec::new();
         let mut lacking = Vec::<SequenceId>::new();
-        let mut reserved = Vec::new();
         let mut refusal: Option<AllocError> = None;
-        for (place, sequence) in sequences.iter_mut().enumerate() {
-            let id = sequence.id();
-            let wrong = |error| DecodeError::Sequence { id, error };
-            let checked = sequence.check_in(&self.step.sequences).and_then(|()| sequence.reservation(1));
-            let outcome = match checked.map_err(wrong) {
+        for place in 0..sequences.len() {
+            let sequence = &mut *sequences[place];
+            let error = match self.plan_one(sequence, is_announced) {
                 Ok(None) => continue,
-                // Once the pool has refused a block, the rest of the step lacks its own too.
-                Ok(Some(_)) if refusal.is_some() => {
-                    lacking.push(id);
-                    continue;
-                }
-                Ok(Some(request)) => sequence.reserve(1).map(|()| request.blocks).map_err(wrong),
-                Err(error) => Err(error),
+                Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal.as_ref()) {
+                    Ok(reserved) => {
+                        step.push(Planned { place, growth, reserved });
+                        continue;
+                    }
+                    Err(error) => error.into(),
+                },
+                Err(error) => error,
             };
-            match outcome {
-                Ok(blocks) => reserved.push((place, blocks)),
-                Err(DecodeError::Sequence {
-                    error:
-                        SequenceError::Alloc(error @ (AllocError::Exhausted { .. } | AllocError::Behind { .. })),
-                    ..
-                }) => {
+            let id = sequence.id();
+            match error {
+                SequenceError::Alloc(error @ (AllocError::Exhausted { .. } | AllocError::Behind { .. })) => {
                     refusal = Some(error);
                     lacking.push(id);
                 }
-                Err(error) => {
-                    Self::unreserve(sequences, &reserved);
-                    return Err(error);
+                error => {
+                    Self::unreserve(sequences, &step);
+                    return Err(DecodeError::Sequence { id, error });
                 }
             }
         }
-        let Some(error) = refusal else { return Ok(reserved) };
-        Self::unreserve(sequences, &reserved);
+        let Some(error) = refusal else { return Ok(step) };
+        Self::unreserve(sequences, &step);
         Err(DecodeError::Lacking { sequences: lacking, error })
     }
 
-    /// Releases those of the blocks reserved for this step that were not used. The sequences had no
-    /// others.
-    fn unreserve(sequences: &mut [&mut Sequence], reserved: &[(usize, usize)]) {
-        for &(place, blocks) in reserved.iter().rev() {
-            let unused = blocks.min(sequences[place].reserved.len());
+    /// Plans a token for a sequence. Returns `None` if its last block takes it as it is, otherwise
+    /// the plan and the number of blocks that it needs.
+    #[inline]
+    fn plan_one(
+        &self,
+        sequence: &mut Sequence,
+        is_announced: bool,
+    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        if is_announced {
+            self.check_announced(sequence)?;
+        }
+        let growth = self.plan(sequence, 1)?;
+        Ok(match self.find_room(sequence, &growth) {
+            Ok(()) => None,
+            // A block that is reopened needs none, but is copied if it moves at that moment.
+            Err(tail) => {
+                let copies = tail.is_some_and(|tail| tail.access != Access::Open);
+                Some((growth, growth.fresh as usize + usize::from(copies)))
+            }
+        })
+    }
+
+    /// Reserves the blocks by which a sequence has fewer than `needed`, and returns their number.
+    /// Once the pool has refused a block, the rest of the step lacks its own too.
+    fn provide(
+        &self,
+        sequence: &mut Sequence,
+        needed: usize,
+        refused: Option<&AllocError>,
+    ) -> Result<usize, AllocError> {
+        match (sequence.lacking(needed)?, refused) {
+            (None, _) => Ok(0),
+            (Some(_), Some(&error)) => Err(error),
+            (Some(request), None) => {
+                sequence.allocate_reserved(&self.step.sequences.0.blocks, &request)?;
+                Ok(request.blocks)
+            }
+        }
+    }
+
+    /// Releases those of the blocks reserved for this step that were not used.
+    fn unreserve(sequences: &mut [&mut Sequence], planned: &[Planned]) {
+        for &Planned { place, reserved, .. } in planned.iter().rev() {
+            let unused = reserved.min(sequences[place].reserved.len());
             if unused > 0 {
                 sequences[place].release_last_reserved(unused);
             }

@@ -115,11 +115,11 @@ pub struct ListOwner {
     list: Arc<BlockList>,
     /// The owner's copies of the list's length, so that it need not be read and divided.
     tokens: u32,
-    blocks: usize,
+    blocks: u32,
     /// The last block, if there is one.
     last: BlockId,
     /// Places from here on have not been in the list since `rewrites` last changed.
-    untouched: usize,
+    untouched: u32,
 }
 
 impl ListOwner {
@@ -157,7 +157,7 @@ impl ListOwner {
     /// Returns the number of blocks.
     #[inline]
     pub fn len(&self) -> usize {
-        self.blocks
+        self.blocks as usize
     }
 
     /// Returns the ids, in order.
@@ -210,17 +210,23 @@ impl ListOwner {
     #[inline]
     pub fn stage(&mut self, place: usize, id: BlockId) {
         debug_assert!(place >= self.len(), "place {place} of {} is in use", self.len());
-        if place < self.untouched {
+        if place < self.untouched as usize {
             // A truncated place is reused. Release: a reader of the count sees the truncation.
             let rewrites = self.list.rewrites.load(Relaxed).wrapping_add(1);
             self.list.rewrites.store(rewrites, Release);
             // Pairs with the Acquires of ids in `read`: a reader of an id stored from here on sees
             // the count.
             fence(Release);
-            self.untouched = place;
+            self.untouched = place as u32;
         }
         // Relaxed: `publish` releases it; for early readers the fence above does.
         self.room()[place].store(id.0, Relaxed);
+    }
+
+    /// Returns the block staged at a place.
+    #[inline]
+    pub fn staged_at(&self, place: usize) -> BlockId {
+        BlockId(self.room()[place].load(Relaxed))
     }
 
     /// Returns the blocks staged at these places.
@@ -232,7 +238,7 @@ impl ListOwner {
     pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
         self.ids()[place].store(id.0, Release);
-        if place + 1 == self.blocks {
+        if place + 1 == self.len() {
             self.last = id;
         }
     }
@@ -243,11 +249,11 @@ impl ListOwner {
         // Release: pairs with the Acquire in `read`.
         self.list.tokens.store(tokens, Release);
         self.tokens = tokens;
-        let (room, block_tokens) =
-            (self.blocks as u64 * self.list.block_tokens as u64, self.list.block_tokens);
+        let block_tokens = self.list.block_tokens;
+        let room = u64::from(self.blocks) * u64::from(block_tokens);
         // Usually the last block stays the last one.
         if !(room.saturating_sub(block_tokens as u64) + 1..=room).contains(&(tokens as u64)) {
-            self.blocks = tokens.div_ceil(block_tokens) as usize;
+            self.blocks = tokens.div_ceil(block_tokens);
             self.last = self.ids().last().map_or(BlockId(0), |id| BlockId(id.load(Relaxed)));
         }
         self.untouched = self.untouched.max(self.blocks);

@@ -29,6 +29,18 @@ pub(super) struct Growth {
 }
 
 impl Growth {
+    /// Plans the growth by `tokens` that fit into the last block; `None` if they do not. Does not
+    /// divide.
+    #[inline]
+    pub(super) fn within_last(length: u32, blocks: u32, tokens: u32, block_tokens: u32) -> Option<Self> {
+        let (after, room) = (length + tokens, u64::from(blocks) * u64::from(block_tokens));
+        if u64::from(after) > room {
+            return None;
+        }
+        let full = blocks - u32::from(u64::from(after) < room);
+        Some(Self { from: length, length: after, first: blocks - 1, tail: true, fresh: 0, full })
+    }
+
     /// Plans the growth of a sequence of `length` tokens in `blocks` blocks by `tokens`. `None`:
     /// too long.
     #[inline]
@@ -38,16 +50,8 @@ impl Growth {
             return None;
         }
         let after = length + tokens as u32;
-        if u64::from(after) < u64::from(blocks) * u64::from(block_tokens) {
-            // The last block takes all, and is not full then: usually so, and nothing is divided.
-            return Some(Self {
-                from: length,
-                length: after,
-                first: blocks - 1,
-                tail: true,
-                fresh: 0,
-                full: blocks - 1,
-            });
+        if let Some(growth) = Self::within_last(length, blocks, tokens as u32, block_tokens) {
+            return Some(growth);
         }
         let tail = !length.is_multiple_of(block_tokens);
         Some(Self {

@@ -7,6 +7,8 @@
 //!
 //! A reserved block is not sealed, so compaction leaves it where it is.
 
+use smallvec::SmallVec;
+
 use crate::block::{AllocRequest, Blocks, Class, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, Ticket};
@@ -36,8 +38,18 @@ impl Sequence {
     /// [`SequenceError::TooLong`]. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         let Some(request) = self.reservation(tokens)? else { return Ok(()) };
-        let (pool, end) = (self.pool_blocks().clone(), self.list_end());
-        self.take_reserved(|take| pool.allocate_guarded(&request, Some(end), take)).map_err(Into::into)
+        let pool = self.pool_blocks().clone();
+        Ok(self.allocate_reserved(&pool, &request)?)
+    }
+
+    /// Adds these blocks of its pool to the reservation, without waiting.
+    pub(super) fn allocate_reserved(
+        &mut self,
+        pool: &Blocks,
+        request: &AllocRequest,
+    ) -> Result<(), AllocError> {
+        let end = self.list_end();
+        self.take_reserved(|take| pool.allocate_guarded(request, Some(end), take))
     }
 
     /// Releases the reserved blocks, and returns their number.
@@ -59,7 +71,7 @@ impl Sequence {
 
     /// Releases the last `blocks` reserved blocks.
     pub(super) fn release_last_reserved(&mut self, blocks: usize) {
-        let released: Vec<BlockId> = self.reserved.drain(..blocks).collect();
+        let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();
         self.note_reserved();
         self.pool_blocks().release_unpublished(&released);
     }
@@ -79,13 +91,17 @@ impl Sequence {
         let plan = Growth::plan(length, blocks, tokens, self.sequences.0.block_tokens)
             .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
         let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));
+        Ok(self.lacking(needed)?)
+    }
+
+    /// Returns the request for the blocks by which the reservation falls short of `needed`.
+    pub(super) fn lacking(&self, needed: usize) -> Result<Option<AllocRequest>, AllocError> {
         let asked = needed.saturating_sub(self.reserved.len());
         if asked == 0 {
             return Ok(None);
         }
         self.check_fits(asked)?;
-        let request = AllocRequest::new(asked).sequence(id).priority(self.priority());
-        Ok(Some(request))
+        Ok(Some(AllocRequest::new(asked).sequence(self.id()).priority(self.priority())))
     }
 
     /// Returns an error if the pool, with all other blocks free, has too few for the sequence and
@@ -107,11 +123,18 @@ impl Sequence {
         &mut self,
         allocate: impl FnOnce(&mut dyn FnMut(BlockId)) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
-        let mut taken = Vec::new();
-        allocate(&mut |id| taken.push(id))?;
+        // Usually the reservation is empty, and its memory is used again.
+        let mut before = std::mem::take(&mut self.reserved);
+        let mut taken = if before.is_empty() { std::mem::take(&mut before) } else { Vec::new() };
+        let outcome = allocate(&mut |id| taken.push(id));
+        if outcome.is_err() {
+            // A refused request may have passed blocks on before it gave them back.
+            taken.clear();
+        }
         taken.reverse();
-        taken.append(&mut self.reserved);
+        taken.append(&mut before);
         self.reserved = taken;
+        outcome?;
         self.note_reserved();
         self.spare_end();
         Ok(())

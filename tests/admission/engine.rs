@@ -4,13 +4,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{AdmitRequest, AllocError, DecodeError, Pool, Priority, Sequence, SequenceError, SequenceId};
-use tokio::time::{Instant, sleep};
+use tokio::time::sleep;
 
 use super::{quiet, soon};
 

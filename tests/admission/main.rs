@@ -9,7 +9,7 @@ mod order;
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
@@ -18,7 +18,7 @@ use kvpool::{
     SequenceError, SequenceId, TOKENS_MAX,
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit as serve, pool as caching, pool_of, prompt};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 /// Longer than any wait in these files, on any machine.
 const LIMIT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Checks the floors: no module imports upwards, and only `sync` names threads and atomics.
+//! Checks the floors: no module imports upwards, and only `sync` names threads, atomics and tokio.
 //!
 //! The check reads the tokens of every file under `src/`, also inside macro calls and under a
 //! `cfg`, and resolves `crate::`, `super::` and `self::` paths and use trees. It does not expand
@@ -41,6 +41,8 @@ const RESERVED: &[(&[&str], &str)] = &[
     (&["crossbeam_queue"], "sync"),
     (&["crossbeam_utils"], "sync"),
     (&["dashmap"], "sync"),
+    (&["tokio"], "sync"),
+    (&["futures_timer"], "sync"),
     (&["cudarc"], "cuda"),
     (&["libloading"], "cuda"),
 ];

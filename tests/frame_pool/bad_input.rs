@@ -7,7 +7,7 @@ use super::{allocate, cache, key, pool, references};
 /// Calls every operation that takes a list of referenced frames.
 fn refusals(pool: &FramePool, frames: &[u32]) -> Vec<FrameError> {
     let named: Vec<_> = frames.iter().map(|&frame| (frame, key(pool, 99))).collect();
-    let outcomes = [pool.free(frames), pool.register(&named)];
+    let outcomes = [pool.free(frames), pool.free_first_out(frames), pool.register(&named)];
     outcomes.into_iter().map(|outcome| outcome.unwrap_err()).collect()
 }
 
@@ -20,7 +20,7 @@ fn frames_out_of_range_null_and_free_are_named() {
     for far in [71, 1 << 26, u32::MAX] {
         let expected = FrameError::OutOfRange { index: 2, frame: FrameId(far), frames: 71 };
         let list = [owned[0], owned[1], far];
-        assert_eq!(refusals(&pool, &list), [expected; 2]);
+        assert_eq!(refusals(&pool, &list), [expected; 3]);
         assert_eq!(pool.share(&list), Err(expected));
         assert_eq!(pool.claim(&[3 + free, 4 + free, far]), Err(expected));
         assert_eq!(pool.uncache(&list), Err(expected));
@@ -30,11 +30,11 @@ fn frames_out_of_range_null_and_free_are_named() {
         assert_eq!((out, info.len()), (vec![7], 0), "unchanged");
     }
     let null = FrameError::Null { index: 1, frame: FrameId(0) };
-    assert_eq!(refusals(&pool, &[owned[0], 0]), [null; 2]);
+    assert_eq!(refusals(&pool, &[owned[0], 0]), [null; 3]);
     assert_eq!(pool.share(&[owned[0], 0]), Err(null));
     assert_eq!(pool.claim(&[free, 0]), Err(null));
     let unowned = FrameError::Free { index: 1, frame: FrameId(free) };
-    assert_eq!(refusals(&pool, &[owned[0], free]), [unowned; 2]);
+    assert_eq!(refusals(&pool, &[owned[0], free]), [unowned; 3]);
     assert_eq!(pool.share(&[owned[0], free]), Err(unowned));
     assert_eq!(pool.info(&[owned[0], free], &mut Vec::new()), Err(unowned));
     assert_eq!((pool.counts(), references(&pool, &owned)), (before, vec![1, 1]));
@@ -65,7 +65,7 @@ fn a_frame_that_is_freed_twice_is_named() {
     }
     let cached = cache(&pool, &[1, 2]);
     let unreferenced = FrameError::Unreferenced { index: 0, frame: FrameId(cached[0]) };
-    assert_eq!(refusals(&pool, &cached), [unreferenced; 2]);
+    assert_eq!(refusals(&pool, &cached), [unreferenced; 3]);
     assert_eq!(pool.cached(key(&pool, 1)).unwrap(), Some(cached[0]));
 }
 
@@ -107,12 +107,22 @@ fn references_have_a_maximum() {
 #[test]
 fn hashes_and_keys_are_checked() {
     let (pool, other) = (pool(8), pool(8));
-    assert_eq!(pool.key(FrameGroup(0), b""), Err(FrameError::EmptyHash));
+    assert_eq!(pool.key(FrameGroup(0), b""), Err(FrameError::EmptyHash { index: 0 }));
+    let mut made = vec![key(&pool, 7)];
+    let empty = FrameError::EmptyHash { index: 1 };
+    assert_eq!(pool.keys(FrameGroup(0), [&b"a"[..], b"", b"b"], &mut made), Err(empty));
+    assert_eq!(empty.to_string(), "entry 1: the hash is empty");
+    pool.keys(FrameGroup(0), [b"a", b"b"], &mut made).unwrap();
+    assert_eq!(
+        made,
+        [key(&pool, 7), pool.key(FrameGroup(0), b"a").unwrap(), pool.key(FrameGroup(0), b"b").unwrap()]
+    );
     let frames = allocate(&pool, 2);
     let foreign = FrameError::ForeignKey { index: 1, key: other.tag(), pool: pool.tag() };
     let keys = [key(&pool, 1), key(&other, 1)];
     assert_eq!(pool.register(&[(frames[0], keys[0]), (frames[1], keys[1])]), Err(foreign));
     assert_eq!(pool.hit(&keys, &mut Vec::new()), Err(foreign));
+    assert_eq!(pool.cached_prefix(&keys, &mut Vec::new()), Err(foreign));
     assert_eq!(pool.cached(keys[0]), Ok(None), "nothing was registered");
     assert!(pool.cached(keys[1]).is_err() && pool.unregister(keys[1]).is_err());
 

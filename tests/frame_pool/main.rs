@@ -2,7 +2,9 @@
 
 mod bad_input;
 mod model;
+mod resize;
 mod stress;
+mod waiting;
 
 use kvpool::compact::{GaveWay, Goal};
 use kvpool::prefix::{HashKey, KvEvent};
@@ -59,6 +61,29 @@ fn frames_are_evicted_in_the_order_in_which_they_were_freed() {
     assert_eq!(rest, [cached[3], cached[1], cached[5], cached[4]]);
     assert_eq!(pool.cached(key(&pool, 11)).unwrap(), None);
     assert_eq!(pool.audit().unwrap().owned, 8);
+}
+
+#[test]
+fn frames_freed_first_out_are_evicted_before_all_others() {
+    let pool = pool(8);
+    let cached = cache(&pool, &[10, 11, 12, 13, 14, 15, 16, 17]);
+    // Each has an older entry in the queue of the others.
+    pool.share(&[cached[6], cached[3], cached[1], cached[5]]).unwrap();
+    pool.free_first_out(&[cached[6], cached[3]]).unwrap();
+    pool.free_first_out(&[cached[1], cached[5]]).unwrap();
+    assert_eq!(pool.cached(key(&pool, 13)).unwrap(), Some(cached[3]), "found until it is evicted");
+    // The last free decides.
+    pool.share(&[cached[3], cached[6]]).unwrap();
+    pool.free(&cached[3..4]).unwrap();
+    pool.free_first_out(&cached[6..7]).unwrap();
+    let evicted: Vec<u32> = (0..8).flat_map(|_| allocate(&pool, 1)).collect();
+    assert_eq!(evicted, [1, 5, 6, 0, 2, 4, 7, 3].map(|place: usize| cached[place]));
+    // A frame without hashes is free at once, and comes before all cached ones.
+    pool.register(&[(evicted[0], key(&pool, 1))]).unwrap();
+    pool.free_first_out(&evicted[..1]).unwrap();
+    pool.free(&evicted[1..2]).unwrap();
+    assert_eq!(allocate(&pool, 2), [evicted[1], evicted[0]]);
+    pool.audit().unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use kvpool::compact::Goal;
-use kvpool::{AllocRequest, FramePool, Order};
+use kvpool::{AllocRequest, FrameId, FrameMoves, FramePool, FrameShrinkError, Order};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ enum Operation {
     AllocateRuns(usize),
     Claim(Vec<u32>),
     Free(Vec<u32>),
-    FreeHeld { take: usize, skip: usize },
+    FreeHeld { take: usize, skip: usize, first_out: bool },
     Share(Vec<u32>),
     Register(Vec<(u32, u64)>),
     RegisterHeld { skip: usize, contents: Vec<u64> },
@@ -28,6 +28,8 @@ enum Operation {
     MoveKeys(u32, u32),
     Clear,
     Moves { order: u8, commits: bool, hit: u64 },
+    Grow(usize),
+    Shrink { to: usize, moves: bool },
 }
 
 fn operation() -> impl Strategy<Value = Operation> {
@@ -39,7 +41,8 @@ fn operation() -> impl Strategy<Value = Operation> {
         2 => (1..12_usize).prop_map(AllocateRuns),
         1 => vec(frame(), 0..4).prop_map(Claim),
         1 => vec(frame(), 1..4).prop_map(Free),
-        6 => (1..20_usize, 0..30_usize).prop_map(|(take, skip)| FreeHeld { take, skip }),
+        7 => (1..20_usize, 0..30_usize, prop::bool::weighted(0.3))
+            .prop_map(|(take, skip, first_out)| FreeHeld { take, skip, first_out }),
         2 => vec(frame(), 1..4).prop_map(Share),
         1 => vec((frame(), content()), 1..4).prop_map(Register),
         6 => (0..30_usize, vec(content(), 1..10)).prop_map(|(skip, contents)| RegisterHeld { skip, contents }),
@@ -49,20 +52,57 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => (frame(), frame()).prop_map(|(from, to)| MoveKeys(from, to)),
         1 => Just(Clear),
         2 => (1..4_u8, any::<bool>(), content()).prop_map(|(order, commits, hit)| Moves { order, commits, hit }),
+        1 => (0..FRAMES).prop_map(Grow),
+        2 => (0..=FRAMES, any::<bool>()).prop_map(|(to, moves)| Shrink { to, moves }),
     ]
 }
 
 /// The naive pool.
-#[derive(Default)]
 struct Model {
+    /// Number of frames.
+    total: usize,
     references: HashMap<u32, usize>,
     /// Contents by which a cached frame is known.
     keys: HashMap<u32, BTreeSet<u64>>,
-    /// Cached frames without references, in eviction order.
+    /// Cached frames without references, in eviction order: those freed first out, then the others.
+    first_out: VecDeque<u32>,
     queue: VecDeque<u32>,
 }
 
 impl Model {
+    fn new(total: usize) -> Self {
+        let (references, keys) = (HashMap::new(), HashMap::new());
+        Self { total, references, keys, first_out: VecDeque::new(), queue: VecDeque::new() }
+    }
+
+    fn frames(&self) -> Vec<u32> {
+        (1..=self.total as u32).collect()
+    }
+
+    fn has(&self, frame: u32) -> bool {
+        frame as usize <= self.total
+    }
+
+    fn evictable(&self) -> usize {
+        self.first_out.len() + self.queue.len()
+    }
+
+    fn available(&self) -> usize {
+        self.free() + self.evictable()
+    }
+
+    fn unqueue(&mut self, frame: u32) {
+        self.first_out.retain(|&other| other != frame);
+        self.queue.retain(|&other| other != frame);
+    }
+
+    /// Evicts the next frame.
+    fn evict(&mut self) -> u32 {
+        let next = self.first_out.pop_front().or_else(|| self.queue.pop_front()).expect("available");
+        self.keys.remove(&next);
+        next
+    }
+
     fn references(&self, frame: u32) -> usize {
         self.references.get(&frame).copied().unwrap_or_default()
     }
@@ -72,7 +112,7 @@ impl Model {
     }
 
     fn free(&self) -> usize {
-        (1..=FRAMES as u32).filter(|&frame| self.is_free(frame)).count()
+        self.frames().iter().filter(|&&frame| self.is_free(frame)).count()
     }
 
     fn knows(&self, content: u64) -> Vec<u32> {
@@ -80,23 +120,24 @@ impl Model {
     }
 
     fn take(&mut self, frame: u32) {
-        self.queue.retain(|&other| other != frame);
+        self.unqueue(frame);
         *self.references.entry(frame).or_default() += 1;
     }
 
-    fn release(&mut self, frame: u32) {
+    fn release(&mut self, frame: u32, first_out: bool) {
         let references = self.references.get_mut(&frame).unwrap();
         *references -= 1;
         if *references == 0 {
             self.references.remove(&frame);
             if self.keys.contains_key(&frame) {
-                self.queue.push_back(frame);
+                let queue = if first_out { &mut self.first_out } else { &mut self.queue };
+                queue.push_back(frame);
             }
         }
     }
 
     fn forget(&mut self, frame: u32) -> bool {
-        self.queue.retain(|&other| other != frame);
+        self.unqueue(frame);
         self.keys.remove(&frame).is_some()
     }
 
@@ -105,9 +146,8 @@ impl Model {
         let free = self.free();
         let evicted = frames.len().saturating_sub(free);
         for _ in 0..evicted {
-            let next = self.queue.pop_front().expect("available");
+            let next = self.evict();
             assert!(frames.contains(&next), "frame {next} is evicted next, not one of {frames:?}");
-            self.forget(next);
         }
         for &frame in frames {
             assert!(self.is_free(frame), "frame {frame} was not free");
@@ -134,11 +174,11 @@ impl World {
         held
     }
 
-    fn free(&mut self, frames: &[u32]) {
-        let freed = self.pool.free(frames);
+    fn free(&mut self, frames: &[u32], first_out: bool) {
+        let freed = if first_out { self.pool.free_first_out(frames) } else { self.pool.free(frames) };
         assert_eq!(freed.is_ok(), self.model.can_free(frames), "{frames:?}: {freed:?}");
         if freed.is_ok() {
-            frames.iter().for_each(|&frame| self.model.release(frame));
+            frames.iter().for_each(|&frame| self.model.release(frame, first_out));
         }
     }
 
@@ -177,14 +217,59 @@ impl World {
         if !commits {
             return moves.cancel();
         }
+        self.commit(moves);
+    }
+
+    fn commit(&mut self, moves: FrameMoves) {
+        let pairs = moves.len();
         let outcome = moves.commit();
-        assert_eq!(outcome.moved.len() + outcome.stayed.len(), pairs.len());
+        assert_eq!(outcome.moved.len() + outcome.stayed.len(), pairs);
         for (from, to) in outcome.moved {
             assert_eq!(self.model.references(from), 0, "only frames without references move");
             let keys = self.model.keys.remove(&from).unwrap();
             self.model.keys.insert(to, keys);
-            let queued = self.model.queue.iter_mut();
+            let queued = self.model.first_out.iter_mut().chain(self.model.queue.iter_mut());
             queued.filter(|frame| **frame == from).for_each(|frame| *frame = to);
+        }
+    }
+
+    fn grow(&mut self, frames: usize) {
+        let grown = self.pool.grow(frames);
+        let can = frames > 0 && self.model.total + frames <= FRAMES;
+        assert_eq!(grown.is_ok(), can, "{} and {frames}: {grown:?}", self.model.total);
+        self.model.total += if can { frames } else { 0 };
+    }
+
+    fn shrink(&mut self, to: usize, moves: bool) {
+        let total = self.model.total;
+        let shrink = self.pool.begin_shrink(to);
+        assert_eq!(shrink.is_ok(), to > 0 && to < total, "{total} to {to}: {shrink:?}");
+        let Ok(shrink) = shrink else { return };
+        let region = to as u32 + 1..=total as u32;
+        if moves {
+            let stay = self.model.references.keys().filter(|&frame| !region.contains(frame)).count();
+            let over = (stay + self.model.evictable()).saturating_sub(to);
+            for _ in 0..over.min(self.model.evictable()) {
+                self.model.evict();
+            }
+            let moves = shrink.propose_moves(FRAMES);
+            assert!(moves.pairs().all(|(from, to)| region.contains(&from) && !region.contains(&to)));
+            self.commit(moves);
+        }
+        let in_use: Vec<_> =
+            region.clone().filter(|&frame| self.model.references(frame) > 0).map(FrameId).collect();
+        assert_eq!(shrink.in_use(), in_use);
+        let cached = region.clone().filter(|frame| self.model.keys.contains_key(frame)).count();
+        assert!(!moves || cached == in_use.iter().filter(|f| self.model.keys.contains_key(&f.0)).count());
+        match shrink.finish() {
+            Ok(()) => {
+                assert_eq!(in_use, []);
+                region.for_each(|frame| {
+                    self.model.forget(frame);
+                });
+                self.model.total = to;
+            }
+            Err(error) => assert_eq!(error, FrameShrinkError::InUse { frames: in_use }),
         }
     }
 
@@ -201,16 +286,15 @@ impl World {
                     frames.extend(runs.iter().flat_map(|run| run.start.0..run.end()));
                     allocated
                 };
-                let available = self.model.free() + self.model.queue.len();
-                assert_eq!(allocated.is_ok(), available >= *count, "{allocated:?}");
+                assert_eq!(allocated.is_ok(), self.model.available() >= *count, "{allocated:?}");
                 assert_eq!(frames.len(), if allocated.is_ok() { *count } else { 0 });
                 self.model.allocated(&frames);
             }
             Claim(frames) => {
                 let claimed = self.pool.claim(frames);
                 let distinct: BTreeSet<u32> = frames.iter().copied().collect();
-                let can =
-                    distinct.len() == frames.len() && frames.iter().all(|&f| self.model.references(f) == 0);
+                let is_unused = |&frame: &u32| self.model.has(frame) && self.model.references(frame) == 0;
+                let can = distinct.len() == frames.len() && frames.iter().all(is_unused);
                 assert_eq!(claimed.is_ok(), can, "{frames:?}: {claimed:?}");
                 if can {
                     for &frame in frames {
@@ -219,10 +303,10 @@ impl World {
                     }
                 }
             }
-            Free(frames) => self.free(frames),
-            FreeHeld { take, skip } => {
+            Free(frames) => self.free(frames, false),
+            FreeHeld { take, skip, first_out } => {
                 let held: Vec<u32> = self.held().into_iter().skip(*skip).take(*take).rev().collect();
-                self.free(&held);
+                self.free(&held, *first_out);
             }
             Share(frames) => {
                 let shared = self.pool.share(frames);
@@ -239,7 +323,9 @@ impl World {
             }
             Hit(contents) => self.hit(contents),
             Uncache(frames) => {
-                let uncached = self.pool.uncache(frames).unwrap();
+                let uncached = self.pool.uncache(frames);
+                assert_eq!(uncached.is_ok(), frames.iter().all(|&frame| self.model.has(frame)));
+                let Ok(uncached) = uncached else { return };
                 assert_eq!(uncached, frames.iter().filter(|&&frame| self.model.forget(frame)).count());
             }
             Unregister(content) => {
@@ -270,15 +356,17 @@ impl World {
                 let cleared = self.pool.clear_idle();
                 assert_eq!(cleared.is_ok(), self.model.references.is_empty(), "{cleared:?}");
                 if cleared.is_ok() {
-                    self.model = Model::default();
+                    self.model = Model::new(self.model.total);
                 }
             }
             Moves { order, commits, hit } => self.moves(*order, *commits, *hit),
+            Grow(frames) => self.grow(*frames),
+            Shrink { to, moves } => self.shrink(*to, *moves),
         }
     }
 
     fn compare(&self) {
-        let frames: Vec<u32> = (1..=FRAMES as u32).collect();
+        let frames = self.model.frames();
         let expected: Vec<u32> = frames.iter().map(|&frame| self.model.references(frame) as u32).collect();
         assert_eq!(references(&self.pool, &frames), expected);
         for &frame in &frames {
@@ -298,7 +386,15 @@ impl World {
         let (counts, report) = (self.pool.counts(), self.pool.audit().unwrap());
         assert_eq!((counts.free(), counts.held), (self.model.free(), 0));
         assert_eq!(report.owned, self.model.references.len());
-        assert_eq!(report.evictable, self.model.queue.len());
+        assert_eq!(report.evictable, self.model.evictable());
+        let metrics = self.pool.metrics();
+        assert_eq!(
+            metrics.allocations.blocks,
+            metrics.allocations.freed_blocks
+                + metrics.evictions.total()
+                + (metrics.stats.used + metrics.stats.evictable) as u64,
+            "{metrics:?}"
+        );
     }
 }
 
@@ -307,7 +403,7 @@ proptest! {
 
     #[test]
     fn a_frame_pool_is_the_naive_pool(operations in vec(operation(), 1..120)) {
-        let mut world = World { pool: super::pool(FRAMES), model: Model::default() };
+        let mut world = World { pool: super::pool(FRAMES), model: Model::new(FRAMES) };
         for operation in &operations {
             world.run(operation);
             // An index without room for a key finds less than the model.

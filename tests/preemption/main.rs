@@ -17,19 +17,19 @@ mod settled;
 mod storm;
 mod victims;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A deadline that no test reaches.
-fn far() -> tokio::time::Instant {
-    tokio::time::Instant::now() + Duration::from_secs(60)
+fn far() -> Instant {
+    Instant::now() + Duration::from_secs(60)
 }
 
 /// A deadline that passes.
-fn near() -> tokio::time::Instant {
-    tokio::time::Instant::now() + Duration::from_millis(20)
+fn near() -> Instant {
+    Instant::now() + Duration::from_millis(20)
 }
 
 /// A deadline that has passed.
-fn past() -> tokio::time::Instant {
-    tokio::time::Instant::now()
+fn past() -> Instant {
+    Instant::now()
 }

@@ -45,7 +45,7 @@ impl World {
         let has_deadline = self.rng.u8(..4) == 0;
         let kind = Kind::Allocate { request, has_deadline };
         if has_deadline {
-            let deadline = Instant::now() + Duration::from_millis(self.rng.u64(..60));
+            let deadline = (Instant::now() + Duration::from_millis(self.rng.u64(..60))).into_std();
             self.spawn(kind, async move { Outcome::Allocated(pool.allocate_until(request, deadline).await) });
         } else {
             self.spawn(kind, async move { Outcome::Allocated(pool.allocate_async(request).await) });

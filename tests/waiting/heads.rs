@@ -30,7 +30,7 @@ async fn a_head_that_is_not_polled_is_passed_over() {
         if by_deadline {
             let (other, say) = (pool.clone(), say.clone());
             tokio::spawn(async move {
-                let late = Instant::now() + LIMIT;
+                let late = std::time::Instant::now() + LIMIT;
                 let lease = other.allocate_until(AllocRequest::new(8), late).await.unwrap();
                 say.send(1).unwrap();
                 drop(lease);
@@ -101,7 +101,8 @@ async fn a_deadline_names_the_first_in_line() {
     let bell = Arc::new(Bell::default());
     let first = stalled(&pool, AllocRequest::new(5).priority(Priority::High), &bell);
     drop(held);
-    let refused = pool.allocate_until(AllocRequest::new(1), Instant::now() + Duration::from_millis(60)).await;
+    let soon = std::time::Instant::now() + Duration::from_millis(60);
+    let refused = pool.allocate_until(AllocRequest::new(1), soon).await;
     let Err(error @ AllocError::Deadline { asked: 1, free: 8, head: Some(head), .. }) = refused else {
         panic!("{refused:?}")
     };
@@ -128,7 +129,8 @@ async fn a_batch_that_is_not_ended_is_named() {
     ));
     assert!(refused.to_string().contains("the oldest is batch 2"), "{refused}");
     let short = Duration::from_millis(30);
-    let late = pool.allocate_until(AllocRequest::new(1), Instant::now() + short).await.unwrap_err();
+    let late =
+        pool.allocate_until(AllocRequest::new(1), std::time::Instant::now() + short).await.unwrap_err();
     let AllocError::Deadline { retired: 8, oldest_batch: Some(oldest), head: None, .. } = late else {
         panic!("{late:?}")
     };

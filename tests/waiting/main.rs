@@ -166,7 +166,7 @@ async fn a_deadline_ends_the_wait() {
     let mut held = all(&pool);
     let begin = Instant::now();
     let late = begin + Duration::from_secs(5);
-    let outcome = pool.allocate_until(AllocRequest::new(4), late).await;
+    let outcome = pool.allocate_until(AllocRequest::new(4), late.into_std()).await;
     assert_eq!(
         outcome.unwrap_err(),
         AllocError::Deadline { asked: 4, free: 0, retired: 0, oldest_batch: None, head: None }
@@ -175,11 +175,12 @@ async fn a_deadline_ends_the_wait() {
     quiet_but(&pool, 10);
     // Tried once, although the deadline has passed.
     held.truncate(9);
-    assert_eq!(pool.allocate_until(AllocRequest::new(1), begin).await.unwrap().blocks().len(), 1);
+    assert_eq!(pool.allocate_until(AllocRequest::new(1), begin.into_std()).await.unwrap().blocks().len(), 1);
     // And before a deadline.
     let other = pool.clone();
     let late = Instant::now() + Duration::from_secs(5);
-    let waiting = tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late).await });
+    let waiting =
+        tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late.into_std()).await });
     sleep(Duration::from_secs(4)).await;
     drop(held);
     assert_eq!(waiting.await.unwrap().unwrap().blocks().len(), 10);

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use kvpool::prefix::PrefixConfig;
-use kvpool::{Pool, SequenceId};
+use kvpool::{AdmitRequest, Pool, Sequence, SequenceError, SequenceId};
 use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, layout};
 use kvpool_benches::{Subject, Worker};
 
@@ -23,8 +23,12 @@ fn main() {
         "cached-sequence" => sequence(count, true, 0),
         "cached-sequence-ten" => sequence(count, true, 10),
         "cached-request" => cached_request(count),
+        "open" => prompts(count, |pool, id, prompt| pool.sequence(id).tokens(prompt)),
+        "admit" => prompts(count, |pool, id, prompt| pool.admit(&AdmitRequest::new(id, prompt))),
         "batch" => batch(count),
         "decode" => decode(count),
+        "appends" => steps(count, false),
+        "decode-step" => steps(count, true),
         "std-mutex" => one::<Listed<Standard>>(count),
         "parking-lot" => one::<Listed<Parking>>(count),
         "array-queue" => one::<Listed<Queued>>(count),
@@ -35,7 +39,8 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "usage: loops <lease | raw | handle | ten | ten-lease | sequence | sequence-ten | \
-         cached-sequence | cached-sequence-ten | cached-request | batch | decode | std-mutex | parking-lot | array-queue> <count>"
+         cached-sequence | cached-sequence-ten | cached-request | open | admit | batch | \
+         decode | appends | decode-step | std-mutex | parking-lot | array-queue> <count>"
     );
     std::process::exit(2)
 }
@@ -91,6 +96,23 @@ fn cached_request(count: u64) {
     }
 }
 
+/// The opening, or the admission, of a prompt of 1,000 tokens, of which 62 blocks are cached and one
+/// is not, and the end of the sequence.
+fn prompts(count: u64, open: impl Fn(&Pool, SequenceId, &[u32]) -> Result<Sequence, SequenceError>) {
+    let pool = pool(true);
+    let prompt: Vec<u32> = (0..1_000).collect();
+    let mut first = pool.sequence(SequenceId(count)).tokens(&prompt).expect("a new id");
+    pool.begin_batch().append(&mut first, prompt.len()).expect("there is room");
+    drop(first);
+    for id in 0..count {
+        let mut sequence = open(&pool, SequenceId(id), &prompt).expect("there is room");
+        if black_box(&sequence).is_empty() {
+            // Blocks are not kept when their generation wraps around.
+            pool.begin_batch().append(&mut sequence, prompt.len()).expect("there is room");
+        }
+    }
+}
+
 /// An empty batch.
 fn batch(count: u64) {
     let pool = pool(true);
@@ -108,5 +130,38 @@ fn decode(count: u64) {
             batch = pool.begin_batch();
         }
         batch.append_tokens(&mut sequence, &[token as u32]).expect("there is room");
+    }
+}
+
+/// A token for each of 256 sequences, appended one by one, or in one call. Counts tokens.
+fn steps(count: u64, is_at_once: bool) {
+    const SEQUENCES: u64 = 256;
+    let pool = pool(true);
+    let mut sequences: Vec<Sequence> =
+        (0..SEQUENCES).map(|id| pool.sequence(SequenceId(id)).open().expect("a new id")).collect();
+    // So that the same number of them needs a block in each step.
+    let begin = |sequences: &mut [Sequence]| {
+        let mut batch = pool.begin_batch();
+        for (place, sequence) in sequences.iter_mut().enumerate() {
+            sequence.truncate(0).expect("it is not shorter");
+            batch.append_tokens(sequence, &vec![place as u32; 1 + place % 16]).expect("there is room");
+        }
+    };
+    begin(&mut sequences);
+    let tokens = [0; SEQUENCES as usize];
+    for step in 0..count / SEQUENCES {
+        let mut batch = pool.begin_batch();
+        if is_at_once {
+            let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
+            batch.decode_tokens(&mut all, &tokens).expect("there is room");
+        } else {
+            for (sequence, token) in sequences.iter_mut().zip(&tokens) {
+                batch.append_tokens(sequence, &[*token]).expect("there is room");
+            }
+        }
+        batch.finish();
+        if step % 2_048 == 2_047 {
+            begin(&mut sequences);
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Preemption by a swap to a host pool, and the way back.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::{Pool, Preempt, Sequence, Target, TransferError};
 use tokio::runtime::Handle;
-use tokio::time::Instant;
 
 use crate::error::EngineError;
 

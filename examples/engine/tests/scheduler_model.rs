@@ -84,13 +84,13 @@ fn serve(blocks: usize, jobs: &[(usize, usize)]) {
         }
         assert!(matches!(stream.try_recv(), Ok(Event::Finished { .. })));
     }
+    testing::end_exploring();
     testing::wait_for_threads(&pool, 0);
     pool.audit().unwrap();
     assert_eq!(pool.free_blocks(), blocks);
 }
 
 #[test]
-#[cfg_attr(kvpool_loom, ignore = "seven minutes did not explore it; runs on real threads")]
 fn two_requests_that_do_not_fit_together_are_served() {
     // Each needs both blocks in the end: one of them is preempted, and computed again.
     let check = testing::Check::new("two requests that do not fit together").preemptions(1);
@@ -123,6 +123,7 @@ fn a_request_is_served_when_it_arrives() {
         assert!(matches!(stream.try_recv(), Ok(Event::Finished { .. })));
         scheduler.close();
         worker.join().unwrap();
+        testing::end_exploring();
         testing::wait_for_threads(&pool, 0);
         pool.audit().unwrap();
     });

@@ -32,6 +32,7 @@ fn both_requests_are_served() {
         worker.join().unwrap();
         assert_eq!(scheduler.finished(), 2);
         // The worker's cache is returned when the thread's destructors have run.
+        testing::end_exploring();
         testing::wait_for_threads(&pool, 0);
         pool.audit().unwrap();
         assert_eq!(pool.free_blocks(), 2);

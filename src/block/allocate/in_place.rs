@@ -45,13 +45,13 @@ impl Blocks {
         self.with_thread_cache(|cache| {
             let mut grab = Grab::new();
             let custody = self.custody();
-            if prefers_runs && !request.contiguous {
-                self.check_request(request)?;
+            if prefers_runs && !request.contiguous && self.check_request(request).is_ok() {
                 self.grab_runs(cache, request.blocks as u32, &mut grab);
             }
             let gathered = self.gather(cache, request, None, &mut grab, &custody);
             drop(custody);
-            gathered?;
+            gathered.inspect_err(|error| self.count_refusal(error))?;
+            self.count_allocated(cache, request.blocks);
             self.own_in_place(&grab, request);
             grab.runs.iter().for_each(|&run| take(run));
             Ok(())
@@ -82,12 +82,26 @@ impl Blocks {
         }
         drop(custody);
         gathered?;
+        if !frames.is_empty() {
+            self.count_allocated(None, frames.len());
+        }
         self.own_in_place(&grab, request);
         Ok(())
     }
 }
 
 impl Core {
+    /// Returns the number of these frames whose blocks can be evicted now.
+    pub(crate) fn evictable_in(&self, region: Run) -> usize {
+        let oldest = self.space.clock.oldest();
+        let can_evict = |&frame: &FrameId| {
+            let id = self.space.table.block_at(frame);
+            let word = self.word(id);
+            word.frame() == frame && self.can_evict(id, word, oldest)
+        };
+        region.frames().filter(can_evict).count()
+    }
+
     /// Takes up to `wanted` free frames from the bitmaps: one run, or as few runs as possible.
     fn grab_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {
         let near = self.start(cache);

@@ -86,12 +86,17 @@ impl Core {
         let gathered = self.gather(cache, request, list, &mut grab, &custody);
         drop(custody);
         gathered.inspect_err(|error| self.counters.refused(error))?;
-        match &cache {
-            Some(cache) => cache.counters().allocated(grab.frames),
-            None => self.counters.allocated(grab.frames),
-        }
+        self.count_allocated(cache, grab.frames);
         self.hand_out(&grab, request, ownership, take);
         Ok(())
+    }
+
+    /// Counts a request that got its blocks.
+    pub(super) fn count_allocated(&self, cache: Option<CountedRef<'_>>, blocks: usize) {
+        match cache {
+            Some(cache) => cache.counters().allocated(blocks),
+            None => self.counters.allocated(blocks),
+        }
     }
 
     /// Makes the blocks at the gathered frames owned, and passes each to `take`.

@@ -33,7 +33,7 @@ impl FramePool {
 
 impl FramePoolBuilder {
     /// Sets the number of frames, without the null block's, up to which the pool may
-    /// [grow](FramePool::grow). Without it, the pool cannot grow.
+    /// [grow](FramePool::grow). Without it, the pool grows only to its first size, after a shrink.
     pub fn frames_max(mut self, frames: usize) -> Self {
         self.shape = self.shape.blocks_max(frames);
         self

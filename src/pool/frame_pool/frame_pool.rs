@@ -1,11 +1,14 @@
 //! The frame pool: allocation and references by frame, batches, counts.
 
+use std::sync::PoisonError;
+
 use crate::block::{AllocRequest, AuditError, AuditReport, Blocks, Counts};
 use crate::clock::InFlight;
-use crate::error::{AllocError, FrameError, GrowError};
+use crate::compact::MoveCounts;
+use crate::error::{AllocError, FrameError};
 use crate::ids::{FrameId, Order, PoolTag, Run, Ticket};
-use crate::prefix::{PrefixCache, PrefixStats};
-use crate::sync::Arc;
+use crate::prefix::{PolicyInfo, PrefixCache, PrefixStats};
+use crate::sync::{Arc, Mutex};
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
@@ -26,7 +29,8 @@ use crate::sync::Arc;
 /// # Eviction order
 ///
 /// Free frames are taken first. Then cached frames without references are evicted: those that were
-/// freed first, and within one [`free`](Self::free) in the order of the list. This is exact while
+/// freed [first out](Self::free_first_out), then the others, each in the order in which they were
+/// freed, and within one call in the order of the list. This is exact while
 /// one thread uses the pool, except that contiguous requests and [claims](Self::claim) evict the
 /// frames that they need, and that a thread of a pool of 512 frames or more evicts up to 32 frames
 /// ahead of its next requests, unless [magazines](crate::FramePoolBuilder::magazine_frames) are
@@ -66,6 +70,18 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) cache: Arc<PrefixCache>,
     pub(super) order: Order,
+    /// Counts of proposed moves.
+    pub(super) moves: Mutex<MoveCounts>,
+}
+
+impl Shared {
+    pub(super) fn move_counts(&self) -> MoveCounts {
+        *self.moves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count_moves(&self, count: impl FnOnce(&mut MoveCounts)) {
+        count(&mut self.moves.lock().unwrap_or_else(PoisonError::into_inner));
+    }
 }
 
 impl Drop for Shared {
@@ -117,7 +133,7 @@ impl Drop for FrameBatch {
 
 impl FramePool {
     pub(super) fn new(blocks: Blocks, cache: Arc<PrefixCache>, order: Order) -> Self {
-        Self(Arc::new(Shared { blocks, cache, order }))
+        Self(Arc::new(Shared { blocks, cache, order, moves: Mutex::default() }))
     }
 
     /// Returns the block floor.
@@ -183,8 +199,26 @@ impl FramePool {
     /// another thread concurrently frees a frame of the list, though only one reference is left,
     /// that frame is reported, and the others are freed.
     pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
+        self.free_with(frames, PolicyInfo::default())
+    }
+
+    /// Frees frames like [`free`](Self::free), to be evicted before all frames that were freed in
+    /// that way: their contents will hardly be used again.
+    ///
+    /// Until then they are found. Frames that were freed first out are evicted in the order of these
+    /// calls, and of each list. A hit or share takes a frame out of the order; the next free decides
+    /// anew.
+    ///
+    /// # Errors
+    ///
+    /// As for [`free`](Self::free).
+    pub fn free_first_out(&self, frames: &[u32]) -> Result<(), FrameError> {
+        self.free_with(frames, PolicyInfo { is_first_out: true, ..PolicyInfo::default() })
+    }
+
+    fn free_with(&self, frames: &[u32], policy_info: PolicyInfo) -> Result<(), FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
-        blocks.free_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
+        blocks.free_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, policy_info))
     }
 
     /// Adds one reference to each frame, which must be referenced or cached.
@@ -259,15 +293,6 @@ impl FramePool {
         let in_flight = blocks.begin_batch();
         let ticket = in_flight.ticket();
         FrameBatch { blocks, in_flight: Some(in_flight), ticket }
-    }
-
-    /// Adds `frames` frames while the pool serves.
-    ///
-    /// # Errors
-    ///
-    /// [`GrowError`]; the pool is unchanged.
-    pub fn grow(&self, frames: usize) -> Result<(), GrowError> {
-        self.0.blocks.grow(frames, &mut |_| Ok(()))
     }
 
     /// Returns free frames cached by threads to the bitmaps, where they join into runs.

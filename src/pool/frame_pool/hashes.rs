@@ -36,8 +36,31 @@ impl FramePool {
     ///
     /// [`FrameError::EmptyHash`].
     pub fn key(&self, group: FrameGroup, hash: &[u8]) -> Result<FrameKey, FrameError> {
+        self.key_at(0, group, hash)
+    }
+
+    /// Appends the [keys](Self::key) of foreign hashes in a group of layers to `out`.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::EmptyHash`]; `out` is unchanged.
+    pub fn keys<H: AsRef<[u8]>>(
+        &self,
+        group: FrameGroup,
+        hashes: impl IntoIterator<Item = H>,
+        out: &mut Vec<FrameKey>,
+    ) -> Result<(), FrameError> {
+        let before = out.len();
+        for (index, hash) in hashes.into_iter().enumerate() {
+            let key = self.key_at(index, group, hash.as_ref()).inspect_err(|_| out.truncate(before));
+            out.push(key?);
+        }
+        Ok(())
+    }
+
+    fn key_at(&self, index: usize, group: FrameGroup, hash: &[u8]) -> Result<FrameKey, FrameError> {
         if hash.is_empty() {
-            return Err(FrameError::EmptyHash);
+            return Err(FrameError::EmptyHash { index });
         }
         Ok(FrameKey { hash: self.0.cache.hasher().foreign(group.0, hash), pool: self.tag() })
     }
@@ -93,6 +116,22 @@ impl FramePool {
     pub fn cached(&self, key: FrameKey) -> Result<Option<u32>, FrameError> {
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.peek(&self.0.blocks, hash).map(|frame| frame.0))
+    }
+
+    /// Appends a frame for each of the leading keys that are known to `out`, without a reference,
+    /// and returns their number. As [`cached`](Self::cached), it counts as no lookup.
+    ///
+    /// With the keys of one hash in several groups: whether each group has a frame.
+    ///
+    /// # Errors
+    ///
+    /// [`FrameError::ForeignKey`]; `out` is unchanged.
+    pub fn cached_prefix(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
+        let Shared { blocks, cache, .. } = &*self.0;
+        keys.iter().enumerate().try_for_each(|(index, &key)| self.check_key(index, key).map(drop))?;
+        let before = out.len();
+        out.extend(keys.iter().map_while(|key| cache.peek(blocks, key.hash)).map(|frame| frame.0));
+        Ok(out.len() - before)
     }
 
     /// Takes a reference on one frame for each of the leading keys that are known, and appends the

@@ -36,14 +36,22 @@
 //! | `frame_pool` | the pool: allocation and references by frame, batches, counts |
 //! | `hashes` | keys, registration, lookups |
 //! | `moves` | compaction in two steps: pairs for the engine to copy, then the commit |
+//! | `resize` | growing, and shrinking in two steps |
+//! | `waiting` | allocation that waits in line |
+//! | `metrics` | counters, gauges and histograms |
 
 mod builder;
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod frame_pool;
 mod hashes;
+mod metrics;
 mod moves;
+mod resize;
+mod waiting;
 
 pub use builder::FramePoolBuilder;
 pub use frame_pool::{FrameBatch, FrameInfo, FramePool};
 pub use hashes::{FrameGroup, FrameKey};
 pub use moves::{FrameMoves, MovedFrames};
+pub use resize::FrameShrink;
+pub use waiting::FrameLease;

@@ -12,7 +12,7 @@
 //! move: the engine that got the frame's number keeps it.
 
 use crate::block::Wave;
-use crate::compact::{GaveWay, Goal, Snapshot, plan};
+use crate::compact::{GaveWay, GivenUp, Goal, Snapshot, plan};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
@@ -23,6 +23,7 @@ use super::frame_pool::{FramePool, Shared};
 /// moves. It may be sent to the thread on which the copies end.
 #[must_use = "moves that are dropped are cancelled"]
 pub struct FrameMoves {
+    pool: FramePool,
     wave: Wave,
 }
 
@@ -72,7 +73,13 @@ impl FramePool {
     internal! {
         /// Begins those of these moves that are possible now.
         fn moves_of(&self, pairs: impl IntoIterator<Item = (FrameId, FrameId)>) -> FrameMoves {
-            FrameMoves { wave: self.0.blocks.begin_wave(pairs, &mut |_, _| ()) }
+            let mut given_up = GivenUp::default();
+            let wave = self.0.blocks.begin_wave(pairs, &mut |_, why| given_up.count(why));
+            self.0.count_moves(|counts| {
+                counts.runs += 1;
+                counts.given_up.add(&given_up);
+            });
+            FrameMoves { pool: self.clone(), wave }
         }
     }
 }
@@ -105,6 +112,11 @@ impl FrameMoves {
         unsafe { self.wave.publish(&mut gave_way) };
         let stayed = &outcome.stayed;
         outcome.moved.retain(|(from, _)| stayed.iter().all(|(stayed, _)| stayed != from));
+        self.pool.0.count_moves(|counts| {
+            counts.waves += u64::from(!outcome.moved.is_empty() || !outcome.stayed.is_empty());
+            counts.moved_blocks += outcome.moved.len() as u64;
+            outcome.stayed.iter().for_each(|&(_, why)| counts.given_up.count(why));
+        });
         outcome
     }
 

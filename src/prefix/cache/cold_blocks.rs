@@ -44,7 +44,7 @@ impl PrefixCache {
                     self.queues.put_back(&self.rows, Entry { first: id, ..entry });
                     break;
                 }
-                next = self.queues.below(&self.rows, id);
+                next = self.queues.below(&self.rows, entry.queue, id);
                 let is_in_place = self.queues.filed(&self.rows, entry.queue, id).unfile();
                 let is_useless = entry.queue == self.queues.useless() || !self.row(id).is_of(era);
                 // Otherwise its next release files it again.

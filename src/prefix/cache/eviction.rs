@@ -109,9 +109,9 @@ impl<'a> Eviction<'a> {
             cache.row(id).prefetch();
             self.core.prefetch_word(id);
             blocks.push(id);
-            next = cache.queues.below(&cache.rows, id);
+            next = cache.queues.below(&cache.rows, entry.queue, id);
         }
-        if cache.tolerance > 0.0 && entry.queue != cache.queues.useless() {
+        if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
             // Relaxed: as in `evicts_early`.
             cache.reached.store(cache.row(entry.first).place().1, Relaxed);
         }

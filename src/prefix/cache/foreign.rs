@@ -27,7 +27,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
-use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, key_of};
+use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
 
 /// Index entries per block and two: one hash is usual, some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -50,7 +50,8 @@ impl PrefixCache {
     pub(crate) fn foreign(rows: usize, rows_max: usize, config: PrefixConfig) -> Result<Self, PrefixError> {
         let cache = Self::new(rows, rows_max, 1, config.tolerance(0.0))?;
         let index = Index::new(rows * ENTRIES_PER_BLOCK);
-        Ok(Self { index, names: Some(Names::new(rows)), ..cache })
+        let queues = Queues::with_first_out(cache.queues.useless(), rows, rows_max);
+        Ok(Self { index, queues, names: Some(Names::new(rows)), ..cache })
     }
 
     /// Returns the factor by which the index is larger than for one hash per block.
@@ -136,7 +137,7 @@ impl PrefixCache {
         for &(id, hash) in blocks {
             if core.word(id).is_cached() && !self.row(id).is_of(era) && core.uncache(id) {
                 // It was cached before a clear.
-                self.forget_all(core, None, &[id]);
+                self.forget_uncached(core, &[id]);
             }
             if core.word(id).is_cached() {
                 further.push((id, hash));
@@ -187,7 +188,7 @@ impl PrefixCache {
     fn uncache_one(&self, core: &Core, id: BlockId) -> bool {
         loop {
             if core.uncache(id) {
-                self.forget_all(core, None, &[id]);
+                self.forget_uncached(core, &[id]);
                 return true;
             }
             let word = core.word(id);
@@ -198,7 +199,7 @@ impl PrefixCache {
             if word.is_moving() && !word.is_owned() {
                 if core.hit_in_place(id, word).is_some() {
                     core.uncache(id);
-                    self.forget_all(core, None, &[id]);
+                    self.forget_uncached(core, &[id]);
                     core.give_back_hit(id, true);
                     return true;
                 }

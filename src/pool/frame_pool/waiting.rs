@@ -1,0 +1,134 @@
+//! Allocation that waits in line, and frames that free themselves.
+//!
+//! The line is that of any pool: see [`Pool::allocate_async`](crate::Pool::allocate_async). The
+//! pool has no bytes and moves no blocks by itself. So a request for a run waits until frees or
+//! [committed moves](super::FrameMoves::commit) make one.
+
+use std::time::Instant;
+
+use crate::block::{AllocRequest, Class};
+use crate::error::AllocError;
+use crate::pool::Pool;
+
+use super::frame_pool::FramePool;
+
+/// Frames with one reference each, which dropping it drops.
+///
+/// What a waiting allocation returns: a task that is cancelled after its request was granted leaks
+/// no frame. [`into_frames`](Self::into_frames) passes the references on.
+#[must_use = "dropping it frees the frames"]
+pub struct FrameLease {
+    pool: FramePool,
+    frames: Vec<u32>,
+}
+
+impl FrameLease {
+    /// Returns the frames.
+    pub fn frames(&self) -> &[u32] {
+        &self.frames
+    }
+
+    /// Returns the frames, whose references are the caller's from now on.
+    pub fn into_frames(mut self) -> Vec<u32> {
+        std::mem::take(&mut self.frames)
+    }
+}
+
+impl Drop for FrameLease {
+    fn drop(&mut self) {
+        // An error means that the engine has freed them by their numbers.
+        let _ = self.pool.free(&self.frames);
+    }
+}
+
+impl std::fmt::Debug for FrameLease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("FrameLease").field(&self.frames).finish()
+    }
+}
+
+impl FramePool {
+    /// Allocates frames, and waits for them if necessary.
+    ///
+    /// Requests wait in line as those of [`Pool::allocate_async`](crate::Pool::allocate_async):
+    /// urgent ones are served first, and requests of equal priority in order of arrival.
+    /// [`allocate`](Self::allocate), which does not wait, takes the frames that are available at
+    /// that moment. The future may be dropped at any time; its turn passes to the next request.
+    ///
+    /// A contiguous request waits until frees, or moves that the engine
+    /// [commits](crate::FrameMoves::commit), make a run.
+    ///
+    /// ```
+    /// # use kvpool::{AllocRequest, FramePool};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let pool = FramePool::builder(100).build()?;
+    /// let mut all = Vec::new();
+    /// pool.allocate(AllocRequest::new(100), &mut all)?;
+    /// let waiting = pool.allocate_async(AllocRequest::new(10));
+    /// let (granted, freed) = tokio::join!(waiting, async { pool.free(&all[..20]) });
+    /// freed?;
+    /// let table: Vec<u32> = granted?.into_frames();
+    /// assert_eq!((table.len(), pool.available()), (10, 10));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
+    /// [`AllocError::WrongDevice`], [`AllocError::TooLarge`] (also if the pool shrinks meanwhile);
+    /// and on a thread that cannot wait, [`AllocError::FenceRefused`].
+    ///
+    /// # Panics
+    ///
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
+    pub async fn allocate_async(&self, request: AllocRequest) -> Result<FrameLease, AllocError> {
+        let (blocks, request) = (&self.0.blocks, request.pinned());
+        let lease = |frames| FrameLease { pool: self.clone(), frames };
+        blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
+        if !blocks.is_awaited() {
+            // No request waits, so there is no line to join.
+            let mut frames = Vec::new();
+            match self.allocate(request, &mut frames) {
+                Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
+                outcome => return outcome.map(|()| lease(frames)),
+            }
+        }
+        let mut place = blocks.wait_in_line(&request, Class::Admission);
+        let waiting = Pool::in_turns_with(None, &mut place, |place| {
+            let mut frames = Vec::with_capacity(request.blocks);
+            // A block with references stays in its frame.
+            place.allocate(&request, None, &mut |id| frames.push(blocks.frame(id).0))?;
+            Ok(lease(frames))
+        });
+        // On the heap: a request that does not wait should not carry it.
+        traced!("kvpool.wait", Box::pin(waiting)).await
+    }
+
+    /// Allocates like [`allocate_async`](Self::allocate_async), but gives up at a deadline.
+    ///
+    /// If no other request waits ahead of it, the request is tried at least once, even if the
+    /// deadline has already passed.
+    ///
+    /// # Errors
+    ///
+    /// As for [`allocate_async`](Self::allocate_async), and [`AllocError::Deadline`].
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait in a tokio runtime whose timer is disabled.
+    pub async fn allocate_until(
+        &self,
+        request: AllocRequest,
+        deadline: Instant,
+    ) -> Result<FrameLease, AllocError> {
+        let waiting = self.allocate_async(request);
+        Pool::until_of(&self.0.blocks, request.blocks, deadline, waiting).await.unwrap_or_else(Err)
+    }
+}
+
+const _: () = {
+    const fn sent<T: Send>() {}
+    sent::<FrameLease>();
+};

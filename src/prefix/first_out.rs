@@ -1,0 +1,57 @@
+//! Links of the queue of blocks that their engine wants evicted first.
+//!
+//! A block that was released in the usual way, hit, and released *first out* may still be in an
+//! entry of a queue of the policy: a hit does not unfile it. With one set of links it would wait
+//! there. So this queue has links and a `filed` flag of its own, and a block may be in two entries,
+//! of which the place in its [row](super::row) makes one outdated. The theorem of the
+//! [queues](super::queues) holds for each flag by itself: a release sets the place, and then swaps
+//! the flag of that place's queue.
+//!
+//! Only the caches of frame pools have this queue.
+
+use crate::block::{GrowTable, TablePart};
+use crate::ids::BlockId;
+use crate::sync::{AtomicBool, AtomicU32, Ordering::*};
+
+use super::queue::Links;
+use super::row::QueueLinks;
+
+/// Links and flags of consecutive blocks.
+pub(super) struct FirstOutPart {
+    filed: Box<[AtomicBool]>,
+    links: Box<[QueueLinks]>,
+}
+
+impl TablePart for FirstOutPart {
+    fn new(_base: usize, len: usize) -> Self {
+        Self {
+            filed: (0..len).map(|_| AtomicBool::new(false)).collect(),
+            links: (0..len).map(|_| QueueLinks::default()).collect(),
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.links.len()
+    }
+}
+
+/// Links of all blocks in the queue of blocks that are evicted first.
+pub(super) type FirstOut = GrowTable<FirstOutPart>;
+
+impl FirstOut {
+    /// Returns a block's flag and links.
+    pub(super) fn of(&self, id: BlockId) -> (&AtomicBool, &QueueLinks) {
+        let (part, at) = self.locate(id.index());
+        (&part.filed[at], &part.links[at])
+    }
+}
+
+impl Links for FirstOut {
+    fn next(&self, id: BlockId) -> &AtomicU32 {
+        &self.of(id).1.next
+    }
+
+    fn rank(&self, id: BlockId) -> u64 {
+        self.of(id).1.rank.load(Relaxed)
+    }
+}
