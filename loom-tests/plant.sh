@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Plants bugs: copies the tree to target/planted/tree, applies every patch in loom-tests/mutants,
-# cuda-tests/mutants and node/mutants to the copy, and prints its path. A patch that does not apply fails. The bugs
-# are inactive until KVPOOL_MUTANT names one.
+# cuda-tests/mutants and node/mutants to the copy, and prints its path. A patch that does not apply
+# fails. The bugs are inactive until KVPOOL_MUTANT names one.
 #
 # `plant.sh mend` applies as much as possible, and leaves the rejected hunks beside the files of the
 # copy (*.rej). `plant.sh save` writes the patches anew from the copy. To add a bug: plant, edit the
