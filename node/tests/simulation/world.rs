@@ -51,6 +51,7 @@ enum Happening {
     Request { node: NodeId },
     Engine,
     Fault,
+    Death { node: NodeId },
     Resume { node: NodeId },
     Restart { node: NodeId },
     Mend { a: NodeId, b: NodeId },
@@ -294,6 +295,12 @@ impl World {
                 self.strike(node);
                 Ok(())
             }
+            Happening::Death { node } => {
+                if !self.is_healed && self.nodes[node].is_alive {
+                    self.kill(node);
+                }
+                Ok(())
+            }
             Happening::Resume { node } => self.resume(node),
             Happening::Restart { node } => {
                 self.restart(node);
@@ -466,6 +473,11 @@ impl World {
                         .map(|node| node.is_alive.then_some(node.migrations.incarnation()))
                         .collect();
                     self.checks.reported(incarnation, machine, &report, &alive)?;
+                    let is_arrival = report.side == Side::Target && report.kind == Kind::Migrate;
+                    if is_arrival && report.outcome == Outcome::Done {
+                        let from = self.nodes[node].links[&machine];
+                        self.arrived(node, from);
+                    }
                 }
             }
         }
@@ -586,21 +598,42 @@ impl World {
             }
             _ => {
                 let peer = (node + self.rng.usize(1..self.nodes.len())) % self.nodes.len();
-                self.log(|| format!("{node} is cut from {peer}"));
-                self.checks.count("cut");
-                self.cut.insert((node, peer));
-                if self.rng.u8(..4) > 0 {
-                    self.cut.insert((peer, node));
-                }
-                for (node, peer) in [(node, peer), (peer, node)] {
-                    if self.rng.bool() {
-                        let time = self.now + self.rng.u64(1..term_ms);
-                        self.input(time, node, Input::LinkLost { peer });
-                    }
-                }
-                let time = self.now + span(&mut self.rng);
-                self.at(time, Happening::Mend { a: node, b: peer });
+                self.cut(node, peer);
             }
+        }
+    }
+
+    fn cut(&mut self, node: NodeId, peer: NodeId) {
+        self.log(|| format!("{node} is cut from {peer}"));
+        self.checks.count("cut");
+        let term_ms = self.weather.timing.term_ms;
+        self.cut.insert((node, peer));
+        if self.rng.u8(..4) > 0 {
+            self.cut.insert((peer, node));
+        }
+        for (node, peer) in [(node, peer), (peer, node)] {
+            if self.rng.bool() {
+                let time = self.now + self.rng.u64(1..term_ms);
+                self.input(time, node, Input::LinkLost { peer });
+            }
+        }
+        let longest = if self.rng.bool() { term_ms * 2 } else { term_ms / 10 };
+        let time = self.now + self.rng.u64(1..longest);
+        self.at(time, Happening::Mend { a: node, b: peer });
+    }
+
+    /// A sequence has arrived. It may be sent on at once, while its source cannot hear of it, and the
+    /// node in between may die.
+    fn arrived(&mut self, node: NodeId, from: NodeId) {
+        if self.is_healed || self.weather.struck == 0.0 || self.rng.u8(..3) > 0 {
+            return;
+        }
+        self.cut(node, from);
+        let soon = self.now + self.rng.u64(1..200);
+        self.at(soon, Happening::Request { node });
+        if self.rng.bool() {
+            let later = self.now + self.rng.u64(1..1_500);
+            self.at(later, Happening::Death { node });
         }
     }
 
