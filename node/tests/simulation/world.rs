@@ -111,7 +111,7 @@ impl World {
     pub fn new(seed: u64, trace: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut often = |choices: &[f64]| choices[rng.usize(..choices.len())];
-        let is_calm = seed % 8 == 0;
+        let is_calm = seed.is_multiple_of(8);
         let (mut lost, doubled, mut late) =
             (often(&[0.0, 0.05, 0.2]), often(&[0.0, 0.1, 0.4]), often(&[0.0, 0.05, 0.2]));
         let (corrupt, mut struck) = (often(&[0.0, 0.0, 0.1, 0.6]), often(&[0.0, 0.02, 0.08]));
