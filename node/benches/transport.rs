@@ -202,7 +202,8 @@ impl Nodes {
         let submission = Submission {
             operation: Operation::Write,
             region: self.regions[0],
-            peer: self.peers[0], remote_region: RegionId(0),
+            peer: self.peers[0],
+            remote_region: RegionId(0),
             local: runs.clone(),
             remote: runs,
             tag,

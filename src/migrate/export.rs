@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use crate::error::{FormError, ManifestError, TransferError};
-use crate::ids::BlockId;
+use crate::ids::{BlockId, SequenceId};
 use crate::prefix::BlockHash;
 use crate::sequence::{BlockRefs, Outline, Sequence};
 use crate::storage::Storage;
@@ -228,6 +228,17 @@ impl Export {
         let Some(heads) = heads else { return Ok(bytes) };
         let block = PackedBlock { form: &form, heads: self.own_heads()?, bytes: &bytes };
         Ok(heads::extract(block, heads).map_err(ManifestError::from)?)
+    }
+
+    /// Returns the id of the exported sequence; `None` for cached blocks.
+    pub fn sequence(&self) -> Option<SequenceId> {
+        self.outline().map(|outline| outline.id)
+    }
+
+    /// Returns whether the sequence belongs to the export, which closes it at the end; of a copy it
+    /// does not.
+    pub fn owns_sequence(&self) -> bool {
+        self.sequence.is_some()
     }
 
     /// Returns the number of blocks.

@@ -204,6 +204,11 @@ impl Import {
         (0..).zip(self.held.ids()).filter(|(_, id)| id.is_some()).map(|(place, _)| place).collect()
     }
 
+    /// Returns the id of the arriving sequence; `None` for cached blocks.
+    pub fn sequence(&self) -> Option<SequenceId> {
+        if let Arriving::Sequence(arrival) = &self.arriving { Some(arrival.id()) } else { None }
+    }
+
     /// Returns the number of blocks that are cached here and need not be transferred.
     pub fn shared_blocks(&self) -> usize {
         self.held.ids().iter().flatten().count() - self.missing.len()

@@ -201,6 +201,11 @@ impl Arrival {
         }
     }
 
+    /// Returns the id of the sequence.
+    pub(crate) fn id(&self) -> SequenceId {
+        self.sequence.id()
+    }
+
     /// Returns the number of leading blocks whose bytes are present already.
     pub(crate) fn shared(&self) -> usize {
         self.shared

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvpool::transfer::{PackedForm, Remotes};
 use kvpool::transport::Transport;
+use kvpool::{PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use kvpool::transfer::{Carried, Export, Import, Imported, SendError, Sent};
+use kvpool::prefix::BlockHash;
 use kvpool::transport::{Grant as Permission, Hold, PeerId, SourceState, Tag, TransferState, TransportError};
-use kvpool::{BlockHash, Pool, Run, TransferError};
+use kvpool::{Carried, Export, Import, Imported, SendError, Sent};
+use kvpool::{Pool, Run, TransferError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::job::{Ending, Job, SideJob, Slot};
@@ -18,8 +19,9 @@ use super::status::{self, Counters, HISTORY, NodeStatus};
 use super::work::{self, Carrier, Lost, Reserved, Verified};
 use crate::admin::MigrationRecord;
 use crate::protocol::{
-    Action, Actions, Attempt, Bytes, Command, FetchBytes, Grant, Incarnation, Kind, LinkId, MachineId, ManifestBytes,
-    MigrationId, Migrations, Millis, Outcome, Places, Refusal, Report, Request, Side, SideState, Task, Text, Work,
+    Action, Actions, Attempt, Bytes, Command, FetchBytes, Grant, Incarnation, Kind, LinkId, MachineId,
+    ManifestBytes, MigrationId, Migrations, Millis, Outcome, Places, Refusal, Report, Request, Side,
+    SideState, Task, Text, Work,
 };
 use crate::transport::tcp::{Link, TcpTransport};
 
@@ -280,7 +282,8 @@ impl Driver {
 
     /// Adds a peer to NIXL on a blocking thread.
     fn reach(&self, id: LinkId, metadata: Vec<u8>) {
-        let (Some(carrier), Some(inputs)) = (self.carriers.get(&Way::Nixl).cloned(), self.sender.upgrade()) else {
+        let (Some(carrier), Some(inputs)) = (self.carriers.get(&Way::Nixl).cloned(), self.sender.upgrade())
+        else {
             return;
         };
         let Some(incarnation) = self.peers.get(id).and_then(|peer| peer.incarnation) else { return };
@@ -611,7 +614,9 @@ impl Driver {
         self.next_tag += 1;
         let grant = work::grant_of(way.number(), tag, region, &runs)?;
         let bytes = self.pool.layout().map_or(0, |layout| layout.packed_bytes() as u64);
-        self.counters.granted_bytes.fetch_add(bytes * u64::from(runs.iter().map(|run| run.len).sum::<u32>()), Relaxed);
+        self.counters
+            .granted_bytes
+            .fetch_add(bytes * u64::from(runs.iter().map(|run| run.len).sum::<u32>()), Relaxed);
         // SAFETY: the hold keeps the frames for the import alone: see `Import::piece`.
         let granted = unsafe { transport.grant(Permission { tag, region, runs, peer, hold }) };
         granted.map_err(work::text)?;

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use kvpool::transfer::{Carried, Export, Import, Imported, SendError, Sent};
 use kvpool::transport::Tag;
+use kvpool::{Carried, Export, Import, Imported, SendError, Sent};
 use kvpool::{SequenceId, TransferError};
 use tokio::sync::oneshot;
 

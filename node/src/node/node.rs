@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
-use kvpool::transfer::Remotes;
+use kvpool::Remotes;
 use kvpool::{Pool, Sequence, SequenceId, Target};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -201,6 +201,9 @@ impl Drop for Node {
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Node").field("name", &self.name).field("addresses", &self.addresses).finish_non_exhaustive()
+        f.debug_struct("Node")
+            .field("name", &self.name)
+            .field("addresses", &self.addresses)
+            .finish_non_exhaustive()
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use kvpool::transfer::{Carried, Export, Remote, RemoteFuture, Remotes, SendError, Sent};
-use kvpool::{BlockHash, TransferError};
+use kvpool::TransferError;
+use kvpool::prefix::BlockHash;
+use kvpool::{Carried, Export, Remote, RemoteFuture, Remotes, SendError, Sent};
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::Input;

@@ -8,16 +8,15 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
-use kvpool::transfer::{Carried, Export, Import, Imported, Manifest};
+use kvpool::prefix::BlockHash;
 use kvpool::transport::{
     Hold, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
 };
-use kvpool::{AllocError, BlockHash, FrameId, Pool, Run, TransferError};
+use kvpool::{AllocError, FrameId, Pool, Run, TransferError};
+use kvpool::{Carried, Export, Import, Imported, Manifest};
 use tokio::sync::oneshot;
 
-use crate::protocol::{
-    Attempt, FetchBytes, Grant, List, ManifestBytes, Places, Range, Refusal, Text, Work,
-};
+use crate::protocol::{Attempt, FetchBytes, Grant, List, ManifestBytes, Places, Range, Refusal, Text, Work};
 
 /// Bytes that are submitted at once: their blocks are pinned until they are sent.
 const PIECE_BYTES: usize = 64 << 20;
@@ -252,7 +251,8 @@ mod tests {
 
     #[test]
     fn frames_of_a_grant_are_taken_in_order_and_at_most_once() {
-        let ranges = vec![Range { start: 10, len: 3 }, Range { start: 20, len: 1 }, Range { start: 7, len: 2 }];
+        let ranges =
+            vec![Range { start: 10, len: 3 }, Range { start: 20, len: 1 }, Range { start: 7, len: 2 }];
         let grant = Grant { way: 0, tag: 1, region: 0, runs: List::new(ranges).unwrap() };
         let run = |start, len| Run { start: FrameId(start), len };
         let mut frames = Frames::new(&grant);

@@ -40,7 +40,9 @@ pub enum Work {
     TransferFailed(Attempt, Text),
     /// Blocks are reserved.
     Reserved {
-        /// Places whose bytes are missing.
+        /// Places that this node has, or reserved a block for.
+        accepted: Places,
+        /// Those of them whose bytes are missing.
         missing: Places,
         /// Where to write them.
         grant: Grant,
@@ -74,7 +76,7 @@ pub enum Work {
 
 /// Work for the node.
 ///
-/// Each of the first five is answered by one [`Work`]. The others end what the machine had: nothing is
+/// Each of the first six but `Retain` is answered by one [`Work`]. The others end what the machine had: nothing is
 /// answered, and a task of the machine that is still under way is given up, now or when its result
 /// comes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -85,6 +87,9 @@ pub enum Task {
         /// Description of cached blocks, if a peer asked for them.
         what: Option<FetchBytes>,
     },
+    /// Source: of cached blocks, keep those at these places in the export, and return the others to
+    /// the cache: the target has no room for them. Not answered.
+    Retain(Places),
     /// Source: write the bytes of these places.
     Transfer {
         /// The attempt.

@@ -118,6 +118,8 @@ impl Part {
 /// Permission to write the bytes of places, for the transport.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Grant {
+    /// Number of the transport; the node knows its meaning.
+    pub way: u8,
     /// Number of the transport's grant.
     pub tag: u64,
     /// Number of the target's storage at its transport.
@@ -275,7 +277,9 @@ pub enum ToSource {
     Prepared {
         /// Number of the term that begins.
         term: TermId,
-        /// Places whose bytes are missing.
+        /// Places that the target has, or reserved a block for: all of a sequence.
+        accepted: Places,
+        /// Those of them whose bytes are missing.
         missing: Places,
         /// Where to write them.
         grant: Grant,

@@ -150,8 +150,8 @@ impl Source {
             self.heard = now;
         }
         match (message, self.state) {
-            (ToSource::Prepared { missing, grant, .. }, SourceState::Preparing) => {
-                self.prepared(now, term, missing, grant)
+            (ToSource::Prepared { accepted, missing, grant, .. }, SourceState::Preparing) => {
+                self.prepared(now, term, accepted, missing, grant)
             }
             (ToSource::Verified { attempt, bad, grant, .. }, SourceState::Checking(sent))
                 if attempt == sent =>
@@ -169,10 +169,25 @@ impl Source {
         }
     }
 
-    fn prepared(&mut self, now: Millis, term: TermId, missing: Places, grant: Grant) -> Sent {
+    fn prepared(
+        &mut self,
+        now: Millis,
+        term: TermId,
+        accepted: Places,
+        missing: Places,
+        grant: Grant,
+    ) -> Sent {
         self.term = Some(term);
+        if !accepted.contains(&missing) {
+            return self.violation("missing places that were not accepted");
+        }
         self.missing = missing.clone();
-        self.send(now, Attempt::default(), missing, grant)
+        let mut actions = Sent::new();
+        if self.kind == Kind::Cached {
+            actions.push(Action::Do(Task::Retain(accepted)));
+        }
+        actions.extend(self.send(now, Attempt::default(), missing, grant));
+        actions
     }
 
     fn send(&mut self, now: Millis, attempt: Attempt, places: Places, grant: Grant) -> Sent {

@@ -219,9 +219,9 @@ impl Target {
     fn done(&mut self, now: Millis, work: Work) -> Sent {
         let term = self.term;
         match (work, self.state) {
-            (Work::Reserved { missing, grant }, TargetState::Reserving) => {
+            (Work::Reserved { accepted, missing, grant }, TargetState::Reserving) => {
                 self.state = TargetState::Receiving(Attempt::default());
-                self.answer(ToSource::Prepared { term, missing, grant })
+                self.answer(ToSource::Prepared { term, accepted, missing, grant })
             }
             (Work::ReserveRefused { reason, free }, TargetState::Reserving) => self.refuse(reason, free),
             (Work::Verified { attempt, bad, grant }, TargetState::Verifying(current))

@@ -22,11 +22,13 @@ pub struct Checks {
     ended: BTreeSet<(Incarnation, MachineId)>,
     /// The term, for the model of its renewals.
     term_ms: u64,
+    /// The schedule has no faults.
+    is_calm: bool,
 }
 
 impl Checks {
-    pub fn new(term_ms: u64) -> Self {
-        Self { term_ms, ..Self::default() }
+    pub fn new(term_ms: u64, is_calm: bool) -> Self {
+        Self { term_ms, is_calm, ..Self::default() }
     }
 
     pub fn count(&mut self, what: impl Into<String>) {
@@ -117,6 +119,18 @@ impl Checks {
         let failed = |why: &str| Err(format!("{why}: {report:?}"));
         if self.ended.contains(&key) {
             return failed("an outcome behind the final one");
+        }
+        if let Outcome::Failed(Cause::Violation(_) | Cause::Peer(AbortReason::Violation(_))) = outcome {
+            return failed("a violation between nodes that follow the protocol");
+        }
+        // A request for cached blocks waits one term for their export.
+        if let Outcome::Failed(Cause::Silent { .. } | Cause::PeerEnded | Cause::Peer(AbortReason::Lapsed)) =
+            outcome
+            && self.is_calm
+            && *kind != Kind::Fetch
+            && *side == Side::Source
+        {
+            return failed("a silence or an end without a fault");
         }
         self.count(match outcome {
             Outcome::Failed(cause) => format!("{side:?}: {}", variant(cause)),

@@ -14,11 +14,25 @@ pub type NodeId = usize;
 /// Something that happens to one node.
 #[derive(Clone, Debug)]
 pub enum Input {
-    Message { from: NodeId, envelope: Envelope },
-    LinkUp { peer: NodeId, incarnation: Incarnation },
-    LinkLost { peer: NodeId },
-    Job { machine: MachineId, job: Job },
-    Wake,
+    Message {
+        from: NodeId,
+        envelope: Envelope,
+    },
+    LinkUp {
+        peer: NodeId,
+        incarnation: Incarnation,
+    },
+    LinkLost {
+        peer: NodeId,
+    },
+    Job {
+        machine: MachineId,
+        job: Job,
+    },
+    /// A timer that was set for this time.
+    Wake {
+        planned: u64,
+    },
 }
 
 /// Work of a node that takes time.
@@ -37,6 +51,7 @@ enum Happening {
     Request { node: NodeId },
     Engine,
     Fault,
+    Death { node: NodeId },
     Resume { node: NodeId },
     Restart { node: NodeId },
     Mend { a: NodeId, b: NodeId },
@@ -67,6 +82,8 @@ struct Weather {
     late: f64,
     corrupt: f64,
     struck: f64,
+    /// No faults at all: then no side may believe in one.
+    is_calm: bool,
     horizon: u64,
     timing: Timing,
 }
@@ -94,18 +111,22 @@ impl World {
     pub fn new(seed: u64, trace: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let mut often = |choices: &[f64]| choices[rng.usize(..choices.len())];
-        let (lost, doubled, late) =
+        let is_calm = seed.is_multiple_of(8);
+        let (mut lost, doubled, mut late) =
             (often(&[0.0, 0.05, 0.2]), often(&[0.0, 0.1, 0.4]), often(&[0.0, 0.05, 0.2]));
-        let (corrupt, struck) = (often(&[0.0, 0.0, 0.1, 0.6]), often(&[0.0, 0.02, 0.08]));
+        let (corrupt, mut struck) = (often(&[0.0, 0.0, 0.1, 0.6]), often(&[0.0, 0.02, 0.08]));
+        if is_calm {
+            (lost, late, struck) = (0.0, 0.0, 0.0);
+        }
         let term_ms = often(&[30_000.0, 6_000.0, 1_500.0]) as u64;
         let timing = Timing { term_ms, retry_ms: term_ms / 30, limit_ms: term_ms * rng.u64(3..12) };
         let horizon = term_ms * rng.u64(2..8);
-        let weather = Weather { lost, doubled, late, corrupt, struck, horizon, timing };
+        let weather = Weather { lost, doubled, late, corrupt, struck, is_calm, horizon, timing };
         let count = rng.usize(2..=3);
         let mut world = Self {
             now: 0,
             nodes: Vec::new(),
-            checks: Checks::new(term_ms),
+            checks: Checks::new(term_ms, is_calm),
             rng,
             queue: BinaryHeap::new(),
             happenings: BTreeMap::new(),
@@ -134,7 +155,7 @@ impl World {
             is_paused: false,
             inbox: VecDeque::new(),
             wake_at: None,
-            is_mute: self.rng.u8(..) < 12,
+            is_mute: self.rng.u8(..) < 12 && !self.weather.is_calm,
             sequences: BTreeMap::new(),
             links: BTreeMap::new(),
             shaken: BTreeMap::new(),
@@ -166,7 +187,8 @@ impl World {
             let at = self.rng.u64(..horizon);
             self.at(at, Happening::Request { node });
         }
-        for _ in 0..self.rng.u32(..8) {
+        let faults = if self.weather.is_calm { 0 } else { self.rng.u32(..8) };
+        for _ in 0..faults {
             let at = self.rng.u64(..horizon);
             self.at(at, Happening::Fault);
         }
@@ -235,7 +257,7 @@ impl World {
     /// Whether messages or results are still on their way.
     fn has_inputs(&self) -> bool {
         self.happenings.values().any(|happening| match happening {
-            Happening::Input { input: Input::Wake, .. } => false,
+            Happening::Input { input: Input::Wake { .. }, .. } => false,
             Happening::Input { node, incarnation, .. } => {
                 self.nodes[*node].migrations.incarnation() == *incarnation
             }
@@ -271,6 +293,12 @@ impl World {
             Happening::Fault => {
                 let node = self.rng.usize(..self.nodes.len());
                 self.strike(node);
+                Ok(())
+            }
+            Happening::Death { node } => {
+                if !self.is_healed && self.nodes[node].is_alive {
+                    self.kill(node);
+                }
                 Ok(())
             }
             Happening::Resume { node } => self.resume(node),
@@ -309,7 +337,11 @@ impl World {
                 }
             }
         }
-        if matches!(input, Input::Wake) {
+        if let Input::Wake { planned } = input {
+            // Only the timer that was set last.
+            if self.nodes[node].wake_at != Some(planned) {
+                return Ok(());
+            }
             self.nodes[node].wake_at = None;
         }
         let migrations = &mut self.nodes[node].migrations;
@@ -326,7 +358,7 @@ impl World {
             }
             Input::LinkUp { peer, incarnation } => migrations.link_up(now, link(peer), incarnation),
             Input::LinkLost { peer } => migrations.link_lost(now, link(peer)),
-            Input::Wake => migrations.tick(now),
+            Input::Wake { .. } => migrations.tick(now),
             Input::Job { machine, job } => return self.finish_job(node, machine, job),
         };
         self.act(node, actions)?;
@@ -441,6 +473,11 @@ impl World {
                         .map(|node| node.is_alive.then_some(node.migrations.incarnation()))
                         .collect();
                     self.checks.reported(incarnation, machine, &report, &alive)?;
+                    let is_arrival = report.side == Side::Target && report.kind == Kind::Migrate;
+                    if is_arrival && report.outcome == Outcome::Done {
+                        let from = self.nodes[node].links[&machine];
+                        self.arrived(node, from);
+                    }
                 }
             }
         }
@@ -490,7 +527,7 @@ impl World {
         let time = deadline.0.max(self.now + 1) + self.rng.u64(..late);
         if self.nodes[node].wake_at.is_none_or(|planned| time < planned) {
             self.nodes[node].wake_at = Some(time);
-            self.input(time, node, Input::Wake);
+            self.input(time, node, Input::Wake { planned: time });
         }
     }
 
@@ -561,21 +598,42 @@ impl World {
             }
             _ => {
                 let peer = (node + self.rng.usize(1..self.nodes.len())) % self.nodes.len();
-                self.log(|| format!("{node} is cut from {peer}"));
-                self.checks.count("cut");
-                self.cut.insert((node, peer));
-                if self.rng.u8(..4) > 0 {
-                    self.cut.insert((peer, node));
-                }
-                for (node, peer) in [(node, peer), (peer, node)] {
-                    if self.rng.bool() {
-                        let time = self.now + self.rng.u64(1..term_ms);
-                        self.input(time, node, Input::LinkLost { peer });
-                    }
-                }
-                let time = self.now + span(&mut self.rng);
-                self.at(time, Happening::Mend { a: node, b: peer });
+                self.cut(node, peer);
             }
+        }
+    }
+
+    fn cut(&mut self, node: NodeId, peer: NodeId) {
+        self.log(|| format!("{node} is cut from {peer}"));
+        self.checks.count("cut");
+        let term_ms = self.weather.timing.term_ms;
+        self.cut.insert((node, peer));
+        if self.rng.u8(..4) > 0 {
+            self.cut.insert((peer, node));
+        }
+        for (node, peer) in [(node, peer), (peer, node)] {
+            if self.rng.bool() {
+                let time = self.now + self.rng.u64(1..term_ms);
+                self.input(time, node, Input::LinkLost { peer });
+            }
+        }
+        let longest = if self.rng.bool() { term_ms * 2 } else { term_ms / 10 };
+        let time = self.now + self.rng.u64(1..longest);
+        self.at(time, Happening::Mend { a: node, b: peer });
+    }
+
+    /// A sequence has arrived. It may be sent on at once, while its source cannot hear of it, and the
+    /// node in between may die.
+    fn arrived(&mut self, node: NodeId, from: NodeId) {
+        if self.is_healed || self.weather.struck == 0.0 || self.rng.u8(..3) > 0 {
+            return;
+        }
+        self.cut(node, from);
+        let soon = self.now + self.rng.u64(1..200);
+        self.at(soon, Happening::Request { node });
+        if self.rng.bool() {
+            let later = self.now + self.rng.u64(1..1_500);
+            self.at(later, Happening::Death { node });
         }
     }
 
@@ -624,8 +682,10 @@ impl World {
         let inputs: Vec<Input> = self.nodes[node].inbox.drain(..).collect();
         let incarnation = self.nodes[node].migrations.incarnation();
         // Late timers come in front of all that has arrived, or behind it.
-        if self.rng.bool() {
-            self.take(node, Input::Wake)?;
+        if let Some(planned) = self.nodes[node].wake_at
+            && self.rng.bool()
+        {
+            self.take(node, Input::Wake { planned })?;
         }
         for input in inputs {
             let present = &mut self.nodes[node];

@@ -63,7 +63,10 @@ async fn an_item_is_cut_at_every_point_on_its_way_in() {
         drop(raw);
         link.closed().await;
         assert!(held.is_held(), "a lost link ends no grant");
-        until("the grant is over", || matches!(transport.revoke(Tag(1), SourceState::Unknown), TransferState::Done)).await;
+        until("the grant is over", || {
+            matches!(transport.revoke(Tag(1), SourceState::Unknown), TransferState::Done)
+        })
+        .await;
         assert!(!held.is_held());
         for frame in 0..8 {
             let complete = cut == length && (2..2 + FRAMES).contains(&frame);
@@ -92,7 +95,8 @@ async fn an_item_is_cut_at_every_point_on_its_way_out() {
         let submission = kvpool::transport::Submission {
             operation: kvpool::transport::Operation::Write,
             region,
-            peer, remote_region: RegionId(0),
+            peer,
+            remote_region: RegionId(0),
             local: vec![run(1, FRAMES)],
             remote: vec![run(2, FRAMES)],
             tag: Tag(1),

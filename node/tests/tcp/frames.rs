@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, Storage};
 use kvpool::transport::{
-    Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport, TransportError,
+    Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    TransportError,
 };
 use kvpool::{DeviceId, GrowError, KvLayout, Run, StorageError};
 
@@ -177,7 +178,9 @@ async fn both_directions_carry_many_transfers_at_once() {
             assert!(granted.is_held());
         }
         for (node, storage) in nodes.into_iter().zip(&storages) {
-            (0..8).for_each(|tag| assert!(matches!(node.transport.revoke(Tag(tag), SourceState::Unknown), TransferState::Done)));
+            (0..8).for_each(|tag| {
+                assert!(matches!(node.transport.revoke(Tag(tag), SourceState::Unknown), TransferState::Done))
+            });
             for frame in 0..32 {
                 assert_eq!(bytes(&**storage, 32 + frame), pattern(&**storage, 1, frame), "frame {frame}");
             }
@@ -212,7 +215,9 @@ async fn refusals_name_what_is_wrong_and_drop_the_hold() {
     let read = Submission {
         operation: Operation::Read,
         region: source,
-        peer: pair.a.peer, remote_region: RegionId(0), remote_region: RegionId(0),
+        peer: pair.a.peer,
+        remote_region: RegionId(0),
+        remote_region: RegionId(0),
         local: vec![run(0, 1)],
         remote: vec![run(0, 1)],
         tag: Tag(1),

@@ -150,7 +150,9 @@ impl Node {
         let submission = Submission {
             operation: Operation::Write,
             region,
-            peer: self.peer, remote_region: RegionId(0), remote_region: RegionId(0),
+            peer: self.peer,
+            remote_region: RegionId(0),
+            remote_region: RegionId(0),
             local: local.to_vec(),
             remote: remote.to_vec(),
             tag: Tag(tag),

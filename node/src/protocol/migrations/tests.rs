@@ -113,7 +113,11 @@ fn committed_copies_that_are_not_forgotten_are_bounded_too() {
     receive(&mut node, ID, prepare());
     let one = node.status().next().unwrap();
     let term = TermId(one.machine.0);
-    node.done(NOW, one.machine, Work::Reserved { missing: Places::default(), grant: Default::default() });
+    node.done(
+        NOW,
+        one.machine,
+        Work::Reserved { accepted: Places::default(), missing: Places::default(), grant: Default::default() },
+    );
     receive(&mut node, ID, ToTarget::Sent { term, attempt: Default::default() });
     let (attempt, bad, grant) = Default::default();
     node.done(NOW, one.machine, Work::Verified { attempt, bad, grant });

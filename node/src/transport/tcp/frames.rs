@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use kvpool::storage::Storage;
 use kvpool::transport::{
-    Grant, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport, TransportError,
+    Grant, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    TransportError,
 };
 use tokio::runtime::Handle;
 

@@ -99,6 +99,11 @@ impl Identity {
         self
     }
 
+    /// Returns the number of this process.
+    pub fn incarnation_number(&self) -> u64 {
+        self.incarnation
+    }
+
     /// Sets the certificates. All TCP connections then use TLS.
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
