@@ -205,7 +205,7 @@ impl Import {
     }
 
     /// Returns the id of the arriving sequence; `None` for cached blocks.
-    pub fn sequence(&self) -> Option<SequenceId> {
+    pub fn sequence_id(&self) -> Option<SequenceId> {
         if let Arriving::Sequence(arrival) = &self.arriving { Some(arrival.id()) } else { None }
     }
 

@@ -593,7 +593,7 @@ impl Driver {
         let Some(job) = self.jobs.get_mut(&machine) else { return Work::VerifyFailed(Text::new("gone")) };
         job.blocks = blocks;
         job.shared_blocks = made.shared_blocks();
-        job.sequence = job.sequence.or(made.sequence());
+        job.sequence = job.sequence.or(made.sequence_id());
         if let SideJob::Target { import, .. } = &mut job.side {
             *import = Slot::Here(made);
         }
