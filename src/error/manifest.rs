@@ -56,6 +56,9 @@ pub enum FormError {
         /// `"source"` or `"target"`.
         end: &'static str,
     },
+    /// The ends hold different heads: bytes are accepted one block at a time, not from a transport.
+    #[error("the ends hold different heads, so that blocks do not arrive as a whole")]
+    Split,
     /// The heads of the two ends belong to models with different numbers of heads.
     #[error("heads of a model with {from} heads do not fit into a model with {to}")]
     HeadsTotal {

@@ -8,7 +8,7 @@ use super::import::Import;
 use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
-use super::transport::{Grant, Operation, SourceState, Submission, TransferState, Transport};
+use super::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
 
 /// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
 /// after the current piece.
@@ -30,11 +30,12 @@ impl Route {
         let block_bytes = self.block_bytes();
         let mut carried = Carried::default();
         let missing = import.missing().to_vec();
-        for places in missing.chunks((PIECE_BYTES / block_bytes.max(1)).max(1)) {
+        let pieces = missing.chunks((PIECE_BYTES / block_bytes.max(1)).max(1));
+        for (piece, places) in (0..).zip(pieces) {
             if is_abandoned() {
                 return Err(TransferError::Dropped);
             }
-            let sent = self.send(export, import, places);
+            let sent = self.send(export, import, piece, places);
             carried.runs += sent.inspect_err(|error| {
                 if let TransferError::Storage(error) = error {
                     self.note_loss(error);
@@ -47,24 +48,28 @@ impl Route {
     }
 
     /// Copies a piece, and returns the number of runs.
-    fn send(&self, export: &Export, import: &mut Import, places: &[u32]) -> Result<usize, TransferError> {
+    fn send(
+        &self,
+        export: &Export,
+        import: &mut Import,
+        piece: u64,
+        places: &[u32],
+    ) -> Result<usize, TransferError> {
         let (source, region) = self.from.transfers.process(&self.from.storage)?;
         let (target, into) = self.to.transfers.process(&self.to.storage)?;
         let (here, there) = (export.piece(places)?, import.piece(places)?);
         let runs = here.runs.len().max(there.runs.len());
-        let (tag, remote) = (self.to.transfers.next_tag(), there.runs.clone());
-        let peer = target.add_peer(&source.metadata())?;
-        let grant = Grant { tag, region: *into, runs: there.runs, peer, hold: there.hold };
+        // Used once: by a piece of an import of this pool.
+        let (tag, remote) = (Tag(import.number() << 32 | piece), there.runs.clone());
+        let (peer, writer) = (source.connect(target), target.connect(source));
+        let grant = Grant { tag, region: *into, runs: there.runs, peer: writer, hold: there.hold };
         // SAFETY: of a piece of an import; the region is that of its storage.
         unsafe { target.grant(grant) }?;
-        let peer = source.add_peer(&target.metadata());
-        let sent = peer.and_then(|peer| {
-            let (operation, hold) = (Operation::Write, here.hold);
-            let (region, remote_region, local) = (*region, *into, here.runs);
-            let submission = Submission { operation, region, peer, remote_region, local, remote, tag, hold };
-            // SAFETY: of a piece of an export; the region is that of its storage.
-            unsafe { source.submit(submission) }
-        });
+        let (operation, region, local, hold) = (Operation::Write, *region, here.runs, here.hold);
+        let remote_region = *into;
+        let submission = Submission { operation, region, peer, remote_region, local, remote, tag, hold };
+        // SAFETY: of a piece of an export; the region is that of its storage.
+        let sent = unsafe { source.submit(submission) };
         let state = sent.map(|transfer| source.poll(transfer, None));
         // This transport copies in `submit`: nothing is under way any more.
         let revoked = target.revoke(tag, SourceState::Over);

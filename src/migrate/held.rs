@@ -116,6 +116,11 @@ impl HeldBlocks {
         &self.end
     }
 
+    /// Returns the number of the transfer among those of the pool.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Returns the block at each place.
     pub(super) fn ids(&self) -> &[Option<BlockId>] {
         &self.ids
@@ -202,8 +207,11 @@ impl HeldBlocks {
     }
 
     /// Records that the export or import is gone, so that only transports hold the blocks.
-    pub(super) fn quarantine(&self) {
-        self.end.transfers.quarantine(self.number);
+    pub(super) fn quarantine(self: &Arc<Self>) {
+        // Otherwise the caller has the last reference, and is about to drop it.
+        if Arc::strong_count(self) > 1 {
+            self.end.transfers.quarantine(self.number);
+        }
     }
 }
 

@@ -190,6 +190,11 @@ impl Import {
         Self { held: Arc::new(held), arriving, missing, unverified, checksums, gather: None }
     }
 
+    /// Returns the number of the transfer, which no other of the pool has.
+    pub(super) fn number(&self) -> u64 {
+        self.held.number()
+    }
+
     /// Returns the places of the manifest whose bytes must be transferred, ascending.
     ///
     /// The other accepted ones are cached here.
@@ -236,7 +241,7 @@ impl Import {
     /// [written](Self::write) one block at a time.
     pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
         if self.gather.is_some() {
-            return Err(ManifestError::from(FormError::HeadsUnknown { end: "transport" }).into());
+            return Err(ManifestError::from(FormError::Split).into());
         }
         self.check_missing(places)?;
         let piece = self.held.open_piece(places)?;

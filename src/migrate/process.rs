@@ -1,7 +1,7 @@
 //! The transport within a process: copies from storage to storage, in the submitting thread.
 //!
 //! ```text
-//! submit   source: transfer listed as in flight                     state of the source's end
+//! submit   source: region and peer found; one more copy             state of the source's end
 //!          target: grant found, checked; one more writer            state of the target's end
 //!          the copy, without a lock
 //!          target: one writer less; the last one of a revoked grant drops its hold
@@ -45,7 +45,8 @@ struct State {
     regions: Vec<Arc<dyn Storage>>,
     peers: Vec<Option<Weak<End>>>,
     grants: BTreeMap<Tag, Granted>,
-    transfers: BTreeMap<u64, Option<Result<(), TransportError>>>,
+    /// Results of transfers that were not polled. Numbers are known only afterwards.
+    transfers: BTreeMap<u64, Result<(), TransportError>>,
     /// Number of the last transfer.
     last: u64,
     /// Own transfers in flight, and copies into own frames.
@@ -54,9 +55,14 @@ struct State {
 }
 
 impl State {
-    /// Adds a peer, in the place of one that is gone and has no grant.
-    fn add_peer(&mut self, peer: Weak<End>) -> PeerId {
+    /// Returns the number of a peer; a new one is added in the place of one that is gone and has no
+    /// grant.
+    fn peer_of(&mut self, peer: Weak<End>) -> PeerId {
         let Self { peers, grants, .. } = self;
+        let is_known = |known: &Option<Weak<End>>| known.as_ref().is_some_and(|known| known.ptr_eq(&peer));
+        if let Some(place) = peers.iter().position(is_known) {
+            return PeerId(place as u32);
+        }
         let is_granted = |place| grants.values().any(|granted| granted.grant.peer == PeerId(place));
         let is_gone =
             |known: &Option<Weak<End>>| known.as_ref().is_none_or(|known| known.strong_count() == 0);
@@ -115,7 +121,12 @@ impl Process {
         lock(&self.0.state)
     }
 
-    /// Copies the frames of a submission that was listed.
+    /// Adds another end of this process as a peer. Adding it again returns the same number.
+    pub(super) fn connect(&self, other: &Self) -> PeerId {
+        self.state().peer_of(Arc::downgrade(&other.0))
+    }
+
+    /// Copies the frames of a submission.
     ///
     /// # Safety
     ///
@@ -214,6 +225,9 @@ fn check_frames(runs: &[Run], frames: usize) -> Result<(), TransportError> {
 
 /// Checks that each frame of the runs is among those of `of`.
 fn check_within(runs: &[Run], of: &[Run], name: &'static str) -> Result<(), TransportError> {
+    if runs == of {
+        return Ok(());
+    }
     let mut sorted: Vec<Run> = of.to_vec();
     sorted.sort_unstable_by_key(|run| run.start);
     for &run in runs {
@@ -232,10 +246,6 @@ fn check_within(runs: &[Run], of: &[Run], name: &'static str) -> Result<(), Tran
 
 fn out_of_range(run: Run, of: &'static str) -> TransportError {
     TransportError::OutOfRange { start: u64::from(run.start.0), end: end_of(run), of }
-}
-
-fn unknown_transfer(transfer: TransferId) -> TransferState {
-    TransferState::Failed(TransportError::Unknown { what: "transfer", number: transfer.0 })
 }
 
 impl Transport for Process {
@@ -262,12 +272,7 @@ impl Transport for Process {
         let gone =
             || TransportError::PeerGone { peer: format!("end {number}"), reason: "it was dropped".into() };
         let peer = lock(&ENDS).1.get(&number).cloned().ok_or_else(gone)?;
-        let mut state = self.state();
-        let is_known = |known: &Option<Weak<End>>| known.as_ref().is_some_and(|known| known.ptr_eq(&peer));
-        if let Some(place) = state.peers.iter().position(is_known) {
-            return Ok(PeerId(place as u32));
-        }
-        Ok(state.add_peer(peer))
+        Ok(self.state().peer_of(peer))
     }
 
     fn remove_peer(&self, peer: PeerId) {
@@ -338,9 +343,7 @@ impl Transport for Process {
             let target = peer.upgrade().ok_or_else(gone)?;
             state.last += 1;
             state.copies += 1;
-            let number = state.last;
-            state.transfers.insert(number, None);
-            (source, target, number)
+            (source, target, state.last)
         };
         // SAFETY: the caller's promise.
         let copied = unsafe { self.copy(&*source, &target, &submission) };
@@ -349,30 +352,21 @@ impl Transport for Process {
         let mut state = self.state();
         state.copies -= 1;
         self.0.ended.notify_all();
-        match copied {
-            Ok(()) => state.transfers.insert(number, Some(Ok(()))),
-            Err(error @ (TransportError::LocalStorage(_) | TransportError::Panicked)) => {
-                state.transfers.insert(number, Some(Err(error)))
-            }
-            // Refused by the target: no byte was moved.
-            Err(error) => {
-                state.transfers.remove(&number);
-                return Err(error);
-            }
-        };
+        // A refusal of the target moved no byte.
+        if let Err(error) = &copied
+            && !matches!(error, TransportError::LocalStorage(_) | TransportError::Panicked)
+        {
+            return copied.map(|()| TransferId(number));
+        }
+        state.transfers.insert(number, copied);
         Ok(TransferId(number))
     }
 
     fn poll(&self, transfer: TransferId, _waker: Option<&Waker>) -> TransferState {
-        let mut state = self.state();
-        match state.transfers.get(&transfer.0) {
-            None => unknown_transfer(transfer),
-            // Only while `submit` runs, so that no one knows the number.
-            Some(None) => TransferState::InFlight,
-            Some(Some(_)) => match state.transfers.remove(&transfer.0).flatten() {
-                Some(Err(error)) => TransferState::Failed(error),
-                _ => TransferState::Done,
-            },
+        match self.state().transfers.remove(&transfer.0) {
+            Some(Ok(())) => TransferState::Done,
+            Some(Err(error)) => TransferState::Failed(error),
+            None => TransferState::Failed(TransportError::Unknown { what: "transfer", number: transfer.0 }),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::ids::{BlockId, SequenceId};
 use crate::storage::Storage;
 
 use super::process::Process;
-use super::transport::{RegionId, Tag, Transport, TransportError};
+use super::transport::{RegionId, Transport, TransportError};
 
 /// TransferDirection of a transfer, as seen from the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -140,12 +140,5 @@ impl Transfers {
             let _ = self.0.process.set((process, region));
         }
         Ok(self.0.process.get().unwrap_or_else(|| unreachable!("it was set above")))
-    }
-
-    /// Returns the tag of a grant within the process, which is used once.
-    pub(super) fn next_tag(&self) -> Tag {
-        let mut open = self.open();
-        open.next += 1;
-        Tag(open.next)
     }
 }
