@@ -55,6 +55,8 @@ pub struct StatsReport {
     pub evictable: usize,
     /// Fragmentation of the free frames.
     pub fragmentation: Fragmentation,
+    /// Fragmentation rate that the pool would have if all evictable blocks were evicted, 0 to 1.
+    pub available_fragmentation: f64,
     /// Sampled times of allocations, including the appends that needed blocks.
     pub allocation: AllocationTimes,
     /// All counters, gauges and histograms of the pool.
@@ -259,6 +261,7 @@ impl StatsReport {
             free: stats.free,
             evictable: stats.evictable,
             fragmentation: pool.fragmentation(),
+            available_fragmentation: pool.available_fragmentation(),
             allocation: AllocationTimes {
                 samples,
                 mean_ns: sum_ns as f64 / samples.max(1) as f64,

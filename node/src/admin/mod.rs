@@ -33,14 +33,16 @@
 //! | `admin` | the trait [`Admin`], which a node or a pool implements |
 //! | `pool` | a pool alone |
 //! | `guard` | who may call |
+//! | `limits` | limits |
 //! | `routes` | routes |
-//! | `server` | connections, limits, the end |
+//! | `server` | connections and their end |
 //! | `client` | the client |
 
 mod admin;
 mod api;
 mod client;
 mod guard;
+mod limits;
 mod pool;
 mod problem;
 mod routes;
@@ -54,6 +56,7 @@ pub use api::{
     MigrationList, MigrationRecord, MigrationSide, MigrationState, ResizeOrder, ResizeOutcome, StatsReport,
 };
 pub use client::{AdminUrl, Client, ClientError};
+pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};
-pub use server::{AdminServer, BindError, Limits};
+pub use server::{AdminServer, BindError};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::{AuditError, Pool, ResizeError, ResizeOptions};
 use serde_json::{Map, Value};
+use tokio::time::sleep;
 
 use super::admin::{Admin, Answer};
 use super::api::{
@@ -17,7 +18,11 @@ use super::problem::AdminError;
 
 /// Time between two attempts at an audit, and the number of attempts.
 const AUDIT_PAUSE: Duration = Duration::from_millis(10);
-const AUDIT_ATTEMPTS: usize = 200;
+const AUDIT_ATTEMPTS: usize = 300;
+
+/// Number of attempts in a row whose finding must be the same. While threads use the pool, an audit
+/// can find contradictions that pass; one that stays is real.
+const AUDIT_CONFIRMATIONS: usize = 30;
 
 /// Time without progress after which a resize gives up: longer than a step of an engine takes.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(2);
@@ -26,6 +31,9 @@ const RESIZE_PATIENCE: Duration = Duration::from_secs(2);
 pub trait Quiet: Send + Sync + 'static {
     /// Asks the traffic to halt; it goes on when the result is dropped.
     fn halt(self: Arc<Self>) -> Box<dyn Any + Send>;
+
+    /// Returns whether all traffic has halted.
+    fn is_quiet(&self) -> bool;
 
     /// Returns counters for the statistics, by name.
     fn counters(&self) -> Map<String, Value>;
@@ -137,14 +145,25 @@ impl Admin for PoolAdmin {
     fn audit(&self) -> Answer<'_, AuditOutcome> {
         Box::pin(async {
             let _halted = self.traffic.as_ref().map(|traffic| traffic.clone().halt());
+            let is_loud = || self.traffic.as_ref().is_some_and(|traffic| !traffic.is_quiet());
+            let mut found: Option<(AuditError, usize)> = None;
             for _ in 0..AUDIT_ATTEMPTS {
-                match self.pool.audit() {
-                    Ok(report) => return Ok(AuditOutcome::sound(report)),
-                    Err(AuditError::Busy) => tokio::time::sleep(AUDIT_PAUSE).await,
-                    Err(error @ AuditError::FenceRefused) => {
+                if is_loud() {
+                    sleep(AUDIT_PAUSE).await;
+                    continue;
+                }
+                found = match (self.pool.audit(), found) {
+                    (Ok(report), _) => return Ok(AuditOutcome::sound(report)),
+                    (Err(error @ AuditError::FenceRefused), _) => {
                         return Err(AdminError::Failed(error.to_string()));
                     }
-                    Err(finding) => return Ok(AuditOutcome::unsound(finding)),
+                    (Err(AuditError::Busy), _) => None,
+                    (Err(error), Some((last, times))) if error == last => Some((error, times + 1)),
+                    (Err(error), _) => Some((error, 1)),
+                };
+                match found {
+                    Some((finding, AUDIT_CONFIRMATIONS..)) => return Ok(AuditOutcome::unsound(finding)),
+                    _ => sleep(AUDIT_PAUSE).await,
                 }
             }
             Err(AdminError::Conflict(AuditError::Busy.to_string()))

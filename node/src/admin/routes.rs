@@ -20,8 +20,8 @@ use crate::settings::Token;
 use super::admin::Admin;
 use super::api::HealthState;
 use super::guard;
+use super::limits::Limits;
 use super::problem::AdminError;
-use super::server::Limits;
 
 /// What every route sees.
 #[derive(Clone)]

@@ -19,9 +19,11 @@
 //! | `error` | errors, which name the key, the place and the accepted values |
 //! | `value` | values: sizes, durations, addresses, peers |
 //! | `token` | the token, compared in constant time |
-//! | `sources` | reading of the sources, and which of them decides |
+//! | `entries` | what the sources say, before it is parsed |
 //! | `settings` | the struct, and the checks between keys |
+//! | `sources` | reading of the sources, and which of them decides |
 
+mod entries;
 mod error;
 mod keys;
 mod origin;

@@ -6,10 +6,10 @@ use std::time::Duration;
 use kvpool::{DeviceId, Dtype, KvLayout};
 use kvpool_policies::PolicyName;
 
+use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::keys::Key;
 use super::origin::Origin;
-use super::sources::{Entries, Entry};
 use super::token::Token;
 use super::value::{self, Address, PeerAddress, Size};
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
+use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 use super::origin::Origin;
@@ -16,16 +17,6 @@ use super::value::PeerAddress;
 
 /// Maximum size of the settings file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// Value of a key, as text, and its place.
-#[derive(Clone, Debug)]
-pub(super) struct Entry {
-    pub text: String,
-    pub origin: Origin,
-}
-
-/// The values of keys, by name.
-pub(super) type Entries = BTreeMap<&'static str, Entry>;
 
 /// Where settings come from. They can be loaded again, which reads the file again.
 #[derive(Clone, Debug, Default)]
