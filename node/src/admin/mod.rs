@@ -30,7 +30,7 @@
 //! |---|---|
 //! | `api` | what crosses the wire |
 //! | `problem` | errors |
-//! | `admin` | the trait [`Admin`], which a node or a pool implements |
+//! | `interface` | the trait [`Admin`], which a node or a pool implements |
 //! | `pool` | a pool alone |
 //! | `guard` | who may call |
 //! | `limits` | limits |
@@ -38,10 +38,10 @@
 //! | `server` | connections and their end |
 //! | `client` | the client |
 
-mod admin;
 mod api;
 mod client;
 mod guard;
+mod interface;
 mod limits;
 mod pool;
 mod problem;
@@ -50,12 +50,12 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use admin::{Admin, Answer};
 pub use api::{
     AllocationTimes, AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationKind,
     MigrationList, MigrationRecord, MigrationSide, MigrationState, ResizeOrder, ResizeOutcome, StatsReport,
 };
 pub use client::{AdminUrl, Client, ClientError};
+pub use interface::{Admin, Answer};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};

@@ -9,11 +9,11 @@ use kvpool::{AuditError, Pool, ResizeError, ResizeOptions};
 use serde_json::{Map, Value};
 use tokio::time::sleep;
 
-use super::admin::{Admin, Answer};
 use super::api::{
     AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationList, MigrationRecord,
     ResizeOrder, ResizeOutcome, StatsReport,
 };
+use super::interface::{Admin, Answer};
 use super::problem::AdminError;
 
 /// Time between two attempts at an audit, and the number of attempts.

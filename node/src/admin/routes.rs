@@ -17,9 +17,9 @@ use tokio::time::timeout;
 
 use crate::settings::Token;
 
-use super::admin::Admin;
 use super::api::HealthState;
 use super::guard;
+use super::interface::Admin;
 use super::limits::Limits;
 use super::problem::AdminError;
 

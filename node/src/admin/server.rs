@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use crate::settings::{Address, Token};
 
-use super::admin::Admin;
+use super::interface::Admin;
 use super::limits::Limits;
 use super::routes::{Shared, router};
 

@@ -20,24 +20,24 @@
 //! | `value` | values: sizes, durations, addresses, peers |
 //! | `token` | the token, compared in constant time |
 //! | `entries` | what the sources say, before it is parsed |
-//! | `settings` | the struct, and the checks between keys |
+//! | `checked` | the struct, and the checks between keys |
 //! | `sources` | reading of the sources, and which of them decides |
 
+mod checked;
 mod entries;
 mod error;
 mod keys;
 mod origin;
-mod settings;
 mod sources;
 #[cfg(test)]
 mod tests;
 mod token;
 mod value;
 
+pub use checked::{DefragSettings, Loaded, MigrateBelow, PROBE_LAYOUT, PoolSettings, Settings, TlsFiles};
 pub use error::SettingsError;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 pub use origin::Origin;
-pub use settings::{DefragSettings, Loaded, MigrateBelow, PROBE_LAYOUT, PoolSettings, Settings, TlsFiles};
 pub use sources::Sources;
 pub use token::{Token, TokenError};
 pub use value::{Address, PeerAddress, Size};

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 
+use super::checked::Loaded;
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 use super::origin::Origin;
-use super::settings::Loaded;
 use super::value::PeerAddress;
 
 /// Maximum size of the settings file in bytes.
