@@ -45,7 +45,7 @@ pub(super) enum Input {
     /// The pool sends an export.
     Send(String, Box<Export>, oneshot::Sender<Result<Sent, SendError>>),
     /// The pool fetches cached blocks.
-    Fetch(String, Vec<BlockHash>, oneshot::Sender<Result<Carried, TransferError>>),
+    Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The operator declares that a peer's process has ended.
     PeerEnded(String),
     /// Asks for the state.
@@ -150,7 +150,9 @@ impl Driver {
             self.input(input);
         }
         self.peers.close();
-        self.drained.drain(..).for_each(|drained| drop(drained.send(())));
+        for drained in self.drained.drain(..) {
+            let _ = drained.send(());
+        }
     }
 
     fn now(&self) -> Millis {
@@ -170,7 +172,7 @@ impl Driver {
                 }
             }
             Input::Send(name, export, answer) => self.send(&name, *export, answer),
-            Input::Fetch(name, hashes, answer) => self.fetch(&name, &hashes, answer),
+            Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
             Input::PeerEnded(name) => {
                 if let Some(id) = self.peers.find(&name) {
                     if let Some(peer) = self.peers.get_mut(id) {
@@ -333,10 +335,10 @@ impl Driver {
     fn fetch(
         &mut self,
         name: &str,
-        hashes: &[BlockHash],
+        (first, hashes): (u32, Vec<BlockHash>),
         answer: oneshot::Sender<Result<Carried, TransferError>>,
     ) {
-        let what = work::fetch_bytes(hashes).map_err(|error| error.to_string());
+        let what = work::fetch_bytes(first, &hashes).map_err(|error| error.to_string());
         match what.and_then(|what| self.begin(name, Command::BringBack { what })) {
             Ok((machine, id, link, actions)) => {
                 self.jobs.insert(machine, Job::new(id, link, Kind::Fetch, Job::target(Some(answer))));
@@ -553,8 +555,12 @@ impl Driver {
                 *import = Slot::Empty;
                 match imported {
                     Ok(imported) => {
+                        let sequence = match &imported {
+                            Imported::Sequence(sequence) => Some(sequence.id().0),
+                            _ => None,
+                        };
                         *arrived = Some(imported);
-                        Work::Committed
+                        Work::Committed { sequence }
                     }
                     Err(error) => Work::CommitFailed(error),
                 }
@@ -613,7 +619,7 @@ impl Driver {
         let tag = Tag(self.next_tag);
         self.next_tag += 1;
         let grant = work::grant_of(way.number(), tag, region, &runs)?;
-        let bytes = self.pool.layout().map_or(0, |layout| layout.packed_bytes() as u64);
+        let bytes = self.pool.layout().packed_bytes() as u64;
         self.counters
             .granted_bytes
             .fetch_add(bytes * u64::from(runs.iter().map(|run| run.len).sum::<u32>()), Relaxed);

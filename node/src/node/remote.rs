@@ -51,11 +51,11 @@ impl Remote for NodeRemote {
         })
     }
 
-    fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>> {
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>> {
         let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
-            if inputs.send(Input::Fetch(name, hashes, answer)).await.is_err() {
+            if inputs.send(Input::Fetch(name, (first, hashes), answer)).await.is_err() {
                 return Err(stopped);
             }
             answered.await.unwrap_or(Err(stopped))

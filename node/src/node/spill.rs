@@ -60,7 +60,7 @@ pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offer
 }
 
 async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> bool {
-    if pool.stats().counts.evictable == 0 {
+    if pool.stats().evictable == 0 {
         return false;
     }
     match pool.offload(Target::node(&spill.to), blocks.min(BLOCKS_MAX)).await {

@@ -106,7 +106,7 @@ fn state_of(state: SideState) -> MigrationState {
         SideState::Source(SourceState::Checking(_)) => MigrationState::Verifying,
         SideState::Source(_) => MigrationState::InDoubt,
         SideState::Target(TargetState::Receiving(_)) => MigrationState::Transferring,
-        SideState::Target(TargetState::Verifying(_) | TargetState::Ready | TargetState::Committing) => {
+        SideState::Target(TargetState::Verifying(_) | TargetState::Ready(_) | TargetState::Committing) => {
             MigrationState::Verifying
         }
         SideState::Target(TargetState::Committed) => MigrationState::Committed,

@@ -35,13 +35,13 @@ pub(super) fn text(error: impl ToString) -> Text {
 
 /// Exports cached blocks that a peer asked for.
 pub(super) fn export_prefix(pool: &Pool, what: &FetchBytes) -> Result<Export, Text> {
-    let hashes: Vec<BlockHash> = postcard::from_bytes(what).map_err(text)?;
-    pool.export_prefix(&hashes).map_err(text)
+    let (first, hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
+    pool.export_prefix(first, &hashes).map_err(text)
 }
 
 /// Describes blocks that a peer is asked for.
-pub(super) fn fetch_bytes(hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
-    FetchBytes::new(postcard::to_allocvec(hashes).map_err(text)?).map_err(text)
+pub(super) fn fetch_bytes(first: u32, hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
+    FetchBytes::new(postcard::to_allocvec(&(first, hashes)).map_err(text)?).map_err(text)
 }
 
 /// Makes the manifest of an export.
@@ -63,8 +63,8 @@ pub(super) struct Reserved {
 /// Reserves the blocks of a manifest, which may come from an enemy.
 pub(super) fn reserve(pool: &Pool, bytes: &ManifestBytes) -> Result<Reserved, (Refusal, u64)> {
     let free = || {
-        let counts = pool.stats().counts;
-        (counts.free + counts.evictable) as u64
+        let stats = pool.stats();
+        (stats.free + stats.evictable) as u64
     };
     let refused = |reason: Refusal| (reason, free());
     let manifest: Manifest =
