@@ -158,6 +158,16 @@ impl Drop for Process {
     }
 }
 
+impl End {
+    /// Tells a drain, if there is one, that a copy has ended.
+    fn tell(&self, state: &State) {
+        // A call into the system each time would cost more than a small copy.
+        if state.is_closed {
+            self.ended.notify_all();
+        }
+    }
+}
+
 /// A copy into the frames of a grant; ends when it is dropped.
 struct Writing<'a> {
     end: &'a End,
@@ -200,7 +210,7 @@ impl Drop for Writing<'_> {
                 over = state.grants.remove(&self.tag);
             }
         }
-        self.end.ended.notify_all();
+        self.end.tell(&state);
         drop(state);
         // Without the lock: the hold may release blocks.
         drop(over);
@@ -351,7 +361,7 @@ impl Transport for Process {
         drop(submission);
         let mut state = self.state();
         state.copies -= 1;
-        self.0.ended.notify_all();
+        self.0.tell(&state);
         // A refusal of the target moved no byte.
         if let Err(error) = &copied
             && !matches!(error, TransportError::LocalStorage(_) | TransportError::Panicked)

@@ -48,6 +48,8 @@ pub(super) enum Input {
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The operator declares that a peer's process has ended.
     PeerEnded(String),
+    /// Closes the links to a peer.
+    Cut(String),
     /// Asks for the state.
     Status(oneshot::Sender<NodeStatus>),
     /// Cancels what can be cancelled, and answers when nothing is under way.
@@ -181,6 +183,11 @@ impl Driver {
                     self.peer_is_gone(id);
                     let actions = self.machines.peer_ended(self.now(), id);
                     self.act(actions);
+                }
+            }
+            Input::Cut(name) => {
+                if let Some(peer) = self.peers.find(&name).and_then(|id| self.peers.get(id)) {
+                    peer.cut();
                 }
             }
             Input::Status(answer) => {

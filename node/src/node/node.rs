@@ -196,6 +196,16 @@ impl Node {
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).unreached()
     }
 
+    /// Closes the links to a peer. Peers to which this node [connects](Self::set_peers) are linked
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Stopped`].
+    pub async fn cut_links(&self, peer: &str) -> Result<(), NodeError> {
+        self.inputs.send(Input::Cut(peer.to_owned())).await.map_err(|_| NodeError::Stopped)
+    }
+
     /// Declares that the process of a peer has ended and will not come back.
     ///
     /// Copies in doubt become this node's own again. If the declaration is wrong, a sequence may run on

@@ -73,6 +73,11 @@ impl Peer {
         self.ways.insert(way, peer);
     }
 
+    /// Closes its links, which are then reported as lost.
+    pub(super) fn cut(&self) {
+        self.lines.iter().for_each(|line| line.link.close());
+    }
+
     pub(super) fn close(&mut self) {
         self.lines.drain(..).for_each(|line| line.link.close());
     }

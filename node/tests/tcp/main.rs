@@ -1,5 +1,6 @@
 //! Links and the transport of frames, over real sockets.
 
+mod conformance;
 mod control;
 mod cuts;
 mod faults;
