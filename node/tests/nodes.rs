@@ -296,7 +296,7 @@ async fn blocks_move_by_themselves_when_few_are_free() {
         .name("a")
         .peers(vec![peer_of(&b)])
         .offers(engine.clone())
-        .spill(Spill { below: 60, to: "b".into() })
+        .spill(Spill { below: 80, to: "b".into() })
         .start()
         .await
         .unwrap();
@@ -308,7 +308,7 @@ async fn blocks_move_by_themselves_when_few_are_free() {
     kv::check(b.pool(), &sequence, &running);
     assert_eq!(kv::cached(b.pool(), &cached), 20, "cached blocks went first");
     let free = async {
-        while a.pool().free_blocks() < 60 {
+        while a.pool().free_blocks() < 80 {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };

@@ -447,8 +447,9 @@ impl Driver {
 
     fn retain(&mut self, machine: MachineId, places: &Places) {
         let Some(job) = self.job(machine) else { return };
-        let SideJob::Source { export: Slot::Here(export), .. } = &mut job.side else { return };
         let places: Vec<u32> = places.iter().collect();
+        job.accepted_blocks = Some(places.len());
+        let SideJob::Source { export: Slot::Here(export), .. } = &mut job.side else { return };
         // A peer that lies about what it has loses blocks of its own cache, or keeps what is here.
         if let Err(error) = export.retain(&places) {
             tracing::warn!(%error, "a peer accepted blocks that were not offered");
@@ -533,7 +534,8 @@ impl Driver {
             (Done::Transferred(export, attempt, grant, result), SideJob::Source { export: slot, .. }) => {
                 *slot = Slot::Here(export);
                 if let Ok(carried) = &result {
-                    job.carried.blocks += carried.blocks;
+                    // A block that is sent again is one block.
+                    job.carried.blocks = job.carried.blocks.max(carried.blocks);
                     job.carried.bytes += carried.bytes;
                     job.carried.runs += carried.runs;
                 }
@@ -605,7 +607,12 @@ impl Driver {
         let Reserved { import: made, blocks, missing, accepted, piece } = reserved;
         let Some(job) = self.jobs.get_mut(&machine) else { return Work::VerifyFailed(Text::new("gone")) };
         job.blocks = blocks;
-        job.shared_blocks = made.shared_blocks();
+        if let Some((runs, _)) = &piece {
+            let blocks = missing.count();
+            job.carried.blocks = blocks as usize;
+            job.carried.bytes = blocks * self.pool.layout().packed_bytes() as u64;
+            job.carried.runs = runs.len();
+        }
         job.sequence = job.sequence.or(made.sequence_id());
         if let SideJob::Target { import, .. } = &mut job.side {
             *import = Slot::Here(made);
@@ -673,7 +680,7 @@ impl Driver {
         self.history.push_front(status::ended(&job, node.clone(), &outcome));
         self.history.truncate(HISTORY);
         self.counters.ended(&job, &outcome);
-        let mut carried = job.carried;
+        let (mut carried, shared_blocks) = (job.carried, job.shared_blocks());
         carried.took = job.begun.elapsed();
         let error = |reason: Option<String>| TransferError::Node {
             node: node.clone(),
@@ -685,7 +692,6 @@ impl Driver {
                 match (job.ending, answer) {
                     (Some(Ending::Finish), answer) => {
                         let finished = export.finish();
-                        let shared_blocks = job.shared_blocks;
                         if let Some(answer) = answer {
                             let _ = answer.send(Ok(Sent { shared_blocks, carried, finished }));
                         }

@@ -68,7 +68,8 @@ pub(super) struct Job {
     /// Blocks of the manifest, once it is known.
     pub(super) blocks: usize,
     pub(super) carried: Carried,
-    pub(super) shared_blocks: usize,
+    /// Blocks that the target has or reserved, once it said so.
+    pub(super) accepted_blocks: Option<usize>,
     pub(super) ending: Option<Ending>,
     /// Final outcome, once it was reported.
     pub(super) outcome: Option<Outcome>,
@@ -100,7 +101,7 @@ impl Job {
             sequence: None,
             blocks: 0,
             carried: Carried::default(),
-            shared_blocks: 0,
+            accepted_blocks: None,
             ending: None,
             outcome: None,
             stop: None,
@@ -118,6 +119,11 @@ impl Job {
 
     pub(super) fn target(answer: Option<oneshot::Sender<Result<Carried, TransferError>>>) -> SideJob {
         SideJob::Target { import: Slot::Empty, grant: None, arrived: None, answer }
+    }
+
+    /// Returns the number of blocks that the target had already.
+    pub(super) fn shared_blocks(&self) -> usize {
+        self.accepted_blocks.unwrap_or(self.blocks).saturating_sub(self.carried.blocks)
     }
 
     /// Returns whether a task has the export or import.
