@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, KvPlanes, Scales, Storage};
 use kvpool::transport::{
-    Grant, Hold, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport,
+    Grant, Hold, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
     TransportError,
 };
 use kvpool::{FrameId, Run};
@@ -94,6 +94,7 @@ impl Rig {
             operation: Operation::Write,
             region: self.region,
             peer: self.peer,
+            remote_region: self.into,
             local: local.to_vec(),
             remote: remote.to_vec(),
             tag: Tag(tag),
@@ -124,7 +125,7 @@ impl Rig {
 
     fn revoke(&self, tag: u64, hold: &Watched) {
         let began = Instant::now();
-        match self.target.revoke(Tag(tag)) {
+        match self.target.revoke(Tag(tag), SourceState::Over) {
             TransferState::Done => hold.is_gone("the grant was revoked"),
             TransferState::Quarantined(_) => {
                 while hold.0.strong_count() > 0 {
@@ -303,7 +304,7 @@ fn refusals(make: Make<'_>) {
 
     assert!(rig.grant(3, &[out]).is_err(), "frames outside of the storage were granted");
     assert!(rig.grant(1, &[run(12, 1)]).is_err(), "a tag was granted twice");
-    assert!(matches!(rig.target.revoke(Tag(9)), TransferState::Failed(_)));
+    assert!(matches!(rig.target.revoke(Tag(9), SourceState::Over), TransferState::Failed(_)));
     assert!(matches!(rig.source.poll(TransferId(u64::MAX), None), TransferState::Failed(_)));
     assert!(rig.source.add_peer(b"no metadata").is_err());
     assert_eq!(rig.source.add_peer(&rig.target.metadata()), Ok(rig.peer), "the same peer, the same number");

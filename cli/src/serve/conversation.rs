@@ -3,18 +3,23 @@
 //! A step begins a batch, appends a piece of a prompt or of an answer to each running
 //! sequence, and writes the new tokens through their slots. Complete sequences are read back through
 //! their slots, and closed. The thread then rests for as long as the step took, so that the traffic
-//! takes at most half of a core per thread.
+//! takes at most half of a core per thread. Meanwhile its sequences may leave: see
+//! [`Exchange`](super::exchange::Exchange). A sequence that arrives is read back before it
+//! continues.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::storage::DeviceStream;
-use kvpool::{Batch, Pool, Sequence, SequenceId};
+use kvpool::{Batch, Pool};
+use kvpool_node::settings::{LoadKind, LoadSettings};
 
+use super::running::{Running, Turn};
 use super::shared::Shared;
 use crate::replay::{Access, Rows, Shape, Text, Transfer, full};
 use crate::trace::Request;
+use crate::workload;
 
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 64;
@@ -32,40 +37,35 @@ const REST_MAX: Duration = Duration::from_millis(100);
 /// Of the pool, one in so many blocks is left to running sequences when a request is admitted.
 const MARGIN: usize = 16;
 
-/// A sequence that runs.
-struct Running {
-    number: u32,
-    sequence: Sequence,
-    text: Text,
-    prompt: usize,
-    total: usize,
-}
-
-impl Running {
-    /// Returns the number of blocks that it still needs.
-    fn pending(&self, shape: Shape) -> usize {
-        shape.blocks(self.total as u64) - shape.blocks(self.sequence.len() as u64)
-    }
-}
-
 /// A thread of the traffic. See the [module](self).
 pub(super) struct Conversing<'a> {
     pool: &'a Pool,
     shared: &'a Shared,
+    /// Its number among the threads.
+    thread: usize,
+    settings: LoadSettings,
     shape: Shape,
     stream: Option<DeviceStream>,
     running: Vec<Running>,
     /// A request that found no room yet.
-    waiting: Option<(u32, Request)>,
+    waiting: Option<(Turn, Request)>,
     transfer: Transfer<'a>,
     prompt: Vec<u32>,
 }
 
 impl<'a> Conversing<'a> {
-    pub fn new(pool: &'a Pool, rows: &'a Rows, shared: &'a Shared, stream: Option<DeviceStream>) -> Self {
+    pub fn new(
+        pool: &'a Pool,
+        rows: &'a Rows,
+        shared: &'a Shared,
+        (thread, settings): (usize, LoadSettings),
+        stream: Option<DeviceStream>,
+    ) -> Self {
         Self {
             pool,
             shared,
+            thread,
+            settings,
             shape: rows.shape(),
             stream,
             running: Vec::new(),
@@ -84,24 +84,44 @@ impl<'a> Conversing<'a> {
             }
             self.pool.trim();
         }
+        if let Err(finding) = self.end() {
+            self.shared.find(finding);
+        }
         self.shared.counters.open.fetch_sub(self.running.len() as u64, Relaxed);
         self.running.clear();
         self.pool.trim();
+    }
+
+    /// Reads back and closes all sequences.
+    fn end(&mut self) -> Result<(), String> {
+        self.running = self.shared.exchange.pick_up(self.thread);
+        let batch = self.begin();
+        self.adopt(&batch)?;
+        while let Some(last) = self.running.pop() {
+            self.close(&batch, last)?;
+        }
+        Ok(())
     }
 
     /// Serves until the traffic is halted or ends.
     fn serve(&mut self) -> Result<(), String> {
         while !self.shared.is_ended() && !self.shared.is_halted() {
             let start = Instant::now();
-            self.step()?;
-            thread::sleep(start.elapsed().clamp(REST_MIN, REST_MAX));
+            self.running = self.shared.exchange.pick_up(self.thread);
+            let stepped = self.step();
+            self.shared.exchange.lay_down(self.thread, std::mem::take(&mut self.running));
+            stepped?;
+            thread::sleep(start.elapsed().clamp(REST_MIN, REST_MAX).max(self.settings.rest));
         }
         Ok(())
     }
 
     fn step(&mut self) -> Result<(), String> {
-        self.admit()?;
+        if self.settings.kind == LoadKind::Conversations {
+            self.admit()?;
+        }
         let mut batch = self.begin();
+        self.adopt(&batch)?;
         let (mut place, mut budget) = (0, STEP_TOKENS);
         while place < self.running.len() {
             match self.advance(&mut batch, place, &mut budget)? {
@@ -123,10 +143,36 @@ impl<'a> Conversing<'a> {
         on.unwrap_or_else(|| self.pool.begin_batch())
     }
 
+    /// Takes over sequences that arrived, and reads back what they hold.
+    fn adopt(&mut self, batch: &Batch) -> Result<(), String> {
+        let counters = &self.shared.counters;
+        while let Some(sequence) = self.shared.exchange.arrived() {
+            let running = match Running::of(sequence, self.shared.seed) {
+                Ok(running) => running,
+                Err(stranger) => {
+                    self.shared.exchange.strangers.keep(stranger);
+                    continue;
+                }
+            };
+            let counter = if running.is_arrived { &counters.arrived } else { &counters.returned };
+            counter.fetch_add(1, Relaxed);
+            counters.open.fetch_add(1, Relaxed);
+            self.check(batch, &running)?;
+            let blocks = self.shape.blocks(running.sequence.len() as u64);
+            counters.arrived_blocks_verified.fetch_add(blocks as u64, Relaxed);
+            self.running.push(running);
+        }
+        Ok(())
+    }
+
     /// Opens sequences while there is room for them, beside what those of this thread will need.
     fn admit(&mut self) -> Result<(), String> {
         while self.running.len() < RUNNING_MAX {
-            let (number, request) = self.waiting.take().unwrap_or_else(|| self.shared.request());
+            let next = || {
+                let turn = self.shared.turn();
+                (turn, workload::turn(turn.seed, turn.number))
+            };
+            let (turn, request) = self.waiting.take().unwrap_or_else(next);
             let total = self.pool.total_blocks();
             let margin = total / MARGIN;
             if self.shape.blocks(request.tokens()) + margin > total {
@@ -136,8 +182,8 @@ impl<'a> Conversing<'a> {
             }
             let pending: usize = self.running.iter().map(|running| running.pending(self.shape)).sum();
             let needed = self.shape.blocks(request.tokens()) + pending + margin;
-            if self.pool.available_blocks() < needed || !self.open(number, &request)? {
-                self.waiting = Some((number, request));
+            if self.pool.available_blocks() < needed || !self.open(turn, &request)? {
+                self.waiting = Some((turn, request));
                 return Ok(());
             }
         }
@@ -145,27 +191,27 @@ impl<'a> Conversing<'a> {
     }
 
     /// Opens a sequence with the cached part of its prompt; false if the pool has no room for it.
-    fn open(&mut self, number: u32, request: &Request) -> Result<bool, String> {
-        let text = Text::of_conversation(number, request);
+    fn open(&mut self, turn: Turn, request: &Request) -> Result<bool, String> {
+        let text = Text::of_conversation(turn.number, request);
         self.prompt.clear();
         text.ids(request.input_tokens as usize, &mut self.prompt);
-        let opened = self.pool.sequence(SequenceId(u64::from(number))).tokens(&self.prompt);
+        let opened = self.pool.sequence(turn.id()).tokens(&self.prompt);
         let sequence = match opened.map_err(full) {
             Ok(sequence) => sequence,
             Err(Ok(_)) => return Ok(false),
-            Err(Err(reason)) => return Err(format!("request {number}: opening it: {reason}")),
+            Err(Err(reason)) => return Err(format!("sequence {}: opening it: {reason}", turn.id().0)),
         };
         self.shared.counters.cached_tokens.fetch_add(sequence.len() as u64, Relaxed);
         self.shared.counters.open.fetch_add(1, Relaxed);
         let (prompt, total) = (request.input_tokens as usize, request.tokens() as usize);
-        self.running.push(Running { number, sequence, text, prompt, total });
+        self.running.push(Running { turn, sequence, text, prompt, total, is_arrived: false });
         Ok(true)
     }
 
     /// Appends the next tokens of a sequence and gathers them for writing; false if the pool is
     /// full.
     fn advance(&mut self, batch: &mut Batch, place: usize, budget: &mut usize) -> Result<bool, String> {
-        let Running { number, sequence, text, prompt, total } = &mut self.running[place];
+        let Running { turn, sequence, text, prompt, total, .. } = &mut self.running[place];
         let held = sequence.len();
         let appended = if held < *prompt {
             let tokens = (*prompt - held).min(*budget);
@@ -184,11 +230,11 @@ impl<'a> Conversing<'a> {
         if let Err(error) = appended {
             return full(error)
                 .map(|_| false)
-                .map_err(|reason| format!("request {number}: appending: {reason}"));
+                .map_err(|reason| format!("sequence {}: appending: {reason}", turn.id().0));
         }
         let new = held..sequence.len();
         self.shared.counters.tokens.fetch_add(new.len() as u64, Relaxed);
-        self.transfer.add(Access::Write, (*number, 0), text, new, |tokens, out| {
+        self.transfer.add(Access::Write, (turn.number, turn.seed), text, new, |tokens, out| {
             batch.slot_mapping(&*sequence, tokens, out).map_err(|error| error.to_string())
         })?;
         Ok(true)
@@ -207,8 +253,10 @@ impl<'a> Conversing<'a> {
                 continue;
             }
             let done = self.running.remove(place);
+            let is_arrived = done.is_arrived;
             self.close(&batch, done)?;
             self.shared.counters.completed.fetch_add(1, Relaxed);
+            self.shared.counters.arrived_completed.fetch_add(is_arrived.into(), Relaxed);
         }
         Ok(())
     }
@@ -222,9 +270,14 @@ impl<'a> Conversing<'a> {
 
     fn close(&mut self, batch: &Batch, gone: Running) -> Result<(), String> {
         self.shared.counters.open.fetch_sub(1, Relaxed);
-        let Running { number, sequence, text, .. } = &gone;
+        self.check(batch, &gone)
+    }
+
+    /// Compares the bytes of a sequence with those that were written.
+    fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
+        let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();
-        self.transfer.add(Access::Check, (*number, 0), text, all, |tokens, out| {
+        self.transfer.add(Access::Check, (turn.number, turn.seed), text, all, |tokens, out| {
             batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
         })?;
         self.transfer.flush(Access::Check)?;
@@ -234,7 +287,8 @@ impl<'a> Conversing<'a> {
         if !corrupt.is_empty() {
             counters.blocks_corrupt.fetch_add(corrupt.len() as u64, Relaxed);
             let blocks = corrupt.len();
-            self.shared.find(format!("request {number}: {blocks} blocks are not as they were written"));
+            let id = turn.id().0;
+            self.shared.find(format!("sequence {id}: {blocks} blocks are not as they were written"));
         }
         Ok(())
     }

@@ -14,8 +14,10 @@ use std::thread::{self, JoinHandle};
 use kvpool::Pool;
 use kvpool::storage::DeviceStream;
 use kvpool_node::admin::Quiet;
+use kvpool_node::settings::LoadSettings;
 
 use super::conversation::Conversing;
+use super::exchange::Exchange;
 use super::shared::Shared;
 use crate::replay::Rows;
 
@@ -26,23 +28,35 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts traffic by a number of threads, with the streams of the pool's device, if any.
+    /// Starts traffic, with the streams of the pool's device, if any.
+    ///
+    /// Processes that exchange sequences need different seeds.
     ///
     /// # Errors
     ///
     /// A text that says why the pool cannot have traffic, or a thread could not be started.
-    pub fn start(pool: &Pool, streams: Vec<DeviceStream>, threads: usize) -> Result<Self, String> {
+    pub fn start(
+        pool: &Pool,
+        streams: Vec<DeviceStream>,
+        settings: LoadSettings,
+        seed: u32,
+    ) -> Result<Self, String> {
         let rows = Rows::of(pool)?;
-        let mut load = Self { shared: Arc::new(Shared::new()), threads: Vec::new() };
+        let mut load = Self { shared: Arc::new(Shared::new(settings.threads, seed)), threads: Vec::new() };
         let mut streams = streams.into_iter();
-        for thread in 0..threads {
+        for thread in 0..settings.threads {
             let (pool, rows, shared, stream) =
                 (pool.clone(), rows.clone(), load.shared.clone(), streams.next());
-            let run = move || Conversing::new(&pool, &rows, &shared, stream).run();
+            let run = move || Conversing::new(&pool, &rows, &shared, (thread, settings), stream).run();
             let named = thread::Builder::new().name(format!("kvpool-load-{thread}"));
             load.threads.push(named.spawn(run).map_err(|error| format!("cannot start a thread: {error}"))?);
         }
         Ok(load)
+    }
+
+    /// Returns the way by which sequences leave and arrive.
+    pub fn exchange(&self) -> &Arc<Exchange> {
+        &self.shared.exchange
     }
 
     /// Returns the hook for audits and statistics.
@@ -78,7 +92,9 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use kvpool::prefix::PrefixConfig;
-    use kvpool::{Dtype, KvLayout};
+    use kvpool::{Dtype, KvLayout, Target};
+    use kvpool_node::Offers;
+    use kvpool_node::settings::LoadKind;
 
     use super::*;
 
@@ -86,6 +102,14 @@ mod tests {
         let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(4).dtype(Dtype::F16).block_tokens(16);
         let builder = Pool::builder(layout.build().unwrap()).blocks(blocks);
         builder.prefix_cache(PrefixConfig::new()).build().unwrap()
+    }
+
+    fn start(pool: &Pool, threads: usize) -> Load {
+        start_as(pool, threads, LoadKind::Conversations, Duration::ZERO, 5)
+    }
+
+    fn start_as(pool: &Pool, threads: usize, kind: LoadKind, rest: Duration, seed: u32) -> Load {
+        Load::start(pool, Vec::new(), LoadSettings { kind, threads, rest }, seed).unwrap()
     }
 
     fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -99,7 +123,7 @@ mod tests {
     #[test]
     fn traffic_reads_back_what_it_wrote_and_leaves_nothing_behind() {
         let pool = pool(3000);
-        let load = Load::start(&pool, Vec::new(), 2).unwrap();
+        let load = start(&pool, 2);
         let at = &load.shared.counters;
         wait_until("sequences complete", || {
             at.completed.load(Relaxed) >= 20 && at.cached_tokens.load(Relaxed) > 0
@@ -123,7 +147,7 @@ mod tests {
     #[test]
     fn traffic_finds_a_byte_that_changed() {
         let pool = pool(3000);
-        let load = Load::start(&pool, Vec::new(), 1).unwrap();
+        let load = start(&pool, 1);
         let at = &load.shared.counters;
         wait_until("tokens are written", || at.tokens.load(Relaxed) > 2000);
         let quiet = load.quiet();
@@ -140,10 +164,44 @@ mod tests {
         assert!(findings.iter().any(|finding| finding.contains("not as they were written")), "{findings:?}");
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_sequence_continues_in_another_pool_with_the_same_bytes() {
+        let (here, there) = (pool(3000), pool(3000));
+        let rest = Duration::from_millis(5);
+        let from = start_as(&here, 2, LoadKind::Conversations, rest, 5);
+        let to = start_as(&there, 1, LoadKind::Arrivals, Duration::ZERO, 6);
+        let mut sequence = None;
+        wait_until("one may leave", || {
+            let longest = from.exchange().longest();
+            sequence = longest.and_then(|id| from.exchange().release(id));
+            sequence.is_some()
+        });
+        let sequence = sequence.unwrap();
+        assert!(from.exchange().release(sequence.id()).is_none(), "it is given once");
+        let moved = here.migrate(sequence, Target::Device(&there)).await.unwrap();
+        to.exchange().arrive(moved.sequence);
+        let at = &to.shared.counters;
+        wait_until("it is completed there", || at.arrived_completed.load(Relaxed) == 1);
+        assert!(at.arrived_blocks_verified.load(Relaxed) > 0);
+        let mut offered = None;
+        wait_until("one is on offer", || {
+            offered = from.exchange().offer(10);
+            offered.is_some()
+        });
+        from.exchange().take_back(offered.unwrap());
+        let returned = &from.shared.counters.returned;
+        wait_until("it comes back", || returned.load(Relaxed) == 1);
+        for load in [from, to] {
+            assert_eq!(load.shared.counters.blocks_corrupt.load(Relaxed), 0);
+            assert_eq!(load.end(), Vec::<String>::new());
+        }
+        assert_eq!((here.stats().used, there.stats().used), (0, 0));
+    }
+
     #[test]
     fn a_pool_that_is_too_small_rejects() {
         let pool = pool(40);
-        let load = Load::start(&pool, Vec::new(), 2).unwrap();
+        let load = start(&pool, 2);
         wait_until("requests are rejected", || load.shared.counters.rejected.load(Relaxed) > 20);
         assert_eq!(load.end(), Vec::<String>::new());
         assert_eq!(pool.stats().used, 0);

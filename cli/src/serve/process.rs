@@ -1,9 +1,9 @@
-//! The process: a pool, its admin interface, traffic on request, signals, and the end.
+//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the end.
 //!
 //! ```text
-//! settings -> admin address bound -> pool built -> compaction, traffic, admin interface
+//! settings -> admin address bound -> pool built -> compaction, traffic, node, admin interface
 //!                                                        | SIGTERM, SIGINT
-//! exit code <- audit <- traffic ended <- requests finished
+//! exit code <- audit <- traffic ended <- requests finished <- transfers finished or handed back
 //! ```
 //!
 //! The address is bound first, so that a second node on the same port ends before it takes memory.
@@ -15,10 +15,18 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::{BuildError, DefragConfig, DefragError, Pool, StorageError};
 use kvpool_node::admin::{AdminServer, BindError, Limits, PoolAdmin};
 use kvpool_node::settings::{Loaded, PeerAddress, PoolSettings, Settings, SettingsError, Sources};
+use kvpool_node::{Arrivals, Node, NodeAdmin, NodeError, Offers};
 use thiserror::Error;
 use tokio::runtime::{self, Runtime};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
+use super::exchange::Shelf;
 use super::load::Load;
+use super::network::{self, NetworkError};
+use super::running::Turn;
+use super::signals::{Signal, Signals};
+use super::warnings;
 use crate::backend::Backend;
 use crate::output::{complain, print};
 
@@ -49,6 +57,10 @@ pub enum ServeError {
     Defrag(#[from] DefragError),
     #[error("cannot serve traffic: {0}")]
     Load(String),
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    #[error("cannot start the node: {0}")]
+    Node(#[from] NodeError),
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
@@ -61,6 +73,7 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
     }
     let bind = |address| AdminServer::bind(address, settings.token.clone(), Limits::default());
     let server = settings.admin.as_ref().map(bind).transpose()?;
+    warnings::show();
     let runtime = runtime()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
@@ -70,21 +83,35 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
     });
     let compaction = compaction.transpose()?;
-    let load = match settings.load_threads {
-        Some(threads) => {
-            let streams = backend.streams(threads)?;
-            Some(Load::start(&pool, streams, threads).map_err(ServeError::Load)?)
+    let load = match settings.load {
+        Some(load) => {
+            let streams = backend.streams(load.threads)?;
+            Some(Load::start(&pool, streams, load, Turn::fresh_seed()).map_err(ServeError::Load)?)
         }
         None => None,
     };
+    let shelf = Arc::new(Shelf::default());
+    let offers: Arc<dyn Offers> = match &load {
+        Some(load) => load.exchange().clone(),
+        None => shelf.clone(),
+    };
+    let builder = network::configure(&settings, Node::builder(pool.clone()))?.offers(offers.clone());
+    let (node, arrivals) = runtime.block_on(builder.start())?;
+    let arriving = runtime.spawn(take_in(arrivals, offers));
     let mut admin = PoolAdmin::new(&settings.name, pool.clone());
     if let Some(load) = &load {
         admin = admin.traffic(load.quiet());
     }
-    print(&greeting(&settings, server.as_ref()))?;
-    runtime.block_on(run(&settings, sources, Arc::new(admin), server, signals))?;
+    print(&greeting(&settings, server.as_ref(), &node))?;
+    let node = Arc::new(node);
+    let admin = Arc::new(NodeAdmin::new(node.clone(), admin));
+    let is_drained = runtime.block_on(run(&settings, sources, (&node, arriving), admin, server, signals))?;
 
     let mut findings = load.map(Load::end).unwrap_or_default();
+    shelf.clear();
+    if !is_drained {
+        findings.push(format!("migrations were under way after {:?}: what became of them is unknown", settings.drain));
+    }
     if let Some(compaction) = compaction {
         runtime.block_on(compaction.stop());
     }
@@ -98,32 +125,43 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
     Ok(findings.is_empty())
 }
 
-/// Serves the admin interface until a signal to end, and then drains it.
-async fn run(
-    settings: &Settings,
-    sources: &Sources,
-    admin: Arc<PoolAdmin>,
-    server: Option<AdminServer>,
-    mut signals: Signals,
-) -> io::Result<()> {
-    let mut peers = settings.peers.clone();
-    let end = async {
-        while signals.next().await == Signal::Reload {
-            reload(sources, &mut peers);
-        }
-        admin.drain();
-    };
-    match server {
-        Some(server) => server.run(admin.clone(), end, settings.drain).await,
-        None => {
-            end.await;
-            Ok(())
-        }
+/// Gives arriving sequences to the traffic, or keeps them.
+async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>) {
+    while let Some(arrival) = arrivals.recv().await {
+        offers.take_back(arrival.sequence);
     }
 }
 
+/// Serves until a signal to end, and then drains the node and the admin interface. Returns whether no
+/// migration is left.
+async fn run(
+    settings: &Settings,
+    sources: &Sources,
+    (node, arriving): (&Node, JoinHandle<()>),
+    admin: Arc<NodeAdmin>,
+    server: Option<AdminServer>,
+    mut signals: Signals,
+) -> io::Result<bool> {
+    let mut peers = settings.peers.clone();
+    let mut is_drained = true;
+    let end = async {
+        while signals.next().await == Signal::Reload {
+            reload(sources, &mut peers, node);
+        }
+        admin.drain();
+        is_drained = node.shutdown(settings.drain).await;
+        // The stream ends with the node.
+        let _ = timeout(settings.drain, arriving).await;
+    };
+    match server {
+        Some(server) => server.run(admin.clone(), end, settings.drain).await?,
+        None => end.await,
+    }
+    Ok(is_drained)
+}
+
 /// Reads the settings again and takes over the peers. Settings that are refused change nothing.
-fn reload(sources: &Sources, peers: &mut Vec<PeerAddress>) {
+fn reload(sources: &Sources, peers: &mut Vec<PeerAddress>, node: &Node) {
     match sources.load() {
         Err(error) => complain(format_args!("not reloaded: {error}")),
         Ok(loaded) => {
@@ -135,6 +173,7 @@ fn reload(sources: &Sources, peers: &mut Vec<PeerAddress>) {
             let changes: String = added.map(shown('+')).chain(removed.map(shown('-'))).collect();
             let changes = if changes.is_empty() { " none" } else { &changes };
             complain(format_args!("reloaded; changes of peers:{changes}"));
+            node.set_peers(network::peers(&new));
             *peers = new;
         }
     }
@@ -166,68 +205,15 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 /// Returns the lines of the standard output: what is served, and where.
-fn greeting(settings: &Settings, server: Option<&AdminServer>) -> String {
+fn greeting(settings: &Settings, server: Option<&AdminServer>, node: &Node) -> String {
     let PoolSettings { blocks, layout, layout_name, device, .. } = &settings.pool;
-    let node = format!(
+    let pool = format!(
         "node: {}, {blocks} blocks of {} tokens and {} bytes ({layout_name} on {device})",
         settings.name,
         layout.block_tokens(),
         layout.bytes_per_block()
     );
-    match server {
-        Some(server) => format!("{node}\nadmin: http://{}", server.address()),
-        None => format!("{node}\nadmin: off"),
-    }
-}
-
-/// A signal to this process.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Signal {
-    End,
-    Reload,
-}
-
-#[cfg(unix)]
-struct Signals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
-    hang_up: tokio::signal::unix::Signal,
-}
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        Ok(Self {
-            terminate: signal(SignalKind::terminate())?,
-            interrupt: signal(SignalKind::interrupt())?,
-            hang_up: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> Signal {
-        tokio::select! {
-            _ = self.terminate.recv() => Signal::End,
-            _ = self.interrupt.recv() => Signal::End,
-            _ = self.hang_up.recv() => Signal::Reload,
-        }
-    }
-}
-
-#[cfg(not(unix))]
-struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self)
-    }
-
-    async fn next(&mut self) -> Signal {
-        match tokio::signal::ctrl_c().await {
-            Ok(()) => Signal::End,
-            // Without the signal, only the end of the process ends the node.
-            Err(_) => std::future::pending().await,
-        }
-    }
+    let admin = server.map_or("off".to_owned(), |server| format!("http://{}", server.address()));
+    let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);
+    format!("{pool}\nadmin: {admin}\nlisten: {listen}")
 }

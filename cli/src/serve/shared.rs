@@ -1,22 +1,25 @@
-//! What the threads of the traffic share: the generator of requests, the counters, and the means to
-//! halt and to end them.
+//! What the threads of the traffic share: the numbers of turns, the exchange with the node, the
+//! counters, and the means to halt and to end them.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use kvpool_node::admin::Quiet;
 use serde_json::{Map, Value, json};
 
-use crate::trace::Request;
-use crate::workload::Conversations;
+use super::exchange::Exchange;
+use super::running::Turn;
 
 /// Findings that are kept; further ones count only.
 const FINDINGS_MAX: usize = 16;
 
 /// What the threads share.
 pub(super) struct Shared {
-    requests: Mutex<(u32, Conversations)>,
+    /// Differs from those of other processes.
+    pub seed: u32,
+    next: AtomicU32,
+    pub exchange: Arc<Exchange>,
     ended: AtomicBool,
     gate: Mutex<Gate>,
     resumed: Condvar,
@@ -46,6 +49,14 @@ pub(super) struct Counters {
     pub cached_tokens: AtomicU64,
     pub tokens_verified: AtomicU64,
     pub blocks_corrupt: AtomicU64,
+    /// Sequences that came from other nodes.
+    pub arrived: AtomicU64,
+    /// Sequences of this node that came back: they could not move, or another node moved them here.
+    pub returned: AtomicU64,
+    /// Blocks of sequences that arrived or returned, compared before these continued.
+    pub arrived_blocks_verified: AtomicU64,
+    /// Sequences from other nodes whose answer was completed here.
+    pub arrived_completed: AtomicU64,
     pub findings: AtomicU64,
     pub open: AtomicU64,
     /// Calls to the storage.
@@ -53,9 +64,12 @@ pub(super) struct Counters {
 }
 
 impl Shared {
-    pub fn new() -> Self {
+    /// Creates the state of this many threads. Processes that exchange sequences need different seeds.
+    pub fn new(threads: usize, seed: u32) -> Self {
         Self {
-            requests: Mutex::new((0, Conversations::new(0))),
+            seed,
+            next: AtomicU32::new(0),
+            exchange: Arc::new(Exchange::new(threads)),
             ended: AtomicBool::new(false),
             gate: Mutex::default(),
             resumed: Condvar::new(),
@@ -72,14 +86,10 @@ impl Shared {
         self.resumed.notify_all();
     }
 
-    /// Returns the next request, and its number.
-    pub fn request(&self) -> (u32, Request) {
-        let mut requests = lock(&self.requests);
-        let (next, conversations) = &mut *requests;
-        let number = *next;
+    /// Returns the next turn of a conversation.
+    pub fn turn(&self) -> Turn {
         // The highest bit marks tokens of no conversation.
-        *next = (number + 1) & (u32::MAX >> 1);
-        (number, conversations.next().expect("conversations never end"))
+        Turn { seed: self.seed, number: self.next.fetch_add(1, Relaxed) & (u32::MAX >> 1) }
     }
 
     pub fn is_ended(&self) -> bool {
@@ -145,7 +155,7 @@ impl Quiet for Shared {
     fn counters(&self) -> Map<String, Value> {
         let at = &self.counters;
         let read = |counter: &AtomicU64| counter.load(Relaxed);
-        let counters = json!({
+        let mut counters = json!({
             "load": {
                 "open": read(&at.open),
                 "completed": read(&at.completed),
@@ -156,8 +166,15 @@ impl Quiet for Shared {
                 "tokens_verified": read(&at.tokens_verified),
                 "blocks_corrupt": read(&at.blocks_corrupt),
                 "findings": read(&at.findings),
+                "arrived": read(&at.arrived),
+                "returned": read(&at.returned),
+                "arrived_blocks_verified": read(&at.arrived_blocks_verified),
+                "arrived_completed": read(&at.arrived_completed),
             }
         });
+        if let Some(id) = self.exchange.longest() {
+            counters["load"]["longest_sequence"] = id.0.into();
+        }
         counters.as_object().cloned().unwrap_or_default()
     }
 }

@@ -20,10 +20,18 @@ pub trait Admin: Send + Sync + 'static {
     fn health(&self) -> Health;
 
     /// Returns the statistics.
-    fn stats(&self) -> StatsReport;
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`] if the node has ended.
+    fn stats(&self) -> Answer<'_, StatsReport>;
 
     /// Returns the migrations under way, and the latest ones that ended.
-    fn migrations(&self) -> MigrationList;
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`] if the node has ended.
+    fn migrations(&self) -> Answer<'_, MigrationList>;
 
     /// Compacts the pool.
     ///

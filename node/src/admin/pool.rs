@@ -72,7 +72,12 @@ impl PoolAdmin {
         self.draining.store(true, Relaxed);
     }
 
-    fn check_serving(&self) -> Result<(), AdminError> {
+    /// Checks that the node does not end.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`].
+    pub fn check_serving(&self) -> Result<(), AdminError> {
         if self.draining.load(Relaxed) {
             return Err(AdminError::Unavailable("this node is ending".to_owned()));
         }
@@ -92,16 +97,18 @@ impl Admin for PoolAdmin {
         Health { state, node: self.name.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
     }
 
-    fn stats(&self) -> StatsReport {
-        let mut report = StatsReport::of(&self.name, self.started.elapsed(), &self.pool);
-        if let Some(traffic) = &self.traffic {
-            report.extra = traffic.counters();
-        }
-        report
+    fn stats(&self) -> Answer<'_, StatsReport> {
+        Box::pin(async {
+            let mut report = StatsReport::of(&self.name, self.started.elapsed(), &self.pool);
+            if let Some(traffic) = &self.traffic {
+                report.extra = traffic.counters();
+            }
+            Ok(report)
+        })
     }
 
-    fn migrations(&self) -> MigrationList {
-        MigrationList::default()
+    fn migrations(&self) -> Answer<'_, MigrationList> {
+        Box::pin(async { Ok(MigrationList::default()) })
     }
 
     fn defragment(&self) -> Answer<'_, DefragOutcome> {

@@ -35,8 +35,8 @@ pub(super) struct Shared {
 pub(super) fn router(shared: Shared) -> Router {
     Router::new()
         .route("/healthz", get(health))
-        .route("/stats", get(async |State(at): State<Shared>| json(&at.admin.stats())))
-        .route("/migrations", get(async |State(at): State<Shared>| json(&at.admin.migrations())))
+        .route("/stats", get(stats))
+        .route("/migrations", get(migrations))
         .route("/defrag", post(defrag))
         .route("/resize", post(resize))
         .route("/migrate", post(migrate))
@@ -68,6 +68,14 @@ async fn health(State(at): State<Shared>) -> Response {
     let is_ok = health.state == HealthState::Ok;
     let status = if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, json(&health)).into_response()
+}
+
+async fn stats(State(at): State<Shared>) -> Result<Response, AdminError> {
+    Ok(json(&at.admin.stats().await?))
+}
+
+async fn migrations(State(at): State<Shared>) -> Result<Response, AdminError> {
+    Ok(json(&at.admin.migrations().await?))
 }
 
 async fn defrag(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {

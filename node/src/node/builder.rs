@@ -1,7 +1,7 @@
 //! Building a node.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvpool::transport::Transport;
@@ -212,28 +212,56 @@ async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
 pub(super) struct Dialers {
     endpoint: Arc<Endpoint>,
     inputs: mpsc::Sender<Input>,
-    running: HashMap<String, (PeerSettings, JoinHandle<()>)>,
+    running: HashMap<String, Dialer>,
 }
+
+/// The task that connects to one peer.
+struct Dialer {
+    peer: PeerSettings,
+    task: JoinHandle<()>,
+    /// Why there is no link; `None` while there is one.
+    trouble: Trouble,
+}
+
+type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Dialers {
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
         let mut before = std::mem::take(&mut self.running);
         for peer in peers {
-            let kept = before.remove(&peer.name).filter(|(settings, _)| settings.address == peer.address);
-            let running = kept.unwrap_or_else(|| {
-                let task = tokio::spawn(dial(self.endpoint.clone(), peer.clone(), self.inputs.clone()));
-                (peer.clone(), task)
+            let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer.address == peer.address);
+            let kept = if is_same { before.remove(&peer.name) } else { None };
+            let dialer = kept.unwrap_or_else(|| {
+                let trouble = Trouble::new(Mutex::new(Some("not reached yet".to_owned())));
+                let dial = dial(self.endpoint.clone(), peer.clone(), self.inputs.clone(), trouble.clone());
+                Dialer { peer: peer.clone(), task: tokio::spawn(dial), trouble }
             });
-            self.running.insert(peer.name, running);
+            self.running.insert(peer.name, dialer);
         }
-        before.into_values().for_each(|(_, task)| task.abort());
+        before.into_values().for_each(|dialer| dialer.task.abort());
+    }
+
+    /// Returns the peers without a link, with the reason.
+    pub(super) fn unreached(&self) -> Vec<(String, String)> {
+        let trouble = |dialer: &Dialer| {
+            let trouble = dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+            Some((dialer.peer.name.clone(), trouble.clone()?))
+        };
+        self.running.values().filter_map(trouble).collect()
     }
 }
 
 /// Keeps a link to a peer.
-async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>) {
+async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>, trouble: Trouble) {
     let mut pause = REDIAL.0;
+    // Replaces the reason, and returns whether it is another one.
+    let note = |reason: Option<String>| {
+        let mut trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = *trouble != reason;
+        *trouble = reason;
+        is_other
+    };
     loop {
         match endpoint.connect(&peer).await {
             Ok(link) => {
@@ -242,10 +270,16 @@ async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<
                 if inputs.send(Input::LinkUp(link.clone())).await.is_err() {
                     return;
                 }
-                link.closed().await;
+                note(None);
+                tracing::info!(peer = peer.name, "linked");
+                let error = link.closed().await;
+                note(Some(error.to_string()));
+                tracing::warn!(peer = peer.name, %error, "the link is lost");
             }
             Err(error) => {
-                tracing::debug!(peer = peer.name, %error, "not reached");
+                if note(Some(error.to_string())) {
+                    tracing::warn!(peer = peer.name, %error, "not reached");
+                }
                 pause = (pause * 2).min(REDIAL.1);
             }
         }

@@ -30,6 +30,14 @@ pub enum NodeError {
         /// Its id.
         id: kvpool::SequenceId,
     },
+    /// The migration did not begin.
+    #[error("sequence {id} stays here: {reason}")]
+    NotBegun {
+        /// Id of the sequence.
+        id: kvpool::SequenceId,
+        /// Why.
+        reason: String,
+    },
     /// The node is being stopped.
     #[error("the node is stopping")]
     Stopped,

@@ -30,6 +30,7 @@
 //! handshake with a second process while the first one answers is refused, and tried again: an old
 //! process whose packets are late is not taken for a new one.
 
+mod admin;
 mod builder;
 mod driver;
 mod error;
@@ -43,6 +44,7 @@ mod spill;
 mod status;
 mod work;
 
+pub use admin::NodeAdmin;
 pub use builder::NodeBuilder;
 pub use error::NodeError;
 pub use node::{Arrival, Arrivals, Node};

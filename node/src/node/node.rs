@@ -1,5 +1,6 @@
 //! A node, as an engine has it.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -16,8 +17,11 @@ use super::driver::Input;
 use super::error::NodeError;
 use super::spill::Offers;
 use super::status::{Counters, NodeCounters, NodeStatus};
-use crate::admin::MigrationRecord;
+use crate::admin::{MigrationRecord, MigrationSide};
 use crate::transport::tcp::{Address, PeerSettings};
+
+/// Time between two looks at a migration that was asked for.
+const BEGIN_POLL: Duration = Duration::from_millis(1);
 
 /// A sequence that came from a peer. It is open in this node's pool.
 #[derive(Debug)]
@@ -139,32 +143,57 @@ impl Node {
         answered.await.map_err(|_| NodeError::Stopped)
     }
 
-    /// Moves a sequence to a peer that the engine [offers](NodeBuilder::offers) for it. Returns once
-    /// the migration has begun.
+    /// Moves a sequence to a peer that the engine [offers](NodeBuilder::offers) for it. Returns the
+    /// migration once it has begun.
     ///
     /// If it fails, the engine gets the sequence back.
     ///
     /// # Errors
     ///
-    /// [`NodeError::UnknownPeer`]; [`NodeError::NotOffered`] if the engine does not give it.
-    pub async fn migrate(&self, id: SequenceId, to: &str) -> Result<(), NodeError> {
-        let peers = self.peers().await?;
-        if !peers.iter().any(|(name, _)| name == to) {
+    /// [`NodeError::UnknownPeer`]; [`NodeError::NotOffered`] if the engine does not give it;
+    /// [`NodeError::NotBegun`], and then the engine has the sequence.
+    pub async fn migrate(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, NodeError> {
+        let status = self.status().await?;
+        let is_known = status.peers.iter().any(|(name, _)| name == to);
+        if !is_known && !self.unreached().iter().any(|(name, _)| name == to) {
             return Err(NodeError::UnknownPeer { name: to.to_owned() });
         }
+        let before: HashSet<_> = status.migrations.into_iter().map(|record| record.id).collect();
         let offers = self.offers.clone();
         let sequence = offers.as_ref().and_then(|offers| offers.release(id));
         let (Some(sequence), Some(offers)) = (sequence, offers) else {
             return Err(NodeError::NotOffered { id });
         };
-        let (pool, to) = (self.pool.clone(), to.to_owned());
-        tokio::spawn(async move {
-            if let Err(error) = pool.migrate(sequence, Target::node(&to)).await {
-                tracing::warn!(to, %error, "a sequence stays");
+        let (pool, name) = (self.pool.clone(), to.to_owned());
+        let mut task = tokio::spawn(async move {
+            let result = pool.migrate(sequence, Target::node(&name)).await;
+            result.map(drop).map_err(|error| {
                 offers.take_back(*error.sequence);
-            }
+                error.error.to_string()
+            })
         });
-        Ok(())
+        let is_it = |record: &MigrationRecord| {
+            record.sequence == Some(id.0) && record.side == MigrationSide::Source && !before.contains(&record.id)
+        };
+        loop {
+            // The task ends behind the migration, whose record the driver keeps.
+            let ended = tokio::time::timeout(BEGIN_POLL, &mut task).await;
+            if let Some(record) = self.migrations().await?.into_iter().find(is_it) {
+                return Ok(record);
+            }
+            let reason = match ended {
+                Err(_) => continue,
+                Ok(Ok(Err(reason))) => reason,
+                Ok(Ok(Ok(()))) => "it has ended, and is forgotten".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+            };
+            return Err(NodeError::NotBegun { id, reason });
+        }
+    }
+
+    /// Returns the configured peers without a link that this node made, with the reason.
+    pub fn unreached(&self) -> Vec<(String, String)> {
+        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).unreached()
     }
 
     /// Closes the links to a peer. Peers to which this node [connects](Self::set_peers) are linked
@@ -193,7 +222,8 @@ impl Node {
     /// for the others. Returns whether nothing was left at the deadline.
     ///
     /// What is left is in doubt: the peer was told to commit, and did not answer.
-    pub async fn shutdown(self, patience: Duration) -> bool {
+    pub async fn shutdown(&self, patience: Duration) -> bool {
+        self.set_peers(Vec::new());
         let (drained, is_drained) = oneshot::channel();
         if self.inputs.send(Input::Drain(drained)).await.is_err() {
             return true;

@@ -1,4 +1,13 @@
-//! Automatic migration: blocks move to a peer while few are free here.
+//! Automatic migration: blocks move to a peer while memory is short here.
+//!
+//! | moves | while fewer than [`Spill::below`] blocks are | because |
+//! |---|---|---|
+//! | cached blocks, in eviction order | free | the next allocations would evict them, and their bytes would be lost |
+//! | sequences on offer | free or evictable | evictions alone cannot make room any more |
+//!
+//! A full prefix cache keeps the number of free blocks near zero. Then the blocks that would be evicted
+//! next move to the peer at the rate of new allocations, and the peer becomes a second tier of the cache.
+//! Sequences are not moved for that.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +18,7 @@ use kvpool::{Pool, Sequence, SequenceId, Target};
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest pause behind a failure.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Most cached blocks of one transfer: while it lasts they cannot be evicted.
 const BLOCKS_MAX: usize = 512;
@@ -33,14 +42,14 @@ pub trait Offers: Send + Sync + 'static {
 /// When and where blocks move by themselves.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Spill {
-    /// Blocks move while fewer than this number are free.
+    /// Cached blocks move while fewer than this number are free, and sequences while fewer are free or
+    /// evictable.
     pub below: usize,
     /// Name of the peer.
     pub to: String,
 }
 
-/// Moves blocks while few are free: first cached ones in eviction order, then sequences on offer.
-/// Never returns.
+/// Moves blocks while memory is short. Never returns.
 pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offers>>) {
     let mut pause = INTERVAL;
     loop {
@@ -50,10 +59,11 @@ pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offer
             pause = INTERVAL;
             continue;
         }
-        let is_moved = match cached(&pool, &spill, spill.below - free).await {
-            false => sequence(&pool, &spill, spill.below - free, offers.as_deref()).await,
-            true => true,
-        };
+        let mut is_moved = cached(&pool, &spill, spill.below - free).await;
+        let available = pool.available_blocks();
+        if available < spill.below {
+            is_moved |= sequence(&pool, &spill, spill.below - available, offers.as_deref()).await;
+        }
         // After a success the next look comes soon: more may have to go.
         pause = if is_moved { Duration::from_millis(1) } else { (pause * 2).min(PAUSE_MAX) };
     }

@@ -18,6 +18,9 @@ pub const PROBE_LAYOUT: &str = "probe";
 
 const HOUR: Duration = Duration::from_secs(3600);
 
+/// Longest rest of synthetic traffic between two steps.
+const REST_MAX: Duration = Duration::from_secs(1);
+
 /// Minimum of the quota per peer in bytes.
 const QUOTA_MIN: u64 = 1 << 20;
 
@@ -43,8 +46,8 @@ pub struct Settings {
     pub peer_quota_bytes: u64,
     /// Automatic migration.
     pub migrate: Option<MigrateBelow>,
-    /// Threads of synthetic traffic; `None`: no traffic.
-    pub load_threads: Option<usize>,
+    /// Synthetic traffic; `None`: no traffic.
+    pub load: Option<LoadSettings>,
     /// Time that requests and transfers have to finish after a signal to end.
     pub drain: Duration,
 }
@@ -94,10 +97,33 @@ pub struct TlsFiles {
 /// Automatic migration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrateBelow {
-    /// Blocks move while fewer than this number are free.
+    /// Cached blocks move while fewer than this number are free, and sequences while fewer are free or
+    /// evictable.
     pub blocks: usize,
     /// Name of the peer that they move to.
     pub to: String,
+}
+
+/// Kind of synthetic traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LoadKind {
+    /// New conversations, and those that arrive from peers.
+    Conversations,
+    /// Only those that arrive from peers.
+    Arrivals,
+}
+
+/// Synthetic traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct LoadSettings {
+    /// Kind of traffic.
+    pub kind: LoadKind,
+    /// Number of threads.
+    pub threads: usize,
+    /// Shortest time that a thread rests between two steps.
+    pub rest: Duration,
 }
 
 /// Checked settings, and what is worth a warning.
@@ -127,7 +153,7 @@ impl Loaded {
             token: read.token(&mut warnings)?,
             peer_quota_bytes: read.required("peer-quota", quota)?,
             migrate: read.migrate(&peers, pool.blocks)?,
-            load_threads: read.load(&pool)?,
+            load: read.load(&pool)?,
             drain: read.required("drain", |text| value::time(text, Duration::ZERO..=HOUR))?,
             pool,
             peers,
@@ -314,10 +340,11 @@ impl Reader<'_> {
         }
     }
 
-    fn load(&self, pool: &PoolSettings) -> Result<Option<usize>, SettingsError> {
+    fn load(&self, pool: &PoolSettings) -> Result<Option<LoadSettings>, SettingsError> {
         let threads = self.required("load-threads", |text| value::whole(text, 1..=64))? as usize;
         let kind = self.value("load", |text| match text {
-            "conversations" => Ok(()),
+            "conversations" => Ok(LoadKind::Conversations),
+            "arrivals" => Ok(LoadKind::Arrivals),
             _ => Err("no such traffic"),
         })?;
         if kind.is_some() && pool.layout.dtype().is_quantised() {
@@ -326,7 +353,8 @@ impl Reader<'_> {
                 self.refuse("load", format!("bytes of {dtype} cannot be compared with what was stored"))
             );
         }
-        Ok(kind.map(|()| threads))
+        let rest = self.required("load-rest", |text| value::time(text, Duration::ZERO..=REST_MAX))?;
+        Ok(kind.map(|kind| LoadSettings { kind, threads, rest }))
     }
 
     /// Checks that no address outside of this host is open without TLS or a token.

@@ -62,7 +62,7 @@ fn everything_is_on_the_loopback_by_default() {
     assert_eq!((pool.device, pool.layout.block_tokens()), (DeviceId::Host, 16));
     assert_eq!(pool.layout.packed_bytes(), 16 * 16);
     let defrag = DefragSettings { threshold: 0.02, interval: Duration::from_millis(2) };
-    assert_eq!((pool.defrag, settings.load_threads, settings.migrate), (Some(defrag), None, None));
+    assert_eq!((pool.defrag, settings.load, settings.migrate), (Some(defrag), None, None));
 }
 
 #[test]
@@ -95,6 +95,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("migrate-to", "c"),
         ("load", "conversations"),
         ("load-threads", "5"),
+        ("load-rest", "20ms"),
         ("drain", "30s"),
     ];
     assert_eq!(values.map(|(name, _)| name).to_vec(), KEYS.iter().map(|key| key.name).collect::<Vec<_>>());
@@ -125,7 +126,9 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         assert!(settings.token.unwrap().is(b"0123456789abcdef"));
         assert_eq!(settings.peer_quota_bytes, 2 << 30);
         assert_eq!(settings.migrate, Some(MigrateBelow { blocks: 20, to: "c".into() }));
-        assert_eq!((settings.load_threads, settings.drain), (Some(5), Duration::from_secs(30)));
+        let (kind, rest) = (LoadKind::Conversations, Duration::from_millis(20));
+        assert_eq!(settings.load, Some(LoadSettings { kind, threads: 5, rest }));
+        assert_eq!(settings.drain, Duration::from_secs(30));
     }
 }
 
@@ -211,6 +214,7 @@ fn each_bad_value_is_named_with_its_place_and_what_is_accepted() {
         ("migrate-to", "a/b"),
         ("load", "storms"),
         ("load-threads", "65"),
+        ("load-rest", "2s"),
         ("drain", "2h"),
     ] {
         let error = refused(&[(name, bad)]);
@@ -318,7 +322,7 @@ fn keys_that_belong_together() {
 fn what_can_be_off_is_off() {
     let all = ["defrag-threshold", "eviction", "listen", "admin", "load"].map(|name| (name, "off"));
     let settings = load(&all);
-    assert_eq!((settings.pool.defrag, settings.pool.eviction, settings.load_threads), (None, None, None));
+    assert_eq!((settings.pool.defrag, settings.pool.eviction, settings.load), (None, None, None));
     assert_eq!((settings.listen, settings.admin), (None, None));
 }
 
