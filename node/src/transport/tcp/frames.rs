@@ -339,7 +339,10 @@ impl Transport for TcpTransport {
 
     fn revoke(&self, tag: Tag, _source: SourceState) -> TransferState {
         let granted = lock(&self.inner.state).grants.revoke(tag);
-        drop(granted);
+        match granted {
+            Ok(granted) => drop(granted),
+            Err(unknown) => return TransferState::Failed(unknown),
+        }
         lock(&self.inner.state).grants.ended(tag)
     }
 

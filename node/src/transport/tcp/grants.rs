@@ -88,10 +88,14 @@ impl Grants {
         Ok(())
     }
 
-    /// Ends a grant. The caller drops the reference, outside of any lock, and calls
-    /// [`ended`](Self::ended).
-    pub(super) fn revoke(&mut self, tag: Tag) -> Option<Arc<Granted>> {
-        self.entries.get_mut(&tag)?.granted.take()
+    /// Ends a grant. The caller drops the reference, which is absent if it was revoked before,
+    /// outside of any lock, and calls [`ended`](Self::ended).
+    ///
+    /// # Errors
+    /// [`TransportError::Unknown`].
+    pub(super) fn revoke(&mut self, tag: Tag) -> Result<Option<Arc<Granted>>, TransportError> {
+        let entry = self.entries.get_mut(&tag);
+        Ok(entry.ok_or(TransportError::Unknown { what: "tag", number: tag.0 })?.granted.take())
     }
 
     /// Ends all grants; as for [`revoke`](Self::revoke).
@@ -102,7 +106,8 @@ impl Grants {
     /// Returns the state of a revoked grant, and forgets it if it is over.
     pub(super) fn ended(&mut self, tag: Tag) -> TransferState {
         match self.entries.get(&tag) {
-            None => TransferState::Failed(TransportError::Unknown { what: "tag", number: tag.0 }),
+            // Meanwhile another thread added a grant, which forgets those that are over.
+            None => TransferState::Done,
             Some(entry) if entry.over.is_set() => {
                 self.entries.remove(&tag);
                 TransferState::Done
