@@ -40,7 +40,7 @@ pub struct Settings {
     pub peers: Vec<PeerAddress>,
     /// Files for TLS.
     pub tls: Option<TlsFiles>,
-    /// Token of the admin interface and of peers.
+    /// Token of the admin interface and of peers. Nodes with the same one hash cached blocks alike.
     pub token: Option<Token>,
     /// Bytes that one peer may have under transfer to this node at a time.
     pub peer_quota_bytes: u64,
@@ -159,6 +159,9 @@ impl Loaded {
             peers,
         };
         read.check_exposure(&settings)?;
+        if settings.migrate.is_some() && settings.pool.eviction.is_some() && settings.token.is_none() {
+            warnings.push("migrate-below moves sequences only: nodes without a common token-file hash cached blocks differently".to_owned());
+        }
         Ok(Self { settings, warnings })
     }
 
