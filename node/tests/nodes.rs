@@ -336,5 +336,8 @@ async fn an_operator_moves_only_what_exists_and_is_offered() {
 #[tokio::test]
 async fn a_pool_without_storage_is_no_node() {
     let pool = Pool::builder(kv::plain()).blocks(10).without_storage().build().unwrap();
-    assert!(matches!(Node::builder(pool).start().await, Err(NodeError::Pool(TransferError::NoStorage { .. }))));
+    assert!(matches!(
+        Node::builder(pool).start().await,
+        Err(NodeError::Pool(TransferError::NoStorage { .. }))
+    ));
 }

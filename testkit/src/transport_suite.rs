@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, KvPlanes, Scales, Storage};
 use kvpool::transport::{
-    Grant, Hold, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
-    TransportError,
+    Grant, Hold, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState,
+    Transport, TransportError,
 };
 use kvpool::{FrameId, Run};
 

@@ -114,7 +114,10 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
     let mut findings = load.map(Load::end).unwrap_or_default();
     shelf.clear();
     if !is_drained {
-        findings.push(format!("migrations were under way after {:?}: what became of them is unknown", settings.drain));
+        findings.push(format!(
+            "migrations were under way after {:?}: what became of them is unknown",
+            settings.drain
+        ));
     }
     if let Some(compaction) = compaction {
         runtime.block_on(compaction.stop());

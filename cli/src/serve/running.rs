@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn ids_name_turns_and_fit_into_json() {
-        for turn in [Turn { seed: 0, number: 0 }, Turn { seed: (1 << SEED_BITS) - 1, number: u32::MAX >> 1 }] {
+        for turn in [Turn { seed: 0, number: 0 }, Turn { seed: (1 << SEED_BITS) - 1, number: u32::MAX >> 1 }]
+        {
             assert_eq!(Turn::of(turn.id()), Some(turn));
             assert!(turn.id().0 < 1 << 53);
         }

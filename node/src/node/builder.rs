@@ -1,19 +1,19 @@
 //! Building a node.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
 use kvpool::transport::Transport;
 use kvpool::{PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
-use super::driver::{Driver, INPUTS, Input};
+use super::arrival::Arrivals;
+use super::dialers::{Dialers, accept};
+use super::driver::{Driver, INPUTS};
 use super::error::NodeError;
 use super::message::{VERSION, Way};
-use super::node::{Arrivals, Node};
+use super::node::Node;
 use super::remote::NodeRemotes;
 use super::spill::{self, Offers, Spill};
 use super::status::Counters;
@@ -23,9 +23,6 @@ use crate::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
 };
 use crate::wire::Limits;
-
-/// Shortest and longest pause between two attempts to reach a peer.
-const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
 /// Settings of a [`Node`].
 pub struct NodeBuilder {
@@ -42,8 +39,15 @@ pub struct NodeBuilder {
     nixl: Option<Arc<dyn Transport>>,
 }
 
+impl Node {
+    /// Begins the settings of a node over a pool, which must have storage.
+    pub fn builder(pool: Pool) -> NodeBuilder {
+        NodeBuilder::new(pool)
+    }
+}
+
 impl NodeBuilder {
-    pub(super) fn new(pool: Pool) -> Self {
+    fn new(pool: Pool) -> Self {
         Self {
             pool,
             name: format!("node-{}", std::process::id()),
@@ -190,99 +194,5 @@ impl NodeBuilder {
             _remotes: remotes,
         };
         Ok((node, Arrivals(arrivals)))
-    }
-}
-
-/// Accepts links for as long as the node lives.
-async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
-    loop {
-        match endpoint.accept().await {
-            Ok(link) => {
-                if inputs.send(Input::LinkUp(Arc::new(link))).await.is_err() {
-                    return;
-                }
-            }
-            Err(crate::transport::tcp::LinkError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "a connection was refused"),
-        }
-    }
-}
-
-/// The tasks that connect to peers.
-pub(super) struct Dialers {
-    endpoint: Arc<Endpoint>,
-    inputs: mpsc::Sender<Input>,
-    running: HashMap<String, Dialer>,
-}
-
-/// The task that connects to one peer.
-struct Dialer {
-    peer: PeerSettings,
-    task: JoinHandle<()>,
-    /// Why there is no link; `None` while there is one.
-    trouble: Trouble,
-}
-
-type Trouble = Arc<Mutex<Option<String>>>;
-
-impl Dialers {
-    /// Connects to these peers from now on, and to no others.
-    pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
-        let mut before = std::mem::take(&mut self.running);
-        for peer in peers {
-            let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer.address == peer.address);
-            let kept = if is_same { before.remove(&peer.name) } else { None };
-            let dialer = kept.unwrap_or_else(|| {
-                let trouble = Trouble::new(Mutex::new(Some("not reached yet".to_owned())));
-                let dial = dial(self.endpoint.clone(), peer.clone(), self.inputs.clone(), trouble.clone());
-                Dialer { peer: peer.clone(), task: tokio::spawn(dial), trouble }
-            });
-            self.running.insert(peer.name, dialer);
-        }
-        before.into_values().for_each(|dialer| dialer.task.abort());
-    }
-
-    /// Returns the peers without a link, with the reason.
-    pub(super) fn unreached(&self) -> Vec<(String, String)> {
-        let trouble = |dialer: &Dialer| {
-            let trouble = dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner);
-            Some((dialer.peer.name.clone(), trouble.clone()?))
-        };
-        self.running.values().filter_map(trouble).collect()
-    }
-}
-
-/// Keeps a link to a peer.
-async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>, trouble: Trouble) {
-    let mut pause = REDIAL.0;
-    // Replaces the reason, and returns whether it is another one.
-    let note = |reason: Option<String>| {
-        let mut trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_other = *trouble != reason;
-        *trouble = reason;
-        is_other
-    };
-    loop {
-        match endpoint.connect(&peer).await {
-            Ok(link) => {
-                pause = REDIAL.0;
-                let link = Arc::new(link);
-                if inputs.send(Input::LinkUp(link.clone())).await.is_err() {
-                    return;
-                }
-                note(None);
-                tracing::info!(peer = peer.name, "linked");
-                let error = link.closed().await;
-                note(Some(error.to_string()));
-                tracing::warn!(peer = peer.name, %error, "the link is lost");
-            }
-            Err(error) => {
-                if note(Some(error.to_string())) {
-                    tracing::warn!(peer = peer.name, %error, "not reached");
-                }
-                pause = (pause * 2).min(REDIAL.1);
-            }
-        }
-        tokio::time::sleep(pause).await;
     }
 }

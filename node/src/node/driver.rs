@@ -11,16 +11,16 @@ use kvpool::{Carried, Export, Import, Imported, SendError, Sent};
 use kvpool::{Pool, Run, TransferError};
 use tokio::sync::{mpsc, oneshot};
 
+use super::arrival::Arrival;
 use super::job::{Ending, Job, SideJob, Slot};
 use super::message::{NodeMessage, Way};
-use super::node::Arrival;
 use super::peers::{Joined, Peers};
 use super::status::{self, Counters, HISTORY, NodeStatus};
 use super::work::{self, Carrier, Lost, Reserved, Verified};
 use crate::admin::MigrationRecord;
 use crate::protocol::{
     Action, Actions, Attempt, Bytes, Command, FetchBytes, Grant, Incarnation, Kind, LinkId, MachineId,
-    ManifestBytes, MigrationId, Migrations, Millis, Outcome, Places, Refusal, Report, Request, Side,
+    ManifestBytes, MigrationId, Migrations, Millis, Outcome, Places, Refusal, Report, Request,
     SideState, Task, Text, Work,
 };
 use crate::transport::tcp::{Link, TcpTransport};
@@ -676,7 +676,7 @@ impl Driver {
         let Some(job) = self.jobs.remove(&machine) else { return };
         let outcome = job.outcome.clone().unwrap_or_else(|| unreachable!("checked above"));
         let node = self.peers.name(job.link).to_owned();
-        let reason = failure(&outcome);
+        let reason = status::failure(&outcome);
         self.history.push_front(status::ended(&job, node.clone(), &outcome));
         self.history.truncate(HISTORY);
         self.counters.ended(&job, &outcome);
@@ -734,24 +734,5 @@ impl Driver {
         let migrations = running.chain(self.history.iter().cloned()).collect();
         let peers = self.peers.iter().map(|peer| (peer.name.clone(), peer.is_up())).collect();
         NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len() }
-    }
-}
-
-/// Returns why a migration failed, for a person.
-pub(super) fn failure(outcome: &Outcome) -> Option<String> {
-    match outcome {
-        Outcome::Done => None,
-        Outcome::Refused { reason, free } => Some(format!("refused: {reason}; {free} blocks are free there")),
-        Outcome::Failed(cause) => Some(cause.to_string()),
-        Outcome::Unconfirmed => Some("it did not confirm".into()),
-        outcome => Some(format!("{outcome:?}")),
-    }
-}
-
-/// Returns the side of a job.
-pub(super) fn side_of(job: &Job) -> Side {
-    match job.side {
-        SideJob::Source { .. } => Side::Source,
-        SideJob::Target { .. } => Side::Target,
     }
 }

@@ -31,7 +31,9 @@
 //! process whose packets are late is not taken for a new one.
 
 mod admin;
+mod arrival;
 mod builder;
+mod dialers;
 mod driver;
 mod error;
 mod job;
@@ -45,8 +47,9 @@ mod status;
 mod work;
 
 pub use admin::NodeAdmin;
+pub use arrival::{Arrival, Arrivals};
 pub use builder::NodeBuilder;
 pub use error::NodeError;
-pub use node::{Arrival, Arrivals, Node};
+pub use node::Node;
 pub use spill::{Offers, Spill};
 pub use status::NodeCounters;

@@ -1,18 +1,15 @@
 //! A node, as an engine has it.
 
 use std::collections::HashSet;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_core::Stream;
 use kvpool::Remotes;
-use kvpool::{Pool, Sequence, SequenceId, Target};
+use kvpool::{Pool, SequenceId, Target};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-use super::builder::{Dialers, NodeBuilder};
+use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
 use super::spill::Offers;
@@ -22,43 +19,6 @@ use crate::transport::tcp::{Address, PeerSettings};
 
 /// Time between two looks at a migration that was asked for.
 const BEGIN_POLL: Duration = Duration::from_millis(1);
-
-/// A sequence that came from a peer. It is open in this node's pool.
-#[derive(Debug)]
-pub struct Arrival {
-    /// The sequence, with the id, tokens, committed length and priority that it had.
-    pub sequence: Sequence,
-    /// Name of the node that it came from.
-    pub from: String,
-    /// Number of its blocks.
-    pub blocks: usize,
-}
-
-/// Arriving sequences, as a stream for the engine's scheduler. Ends with the node.
-///
-/// Sequences that are not taken stay open, and keep their blocks.
-#[derive(Debug)]
-pub struct Arrivals(pub(super) mpsc::UnboundedReceiver<Arrival>);
-
-impl Arrivals {
-    /// Waits for the next one; `None` once the node has ended.
-    pub async fn recv(&mut self) -> Option<Arrival> {
-        self.0.recv().await
-    }
-
-    /// Returns the next one if there is one.
-    pub fn try_recv(&mut self) -> Option<Arrival> {
-        self.0.try_recv().ok()
-    }
-}
-
-impl Stream for Arrivals {
-    type Item = Arrival;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Arrival>> {
-        self.0.poll_recv(cx)
-    }
-}
 
 /// A pool with links to the pools of other processes.
 ///
@@ -79,11 +39,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// Begins the settings of a node over a pool, which must have storage.
-    pub fn builder(pool: Pool) -> NodeBuilder {
-        NodeBuilder::new(pool)
-    }
-
     /// Returns the pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
@@ -143,7 +98,7 @@ impl Node {
         answered.await.map_err(|_| NodeError::Stopped)
     }
 
-    /// Moves a sequence to a peer that the engine [offers](NodeBuilder::offers) for it. Returns the
+    /// Moves a sequence to a peer that the engine [offers](super::NodeBuilder::offers) for it. Returns the
     /// migration once it has begun.
     ///
     /// If it fails, the engine gets the sequence back.
@@ -173,7 +128,9 @@ impl Node {
             })
         });
         let is_it = |record: &MigrationRecord| {
-            record.sequence == Some(id.0) && record.side == MigrationSide::Source && !before.contains(&record.id)
+            record.sequence == Some(id.0)
+                && record.side == MigrationSide::Source
+                && !before.contains(&record.id)
         };
         loop {
             // The task ends behind the migration, whose record the driver keeps.

@@ -4,8 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
 
-use super::driver::{failure, side_of};
-use super::job::Job;
+use super::job::{Job, SideJob};
 use crate::admin::{MigrationKind, MigrationRecord, MigrationSide, MigrationState};
 use crate::protocol::{Kind, MigrationStatus, Outcome, Side, SideState, SourceState, TargetState};
 
@@ -142,4 +141,23 @@ pub(super) fn running(status: &MigrationStatus, job: Option<&Job>, peer: &str) -
         reason: None,
         ..ended(job, peer.to_owned(), &Outcome::Done)
     })
+}
+
+/// Returns why a migration failed, for a person.
+pub(super) fn failure(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Done => None,
+        Outcome::Refused { reason, free } => Some(format!("refused: {reason}; {free} blocks are free there")),
+        Outcome::Failed(cause) => Some(cause.to_string()),
+        Outcome::Unconfirmed => Some("it did not confirm".into()),
+        outcome => Some(format!("{outcome:?}")),
+    }
+}
+
+/// Returns the side of a job.
+fn side_of(job: &Job) -> Side {
+    match job.side {
+        SideJob::Source { .. } => Side::Source,
+        SideJob::Target { .. } => Side::Target,
+    }
 }

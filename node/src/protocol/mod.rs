@@ -87,7 +87,7 @@
 //! | | verification failed | end, `Aborted` |
 //! | Ready(n) | `Commit` | Committing: commit |
 //! | Reserving to Ready | `Prepare`, `Query`, other `Sent` | answer |
-//! | | `Heartbeat` | `Status` |
+//! | | `Heartbeat`, link up | `Status` |
 //! | | end of the term, limit, cancel, `Commit` before Ready | end, `Aborted` |
 //! | | `Abort`, the peer's process ended | end |
 //! | Committing | committed | Committed: `Committed`, report |

@@ -146,6 +146,8 @@ impl Target {
         match event {
             Event::Message(message) => self.message(now, message),
             Event::Done(work) => self.done(now, work),
+            // A source that has ended, whose abort was lost with the link, answers with another.
+            Event::LinkUp if self.is_undecided() && self.state != TargetState::Asking => self.status(),
             Event::LinkUp => self.repeat_message().into_iter().collect(),
             Event::LinkLost => Sent::new(),
             Event::PeerEnded => self.peer_ended(),

@@ -34,7 +34,10 @@ mod tests;
 mod token;
 mod value;
 
-pub use checked::{DefragSettings, LoadKind, LoadSettings, Loaded, MigrateBelow, PROBE_LAYOUT, PoolSettings, Settings, TlsFiles};
+pub use checked::{
+    DefragSettings, LoadKind, LoadSettings, Loaded, MigrateBelow, PROBE_LAYOUT, PoolSettings, Settings,
+    TlsFiles,
+};
 pub use error::SettingsError;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 pub use origin::Origin;

@@ -38,11 +38,15 @@ pub struct Sequence {
 pub struct Export {
     pub manifest: Manifest,
     pub kind: Kind,
+    /// Places that are still exported.
+    pub places: Vec<u32>,
 }
 
 pub struct Import {
     pub manifest: Manifest,
     pub blocks: u32,
+    /// Places that are here or have a block.
+    pub accepted: Vec<u32>,
     pub content: Vec<Option<u64>>,
     pub tag: u64,
 }
@@ -102,7 +106,8 @@ impl Pool {
         }
         let keys = (0..own.blocks).collect();
         let manifest = Manifest { sequence: Some(copy), tokens: own.tokens, keys };
-        self.exports.insert(machine, Export { manifest: manifest.clone(), kind });
+        let places = (0..manifest.keys.len() as u32).collect();
+        self.exports.insert(machine, Export { manifest: manifest.clone(), kind, places });
         Some(manifest)
     }
 
@@ -115,7 +120,8 @@ impl Pool {
             *self.cache.get_mut(key).unwrap() += 1;
         }
         let manifest = Manifest { sequence: None, tokens: 0, keys };
-        self.exports.insert(machine, Export { manifest: manifest.clone(), kind });
+        let places = (0..manifest.keys.len() as u32).collect();
+        self.exports.insert(machine, Export { manifest: manifest.clone(), kind, places });
         Some(manifest)
     }
 
@@ -133,7 +139,7 @@ impl Pool {
                 self.free += own.blocks;
             }
             Kind::Replicate => {}
-            kind => self.unhold(&export.manifest, kind == Kind::Cached),
+            kind => self.unhold(&export.manifest, &export.places, kind == Kind::Cached),
         }
         Ok(())
     }
@@ -146,12 +152,22 @@ impl Pool {
         if let Some(export) = self.exports.remove(&machine)
             && export.manifest.sequence.is_none()
         {
-            self.unhold(&export.manifest, false);
+            self.unhold(&export.manifest, &export.places, false);
         }
     }
 
-    fn unhold(&mut self, manifest: &Manifest, evict: bool) {
-        for key in &manifest.keys {
+    /// Of cached blocks, only these are exported from now on.
+    pub fn retain(&mut self, machine: MachineId, accepted: &Places) {
+        let Some(export) = self.exports.get_mut(&machine) else { return };
+        let accepted: BTreeSet<u32> = accepted.iter().collect();
+        let (kept, others) = export.places.iter().partition(|place| accepted.contains(place));
+        export.places = kept;
+        let manifest = export.manifest.clone();
+        self.unhold(&manifest, &others, false);
+    }
+
+    fn unhold(&mut self, manifest: &Manifest, places: &[u32], evict: bool) {
+        for key in places.iter().map(|&place| &manifest.keys[place as usize]) {
             let holds = self.cache.get_mut(key).expect("a held block is cached");
             *holds -= 1;
             if evict && *holds == 0 {
@@ -179,19 +195,27 @@ impl Pool {
             None => !self.cache.contains_key(&manifest.keys[*place as usize]),
         };
         let places = manifest.keys.len() as u32;
-        let missing: Vec<u32> = (0..places).filter(is_missing).collect();
+        let mut missing: Vec<u32> = (0..places).filter(is_missing).collect();
+        let mut accepted: Vec<u32> = (0..places).collect();
+        if manifest.sequence.is_none() && free > 0 {
+            // As many as there is room for.
+            let absent = missing.split_off(missing.len().min(free as usize));
+            accepted.retain(|place| !absent.contains(place));
+        }
         let blocks = if manifest.sequence.is_some() { places } else { missing.len() as u32 };
         if blocks > free {
             return refuse(Refusal::Full { needed: u64::from(blocks) });
         }
-        let known: BTreeSet<u32> = (0..places).filter(|place| !missing.contains(place)).collect();
+        let known: BTreeSet<u32> =
+            accepted.iter().copied().filter(|place| !missing.contains(place)).collect();
         let content =
             (0..places).map(|place| known.contains(&place).then(|| manifest.bytes(place))).collect();
         self.evict(blocks);
         self.free -= blocks;
-        self.imports.insert(machine, Import { manifest, blocks, content, tag });
+        let places = Places::of(accepted.iter().copied()).unwrap();
+        self.imports.insert(machine, Import { manifest, blocks, accepted, content, tag });
         let grant = Grant { tag, ..Grant::default() };
-        Work::Reserved { missing: Places::of(missing).unwrap(), grant }
+        Work::Reserved { accepted: places, missing: Places::of(missing).unwrap(), grant }
     }
 
     fn available(&self) -> u32 {
@@ -217,7 +241,7 @@ impl Pool {
             return Work::VerifyFailed(Text::new("released"));
         };
         let wrong = |place: &u32| import.content[*place as usize] != Some(import.manifest.bytes(*place));
-        let bad: Vec<u32> = (0..import.content.len() as u32).filter(wrong).collect();
+        let bad: Vec<u32> = import.accepted.iter().copied().filter(wrong).collect();
         import.tag = tag;
         Work::Verified { attempt, bad: Places::of(bad).unwrap(), grant: Grant { tag, ..Grant::default() } }
     }
@@ -225,8 +249,8 @@ impl Pool {
     pub fn commit(&mut self, machine: MachineId) -> Result<Option<u64>, String> {
         let import = self.imports.remove(&machine).ok_or("a commit of what is not reserved, or committed")?;
         let manifest = &import.manifest;
-        for (place, bytes) in import.content.iter().enumerate() {
-            if *bytes != Some(manifest.bytes(place as u32)) {
+        for &place in &import.accepted {
+            if import.content[place as usize] != Some(manifest.bytes(place)) {
                 return Err(format!("a commit of wrong bytes at place {place}"));
             }
         }
@@ -237,7 +261,7 @@ impl Pool {
             }
             None => {
                 self.free += import.blocks;
-                manifest.keys.iter().for_each(|&key| self.cache(key));
+                import.accepted.iter().for_each(|&place| self.cache(manifest.keys[place as usize]));
             }
         }
         Ok(manifest.sequence)

@@ -490,6 +490,10 @@ impl World {
         let incarnation = self.nodes[node].migrations.incarnation();
         let job = match task {
             Task::Export { what } => Job::Export { what },
+            Task::Retain(places) => {
+                self.nodes[node].pool.retain(machine, &places);
+                return Ok(());
+            }
             Task::Transfer { attempt, places, grant } => Job::Transfer { attempt, places, tag: grant.tag },
             Task::Reserve(manifest) => Job::Reserve { manifest },
             Task::Verify(attempt) => Job::Verify { attempt },

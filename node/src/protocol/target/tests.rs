@@ -217,7 +217,9 @@ fn ready() {
     for event in [sent(1), sent(0), QUERY, prepare(Kind::Migrate)] {
         assert_eq!(target.on(NOW, event).to_vec(), [bad(1, &[])]);
     }
-    assert_eq!(target.on(NOW, HEARTBEAT).to_vec(), [status(Phase::Ready)]);
+    for event in [HEARTBEAT, Event::LinkUp] {
+        assert_eq!(target.on(NOW, event).to_vec(), [status(Phase::Ready)]);
+    }
     assert_eq!(target.on(NOW, COMMIT).to_vec(), [Action::Do(Task::Commit)]);
     assert_eq!(target.state(), TargetState::Committing);
 }
