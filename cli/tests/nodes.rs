@@ -85,14 +85,18 @@ fn a_sequence_is_migrated_by_hand_and_continues() {
     wait_until("its answer is completed there", || counter(&b, "load", "arrived_completed") > 0);
     assert!(counter(&b, "load", "arrived_blocks_verified") > 0);
     let text = a.text("migration-status");
-    for part in ["kind", "side", "peer", "sequence", "state", "blocks", "bytes", "time", "reason", "committed"] {
+    for part in
+        ["kind", "side", "peer", "sequence", "state", "blocks", "bytes", "time", "reason", "committed"]
+    {
         assert!(text.contains(part), "no {part} in {text}");
     }
 
     // Migrations that cannot be.
     let gone = a.run(&format!("migrate --sequence-id {id} --target-node b"));
     assert_eq!(gone.status.code(), Some(1));
-    assert!(said(&gone).contains(&format!("there is no sequence {id} (404)")) || said(&gone).contains("(404)"));
+    assert!(
+        said(&gone).contains(&format!("there is no sequence {id} (404)")) || said(&gone).contains("(404)")
+    );
     let longest = a.json("stats")["extra"]["load"]["longest_sequence"].as_u64();
     let nowhere = a.run(&format!("migrate --sequence-id {} --target-node c", longest.unwrap_or(0)));
     assert_eq!(nowhere.status.code(), Some(1));

@@ -142,6 +142,7 @@ fn bad_settings_end_the_program_before_it_starts() {
         ("--admin 0.0.0.0:0", "--admin: admin needs token_file as well"),
         ("--listen 0.0.0.0:0", "--listen: listen needs tls_cert as well"),
         ("--size 999999999 --layout llama-3.1-405b", "does not fit into"),
+        ("--tls-cert c --tls-key k --tls-ca /nowhere/ca.pem", "cannot read c: "),
         ("--bogus", "unexpected argument '--bogus'"),
     ] {
         let admin = if arguments.contains("--admin") { "" } else { "--admin 127.0.0.1:0" };

@@ -173,8 +173,7 @@ fn render_stats(stats: &StatsReport) -> String {
         format!("{} (kvpool {}), up {} s\n{}", stats.node, stats.version, stats.uptime_s, table.trim_fmt());
     for (name, counters) in &stats.extra {
         let counters = counters.as_object().into_iter().flatten();
-        let counters: Vec<_> =
-            counters.map(|(name, value)| entry(name, value)).collect();
+        let counters: Vec<_> = counters.map(|(name, value)| entry(name, value)).collect();
         text += &format!("\n{name}: {}", counters.join(", "));
     }
     text

@@ -180,7 +180,7 @@ impl NodeBuilder {
             tasks.push(tokio::spawn(spill::spill(self.pool.clone(), spill, self.offers.clone())));
         }
         let addresses = endpoint.addresses().to_vec();
-        let mut dialers = Dialers { endpoint, inputs: inputs.clone(), running: HashMap::new() };
+        let mut dialers = Dialers::new(endpoint, inputs.clone());
         dialers.replace(self.peers);
         let node = Node {
             pool: self.pool,

@@ -30,9 +30,9 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
 
 /// The tasks that connect to peers.
 pub(super) struct Dialers {
-    pub(super) endpoint: Arc<Endpoint>,
-    pub(super) inputs: mpsc::Sender<Input>,
-    pub(super) running: HashMap<String, Dialer>,
+    endpoint: Arc<Endpoint>,
+    inputs: mpsc::Sender<Input>,
+    running: HashMap<String, Dialer>,
 }
 
 /// The task that connects to one peer.
@@ -46,6 +46,10 @@ struct Dialer {
 type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Dialers {
+    pub(super) fn new(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) -> Self {
+        Self { endpoint, inputs, running: HashMap::new() }
+    }
+
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
         let mut before = std::mem::take(&mut self.running);

@@ -20,8 +20,8 @@ use super::work::{self, Carrier, Lost, Reserved, Verified};
 use crate::admin::MigrationRecord;
 use crate::protocol::{
     Action, Actions, Attempt, Bytes, Command, FetchBytes, Grant, Incarnation, Kind, LinkId, MachineId,
-    ManifestBytes, MigrationId, Migrations, Millis, Outcome, Places, Refusal, Report, Request,
-    SideState, Task, Text, Work,
+    ManifestBytes, MigrationId, Migrations, Millis, Outcome, Places, Refusal, Report, Request, SideState,
+    Task, Text, Work,
 };
 use crate::transport::tcp::{Link, TcpTransport};
 
