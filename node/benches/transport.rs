@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
-use kvpool::transport::{Grant, Operation, Submission, Tag, TransferState, Transport};
+use kvpool::transport::{Grant, Operation, RegionId, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{FrameId, KvLayout, Run};
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
@@ -216,7 +216,7 @@ impl Nodes {
             state => std::task::Poll::Ready(state),
         });
         assert!(matches!(state.await, TransferState::Done));
-        assert!(matches!(target.revoke(tag), TransferState::Done));
+        assert!(matches!(target.revoke(tag, SourceState::Over), TransferState::Done));
         start.elapsed()
     }
 

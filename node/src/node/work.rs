@@ -30,7 +30,7 @@ pub(super) struct Carrier {
 
 /// Returns a text of bounded length.
 pub(super) fn text(error: impl ToString) -> Text {
-    Text::new(&error.to_string())
+    Text::new(error.to_string())
 }
 
 /// Exports cached blocks that a peer asked for.

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::Storage;
 use kvpool::transport::{
-    Grant, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
+    Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    TransportError,
 };
 use kvpool_node::transport::tcp::{Address, Endpoint, Identity, Link, PeerSettings, TcpTransport};
 use kvpool_node::wire;
@@ -96,8 +97,8 @@ impl Transport for End {
         // SAFETY: the caller's promise.
         unsafe { self.transport.grant(grant) }
     }
-    fn revoke(&self, tag: Tag) -> TransferState {
-        self.transport.revoke(tag)
+    fn revoke(&self, tag: Tag, source: SourceState) -> TransferState {
+        self.transport.revoke(tag, source)
     }
     unsafe fn submit(&self, submission: Submission) -> Result<TransferId, TransportError> {
         // SAFETY: the caller's promise.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvpool::storage::Storage;
-use kvpool::transport::{Tag, TransferState, Transport, TransportError};
+use kvpool::transport::{RegionId, SourceState, Tag, TransferState, Transport, TransportError};
 use kvpool_node::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

@@ -247,7 +247,6 @@ async fn refusals_name_what_is_wrong_and_drop_the_hold() {
         region: source,
         peer: pair.a.peer,
         remote_region: RegionId(0),
-        remote_region: RegionId(0),
         local: vec![run(0, 1)],
         remote: vec![run(0, 1)],
         tag: Tag(1),

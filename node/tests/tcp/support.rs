@@ -152,7 +152,6 @@ impl Node {
             region,
             peer: self.peer,
             remote_region: RegionId(0),
-            remote_region: RegionId(0),
             local: local.to_vec(),
             remote: remote.to_vec(),
             tag: Tag(tag),
