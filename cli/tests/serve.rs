@@ -4,110 +4,14 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::live::{Node, program, run, said, wait_until};
 use common::{keys, parse};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
-
-/// The longest time of any step.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Runs the program without settings of the environment.
-fn program() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvpool"));
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KVPOOL_")) {
-        command.env_remove(name);
-    }
-    command
-}
-
-fn run(arguments: &str) -> Output {
-    program().args(arguments.split_whitespace()).output().unwrap()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// A node on a free port.
-struct Node {
-    child: Child,
-    stderr: Option<ChildStderr>,
-    greeting: String,
-    url: String,
-}
-
-impl Node {
-    fn start(arguments: &str) -> Self {
-        Self::start_with(program().args(arguments.split_whitespace()))
-    }
-
-    fn start_with(command: &mut Command) -> Self {
-        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let stderr = child.stderr.take();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let greeting = lines.next().expect("the node starts").unwrap();
-        let url = lines.next().unwrap().unwrap().strip_prefix("admin: ").unwrap().to_owned();
-        Self { child, stderr, greeting, url }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Runs a command on this node.
-    fn run(&self, command: &str) -> Output {
-        run(&format!("{command} {}", self.url))
-    }
-
-    fn json(&self, command: &str) -> Value {
-        parse(&self.run(&format!("{command} --json")))
-    }
-
-    /// Runs a command that must succeed, and returns its text.
-    fn text(&self, command: &str) -> String {
-        let output = self.run(command);
-        assert_eq!(output.status.code(), Some(0), "{command}: {}", said(&output));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    /// Ends the node by a signal, and returns its exit code and errors.
-    fn end(mut self, signal: Signal) -> (Option<i32>, String) {
-        self.signal(signal);
-        let start = Instant::now();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            assert!(start.elapsed() < PATIENCE, "it ends");
-            thread::sleep(Duration::from_millis(5));
-        };
-        let mut errors = String::new();
-        self.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
-        (status.code(), errors)
-    }
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        thread::sleep(Duration::from_millis(50));
-    }
-}
 
 #[test]
 fn a_node_is_watched_compacted_resized_audited_and_ended() {
@@ -135,8 +39,8 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
     let stats = node.json("stats");
     assert_eq!(
         keys(&stats).join(" "),
-        "allocation available_fragmentation block_bytes block_tokens evictable fragmentation free metrics node sequences total uptime_s \
-         used used_percent version"
+        "allocation available_fragmentation block_bytes block_tokens evictable extra fragmentation free metrics node sequences total \
+         uptime_s used used_percent version"
     );
     assert_eq!(keys(&stats["allocation"]), ["mean_ns", "p99_ns", "samples"]);
     let defrag = node.text("defrag");
@@ -238,6 +142,7 @@ fn bad_settings_end_the_program_before_it_starts() {
         ("--admin 0.0.0.0:0", "--admin: admin needs token_file as well"),
         ("--listen 0.0.0.0:0", "--listen: listen needs tls_cert as well"),
         ("--size 999999999 --layout llama-3.1-405b", "does not fit into"),
+        ("--tls-cert c --tls-key k --tls-ca /nowhere/ca.pem", "cannot read c: "),
         ("--bogus", "unexpected argument '--bogus'"),
     ] {
         let admin = if arguments.contains("--admin") { "" } else { "--admin 127.0.0.1:0" };

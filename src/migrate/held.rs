@@ -10,6 +10,7 @@
 //! while a transport has a hold leaves the blocks to it: they stay owned, and are reported as
 //! quarantined.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use crate::clock::InFlight;
@@ -53,9 +54,16 @@ pub struct Finished {
 }
 
 impl ColdBlocks {
-    /// Takes up to `wanted` evictable blocks, in eviction order.
+    /// Takes up to `wanted` evictable blocks, in eviction order. Of those with the same hash, the
+    /// first one: a cache has the same block twice if two sequences computed it at the same time.
     pub(super) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
-        Ok(Self { end: end.clone(), cold: end.cache()?.take_coldest(end.sequences.blocks(), wanted) })
+        let cold = end.cache()?.take_coldest(end.sequences.blocks(), wanted);
+        let mut hashes = HashSet::with_capacity(cold.len());
+        let (cold, repeated): (Vec<_>, Vec<_>) =
+            cold.into_iter().partition(|block| hashes.insert(block.hash));
+        let taken = Self { end: end.clone(), cold };
+        taken.put_back(&repeated);
+        Ok(taken)
     }
 
     /// Returns blocks to their former places.

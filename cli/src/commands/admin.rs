@@ -173,11 +173,18 @@ fn render_stats(stats: &StatsReport) -> String {
         format!("{} (kvpool {}), up {} s\n{}", stats.node, stats.version, stats.uptime_s, table.trim_fmt());
     for (name, counters) in &stats.extra {
         let counters = counters.as_object().into_iter().flatten();
-        let counters: Vec<_> =
-            counters.map(|(name, value)| format!("{value} {}", name.replace('_', " "))).collect();
+        let counters: Vec<_> = counters.map(|(name, value)| entry(name, value)).collect();
         text += &format!("\n{name}: {}", counters.join(", "));
     }
     text
+}
+
+/// Returns a counter, or the state of something, as words.
+fn entry(name: &str, value: &Value) -> String {
+    match value.as_str() {
+        Some(state) => format!("{name} {state}"),
+        None => format!("{value} {}", name.replace('_', " ")),
+    }
 }
 
 fn render_migrations(migrations: &[MigrationRecord]) -> String {

@@ -63,7 +63,23 @@ fn this_machine(args: &TopologyArgs) -> Result<Machine, CommandError> {
     }
     // Nothing is sent to the peers, so that no certificate is needed.
     let (name, peers) = sources.load_peers()?;
-    Ok(probe(&name, &args.sysfs, &peers))
+    let mut machine = probe(&name, &args.sysfs, &peers);
+    note_nixl(&mut machine);
+    Ok(machine)
+}
+
+/// Records whether NIXL can be loaded.
+#[cfg(feature = "nixl")]
+fn note_nixl(machine: &mut Machine) {
+    match kvpool_node::transport::nixl::check(None) {
+        Ok(()) => machine.software.nixl = true,
+        Err(error) => machine.notes.push(format!("NIXL: {error}")),
+    }
+}
+
+#[cfg(not(feature = "nixl"))]
+fn note_nixl(machine: &mut Machine) {
+    machine.notes.push("NIXL: this program was built without the feature `nixl`".to_owned());
 }
 
 fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)]) -> String {

@@ -8,6 +8,7 @@
 //! operator says so: two nodes that are both short of memory would send it to and fro.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvpool::{Sequence, SequenceId};
@@ -19,6 +20,8 @@ use super::running::Running;
 pub(super) struct Exchange {
     desks: Vec<Mutex<Vec<Running>>>,
     queue: Mutex<VecDeque<Sequence>>,
+    /// Sequences that were taken from a desk.
+    pub taken: AtomicU64,
     /// Sequences that are not of synthetic traffic.
     pub strangers: Shelf,
 }
@@ -27,7 +30,7 @@ impl Exchange {
     /// Creates the desks of this many threads.
     pub fn new(threads: usize) -> Self {
         let desks = (0..threads).map(|_| Mutex::default()).collect();
-        Self { desks, queue: Mutex::default(), strangers: Shelf::default() }
+        Self { desks, queue: Mutex::default(), taken: AtomicU64::new(0), strangers: Shelf::default() }
     }
 
     /// Takes all sequences from a thread's desk, for a step.
@@ -68,6 +71,8 @@ impl Exchange {
             let scored = desk.iter().enumerate().filter(|(_, running)| running.may_leave());
             let best = scored.filter_map(|(place, running)| Some((score(running)?, place))).max();
             if let Some((_, place)) = best {
+                // Relaxed: a counter.
+                self.taken.fetch_add(1, Relaxed);
                 return Some(desk.remove(place).sequence);
             }
         }

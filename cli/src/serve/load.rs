@@ -179,7 +179,7 @@ mod tests {
         let sequence = sequence.unwrap();
         assert!(from.exchange().release(sequence.id()).is_none(), "it is given once");
         let moved = here.migrate(sequence, Target::Device(&there)).await.unwrap();
-        to.exchange().arrive(moved.sequence);
+        to.exchange().arrive(moved.0);
         let at = &to.shared.counters;
         wait_until("it is completed there", || at.arrived_completed.load(Relaxed) == 1);
         assert!(at.arrived_blocks_verified.load(Relaxed) > 0);

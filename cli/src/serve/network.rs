@@ -4,7 +4,7 @@ use std::fs;
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
-use kvpool_node::settings::{Address, PeerAddress, Settings, TlsFiles};
+use kvpool_node::settings::{Address, NixlLocation, PeerAddress, Settings, TlsFiles};
 use kvpool_node::transport::tcp::{Address as LinkAddress, LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
@@ -21,6 +21,12 @@ pub enum NetworkError {
     Tls { path: PathBuf, error: LinkError },
     #[error("cannot use the token: {0}")]
     Token(LinkError),
+    #[cfg(not(feature = "nixl"))]
+    #[error("--nixl: this program was built without the feature `nixl`")]
+    NoNixl,
+    #[cfg(feature = "nixl")]
+    #[error("--nixl: {0}")]
+    Nixl(kvpool::transport::TransportError),
     #[error("cannot listen on {address}: {error}")]
     Listen { address: Address, error: std::io::Error },
 }
@@ -42,9 +48,27 @@ pub fn configure(settings: &Settings, builder: NodeBuilder) -> Result<NodeBuilde
     if let Some(migrate) = &settings.migrate {
         builder = builder.spill(Spill { below: migrate.blocks, to: migrate.to.clone() });
     }
+    if let Some(location) = &settings.nixl {
+        builder = nixl(builder, location)?;
+    }
     let mut limits = Limits::default();
     limits.granted_bytes_per_peer = settings.peer_quota_bytes;
     Ok(builder.limits(limits))
+}
+
+#[cfg(feature = "nixl")]
+fn nixl(builder: NodeBuilder, location: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
+    use kvpool_node::transport::nixl::{NixlSettings, NixlTransport};
+    let mut settings = NixlSettings::default();
+    if let NixlLocation::At(path) = location {
+        settings.location = Some(path.clone());
+    }
+    Ok(builder.nixl(NixlTransport::new(&settings).map_err(NetworkError::Nixl)?))
+}
+
+#[cfg(not(feature = "nixl"))]
+fn nixl(_: NodeBuilder, _: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
+    Err(NetworkError::NoNixl)
 }
 
 /// Returns the peers whose addresses are known; complains of the others.

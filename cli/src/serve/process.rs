@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::Arc;
 
-use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{BuildError, DefragConfig, DefragError, Pool, StorageError};
 use kvpool_node::admin::{AdminServer, BindError, Limits, PoolAdmin};
 use kvpool_node::settings::{Loaded, PeerAddress, PoolSettings, Settings, SettingsError, Sources};
@@ -35,6 +35,9 @@ const WORKERS: usize = 2;
 
 /// One allocation in so many is timed. A process that only serves has few, and each matters.
 const LATENCY_SAMPLE: u32 = 16;
+
+/// Purpose of the key that is derived from the token of a cluster.
+const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 
 /// Why a node did not start.
 #[derive(Debug, Error)]
@@ -78,7 +81,8 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
     let signals = Signals::new()?;
-    let (pool, backend) = build(&settings.pool)?;
+    let key = settings.token.as_ref().map(|token| HashKey::from_bytes(token.key(HASH_KEY)));
+    let (pool, backend) = build(&settings.pool, key)?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
     });
@@ -182,7 +186,8 @@ fn reload(sources: &Sources, peers: &mut Vec<PeerAddress>, node: &Node) {
     }
 }
 
-fn build(settings: &PoolSettings) -> Result<(Pool, Backend), ServeError> {
+/// Builds the pool. Nodes need the same key of the hash to exchange cached blocks.
+fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend), ServeError> {
     let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
     let backend = Backend::open(device).map_err(|reason| ServeError::Device { device, reason })?;
     if let Some((block_bytes, free)) = backend.lacks_room(layout, blocks) {
@@ -194,7 +199,11 @@ fn build(settings: &PoolSettings) -> Result<(Pool, Backend), ServeError> {
     let mut builder = builder.blocks(blocks).blocks_max(blocks_max).reserve(settings.reserve);
     builder = builder.latency_sample(LATENCY_SAMPLE);
     if let Some(policy) = settings.eviction {
-        builder = builder.prefix_cache(PrefixConfig::new().policy_of(policy.build(blocks_max + 1)));
+        let config = PrefixConfig::new().policy_of(policy.build(blocks_max + 1));
+        builder = builder.prefix_cache(match key {
+            Some(key) => config.key(key),
+            None => config,
+        });
     }
     Ok((builder.build()?, backend))
 }

@@ -157,7 +157,7 @@ impl Quiet for Shared {
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         let mut counters = json!({
             "load": {
-                "open": read(&at.open),
+                "open": read(&at.open).saturating_sub(read(&self.exchange.taken)),
                 "completed": read(&at.completed),
                 "preempted": read(&at.preempted),
                 "rejected": read(&at.rejected),

@@ -40,10 +40,12 @@ pub struct Settings {
     pub peers: Vec<PeerAddress>,
     /// Files for TLS.
     pub tls: Option<TlsFiles>,
-    /// Token of the admin interface and of peers.
+    /// Token of the admin interface and of peers. Nodes with the same one hash cached blocks alike.
     pub token: Option<Token>,
     /// Bytes that one peer may have under transfer to this node at a time.
     pub peer_quota_bytes: u64,
+    /// Transfers by NIXL; `None`: they are not used.
+    pub nixl: Option<NixlLocation>,
     /// Automatic migration.
     pub migrate: Option<MigrateBelow>,
     /// Synthetic traffic; `None`: no traffic.
@@ -94,6 +96,16 @@ pub struct TlsFiles {
     pub ca: Option<PathBuf>,
 }
 
+/// Place where NIXL is found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum NixlLocation {
+    /// The usual places.
+    Auto,
+    /// The library, or a folder of Python packages.
+    At(PathBuf),
+}
+
 /// Automatic migration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrateBelow {
@@ -116,7 +128,6 @@ pub enum LoadKind {
 
 /// Synthetic traffic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
 pub struct LoadSettings {
     /// Kind of traffic.
     pub kind: LoadKind,
@@ -152,6 +163,7 @@ impl Loaded {
             tls: read.tls()?,
             token: read.token(&mut warnings)?,
             peer_quota_bytes: read.required("peer-quota", quota)?,
+            nixl: read.value("nixl", nixl)?,
             migrate: read.migrate(&peers, pool.blocks)?,
             load: read.load(&pool)?,
             drain: read.required("drain", |text| value::time(text, Duration::ZERO..=HOUR))?,
@@ -159,6 +171,9 @@ impl Loaded {
             peers,
         };
         read.check_exposure(&settings)?;
+        if settings.migrate.is_some() && settings.pool.eviction.is_some() && settings.token.is_none() {
+            warnings.push("migrate-below moves sequences only: nodes without a common token-file hash cached blocks differently".to_owned());
+        }
         Ok(Self { settings, warnings })
     }
 
@@ -384,6 +399,14 @@ fn device(text: &str) -> Result<DeviceId, String> {
     let ordinal = || text.strip_prefix("cuda:")?.parse().ok().map(DeviceId::Cuda);
     let host = (text == "host").then_some(DeviceId::Host);
     host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
+}
+
+fn nixl(text: &str) -> Result<NixlLocation, &'static str> {
+    match text {
+        "" => Err("the path is missing"),
+        "auto" => Ok(NixlLocation::Auto),
+        path => Ok(NixlLocation::At(path.into())),
+    }
 }
 
 fn quota(text: &str) -> Result<u64, String> {

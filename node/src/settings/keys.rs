@@ -105,6 +105,8 @@ pub const KEYS: &[Key] = &[
         "Token that clients of the admin interface and peers must present"),
     key("peer-quota", "BYTES", Some("256MiB"), "a number of bytes such as 256MiB; at least 1MiB",
         "Bytes that one peer may have under transfer to this node at a time"),
+    key("nixl", "WHERE", Some("off"), "auto, the path of the library or of a folder of Python packages, or `off`",
+        "Transfer by NIXL (RDMA, GPU memory) with peers that have it too; needs a build with the feature `nixl`"),
     key("migrate-below", "N", None, "a number of blocks, below the pool's size",
         "Move blocks to another node: cached ones while fewer than N blocks are free, and sequences while fewer than N are free or evictable"),
     key("migrate-to", "PEER", None, "the name of one of the peers",

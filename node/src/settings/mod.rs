@@ -35,8 +35,8 @@ mod token;
 mod value;
 
 pub use checked::{
-    DefragSettings, LoadKind, LoadSettings, Loaded, MigrateBelow, PROBE_LAYOUT, PoolSettings, Settings,
-    TlsFiles,
+    DefragSettings, LoadKind, LoadSettings, Loaded, MigrateBelow, NixlLocation, PROBE_LAYOUT, PoolSettings,
+    Settings, TlsFiles,
 };
 pub use error::SettingsError;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};

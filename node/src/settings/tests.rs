@@ -91,6 +91,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("tls-ca", "ca.pem"),
         ("token-file", token),
         ("peer-quota", "2GiB"),
+        ("nixl", "/opt/nixl"),
         ("migrate-below", "20"),
         ("migrate-to", "c"),
         ("load", "conversations"),
@@ -126,6 +127,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         assert!(settings.token.unwrap().is(b"0123456789abcdef"));
         assert_eq!(settings.peer_quota_bytes, 2 << 30);
         assert_eq!(settings.migrate, Some(MigrateBelow { blocks: 20, to: "c".into() }));
+        assert_eq!(settings.nixl, Some(NixlLocation::At("/opt/nixl".into())));
         let (kind, rest) = (LoadKind::Conversations, Duration::from_millis(20));
         assert_eq!(settings.load, Some(LoadSettings { kind, threads: 5, rest }));
         assert_eq!(settings.drain, Duration::from_secs(30));

@@ -88,6 +88,11 @@ impl Token {
         (same & fits).into()
     }
 
+    /// Derives a key for one purpose. It reveals nothing of the token.
+    pub fn key(&self, purpose: &str) -> [u8; 32] {
+        blake3::derive_key(purpose, self.expose().as_bytes())
+    }
+
     /// Returns the token, for a client that presents it.
     pub fn expose(&self) -> &str {
         std::str::from_utf8(&self.padded[..usize::from(self.len)]).unwrap_or_default()
