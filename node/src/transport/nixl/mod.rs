@@ -24,11 +24,13 @@
 //! # Files
 //!
 //! `api` the library's functions · `agent` its objects · `span` frames as addresses · `metadata`
-//! what peers exchange · `work` the thread · `transport` the rest.
+//! what peers exchange · `shared` the state of the transfers · `work` the thread · `transport` the
+//! rest.
 
 mod agent;
 mod api;
 mod metadata;
+mod shared;
 mod span;
 mod transport;
 mod work;

@@ -1,9 +1,8 @@
 //! The transport: what other threads see of NIXL's thread.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -11,14 +10,15 @@ use std::time::{Duration, Instant};
 use kvpool::Run;
 use kvpool::storage::Storage;
 use kvpool::transport::{
-    Grant, Hold, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
     TransportError,
 };
 
 use super::api::Api;
 use super::metadata::Metadata;
-use super::span::{Region, requests};
-use super::work::{self, Answer, Command, Job};
+use super::shared::{Known, Phase, Shared, State, Transfer};
+use super::span::Region;
+use super::work::{self, Answer, Command};
 
 /// Commands that wait for the thread. More submissions wait for a place.
 const COMMANDS: usize = 256;
@@ -46,125 +46,6 @@ pub struct NixlTransport {
     commands: SyncSender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     version: Option<String>,
-}
-
-/// What the thread and its callers share.
-#[derive(Default)]
-pub(super) struct Shared {
-    state: Mutex<State>,
-    ended: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    agent_metadata: Vec<u8>,
-    regions: Vec<Region>,
-    peers: Vec<Known>,
-    transfers: HashMap<TransferId, Transfer>,
-    /// With what keeps their frames.
-    grants: HashMap<Tag, Hold>,
-    next_transfer: u64,
-    is_closed: bool,
-    is_gone: bool,
-}
-
-/// A peer that was added.
-struct Known {
-    metadata: Vec<u8>,
-    /// `None` once it was removed.
-    regions: Option<Vec<Region>>,
-}
-
-enum Phase {
-    InFlight,
-    Quarantined(TransportError),
-    /// `None` if all bytes arrived.
-    Over(Option<TransportError>),
-}
-
-struct Transfer {
-    phase: Phase,
-    waker: Option<Waker>,
-}
-
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock panics half way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn has_grants(&self) -> bool {
-        !self.lock().grants.is_empty()
-    }
-
-    fn set(&self, id: TransferId, phase: Phase) {
-        let waker = {
-            let mut state = self.lock();
-            let Some(transfer) = state.transfers.get_mut(&id) else { return };
-            transfer.phase = phase;
-            transfer.waker.take()
-        };
-        self.ended.notify_all();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    pub(super) fn ended(&self, id: TransferId, error: Option<TransportError>) {
-        self.set(id, Phase::Over(error));
-    }
-
-    pub(super) fn quarantined(&self, id: TransferId, reason: TransportError) {
-        self.set(id, Phase::Quarantined(reason));
-    }
-
-    /// Releases all grants: no peer can write any more.
-    pub(super) fn agent_is_gone(&self) {
-        let grants = {
-            let mut state = self.lock();
-            (state.is_closed, state.is_gone) = (true, true);
-            std::mem::take(&mut state.grants)
-        };
-        drop(grants);
-        self.ended.notify_all();
-    }
-}
-
-impl State {
-    fn region(&self, region: RegionId) -> Result<&Region, TransportError> {
-        let unknown = TransportError::Unknown { what: "region", number: u64::from(region.0) };
-        self.regions.get(region.0 as usize).ok_or(unknown)
-    }
-
-    fn peer_regions(&self, peer: PeerId) -> Result<&[Region], TransportError> {
-        let unknown = TransportError::Unknown { what: "peer", number: u64::from(peer.0) };
-        self.peers.get(peer.0 as usize).and_then(|known| known.regions.as_deref()).ok_or(unknown)
-    }
-
-    fn open(&self) -> Result<(), TransportError> {
-        if self.is_closed { Err(TransportError::Closed) } else { Ok(()) }
-    }
-
-    /// Checks a submission, and makes a job of it.
-    fn job(&mut self, submission: Submission) -> Result<Job, TransportError> {
-        self.open()?;
-        let Submission { operation, region, peer, remote_region, local, remote, hold, .. } = submission;
-        let here = self.region(region)?;
-        let number = u64::from(remote_region.0);
-        let there = (self.peer_regions(peer)?.get(remote_region.0 as usize))
-            .ok_or(TransportError::Unknown { what: "region of the peer", number })?;
-        here.check_peer(there)?;
-        let (from, to) =
-            (here.check_runs(&local, "the storage")?, there.check_runs(&remote, "the peer's storage")?);
-        if from != to || from == 0 {
-            return Err(TransportError::FramesDiffer { local: from, remote: to });
-        }
-        let (memory, requests) = ((here.memory, there.memory), requests(here, there, &local, &remote));
-        let id = TransferId(self.next_transfer);
-        self.next_transfer += 1;
-        self.transfers.insert(id, Transfer { phase: Phase::InFlight, waker: None });
-        Ok(Job { id, peer, operation, memory, requests: requests.into(), _hold: hold })
-    }
 }
 
 impl NixlTransport {

@@ -1,6 +1,5 @@
 //! The thread that owns NIXL's objects: it executes commands, and polls what is in flight.
 
-use std::collections::VecDeque;
 use std::ffi::CString;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,12 +7,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError};
 use std::time::{Duration, Instant};
 
 use kvpool::storage::StoragePlanes;
-use kvpool::transport::{Hold, Operation, PeerId, TransferId, TransportError};
+use kvpool::transport::{PeerId, TransferId, TransportError};
 
 use super::agent::{Agent, Progress, Registration, Request, broken, lossy};
 use super::api::Api;
-use super::span::{Memory, Pair, Region};
-use super::transport::Shared;
+use super::shared::{Job, Shared};
+use super::span::Region;
 
 /// Requests of one transfer in flight.
 const IN_FLIGHT: usize = 2;
@@ -47,18 +46,6 @@ pub(super) enum Command {
     Wake,
     /// Ends the thread, and the agent with it.
     Stop,
-}
-
-/// A transfer of the thread.
-pub(super) struct Job {
-    pub(super) id: TransferId,
-    pub(super) peer: PeerId,
-    pub(super) operation: Operation,
-    /// Here, and at the peer.
-    pub(super) memory: (Memory, Memory),
-    pub(super) requests: VecDeque<Vec<Pair>>,
-    /// Released when the job is dropped: only once no request is in flight, or the agent is gone.
-    pub(super) _hold: Hold,
 }
 
 /// A transfer that began.

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use super::error::LinkError;
 use super::handshake::within;
-use super::link::{LinkShared, Outgoing};
+use super::link_state::{LinkShared, Outgoing};
 use super::socket::{ReadSide, WriteSide};
 use crate::wire::{FRAME_HEAD, FrameHead, FrameKind};
 

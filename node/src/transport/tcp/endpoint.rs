@@ -1,6 +1,5 @@
 //! Listeners, and connections to peers.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -9,12 +8,17 @@ use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
+use super::address::Address;
 use super::control::pause;
 use super::error::LinkError;
 use super::handshake::{self, within};
-use super::link::{Connections, Link, Peer, lock};
-use super::settings::{Address, Identity, ListenSettings, PeerSettings};
+use super::link::{Connections, Link};
+use super::link_state::Peer;
+use super::lock::lock;
+use super::random::random;
+use super::settings::{Identity, ListenSettings, PeerSettings};
 use super::socket::Socket;
+use super::table::{Expected, Shared, Slot, Waiting};
 use crate::wire::{
     Denial, Header, Hello, Limits, Role, StreamPlace, WIRE_VERSION, Welcome, WireError, check_name,
 };
@@ -30,47 +34,6 @@ pub struct Endpoint {
     listeners: Vec<JoinHandle<()>>,
     /// Removed with the endpoint.
     _files: Vec<SocketFile>,
-}
-
-/// What the tasks of an endpoint share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) identity: Identity,
-    pub(super) limits: Limits,
-    table: Mutex<Table>,
-}
-
-#[derive(Debug, Default)]
-struct Table {
-    /// Links whose data streams have not all arrived.
-    waiting: HashMap<u128, Waiting>,
-    /// Links per peer.
-    links: HashMap<PeerKey, usize>,
-}
-
-type PeerKey = (String, u64);
-
-struct Waiting {
-    peer: PeerKey,
-    streams: mpsc::Sender<(u16, Socket)>,
-}
-
-impl std::fmt::Debug for Waiting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Waiting").field("peer", &self.peer).finish_non_exhaustive()
-    }
-}
-
-/// Place of a link in the counts of its endpoint.
-pub(super) struct Slot {
-    shared: Arc<Shared>,
-    peer: PeerKey,
-}
-
-/// Entry in [`Table::waiting`].
-struct Expected<'a> {
-    shared: &'a Shared,
-    link: u128,
 }
 
 /// File of a Unix socket; removed on drop.
@@ -385,7 +348,7 @@ impl Acceptor {
             }
         };
         let streams = streams.min(limits.streams_max.max(1));
-        let link = u128::from_le_bytes(handshake::random()?);
+        let link = u128::from_le_bytes(random()?);
         let (sender, mut arriving) = mpsc::channel(streams.into());
         let expected = Expected { shared: &self.shared, link };
         lock(&self.shared.table).waiting.insert(link, Waiting { peer: key, streams: sender });
@@ -437,40 +400,5 @@ impl Acceptor {
         handshake::tell(&mut socket, &self.welcome(link, 1)).await?;
         // Fails if the link gave up meanwhile; the peer then finds its connection closed.
         streams.send((index, socket)).await.map_err(|_| LinkError::Closed)
-    }
-}
-
-impl Slot {
-    fn take(shared: &Arc<Shared>, peer: PeerKey) -> Result<Self, LinkError> {
-        let limits = &shared.limits;
-        let mut table = lock(&shared.table);
-        if table.links.values().sum::<usize>() >= limits.links {
-            return Err(LinkError::Limit { what: "links", max: limits.links });
-        }
-        let links = table.links.entry(peer.clone()).or_default();
-        if *links >= limits.links_per_peer {
-            return Err(LinkError::Limit { what: "links of a peer", max: limits.links_per_peer });
-        }
-        *links += 1;
-        drop(table);
-        Ok(Self { shared: shared.clone(), peer })
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        let mut table = lock(&self.shared.table);
-        if let Some(links) = table.links.get_mut(&self.peer) {
-            *links -= 1;
-            if *links == 0 {
-                table.links.remove(&self.peer);
-            }
-        }
-    }
-}
-
-impl Drop for Expected<'_> {
-    fn drop(&mut self) {
-        lock(&self.shared.table).waiting.remove(&self.link);
     }
 }

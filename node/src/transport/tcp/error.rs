@@ -3,7 +3,9 @@
 use std::fmt;
 use std::io;
 
-use super::settings::Address;
+use rustls::{AlertDescription, CertificateError, Error};
+
+use super::address::Address;
 use crate::wire::{Denial, WireError};
 
 /// A side of a connection.
@@ -169,8 +171,8 @@ pub enum LinkError {
 impl LinkError {
     /// Wraps an error of the operating system, or of TLS inside of it.
     pub(super) fn io(what: &str, error: io::Error) -> Self {
-        if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-            return super::tls::tls_error(tls);
+        if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()) {
+            return tls_error(tls);
         }
         match error.kind() {
             io::ErrorKind::UnexpectedEof
@@ -179,5 +181,43 @@ impl LinkError {
             | io::ErrorKind::BrokenPipe => Self::Ended,
             kind => Self::Io { what: what.into(), kind, reason: error.to_string() },
         }
+    }
+}
+
+/// Names what TLS complains about.
+pub(super) fn tls_error(error: &Error) -> LinkError {
+    use AlertDescription as Alert;
+    let refused = |side, problem| LinkError::Certificate { side, problem };
+    match error {
+        Error::InvalidCertificate(error) => refused(Side::Theirs, problem(error)),
+        Error::NoCertificatesPresented => refused(Side::Theirs, CertificateProblem::Missing),
+        Error::AlertReceived(Alert::CertificateExpired) => refused(Side::Ours, CertificateProblem::Expired),
+        // The second is the answer if the foreign authority has the name of a trusted one.
+        Error::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => {
+            refused(Side::Ours, CertificateProblem::Foreign)
+        }
+        Error::AlertReceived(Alert::CertificateRequired) => refused(Side::Ours, CertificateProblem::Missing),
+        Error::AlertReceived(
+            alert @ (Alert::BadCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateUnknown
+            | Alert::UnsupportedCertificate),
+        ) => refused(Side::Ours, CertificateProblem::Other(format!("the peer answered {alert:?}"))),
+        error => LinkError::Tls { reason: error.to_string() },
+    }
+}
+
+fn problem(error: &CertificateError) -> CertificateProblem {
+    match error {
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => CertificateProblem::Expired,
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            CertificateProblem::NotYetValid
+        }
+        // A foreign authority may have the same name as a trusted one; then the signature is wrong.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => CertificateProblem::Foreign,
+        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
+            CertificateProblem::WrongName
+        }
+        error => CertificateProblem::Other(error.to_string()),
     }
 }

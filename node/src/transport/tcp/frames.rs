@@ -6,23 +6,21 @@ use std::time::Instant;
 
 use kvpool::storage::Storage;
 use kvpool::transport::{
-    Grant, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
     TransportError,
 };
 use tokio::runtime::Handle;
 
 use super::endpoint::Endpoint;
 use super::error::LinkError;
-use super::grants::{Claim, Grants};
-use super::link::{Link, LinkShared, lock};
-use super::region::{Region, Signal};
-use super::send::Stream;
-use super::transfers::{Item, Remains, Sent, Transfers};
+use super::inner::{Attached, Inner, NO_LINK, PeerEntry, gone};
+use super::link::Link;
+use super::link_state::LinkShared;
+use super::lock::lock;
+use super::region::{NAME, Region};
+use super::stream::Stream;
 use super::{receive, send};
-use crate::wire::{self, ItemHead, ItemStatus, Limits, check_name};
-
-/// Name of the transport.
-pub(super) const NAME: &str = "tcp";
+use crate::wire::{self, check_name};
 
 /// Writes frames over the data streams of links, straight from and into memory that the processor
 /// reaches.
@@ -41,37 +39,6 @@ pub(super) const NAME: &str = "tcp";
 #[derive(Debug)]
 pub struct TcpTransport {
     inner: Arc<Inner>,
-}
-
-/// What the loops of data streams share.
-pub(super) struct Inner {
-    name: String,
-    incarnation: u64,
-    limits: Limits,
-    runtime: Handle,
-    signal: Arc<Signal>,
-    state: Mutex<State>,
-}
-
-#[derive(Default)]
-struct State {
-    closed: bool,
-    regions: Vec<Arc<Region>>,
-    peers: Vec<PeerEntry>,
-    grants: Grants,
-    transfers: Transfers,
-}
-
-struct PeerEntry {
-    name: String,
-    incarnation: u64,
-    links: Vec<Attached>,
-}
-
-/// A link that carries items.
-struct Attached {
-    link: Arc<LinkShared>,
-    streams: Vec<Arc<Stream>>,
 }
 
 impl TcpTransport {
@@ -100,7 +67,7 @@ impl TcpTransport {
     /// [`TransportError::PeerGone`] if the link is closed, or is attached to another transport;
     /// [`TransportError::Closed`].
     pub fn attach(&self, link: &Link) -> Result<PeerId, TransportError> {
-        self.inner.attach(link.shared())
+        attach(&self.inner, link.shared())
     }
 
     /// Returns the number of transfers and grants that are not over.
@@ -120,142 +87,43 @@ impl Drop for TcpTransport {
     }
 }
 
-impl std::fmt::Debug for Inner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner").field("name", &self.name).finish_non_exhaustive()
+/// Notes a link, and spawns the loops of its data streams.
+fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, TransportError> {
+    let mut state = lock(&inner.state);
+    if state.closed {
+        return Err(TransportError::Closed);
     }
-}
-
-impl Inner {
-    fn attach(self: &Arc<Self>, link: &Arc<LinkShared>) -> Result<PeerId, TransportError> {
-        let mut state = lock(&self.state);
-        if state.closed {
-            return Err(TransportError::Closed);
-        }
-        let of_peer =
-            |entry: &PeerEntry| entry.name == link.peer.name && entry.incarnation == link.peer.incarnation;
-        let index = state.peers.iter().position(of_peer);
-        if let Some(index) = index
-            && state.peers[index].links.iter().any(|attached| Arc::ptr_eq(&attached.link, link))
-        {
-            return Ok(PeerId(index as u32));
-        }
-        let Some(data) = link.take_data() else {
-            let reason =
-                link.cause().map_or("its link has another transport".into(), |cause| cause.to_string());
-            return Err(TransportError::PeerGone { peer: link.peer.name.clone(), reason });
-        };
-        let index = index.unwrap_or_else(|| {
-            let (name, incarnation) = (link.peer.name.clone(), link.peer.incarnation);
-            state.peers.push(PeerEntry { name, incarnation, links: Vec::new() });
-            state.peers.len() - 1
-        });
-        let peer = PeerId(index as u32);
-        let mut streams = Vec::with_capacity(data.len());
-        for socket in data {
-            let stream = Stream::new();
-            let (read, write) = socket.split();
-            let this = (peer, link.clone());
-            self.runtime.spawn(receive::run(self.clone(), this.clone(), stream.clone(), read));
-            self.runtime.spawn(send::run(self.clone(), this, stream.clone(), write));
-            streams.push(stream);
-        }
-        let ending = Ending { inner: self.clone(), peer, link: link.clone() };
-        self.runtime.spawn(async move { drop(ending.link.closed().await) });
-        state.peers[index].links.push(Attached { link: link.clone(), streams });
-        Ok(peer)
+    let of_peer =
+        |entry: &PeerEntry| entry.name == link.peer.name && entry.incarnation == link.peer.incarnation;
+    let index = state.peers.iter().position(of_peer);
+    if let Some(index) = index
+        && state.peers[index].links.iter().any(|attached| Arc::ptr_eq(&attached.link, link))
+    {
+        return Ok(PeerId(index as u32));
     }
-
-    /// Takes the next item for a stream of a link, and notes it there.
-    pub(super) fn next_item(&self, peer: PeerId, link: u128, stream: &Stream) -> Option<Item> {
-        let mut state = lock(&self.state);
-        let entry = state.peers.get(peer.0 as usize)?;
-        // Without this, an item could be noted behind the back of `end_link`.
-        entry.links.iter().find(|attached| attached.link.number == link)?;
-        let item = state.transfers.next_item(peer, self.limits.item_bytes)?;
-        stream.sending(item.sent);
-        Some(item)
+    let Some(data) = link.take_data() else {
+        let reason = link.cause().map_or("its link has another transport".into(), |cause| cause.to_string());
+        return Err(TransportError::PeerGone { peer: link.peer.name.clone(), reason });
+    };
+    let index = index.unwrap_or_else(|| {
+        let (name, incarnation) = (link.peer.name.clone(), link.peer.incarnation);
+        state.peers.push(PeerEntry { name, incarnation, links: Vec::new() });
+        state.peers.len() - 1
+    });
+    let peer = PeerId(index as u32);
+    let mut streams = Vec::with_capacity(data.len());
+    for socket in data {
+        let stream = Stream::new();
+        let (read, write) = socket.split();
+        let this = (peer, link.clone());
+        inner.runtime.spawn(receive::run(inner.clone(), this.clone(), stream.clone(), read));
+        inner.runtime.spawn(send::run(inner.clone(), this, stream.clone(), write));
+        streams.push(stream);
     }
-
-    pub(super) fn acknowledged(&self, sent: Sent, status: ItemStatus) {
-        let remains = lock(&self.state).transfers.acknowledged(sent, status);
-        drop(remains);
-    }
-
-    pub(super) fn fail(&self, transfer: TransferId, error: TransportError) {
-        let remains = lock(&self.state).transfers.fail(transfer, error);
-        drop(remains);
-    }
-
-    pub(super) fn claim(&self, peer: PeerId, head: &ItemHead) -> Result<Claim, ItemStatus> {
-        lock(&self.state).grants.claim(peer, head)
-    }
-
-    /// Returns the bytes of the largest frame of all storages.
-    pub(super) fn frame_bytes_max(&self) -> usize {
-        lock(&self.state).regions.iter().map(|region| region.frame_bytes()).max().unwrap_or(0)
-    }
-
-    /// Ends the transfers of a closed link: those with items on it, or all if it was the last.
-    fn end_link(&self, peer: PeerId, link: &LinkShared, error: &TransportError) {
-        let mut state = lock(&self.state);
-        let State { peers, transfers, .. } = &mut *state;
-        let Some(entry) = peers.get_mut(peer.0 as usize) else { return };
-        let Some(at) = entry.links.iter().position(|attached| attached.link.number == link.number) else {
-            return;
-        };
-        let attached = entry.links.swap_remove(at);
-        let mut remains: Vec<Remains> = Vec::new();
-        for sent in attached.streams.iter().flat_map(|stream| stream.take_sent()) {
-            remains.push(transfers.fail(sent.transfer, error.clone()));
-        }
-        if entry.links.is_empty() {
-            remains.extend(transfers.fail_peer(peer, error));
-        }
-        drop(state);
-        drop(remains);
-    }
-
-    /// Closes all links to a peer.
-    fn remove(&self, peer: PeerId, error: &TransportError) {
-        let links: Vec<_> = {
-            let state = lock(&self.state);
-            let entry = state.peers.get(peer.0 as usize);
-            entry.into_iter().flat_map(|entry| &entry.links).map(|attached| attached.link.clone()).collect()
-        };
-        for link in links {
-            self.end_link(peer, &link, error);
-            link.close(LinkError::Closed);
-        }
-    }
-
-    fn region(state: &State, region: RegionId) -> Result<Arc<Region>, TransportError> {
-        let unknown = TransportError::Unknown { what: "region", number: region.0.into() };
-        state.regions.get(region.0 as usize).cloned().ok_or(unknown)
-    }
-
-    /// Returns a peer that has a link.
-    fn peer(state: &State, peer: PeerId) -> Result<&PeerEntry, TransportError> {
-        let unknown = TransportError::Unknown { what: "peer", number: peer.0.into() };
-        let entry = state.peers.get(peer.0 as usize).ok_or(unknown)?;
-        if entry.links.is_empty() { Err(gone(&entry.name, NO_LINK)) } else { Ok(entry) }
-    }
-
-    /// Adds a transfer. Returns the streams that may carry it.
-    fn submit(&self, submission: Submission) -> Result<(TransferId, Vec<Arc<Stream>>), TransportError> {
-        let mut state = lock(&self.state);
-        if state.closed {
-            return Err(TransportError::Closed);
-        }
-        if submission.operation != Operation::Write {
-            return Err(TransportError::Unsupported { name: NAME, what: "read frames of a peer".into() });
-        }
-        let region = Self::region(&state, submission.region)?;
-        let entry = Self::peer(&state, submission.peer)?;
-        let streams = entry.links.iter().flat_map(|attached| attached.streams.iter().cloned()).collect();
-        let transfer = state.transfers.add(submission, region, &self.limits, self.signal.clone())?;
-        Ok((transfer, streams))
-    }
+    let ending = Ending { inner: inner.clone(), peer, link: link.clone() };
+    inner.runtime.spawn(async move { drop(ending.link.closed().await) });
+    state.peers[index].links.push(Attached { link: link.clone(), streams });
+    Ok(peer)
 }
 
 /// Ends a link's transfers when its task ends, also with the runtime.
@@ -278,10 +146,6 @@ impl Drop for Ending {
         };
         self.inner.end_link(self.peer, &self.link, &error);
     }
-}
-
-fn gone(peer: &str, reason: &str) -> TransportError {
-    TransportError::PeerGone { peer: peer.into(), reason: reason.into() }
 }
 
 impl Transport for TcpTransport {
@@ -379,8 +243,6 @@ impl Transport for TcpTransport {
         transfers + grants
     }
 }
-
-const NO_LINK: &str = "no link to it is attached";
 
 /// Bytes of the longest metadata.
 const METADATA_MAX: usize = 256;

@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use kvpool::Run;
 use kvpool::transport::{Grant, PeerId, Tag, TransferState, TransportError};
 
-use super::frames::NAME;
-use super::link::lock;
-use super::region::{Held, Over, Region, Signal};
+use super::lock::lock;
+use super::region::{Held, NAME, Over, Region, Signal};
 use crate::wire::{ItemHead, ItemStatus, Limits};
 
 /// A grant in force.

@@ -2,7 +2,6 @@
 //!
 //! The order of the messages is in the docs of [`wire`](crate::wire).
 
-use std::io;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -10,8 +9,10 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
 
-use super::error::{CertificateProblem, LinkError, Side};
-use super::settings::{Address, Identity, PeerSettings};
+use super::address::Address;
+use super::error::{CertificateProblem, LinkError, Side, tls_error};
+use super::random::random;
+use super::settings::{Identity, PeerSettings};
 use super::socket::Socket;
 use super::tls;
 use crate::wire::{
@@ -20,17 +21,6 @@ use crate::wire::{
 
 /// Bytes of the longest first message.
 const HELLO_MAX: usize = 1024;
-
-/// Returns random bytes.
-pub(super) fn random<const N: usize>() -> Result<[u8; N], LinkError> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| LinkError::Io {
-        what: "random numbers".into(),
-        kind: io::ErrorKind::Other,
-        reason: error.to_string(),
-    })?;
-    Ok(bytes)
-}
 
 /// Opens a connection to a peer, encrypted if this node has certificates.
 pub(super) async fn open(identity: &Identity, peer: &PeerSettings) -> Result<Socket, LinkError> {
@@ -154,7 +144,7 @@ fn check_token_sides(identity: &Identity, theirs: &Header) -> Result<(), LinkErr
 }
 
 fn exported(socket: &Socket) -> Result<[u8; 32], LinkError> {
-    socket.exported().map_err(|error| tls::tls_error(&error))
+    socket.exported().map_err(|error| tls_error(&error))
 }
 
 /// Returns the error for a connector whose certificate is not that of its name.

@@ -27,32 +27,43 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `error`, `settings`, `tls` | errors, addresses and identities, certificates |
+//! | `address`, `error`, `tls`, `random`, `settings` | addresses, errors, certificates, identities |
 //! | `socket`, `handshake` | a connection, and who is at its other end |
-//! | `link`, `control` | a link, the loops of its control stream |
+//! | `lock`, `table` | mutexes, the links of an endpoint |
+//! | `link_state`, `control`, `link` | the state of a link, the loops of its control stream, its owner's side |
 //! | `endpoint` | listeners, and connections to peers |
 //! | `region`, `grants`, `transfers` | memory of a storage, tables of what peers may write, and of what is sent |
+//! | `stream`, `inner` | the state of a data stream, and that of the transport |
 //! | `receive`, `send` | the loops of a data stream |
 //! | `frames` | [`TcpTransport`] |
 
+mod address;
 mod control;
 mod endpoint;
 mod error;
 mod frames;
 mod grants;
 mod handshake;
+mod inner;
 mod link;
+mod link_state;
+mod lock;
+mod random;
 mod receive;
 mod region;
 mod send;
 mod settings;
 mod socket;
+mod stream;
+mod table;
 mod tls;
 mod transfers;
 
+pub use address::Address;
 pub use endpoint::Endpoint;
 pub use error::{CertificateProblem, LinkError, Side};
 pub use frames::TcpTransport;
-pub use link::{Link, Peer};
-pub use settings::{Address, Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
+pub use link::Link;
+pub use link_state::Peer;
+pub use settings::{Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
 pub use tls::Tls;

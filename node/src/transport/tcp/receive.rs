@@ -6,13 +6,13 @@ use std::sync::Arc;
 use kvpool::transport::PeerId;
 
 use super::error::LinkError;
-use super::frames::Inner;
 use super::grants::Claim;
 use super::handshake::within;
-use super::link::LinkShared;
+use super::inner::Inner;
+use super::link_state::LinkShared;
 use super::region::{Into, Pieces};
-use super::send::Stream;
 use super::socket::ReadSide;
+use super::stream::Stream;
 use crate::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead, WireError};
 
 /// Bytes that are thrown away at a time.

@@ -10,9 +10,12 @@ use kvpool::transport::{Hold, TransportError};
 use kvpool::{DeviceId, FrameId, Run};
 use smallvec::SmallVec;
 
-use super::link::lock;
+use super::lock::lock;
 use super::socket::{Buffers, Sources};
 use crate::wire::Form;
+
+/// Name of the transport.
+pub(super) const NAME: &str = "tcp";
 
 /// Pieces of memory per system call.
 const SLICES: usize = 256;
@@ -41,7 +44,7 @@ impl Region {
         debug_assert_eq!(parts.iter().sum::<usize>(), frame_bytes, "parts of a packed block");
         if u32::try_from(frame_bytes).is_err() {
             let what = format!("send blocks of {frame_bytes} bytes");
-            return Err(TransportError::Unsupported { name: super::frames::NAME, what });
+            return Err(TransportError::Unsupported { name: NAME, what });
         }
         let planes = storage.planes().ok().filter(|planes| {
             let bytes = planes.tensors().map(|tensor| tensor.frame_bytes());

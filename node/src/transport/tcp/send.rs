@@ -1,108 +1,23 @@
 //! The loop that writes a data stream: acknowledgements first, then items.
 
-use std::collections::VecDeque;
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvpool::transport::{PeerId, TransportError};
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::timeout_at;
 
 use super::error::LinkError;
-use super::frames::Inner;
 use super::handshake::within;
-use super::link::{LinkShared, lock};
+use super::inner::Inner;
+use super::link_state::LinkShared;
 use super::region::{From, Held};
 use super::socket::WriteSide;
-use super::transfers::{Item, Sent};
-use crate::wire::{Ack, Form, StreamHead};
-
-/// Acknowledgements that a peer may leave unread.
-const ACKS_MAX: usize = 1024;
+use super::stream::{Stream, Work};
+use super::transfers::Item;
+use crate::wire::{Form, StreamHead};
 
 /// Written instead of frames that were given up while they were being sent.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
-
-/// The part of a data stream that its two loops share.
-pub(super) struct Stream {
-    /// Wakes the loop that writes.
-    pub(super) work: Notify,
-    out: Mutex<Out>,
-}
-
-struct Out {
-    acks: VecDeque<Ack>,
-    /// In the order in which they were sent.
-    sent: VecDeque<Sent>,
-    /// Time of the last item or acknowledgement.
-    progress: Instant,
-}
-
-/// What the loop does next.
-enum Work {
-    Ack(Ack),
-    Item(Item),
-    /// Nothing, before this time if items wait for their acknowledgement.
-    Idle(Option<Instant>),
-}
-
-impl Stream {
-    pub(super) fn new() -> Arc<Self> {
-        let out = Out { acks: VecDeque::new(), sent: VecDeque::new(), progress: Instant::now() };
-        Arc::new(Self { work: Notify::new(), out: Mutex::new(out) })
-    }
-
-    /// Queues an acknowledgement for the peer.
-    pub(super) fn acknowledge(&self, ack: Ack) -> Result<(), LinkError> {
-        let mut out = lock(&self.out);
-        if out.acks.len() >= ACKS_MAX {
-            return Err(LinkError::Limit { what: "unread acknowledgements", max: ACKS_MAX });
-        }
-        out.acks.push_back(ack);
-        drop(out);
-        self.work.notify_one();
-        Ok(())
-    }
-
-    /// Takes the oldest unacknowledged item, which must be the acknowledged one.
-    pub(super) fn acknowledged(&self, ack: Ack) -> Option<Sent> {
-        let mut out = lock(&self.out);
-        out.sent.front().filter(|sent| sent.item == ack.item)?;
-        out.progress = Instant::now();
-        let sent = out.sent.pop_front();
-        drop(out);
-        self.work.notify_one();
-        sent
-    }
-
-    /// Takes all unacknowledged items.
-    pub(super) fn take_sent(&self) -> VecDeque<Sent> {
-        std::mem::take(&mut lock(&self.out).sent)
-    }
-
-    /// Notes an item as sent, before its first byte is.
-    pub(super) fn sending(&self, sent: Sent) {
-        let mut out = lock(&self.out);
-        out.progress = Instant::now();
-        out.sent.push_back(sent);
-    }
-
-    fn next(self: &Arc<Self>, inner: &Inner, peer: PeerId, link: &LinkShared) -> Work {
-        let limits = &link.limits;
-        let (full, idle) = {
-            let mut out = lock(&self.out);
-            if let Some(ack) = out.acks.pop_front() {
-                return Work::Ack(ack);
-            }
-            let waits = !out.sent.is_empty();
-            (out.sent.len() >= limits.window.max(1), waits.then(|| out.progress + limits.item))
-        };
-        if full {
-            return Work::Idle(idle);
-        }
-        inner.next_item(peer, link.number, self).map_or(Work::Idle(idle), Work::Item)
-    }
-}
 
 /// Writes until the link is closed.
 pub(super) async fn run(
@@ -113,7 +28,7 @@ pub(super) async fn run(
 ) {
     link.run(async {
         loop {
-            match stream.next(&inner, peer, &link) {
+            match stream.next(&link.limits, || inner.next_item(peer, link.number, &stream)) {
                 Work::Ack(ack) => {
                     let head = StreamHead::Ack(ack).encode();
                     let written = async { socket.write_all(&head).await.map_err(failed) };

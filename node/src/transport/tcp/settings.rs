@@ -1,45 +1,15 @@
-//! Addresses, identities and tokens.
+//! Identities and tokens, and settings of listeners and peers.
 
-use std::fmt;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
+use super::address::Address;
 use super::error::LinkError;
+use super::random::random;
 use super::tls::Tls;
 use crate::wire::{Secret, check_name};
 
 /// Bytes of the shortest token.
 pub const TOKEN_MIN: usize = 16;
-
-/// Place where a node listens.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub enum Address {
-    /// A TCP port.
-    Tcp(SocketAddr),
-    /// A Unix socket.
-    Unix(PathBuf),
-}
-
-impl Address {
-    /// Returns true if no other host can reach the address.
-    pub fn is_local(&self) -> bool {
-        match self {
-            Self::Tcp(address) => address.ip().to_canonical().is_loopback(),
-            Self::Unix(_) => true,
-        }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(path) => write!(f, "unix:{}", path.display()),
-        }
-    }
-}
 
 /// A secret that all nodes of a cluster know. Formatted without its contents.
 #[derive(Clone, Debug)]
@@ -81,7 +51,7 @@ impl Identity {
     /// [`LinkError::Wire`] for an invalid name, [`LinkError::Io`] without random numbers.
     pub fn new(name: &str, messages: u16) -> Result<Self, LinkError> {
         check_name(name)?;
-        let incarnation = u64::from_le_bytes(super::handshake::random()?);
+        let incarnation = u64::from_le_bytes(random()?);
         Ok(Self { name: name.into(), incarnation, messages, fingerprint: [0; 16], tls: None, token: None })
     }
 

@@ -6,12 +6,10 @@ use rustls::client::verify_server_name;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, DEFAULT_VERSIONS, Error, RootCertStore, ServerConfig,
-};
+use rustls::{ClientConfig, DEFAULT_VERSIONS, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use super::error::{CertificateProblem, LinkError, Side};
+use super::error::LinkError;
 
 /// Certificates of a node, checked and ready for use.
 #[derive(Clone, Debug)]
@@ -162,42 +160,4 @@ pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, LinkError> 
 pub(super) fn is_named(certificates: &[CertificateDer<'_>], name: &str) -> bool {
     let (Some(first), Ok(name)) = (certificates.first(), server_name(name)) else { return false };
     ParsedCertificate::try_from(first).is_ok_and(|first| verify_server_name(&first, &name).is_ok())
-}
-
-/// Names what TLS complains about.
-pub(super) fn tls_error(error: &Error) -> LinkError {
-    use AlertDescription as Alert;
-    let refused = |side, problem| LinkError::Certificate { side, problem };
-    match error {
-        Error::InvalidCertificate(error) => refused(Side::Theirs, problem(error)),
-        Error::NoCertificatesPresented => refused(Side::Theirs, CertificateProblem::Missing),
-        Error::AlertReceived(Alert::CertificateExpired) => refused(Side::Ours, CertificateProblem::Expired),
-        // The second is the answer if the foreign authority has the name of a trusted one.
-        Error::AlertReceived(Alert::UnknownCA | Alert::DecryptError) => {
-            refused(Side::Ours, CertificateProblem::Foreign)
-        }
-        Error::AlertReceived(Alert::CertificateRequired) => refused(Side::Ours, CertificateProblem::Missing),
-        Error::AlertReceived(
-            alert @ (Alert::BadCertificate
-            | Alert::CertificateRevoked
-            | Alert::CertificateUnknown
-            | Alert::UnsupportedCertificate),
-        ) => refused(Side::Ours, CertificateProblem::Other(format!("the peer answered {alert:?}"))),
-        error => LinkError::Tls { reason: error.to_string() },
-    }
-}
-
-fn problem(error: &CertificateError) -> CertificateProblem {
-    match error {
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => CertificateProblem::Expired,
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            CertificateProblem::NotYetValid
-        }
-        // A foreign authority may have the same name as a trusted one; then the signature is wrong.
-        CertificateError::UnknownIssuer | CertificateError::BadSignature => CertificateProblem::Foreign,
-        CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-            CertificateProblem::WrongName
-        }
-        error => CertificateProblem::Other(error.to_string()),
-    }
 }

@@ -6,8 +6,7 @@ use std::sync::{Arc, Weak};
 use kvpool::Run;
 use kvpool::transport::{PeerId, Submission, Tag, TransferId, TransferState, TransportError};
 
-use super::frames::NAME;
-use super::region::{Held, Over, Region, Signal, split};
+use super::region::{Held, NAME, Over, Region, Signal, split};
 use crate::wire::{ItemHead, ItemStatus, Limits};
 
 /// All transfers whose end was not reported.
