@@ -150,7 +150,7 @@ impl<'a> Conversing<'a> {
             let running = match Running::of(sequence, self.shared.seed) {
                 Ok(running) => running,
                 Err(stranger) => {
-                    self.shared.exchange.strangers.keep(stranger);
+                    self.shared.exchange.strangers.keep(*stranger);
                     continue;
                 }
             };

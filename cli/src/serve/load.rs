@@ -92,11 +92,14 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use kvpool::prefix::PrefixConfig;
-    use kvpool::{Dtype, KvLayout, Target};
+    use kvpool::{Dtype, KvLayout, SequenceId, Target};
     use kvpool_node::Offers;
     use kvpool_node::settings::LoadKind;
 
+    use super::super::running::Turn;
     use super::*;
+    use crate::replay::Text;
+    use crate::workload;
 
     fn pool(blocks: usize) -> Pool {
         let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(4).dtype(Dtype::F16).block_tokens(16);
@@ -196,6 +199,29 @@ mod tests {
             assert_eq!(load.end(), Vec::<String>::new());
         }
         assert_eq!((here.stats().used, there.stats().used), (0, 0));
+    }
+
+    #[test]
+    fn wrong_bytes_of_a_sequence_that_arrives_are_found_before_it_continues() {
+        let pool = pool(3000);
+        let load = start_as(&pool, 1, LoadKind::Arrivals, Duration::ZERO, 6);
+        let turn = Turn { seed: 5, number: 7 };
+        let request = workload::turn(turn.seed, turn.number);
+        let mut ids = Vec::new();
+        Text::of_conversation(turn.number, &request).ids(request.input_tokens as usize, &mut ids);
+        let mut sequence = pool.sequence(turn.id()).tokens(&ids).unwrap();
+        // Nothing is written to its slots.
+        pool.begin_batch().append(&mut sequence, ids.len()).unwrap();
+        let blocks = sequence.block_count() as u64;
+        load.exchange().arrive(sequence);
+        let at = &load.shared.counters;
+        wait_until("it is compared", || at.arrived_blocks_verified.load(Relaxed) == blocks);
+        assert_eq!((at.arrived.load(Relaxed), at.blocks_corrupt.load(Relaxed) >= blocks), (1, true));
+        // One of no traffic is kept as it is, and can be moved on.
+        let stranger = pool.sequence(SequenceId(1 << 60)).open().unwrap();
+        load.exchange().arrive(stranger);
+        wait_until("it is kept", || load.exchange().release(SequenceId(1 << 60)).is_some());
+        assert!(load.end()[0].contains("not as they were written"));
     }
 
     #[test]

@@ -51,13 +51,13 @@ pub(super) struct Running {
 
 impl Running {
     /// Takes over a sequence in a process with a seed; gives it back if it is not of synthetic traffic.
-    pub fn of(sequence: Sequence, seed: u32) -> Result<Self, Sequence> {
-        let Some(turn) = Turn::of(sequence.id()) else { return Err(sequence) };
+    pub fn of(sequence: Sequence, seed: u32) -> Result<Self, Box<Sequence>> {
+        let Some(turn) = Turn::of(sequence.id()) else { return Err(Box::new(sequence)) };
         let request = workload::turn(turn.seed, turn.number);
         let text = Text::of_conversation(turn.number, &request);
         let (prompt, total) = (request.input_tokens as usize, request.tokens() as usize);
         if sequence.len() > total {
-            return Err(sequence);
+            return Err(Box::new(sequence));
         }
         Ok(Self { turn, sequence, text, prompt, total, is_arrived: turn.seed != seed })
     }
