@@ -4,6 +4,7 @@ use std::fmt;
 
 /// Type of an element of K or V.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Dtype {
     /// IEEE binary32.

@@ -10,18 +10,22 @@ use thiserror::Error;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, Ticket};
 
 mod frame;
+mod manifest;
 mod migrate;
 mod prefix;
 mod sequence;
 mod settle;
 mod storage;
+mod transport;
 
 pub use frame::{FrameError, FrameShrinkError};
+pub use manifest::{FormError, ManifestError};
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use sequence::{DecodeError, SequenceError};
 pub use settle::SettleError;
 pub use storage::{LayoutError, SizingError, StorageError};
+pub use transport::TransportError;
 
 /// Reason why an allocation failed. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]

@@ -148,6 +148,8 @@ pub mod testing;
 pub mod cuda;
 
 #[doc(inline)]
+pub use migrate::{heads, transport};
+#[doc(inline)]
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
     BringBackReport, BuildError, Carried, Counts, DefragConfig, DefragError, DefragOptions, DefragReport,
@@ -168,9 +170,9 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, DecodeError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine,
-        LayoutError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError, SizingError,
-        StorageError, TransferError,
+        AllocError, DecodeError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine,
+        LayoutError, ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError,
+        SizingError, StorageError, TransferError, TransportError,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,
@@ -178,6 +180,14 @@ pub use {
     },
     prefix::PrefixConfig,
     storage::KvLayout,
+};
+#[doc(inline)]
+pub use {
+    migrate::{
+        Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits, PackedForm,
+        Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
+    },
+    pool::{Destination, NodeTarget},
 };
 
 /// The examples of the README, compiled and run as tests.

@@ -16,6 +16,8 @@ use crate::backend;
 use crate::commands::CommandError;
 use crate::replay::{Compaction, Eviction};
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
+#[cfg(feature = "node")]
+use crate::serve::SettingsArgs;
 use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
@@ -65,6 +67,45 @@ pub enum Command {
     /// List the devices for the memory of a pool, their free memory, and the reason if one is
     /// unusable
     Info(InfoArgs),
+    /// Serve a pool, with an admin interface, until SIGTERM
+    ///
+    /// Each setting is a flag, a variable KVPOOL_NAME of the environment, or a key of the file that
+    /// --config names; the first of these that has it decides. Without any, the pool is in host
+    /// memory and everything is on the loopback. The addresses are printed on the standard output.
+    ///
+    /// SIGTERM and SIGINT let requests under way finish, and end the program. SIGHUP reads the
+    /// settings again and takes over the peers.
+    ///
+    /// Exit code: 0 after a signal to end, 1 if anything was lost or corrupt, 2 for bad settings or
+    /// an address in use.
+    #[cfg(feature = "node")]
+    Serve(ServeArgs),
+    /// Print the statistics of a node: blocks, fragmentation, latency of allocations
+    #[cfg(feature = "node")]
+    Stats(AdminArgs),
+    /// Compact the pool of a node
+    #[cfg(feature = "node")]
+    Defrag(AdminArgs),
+    /// Change the size of a node's pool
+    #[cfg(feature = "node")]
+    Resize(ResizeArgs),
+    /// Migrate a sequence from a node to another one
+    #[cfg(feature = "node")]
+    Migrate(MigrateArgs),
+    /// Print the migrations of a node
+    #[cfg(feature = "node")]
+    MigrationStatus(AdminArgs),
+    /// Recount every frame of a node's pool
+    ///
+    /// Exit code: 0 if the recount agrees, 1 if it does not or was not possible, 2 for bad usage.
+    #[cfg(feature = "node")]
+    Audit(AdminArgs),
+    /// Print devices, memory nodes, network interfaces and peers, and the paths between them
+    ///
+    /// Without FROM and TO, the path between any two ends is printed: `host`, `cuda:N`, or the name
+    /// of a peer.
+    #[cfg(feature = "node")]
+    Topology(TopologyArgs),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the man page, or write it and a page for each command into a directory
@@ -137,6 +178,84 @@ pub struct PolicyArgs {
 /// `kvpool info`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Args)]
 pub struct InfoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kvpool serve`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// The settings.
+    #[command(flatten)]
+    pub settings: SettingsArgs,
+}
+
+/// A node's admin interface.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct AdminArgs {
+    /// The admin interface of the node
+    #[arg(value_name = "URL", default_value = "http://127.0.0.1:7410")]
+    pub url: kvpool_node::admin::AdminUrl,
+    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kvpool resize`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct ResizeArgs {
+    /// The number of blocks
+    #[arg(value_name = "BLOCKS", value_parser = whole(1..=BLOCKS_MAX), allow_negative_numbers = true)]
+    pub blocks: u64,
+    /// The node.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+}
+
+/// `kvpool migrate`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct MigrateArgs {
+    /// The sequence
+    #[arg(long, value_name = "ID", value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
+    pub sequence_id: u64,
+    /// The node that it goes to, by its name among the peers
+    #[arg(long, value_name = "PEER")]
+    pub target_node: String,
+    /// The node that has it.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+}
+
+/// `kvpool topology`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct TopologyArgs {
+    /// One end of a transfer
+    #[arg(value_name = "FROM", requires = "to")]
+    pub from: Option<kvpool_node::topology::Endpoint>,
+    /// The other end
+    #[arg(value_name = "TO")]
+    pub to: Option<kvpool_node::topology::Endpoint>,
+    /// Use the record of another machine, which --json printed there
+    #[arg(long, value_name = "FILE.json", conflicts_with_all = ["peers", "config", "sysfs"])]
+    pub machine: Option<PathBuf>,
+    /// Other nodes, as in `kvpool serve`
+    #[arg(long, value_name = "NAME=ADDRESS,...")]
+    pub peers: Option<String>,
+    /// Read settings, of which the peers and the name count, from this file
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Read the devices of the system from this tree
+    #[arg(long, value_name = "DIR", default_value = "/sys")]
+    pub sysfs: PathBuf,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

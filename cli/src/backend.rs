@@ -5,6 +5,10 @@ use std::sync::Arc;
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
 use kvpool::{DeviceId, StorageError};
 
+/// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two
+/// of rows, its bits, and its place in the request for all blocks at the end of a replay.
+const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
+
 /// Parses the name of a device, `host` or `cuda:N`.
 pub(crate) fn device(name: &str) -> Result<DeviceId, String> {
     let ordinal = || name.strip_prefix("cuda:")?.parse().ok().map(DeviceId::Cuda);
@@ -42,6 +46,14 @@ impl Backend {
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => device.memory_bytes().ok().map(|(free, _)| free),
         }
+    }
+
+    /// Returns the bytes of a block with its metadata, and the free bytes, if these cannot hold this
+    /// number of blocks.
+    pub(crate) fn lacks_room(&self, layout: &KvLayout, blocks: usize) -> Option<(usize, u64)> {
+        let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
+        let free = self.free_bytes()?;
+        ((block_bytes as u64).saturating_mul(blocks as u64) > free).then_some((block_bytes, free))
     }
 
     /// Creates the storage of a pool.

@@ -10,6 +10,7 @@
 //! | `schedule` | the schedule of a replay |
 //! | `report` | its report, as JSON and as a table |
 //! | `map` | a picture of a pool |
+//! | `serve` | a process around a pool, with the feature `node` |
 //! | `output` | text and files that leave the program |
 //!
 //! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken, or
@@ -27,6 +28,8 @@ pub mod prompts;
 pub mod replay;
 mod report;
 mod schedule;
+#[cfg(feature = "node")]
+mod serve;
 pub mod trace;
 pub mod workload;
 
@@ -51,6 +54,22 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Map(args) => commands::map(args),
         Command::Policy(args) => commands::policy(args),
         Command::Info(args) => commands::info(args),
+        #[cfg(feature = "node")]
+        Command::Serve(args) => commands::serve(args),
+        #[cfg(feature = "node")]
+        Command::Stats(args) => commands::stats(args),
+        #[cfg(feature = "node")]
+        Command::Defrag(args) => commands::defrag(args),
+        #[cfg(feature = "node")]
+        Command::Resize(args) => commands::resize(args),
+        #[cfg(feature = "node")]
+        Command::Migrate(args) => commands::migrate(args),
+        #[cfg(feature = "node")]
+        Command::MigrationStatus(args) => commands::migration_status(args),
+        #[cfg(feature = "node")]
+        Command::Audit(args) => commands::audit(args),
+        #[cfg(feature = "node")]
+        Command::Topology(args) => commands::topology(args),
         Command::Completions(args) => commands::completions(args),
         Command::Man(args) => commands::man(args),
     };

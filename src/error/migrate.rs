@@ -2,7 +2,9 @@
 
 use thiserror::Error;
 
-use super::{AllocError, HandleError, PrefixError, SequenceError, StorageError};
+use super::{
+    AllocError, HandleError, ManifestError, PrefixError, SequenceError, StorageError, TransportError,
+};
 use crate::ids::{PoolTag, SequenceId, Ticket};
 
 /// Reason why a transfer failed. Both pools are unchanged, except that cached blocks may have been
@@ -69,7 +71,62 @@ pub enum TransferError {
     /// The block formats of the two pools differ, or a copy failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// The manifest contradicts itself, or its blocks do not fit into the destination.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// The transport failed.
+    #[error(transparent)]
+    Transport(TransportError),
+    /// Blocks have not arrived, or were not verified.
+    #[error("{missing} blocks have not arrived, or were not verified")]
+    Incomplete {
+        /// Number of these blocks.
+        missing: usize,
+    },
+    /// The bytes of a block are not those that its checksum was computed of.
+    #[error("the bytes of block {place} do not have the manifest's checksum")]
+    Checksum {
+        /// Place of the block in the manifest.
+        place: u32,
+    },
+    /// A transport may still read or write the blocks.
+    #[error("a transport still has {holds} holds on the blocks")]
+    InTransfer {
+        /// Number of holds.
+        holds: usize,
+    },
+    /// A place is not among those that are transferred.
+    #[error("block {place} is not transferred")]
+    NotTransferred {
+        /// Place of the block in the manifest.
+        place: u32,
+    },
+    /// No node of this name is known to the pool.
+    #[error("no node is known as {name}")]
+    UnknownNode {
+        /// The name.
+        name: String,
+    },
+    /// The other node refused, or was lost.
+    #[error("node {node}: {reason}")]
+    Node {
+        /// Name of the node.
+        node: String,
+        /// What it reported.
+        reason: String,
+    },
     /// The transfer did not complete: the runtime stopped, or a storage panicked.
     #[error("the transfer was dropped: its runtime stopped, or a storage panicked")]
     Dropped,
+}
+
+impl From<TransportError> for TransferError {
+    /// A failure of a storage of this process stays what it is.
+    fn from(error: TransportError) -> Self {
+        match error {
+            TransportError::LocalStorage(error) => Self::Storage(error),
+            TransportError::Panicked => Self::Dropped,
+            error => Self::Transport(error),
+        }
+    }
 }

@@ -1,40 +1,18 @@
-//! Transfer of evictable cached blocks to another pool's cache, and back.
+//! Transfer of evictable cached blocks to another pool's cache of the process, and back.
 
 use std::time::Instant;
 
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
-use crate::prefix::{BlockHash, Chain, ColdBlock, KvEvent, PrefixCache, PrefixKeys};
-use crate::sequence::{BlockRefs, Sequences};
+use crate::prefix::{BlockHash, Chain, KvEvent, PrefixCache, PrefixHasher, PrefixKeys};
+use crate::sequence::BlockRefs;
 
-use super::carry::Pair;
+use super::export::Export;
+use super::import::Import;
 use super::job::{self, IsAbandoned};
+use super::manifest::Contents;
 use super::report::{BringBackReport, Carried, OffloadReport};
-use super::route::{End, Route};
-
-/// Evictable blocks held for copying. Dropping it returns them to their former places.
-struct ColdBlocks {
-    end: End,
-    cold: Vec<ColdBlock>,
-}
-
-impl ColdBlocks {
-    fn coldest(end: &End, cache: &PrefixCache, wanted: usize) -> Self {
-        Self { end: end.clone(), cold: cache.take_coldest(end.sequences.blocks(), wanted) }
-    }
-
-    fn put_back(&mut self, from: usize) {
-        if let Ok(cache) = self.end.cache() {
-            cache.put_back(self.end.sequences.blocks(), &self.cold.split_off(from));
-        }
-    }
-}
-
-impl Drop for ColdBlocks {
-    fn drop(&mut self) {
-        self.put_back(0);
-    }
-}
+use super::route::Route;
 
 /// Moves up to `blocks_max` evictable blocks to another pool's cache, in eviction order.
 ///
@@ -47,12 +25,11 @@ impl Drop for ColdBlocks {
 /// # Errors
 ///
 /// [`TransferError`]; all blocks are left in place.
-pub async fn offload(
-    from: &Sequences,
-    to: &Sequences,
+pub(crate) async fn offload(
+    route: Result<Route, TransferError>,
     blocks_max: usize,
 ) -> Result<OffloadReport, TransferError> {
-    let route = Route::between_caches(from, to)?;
+    let route = route?;
     if blocks_max == 0 {
         return Err(AllocError::Zero.into());
     }
@@ -70,30 +47,30 @@ pub async fn offload(
 /// # Errors
 ///
 /// [`TransferError`]; no block was copied.
-pub async fn bring_back(
-    from: &Sequences,
-    to: &Sequences,
+pub(crate) async fn bring_back(
+    route: Result<Route, TransferError>,
     keys: &PrefixKeys<'_>,
     tokens: &[u32],
 ) -> Result<BringBackReport, TransferError> {
-    let route = Route::between_caches(from, to)?;
-    let hasher = route.to.cache()?.hasher();
-    let (mut chain, mut hashes) = (Chain::new(hasher.root(keys)?), Vec::new());
-    chain.extend(hasher, tokens, |hash| hashes.push(hash));
+    let route = route?;
+    let hashes = hashes_of(route.to.cache()?.hasher(), keys, tokens)?;
     let prompt = Prompt { tokens: tokens.into(), hashes };
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
-/// A prepared offload.
-struct PreparedOffload {
-    /// The blocks already present in the target, then the blocks of `going`.
-    taken: ColdBlocks,
-    /// In the target: the blocks already present, then fresh ones.
-    held: BlockRefs,
-    present_blocks: usize,
-    going: Vec<(ColdBlock, BlockId)>,
-    /// Era of the target's cache.
-    era: u64,
+/// Returns the hashes of the full blocks of tokens.
+///
+/// # Errors
+///
+/// [`TransferError::Prefix`] for an empty key.
+pub(crate) fn hashes_of(
+    hasher: &PrefixHasher,
+    keys: &PrefixKeys<'_>,
+    tokens: &[u32],
+) -> Result<Vec<BlockHash>, TransferError> {
+    let (mut chain, mut hashes) = (Chain::new(hasher.root(keys)?), Vec::new());
+    chain.extend(hasher, tokens, |hash| hashes.push(hash));
+    Ok(hashes)
 }
 
 /// The full blocks of a prompt.
@@ -119,66 +96,30 @@ impl Prompt {
 }
 
 impl Route {
-    /// Takes the blocks to move, and allocates room for them in the target.
-    fn prepare_offload(&self, blocks_max: usize) -> Result<PreparedOffload, TransferError> {
-        let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
-        // Read before any block is taken: what is cleared here first, and then there, is not found
-        // there.
-        let era = there.era();
-        let (mut taken, mut held) =
-            (ColdBlocks::coldest(&self.from, here, blocks_max), BlockRefs::new(&self.to.sequences));
-        let (mut present, mut missing) = (Vec::new(), Vec::new());
-        for &cold in &taken.cold {
-            match there.take(pool, cold.hash, era) {
-                // Referenced, so that it stays there while it is given up here.
-                Some(id) => {
-                    held.blocks.push(id);
-                    present.push(cold);
-                }
-                None => missing.push(cold),
-            }
-        }
-        let present_blocks = present.len();
-        let room = match held.allocate_up_to(missing.len()) {
-            Ok(room) => room,
-            // The target has lost all its blocks: they must stay here.
-            Err(error @ AllocError::DeviceLost { .. }) => return Err(error.into()),
-            Err(_) if present_blocks > 0 || missing.is_empty() => 0,
-            Err(error) => return Err(error.into()),
-        };
-        let fresh = held.blocks[present_blocks..].iter().copied();
-        let going = missing.iter().copied().zip(fresh).collect();
-        // Of the blocks missing in the target, the coldest are moved.
-        taken.cold = [present, missing].concat();
-        taken.put_back(present_blocks + room);
-        Ok(PreparedOffload { taken, held, present_blocks, going, era })
-    }
-
     fn offload(
         &self,
         blocks_max: usize,
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<OffloadReport, TransferError> {
         let began = Instant::now();
-        let PreparedOffload { mut taken, mut held, present_blocks, going, era } =
-            self.prepare_offload(blocks_max)?;
-        let (here, there, pool) = (self.from.cache()?, self.to.cache()?, self.to.sequences.blocks());
-        let pairs: Vec<Pair> = going.iter().map(|(cold, target)| (cold.id, *target)).collect();
-        // SAFETY: the blocks read are sealed, and a reference on each is held; the blocks written
-        // were allocated just now, and no other thread knows them.
-        let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
-        going.iter().for_each(|(cold, target)| there.note(*target, cold.hash, era, cold.depth));
-        there.register(pool, going.iter().map(|(_, target)| (pool.handle(*target), None)));
-        let cold = std::mem::take(&mut taken.cold);
-        let (evicted_blocks, leaving_blocks) = here.give_up(self.from.sequences.blocks(), &cold);
-        // Released last first, so that the coldest are evicted first in the target too.
-        held.blocks.reverse();
-        drop(held);
+        // Read before any block is taken: what is cleared here first, and then there, is not found
+        // there.
+        let era = self.to.era();
+        let mut export = Export::coldest(&self.from, blocks_max)?;
+        let Contents::Cached(cold) = export.contents() else { unreachable!("cached blocks") };
+        let mut import = Import::cached(&self.to, cold, era)?;
+        // Of the blocks missing in the target, the coldest are moved.
+        export.retain(&import.accepted())?;
+        let present_blocks = import.shared_blocks();
+        let carried = self.carry(&export, &mut import, is_abandoned)?;
+        let (_, refs) = import.commit_as(&|_, _| None)?;
+        let finished = export.finish();
+        drop(refs);
         Ok(OffloadReport {
             present_blocks,
-            evicted_blocks,
-            leaving_blocks,
-            warm_blocks: cold.len() - evicted_blocks - leaving_blocks,
+            evicted_blocks: finished.evicted_blocks,
+            leaving_blocks: finished.leaving_blocks,
+            warm_blocks: finished.warm_blocks,
             carried: Carried { took: began.elapsed(), ..carried },
         })
     }
@@ -189,51 +130,34 @@ impl Route {
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<BringBackReport, TransferError> {
         let began = Instant::now();
-        let (far, near) = (self.from.cache()?, self.to.cache()?);
-        let (far_pool, pool) = (self.from.sequences.blocks(), self.to.sequences.blocks());
-        // In this order: what is cleared there first, and then here, is not found here.
-        let (era, far_era) = (near.era(), far.era());
-        let (mut read, mut held) = (BlockRefs::new(&self.from.sequences), BlockRefs::new(&self.to.sequences));
-        // With their places in the prompt: blocks cached here, and blocks found only in the other
-        // pool.
-        let (mut here, mut missing) = (Vec::<(usize, BlockId)>::new(), Vec::<(usize, BlockId)>::new());
-        for (place, &hash) in prompt.hashes.iter().enumerate() {
-            if let Some(id) = near.take(pool, hash, era) {
-                held.blocks.push(id);
-                here.push((place, id));
-            } else if let Some(id) = far.take(far_pool, hash, far_era) {
-                read.blocks.push(id);
-                missing.push((place, id));
-            } else {
-                break;
-            }
-        }
-        let cached = here.len();
-        let room = match missing.len() {
-            0 => 0,
-            wanted => held.allocate_up_to(wanted)?,
-        };
+        let (near, pool) = (self.to.cache()?, self.to.sequences.blocks());
+        // Before the other pool's: what is cleared there first, and then here, is not found here.
+        let era = self.to.era();
+        let mut held = BlockRefs::new(&self.to.sequences);
+        // With their places in the prompt: blocks cached here, up to the first one found nowhere.
+        let mut here = Vec::<(usize, BlockId)>::new();
+        let export = Export::prefix(&self.from, 0, &prompt.hashes, &mut |place| {
+            let found = near.take(pool, prompt.hashes[place], era);
+            held.blocks.extend(found);
+            here.extend(found.map(|id| (place, id)));
+            found.is_some()
+        })?;
+        let Contents::Cached(wanted) = export.contents() else { unreachable!("cached blocks") };
+        let places: Vec<usize> = wanted.blocks.iter().map(|block| block.depth as usize).collect();
+        let mut import = Import::cached(&self.to, wanted, era)?;
         // Blocks after a gap would never be found.
-        let cached_blocks = missing.get(room).map_or(cached + room, |&(gap, _)| gap);
-        let fresh = held.blocks[cached..].iter();
-        let pairs: Vec<Pair> =
-            missing.iter().zip(fresh).map(|(&(_, source), &target)| (source, target)).collect();
-        // SAFETY: the blocks read are sealed, and a reference on each is held; the blocks written
-        // were allocated just now, and no other thread knows them.
-        let carried = unsafe { self.carry(&pairs, is_abandoned) }?;
-        let came = missing.iter().zip(&pairs).map(|(&(place, _), &(_, target))| (place, target));
-        here.extend(came);
-        for &(place, target) in &here[cached..] {
-            near.note(target, prompt.hashes[place], era, place as u32);
-        }
-        near.register(
-            pool,
-            here[cached..].iter().map(|&(place, id)| (pool.handle(id), prompt.stored(near, id, place))),
-        );
+        let accepted = import.accepted();
+        let gap = (0..).zip(&places).find(|(place, _)| accepted.binary_search(place).is_err());
+        let cached_blocks = gap.map_or(here.len() + places.len(), |(_, &gap)| gap);
+        let carried = self.carry(&export, &mut import, is_abandoned)?;
+        let (_, mut came) = import.commit_as(&|place, id| prompt.stored(near, id, places[place]))?;
         // In the order of the prompt, so that its end is released first.
+        let came_at = accepted.iter().map(|&place| places[place as usize]);
+        here.extend(came_at.zip(import.blocks()));
+        came.blocks.clear();
         here.sort_unstable();
         held.blocks = here.into_iter().map(|(_, id)| id).collect();
-        drop((held, read));
+        drop((held, export));
         Ok(BringBackReport { cached_blocks, carried: Carried { took: began.elapsed(), ..carried } })
     }
 }

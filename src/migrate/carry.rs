@@ -1,133 +1,83 @@
-//! Copies the bytes of blocks from one pool to another: in pieces, each in as few runs as the
-//! frames allow.
+//! Carries the blocks of an export into an import within the process: in pieces, each in as few
+//! runs as the frames allow.
 
-use crate::block::Blocks;
-use crate::clock::InFlight;
 use crate::error::TransferError;
-use crate::frame::RunList;
-use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 
+use super::export::Export;
+use super::import::Import;
+use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
+use super::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
 
 /// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
 /// after the current piece.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// A source block and a destination block.
-pub(super) type Pair = (BlockId, BlockId);
-
-/// Keeps source blocks in their frames, also during a panic, until it is dropped.
-///
-/// A pinned block does not move, and the transfer's reference keeps it from being freed. Other
-/// blocks that are freed meanwhile are reusable at once, as if there were no transfer.
-///
-/// A block has few pins ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and a prefix that many
-/// sequences share may be sent by more transfers than that. For a block without a pin to spare, the
-/// piece is copied under a batch: if the block moves, its old frame keeps the bytes until the batch
-/// ends. Only then are frames held back that other threads free.
-struct Held<'a> {
-    pool: &'a Blocks,
-    pinned: Vec<BlockHandle>,
-    batch: Option<InFlight>,
-}
-
-impl<'a> Held<'a> {
-    /// Holds blocks on which the caller has references. Their frames must be looked up afterwards.
-    fn new(pool: &'a Blocks, blocks: impl Iterator<Item = BlockId>) -> Self {
-        let mut held = Self { pool, pinned: Vec::new(), batch: None };
-        for handle in blocks.map(|block| pool.handle(block)) {
-            if pool.pin_any(handle).is_ok() {
-                held.pinned.push(handle);
-            } else if held.batch.is_none() {
-                held.batch = Some(pool.begin_batch());
-            }
-        }
-        held
-    }
-}
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        self.pinned.iter().for_each(|&handle| self.pool.unpin_any(handle));
-        if let Some(batch) = self.batch.take() {
-            self.pool.end_batch(batch);
-            // As at the end of every batch: frames left by moves, which it may have been the last
-            // to read.
-            self.pool.reclaim_due_shared_limbo();
-        }
-    }
-}
-
-/// Groups consecutive frames into runs, preserving their order.
-fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
-    let mut runs = RunList::new();
-    frames.for_each(|frame| runs.append(Run { start: frame, len: 1 }));
-    runs
-}
-
 impl Route {
-    /// Copies blocks. Calls `is_abandoned` between pieces.
+    /// Copies the blocks that an import misses. Calls `is_abandoned` between pieces.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned. The written
-    /// bytes are then meaningless.
-    ///
-    /// # Safety
-    ///
-    /// The caller holds a reference on each source block, and no thread writes them. The
-    /// destination blocks are exclusively the caller's, not sealed, and distinct.
-    pub(super) unsafe fn carry(
+    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned, or if a storage
+    /// panicked. The written bytes are then meaningless.
+    pub(super) fn carry(
         &self,
-        pairs: &[Pair],
-        is_abandoned: &dyn Fn() -> bool,
+        export: &Export,
+        import: &mut Import,
+        is_abandoned: IsAbandoned<'_>,
     ) -> Result<Carried, TransferError> {
         let block_bytes = self.block_bytes();
         let mut carried = Carried::default();
-        for piece in pairs.chunks((PIECE_BYTES / block_bytes.max(1)).max(1)) {
+        let missing = import.missing().to_vec();
+        let pieces = missing.chunks((PIECE_BYTES / block_bytes.max(1)).max(1));
+        for (piece, places) in (0..).zip(pieces) {
             if is_abandoned() {
                 return Err(TransferError::Dropped);
             }
-            // SAFETY: guaranteed by the caller.
-            carried.runs += unsafe { self.carry_piece(piece) }?;
-            carried.blocks += piece.len();
-            carried.bytes += (piece.len() * block_bytes) as u64;
+            let sent = self.send(export, import, piece, places);
+            carried.runs += sent.inspect_err(|error| {
+                if let TransferError::Storage(error) = error {
+                    self.note_loss(error);
+                }
+            })?;
+            carried.blocks += places.len();
+            carried.bytes += (places.len() * block_bytes) as u64;
         }
         Ok(carried)
     }
 
-    /// Copies some blocks, and returns the number of runs.
-    ///
-    /// # Safety
-    ///
-    /// As [`carry`](Self::carry).
-    unsafe fn carry_piece(&self, pairs: &[Pair]) -> Result<usize, TransferError> {
-        let (from, to) = (self.from.sequences.blocks(), self.to.sequences.blocks());
-        // Before the frames are looked up: from now on the bytes stay in them.
-        let held = Held::new(from, pairs.iter().map(|&(block, _)| block));
-        let here = runs_of(pairs.iter().map(|&(block, _)| from.frame(block)));
-        let there = runs_of(pairs.iter().map(|&(_, block)| to.frame(block)));
-        // SAFETY: no thread writes the source blocks, and they stay in their frames, or these keep
-        // their bytes, while the blocks are held; the destination blocks are exclusively the
-        // caller's, and do not move: see the parent module.
-        let received = unsafe { self.to.storage.receive(&*self.from.storage, &here, &there) };
-        drop(held);
-        received.inspect_err(|error| self.note_loss(error))?;
-        Ok(here.len().max(there.len()))
-    }
-}
-
-#[cfg(all(test, not(kvpool_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn neighbours_are_one_run_and_order_is_kept() {
-        let frames = |numbers: &[u32]| runs_of(numbers.iter().map(|&number| FrameId(number)));
-        let run = |start, len| Run { start: FrameId(start), len };
-        assert_eq!(*frames(&[]), []);
-        assert_eq!(*frames(&[4, 5, 6, 2, 3, 9]), [run(4, 3), run(2, 2), run(9, 1)]);
-        assert_eq!(*frames(&[3, 2, 1]), [run(3, 1), run(2, 1), run(1, 1)], "descending frames are not a run");
+    /// Copies a piece, and returns the number of runs.
+    fn send(
+        &self,
+        export: &Export,
+        import: &mut Import,
+        piece: u64,
+        places: &[u32],
+    ) -> Result<usize, TransferError> {
+        let (source, region) = self.from.transfers.process(&self.from.storage)?;
+        let (target, into) = self.to.transfers.process(&self.to.storage)?;
+        let (here, there) = (export.piece(places)?, import.piece(places)?);
+        let runs = here.runs.len().max(there.runs.len());
+        // Used once: by a piece of an import of this pool.
+        let (tag, remote) = (Tag(import.number() << 32 | piece), there.runs.clone());
+        let (peer, writer) = (source.connect(target), target.connect(source));
+        let grant = Grant { tag, region: *into, runs: there.runs, peer: writer, hold: there.hold };
+        // SAFETY: of a piece of an import; the region is that of its storage.
+        unsafe { target.grant(grant) }?;
+        let (operation, region, local, hold) = (Operation::Write, *region, here.runs, here.hold);
+        let remote_region = *into;
+        let submission = Submission { operation, region, peer, remote_region, local, remote, tag, hold };
+        // SAFETY: of a piece of an export; the region is that of its storage.
+        let sent = unsafe { source.submit(submission) };
+        let state = sent.map(|transfer| source.poll(transfer, None));
+        // This transport copies in `submit`: nothing is under way any more.
+        let revoked = target.revoke(tag, SourceState::Over);
+        debug_assert!(matches!(revoked, TransferState::Done), "{revoked:?}");
+        match state? {
+            TransferState::Done => Ok(runs),
+            TransferState::Failed(error) => Err(error.into()),
+            state => unreachable!("a copy within the process is over: {state:?}"),
+        }
     }
 }

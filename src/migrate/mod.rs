@@ -5,30 +5,39 @@
 //! move to another pool's cache ([`offload`]). Cached blocks of a prompt are copied back from there
 //! ([`bring_back`]).
 //!
+//! Each runs over the same halves: an [`Export`] in the source, an [`Import`] in the target, and a
+//! [`transport`] in between. Within the process the transport is `process`. Between nodes it is one
+//! of the node's, and a [`Manifest`] says in advance what comes.
+//!
 //! # Protocol
 //!
 //! ```text
 //! prepare    both pools hold a reference on each block involved: sources here, destinations there.
-//!            Refused without effect if there is no room, the layouts differ, or the source is being written
+//!            Refused without effect if there is no room, the forms differ, or the source is being written
 //! transfer   bytes are copied from frames to frames, in runs, a piece at a time, whose source blocks are pinned
+//! verify     between nodes: the checksum of each block that arrived is that of the manifest
 //! commit     the destination blocks are sealed, registered, and handed to the new owner;  then the sources are released
 //! abort      all references are released:  there the blocks are free again, here they are as before
 //! ```
 //!
 //! # Ownership during a transfer
 //!
-//! | | during prepare | during the copy | afterwards |
+//! | | during prepare | during the transfer | afterwards |
 //! |---|---|---|---|
-//! | the caller | the sequence | the sequence, owned by the future (`migrate`) or borrowed (`replicate`) | the new sequence, or the old one in the error |
-//! | the transfer | - | a reference on each source block; fresh blocks and the id in the target | - |
+//! | the caller | the sequence | the sequence, owned by the future or the export (`migrate`), or borrowed (`replicate`) | the new sequence, or the old one in the error |
+//! | export and import | a reference on each source block; fresh blocks and the id in the target | the same | - |
+//! | the transport | - | a [hold](transport::Hold) on each piece: the same references, and the pins of the source's blocks | - |
 //!
-//! The transfer runs as a job of its own: on a tokio runtime in a thread for blocking work,
-//! elsewhere in the polling thread. Its references are dropped when the job ends, not earlier, so
-//! no frame is reused while bytes are copied into it. The future can therefore be dropped at its
-//! single await: the job stops after the current piece, and releases its references. A sequence
-//! owned by a dropped future is closed, like any dropped sequence; a borrowed one is unaffected. An
-//! offload belongs entirely to its job, which also commits it: when the future is dropped, the job
-//! stops early or completes.
+//! References are counted by holder: export, import and each hold keep them, and the last one to be
+//! dropped releases them. A transfer can therefore be given up at any time. Blocks whose bytes a
+//! transport may still read or write stay owned, and are reported as quarantined.
+//!
+//! Within the process the transfer runs as a job of its own: on a tokio runtime in a thread for
+//! blocking work, elsewhere in the polling thread. It owns export and import. The future can
+//! therefore be dropped at its single await: the job stops after the current piece, and drops them.
+//! A sequence owned by a dropped future is closed, like any dropped sequence; a borrowed one is
+//! unaffected. An offload belongs entirely to its job, which also commits it: when the future is
+//! dropped, the job stops early or completes.
 //!
 //! # Why the source is not written meanwhile
 //!
@@ -52,19 +61,44 @@
 //!
 //! # Files
 //!
-//! `route` the two pools and their common requirements · `carry` pieces, runs, pins · `job` the
-//! thread of a transfer, and dropped futures · `sequence` and `cached` the operations · `report`
-//! results.
+//! `transport` the trait for bytes between frames · `process` the one within the process · `form`,
+//! `heads` packed blocks, and parts of them · `manifest` · `transfers` the transfers of a pool ·
+//! `route` the two pools and their common requirements · `held` references and pins · `export`,
+//! `gather`, `import` the halves · `carry` from one to the other within the process · `job` the
+//! thread of a transfer, and dropped futures · `sequence` and `cached` the operations · `remote`
+//! other nodes · `report` results
 
 mod cached;
 mod carry;
 mod error;
+mod export;
+mod form;
+mod gather;
+pub mod heads;
+mod held;
+mod import;
 mod job;
+mod manifest;
+pub mod process;
+mod remote;
 mod report;
 mod route;
 mod sequence;
+mod transfers;
+pub mod transport;
 
-pub use cached::{bring_back, offload};
+pub(crate) use cached::{bring_back, hashes_of, offload};
 pub use error::MigrateError;
+pub use export::Export;
+pub use form::PackedForm;
+pub use heads::HeadRange;
+pub use held::{Finished, Piece};
+pub use import::{Import, ImportError, Imported};
+pub use manifest::{Manifest, ManifestLimits};
+pub use process::Process;
+pub use remote::{Remote, RemoteFuture, Remotes, SendError, Sent};
 pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};
-pub use sequence::{migrate, replicate};
+pub(crate) use route::{End, Party, Route};
+pub(crate) use sequence::{migrate, replicate};
+pub(crate) use transfers::Transfers;
+pub use transfers::{TransferDirection, TransferOwner};

@@ -7,29 +7,63 @@ use crate::sequence::Sequences;
 use crate::storage::{Storage, check_form};
 use crate::sync::Arc;
 
-/// One end of a route.
+use super::transfers::Transfers;
+
+/// A pool as the end of a transfer.
 #[derive(Clone)]
-pub(super) struct End {
+pub(crate) struct End {
     pub(super) sequences: Sequences,
     pub(super) storage: std::sync::Arc<dyn Storage>,
+    pub(super) transfers: Transfers,
 }
 
 impl End {
-    fn new(sequences: &Sequences) -> Result<Self, TransferError> {
+    /// # Errors
+    ///
+    /// [`TransferError::NoStorage`].
+    pub(crate) fn new(sequences: &Sequences, transfers: &Transfers) -> Result<Self, TransferError> {
         let pool = sequences.blocks().tag();
         let storage = sequences.storage().ok_or(TransferError::NoStorage { pool })?.clone();
-        Ok(Self { sequences: sequences.clone(), storage })
+        Ok(Self { sequences: sequences.clone(), storage, transfers: transfers.clone() })
     }
 
     pub(super) fn cache(&self) -> Result<&Arc<PrefixCache>, TransferError> {
         let pool = self.sequences.blocks().tag();
         self.sequences.cache().ok_or(TransferError::NoCache { pool })
     }
+
+    /// Returns the era in which blocks that arrive from now on are noted; 0 without a cache.
+    pub(super) fn era(&self) -> u64 {
+        self.sequences.cache().map_or(0, |cache| cache.era())
+    }
+
+    /// Checks that blocks can arrive: even if nothing is to be copied, the cached blocks of a lost
+    /// device are lost.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError::DeviceLost`].
+    pub(super) fn check_alive(&self) -> Result<(), TransferError> {
+        if self.sequences.blocks().is_lost() {
+            return Err(AllocError::DeviceLost { device: self.storage.device() }.into());
+        }
+        Ok(())
+    }
+
+    /// Marks the pool of a lost device, so that it hands out no blocks any more.
+    pub(super) fn note_loss(&self, error: &StorageError) {
+        if matches!(error, StorageError::DeviceLost { device, .. } if *device == self.storage.device()) {
+            self.sequences.blocks().poison();
+        }
+    }
 }
+
+/// The sequences and transfers of a pool.
+pub(crate) type Party<'a> = (&'a Sequences, &'a Transfers);
 
 /// A source pool and a target pool whose blocks have the same layout.
 #[derive(Clone)]
-pub(super) struct Route {
+pub(crate) struct Route {
     pub(super) from: End,
     pub(super) to: End,
 }
@@ -41,16 +75,13 @@ impl Route {
     ///
     /// [`TransferError::SamePool`], [`TransferError::NoStorage`], [`StorageError::OtherForm`];
     /// [`AllocError::DeviceLost`] of the target's device.
-    pub(super) fn new(from: &Sequences, to: &Sequences) -> Result<Self, TransferError> {
-        if from.same(to) {
-            return Err(TransferError::SamePool { pool: from.blocks().tag() });
+    pub(crate) fn new(from: Party<'_>, to: Party<'_>) -> Result<Self, TransferError> {
+        if from.0.same(to.0) {
+            return Err(TransferError::SamePool { pool: from.0.blocks().tag() });
         }
-        let (from, to) = (End::new(from)?, End::new(to)?);
+        let (from, to) = (End::new(from.0, from.1)?, End::new(to.0, to.1)?);
         check_form(from.storage.layout(), to.storage.layout())?;
-        // Even if nothing is to be copied: the target's cached blocks are lost.
-        if to.sequences.blocks().is_lost() {
-            return Err(AllocError::DeviceLost { device: to.storage.device() }.into());
-        }
+        to.check_alive()?;
         Ok(Self { from, to })
     }
 
@@ -59,10 +90,10 @@ impl Route {
     /// # Errors
     ///
     /// As [`new`](Self::new); [`TransferError::NoCache`], [`TransferError::OtherHashing`].
-    pub(super) fn between_caches(from: &Sequences, to: &Sequences) -> Result<Self, TransferError> {
+    pub(crate) fn between_caches(from: Party<'_>, to: Party<'_>) -> Result<Self, TransferError> {
         let route = Self::new(from, to)?;
         if !route.from.cache()?.hasher().agrees_with(route.to.cache()?.hasher()) {
-            let [from, to] = [from, to].map(|end| end.blocks().tag());
+            let [from, to] = [from, to].map(|(sequences, _)| sequences.blocks().tag());
             return Err(TransferError::OtherHashing { from, to });
         }
         Ok(route)
@@ -80,12 +111,6 @@ impl Route {
 
     /// Marks the pools of a lost device, so that they hand out no blocks any more.
     pub(super) fn note_loss(&self, error: &StorageError) {
-        if let StorageError::DeviceLost { device, .. } = error {
-            for end in [&self.from, &self.to] {
-                if end.storage.device() == *device {
-                    end.sequences.blocks().poison();
-                }
-            }
-        }
+        [&self.from, &self.to].into_iter().for_each(|end| end.note_loss(error));
     }
 }

@@ -1,32 +1,19 @@
-//! Transfer of a sequence to another pool.
+//! Transfer of a sequence to another pool of the process.
 
 use std::time::Instant;
 
 use crate::error::TransferError;
-use crate::sequence::{Arrival, BlockRefs, Sequence, Sequences};
+use crate::sequence::Sequence;
 
-use super::carry::Pair;
 use super::error::MigrateError;
+use super::export::Export;
+use super::import::{Import, Imported};
 use super::job;
 use super::report::MigrationReport;
 use super::route::Route;
 
 /// Transfers of fewer bytes run in the calling thread: waking another would take longer.
 const COPIED_AT_ONCE: usize = 256 << 10;
-
-/// The references that both pools hold during a transfer.
-struct Transfer {
-    here: BlockRefs,
-    there: Arrival,
-}
-
-impl Transfer {
-    /// Returns the blocks to be copied: those not already present in the target.
-    fn pairs(&self) -> Vec<Pair> {
-        let pairs = self.here.blocks.iter().copied().zip(self.there.blocks().iter().copied());
-        pairs.skip(self.there.shared()).collect()
-    }
-}
 
 /// Creates a copy of a sequence in another pool.
 ///
@@ -40,33 +27,32 @@ impl Transfer {
 /// # Errors
 ///
 /// [`TransferError`], without effect.
-pub async fn replicate(
-    from: &Sequences,
+pub(crate) async fn replicate(
+    route: Result<Route, TransferError>,
     sequence: &Sequence,
-    to: &Sequences,
 ) -> Result<(Sequence, MigrationReport), TransferError> {
     let began = Instant::now();
-    let route = Route::new(from, to)?;
-    let here = sequence.depart(from)?;
-    let there = Arrival::prepare(sequence, to)?;
-    let (tokens, shared_blocks) = (sequence.len(), there.shared());
-    let transfer = Transfer { here, there };
-    let pairs = transfer.pairs();
-    let is_short = route.is_on_host() && pairs.len() * route.block_bytes() < COPIED_AT_ONCE;
+    let route = route?;
+    // Read before the source's: what is cleared here first, and then there, is not found there.
+    let era = route.to.era();
+    let export = Export::copy_of(&route.from, sequence)?;
+    let outline = export.outline_for(&route.to);
+    let mut import = Import::sequence(&route.to, outline, era)?;
+    let (tokens, shared_blocks) = (sequence.len(), import.shared_blocks());
+    let is_short = route.is_on_host() && import.missing().len() * route.block_bytes() < COPIED_AT_ONCE;
     let done = job::run(is_short, move |is_abandoned| {
-        // SAFETY: a reference on each source block is held, and a sequence that a batch may still
-        // write was refused; with that reference, later writes go to copies. The target's blocks
-        // that are not shared were allocated for this sequence.
-        let carried = unsafe { route.carry(&pairs, is_abandoned) }?;
-        Ok((transfer, carried))
+        let carried = route.carry(&export, &mut import, is_abandoned)?;
+        Ok((export, import, carried))
     });
-    let (Transfer { here, there }, mut carried) = done.await?;
+    let (export, mut import, mut carried) = done.await?;
     // No await from here to the end: either the caller receives the new sequence, or nothing has
     // happened.
-    let arrived = there.commit();
-    drop(here);
+    let Imported::Sequence(arrived) = import.commit_as(&|_, _| None)?.0 else {
+        unreachable!("of the outline of a sequence")
+    };
+    drop(export);
     carried.took = began.elapsed();
-    Ok((arrived, MigrationReport { tokens, shared_blocks, carried }))
+    Ok((*arrived, MigrationReport { tokens, shared_blocks, carried }))
 }
 
 /// Like [`replicate`], and closes the source sequence on success.
@@ -76,11 +62,10 @@ pub async fn replicate(
 /// # Errors
 ///
 /// [`MigrateError`], which returns the sequence unchanged.
-pub async fn migrate(
-    from: &Sequences,
+pub(crate) async fn migrate(
+    route: Result<Route, TransferError>,
     sequence: Sequence,
-    to: &Sequences,
 ) -> Result<(Sequence, MigrationReport), MigrateError> {
-    let outcome = replicate(from, &sequence, to).await;
+    let outcome = replicate(route, &sequence).await;
     outcome.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
 }

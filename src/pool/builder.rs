@@ -10,6 +10,7 @@ use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{PrefixError, SizingError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
+use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
 use crate::sequence::{Sequences, TOKENS_MAX};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
@@ -404,6 +405,8 @@ impl PoolBuilder {
             sampler,
             order: self.order,
             migrations: std::sync::Mutex::default(),
+            transfers: Transfers::default(),
+            remotes: std::sync::RwLock::default(),
         }));
         #[cfg(not(kvpool_loom))]
         pool.own_sequences();

@@ -3,25 +3,12 @@
 use std::time::Instant;
 
 use crate::error::{SettleError, TransferError};
-use crate::migrate::{self, BringBackReport, MigrateError, MigrationReport, OffloadReport};
+use crate::migrate::{self, BringBackReport, MigrateError, OffloadReport, Party, Route};
 use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
 
 use super::Pool;
-
-/// Destination of a migration.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Target<'a> {
-    /// Another pool of this process, on any device or on the host.
-    Device(&'a Pool),
-}
-
-impl<'a> From<&'a Pool> for Target<'a> {
-    fn from(pool: &'a Pool) -> Self {
-        Self::Device(pool)
-    }
-}
+use super::destination::{Destination, Place};
 
 impl Pool {
     /// Moves a sequence to another pool.
@@ -68,17 +55,27 @@ impl Pool {
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the other pool has no room,
     /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Storage`] if the
     /// layouts differ or a copy fails.
-    pub async fn migrate(
+    ///
+    /// To a [node](super::Target::node): also [`TransferError::UnknownNode`],
+    /// [`TransferError::Transport`], [`TransferError::Node`].
+    pub async fn migrate<D: Destination>(
         &self,
         sequence: Sequence,
-        target: Target<'_>,
-    ) -> Result<(Sequence, MigrationReport), MigrateError> {
-        let Target::Device(to) = target;
-        let moved = migrate::migrate(&self.0.sequences, sequence, &to.0.sequences);
+        target: D,
+    ) -> Result<D::Arrived, MigrateError> {
+        let moved = async {
+            match target.place() {
+                Place::Pool(to) => {
+                    let moved = migrate::migrate(self.route_to(to), sequence).await;
+                    moved.map(|(sequence, report)| (Some(sequence), report))
+                }
+                Place::Node(name) => self.migrate_to_node(sequence, name).await.map(|report| (None, report)),
+            }
+        };
         let moved = traced!("kvpool.migrate", moved).await;
         let carried = moved.as_ref().ok().map(|(_, report)| &report.carried);
         self.0.migrations().ended(carried, |counts| &mut counts.migrated);
-        moved
+        moved.map(|(sequence, report)| D::arrived(sequence, report))
     }
 
     /// Copies a sequence to another pool, and leaves the original open here.
@@ -89,17 +86,34 @@ impl Pool {
     /// # Errors
     ///
     /// As for [`migrate`](Self::migrate); nothing changes.
-    pub async fn replicate(
+    pub async fn replicate<D: Destination>(
         &self,
         sequence: &Sequence,
-        target: Target<'_>,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
-        let Target::Device(to) = target;
-        let copied = migrate::replicate(&self.0.sequences, sequence, &to.0.sequences);
+        target: D,
+    ) -> Result<D::Arrived, TransferError> {
+        let copied = async {
+            match target.place() {
+                Place::Pool(to) => {
+                    let copied = migrate::replicate(self.route_to(to), sequence).await;
+                    copied.map(|(sequence, report)| (Some(sequence), report))
+                }
+                Place::Node(name) => {
+                    self.replicate_to_node(sequence, name).await.map(|report| (None, report))
+                }
+            }
+        };
         let copied = traced!("kvpool.replicate", copied).await;
         let carried = copied.as_ref().ok().map(|(_, report)| &report.carried);
         self.0.migrations().ended(carried, |counts| &mut counts.replicated);
-        copied
+        copied.map(|(sequence, report)| D::arrived(sequence, report))
+    }
+
+    fn party(&self) -> Party<'_> {
+        (&self.0.sequences, &self.0.transfers)
+    }
+
+    fn route_to(&self, to: &Self) -> Result<Route, TransferError> {
+        Route::new(self.party(), to.party())
     }
 
     /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have
@@ -116,14 +130,25 @@ impl Pool {
     /// # Panics
     ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn migrate_until(
+    pub async fn migrate_until<D: Destination>(
         &self,
-        sequence: Sequence,
-        target: Target<'_>,
+        mut sequence: Sequence,
+        target: D,
         deadline: Instant,
-    ) -> Result<(Sequence, MigrationReport), MigrateError> {
-        let outcome = self.replicate_settled(&sequence, target, Some(deadline)).await;
-        outcome.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
+    ) -> Result<D::Arrived, MigrateError> {
+        loop {
+            let mut refused = match self.migrate(sequence, target).await {
+                Err(error) if matches!(error.error, TransferError::BeingWritten { .. }) => error,
+                outcome => return outcome,
+            };
+            match self.wait_for_writers(&refused.sequence, Some(deadline), refused.error.clone()).await {
+                Ok(()) => sequence = *refused.sequence,
+                Err(error) => {
+                    refused.error = error;
+                    return Err(refused);
+                }
+            }
+        }
     }
 
     /// Copies a sequence like [`replicate`](Self::replicate), after the batches that write it have
@@ -136,42 +161,52 @@ impl Pool {
     /// # Panics
     ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn replicate_until(
+    pub async fn replicate_until<D: Destination>(
         &self,
         sequence: &Sequence,
-        target: Target<'_>,
+        target: D,
         deadline: Instant,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
+    ) -> Result<D::Arrived, TransferError> {
         self.replicate_settled(sequence, target, Some(deadline)).await
     }
 
     /// Waits only if the copy is refused because of a batch in flight, so that other refusals come
     /// at once.
-    pub(super) async fn replicate_settled(
+    pub(super) async fn replicate_settled<D: Destination>(
         &self,
         sequence: &Sequence,
-        target: Target<'_>,
+        target: D,
         deadline: Option<Instant>,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
+    ) -> Result<D::Arrived, TransferError> {
         loop {
             let refused = match self.replicate(sequence, target).await {
                 Err(error @ TransferError::BeingWritten { .. }) => error,
                 outcome => return outcome,
             };
-            // Borrowed here, the sequence gets no further writers: one wait is enough, unless the
-            // refusal was about a batch that was just beginning.
-            let settled = self.settled(sequence);
-            let waited = match deadline {
-                Some(deadline) => settled.until(deadline).await,
-                None => settled.await,
-            };
-            match waited {
-                Ok(()) => {}
-                Err(SettleError::Deadline { batch }) => {
-                    return Err(TransferError::BeingWritten { id: sequence.id(), batch });
-                }
-                Err(_) => return Err(refused),
+            self.wait_for_writers(sequence, deadline, refused).await?;
+        }
+    }
+
+    /// Waits until the batches that write a sequence have ended, which was refused because of them.
+    async fn wait_for_writers(
+        &self,
+        sequence: &Sequence,
+        deadline: Option<Instant>,
+        refused: TransferError,
+    ) -> Result<(), TransferError> {
+        // Borrowed here, the sequence gets no further writers: one wait is enough, unless the
+        // refusal was about a batch that was just beginning.
+        let settled = self.settled(sequence);
+        let waited = match deadline {
+            Some(deadline) => settled.until(deadline).await,
+            None => settled.await,
+        };
+        match waited {
+            Ok(()) => Ok(()),
+            Err(SettleError::Deadline { batch }) => {
+                Err(TransferError::BeingWritten { id: sequence.id(), batch })
             }
+            Err(_) => Err(refused),
         }
     }
 
@@ -197,8 +232,22 @@ impl Pool {
     /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::OtherHashing`],
     /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
     /// [`TransferError::Storage`].
-    pub async fn offload(&self, to: &Pool, blocks_max: usize) -> Result<OffloadReport, TransferError> {
-        let offloaded = migrate::offload(&self.0.sequences, &to.0.sequences, blocks_max);
+    ///
+    /// To a [node](super::Target::node): also [`TransferError::UnknownNode`],
+    /// [`TransferError::Transport`], [`TransferError::Node`].
+    pub async fn offload<D: Destination>(
+        &self,
+        to: D,
+        blocks_max: usize,
+    ) -> Result<OffloadReport, TransferError> {
+        let offloaded = async {
+            match to.place() {
+                Place::Pool(to) => {
+                    migrate::offload(Route::between_caches(self.party(), to.party()), blocks_max).await
+                }
+                Place::Node(name) => self.offload_to_node(name, blocks_max).await,
+            }
+        };
         let offloaded = traced!("kvpool.offload", offloaded).await;
         let carried = offloaded.as_ref().ok().map(|report| &report.carried);
         self.0.migrations().ended(carried, |counts| &mut counts.offloads);
@@ -217,13 +266,20 @@ impl Pool {
     ///
     /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty; nothing
     /// is copied.
-    pub async fn bring_back(
+    pub async fn bring_back<D: Destination>(
         &self,
-        from: &Pool,
+        from: D,
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        let came = migrate::bring_back(&from.0.sequences, &self.0.sequences, keys, tokens);
+        let came = async {
+            match from.place() {
+                Place::Pool(from) => {
+                    migrate::bring_back(Route::between_caches(from.party(), self.party()), keys, tokens).await
+                }
+                Place::Node(name) => self.bring_back_from_node(name, keys, tokens).await,
+            }
+        };
         let came = traced!("kvpool.bring_back", came).await;
         let carried = came.as_ref().ok().map(|report| &report.carried);
         self.0.migrations().ended(carried, |counts| &mut counts.brought_back);

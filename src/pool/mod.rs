@@ -9,6 +9,7 @@ mod admission;
 mod allocate;
 mod builder;
 mod compaction;
+mod destination;
 mod frame_pool;
 mod handle;
 mod lease;
@@ -22,6 +23,7 @@ mod pool;
 mod preemption;
 mod settled;
 mod stats;
+mod transfer;
 mod victims;
 mod waiting;
 
@@ -37,6 +39,7 @@ pub use crate::migrate::{
     BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,
 };
 pub use builder::{BuildError, PoolBuilder};
+pub use destination::{Destination, NodeTarget, Target};
 pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
     FrameShrink, MovedFrames,
@@ -44,7 +47,6 @@ pub use frame_pool::{
 pub use handle::PoolHandle;
 pub use lease::Lease;
 pub use metrics::{Latencies, Metrics};
-pub use migration::Target;
 pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};
 pub use pin::BlockPin;
 pub use pool::Pool;

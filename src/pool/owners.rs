@@ -1,4 +1,4 @@
-//! Who holds a pool's blocks: sequences, leases, handles, pins and batches.
+//! Who holds a pool's blocks: sequences, leases, handles, transfers, pins and batches.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::block::{Noted, Priority, SourcePlace};
 use crate::error::OldestBatch;
 use crate::ids::{BlockId, SequenceId, Ticket};
+use crate::migrate::TransferOwner;
 
 use super::Pool;
 
@@ -20,10 +21,13 @@ pub struct Owners {
     /// Open sequences, by id. A block that several of them share is listed with each.
     pub sequences: Vec<SequenceOwner>,
     /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes). They include blocks
-    /// that are in no sequence's list for the moment of an append or a transfer.
+    /// that are in no sequence's list for the moment of an append.
     pub leases: Vec<BlockOwner>,
     /// Blocks whose references the engine counts by handle.
     pub handles: Vec<BlockOwner>,
+    /// Transfers to and from other pools and nodes, oldest first. A block of a sequence that is
+    /// being copied is listed with the sequence too.
+    pub transfers: Vec<TransferOwner>,
     /// Pinned blocks, ascending.
     pub pinned: Vec<PinnedBlock>,
     /// Number of batches in flight.
@@ -90,6 +94,8 @@ pub enum PinOwner {
     Lease,
     /// Handles.
     Handles,
+    /// A transfer to or from another pool or node.
+    Transfer,
     /// None: the block is cached.
     Cache,
 }
@@ -117,7 +123,8 @@ impl Owners {
         let listed =
             self.sequences.iter().flat_map(|sequence| sequence.blocks.iter().chain(&sequence.reserved));
         let others = self.leases.iter().chain(&self.handles).flat_map(|owner| &owner.blocks);
-        listed.chain(others).collect::<HashSet<_>>().len()
+        let transfers = self.transfers.iter().flat_map(|transfer| &transfer.blocks);
+        listed.chain(others).chain(transfers).collect::<HashSet<_>>().len()
     }
 }
 
@@ -151,6 +158,9 @@ impl Pool {
                 reserved: Vec::new(),
             });
         }
+        let transfers = self.0.transfers.owners();
+        let in_transfer: HashSet<BlockId> =
+            transfers.iter().flat_map(|transfer| transfer.blocks.iter().copied()).collect();
         let (mut groups, mut pinned) = (BTreeMap::<Group, BlockOwner>::new(), Vec::new());
         for id in (0..blocks.rows() as u32).map(BlockId) {
             let word = blocks.word(id);
@@ -158,13 +168,15 @@ impl Pool {
                 let owner = match listed.get(&id) {
                     Some(&sequence) => PinOwner::Sequence(sequence),
                     None if !word.is_owned() => PinOwner::Cache,
+                    None if in_transfer.contains(&id) => PinOwner::Transfer,
                     None if word.is_guarded() => PinOwner::Lease,
                     None => PinOwner::Handles,
                 };
                 let (pinned_at, pinned_for) = blocks.site(Noted::Pinned, id).unzip();
                 pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
             }
-            if !word.is_owned() || listed.contains_key(&id) || blocks.null_block() == Some(id) {
+            let is_named = listed.contains_key(&id) || in_transfer.contains(&id);
+            if !word.is_owned() || is_named || blocks.null_block() == Some(id) {
                 continue;
             }
             let (info, note) = (blocks.info_of(id, word), blocks.site(Noted::Allocated, id));
@@ -195,6 +207,7 @@ impl Pool {
             sequences,
             leases,
             handles,
+            transfers,
             pinned,
             batches_in_flight: blocks.clock().in_flight(),
             oldest_batch: blocks.oldest_batch(),

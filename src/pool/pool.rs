@@ -6,7 +6,7 @@ use crate::block::{Noted, Site};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
-use crate::migrate::MigrationCounts;
+use crate::migrate::{MigrationCounts, Remotes, Transfers};
 use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
@@ -43,6 +43,9 @@ pub(super) struct Shared {
     pub(super) sampler: Sampler,
     pub(super) order: Order,
     pub(super) migrations: std::sync::Mutex<MigrationCounts>,
+    pub(super) transfers: Transfers,
+    /// The nodes that the pool knows.
+    pub(super) remotes: std::sync::RwLock<Option<std::sync::Weak<dyn Remotes>>>,
 }
 
 impl Shared {

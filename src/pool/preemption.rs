@@ -79,7 +79,7 @@ impl Pool {
     /// // This layout has blocks of 4 tokens.
     /// assert_eq!((preempted.freed_blocks, preempted.tokens_kept), (11, 42));
     /// let sequence = preempted.swapped.expect("it was swapped").sequence;
-    /// let (sequence, _) = host.migrate(sequence, (&pool).into()).await?;
+    /// let (sequence, _) = host.migrate(sequence, &pool).await?;
     /// assert_eq!(sequence.len(), 42);
     /// # Ok(())
     /// # }

@@ -90,6 +90,11 @@ pub struct Stats {
     /// A copy of moving blocks that has passed its deadline; its blocks are among
     /// [`held`](Self::held).
     pub overdue_copy: Option<OverdueCopy>,
+    /// Owned blocks whose bytes are being transferred to or from another pool or node.
+    pub in_transfer: usize,
+    /// Owned blocks of transfers that were given up, whose bytes a transport may still read or
+    /// write: they are reusable once the transport has lost its access to them.
+    pub quarantined: usize,
     /// Blocks held for good because their bytes could not be
     /// [wiped](crate::pool::PoolBuilder::zero_on_free).
     pub unwiped: usize,
@@ -101,7 +106,9 @@ impl Pool {
     /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at
     /// the same time.
     pub fn stats(&self) -> Stats {
-        Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy())
+        let transfers = self.0.transfers.counts();
+        let stats = Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy());
+        Stats { in_transfer: transfers.in_transfer, quarantined: transfers.quarantined, ..stats }
     }
 
     /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
@@ -147,6 +154,8 @@ impl Stats {
             head_of_line: blocks.head_of_line(),
             passed_over: blocks.passed_over(),
             overdue_copy,
+            in_transfer: 0,
+            quarantined: 0,
             unwiped: blocks.unwiped(),
         }
     }

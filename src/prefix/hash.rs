@@ -132,17 +132,24 @@ impl fmt::Debug for BlockHash {
     }
 }
 
-/// As text, the output of `Display`: other languages lose digits of large numbers.
+/// In formats for people as text, the output of `Display`: other languages lose digits of large
+/// numbers. In others as [bytes](BlockHash::to_bytes).
 #[cfg(feature = "serde")]
 impl serde::Serialize for BlockHash {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+        if serializer.is_human_readable() {
+            return serializer.collect_str(self);
+        }
+        self.to_bytes().serialize(serializer)
     }
 }
 
 #[cfg(feature = "serde")]
 impl<'de> serde::Deserialize<'de> for BlockHash {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if !deserializer.is_human_readable() {
+            return <[u8; Self::BYTES]>::deserialize(deserializer).map(Self::from_bytes);
+        }
         let text = std::borrow::Cow::<'de, str>::deserialize(deserializer)?;
         text.parse().map_err(serde::de::Error::custom)
     }

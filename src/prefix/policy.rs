@@ -79,6 +79,7 @@ impl Add<u64> for Millis {
 
 /// Retention priority of a request's prefix, relative to other requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(u8)]
 pub enum CachePriority {
     /// Evicted before all others: bulk work that is never continued.

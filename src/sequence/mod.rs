@@ -86,7 +86,7 @@ pub use pinned::PinnedPrefix;
 pub use plan::TOKENS_MAX;
 pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
-pub(crate) use transfer::{Arrival, BlockRefs};
+pub(crate) use transfer::{Arrival, BlockRefs, Outline};
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;

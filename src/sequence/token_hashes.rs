@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
-use crate::prefix::policy::Millis;
+use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{BlockHash, Chain, KvEvent, PolicyInfo, PrefixCache, PrefixKeys};
 
 /// The block hashes of one sequence.
@@ -31,6 +31,28 @@ pub(super) struct TokenHashes {
     /// Ids of all announced tokens, while there is an event subscriber.
     tokens: Option<Vec<u32>>,
     pub(super) policy_info: PolicyInfo,
+}
+
+/// The known tokens of a sequence, as another pool continues them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct KnownTokens {
+    /// Hash from which the chain begins.
+    pub(crate) root: BlockHash,
+    /// Hashes of the full blocks of announced tokens.
+    pub(crate) hashes: Vec<BlockHash>,
+    /// Tokens after the last full block; empty if they are not known any more.
+    pub(crate) tail: Vec<u32>,
+    /// Number of tokens whose ids were announced.
+    pub(crate) announced: u64,
+    /// Whether unknown tokens became final after them.
+    pub(crate) is_cut: bool,
+    /// All announced tokens, if the source kept them.
+    pub(crate) tokens: Option<Vec<u32>>,
+    /// Retention priority.
+    pub(crate) keep: CachePriority,
+    /// Time for which the blocks are still to be kept, in milliseconds.
+    pub(crate) keep_left_ms: Option<u64>,
 }
 
 impl TokenHashes {
@@ -52,26 +74,48 @@ impl TokenHashes {
         })
     }
 
-    /// Returns the hashes for the same sequence in another pool's cache.
+    /// Returns the known tokens for another pool's cache.
     ///
-    /// `None` if that cache hashes differently, or if these hashes predate a clear, so that nothing
-    /// may be found by them.
-    pub(super) fn in_cache(&self, from: &PrefixCache, cache: &PrefixCache) -> Option<Self> {
-        // Read before the other era: what is cleared here first, and then there, is not found
-        // there.
-        let era = cache.era();
-        if self.era != from.era() || !cache.hasher().agrees_with(from.hasher()) {
+    /// `None` if these hashes predate a clear, so that nothing may be found by them.
+    pub(super) fn known_tokens(&self, cache: &PrefixCache) -> Option<KnownTokens> {
+        if self.era != cache.era() {
             return None;
         }
+        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(cache.now().0));
+        Some(KnownTokens {
+            root: self.root,
+            hashes: self.hashes.clone(),
+            tail: self.chain.tail().to_vec(),
+            announced: self.announced,
+            is_cut: self.is_cut,
+            tokens: self.tokens.clone(),
+            keep: self.policy_info.priority,
+            keep_left_ms: left.filter(|&left| left > 0),
+        })
+    }
+
+    /// Creates the hashes of a sequence that comes from another pool, whose cache hashes alike.
+    ///
+    /// `era` is the era of this cache in which they are noted.
+    ///
+    /// # Errors
+    ///
+    /// [`PrefixError::TailTooLong`].
+    pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Result<Self, PrefixError> {
+        let KnownTokens { root, hashes, tail, announced, is_cut, tokens, keep, keep_left_ms } = known;
+        let parent = hashes.last().copied().unwrap_or(root);
         // Each cache has its own clock.
-        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(from.now().0));
-        let keep_until = left.filter(|&left| left > 0).map(|left| Millis(cache.now().0.saturating_add(left)));
-        Some(Self {
+        let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
+        Ok(Self {
+            chain: Chain::resume(cache.hasher(), parent, hashes.len() as u64, &tail)?,
+            root,
+            hashes,
+            announced,
+            is_cut,
             era,
-            tokens: self.tokens.clone().filter(|_| cache.events().is_subscribed()),
-            // The target's policy has not seen this sequence.
-            policy_info: PolicyInfo { context: 0, keep_until, ..self.policy_info },
-            ..self.clone()
+            tokens: tokens.filter(|_| cache.events().is_subscribed()),
+            // The policy has not seen this sequence.
+            policy_info: PolicyInfo { priority: keep, keep_until, ..PolicyInfo::default() },
         })
     }
 

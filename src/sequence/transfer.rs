@@ -20,11 +20,12 @@
 
 use crate::block::{AllocRequest, Blocks, ListEnd};
 use crate::error::{AllocError, TransferError};
-use crate::ids::{BlockId, FrameId};
+use crate::ids::{BlockId, FrameId, Priority, SequenceId};
 use crate::prefix::PolicyInfo;
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
+use super::token_hashes::{KnownTokens, TokenHashes};
 
 /// References on blocks of sequences' lists, released when dropped, in reverse order.
 pub(crate) struct BlockRefs {
@@ -114,11 +115,38 @@ impl Sequence {
     }
 }
 
+/// Everything that a sequence's copy in another pool begins with, apart from the bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Outline {
+    pub(crate) id: SequenceId,
+    pub(crate) priority: Priority,
+    pub(crate) length: u32,
+    pub(crate) committed: u32,
+    pub(crate) reuses_tail: bool,
+    /// `None` if nothing of it can be found in a cache.
+    pub(crate) known: Option<KnownTokens>,
+}
+
+impl Sequence {
+    /// Returns its outline. It must be [settled](Self::depart).
+    pub(crate) fn outline(&self) -> Outline {
+        let known = self.token_hashes().filter(|_| self.is_computed());
+        Outline {
+            id: self.id(),
+            priority: self.priority(),
+            length: self.len() as u32,
+            committed: self.committed,
+            reuses_tail: self.reuses_tail,
+            known: known.and_then(|(known, cache)| known.known_tokens(cache)),
+        }
+    }
+}
+
 /// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
     /// Registered and empty.
     sequence: Sequence,
-    held: BlockRefs,
     /// Leading blocks that were cached in the target.
     shared: usize,
     length: u32,
@@ -126,43 +154,56 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Prepares the target of a sequence that has [departed](Sequence::depart).
+    /// Prepares the target of a sequence with this outline, and allocates its blocks.
+    ///
+    /// The hashes of the outline, if it has some, are those of the target's cache; `era` is the
+    /// era of that cache in which they are noted.
     ///
     /// # Errors
     ///
     /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Alloc`] if there is no
     /// room.
-    pub(crate) fn prepare(source: &Sequence, target: &Sequences) -> Result<Self, TransferError> {
-        let list = target.register(source.id(), source.priority())?;
-        let mut sequence = Sequence::new(target.clone(), source.id(), source.priority(), list);
-        let known = source.token_hashes().filter(|_| source.is_computed()).zip(target.cache());
-        sequence.known = known.and_then(|((known, from), to)| known.in_cache(from, to)).map(Box::new);
-        sequence.reuses_tail = source.reuses_tail;
-        let held = BlockRefs::new(target);
-        let (length, committed) = (source.len() as u32, source.committed);
-        let mut arrival = Self { sequence, held, shared: 0, length, committed };
-        arrival.share_cached();
-        let fresh = source.block_count() - arrival.shared;
+    pub(crate) fn prepare(
+        outline: Outline,
+        target: &Sequences,
+        era: u64,
+    ) -> Result<(Self, BlockRefs), TransferError> {
+        let Outline { id, priority, length, committed, reuses_tail, known } = outline;
+        let list = target.register(id, priority)?;
+        let mut sequence = Sequence::new(target.clone(), id, priority, list);
+        if let (Some(known), Some(cache)) = (known, target.cache()) {
+            sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)?));
+        }
+        sequence.reuses_tail = reuses_tail;
+        let mut held = BlockRefs::new(target);
+        let mut arrival = Self { sequence, shared: 0, length, committed };
+        arrival.share_cached(&mut held);
+        let fresh = length.div_ceil(target.0.block_tokens) as usize - arrival.shared;
         if fresh > 0 {
-            let request = AllocRequest::new(fresh).sequence(source.id()).priority(source.priority());
-            let (pool, blocks) = (target.blocks(), &mut arrival.held.blocks);
+            let request = AllocRequest::new(fresh).sequence(id).priority(priority);
+            let (pool, blocks) = (target.blocks(), &mut held.blocks);
             let next = blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
             let end = ListEnd { next, spares: false };
             pool.allocate_guarded(&request, Some(end), &mut |id| blocks.push(id))?;
         }
-        Ok(arrival)
+        Ok((arrival, held))
     }
 
     /// Shares full blocks of final tokens that are cached in the target, which need not be copied.
-    fn share_cached(&mut self) {
+    fn share_cached(&mut self, held: &mut BlockRefs) {
         let Some((known, cache)) = self.sequence.token_hashes() else { return };
         let target = &self.sequence.sequences.0;
         for place in 0..self.committed / target.block_tokens {
             let cached = known.hash(place).and_then(|hash| cache.take(&target.blocks, hash, known.era()));
             let Some(id) = cached else { break };
-            self.held.blocks.push(id);
+            held.blocks.push(id);
             self.shared += 1;
         }
+    }
+
+    /// Returns the id of the sequence.
+    pub(crate) fn id(&self) -> SequenceId {
+        self.sequence.id()
     }
 
     /// Returns the number of leading blocks whose bytes are present already.
@@ -170,14 +211,14 @@ impl Arrival {
         self.shared
     }
 
-    /// Returns all blocks, in order.
-    pub(crate) fn blocks(&self) -> &[BlockId] {
-        &self.held.blocks
+    /// Gives up what is known of its tokens.
+    pub(crate) fn forget(&mut self) {
+        self.sequence.known = None;
     }
 
-    /// Completes the sequence after its bytes were copied.
-    pub(crate) fn commit(self) -> Sequence {
-        let Self { mut sequence, mut held, shared, length, committed } = self;
+    /// Completes the sequence after the bytes of its blocks were copied.
+    pub(crate) fn commit(self, mut held: BlockRefs) -> Sequence {
+        let Self { mut sequence, shared, length, committed } = self;
         let blocks = std::mem::take(&mut held.blocks);
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));

@@ -9,3 +9,4 @@ pub mod rng;
 pub mod scalar;
 pub mod storages;
 pub mod threads;
+pub mod transport_suite;

@@ -13,8 +13,27 @@ use std::path::Path;
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// The floors, from the ground up. A floor may import those in earlier rows; floors in one row must
-/// not import each other.
+/// The floors of a crate.
+struct Plan {
+    /// Folder of its sources, below the workspace.
+    folder: &'static str,
+    /// From the ground up. A floor may import those in earlier rows; floors in one row must not import
+    /// each other.
+    floors: &'static [&'static [&'static str]],
+    /// Paths that only the floor of the second field may name, outside of tests.
+    reserved: &'static [(&'static [&'static str], &'static str)],
+}
+
+/// The library.
+const CORE: Plan = Plan { folder: "src", floors: FLOORS, reserved: RESERVED };
+
+/// The crate for migration between nodes.
+const NODE: Plan = Plan {
+    folder: "node/src",
+    floors: &[&["wire", "settings", "protocol"], &["transport"], &["topology", "admin"], &["node"]],
+    reserved: &[(&["rustls"], "transport"), (&["tokio_rustls"], "transport"), (&["axum"], "admin")],
+};
+
 const FLOORS: &[&[&str]] = &[
     &["config"],
     &["ids", "dtype"],
@@ -30,7 +49,6 @@ const FLOORS: &[&[&str]] = &[
     &["cuda", "testing"],
 ];
 
-/// Paths that only the floor of the second field may name, outside of tests.
 const RESERVED: &[(&[&str], &str)] = &[
     (&["std", "sync", "atomic"], "sync"),
     (&["core", "sync", "atomic"], "sync"),
@@ -47,8 +65,17 @@ const RESERVED: &[(&[&str], &str)] = &[
     (&["libloading"], "cuda"),
 ];
 
-fn rank(floor: &str) -> Option<usize> {
-    FLOORS.iter().position(|row| row.contains(&floor))
+impl Plan {
+    fn rank(&self, floor: &str) -> Option<usize> {
+        self.floors.iter().position(|row| row.contains(&floor))
+    }
+
+    /// Returns every source file, by its path below the folder.
+    fn files(&self) -> Vec<(String, String)> {
+        let mut all = Vec::new();
+        files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(self.folder), "", &mut all);
+        all
+    }
 }
 
 /// A path in a file.
@@ -74,7 +101,7 @@ impl fmt::Display for Violation {
 }
 
 /// Checks one file, given by its path below `src/`.
-fn check(file: &str, text: &str) -> Vec<Violation> {
+fn check(plan: &Plan, file: &str, text: &str) -> Vec<Violation> {
     let module: Vec<String> = (file.trim_end_matches(".rs").split('/'))
         .filter(|part| !["lib", "mod"].contains(part))
         .map(String::from)
@@ -82,7 +109,7 @@ fn check(file: &str, text: &str) -> Vec<Violation> {
     // The crate root is above all floors.
     let Some(floor) = module.first().cloned() else { return Vec::new() };
     let violation = |line, what| Violation { file: file.into(), line, what };
-    let Some(own) = rank(&floor) else {
+    let Some(own) = plan.rank(&floor) else {
         return vec![violation(1, format!("`{floor}` is on no floor: give it one in {}", file!()))];
     };
     let in_test = module.last().is_some_and(|last| last == "tests");
@@ -90,16 +117,16 @@ fn check(file: &str, text: &str) -> Vec<Violation> {
     let mut named = Vec::new();
     walk(tokens, &module, in_test, &mut named);
     let mut found: Vec<_> =
-        named.into_iter().filter_map(|at| Some(violation(at.line, judge(&at, &floor, own)?))).collect();
+        named.into_iter().filter_map(|at| Some(violation(at.line, judge(plan, &at, &floor, own)?))).collect();
     found.dedup();
     found
 }
 
 /// Returns the fault of a path named on a floor, if any.
-fn judge(at: &Named, floor: &str, own: usize) -> Option<String> {
+fn judge(plan: &Plan, at: &Named, floor: &str, own: usize) -> Option<String> {
     if at.path[0] == "crate" {
         let target = at.path.get(1)?;
-        return match rank(target) {
+        return match plan.rank(target) {
             None => Some(format!("`crate::{target}` is no floor")),
             Some(rank) if target != floor && rank >= own => {
                 Some(format!("`{floor}` imports `{target}`, which is not below it"))
@@ -107,7 +134,7 @@ fn judge(at: &Named, floor: &str, own: usize) -> Option<String> {
             _ => None,
         };
     }
-    let (path, owner) = RESERVED.iter().find(|(path, _)| at.path.starts_with_names(path))?;
+    let (path, owner) = plan.reserved.iter().find(|(path, _)| at.path.starts_with_names(path))?;
     (!at.in_test && *owner != floor).then(|| format!("only `{owner}` names `{}`", path.join("::")))
 }
 
@@ -272,32 +299,28 @@ fn files(root: &Path, below: &str, out: &mut Vec<(String, String)>) {
     }
 }
 
-fn house() -> Vec<(String, String)> {
-    let mut all = Vec::new();
-    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), "", &mut all);
-    all
-}
-
 #[test]
 fn no_files_import_each_other_in_a_circle() {
-    let circles = circles::circles(&house());
-    assert!(circles.is_empty(), "{}", circles.join("\n"));
-    let defined = circles::defined_in_fronts(&house());
-    assert!(defined.is_empty(), "{}", defined.join("\n"));
+    for plan in [CORE, NODE] {
+        let all = plan.files();
+        let found = [circles::circles(&all), circles::defined_in_fronts(&all)].concat();
+        assert!(found.is_empty(), "{}:\n{}", plan.folder, found.join("\n"));
+    }
 }
 
 #[test]
 fn no_floor_imports_upwards() {
-    let all = house();
-    for floor in FLOORS.iter().copied().flatten() {
-        assert!(
-            all.iter().any(|(file, _)| file.split(['/', '.']).next() == Some(floor)),
-            "no floor `{floor}`"
-        );
+    for plan in [CORE, NODE] {
+        let all = plan.files();
+        for floor in plan.floors.iter().copied().flatten() {
+            let is_of = |(file, _): &(String, String)| file.split(['/', '.']).next() == Some(floor);
+            assert!(all.iter().any(is_of), "no floor `{floor}` in {}", plan.folder);
+        }
+        let violations: Vec<String> = (all.iter().flat_map(|(file, text)| check(&plan, file, text)))
+            .map(|violation| format!("{}/{violation}", plan.folder))
+            .collect();
+        assert!(violations.is_empty(), "{}", violations.join("\n"));
     }
-    let violations: Vec<String> =
-        all.iter().flat_map(|(file, text)| check(file, text)).map(|v| format!("src/{v}")).collect();
-    assert!(violations.is_empty(), "{}", violations.join("\n"));
 }
 
 #[test]
@@ -319,7 +342,7 @@ fn planted_violations_are_found() {
         ("frame/bits.rs", "#[cfg(test)] mod tests {} use loom::model;", "only `sync` names `loom`"),
         ("attic.rs", "", "`attic` is on no floor"),
     ] {
-        let found = check(file, text);
+        let found = check(&CORE, file, text);
         assert!(matches!(&found[..], [one] if one.what.starts_with(what)), "{file}: {text}: {found:?}");
     }
 }
@@ -342,6 +365,6 @@ fn allowed_imports_pass() {
         ("sync/asymmetric.rs", "mod imp { use std::sync::atomic::fence; use super::super::Ordering; }"),
         ("lib.rs", "pub mod pool;"),
     ] {
-        assert_eq!(check(file, text), [], "{file}: {text}");
+        assert_eq!(check(&CORE, file, text), [], "{file}: {text}");
     }
 }

@@ -63,7 +63,7 @@ async fn swap_and_back() {
     check(&host, &swapped.sequence, &tokens);
     drop(fork);
     assert!(pool.victims(&kvpool::LowestPriorityFirst).is_empty());
-    let (back, _) = host.migrate(swapped.sequence, (&pool).into()).await.unwrap();
+    let (back, _) = host.migrate(swapped.sequence, &pool).await.unwrap();
     check(&pool, &back, &tokens);
     drop((older, back));
     [pool, host].iter().for_each(is_idle);

@@ -41,6 +41,27 @@ pub enum CommandError {
     File { path: PathBuf, error: io::Error },
     #[error("cannot write the report: {0}")]
     Output(io::Error),
+    #[cfg(feature = "node")]
+    #[error(transparent)]
+    Settings(#[from] kvpool_node::settings::SettingsError),
+    #[cfg(feature = "node")]
+    #[error(transparent)]
+    Serve(#[from] crate::serve::ServeError),
+    #[cfg(feature = "node")]
+    #[error(transparent)]
+    Bind(#[from] kvpool_node::admin::BindError),
+    #[cfg(feature = "node")]
+    #[error(transparent)]
+    Client(#[from] kvpool_node::admin::ClientError),
+    #[cfg(feature = "node")]
+    #[error("--token-file: {0}")]
+    Token(#[from] kvpool_node::settings::TokenError),
+    #[cfg(feature = "node")]
+    #[error("{}: {reason}", .path.display())]
+    Machine { path: PathBuf, reason: String },
+    #[cfg(feature = "node")]
+    #[error(transparent)]
+    Endpoint(#[from] kvpool_node::topology::UnknownEndpoint),
 }
 
 impl CommandError {
@@ -48,6 +69,8 @@ impl CommandError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Output(_) | Self::NoPicture(_) => EXIT_UNSOUND,
+            #[cfg(feature = "node")]
+            Self::Client(_) => EXIT_UNSOUND,
             _ => EXIT_USAGE,
         }
     }

@@ -1,17 +1,29 @@
 //! The commands.
 
+#[cfg(feature = "node")]
+mod admin;
 mod error;
 mod info;
 mod interrupt;
 mod map;
 mod policy;
 mod replay;
+#[cfg(feature = "node")]
+mod serve;
 mod shell;
+#[cfg(feature = "node")]
+mod topology;
 mod workload;
 
+#[cfg(feature = "node")]
+pub use admin::{audit, defrag, migrate, migration_status, resize, stats};
 pub use error::CommandError;
 pub use info::info;
 pub use map::map;
 pub use policy::policy;
 pub use replay::replay;
+#[cfg(feature = "node")]
+pub use serve::serve;
 pub use shell::{completions, man};
+#[cfg(feature = "node")]
+pub use topology::topology;

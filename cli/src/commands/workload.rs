@@ -94,19 +94,12 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
     }
 }
 
-/// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two
-/// of rows, its bits, and its place in the request for all blocks at the end.
-const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
-
 /// Checks that a pool fits into memory. The system commits pages as they are written, so a pool
 /// that is too large would fail midway.
 fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
-    let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
-    match backend.free_bytes() {
-        Some(free) if (block_bytes as u64).saturating_mul(blocks as u64) > free => {
-            Err(CommandError::TooLarge { blocks, block_bytes, free })
-        }
-        _ => Ok(()),
+    match backend.lacks_room(layout, blocks) {
+        Some((block_bytes, free)) => Err(CommandError::TooLarge { blocks, block_bytes, free }),
+        None => Ok(()),
     }
 }
 

@@ -45,13 +45,13 @@ use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
 
 pub use content::Shape;
-pub use pool::{Compaction, Eviction, ReplayPool};
+pub use pool::{Compaction, Eviction, ReplayPool, Rows, full};
 pub use resizer::{Resize, ResizeRefusal};
 pub use shared_clock::step_ns;
 pub use sizing::blocks_for;
 pub use tally::{Durations, RunCounts, Samples, Tally};
 pub use text::{Text, Texts};
-pub use transfer::Corrupt;
+pub use transfer::{Access, Corrupt, Transfer};
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;

@@ -42,7 +42,7 @@ pub struct Eviction {
 /// A pool that is replayed on. Scheduler threads share it.
 pub struct ReplayPool {
     pool: Pool,
-    storage: Arc<dyn Storage>,
+    rows: Rows,
     /// Runs compaction and resizing, on one thread beside the scheduler threads.
     runtime: Runtime,
     /// Milliseconds of the trace, for the eviction policy.
@@ -101,19 +101,24 @@ impl ReplayPool {
             });
         }
         let pool = builder.build().map_err(text)?;
-        let storage = pool.storage().cloned().ok_or("the pool has no storage")?;
+        let rows = Rows::of(&pool)?;
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("kvpool-compact")
             .enable_time()
             .build()
             .map_err(|error| format!("no runtime for compaction: {error}"))?;
-        Ok(Self { pool, storage, runtime, now_ms, streams })
+        Ok(Self { pool, rows, runtime, now_ms, streams })
     }
 
     /// Returns the size of a token and of a block.
     pub fn shape(&self) -> Shape {
-        Shape::of(self.storage.layout())
+        self.rows.shape()
+    }
+
+    /// Returns the rows of tokens.
+    pub fn rows(&self) -> &Rows {
+        &self.rows
     }
 
     /// Returns the number of blocks that belong to no sequence: free, cached, or retired until
@@ -130,25 +135,6 @@ impl ReplayPool {
             // Only a lost device refuses; then the next store fails and reports it.
             Some(stream) => self.pool.begin_batch_on(stream).unwrap_or_else(|_| self.pool.begin_batch()),
         }
-    }
-
-    /// Stores K and V of tokens in one layer, a row for each slot.
-    pub fn store(&self, layer: usize, k: &[u8], v: &[u8], slots: &[i64]) -> Result<(), String> {
-        let dtype = self.storage.layout().dtype();
-        let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
-        // SAFETY: the frame rule. The slots are of tokens that the calling thread has just appended
-        // to its own sequences, under a batch in flight. The pool gives such blocks one owner until
-        // the batch has ended, which is the promise that a replay checks.
-        unsafe { self.storage.store(layer, k, v, slots) }.map_err(text)
-    }
-
-    /// Loads K and V of tokens in one layer, a row for each slot.
-    pub fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
-        let dtype = self.storage.layout().dtype();
-        let (k, v) = (ElementsMut::new(dtype, k).map_err(text)?, ElementsMut::new(dtype, v).map_err(text)?);
-        // SAFETY: as in `store`: the calling thread owns the sequences of these slots. Blocks that
-        // they share with other sequences are full, and not written again.
-        unsafe { self.storage.load(layer, slots, k, v) }.map_err(text)
     }
 
     /// Sets the time of the trace for the eviction policy. The latest time of all threads counts.
@@ -187,6 +173,44 @@ impl ReplayPool {
             thread::sleep(Duration::from_micros(200));
         }
         self.pool.allocate(AllocRequest::new(self.pool.total_blocks())).map(drop).map_err(text)
+    }
+}
+
+/// The rows of tokens in the storage of a pool.
+///
+/// The threads that use them store tokens only into slots that they have just appended to their own
+/// sequences, under a batch in flight, and load only tokens of their own sequences.
+#[derive(Clone)]
+pub struct Rows(Arc<dyn Storage>);
+
+impl Rows {
+    /// Returns the rows of a pool, which must have storage.
+    pub fn of(pool: &Pool) -> Result<Self, String> {
+        pool.storage().cloned().map(Self).ok_or_else(|| "the pool has no storage".to_owned())
+    }
+
+    /// Returns the size of a token and of a block.
+    pub fn shape(&self) -> Shape {
+        Shape::of(self.0.layout())
+    }
+
+    /// Stores K and V of tokens in one layer, a row for each slot.
+    pub fn store(&self, layer: usize, k: &[u8], v: &[u8], slots: &[i64]) -> Result<(), String> {
+        let dtype = self.0.layout().dtype();
+        let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
+        // SAFETY: the frame rule. The slots are of tokens that the calling thread has just appended
+        // to its own sequences, under a batch in flight. The pool gives such blocks one owner until
+        // the batch has ended, which is the promise that a replay checks.
+        unsafe { self.0.store(layer, k, v, slots) }.map_err(text)
+    }
+
+    /// Loads K and V of tokens in one layer, a row for each slot.
+    pub fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
+        let dtype = self.0.layout().dtype();
+        let (k, v) = (ElementsMut::new(dtype, k).map_err(text)?, ElementsMut::new(dtype, v).map_err(text)?);
+        // SAFETY: as in `store`: the calling thread owns the sequences of these slots. Blocks that
+        // they share with other sequences are full, and not written again.
+        unsafe { self.0.load(layer, slots, k, v) }.map_err(text)
     }
 }
 

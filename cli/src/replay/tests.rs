@@ -454,7 +454,7 @@ fn the_sequences_of_a_halted_replay_are_read_back() {
         if progress.is_halted {
             let slots: Vec<i64> = (0..201 * SHAPE.block_tokens as i64).collect();
             let wrong = vec![0xA5; slots.len() * SHAPE.k_bytes];
-            pool.store(1, &wrong, &wrong, &slots).unwrap();
+            pool.rows().store(1, &wrong, &wrong, &slots).unwrap();
         }
         ControlFlow::Continue(())
     });

@@ -47,15 +47,7 @@ impl Texts {
 
     /// Returns the text of one of these requests, by its place in the trace.
     pub fn text(&self, index: u32, request: &Request) -> Text {
-        let mut content = Content::BEGIN;
-        let pieces = request.hash_ids.iter().map(|hash_id| {
-            let number = self.0[hash_id];
-            content = content.then(number);
-            (number, content)
-        });
-        let pieces: Vec<_> = pieces.collect();
-        let own = OWN | index;
-        Text { known: request.hashed_tokens as usize, pieces, own: (own, content.then(own)) }
+        Text::of(index, request, |hash_id| self.0[&hash_id])
     }
 }
 
@@ -75,6 +67,23 @@ impl Text {
     /// in common, so bytes of the first are not mistaken for bytes of the second.
     pub fn of_attempt(request: u32, attempt: u32) -> Self {
         Self { known: 0, pieces: Vec::new(), own: (OWN | request, Content::of_attempt(request, attempt)) }
+    }
+
+    /// Returns the text of a request of generated conversations, whose hash ids are numbers.
+    pub fn of_conversation(index: u32, request: &Request) -> Self {
+        Self::of(index, request, |hash_id| (hash_id % NUMBERS as u64) as u32)
+    }
+
+    fn of(index: u32, request: &Request, number: impl Fn(u64) -> u32) -> Self {
+        let mut content = Content::BEGIN;
+        let pieces = request.hash_ids.iter().map(|&hash_id| {
+            let number = number(hash_id);
+            content = content.then(number);
+            (number, content)
+        });
+        let pieces: Vec<_> = pieces.collect();
+        let own = OWN | index;
+        Self { known: request.hashed_tokens as usize, pieces, own: (own, content.then(own)) }
     }
 
     /// Returns the id of one token.

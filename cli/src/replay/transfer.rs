@@ -3,11 +3,10 @@
 
 use std::collections::HashSet;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::content::{Content, Shape};
-use super::pool::ReplayPool;
-use super::shared_clock::SharedClock;
+use super::pool::Rows;
 use super::text::Text;
 
 /// Tokens of one call: few enough that the rows of K and V stay in a core's own cache.
@@ -46,8 +45,9 @@ struct Part {
 /// See the [module](self). The tokens between two calls of [`flush`](Self::flush) have one
 /// direction.
 pub struct Transfer<'a> {
-    pool: &'a ReplayPool,
-    clock: &'a SharedClock<'a>,
+    rows: &'a Rows,
+    /// The number of calls, over all threads.
+    transfers: &'a AtomicU64,
     shape: Shape,
     parts: Vec<Part>,
     slots: Vec<i64>,
@@ -61,11 +61,11 @@ pub struct Transfer<'a> {
 
 impl<'a> Transfer<'a> {
     /// Creates empty buffers.
-    pub fn new(pool: &'a ReplayPool, clock: &'a SharedClock<'a>) -> Self {
-        let shape = pool.shape();
+    pub fn new(rows: &'a Rows, transfers: &'a AtomicU64) -> Self {
+        let shape = rows.shape();
         Self {
-            pool,
-            clock,
+            rows,
+            transfers,
             shape,
             parts: Vec::new(),
             slots: Vec::with_capacity(PIECE_TOKENS),
@@ -112,15 +112,15 @@ impl<'a> Transfer<'a> {
 
     /// Transfers the gathered tokens.
     pub fn flush(&mut self, access: Access) -> Result<(), String> {
-        let Self { pool, shape, parts, slots, k, v, .. } = self;
+        let Self { rows: storage, shape, parts, slots, k, v, .. } = self;
         if slots.is_empty() {
             return Ok(());
         }
-        self.clock.transfers.fetch_add(1, Relaxed);
+        self.transfers.fetch_add(1, Relaxed);
         let (k, v) = (&mut k[..slots.len() * shape.k_bytes], &mut v[..slots.len() * shape.v_bytes]);
         for layer in 0..shape.layers {
             if access == Access::Check {
-                pool.load(layer, slots, k, v)?;
+                storage.load(layer, slots, k, v)?;
             }
             for (plane, row, rows) in [(0, shape.k_bytes, &mut *k), (1, shape.v_bytes, &mut *v)] {
                 let mut at = 0;
@@ -136,7 +136,7 @@ impl<'a> Transfer<'a> {
                 }
             }
             if access == Access::Write {
-                pool.store(layer, k, v, slots)?;
+                storage.store(layer, k, v, slots)?;
             }
         }
         if access == Access::Check {

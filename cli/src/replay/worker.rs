@@ -132,7 +132,7 @@ impl<'a> Worker<'a> {
             scheduler: Scheduler::new(RUNNING_MAX),
             clock_ns: 0,
             previous: None,
-            transfer: Transfer::new(pool, clock),
+            transfer: Transfer::new(pool.rows(), &clock.transfers),
             table: BlockTable::default(),
             prompt: Vec::new(),
             advanced: Vec::new(),

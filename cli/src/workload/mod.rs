@@ -11,6 +11,8 @@
 
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "node")]
+mod turns;
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,6 +23,9 @@ use rand_distr::{Distribution, Exp, Geometric, LogNormal, Zipf};
 use rand_pcg::Pcg64Mcg;
 
 use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+
+#[cfg(feature = "node")]
+pub use turns::turn;
 
 /// Conversations begun per second.
 const CONVERSATIONS_PER_S: f64 = 0.7;

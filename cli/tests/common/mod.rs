@@ -1,6 +1,9 @@
 //! Helpers of the program's tests.
 #![allow(dead_code, reason = "each test uses a part")]
 
+#[cfg(target_os = "linux")]
+pub mod live;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 

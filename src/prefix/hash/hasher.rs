@@ -30,6 +30,7 @@ enum Domain {
     Enter = 3,
     Partial = 4,
     Foreign = 5,
+    Fingerprint = 6,
 }
 
 /// Input of BLAKE3: each variable-length part is preceded by its length.
@@ -101,6 +102,17 @@ impl PrefixHasher {
         #[cfg(feature = "internals")]
         let is_same = is_same && self.function.mask() == other.function.mask();
         is_same
+    }
+
+    /// Returns a number that two hashers share if they [agree](Self::agrees_with), and most likely
+    /// not otherwise. It reveals neither the key nor any hash.
+    pub fn fingerprint(&self) -> [u8; 16] {
+        let input = HashInput::new(Domain::Fingerprint).number(self.block_tokens as u64);
+        let input = input.part(self.name.as_bytes());
+        // Weak hashes of all masks have one name.
+        #[cfg(feature = "internals")]
+        let input = self.function.mask().into_iter().fold(input, HashInput::number);
+        self.digest(&input).key().to_le_bytes()
     }
 
     /// Returns the initial value of chains with these keys. Precomputed for empty keys.

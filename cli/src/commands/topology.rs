@@ -1,0 +1,150 @@
+//! `kvpool topology`.
+
+use std::fs;
+use std::path::Path as FilePath;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use indicatif::BinaryBytes;
+use kvpool_node::settings::{CONFIG, Key, Sources};
+use kvpool_node::topology::{Endpoint, Machine, Path, path, paths, probe};
+use serde_json::json;
+
+use super::CommandError;
+use crate::EXIT_OK;
+use crate::args::TopologyArgs;
+use crate::output::{self, printable};
+
+/// Prints a machine and the paths between its parts, and returns the exit code.
+pub fn topology(args: &TopologyArgs) -> Result<u8, CommandError> {
+    let machine = match &args.machine {
+        Some(file) => record(file)?,
+        None => this_machine(args)?,
+    };
+    let found = match (&args.from, &args.to) {
+        (Some(from), Some(to)) => vec![(from.clone(), to.clone(), path(&machine, from, to)?)],
+        _ => paths(&machine),
+    };
+    let text = if args.json {
+        let paths = found.iter().map(|(from, to, path)| {
+            json!({
+                "from": from.to_string(),
+                "to": to.to_string(),
+                "transport": path.transport,
+                "hops": path.hops,
+                "reason": path.reason,
+            })
+        });
+        format!("{:#}", json!({ "machine": machine, "paths": paths.collect::<Vec<_>>() }))
+    } else {
+        printable(&render(&machine, &found))
+    };
+    output::print(&text).map_err(CommandError::Output)?;
+    Ok(EXIT_OK)
+}
+
+/// Reads a recorded machine: alone, or as this command prints it.
+fn record(file: &FilePath) -> Result<Machine, CommandError> {
+    let bad = |reason: String| CommandError::Machine { path: file.to_owned(), reason };
+    let text = fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
+    let mut value: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+    if let Some(machine) = value.get_mut("machine") {
+        value = machine.take();
+    }
+    serde_json::from_value(value).map_err(|error| bad(error.to_string()))
+}
+
+fn this_machine(args: &TopologyArgs) -> Result<Machine, CommandError> {
+    let mut sources = Sources::new().environment(std::env::vars_os());
+    if let Some(config) = &args.config {
+        sources = sources.flag(&CONFIG, config.to_string_lossy());
+    }
+    if let (Some(key), Some(peers)) = (Key::find("peers"), &args.peers) {
+        sources = sources.flag(key, peers);
+    }
+    // Nothing is sent to the peers, so that no certificate is needed.
+    let (name, peers) = sources.load_peers()?;
+    let mut machine = probe(&name, &args.sysfs, &peers);
+    note_nixl(&mut machine);
+    Ok(machine)
+}
+
+/// Records whether NIXL can be loaded.
+#[cfg(feature = "nixl")]
+fn note_nixl(machine: &mut Machine) {
+    match kvpool_node::transport::nixl::check(None) {
+        Ok(()) => machine.software.nixl = true,
+        Err(error) => machine.notes.push(format!("NIXL: {error}")),
+    }
+}
+
+#[cfg(not(feature = "nixl"))]
+fn note_nixl(machine: &mut Machine) {
+    machine.notes.push("NIXL: this program was built without the feature `nixl`".to_owned());
+}
+
+fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)]) -> String {
+    let mut text = format!("{}\n{}", machine.name, parts(machine));
+    let mut table = output::table(UTF8_FULL_CONDENSED);
+    table.set_header(["from", "to", "transport", "path", "reason"]);
+    for (from, to, path) in paths {
+        let hops = path.hops.join(" > ");
+        table.add_row([
+            from.to_string(),
+            to.to_string(),
+            path.transport.to_string(),
+            hops,
+            path.reason.clone(),
+        ]);
+    }
+    if paths.is_empty() {
+        text += "\nno paths: there is only host memory";
+    } else {
+        text += &format!("\n{table}");
+    }
+    for note in &machine.notes {
+        text += &format!("\nnote: {note}");
+    }
+    text
+}
+
+fn parts(machine: &Machine) -> String {
+    let mut table = output::table(UTF8_FULL_CONDENSED);
+    table.set_header(["part", "name", "NUMA node", "details"]);
+    let node = |node: Option<u32>| node.map_or("-".to_owned(), |node| node.to_string());
+    let megabits = |rate: Option<u64>| rate.map_or("speed unknown".to_owned(), |rate| format!("{rate} Mb/s"));
+    for memory in &machine.memory_nodes {
+        let bytes = memory.memory_bytes.map_or(String::new(), |bytes| format!(", {}", BinaryBytes(bytes)));
+        let (id, details) = (memory.id.to_string(), format!("CPUs {}{bytes}", memory.cpus));
+        table.add_row(["memory".to_owned(), format!("node{id}"), id, details]);
+    }
+    for device in &machine.devices {
+        let unusable =
+            device.unusable.as_ref().map_or(String::new(), |reason| format!(", unusable: {reason}"));
+        let details = format!("{}, {}{unusable}", device.name, BinaryBytes(device.memory_bytes));
+        let name = format!("cuda:{}", device.ordinal);
+        table.add_row(["device".to_owned(), name, node(device.memory_node), details]);
+    }
+    for nic in &machine.nics {
+        let state = if nic.is_up { "up" } else { "down" };
+        let kind = match (nic.is_loopback, nic.is_physical) {
+            (true, _) => ", loopback",
+            (_, false) => ", virtual",
+            _ => "",
+        };
+        let details = format!("{state}, {}{kind}", megabits(nic.megabits));
+        table.add_row(["interface".to_owned(), nic.name.clone(), node(nic.memory_node), details]);
+    }
+    for port in &machine.rdma_ports {
+        let state = if port.is_active { "active" } else { "not active" };
+        let details = format!("{}, {state}, {}", port.link_layer, megabits(port.megabits));
+        let name = format!("{} port {}", port.device, port.port);
+        table.add_row(["RDMA port".to_owned(), name, node(port.memory_node), details]);
+    }
+    for peer in &machine.peers {
+        let rdma =
+            peer.rdma.map_or("RDMA unknown until linked".to_owned(), |layer| format!("RDMA over {layer}"));
+        let details = format!("{}, {rdma}", peer.address);
+        table.add_row(["peer".to_owned(), peer.name.clone(), "-".to_owned(), details]);
+    }
+    table.to_string()
+}

@@ -1,0 +1,295 @@
+//! One thread of the traffic: continuous batching in real time.
+//!
+//! A step begins a batch, appends a piece of a prompt or of an answer to each running
+//! sequence, and writes the new tokens through their slots. Complete sequences are read back through
+//! their slots, and closed. The thread then rests for as long as the step took, so that the traffic
+//! takes at most half of a core per thread. Meanwhile its sequences may leave: see
+//! [`Exchange`](super::exchange::Exchange). A sequence that arrives is read back before it
+//! continues.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use kvpool::storage::DeviceStream;
+use kvpool::{Batch, Pool};
+use kvpool_node::settings::{LoadKind, LoadSettings};
+
+use super::running::{Running, Turn};
+use super::shared::Shared;
+use crate::replay::{Access, Rows, Shape, Text, Transfer, full};
+use crate::trace::Request;
+use crate::workload;
+
+/// Sequences that a thread runs at a time.
+const RUNNING_MAX: usize = 64;
+
+/// Tokens of prompts in one step.
+const STEP_TOKENS: usize = 2048;
+
+/// Tokens of an answer that one step appends to a sequence.
+const DECODE_TOKENS: usize = 8;
+
+/// The shortest and the longest rest after a step.
+const REST_MIN: Duration = Duration::from_micros(500);
+const REST_MAX: Duration = Duration::from_millis(100);
+
+/// Of the pool, one in so many blocks is left to running sequences when a request is admitted.
+const MARGIN: usize = 16;
+
+/// A thread of the traffic. See the [module](self).
+pub(super) struct Conversing<'a> {
+    pool: &'a Pool,
+    shared: &'a Shared,
+    /// Its number among the threads.
+    thread: usize,
+    settings: LoadSettings,
+    shape: Shape,
+    stream: Option<DeviceStream>,
+    running: Vec<Running>,
+    /// A request that found no room yet.
+    waiting: Option<(Turn, Request)>,
+    transfer: Transfer<'a>,
+    prompt: Vec<u32>,
+}
+
+impl<'a> Conversing<'a> {
+    pub fn new(
+        pool: &'a Pool,
+        rows: &'a Rows,
+        shared: &'a Shared,
+        (thread, settings): (usize, LoadSettings),
+        stream: Option<DeviceStream>,
+    ) -> Self {
+        Self {
+            pool,
+            shared,
+            thread,
+            settings,
+            shape: rows.shape(),
+            stream,
+            running: Vec::new(),
+            waiting: None,
+            transfer: Transfer::new(rows, &shared.counters.transfers),
+            prompt: Vec::new(),
+        }
+    }
+
+    /// Runs until the traffic ends. An error ends this thread and becomes a finding.
+    pub fn run(mut self) {
+        while let Some(_inside) = self.shared.enter() {
+            if let Err(finding) = self.serve() {
+                self.shared.find(finding);
+                break;
+            }
+            self.pool.trim();
+        }
+        if let Err(finding) = self.end() {
+            self.shared.find(finding);
+        }
+        self.shared.counters.open.fetch_sub(self.running.len() as u64, Relaxed);
+        self.running.clear();
+        self.pool.trim();
+    }
+
+    /// Reads back and closes all sequences.
+    fn end(&mut self) -> Result<(), String> {
+        self.running = self.shared.exchange.pick_up(self.thread);
+        let batch = self.begin();
+        self.adopt(&batch)?;
+        while let Some(last) = self.running.pop() {
+            self.close(&batch, last)?;
+        }
+        Ok(())
+    }
+
+    /// Serves until the traffic is halted or ends.
+    fn serve(&mut self) -> Result<(), String> {
+        while !self.shared.is_ended() && !self.shared.is_halted() {
+            let start = Instant::now();
+            self.running = self.shared.exchange.pick_up(self.thread);
+            let stepped = self.step();
+            self.shared.exchange.lay_down(self.thread, std::mem::take(&mut self.running));
+            stepped?;
+            thread::sleep(start.elapsed().clamp(REST_MIN, REST_MAX).max(self.settings.rest));
+        }
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        if self.settings.kind == LoadKind::Conversations {
+            self.admit()?;
+        }
+        let mut batch = self.begin();
+        self.adopt(&batch)?;
+        let (mut place, mut budget) = (0, STEP_TOKENS);
+        while place < self.running.len() {
+            match self.advance(&mut batch, place, &mut budget)? {
+                true => place += 1,
+                // The pool is full: the sequence that began last makes room.
+                false => {
+                    self.transfer.flush(Access::Write)?;
+                    self.close_last(&batch)?;
+                }
+            }
+        }
+        self.transfer.flush(Access::Write)?;
+        drop(batch);
+        self.retire()
+    }
+
+    fn begin(&self) -> Batch {
+        let on = self.stream.as_ref().and_then(|stream| self.pool.begin_batch_on(stream).ok());
+        on.unwrap_or_else(|| self.pool.begin_batch())
+    }
+
+    /// Takes over sequences that arrived, and reads back what they hold.
+    fn adopt(&mut self, batch: &Batch) -> Result<(), String> {
+        let counters = &self.shared.counters;
+        while let Some(sequence) = self.shared.exchange.arrived() {
+            let running = match Running::of(sequence, self.shared.seed) {
+                Ok(running) => running,
+                Err(stranger) => {
+                    self.shared.exchange.strangers.keep(*stranger);
+                    continue;
+                }
+            };
+            let counter = if running.is_arrived { &counters.arrived } else { &counters.returned };
+            counter.fetch_add(1, Relaxed);
+            counters.open.fetch_add(1, Relaxed);
+            self.check(batch, &running)?;
+            let blocks = self.shape.blocks(running.sequence.len() as u64);
+            counters.arrived_blocks_verified.fetch_add(blocks as u64, Relaxed);
+            self.running.push(running);
+        }
+        Ok(())
+    }
+
+    /// Opens sequences while there is room for them, beside what those of this thread will need.
+    fn admit(&mut self) -> Result<(), String> {
+        while self.running.len() < RUNNING_MAX {
+            let next = || {
+                let turn = self.shared.turn();
+                (turn, workload::turn(turn.seed, turn.number))
+            };
+            let (turn, request) = self.waiting.take().unwrap_or_else(next);
+            let total = self.pool.total_blocks();
+            let margin = total / MARGIN;
+            if self.shape.blocks(request.tokens()) + margin > total {
+                self.shared.counters.rejected.fetch_add(1, Relaxed);
+                // One per step, so that a pool that is too small for all does not keep a core busy.
+                return Ok(());
+            }
+            let pending: usize = self.running.iter().map(|running| running.pending(self.shape)).sum();
+            let needed = self.shape.blocks(request.tokens()) + pending + margin;
+            if self.pool.available_blocks() < needed || !self.open(turn, &request)? {
+                self.waiting = Some((turn, request));
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens a sequence with the cached part of its prompt; false if the pool has no room for it.
+    fn open(&mut self, turn: Turn, request: &Request) -> Result<bool, String> {
+        let text = Text::of_conversation(turn.number, request);
+        self.prompt.clear();
+        text.ids(request.input_tokens as usize, &mut self.prompt);
+        let opened = self.pool.sequence(turn.id()).tokens(&self.prompt);
+        let sequence = match opened.map_err(full) {
+            Ok(sequence) => sequence,
+            Err(Ok(_)) => return Ok(false),
+            Err(Err(reason)) => return Err(format!("sequence {}: opening it: {reason}", turn.id().0)),
+        };
+        self.shared.counters.cached_tokens.fetch_add(sequence.len() as u64, Relaxed);
+        self.shared.counters.open.fetch_add(1, Relaxed);
+        let (prompt, total) = (request.input_tokens as usize, request.tokens() as usize);
+        self.running.push(Running { turn, sequence, text, prompt, total, is_arrived: false });
+        Ok(true)
+    }
+
+    /// Appends the next tokens of a sequence and gathers them for writing; false if the pool is
+    /// full.
+    fn advance(&mut self, batch: &mut Batch, place: usize, budget: &mut usize) -> Result<bool, String> {
+        let Running { turn, sequence, text, prompt, total, .. } = &mut self.running[place];
+        let held = sequence.len();
+        let appended = if held < *prompt {
+            let tokens = (*prompt - held).min(*budget);
+            if tokens == 0 {
+                return Ok(true);
+            }
+            *budget -= tokens;
+            batch.append(sequence, tokens)
+        } else if held < *total {
+            let tokens = (*total - held).min(DECODE_TOKENS);
+            let ids: [u32; DECODE_TOKENS] = std::array::from_fn(|at| text.id(held + at));
+            batch.append_tokens(sequence, &ids[..tokens])
+        } else {
+            return Ok(true);
+        };
+        if let Err(error) = appended {
+            return full(error)
+                .map(|_| false)
+                .map_err(|reason| format!("sequence {}: appending: {reason}", turn.id().0));
+        }
+        let new = held..sequence.len();
+        self.shared.counters.tokens.fetch_add(new.len() as u64, Relaxed);
+        self.transfer.add(Access::Write, (turn.number, turn.seed), text, new, |tokens, out| {
+            batch.slot_mapping(&*sequence, tokens, out).map_err(|error| error.to_string())
+        })?;
+        Ok(true)
+    }
+
+    /// Reads back and closes the complete sequences.
+    fn retire(&mut self) -> Result<(), String> {
+        if self.running.iter().all(|running| running.sequence.len() < running.total) {
+            return Ok(());
+        }
+        let batch = self.begin();
+        let mut place = 0;
+        while place < self.running.len() {
+            if self.running[place].sequence.len() < self.running[place].total {
+                place += 1;
+                continue;
+            }
+            let done = self.running.remove(place);
+            let is_arrived = done.is_arrived;
+            self.close(&batch, done)?;
+            self.shared.counters.completed.fetch_add(1, Relaxed);
+            self.shared.counters.arrived_completed.fetch_add(is_arrived.into(), Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Reads back and closes the sequence that began last.
+    fn close_last(&mut self, batch: &Batch) -> Result<(), String> {
+        let Some(last) = self.running.pop() else { return Ok(()) };
+        self.shared.counters.preempted.fetch_add(1, Relaxed);
+        self.close(batch, last)
+    }
+
+    fn close(&mut self, batch: &Batch, gone: Running) -> Result<(), String> {
+        self.shared.counters.open.fetch_sub(1, Relaxed);
+        self.check(batch, &gone)
+    }
+
+    /// Compares the bytes of a sequence with those that were written.
+    fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
+        let Running { turn, sequence, text, .. } = running;
+        let all = 0..sequence.len();
+        self.transfer.add(Access::Check, (turn.number, turn.seed), text, all, |tokens, out| {
+            batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
+        })?;
+        self.transfer.flush(Access::Check)?;
+        let counters = &self.shared.counters;
+        counters.tokens_verified.fetch_add(std::mem::take(&mut self.transfer.tokens_verified), Relaxed);
+        let corrupt = std::mem::take(&mut self.transfer.corrupt);
+        if !corrupt.is_empty() {
+            counters.blocks_corrupt.fetch_add(corrupt.len() as u64, Relaxed);
+            let blocks = corrupt.len();
+            let id = turn.id().0;
+            self.shared.find(format!("sequence {id}: {blocks} blocks are not as they were written"));
+        }
+        Ok(())
+    }
+}

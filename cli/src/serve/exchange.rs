@@ -1,0 +1,134 @@
+//! Sequences that leave and arrive: between the node and the threads of the traffic.
+//!
+//! Each thread has a desk. Between two steps its sequences lie there, and the node may take one;
+//! during a step the desk is empty. What arrives, or comes back, waits in one queue, from which each
+//! thread takes at its next step. Locks are held for a few instructions.
+//!
+//! A sequence may leave while its answer is written. One that another node began leaves only when an
+//! operator says so: two nodes that are both short of memory would send it to and fro.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvpool::{Sequence, SequenceId};
+use kvpool_node::Offers;
+
+use super::running::Running;
+
+/// See the [module](self).
+pub(super) struct Exchange {
+    desks: Vec<Mutex<Vec<Running>>>,
+    queue: Mutex<VecDeque<Sequence>>,
+    /// Sequences that were taken from a desk.
+    pub taken: AtomicU64,
+    /// Sequences that are not of synthetic traffic.
+    pub strangers: Shelf,
+}
+
+impl Exchange {
+    /// Creates the desks of this many threads.
+    pub fn new(threads: usize) -> Self {
+        let desks = (0..threads).map(|_| Mutex::default()).collect();
+        Self { desks, queue: Mutex::default(), taken: AtomicU64::new(0), strangers: Shelf::default() }
+    }
+
+    /// Takes all sequences from a thread's desk, for a step.
+    pub fn pick_up(&self, thread: usize) -> Vec<Running> {
+        std::mem::take(&mut lock(&self.desks[thread]))
+    }
+
+    /// Puts them back behind a step.
+    pub fn lay_down(&self, thread: usize, running: Vec<Running>) {
+        *lock(&self.desks[thread]) = running;
+    }
+
+    /// Queues a sequence that arrived.
+    pub fn arrive(&self, sequence: Sequence) {
+        lock(&self.queue).push_back(sequence);
+    }
+
+    /// Returns the next sequence that arrived or came back.
+    pub fn arrived(&self) -> Option<Sequence> {
+        lock(&self.queue).pop_front()
+    }
+
+    /// Returns the id of the sequence with the longest rest of an answer among those that may leave.
+    pub fn longest(&self) -> Option<SequenceId> {
+        let rest = |running: &Running| running.total - running.sequence.len();
+        let longest = |desk: &Mutex<Vec<Running>>| {
+            let desk = lock(desk);
+            let leaving = desk.iter().filter(|running| running.may_leave());
+            leaving.map(|running| (rest(running), running.sequence.id())).max()
+        };
+        self.desks.iter().filter_map(longest).max().map(|(_, id)| id)
+    }
+
+    /// Takes the sequence of the highest score.
+    fn take<S: Ord>(&self, score: impl Fn(&Running) -> Option<S>) -> Option<Sequence> {
+        for desk in &self.desks {
+            let mut desk = lock(desk);
+            let scored = desk.iter().enumerate().filter(|(_, running)| running.may_leave());
+            let best = scored.filter_map(|(place, running)| Some((score(running)?, place))).max();
+            if let Some((_, place)) = best {
+                // Relaxed: a counter.
+                self.taken.fetch_add(1, Relaxed);
+                return Some(desk.remove(place).sequence);
+            }
+        }
+        None
+    }
+}
+
+impl Offers for Exchange {
+    fn offer(&self, blocks: usize) -> Option<Sequence> {
+        let distance = |running: &Running| running.sequence.block_count().abs_diff(blocks);
+        self.take(|running| (!running.is_arrived).then(|| std::cmp::Reverse(distance(running))))
+    }
+
+    fn release(&self, id: SequenceId) -> Option<Sequence> {
+        let found = self.take(|running| (running.sequence.id() == id).then_some(()));
+        found.or_else(|| self.strangers.release(id))
+    }
+
+    fn take_back(&self, sequence: Sequence) {
+        self.arrive(sequence);
+    }
+}
+
+/// Sequences that no traffic continues: they stay as they came until an operator moves them.
+#[derive(Default)]
+pub(super) struct Shelf(Mutex<Vec<Sequence>>);
+
+impl Shelf {
+    /// Keeps a sequence.
+    pub fn keep(&self, sequence: Sequence) {
+        lock(&self.0).push(sequence);
+    }
+
+    /// Closes all sequences.
+    pub fn clear(&self) {
+        let all = std::mem::take(&mut *lock(&self.0));
+        drop(all);
+    }
+}
+
+impl Offers for Shelf {
+    fn offer(&self, _blocks: usize) -> Option<Sequence> {
+        None
+    }
+
+    fn release(&self, id: SequenceId) -> Option<Sequence> {
+        let mut kept = lock(&self.0);
+        let place = kept.iter().position(|sequence| sequence.id() == id)?;
+        Some(kept.swap_remove(place))
+    }
+
+    fn take_back(&self, sequence: Sequence) {
+        self.keep(sequence);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,28 @@
+//! `kvpool serve`: a process around a node, with an admin interface and, on request, traffic.
+//!
+//! | file | what |
+//! |---|---|
+//! | `flags` | the settings as flags |
+//! | `process` | the pool, the node, the admin interface, and the end |
+//! | `signals` | signals to the process |
+//! | `network` | settings for the network side of the node |
+//! | `warnings` | warnings of the node on the standard error |
+//! | `load` | synthetic traffic |
+//! | `conversation` | one thread of it |
+//! | `running` | a conversation that runs |
+//! | `exchange` | conversations that leave and arrive |
+//! | `shared` | what its threads share: requests, counters, halts |
+
+mod conversation;
+mod exchange;
+mod flags;
+mod load;
+mod network;
+mod process;
+mod running;
+mod shared;
+mod signals;
+mod warnings;
+
+pub use flags::SettingsArgs;
+pub use process::{ServeError, serve};

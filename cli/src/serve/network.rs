@@ -1,0 +1,117 @@
+//! Settings for the network side of a node: addresses, certificates, token and limits.
+
+use std::fs;
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+
+use kvpool_node::settings::{Address, NixlLocation, PeerAddress, Settings, TlsFiles};
+use kvpool_node::transport::tcp::{Address as LinkAddress, LinkError, PeerSettings, Tls, Token};
+use kvpool_node::wire::Limits;
+use kvpool_node::{NodeBuilder, Spill};
+use thiserror::Error;
+
+use crate::output::complain;
+
+/// Why the network side cannot be configured.
+#[derive(Debug, Error)]
+pub enum NetworkError {
+    #[error("cannot read {}: {error}", .path.display())]
+    File { path: PathBuf, error: std::io::Error },
+    #[error("{}: {error}", .path.display())]
+    Tls { path: PathBuf, error: LinkError },
+    #[error("cannot use the token: {0}")]
+    Token(LinkError),
+    #[cfg(not(feature = "nixl"))]
+    #[error("--nixl: this program was built without the feature `nixl`")]
+    NoNixl,
+    #[cfg(feature = "nixl")]
+    #[error("--nixl: {0}")]
+    Nixl(kvpool::transport::TransportError),
+    #[error("cannot listen on {address}: {error}")]
+    Listen { address: Address, error: std::io::Error },
+}
+
+/// Gives a node its settings.
+pub fn configure(settings: &Settings, builder: NodeBuilder) -> Result<NodeBuilder, NetworkError> {
+    let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
+    if let Some(address) = &settings.listen {
+        let resolved = resolve(address);
+        let listen = resolved.map_err(|error| NetworkError::Listen { address: address.clone(), error })?;
+        builder = builder.listen(listen);
+    }
+    if let Some(files) = &settings.tls {
+        builder = builder.tls(tls(files)?);
+    }
+    if let Some(token) = &settings.token {
+        builder = builder.token(Token::new(token.expose().as_bytes()).map_err(NetworkError::Token)?);
+    }
+    if let Some(migrate) = &settings.migrate {
+        builder = builder.spill(Spill { below: migrate.blocks, to: migrate.to.clone() });
+    }
+    if let Some(location) = &settings.nixl {
+        builder = nixl(builder, location)?;
+    }
+    let mut limits = Limits::default();
+    limits.granted_bytes_per_peer = settings.peer_quota_bytes;
+    Ok(builder.limits(limits))
+}
+
+#[cfg(feature = "nixl")]
+fn nixl(builder: NodeBuilder, location: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
+    use kvpool_node::transport::nixl::{NixlSettings, NixlTransport};
+    let mut settings = NixlSettings::default();
+    if let NixlLocation::At(path) = location {
+        settings.location = Some(path.clone());
+    }
+    Ok(builder.nixl(NixlTransport::new(&settings).map_err(NetworkError::Nixl)?))
+}
+
+#[cfg(not(feature = "nixl"))]
+fn nixl(_: NodeBuilder, _: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
+    Err(NetworkError::NoNixl)
+}
+
+/// Returns the peers whose addresses are known; complains of the others.
+pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
+    let known = peers.iter().filter_map(|peer| match resolve(&peer.address) {
+        Ok(address) => Some(PeerSettings::new(&peer.name, address)),
+        Err(error) => {
+            let PeerAddress { name, address } = peer;
+            complain(format_args!("peer {name} is left out until the next SIGHUP: {address}: {error}"));
+            None
+        }
+    });
+    known.collect()
+}
+
+fn resolve(address: &Address) -> std::io::Result<LinkAddress> {
+    match address {
+        Address::Unix(path) => Ok(LinkAddress::Unix(path.clone())),
+        Address::Tcp { host, port } => {
+            let first = (host.as_str(), *port).to_socket_addrs()?.next();
+            let none = || std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
+            first.map(LinkAddress::Tcp).ok_or_else(none)
+        }
+    }
+}
+
+/// Reads certificates. With an authority peers must present one too; without, they present the token.
+fn tls(files: &TlsFiles) -> Result<Tls, NetworkError> {
+    let (cert, key) = (read(&files.cert)?, read(&files.key)?);
+    let (made, path) = match &files.ca {
+        Some(ca) => (Tls::mutual(&cert, &key, &read(ca)?), ca),
+        None => (Tls::with_token(Some((&cert, &key)), None), &files.cert),
+    };
+    made.map_err(|error| {
+        let path = match &error {
+            LinkError::TlsFile { what: "certificate", .. } => &files.cert,
+            LinkError::TlsFile { what: "key", .. } => &files.key,
+            _ => path,
+        };
+        NetworkError::Tls { path: path.clone(), error }
+    })
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, NetworkError> {
+    fs::read(path).map_err(|error| NetworkError::File { path: path.to_owned(), error })
+}

@@ -1,0 +1,231 @@
+//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the end.
+//!
+//! ```text
+//! settings -> admin address bound -> pool built -> compaction, traffic, node, admin interface
+//!                                                        | SIGTERM, SIGINT
+//! exit code <- audit <- traffic ended <- requests finished <- transfers finished or handed back
+//! ```
+//!
+//! The address is bound first, so that a second node on the same port ends before it takes memory.
+
+use std::io;
+use std::sync::Arc;
+
+use kvpool::prefix::{HashKey, PrefixConfig};
+use kvpool::{BuildError, DefragConfig, DefragError, Pool, StorageError};
+use kvpool_node::admin::{AdminServer, BindError, Limits, PoolAdmin};
+use kvpool_node::settings::{Loaded, PeerAddress, PoolSettings, Settings, SettingsError, Sources};
+use kvpool_node::{Arrivals, Node, NodeAdmin, NodeError, Offers};
+use thiserror::Error;
+use tokio::runtime::{self, Runtime};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::exchange::Shelf;
+use super::load::Load;
+use super::network::{self, NetworkError};
+use super::running::Turn;
+use super::signals::{Signal, Signals};
+use super::warnings;
+use crate::backend::Backend;
+use crate::output::{complain, print};
+
+/// Worker threads of the runtime: few, because they wait most of the time.
+const WORKERS: usize = 2;
+
+/// One allocation in so many is timed. A process that only serves has few, and each matters.
+const LATENCY_SAMPLE: u32 = 16;
+
+/// Purpose of the key that is derived from the token of a cluster.
+const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
+
+/// Why a node did not start.
+#[derive(Debug, Error)]
+pub enum ServeError {
+    #[error(transparent)]
+    Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error("device {device}: {reason}")]
+    Device { device: kvpool::DeviceId, reason: String },
+    #[error(
+        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} free bytes (size, layout)"
+    )]
+    TooLarge { blocks: usize, block_bytes: usize, free: u64 },
+    #[error("cannot allocate the memory of the pool: {0}")]
+    Storage(#[from] StorageError),
+    #[error("cannot build the pool: {0}")]
+    Pool(#[from] BuildError),
+    #[error("cannot compact in the background: {0}")]
+    Defrag(#[from] DefragError),
+    #[error("cannot serve traffic: {0}")]
+    Load(String),
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    #[error("cannot start the node: {0}")]
+    Node(#[from] NodeError),
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Serves until a signal. Returns whether nothing was lost or corrupt.
+pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
+    let Loaded { settings, warnings, .. } = sources.load()?;
+    for warning in warnings {
+        complain(format_args!("{warning}"));
+    }
+    let bind = |address| AdminServer::bind(address, settings.token.clone(), Limits::default());
+    let server = settings.admin.as_ref().map(bind).transpose()?;
+    warnings::show();
+    let runtime = runtime()?;
+    let _entered = runtime.enter();
+    // From here on a signal ends the node in order.
+    let signals = Signals::new()?;
+    let key = settings.token.as_ref().map(|token| HashKey::from_bytes(token.key(HASH_KEY)));
+    let (pool, backend) = build(&settings.pool, key)?;
+    let compaction = settings.pool.defrag.map(|defrag| {
+        pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
+    });
+    let compaction = compaction.transpose()?;
+    let load = match settings.load {
+        Some(load) => {
+            let streams = backend.streams(load.threads)?;
+            Some(Load::start(&pool, streams, load, Turn::fresh_seed()).map_err(ServeError::Load)?)
+        }
+        None => None,
+    };
+    let shelf = Arc::new(Shelf::default());
+    let offers: Arc<dyn Offers> = match &load {
+        Some(load) => load.exchange().clone(),
+        None => shelf.clone(),
+    };
+    let builder = network::configure(&settings, Node::builder(pool.clone()))?.offers(offers.clone());
+    let (node, arrivals) = runtime.block_on(builder.start())?;
+    let arriving = runtime.spawn(take_in(arrivals, offers));
+    let mut admin = PoolAdmin::new(&settings.name, pool.clone());
+    if let Some(load) = &load {
+        admin = admin.traffic(load.quiet());
+    }
+    print(&greeting(&settings, server.as_ref(), &node))?;
+    let node = Arc::new(node);
+    let admin = Arc::new(NodeAdmin::new(node.clone(), admin));
+    let is_drained = runtime.block_on(run(&settings, sources, (&node, arriving), admin, server, signals))?;
+
+    let mut findings = load.map(Load::end).unwrap_or_default();
+    shelf.clear();
+    if !is_drained {
+        findings.push(format!(
+            "migrations were under way after {:?}: what became of them is unknown",
+            settings.drain
+        ));
+    }
+    if let Some(compaction) = compaction {
+        runtime.block_on(compaction.stop());
+    }
+    // The threads that used the pool have ended.
+    if let Err(error) = pool.audit() {
+        findings.push(format!("the last audit: {error}"));
+    }
+    for finding in &findings {
+        complain(format_args!("{finding}"));
+    }
+    Ok(findings.is_empty())
+}
+
+/// Gives arriving sequences to the traffic, or keeps them.
+async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>) {
+    while let Some(arrival) = arrivals.recv().await {
+        offers.take_back(arrival.sequence);
+    }
+}
+
+/// Serves until a signal to end, and then drains the node and the admin interface. Returns whether no
+/// migration is left.
+async fn run(
+    settings: &Settings,
+    sources: &Sources,
+    (node, arriving): (&Node, JoinHandle<()>),
+    admin: Arc<NodeAdmin>,
+    server: Option<AdminServer>,
+    mut signals: Signals,
+) -> io::Result<bool> {
+    let mut peers = settings.peers.clone();
+    let mut is_drained = true;
+    let end = async {
+        while signals.next().await == Signal::Reload {
+            reload(sources, &mut peers, node);
+        }
+        admin.drain();
+        is_drained = node.shutdown(settings.drain).await;
+        // The stream ends with the node.
+        let _ = timeout(settings.drain, arriving).await;
+    };
+    match server {
+        Some(server) => server.run(admin.clone(), end, settings.drain).await?,
+        None => end.await,
+    }
+    Ok(is_drained)
+}
+
+/// Reads the settings again and takes over the peers. Settings that are refused change nothing.
+fn reload(sources: &Sources, peers: &mut Vec<PeerAddress>, node: &Node) {
+    match sources.load() {
+        Err(error) => complain(format_args!("not reloaded: {error}")),
+        Ok(loaded) => {
+            let new = loaded.settings.peers;
+            let added = new.iter().filter(|peer| !peers.contains(peer));
+            let removed = peers.iter().filter(|peer| !new.contains(peer));
+            let shown =
+                |sign: char| move |peer: &PeerAddress| format!(" {sign}{}={}", peer.name, peer.address);
+            let changes: String = added.map(shown('+')).chain(removed.map(shown('-'))).collect();
+            let changes = if changes.is_empty() { " none" } else { &changes };
+            complain(format_args!("reloaded; changes of peers:{changes}"));
+            node.set_peers(network::peers(&new));
+            *peers = new;
+        }
+    }
+}
+
+/// Builds the pool. Nodes need the same key of the hash to exchange cached blocks.
+fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend), ServeError> {
+    let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
+    let backend = Backend::open(device).map_err(|reason| ServeError::Device { device, reason })?;
+    if let Some((block_bytes, free)) = backend.lacks_room(layout, blocks) {
+        return Err(ServeError::TooLarge { blocks, block_bytes, free });
+    }
+    // One frame more, for the null block.
+    let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1)?;
+    let builder = Pool::builder(layout.clone()).storage(storage);
+    let mut builder = builder.blocks(blocks).blocks_max(blocks_max).reserve(settings.reserve);
+    builder = builder.latency_sample(LATENCY_SAMPLE);
+    if let Some(policy) = settings.eviction {
+        let config = PrefixConfig::new().policy_of(policy.build(blocks_max + 1));
+        builder = builder.prefix_cache(match key {
+            Some(key) => config.key(key),
+            None => config,
+        });
+    }
+    Ok((builder.build()?, backend))
+}
+
+fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_name("kvpool-serve")
+        .enable_all()
+        .build()
+}
+
+/// Returns the lines of the standard output: what is served, and where.
+fn greeting(settings: &Settings, server: Option<&AdminServer>, node: &Node) -> String {
+    let PoolSettings { blocks, layout, layout_name, device, .. } = &settings.pool;
+    let pool = format!(
+        "node: {}, {blocks} blocks of {} tokens and {} bytes ({layout_name} on {device})",
+        settings.name,
+        layout.block_tokens(),
+        layout.bytes_per_block()
+    );
+    let admin = server.map_or("off".to_owned(), |server| format!("http://{}", server.address()));
+    let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);
+    format!("{pool}\nadmin: {admin}\nlisten: {listen}")
+}

@@ -1,0 +1,111 @@
+//! Nodes in processes of their own.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use super::parse;
+
+/// The longest time of any step.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Runs the program without settings of the environment.
+pub fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvpool"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KVPOOL_")) {
+        command.env_remove(name);
+    }
+    // Tests run at the same time: each node takes free ports, unless a flag says otherwise.
+    command.env("KVPOOL_ADMIN", "127.0.0.1:0").env("KVPOOL_LISTEN", "127.0.0.1:0");
+    command
+}
+
+pub fn run(arguments: &str) -> Output {
+    program().args(arguments.split_whitespace()).output().unwrap()
+}
+
+pub fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A node on a free port.
+pub struct Node {
+    child: Child,
+    stderr: Option<ChildStderr>,
+    pub greeting: String,
+    pub url: String,
+    /// Address for peers.
+    pub listen: String,
+}
+
+impl Node {
+    pub fn start(arguments: &str) -> Self {
+        Self::start_with(program().args(arguments.split_whitespace()))
+    }
+
+    pub fn start_with(command: &mut Command) -> Self {
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let stderr = child.stderr.take();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let greeting = lines.next().expect("the node starts").unwrap();
+        let mut line = |name: &str| lines.next().unwrap().unwrap().strip_prefix(name).unwrap().to_owned();
+        let (url, listen) = (line("admin: "), line("listen: "));
+        Self { child, stderr, greeting, url, listen }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Runs a command on this node.
+    pub fn run(&self, command: &str) -> Output {
+        run(&format!("{command} {}", self.url))
+    }
+
+    pub fn json(&self, command: &str) -> Value {
+        parse(&self.run(&format!("{command} --json")))
+    }
+
+    /// Runs a command that must succeed, and returns its text.
+    pub fn text(&self, command: &str) -> String {
+        let output = self.run(command);
+        assert_eq!(output.status.code(), Some(0), "{command}: {}", said(&output));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Ends the node by a signal, and returns its exit code and errors.
+    pub fn end(mut self, signal: Signal) -> (Option<i32>, String) {
+        self.signal(signal);
+        let start = Instant::now();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < PATIENCE, "it ends");
+            thread::sleep(Duration::from_millis(5));
+        };
+        let mut errors = String::new();
+        self.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+        (status.code(), errors)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "{what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}

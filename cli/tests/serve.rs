@@ -1,0 +1,240 @@
+//! `kvpool serve` and the commands over a live pool, end to end.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use common::live::{Node, program, run, said, wait_until};
+use common::{keys, parse};
+use rustix::process::Signal;
+use serde_json::Value;
+
+#[test]
+fn a_node_is_watched_compacted_resized_audited_and_ended() {
+    let node = Node::start("serve --admin 127.0.0.1:0 --name n1 --size 3000 --size-max 6000");
+    assert!(
+        node.greeting.starts_with("node: n1, 3000 blocks of 16 tokens and 256 bytes"),
+        "{}",
+        node.greeting
+    );
+    let stats = node.text("stats");
+    for part in [
+        "total",
+        "3,000",
+        "used",
+        "0.0 %",
+        "free",
+        "evictable",
+        "fragmentation",
+        "allocation mean",
+        "allocation p99",
+    ] {
+        assert!(stats.contains(part), "no {part} in {stats}");
+    }
+    assert!(!stats.contains('\u{1b}'));
+    let stats = node.json("stats");
+    assert_eq!(
+        keys(&stats).join(" "),
+        "allocation available_fragmentation block_bytes block_tokens evictable extra fragmentation free metrics node sequences total \
+         uptime_s used used_percent version"
+    );
+    assert_eq!(keys(&stats["allocation"]), ["mean_ns", "p99_ns", "samples"]);
+    let defrag = node.text("defrag");
+    assert!(
+        defrag.starts_with("moved 0 blocks in ") && defrag.contains(" before, ") && defrag.contains(" after"),
+        "{defrag}"
+    );
+    let keys_of_defrag = ["fragmentation_after", "fragmentation_before", "moved_blocks", "report", "time_ms"];
+    assert_eq!(keys(&node.json("defrag")), keys_of_defrag);
+    assert!(node.text("resize 5000").starts_with("3,000 blocks before, 5,000 after"));
+    assert_eq!(node.json("resize 2000")["to"], 2000);
+    let refused = node.run("resize 6001");
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(said(&refused).contains("(409)") && said(&refused).contains("6000"), "{}", said(&refused));
+    assert!(node.text("audit").starts_with("ok: 2,001 frames"));
+    assert_eq!(node.json("audit")["sound"], true);
+    assert_eq!(node.text("migration-status"), "no migrations\n");
+    let unknown = node.run("migrate --sequence-id 3 --target-node n2");
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(said(&unknown).contains("there is no sequence 3"), "{}", said(&unknown));
+    let url = node.url.clone();
+    assert_eq!(node.end(Signal::TERM), (Some(0), String::new()));
+    let gone = run(&format!("stats {url}"));
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(said(&gone).contains("cannot reach") && said(&gone).contains(&url), "{}", said(&gone));
+}
+
+#[test]
+fn traffic_is_checked_and_nothing_is_lost() {
+    let node = Node::start("serve --admin 127.0.0.1:0 --size 4000 --load conversations --load-threads 3");
+    let mut last = Value::Null;
+    wait_until("sequences complete and share prefixes", || {
+        last = node.json("stats");
+        let load = &last["extra"]["load"];
+        load["completed"].as_u64() > Some(5) && load["cached_tokens"].as_u64() > Some(0)
+    });
+    assert!(last["used"].as_u64() > Some(0) && last["allocation"]["samples"].as_u64() > Some(0), "{last}");
+    assert_eq!(node.json("audit")["sound"], true);
+    assert_eq!(node.json("resize 6000")["to"], 6000);
+    node.json("defrag");
+    let tokens = node.json("stats")["extra"]["load"]["tokens"].as_u64();
+    wait_until("it goes on", || node.json("stats")["extra"]["load"]["tokens"].as_u64() > tokens);
+    let load = &node.json("stats")["extra"]["load"];
+    assert_eq!((&load["blocks_corrupt"], &load["findings"]), (&0.into(), &0.into()), "{load}");
+    assert!(load["tokens_verified"].as_u64() > Some(0), "{load}");
+    assert!(node.text("stats").contains("tokens verified"));
+    assert_eq!(node.end(Signal::INT), (Some(0), String::new()));
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let node = Node::start("serve --admin 127.0.0.1:0");
+    let taken = node.url.strip_prefix("http://").unwrap();
+    let second = run(&format!("serve --admin {taken}"));
+    assert_eq!(second.status.code(), Some(2));
+    assert!(second.stdout.is_empty());
+    let said = said(&second);
+    assert!(
+        said.contains(&format!("cannot listen on {taken}")) && said.contains("the port is in use"),
+        "{said}"
+    );
+}
+
+#[test]
+fn settings_come_from_flags_variables_and_a_file_that_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kvpool.toml");
+    fs::write(&file, "name = \"from-file\"\nsize = 100\nblock_tokens = 8\n[peers]\nb = \"localhost:7\"\n")
+        .unwrap();
+    let mut command = program();
+    command.env("KVPOOL_SIZE", "200").env("KVPOOL_CONFIG", &file).args(["serve", "--admin", "127.0.0.1:0"]);
+    let node = Node::start_with(&mut command);
+    assert!(node.greeting.starts_with("node: from-file, 200 blocks of 8 tokens"), "{}", node.greeting);
+    fs::write(&file, "name = \"from-file\"\n[peers]\nc = \"localhost:8\"\n").unwrap();
+    node.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(300));
+    // Settings that are refused change nothing.
+    fs::write(&file, "nam = 1\n").unwrap();
+    node.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(node.json("stats")["total"], 200);
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0));
+    assert!(errors.contains("changes of peers: +c=localhost:8 -b=localhost:7"), "{errors}");
+    assert!(
+        errors.contains("not reloaded") && errors.contains("kvpool.toml:1: there is no key `nam`"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn bad_settings_end_the_program_before_it_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("bad.toml");
+    fs::write(&file, "size = 10\nblock_size = 16\n").unwrap();
+    for (arguments, message) in [
+        ("--size 0", "--size: size = \"0\": below 1; accepted: a number of blocks"),
+        (&format!("--config {}", file.display()), "bad.toml:2: there is no key `block_size`"),
+        ("--admin 0.0.0.0:0", "--admin: admin needs token_file as well"),
+        ("--listen 0.0.0.0:0", "--listen: listen needs tls_cert as well"),
+        ("--size 999999999 --layout llama-3.1-405b", "does not fit into"),
+        ("--tls-cert c --tls-key k --tls-ca /nowhere/ca.pem", "cannot read c: "),
+        ("--bogus", "unexpected argument '--bogus'"),
+    ] {
+        let admin = if arguments.contains("--admin") { "" } else { "--admin 127.0.0.1:0" };
+        let output = run(&format!("serve {admin} {arguments}"));
+        assert_eq!(output.status.code(), Some(2), "{arguments}");
+        assert!(said(&output).contains(message), "{arguments}: {}", said(&output));
+        assert!(output.stdout.is_empty(), "{arguments}");
+    }
+    let help = run("serve --help");
+    let text = String::from_utf8_lossy(&help.stdout).split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in ["--migrate-below <N>", "--token-file <FILE>", "[default: 127.0.0.1:7410]"] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+}
+
+#[test]
+fn a_token_is_read_from_a_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, token: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, token).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.display().to_string()
+    };
+    let (right, wrong) =
+        (write("right", "one-token-of-the-tests\n"), write("wrong", "another-token-of-the-tests\n"));
+    let node = Node::start(&format!("serve --admin 0.0.0.0:0 --token-file {right}"));
+    let port = node.url.rsplit(':').next().unwrap();
+    let stats = |more: &str| run(&format!("stats 127.0.0.1:{port} --json {more}"));
+    for refused in ["", &format!("--token-file {wrong}")] {
+        let output = stats(refused);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(said(&output).contains("token missing or wrong (401)"), "{}", said(&output));
+    }
+    assert_eq!(parse(&stats(&format!("--token-file {right}")))["total"], 20_000);
+    let by_variable =
+        program().env("KVPOOL_TOKEN_FILE", &right).args(["stats", &format!("127.0.0.1:{port}")]).output();
+    assert_eq!(by_variable.unwrap().status.code(), Some(0));
+    let missing = stats("--token-file /nowhere/token");
+    assert_eq!(missing.status.code(), Some(2));
+    assert!(
+        said(&missing).contains("--token-file: cannot read the token's file /nowhere/token"),
+        "{}",
+        said(&missing)
+    );
+    assert_eq!(node.end(Signal::TERM), (Some(0), String::new()));
+}
+
+#[test]
+fn bad_urls_are_usage_errors() {
+    for url in ["https://localhost:1", "localhost", "http://localhost:0"] {
+        let output = run(&format!("stats {url}"));
+        assert_eq!(output.status.code(), Some(2), "{url}");
+        assert!(said(&output).contains("[URL]"), "{}", said(&output));
+    }
+    assert_eq!(run("resize 0").status.code(), Some(2));
+    assert_eq!(run("migrate --sequence-id x --target-node b").status.code(), Some(2));
+}
+
+#[test]
+fn the_topology_names_the_path_and_the_reason() {
+    let machines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../node/tests/machines");
+    let file = machines.join("h100_nvlink_ib.json");
+    let all = parse(&run(&format!("topology --json --machine {}", file.display())));
+    assert_eq!(keys(&all), ["machine", "paths"]);
+    assert_eq!(all["paths"].as_array().unwrap().len(), 13 * 12 / 2);
+    let one = run(&format!("topology cuda:0 b --machine {}", file.display()));
+    let text = String::from_utf8(one.stdout).unwrap();
+    for part in [
+        "h100-box",
+        "NVIDIA H100",
+        "mlx5_0 port 1",
+        "InfiniBand",
+        "RDMA",
+        "cuda:0 > mlx5_0 port 1 > b",
+        "PCI switch",
+    ] {
+        assert!(text.contains(part), "no {part} in {text}");
+    }
+    // What the command prints is a record that it reads.
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("copy.json");
+    fs::write(&copy, all.to_string()).unwrap();
+    assert_eq!(parse(&run(&format!("topology --json --machine {}", copy.display()))), all);
+    let unknown = run(&format!("topology cuda:0 c --machine {}", file.display()));
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(said(&unknown).contains("h100-box has no c; it has host, cuda:0"), "{}", said(&unknown));
+    assert!(said(&run("topology --machine /nowhere.json")).contains("/nowhere.json"));
+    // This machine, with peers that need no certificate to be drawn.
+    let here = parse(&run("topology --json --peers b=gpu-node-2:7411,c=unix:/c"));
+    let paths = here["paths"].as_array().unwrap();
+    let to_c = paths.iter().find(|path| path["from"] == "host" && path["to"] == "c").unwrap();
+    assert_eq!(to_c["transport"], "unix_socket");
+}

@@ -1,0 +1,303 @@
+//! Throughput of the transport beside plain copies of the same bytes over as many streams, on tasks
+//! of the same runtime, in turns. Both ends are in this process.
+//!
+//! A plain copy writes slices of one buffer and reads into slices of another: no header, no
+//! acknowledgement, no check. The ratio is the median over rounds of one transfer each. Checksums
+//! are counted by themselves: the transport does not compute them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvpool::storage::{HostStorage, Storage};
+use kvpool::transport::{Grant, Operation, RegionId, SourceState, Submission, Tag, TransferState, Transport};
+use kvpool::{FrameId, KvLayout, Run};
+use kvpool_node::transport::tcp::{
+    Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
+};
+use kvpool_node::wire::Limits;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+const STREAMS: usize = 4;
+const ROUNDS: usize = 9;
+
+#[derive(Clone, Copy)]
+enum Path {
+    Tcp,
+    Unix,
+    Tls,
+}
+
+struct Certificates {
+    authority: String,
+    chain: String,
+    key: String,
+}
+
+impl Certificates {
+    fn new() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority = params.self_signed(&key).unwrap().pem();
+        let issuer = rcgen::Issuer::new(params, key);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec!["a".to_owned(), "b".to_owned()]).unwrap();
+        let chain = params.signed_by(&key, &issuer).unwrap().pem();
+        Self { authority, chain, key: key.serialize_pem() }
+    }
+
+    fn node(&self) -> Tls {
+        Tls::mutual(self.chain.as_bytes(), self.key.as_bytes(), self.authority.as_bytes()).unwrap()
+    }
+
+    /// The same TLS as a node's, without client certificates.
+    fn raw(&self) -> (TlsAcceptor, TlsConnector) {
+        let provider = || Arc::new(rustls::crypto::ring::default_provider());
+        let chain = vec![CertificateDer::from_pem_slice(self.chain.as_bytes()).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap();
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(self.authority.as_bytes()).unwrap()).unwrap();
+        let server = rustls::ServerConfig::builder_with_provider(provider());
+        let server = server.with_protocol_versions(rustls::DEFAULT_VERSIONS).unwrap();
+        let server = server.with_no_client_auth().with_single_cert(chain, key).unwrap();
+        let client = rustls::ClientConfig::builder_with_provider(provider());
+        let client = client.with_protocol_versions(rustls::DEFAULT_VERSIONS).unwrap();
+        let client = client.with_root_certificates(roots).with_no_client_auth();
+        (TlsAcceptor::from(Arc::new(server)), TlsConnector::from(Arc::new(client)))
+    }
+}
+
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// Pairs of connected streams.
+async fn raw_streams(path: Path, certificates: &Certificates) -> Vec<[Box<dyn Stream>; 2]> {
+    let mut streams: Vec<[Box<dyn Stream>; 2]> = Vec::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address: SocketAddr = listener.local_addr().unwrap();
+    let (acceptor, connector) = certificates.raw();
+    let file = socket_path("raw");
+    let unix = UnixListener::bind(&file).unwrap();
+    for _ in 0..STREAMS {
+        if let Path::Unix = path {
+            let (here, there) = tokio::join!(UnixStream::connect(&file), unix.accept());
+            streams.push([Box::new(here.unwrap()), Box::new(there.unwrap().0)]);
+            continue;
+        }
+        let (here, there) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (here, there) = (here.unwrap(), there.unwrap().0);
+        here.set_nodelay(true).unwrap();
+        there.set_nodelay(true).unwrap();
+        if let Path::Tls = path {
+            let name = ServerName::try_from("b").unwrap();
+            let (here, there) = tokio::join!(connector.connect(name, here), acceptor.accept(there));
+            streams.push([Box::new(here.unwrap()), Box::new(there.unwrap())]);
+        } else {
+            streams.push([Box::new(here), Box::new(there)]);
+        }
+    }
+    std::fs::remove_file(file).unwrap();
+    streams
+}
+
+fn socket_path(name: &str) -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("kvpool-bench-{name}-{}.sock", std::process::id()))
+}
+
+/// Copies once over all streams. Returns the time.
+async fn raw_copy(
+    streams: &mut Vec<[Box<dyn Stream>; 2]>,
+    parts: &mut Vec<(Arc<Vec<u8>>, Vec<u8>)>,
+) -> Duration {
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for ([mut here, mut there], (source, mut target)) in streams.drain(..).zip(parts.drain(..)) {
+        let from = source.clone();
+        let write = tokio::spawn(async move {
+            here.write_all(&from).await.unwrap();
+            here.flush().await.unwrap();
+            here
+        });
+        let read = tokio::spawn(async move {
+            there.read_exact(&mut target).await.unwrap();
+            (there, target)
+        });
+        tasks.push((source, write, read));
+    }
+    let mut done = Vec::new();
+    for (source, write, read) in tasks {
+        done.push((source, write.await.unwrap(), read.await.unwrap()));
+    }
+    let time = start.elapsed();
+    for (source, here, (there, target)) in done {
+        streams.push([here, there]);
+        parts.push((source, target));
+    }
+    time
+}
+
+struct Nodes {
+    transports: [TcpTransport; 2],
+    storages: [Arc<dyn Storage>; 2],
+    regions: [kvpool::transport::RegionId; 2],
+    peers: [kvpool::transport::PeerId; 2],
+    frames: u32,
+    tag: u64,
+    _links: [kvpool_node::transport::tcp::Link; 2],
+    _endpoints: [Endpoint; 2],
+}
+
+impl Nodes {
+    async fn new(path: Path, layout: &KvLayout, frames: u32, certificates: &Certificates) -> Self {
+        let identity = |name| {
+            let identity = Identity::new(name, 1).unwrap();
+            if let Path::Tls = path { identity.tls(certificates.node()) } else { identity }
+        };
+        let address = match path {
+            Path::Unix => Address::Unix(socket_path("node")),
+            _ => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+        };
+        let mut limits = Limits::default();
+        limits.streams = STREAMS as u16;
+        let a = Endpoint::bind(ListenSettings::default(), identity("a"), limits.clone()).await.unwrap();
+        let b = Endpoint::bind(ListenSettings::on(address), identity("b"), limits).await.unwrap();
+        let peer = PeerSettings::new("b", b.addresses()[0].clone());
+        let (here, there) = tokio::join!(a.connect(&peer), b.accept());
+        let (here, there) = (here.unwrap(), there.unwrap());
+        let transports = [TcpTransport::new(&a), TcpTransport::new(&b)];
+        let peers = [transports[0].attach(&here).unwrap(), transports[1].attach(&there).unwrap()];
+        let storages = [7u8, 0].map(|seed| -> Arc<dyn Storage> {
+            let storage = HostStorage::new(layout.clone(), frames as usize, frames as usize).unwrap();
+            for frame in 0..frames {
+                // SAFETY: the storage is new.
+                unsafe { storage.unpack(&[run(frame, 1)], &contents(layout, seed, frame)) }.unwrap();
+            }
+            Arc::new(storage)
+        });
+        let regions = [0, 1].map(|at| transports[at].register(&storages[at]).unwrap());
+        let (_links, _endpoints) = ([here, there], [a, b]);
+        Self { transports, storages, regions, peers, frames, tag: 0, _links, _endpoints }
+    }
+
+    /// Transfers all frames. Returns the time.
+    async fn transfer(&mut self) -> Duration {
+        self.tag += 1;
+        let (tag, runs) = (Tag(self.tag), vec![run(0, self.frames)]);
+        let start = Instant::now();
+        let [source, target] = &self.transports;
+        let grant = Grant {
+            tag,
+            region: self.regions[1],
+            runs: runs.clone(),
+            peer: self.peers[1],
+            hold: Arc::new(()),
+        };
+        // SAFETY: the frames are read after the grant.
+        unsafe { target.grant(grant) }.unwrap();
+        let submission = Submission {
+            operation: Operation::Write,
+            region: self.regions[0],
+            peer: self.peers[0],
+            remote_region: RegionId(0),
+            local: runs.clone(),
+            remote: runs,
+            tag,
+            hold: Arc::new(()),
+        };
+        // SAFETY: no one writes the frames.
+        let transfer = unsafe { source.submit(submission) }.unwrap();
+        let state = std::future::poll_fn(|cx| match source.poll(transfer, Some(cx.waker())) {
+            TransferState::InFlight => std::task::Poll::Pending,
+            state => std::task::Poll::Ready(state),
+        });
+        assert!(matches!(state.await, TransferState::Done));
+        assert!(matches!(target.revoke(tag, SourceState::Over), TransferState::Done));
+        start.elapsed()
+    }
+
+    /// Compares all frames, and returns the time for the checksums of one side.
+    fn check(&self, layout: &KvLayout) -> Duration {
+        let mut packed = vec![0; layout.packed_bytes()];
+        let mut time = Duration::ZERO;
+        for frame in 0..self.frames {
+            // SAFETY: no transfer is under way.
+            unsafe { self.storages[1].pack(&[run(frame, 1)], &mut packed) }.unwrap();
+            let start = Instant::now();
+            let sum = twox_hash::XxHash3_64::oneshot(&packed);
+            time += start.elapsed();
+            assert_eq!(sum, twox_hash::XxHash3_64::oneshot(&contents(layout, 7, frame)), "frame {frame}");
+        }
+        time
+    }
+}
+
+fn contents(layout: &KvLayout, seed: u8, frame: u32) -> Vec<u8> {
+    (0..layout.packed_bytes())
+        .map(|at| (at as u32 ^ at as u32 >> 7 ^ frame.wrapping_mul(31)) as u8 ^ seed)
+        .collect()
+}
+
+fn run(start: u32, len: u32) -> Run {
+    Run { start: FrameId(start), len }
+}
+
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+async fn compare(path: Path, name: &str, layout: &KvLayout, frames: u32) {
+    let certificates = Certificates::new();
+    let bytes = frames as usize * layout.packed_bytes();
+    let mut nodes = Nodes::new(path, layout, frames, &certificates).await;
+    let mut streams = raw_streams(path, &certificates).await;
+    let part = |_| (Arc::new(vec![7u8; bytes / STREAMS]), vec![1u8; bytes / STREAMS]);
+    let mut parts: Vec<_> = (0..STREAMS).map(part).collect();
+    let (mut ours, mut raw, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let rate = |time: Duration| bytes as f64 / (1 << 20) as f64 / time.as_secs_f64();
+    for round in 0..=ROUNDS {
+        let (one, other) = if round % 2 == 0 {
+            let one = nodes.transfer().await;
+            (one, raw_copy(&mut streams, &mut parts).await)
+        } else {
+            let other = raw_copy(&mut streams, &mut parts).await;
+            (nodes.transfer().await, other)
+        };
+        // The first round only warms up.
+        if round > 0 {
+            ours.push(rate(one));
+            raw.push(rate(other));
+            ratios.push(rate(one) / rate(other));
+        }
+    }
+    assert!(parts.iter().all(|(source, target)| **source == *target));
+    let sums = nodes.check(layout);
+    let (ours, raw, ratio) = (median(&mut ours), median(&mut raw), median(&mut ratios));
+    let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
+    println!("{name:<28} {ours:>9.0} {raw:>9.0} {ratio:>7.2} ({least:.2} to {most:.2}) {:>11.0}", rate(sums));
+}
+
+fn main() {
+    if !std::env::args().any(|argument| argument == "--bench") {
+        println!("transport: to measure, run `cargo bench -p kvpool-node --bench transport`");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let builder = || KvLayout::builder().head_dim(128).block_tokens(16);
+    // One rank of a model of 8 billion parameters, and of one of 70 billion over 8 ranks.
+    let large = builder().layers(32).kv_heads(8).build().unwrap();
+    let small = builder().layers(80).kv_heads(1).build().unwrap();
+    println!("{STREAMS} streams, MiB/s, medians of {ROUNDS} rounds");
+    println!("{:<28} {:>9} {:>9} {:>7} {:>30}", "", "transport", "plain", "ratio", "XXH3, one thread");
+    for (path, name) in [(Path::Tcp, "TCP"), (Path::Unix, "Unix socket"), (Path::Tls, "TLS")] {
+        for (layout, tile, frames) in [(&large, "32 KiB", 96), (&small, "4 KiB", 320)] {
+            let name = format!("{name}, tiles of {tile}");
+            runtime.block_on(compare(path, &name, layout, frames));
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! Requests and answers of the admin interface, as JSON.
+
+use kvpool::{AuditReport, DefragReport, Fragmentation, Metrics};
+use serde::{Deserialize, Serialize};
+
+/// State of a node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Health {
+    /// The state.
+    pub state: HealthState,
+    /// Name of the node.
+    pub node: String,
+    /// Version of the program.
+    pub version: String,
+}
+
+/// Whether a node serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum HealthState {
+    /// It serves.
+    Ok,
+    /// It ends, and accepts no new work.
+    Draining,
+    /// The device of its pool is lost.
+    DeviceLost,
+}
+
+/// Statistics of a node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StatsReport {
+    /// Name of the node.
+    pub node: String,
+    /// Version of the program.
+    pub version: String,
+    /// Seconds since the node started.
+    pub uptime_s: u64,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// Open sequences.
+    pub sequences: usize,
+    /// Blocks in the pool, without the null block.
+    pub total: usize,
+    /// Owned blocks.
+    pub used: usize,
+    /// `100 * used / total`.
+    pub used_percent: f64,
+    /// Blocks that can be allocated without evicting.
+    pub free: usize,
+    /// Cached blocks without an owner, which are evicted as their frames are needed.
+    pub evictable: usize,
+    /// Fragmentation of the free frames.
+    pub fragmentation: Fragmentation,
+    /// Fragmentation rate that the pool would have if all evictable blocks were evicted, 0 to 1.
+    pub available_fragmentation: f64,
+    /// Sampled times of allocations, including the appends that needed blocks.
+    pub allocation: AllocationTimes,
+    /// All counters, gauges and histograms of the pool.
+    pub metrics: Metrics,
+    /// Counters of the node beyond the pool, such as those of synthetic traffic, by name.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Sampled times of allocations, in nanoseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AllocationTimes {
+    /// Number of timed allocations; the times are 0 without any.
+    pub samples: u64,
+    /// Mean.
+    pub mean_ns: f64,
+    /// 99th percentile: the upper end of its bucket, at most 1/16 too high.
+    pub p99_ns: u64,
+}
+
+/// Result of a compaction.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct DefragOutcome {
+    /// Blocks that were moved.
+    pub moved_blocks: usize,
+    /// Milliseconds from the first look at the pool to the last move.
+    pub time_ms: f64,
+    /// Fragmentation rate before, 0 to 1.
+    pub fragmentation_before: f64,
+    /// Fragmentation rate after, 0 to 1.
+    pub fragmentation_after: f64,
+    /// The whole report of the pool.
+    pub report: DefragReport,
+}
+
+impl From<DefragReport> for DefragOutcome {
+    fn from(report: DefragReport) -> Self {
+        Self {
+            moved_blocks: report.moved_blocks,
+            time_ms: report.time.as_secs_f64() * 1e3,
+            fragmentation_before: report.fragmentation_before,
+            fragmentation_after: report.fragmentation_after,
+            report,
+        }
+    }
+}
+
+/// Asks for another size of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResizeOrder {
+    /// Number of blocks, without the null block.
+    pub blocks: usize,
+}
+
+/// Result of a resize.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ResizeOutcome {
+    /// Number of blocks before.
+    pub from: usize,
+    /// Number of blocks after.
+    pub to: usize,
+    /// Blocks that were moved out of the way.
+    pub moved_blocks: usize,
+    /// Milliseconds, including waits for other compactions and for batches.
+    pub time_ms: f64,
+}
+
+/// Asks for the migration of a sequence to another node.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateOrder {
+    /// Id of the sequence.
+    pub sequence: u64,
+    /// Name of the other node.
+    pub to: String,
+}
+
+/// The migrations that a node knows.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct MigrationList {
+    /// The migrations, the newest first.
+    pub migrations: Vec<MigrationRecord>,
+}
+
+/// A migration, as one of its nodes sees it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct MigrationRecord {
+    /// Id, the same on both nodes.
+    pub id: String,
+    /// Kind.
+    pub kind: MigrationKind,
+    /// The side on which this node is.
+    pub side: MigrationSide,
+    /// Name of the other node.
+    pub peer: String,
+    /// Id of the sequence; `None` for cached blocks.
+    pub sequence: Option<u64>,
+    /// State.
+    pub state: MigrationState,
+    /// Blocks of the migration.
+    pub blocks: usize,
+    /// Bytes that were transferred so far.
+    pub bytes: u64,
+    /// Milliseconds since the beginning, or from the beginning to the end.
+    pub time_ms: u64,
+    /// Why it failed, if it did.
+    pub reason: Option<String>,
+}
+
+/// Kind of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MigrationKind {
+    /// A sequence, which the source gives up.
+    Migrate,
+    /// A sequence, which the source keeps.
+    Replicate,
+    /// Cached blocks, which the source evicts.
+    Offload,
+    /// Cached blocks, which come back.
+    BringBack,
+}
+
+/// Side of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MigrationSide {
+    /// Blocks leave this node.
+    Source,
+    /// Blocks arrive at this node.
+    Target,
+}
+
+/// State of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MigrationState {
+    /// The target was asked to reserve blocks.
+    Preparing,
+    /// Bytes are under way.
+    Transferring,
+    /// The target compares checksums.
+    Verifying,
+    /// The commit was sent, and not acknowledged yet.
+    InDoubt,
+    /// The target owns the blocks.
+    Committed,
+    /// The source owns the blocks.
+    Aborted,
+    /// Bytes may still arrive in frames that nothing owns.
+    Quarantined,
+}
+
+/// Result of an audit.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct AuditOutcome {
+    /// Whether the recount agrees with the counters and every frame is in one place.
+    pub sound: bool,
+    /// The contradiction, if one was found.
+    pub finding: Option<String>,
+    /// Places of all frames, if the audit is sound.
+    pub report: Option<AuditReport>,
+}
+
+impl AuditOutcome {
+    /// Returns the outcome of an audit that found no contradiction.
+    pub fn sound(report: AuditReport) -> Self {
+        Self { sound: true, finding: None, report: Some(report) }
+    }
+
+    /// Returns the outcome of an audit that found a contradiction.
+    pub fn unsound(finding: impl ToString) -> Self {
+        Self { sound: false, finding: Some(finding.to_string()), report: None }
+    }
+}
+
+impl StatsReport {
+    /// Returns the statistics of a pool.
+    pub fn of(node: &str, uptime: std::time::Duration, pool: &kvpool::Pool) -> Self {
+        let metrics = pool.metrics();
+        let (stats, latencies) = (&metrics.stats, &metrics.latencies);
+        let samples = latencies.allocate.count() + latencies.append.count();
+        let sum_ns = latencies.allocate.sum_ns + latencies.append.sum_ns;
+        Self {
+            node: node.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            uptime_s: uptime.as_secs(),
+            block_bytes: pool.layout().bytes_per_block(),
+            block_tokens: pool.layout().block_tokens(),
+            sequences: pool.sequence_count(),
+            total: stats.total,
+            used: stats.used,
+            used_percent: 100.0 * stats.utilization,
+            free: stats.free,
+            evictable: stats.evictable,
+            fragmentation: pool.fragmentation(),
+            available_fragmentation: pool.available_fragmentation(),
+            allocation: AllocationTimes {
+                samples,
+                mean_ns: sum_ns as f64 / samples.max(1) as f64,
+                p99_ns: stats.latency.p99_ns,
+            },
+            metrics,
+            extra: serde_json::Map::new(),
+        }
+    }
+}

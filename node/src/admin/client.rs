@@ -1,0 +1,209 @@
+//! A client of the admin interface: one request per connection.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::{Method, Request};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde_json::Value;
+use thiserror::Error;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use crate::settings::{Address, Token};
+
+use super::problem::Problem;
+
+/// Maximum size of an answer in bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Time limits for connecting, and for an answer: longer than any answer of a server takes.
+const CONNECT: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(180);
+
+/// Address of an admin interface: `http://HOST:PORT`, or `HOST:PORT`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AdminUrl {
+    host: String,
+    port: u16,
+}
+
+impl FromStr for AdminUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let rest = match text.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some((scheme, _)) => return Err(format!("the admin interface speaks http, not {scheme}")),
+            None => text,
+        };
+        match rest.trim_end_matches('/').parse()? {
+            Address::Tcp { port: 0, .. } => Err("a port above 0 is needed".to_owned()),
+            Address::Tcp { host, port } => Ok(Self { host, port }),
+            Address::Unix(_) => Err("the admin interface has no Unix socket".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for AdminUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}", self.authority())
+    }
+}
+
+impl AdminUrl {
+    fn authority(&self) -> Address {
+        Address::Tcp { host: self.host.clone(), port: self.port }
+    }
+}
+
+/// Why a request got no answer, or which error it got.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ClientError {
+    /// There is no server at this address.
+    #[error("cannot reach {url}: {error} (is `kvpool serve` running there?)")]
+    Connect {
+        /// The address.
+        url: AdminUrl,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The server did not answer in time.
+    #[error("{url} did not answer in time")]
+    Timeout {
+        /// The address.
+        url: AdminUrl,
+    },
+    /// The server does not speak HTTP, or broke off.
+    #[error("{url} broke off: {reason}")]
+    Broken {
+        /// The address.
+        url: AdminUrl,
+        /// What happened.
+        reason: String,
+    },
+    /// The answer is not that of an admin interface.
+    #[error("{url} is no admin interface, or that of another version: {reason}")]
+    Foreign {
+        /// The address.
+        url: AdminUrl,
+        /// What is wrong with the answer.
+        reason: String,
+    },
+    /// The server refused.
+    #[error("{0}")]
+    Problem(Problem),
+}
+
+/// A client of an admin interface.
+#[derive(Clone, Debug)]
+pub struct Client {
+    url: AdminUrl,
+    token: Option<Token>,
+}
+
+impl Client {
+    /// Creates a client; nothing is sent yet.
+    pub fn new(url: AdminUrl, token: Option<Token>) -> Self {
+        Self { url, token }
+    }
+
+    /// Gets an answer.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime with I/O and a timer.
+    pub async fn get(&self, path: &str) -> Result<Value, ClientError> {
+        self.send(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Posts an order and gets the answer.
+    ///
+    /// # Errors
+    ///
+    /// [`ClientError`].
+    ///
+    /// # Panics
+    ///
+    /// As for [`get`](Self::get).
+    pub async fn post(&self, path: &str, order: &impl Serialize) -> Result<Value, ClientError> {
+        let order = serde_json::to_vec(order).map_err(|error| self.broken(error))?;
+        self.send(Method::POST, path, order.into()).await
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Value, ClientError> {
+        let answer = timeout(ANSWER, self.exchange(method, path, body)).await;
+        let (status, content_type, bytes) =
+            answer.map_err(|_| ClientError::Timeout { url: self.url.clone() })??;
+        if content_type.starts_with("application/problem+json") {
+            return Err(ClientError::Problem(
+                serde_json::from_slice(&bytes).map_err(|error| self.foreign(error))?,
+            ));
+        }
+        // 503 of /healthz has a body, too.
+        if !content_type.starts_with("application/json") {
+            return Err(self.foreign(format!("status {status} with the content type {content_type:?}")));
+        }
+        serde_json::from_slice(&bytes).map_err(|error| self.foreign(error))
+    }
+
+    /// Sends a request; returns status, content type and body of the answer.
+    async fn exchange(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(u16, String, Bytes), ClientError> {
+        let connect = TcpStream::connect((self.url.host.as_str(), self.url.port));
+        let stream = match timeout(CONNECT, connect).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(ClientError::Connect { url: self.url.clone(), error }),
+            Err(_) => return Err(ClientError::Timeout { url: self.url.clone() }),
+        };
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(error))?;
+        let mut request =
+            Request::builder().method(&method).uri(path).header(HOST, self.url.authority().to_string());
+        if method == Method::POST {
+            request = request.header(CONTENT_TYPE, "application/json");
+        }
+        if let Some(token) = &self.token {
+            request = request.header(AUTHORIZATION, format!("Bearer {}", token.expose()));
+        }
+        let request = request.body(Full::new(body)).map_err(|error| self.broken(error))?;
+        let driver = tokio::spawn(connection);
+        let answer = async {
+            let response = sender.send_request(request).await.map_err(|error| self.broken(error))?;
+            let status = response.status().as_u16();
+            let content_type = response.headers().get(CONTENT_TYPE);
+            let content_type =
+                content_type.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|error| self.broken(error))?.to_bytes();
+            Ok((status, content_type, body))
+        };
+        let answer = answer.await;
+        driver.abort();
+        answer
+    }
+
+    fn broken(&self, reason: impl ToString) -> ClientError {
+        ClientError::Broken { url: self.url.clone(), reason: reason.to_string() }
+    }
+
+    fn foreign(&self, reason: impl ToString) -> ClientError {
+        ClientError::Foreign { url: self.url.clone(), reason: reason.to_string() }
+    }
+}

@@ -1,0 +1,62 @@
+//! The admin interface: a small HTTP API over a pool, and its client.
+//!
+//! | route | answer |
+//! |---|---|
+//! | `GET /healthz` | [`Health`]; 503 unless the node serves; needs no token |
+//! | `GET /stats` | [`StatsReport`] |
+//! | `GET /migrations` | [`MigrationList`] |
+//! | `POST /defrag` | [`DefragOutcome`] |
+//! | `POST /resize` | [`ResizeOrder`] to [`ResizeOutcome`] |
+//! | `POST /migrate` | [`MigrateOrder`] to [`MigrationRecord`] |
+//! | `POST /audit` | [`AuditOutcome`] |
+//!
+//! Every error is a [`Problem`], as `application/problem+json` (RFC 9457).
+//!
+//! # Who may call
+//!
+//! Outside of the loopback a bearer token is needed, or [`AdminServer::bind`] fails. It is compared
+//! in constant time, before a body is read. Without a token, only requests whose `Host` is an IP
+//! address or `localhost` are answered, so that a web page cannot reach the interface under a name
+//! of its own (DNS rebinding). A request that changes anything must have the content type
+//! `application/json`, which a web page cannot send to another origin without being asked first.
+//!
+//! # Limits
+//!
+//! [`Limits`] bounds the connections, the header's and the body's size and time, and the time of an
+//! answer. A caller that is cut off does not leave anything half done: compactions and resizes can
+//! be dropped at any point.
+//!
+//! | file | content |
+//! |---|---|
+//! | `api` | what crosses the wire |
+//! | `problem` | errors |
+//! | `interface` | the trait [`Admin`], which a node or a pool implements |
+//! | `pool` | a pool alone |
+//! | `guard` | who may call |
+//! | `limits` | limits |
+//! | `routes` | routes |
+//! | `server` | connections and their end |
+//! | `client` | the client |
+
+mod api;
+mod client;
+mod guard;
+mod interface;
+mod limits;
+mod pool;
+mod problem;
+mod routes;
+mod server;
+#[cfg(test)]
+mod tests;
+
+pub use api::{
+    AllocationTimes, AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationKind,
+    MigrationList, MigrationRecord, MigrationSide, MigrationState, ResizeOrder, ResizeOutcome, StatsReport,
+};
+pub use client::{AdminUrl, Client, ClientError};
+pub use interface::{Admin, Answer};
+pub use limits::Limits;
+pub use pool::{PoolAdmin, Quiet};
+pub use problem::{AdminError, Problem};
+pub use server::{AdminServer, BindError};

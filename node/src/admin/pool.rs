@@ -1,0 +1,179 @@
+//! An admin interface of a pool alone, without peers.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kvpool::{AuditError, Pool, ResizeError, ResizeOptions};
+use serde_json::{Map, Value};
+use tokio::time::sleep;
+
+use super::api::{
+    AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationList, MigrationRecord,
+    ResizeOrder, ResizeOutcome, StatsReport,
+};
+use super::interface::{Admin, Answer};
+use super::problem::AdminError;
+
+/// Time between two attempts at an audit, and the number of attempts.
+const AUDIT_PAUSE: Duration = Duration::from_millis(10);
+const AUDIT_ATTEMPTS: usize = 300;
+
+/// Number of attempts in a row whose finding must be the same. While threads use the pool, an audit
+/// can find contradictions that pass; one that stays is real.
+const AUDIT_CONFIRMATIONS: usize = 30;
+
+/// Time without progress after which a resize gives up: longer than a step of an engine takes.
+const RESIZE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Traffic on the pool that an audit can halt.
+pub trait Quiet: Send + Sync + 'static {
+    /// Asks the traffic to halt; it goes on when the result is dropped.
+    fn halt(self: Arc<Self>) -> Box<dyn Any + Send>;
+
+    /// Returns whether all traffic has halted.
+    fn is_quiet(&self) -> bool;
+
+    /// Returns counters for the statistics, by name.
+    fn counters(&self) -> Map<String, Value>;
+}
+
+/// A pool behind an admin interface.
+pub struct PoolAdmin {
+    name: String,
+    pool: Pool,
+    started: Instant,
+    traffic: Option<Arc<dyn Quiet>>,
+    draining: AtomicBool,
+}
+
+impl PoolAdmin {
+    /// Creates the admin interface of a node of this name over a pool.
+    pub fn new(name: impl Into<String>, pool: Pool) -> Self {
+        Self {
+            name: name.into(),
+            pool,
+            started: Instant::now(),
+            traffic: None,
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// Adds traffic that audits halt and statistics count.
+    pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
+        self.traffic = Some(traffic);
+        self
+    }
+
+    /// States from now on that the node ends. Requests that change the pool are refused.
+    pub fn drain(&self) {
+        // Relaxed: nothing is published with it.
+        self.draining.store(true, Relaxed);
+    }
+
+    /// Checks that the node does not end.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`].
+    pub fn check_serving(&self) -> Result<(), AdminError> {
+        if self.draining.load(Relaxed) {
+            return Err(AdminError::Unavailable("this node is ending".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Admin for PoolAdmin {
+    fn health(&self) -> Health {
+        let state = if self.pool.is_lost() {
+            HealthState::DeviceLost
+        } else if self.draining.load(Relaxed) {
+            HealthState::Draining
+        } else {
+            HealthState::Ok
+        };
+        Health { state, node: self.name.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+    }
+
+    fn stats(&self) -> Answer<'_, StatsReport> {
+        Box::pin(async {
+            let mut report = StatsReport::of(&self.name, self.started.elapsed(), &self.pool);
+            if let Some(traffic) = &self.traffic {
+                report.extra = traffic.counters();
+            }
+            Ok(report)
+        })
+    }
+
+    fn migrations(&self) -> Answer<'_, MigrationList> {
+        Box::pin(async { Ok(MigrationList::default()) })
+    }
+
+    fn defragment(&self) -> Answer<'_, DefragOutcome> {
+        Box::pin(async {
+            self.check_serving()?;
+            let report = self.pool.defragment().await;
+            report.map(Into::into).map_err(|error| AdminError::Failed(error.to_string()))
+        })
+    }
+
+    fn resize(&self, order: ResizeOrder) -> Answer<'_, ResizeOutcome> {
+        Box::pin(async move {
+            self.check_serving()?;
+            let report = self
+                .pool
+                .resize_with(order.blocks, ResizeOptions::new().patience(RESIZE_PATIENCE))
+                .await
+                .map_err(|error| match error {
+                    ResizeError::Defrag(error) => AdminError::Failed(error.to_string()),
+                    error => AdminError::Conflict(error.to_string()),
+                })?;
+            let time_ms = report.time.as_secs_f64() * 1e3;
+            let moved_blocks = report.moved.moved_blocks;
+            Ok(ResizeOutcome { from: report.from, to: report.to, moved_blocks, time_ms })
+        })
+    }
+
+    fn migrate(&self, order: MigrateOrder) -> Answer<'_, MigrationRecord> {
+        Box::pin(async move {
+            self.check_serving()?;
+            if self.pool.view(kvpool::SequenceId(order.sequence)).is_none() {
+                return Err(AdminError::NotFound(format!("there is no sequence {}", order.sequence)));
+            }
+            Err(AdminError::Unsupported(format!(
+                "sequence {} cannot go to {}: this node has no peers",
+                order.sequence, order.to
+            )))
+        })
+    }
+
+    fn audit(&self) -> Answer<'_, AuditOutcome> {
+        Box::pin(async {
+            let _halted = self.traffic.as_ref().map(|traffic| traffic.clone().halt());
+            let is_loud = || self.traffic.as_ref().is_some_and(|traffic| !traffic.is_quiet());
+            let mut found: Option<(AuditError, usize)> = None;
+            for _ in 0..AUDIT_ATTEMPTS {
+                if is_loud() {
+                    sleep(AUDIT_PAUSE).await;
+                    continue;
+                }
+                found = match (self.pool.audit(), found) {
+                    (Ok(report), _) => return Ok(AuditOutcome::sound(report)),
+                    (Err(error @ AuditError::FenceRefused), _) => {
+                        return Err(AdminError::Failed(error.to_string()));
+                    }
+                    (Err(AuditError::Busy), _) => None,
+                    (Err(error), Some((last, times))) if error == last => Some((error, times + 1)),
+                    (Err(error), _) => Some((error, 1)),
+                };
+                match found {
+                    Some((finding, AUDIT_CONFIRMATIONS..)) => return Ok(AuditOutcome::unsound(finding)),
+                    _ => sleep(AUDIT_PAUSE).await,
+                }
+            }
+            Err(AdminError::Conflict(AuditError::Busy.to_string()))
+        })
+    }
+}

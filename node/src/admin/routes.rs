@@ -1,0 +1,154 @@
+//! The routes.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use crate::settings::Token;
+
+use super::api::HealthState;
+use super::guard;
+use super::interface::Admin;
+use super::limits::Limits;
+use super::problem::AdminError;
+
+/// What every route sees.
+#[derive(Clone)]
+pub(super) struct Shared {
+    pub admin: Arc<dyn Admin>,
+    pub token: Option<Arc<Token>>,
+    pub limits: Limits,
+}
+
+/// Returns the routes, with the checks and limits of every request.
+pub(super) fn router(shared: Shared) -> Router {
+    Router::new()
+        .route("/healthz", get(health))
+        .route("/stats", get(stats))
+        .route("/migrations", get(migrations))
+        .route("/defrag", post(defrag))
+        .route("/resize", post(resize))
+        .route("/migrate", post(migrate))
+        .route("/audit", post(audit))
+        .fallback(async |request: Request| {
+            AdminError::NotFound(format!("there is no route {}", request.uri().path()))
+        })
+        .method_not_allowed_fallback(async |request: Request| {
+            AdminError::Method(format!("{} does not answer to {}", request.uri().path(), request.method()))
+        })
+        .layer(middleware::from_fn_with_state(shared.clone(), admit))
+        .with_state(shared)
+}
+
+/// Checks who calls, and bounds the time of the answer.
+async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
+    let is_public = request.uri().path() == "/healthz";
+    if let Err(error) = guard::check(at.token.as_deref(), request.method(), request.headers(), is_public) {
+        return error.into_response();
+    }
+    match timeout(at.limits.answer, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => AdminError::Timeout(format!("no answer within {:?}", at.limits.answer)).into_response(),
+    }
+}
+
+async fn health(State(at): State<Shared>) -> Response {
+    let health = at.admin.health();
+    let is_ok = health.state == HealthState::Ok;
+    let status = if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, json(&health)).into_response()
+}
+
+async fn stats(State(at): State<Shared>) -> Result<Response, AdminError> {
+    Ok(json(&at.admin.stats().await?))
+}
+
+async fn migrations(State(at): State<Shared>) -> Result<Response, AdminError> {
+    Ok(json(&at.admin.migrations().await?))
+}
+
+async fn defrag(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    nothing(&at, request).await?;
+    Ok(json(&at.admin.defragment().await?))
+}
+
+async fn resize(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let order = body(&at, request).await?;
+    Ok(json(&at.admin.resize(order).await?))
+}
+
+async fn migrate(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let order = body(&at, request).await?;
+    Ok((StatusCode::ACCEPTED, json(&at.admin.migrate(order).await?)).into_response())
+}
+
+async fn audit(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    nothing(&at, request).await?;
+    Ok(json(&at.admin.audit().await?))
+}
+
+/// Reads a body, up to the limits of size and time.
+async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
+    let max = at.limits.body_bytes;
+    match timeout(at.limits.body, Limited::new(request.into_body(), max).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes().into()),
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(AdminError::TooLarge { max }),
+        Ok(Err(error)) => Err(AdminError::BadRequest(format!("reading the body: {error}"))),
+        Err(_) => Err(AdminError::Timeout(format!("no body within {:?}", at.limits.body))),
+    }
+}
+
+async fn body<T: DeserializeOwned>(at: &Shared, request: Request) -> Result<T, AdminError> {
+    let bytes = bytes(at, request).await?;
+    serde_json::from_slice(&bytes).map_err(|error| AdminError::Invalid(error.to_string()))
+}
+
+/// Reads the body of a request without parameters: empty, or `{}`.
+async fn nothing(at: &Shared, request: Request) -> Result<(), AdminError> {
+    match bytes(at, request).await?.trim_ascii() {
+        b"" | b"{}" => Ok(()),
+        _ => Err(AdminError::Invalid("this request has no parameters: the body must be {}".to_owned())),
+    }
+}
+
+fn json(answer: &impl Serialize) -> Response {
+    typed(StatusCode::OK, "application/json", answer)
+}
+
+fn typed(status: StatusCode, content_type: &'static str, answer: &impl Serialize) -> Response {
+    let (status, text) = match serde_json::to_vec(answer) {
+        Ok(text) => (status, text),
+        Err(error) => {
+            let problem = AdminError::Failed(format!("the answer has no form as JSON: {error}")).problem();
+            (StatusCode::INTERNAL_SERVER_ERROR, serde_json::to_vec(&problem).unwrap_or_default())
+        }
+    };
+    let mut response = Response::new(Body::from(text));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+impl IntoResponse for AdminError {
+    fn into_response(self) -> Response {
+        let problem = self.problem();
+        let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = typed(status, "application/problem+json", &problem);
+        if self == Self::Unauthorized {
+            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

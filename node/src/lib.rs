@@ -1,0 +1,47 @@
+//! Moves sequences and cached blocks of `kvpool` between the pools of different processes and
+//! hosts.
+//!
+//! A [`Node`] is a pool with links to other nodes. Its peers are destinations of the pool, by their
+//! names; sequences of peers arrive as a stream:
+//!
+//! ```no_run
+//! use kvpool::{Pool, Target, storage::KvLayout};
+//! use kvpool_node::Node;
+//! use kvpool_node::transport::tcp::{Address, PeerSettings};
+//!
+//! # async fn run(sequence: kvpool::Sequence) -> Result<(), Box<dyn std::error::Error>> {
+//! let pool = Pool::builder(KvLayout::named("llama-3-8b")?).blocks(10_000).build()?;
+//! let address = |text: &str| text.parse().map(Address::Tcp);
+//! let (node, mut arrivals) = Node::builder(pool.clone())
+//!     .name("gpu-node-1")
+//!     .listen(address("127.0.0.1:7411")?)
+//!     .peers(vec![PeerSettings::new("gpu-node-2", address("127.0.0.1:7412")?)])
+//!     .start()
+//!     .await?;
+//! // It continues there, with the same id, tokens and bytes, and is closed here.
+//! pool.migrate(sequence, Target::node("gpu-node-2")).await?;
+//! while let Some(arrival) = arrivals.recv().await {
+//!     println!("{} came from {}", arrival.sequence.id(), arrival.from);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`wire`] | the form of what peers send, and its bounds |
+//! | [`protocol`] | who owns a copy when, without input or output |
+//! | [`transport`] | links, and bytes from frames to frames: TCP, Unix sockets, TLS, NIXL |
+//! | [`topology`] | devices, NUMA nodes, NICs, and the path between any two |
+//! | [`settings`] | settings of a node's process: flags, environment, file |
+//! | [`admin`] | the HTTP interface |
+
+pub mod admin;
+mod node;
+pub mod protocol;
+pub mod settings;
+pub mod topology;
+pub mod transport;
+pub mod wire;
+
+pub use node::{Arrival, Arrivals, Node, NodeAdmin, NodeBuilder, NodeCounters, NodeError, Offers, Spill};

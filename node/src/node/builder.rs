@@ -1,0 +1,198 @@
+//! Building a node.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use kvpool::transport::Transport;
+use kvpool::{PackedForm, Remotes};
+use kvpool::{Pool, TransferError};
+use tokio::sync::mpsc;
+
+use super::arrival::Arrivals;
+use super::dialers::{Dialers, accept};
+use super::driver::{Driver, INPUTS};
+use super::error::NodeError;
+use super::message::{VERSION, Way};
+use super::node::Node;
+use super::remote::NodeRemotes;
+use super::spill::{self, Offers, Spill};
+use super::status::Counters;
+use super::work::Carrier;
+use crate::protocol::{self, Incarnation, Migrations, Timing};
+use crate::transport::tcp::{
+    Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
+};
+use crate::wire::Limits;
+
+/// Settings of a [`Node`].
+pub struct NodeBuilder {
+    pool: Pool,
+    name: String,
+    listen: Vec<Address>,
+    peers: Vec<PeerSettings>,
+    tls: Option<Tls>,
+    token: Option<Token>,
+    limits: Limits,
+    timing: Timing,
+    spill: Option<Spill>,
+    offers: Option<Arc<dyn Offers>>,
+    nixl: Option<Arc<dyn Transport>>,
+}
+
+impl Node {
+    /// Begins the settings of a node over a pool, which must have storage.
+    pub fn builder(pool: Pool) -> NodeBuilder {
+        NodeBuilder::new(pool)
+    }
+}
+
+impl NodeBuilder {
+    fn new(pool: Pool) -> Self {
+        Self {
+            pool,
+            name: format!("node-{}", std::process::id()),
+            listen: Vec::new(),
+            peers: Vec::new(),
+            tls: None,
+            token: None,
+            limits: Limits::default(),
+            timing: Timing::default(),
+            spill: None,
+            offers: None,
+            nixl: None,
+        }
+    }
+
+    /// Sets the name by which peers know the node. By default made of the process's number.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Listens at an address; may be called again. Without addresses the node only connects.
+    #[must_use]
+    pub fn listen(mut self, address: Address) -> Self {
+        self.listen.push(address);
+        self
+    }
+
+    /// Connects to these peers, and again whenever a link is lost.
+    #[must_use]
+    pub fn peers(mut self, peers: Vec<PeerSettings>) -> Self {
+        self.peers = peers;
+        self
+    }
+
+    /// Sets the certificates. Needed for addresses that other hosts can reach.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
+    }
+
+    /// Sets the token of the cluster.
+    #[must_use]
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Sets the bounds for peers.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the durations of the protocol.
+    #[must_use]
+    pub fn timing(mut self, timing: Timing) -> Self {
+        self.timing = timing;
+        self
+    }
+
+    /// Moves blocks to a peer while few are free.
+    #[must_use]
+    pub fn spill(mut self, spill: Spill) -> Self {
+        self.spill = Some(spill);
+        self
+    }
+
+    /// Sets the engine's side: which sequences may leave.
+    #[must_use]
+    pub fn offers(mut self, offers: Arc<dyn Offers>) -> Self {
+        self.offers = Some(offers);
+        self
+    }
+
+    /// Uses NIXL with peers that have it too.
+    #[cfg(feature = "nixl")]
+    #[must_use]
+    pub fn nixl(mut self, nixl: crate::transport::nixl::NixlTransport) -> Self {
+        self.nixl = Some(Arc::new(nixl));
+        self
+    }
+
+    /// Starts the node on the current tokio runtime. Returns it with the sequences that arrive.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Link`] for an address that cannot
+    /// be used, [`NodeError::Transport`]. Nothing is left running.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn start(self) -> Result<(Node, Arrivals), NodeError> {
+        let storage = self.pool.storage().cloned();
+        let storage = storage.ok_or(TransferError::NoStorage { pool: self.pool.tag() })?;
+        let fingerprint = PackedForm::of(storage.layout()).fingerprint();
+        let mut identity = Identity::new(&self.name, VERSION)?.fingerprint(fingerprint);
+        if let Some(tls) = self.tls {
+            identity = identity.tls(tls);
+        }
+        if let Some(token) = self.token {
+            identity = identity.token(token);
+        }
+        let incarnation = Incarnation(identity.incarnation_number());
+        let listen = ListenSettings { addresses: self.listen };
+        let endpoint = Arc::new(Endpoint::bind(listen, identity, self.limits).await?);
+        let tcp = Arc::new(TcpTransport::new(&endpoint));
+        let ways = [(Way::Tcp, Some(tcp.clone() as Arc<dyn Transport>)), (Way::Nixl, self.nixl)];
+        let mut carriers = HashMap::new();
+        for (way, transport) in ways {
+            let Some(transport) = transport else { continue };
+            let region = transport.register(&storage)?;
+            carriers.insert(way, Carrier { transport, region });
+        }
+        let (inputs, receiver) = mpsc::channel(INPUTS);
+        let (arrived, arrivals) = mpsc::unbounded_channel();
+        let counters = Arc::new(Counters::default());
+        let machines = Migrations::new(incarnation, self.timing, protocol::Limits::default());
+        let (pool, weak) = (self.pool.clone(), inputs.downgrade());
+        let driver = Driver::new(pool, machines, tcp, carriers, counters.clone(), weak, arrived);
+        tokio::spawn(driver.run(receiver));
+        let remotes: Arc<dyn Remotes> = Arc::new(NodeRemotes { inputs: inputs.clone() });
+        self.pool.set_remotes(&remotes);
+        let mut tasks = vec![tokio::spawn(accept(endpoint.clone(), inputs.clone()))];
+        if let Some(spill) = self.spill {
+            tasks.push(tokio::spawn(spill::spill(self.pool.clone(), spill, self.offers.clone())));
+        }
+        let addresses = endpoint.addresses().to_vec();
+        let mut dialers = Dialers::new(endpoint, inputs.clone());
+        dialers.replace(self.peers);
+        let node = Node {
+            pool: self.pool,
+            name: self.name,
+            inputs,
+            addresses,
+            counters,
+            dialers: Mutex::new(dialers),
+            tasks,
+            offers: self.offers,
+            _remotes: remotes,
+        };
+        Ok((node, Arrivals(arrivals)))
+    }
+}

@@ -1,0 +1,44 @@
+//! Errors of a node.
+
+use kvpool::TransferError;
+use kvpool::transport::TransportError;
+
+use crate::transport::tcp::LinkError;
+
+/// Reason for which a node does not start, or refuses a request.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The pool has no memory to transfer.
+    #[error(transparent)]
+    Pool(#[from] TransferError),
+    /// The network side could not be started.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A transport could not be started.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// No peer of this name is configured or connected.
+    #[error("no peer is known as {name}")]
+    UnknownPeer {
+        /// The name.
+        name: String,
+    },
+    /// The engine does not give this sequence away, or does not have it.
+    #[error("sequence {id} does not exist here, or must stay")]
+    NotOffered {
+        /// Its id.
+        id: kvpool::SequenceId,
+    },
+    /// The migration did not begin.
+    #[error("sequence {id} stays here: {reason}")]
+    NotBegun {
+        /// Id of the sequence.
+        id: kvpool::SequenceId,
+        /// Why.
+        reason: String,
+    },
+    /// The node is being stopped.
+    #[error("the node is stopping")]
+    Stopped,
+}

@@ -1,0 +1,143 @@
+//! What belongs to one side of a migration, besides its machine.
+
+use std::time::Instant;
+
+use kvpool::transport::Tag;
+use kvpool::{Carried, Export, Import, Imported, SendError, Sent};
+use kvpool::{SequenceId, TransferError};
+use tokio::sync::oneshot;
+
+use super::message::Way;
+use crate::protocol::{Kind, LinkId, MigrationId, Outcome};
+
+/// Something that a task takes along and gives back.
+#[derive(Debug)]
+pub(super) enum Slot<T> {
+    /// Not made yet, or used up.
+    Empty,
+    /// Here.
+    Here(T),
+    /// With a task.
+    Lent,
+}
+
+impl<T> Slot<T> {
+    /// Takes it for a task.
+    pub(super) fn lend(&mut self) -> Option<T> {
+        match std::mem::replace(self, Self::Lent) {
+            Self::Here(value) => Some(value),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    /// Takes it for good.
+    pub(super) fn take(&mut self) -> Option<T> {
+        match std::mem::replace(self, Self::Empty) {
+            Self::Here(value) => Some(value),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+
+    pub(super) fn is_lent(&self) -> bool {
+        matches!(self, Self::Lent)
+    }
+}
+
+/// How a job ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    /// The target has the copy.
+    Finish,
+    /// The source goes on; the target frees.
+    Restore,
+}
+
+/// One side of a migration.
+pub(super) struct Job {
+    pub(super) id: MigrationId,
+    pub(super) link: LinkId,
+    pub(super) kind: Kind,
+    pub(super) begun: Instant,
+    pub(super) sequence: Option<SequenceId>,
+    /// Blocks of the manifest, once it is known.
+    pub(super) blocks: usize,
+    pub(super) carried: Carried,
+    /// Blocks that the target has or reserved, once it said so.
+    pub(super) accepted_blocks: Option<usize>,
+    pub(super) ending: Option<Ending>,
+    /// Final outcome, once it was reported.
+    pub(super) outcome: Option<Outcome>,
+    /// Dropped to tell the running task to stop.
+    pub(super) stop: Option<oneshot::Sender<()>>,
+    pub(super) side: SideJob,
+}
+
+pub(super) enum SideJob {
+    Source {
+        export: Slot<Export>,
+        answer: Option<oneshot::Sender<Result<Sent, SendError>>>,
+    },
+    Target {
+        import: Slot<Import>,
+        grant: Option<(Way, Tag)>,
+        arrived: Option<Imported>,
+        answer: Option<oneshot::Sender<Result<Carried, TransferError>>>,
+    },
+}
+
+impl Job {
+    pub(super) fn new(id: MigrationId, link: LinkId, kind: Kind, side: SideJob) -> Self {
+        Self {
+            id,
+            link,
+            kind,
+            begun: Instant::now(),
+            sequence: None,
+            blocks: 0,
+            carried: Carried::default(),
+            accepted_blocks: None,
+            ending: None,
+            outcome: None,
+            stop: None,
+            side,
+        }
+    }
+
+    pub(super) fn source(
+        export: Option<Export>,
+        answer: Option<oneshot::Sender<Result<Sent, SendError>>>,
+    ) -> SideJob {
+        let export = export.map_or(Slot::Empty, Slot::Here);
+        SideJob::Source { export, answer }
+    }
+
+    pub(super) fn target(answer: Option<oneshot::Sender<Result<Carried, TransferError>>>) -> SideJob {
+        SideJob::Target { import: Slot::Empty, grant: None, arrived: None, answer }
+    }
+
+    /// Returns the number of blocks that the target had already.
+    pub(super) fn shared_blocks(&self) -> usize {
+        self.accepted_blocks.unwrap_or(self.blocks).saturating_sub(self.carried.blocks)
+    }
+
+    /// Returns whether a task has the export or import.
+    pub(super) fn is_lent(&self) -> bool {
+        match &self.side {
+            SideJob::Source { export, .. } => export.is_lent(),
+            SideJob::Target { import, .. } => import.is_lent(),
+        }
+    }
+
+    /// Makes a signal for the task that begins now.
+    pub(super) fn begin_task(&mut self) -> oneshot::Receiver<()> {
+        let (stop, stopped) = oneshot::channel();
+        self.stop = Some(stop);
+        stopped
+    }
+}

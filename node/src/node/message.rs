@@ -1,0 +1,55 @@
+//! What two nodes say to each other over the control stream of a link.
+
+use serde::{Deserialize, Serialize};
+
+use crate::protocol::{Bytes, Envelope};
+
+/// Version of these messages; nodes of different versions do not link.
+pub(super) const VERSION: u16 = 1;
+
+/// Most bytes of a transport's metadata.
+pub(super) const METADATA_MAX: usize = 64 << 10;
+
+/// A way for the bytes of a grant.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub(super) enum Way {
+    /// The data streams of the link.
+    Tcp,
+    /// Remote direct memory access.
+    Nixl,
+}
+
+impl Way {
+    /// Number in a grant.
+    pub(super) fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 0,
+            Self::Nixl => 1,
+        }
+    }
+
+    pub(super) fn of_number(number: u8) -> Option<Self> {
+        [Self::Tcp, Self::Nixl].into_iter().find(|way| way.number() == number)
+    }
+}
+
+/// A message between nodes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) enum NodeMessage {
+    /// Of a migration.
+    Migration(Envelope),
+    /// How the sender can be reached by a way other than the link.
+    Reach {
+        /// The way.
+        way: Way,
+        /// Metadata of the sender's transport.
+        metadata: Bytes<METADATA_MAX>,
+    },
+    /// No transfer of the sender into this grant is in flight any more.
+    Over {
+        /// The way.
+        way: Way,
+        /// The receiver's grant.
+        tag: u64,
+    },
+}

@@ -1,0 +1,64 @@
+//! The peers of a node as destinations of its pool.
+
+use std::sync::Arc;
+
+use kvpool::TransferError;
+use kvpool::prefix::BlockHash;
+use kvpool::{Carried, Export, Remote, RemoteFuture, Remotes, SendError, Sent};
+use tokio::sync::{mpsc, oneshot};
+
+use super::driver::Input;
+
+/// The peers of a node, by name.
+pub(super) struct NodeRemotes {
+    pub(super) inputs: mpsc::Sender<Input>,
+}
+
+struct NodeRemote {
+    name: String,
+    inputs: mpsc::Sender<Input>,
+}
+
+impl Remotes for NodeRemotes {
+    fn remote(&self, name: &str) -> Option<Arc<dyn Remote>> {
+        // Whether there is such a peer is known to the driver, which says so.
+        Some(Arc::new(NodeRemote { name: name.to_owned(), inputs: self.inputs.clone() }))
+    }
+}
+
+impl NodeRemote {
+    fn stopped(&self) -> TransferError {
+        TransferError::Node { node: self.name.clone(), reason: "this node has ended".into() }
+    }
+}
+
+impl Remote for NodeRemote {
+    fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>> {
+        let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
+        Box::pin(async move {
+            let permit = match inputs.reserve().await {
+                Ok(permit) => permit,
+                Err(_) => return Err(SendError { error: stopped, export: Box::new(export) }),
+            };
+            let (answer, answered) = oneshot::channel();
+            permit.send(Input::Send(name, Box::new(export), answer));
+            match answered.await {
+                Ok(result) => result,
+                // The driver answers every request, also behind its end; only a runtime that is shut
+                // down drops it before, and then nothing polls this.
+                Err(_) => std::future::pending().await,
+            }
+        })
+    }
+
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>> {
+        let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
+        Box::pin(async move {
+            let (answer, answered) = oneshot::channel();
+            if inputs.send(Input::Fetch(name, (first, hashes), answer)).await.is_err() {
+                return Err(stopped);
+            }
+            answered.await.unwrap_or(Err(stopped))
+        })
+    }
+}

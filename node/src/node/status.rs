@@ -1,0 +1,163 @@
+//! What is told of a node's migrations.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde::{Deserialize, Serialize};
+
+use super::job::{Job, SideJob};
+use crate::admin::{MigrationKind, MigrationRecord, MigrationSide, MigrationState};
+use crate::protocol::{Kind, MigrationStatus, Outcome, Side, SideState, SourceState, TargetState};
+
+/// Ended migrations that are remembered.
+pub(super) const HISTORY: usize = 256;
+
+/// State of a node.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct NodeStatus {
+    pub(super) migrations: Vec<MigrationRecord>,
+    /// By name, with whether a link is up.
+    pub(super) peers: Vec<(String, bool)>,
+    pub(super) quarantined_grants: usize,
+}
+
+/// Counts since the node began.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct NodeCounters {
+    /// Migrations that ended well, of which this node was the source.
+    pub sent: u64,
+    /// Migrations that ended well, of which this node was the target.
+    pub received: u64,
+    /// Migrations that a target refused.
+    pub refused: u64,
+    /// Migrations that failed otherwise.
+    pub failed: u64,
+    /// Blocks whose checksums were wrong.
+    pub bad_blocks: u64,
+    /// Times that a copy was in doubt.
+    pub in_doubt: u64,
+    /// Bytes that this node wrote to peers.
+    pub sent_bytes: u64,
+    /// Bytes that peers were permitted to write here.
+    pub granted_bytes: u64,
+    /// Transfers of this node that were quarantined.
+    pub quarantined_transfers: u64,
+    /// Messages that found the queue of a link full.
+    pub dropped_messages: u64,
+}
+
+/// The same, while they change.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    sent: AtomicU64,
+    received: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+    pub(super) bad_blocks: AtomicU64,
+    pub(super) in_doubt: AtomicU64,
+    sent_bytes: AtomicU64,
+    pub(super) granted_bytes: AtomicU64,
+    pub(super) quarantined_transfers: AtomicU64,
+    pub(super) dropped_messages: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn ended(&self, job: &Job, outcome: &Outcome) {
+        let counter = match (outcome, side_of(job)) {
+            (Outcome::Done, Side::Source) => &self.sent,
+            (Outcome::Done, Side::Target) => &self.received,
+            (Outcome::Refused { .. }, _) => &self.refused,
+            _ => &self.failed,
+        };
+        counter.fetch_add(1, Relaxed);
+        self.sent_bytes.fetch_add(job.carried.bytes, Relaxed);
+    }
+
+    pub(super) fn read(&self) -> NodeCounters {
+        NodeCounters {
+            sent: self.sent.load(Relaxed),
+            received: self.received.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            failed: self.failed.load(Relaxed),
+            bad_blocks: self.bad_blocks.load(Relaxed),
+            in_doubt: self.in_doubt.load(Relaxed),
+            sent_bytes: self.sent_bytes.load(Relaxed),
+            granted_bytes: self.granted_bytes.load(Relaxed),
+            quarantined_transfers: self.quarantined_transfers.load(Relaxed),
+            dropped_messages: self.dropped_messages.load(Relaxed),
+        }
+    }
+}
+
+fn kind_of(kind: Kind) -> MigrationKind {
+    match kind {
+        Kind::Migrate => MigrationKind::Migrate,
+        Kind::Replicate => MigrationKind::Replicate,
+        Kind::Cached => MigrationKind::Offload,
+        Kind::Fetch => MigrationKind::BringBack,
+    }
+}
+
+fn state_of(state: SideState) -> MigrationState {
+    match state {
+        SideState::Source(SourceState::Exporting | SourceState::Preparing) => MigrationState::Preparing,
+        SideState::Source(SourceState::Sending(_)) => MigrationState::Transferring,
+        SideState::Source(SourceState::Checking(_)) => MigrationState::Verifying,
+        SideState::Source(_) => MigrationState::InDoubt,
+        SideState::Target(TargetState::Receiving(_)) => MigrationState::Transferring,
+        SideState::Target(TargetState::Verifying(_) | TargetState::Ready(_) | TargetState::Committing) => {
+            MigrationState::Verifying
+        }
+        SideState::Target(TargetState::Committed) => MigrationState::Committed,
+        SideState::Target(_) => MigrationState::Preparing,
+    }
+}
+
+/// Describes a migration that has ended.
+pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationRecord {
+    let side = match side_of(job) {
+        Side::Source => MigrationSide::Source,
+        Side::Target => MigrationSide::Target,
+    };
+    MigrationRecord {
+        id: job.id.to_string(),
+        kind: kind_of(job.kind),
+        side,
+        peer,
+        sequence: job.sequence.map(|id| id.0),
+        state: if *outcome == Outcome::Done { MigrationState::Committed } else { MigrationState::Aborted },
+        blocks: job.blocks,
+        bytes: job.carried.bytes,
+        time_ms: job.begun.elapsed().as_millis() as u64,
+        reason: failure(outcome),
+    }
+}
+
+/// Describes a migration under way; `None` for a committed one that was described already.
+pub(super) fn running(status: &MigrationStatus, job: Option<&Job>, peer: &str) -> Option<MigrationRecord> {
+    let job = job?;
+    Some(MigrationRecord {
+        state: state_of(status.state),
+        reason: None,
+        ..ended(job, peer.to_owned(), &Outcome::Done)
+    })
+}
+
+/// Returns why a migration failed, for a person.
+pub(super) fn failure(outcome: &Outcome) -> Option<String> {
+    match outcome {
+        Outcome::Done => None,
+        Outcome::Refused { reason, free } => Some(format!("refused: {reason}; {free} blocks are free there")),
+        Outcome::Failed(cause) => Some(cause.to_string()),
+        Outcome::Unconfirmed => Some("it did not confirm".into()),
+        outcome => Some(format!("{outcome:?}")),
+    }
+}
+
+/// Returns the side of a job.
+fn side_of(job: &Job) -> Side {
+    match job.side {
+        SideJob::Source { .. } => Side::Source,
+        SideJob::Target { .. } => Side::Target,
+    }
+}

@@ -1,0 +1,264 @@
+//! The work of a migration: exports, transfers, imports and checksums.
+//!
+//! Each function takes what it works on, and returns it with the result. They run on blocking
+//! threads, except for the transfer, which waits for a transport.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use kvpool::prefix::BlockHash;
+use kvpool::transport::{
+    Hold, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
+};
+use kvpool::{AllocError, FrameId, Pool, Run, TransferError};
+use kvpool::{Carried, Export, Import, Imported, Manifest};
+use tokio::sync::oneshot;
+
+use crate::protocol::{Attempt, FetchBytes, Grant, List, ManifestBytes, Places, Range, Refusal, Text, Work};
+
+/// Bytes that are submitted at once: their blocks are pinned until they are sent.
+const PIECE_BYTES: usize = 64 << 20;
+
+/// A transport, and the region of the pool's storage there.
+#[derive(Clone)]
+pub(super) struct Carrier {
+    pub(super) transport: Arc<dyn Transport>,
+    pub(super) region: RegionId,
+}
+
+/// Returns a text of bounded length.
+pub(super) fn text(error: impl ToString) -> Text {
+    Text::new(error.to_string())
+}
+
+/// Exports cached blocks that a peer asked for.
+pub(super) fn export_prefix(pool: &Pool, what: &FetchBytes) -> Result<Export, Text> {
+    let (first, hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
+    pool.export_prefix(first, &hashes).map_err(text)
+}
+
+/// Describes blocks that a peer is asked for.
+pub(super) fn fetch_bytes(first: u32, hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
+    FetchBytes::new(postcard::to_allocvec(&(first, hashes)).map_err(text)?).map_err(text)
+}
+
+/// Makes the manifest of an export.
+pub(super) fn describe(export: &Export) -> Result<(ManifestBytes, usize), Text> {
+    let manifest = export.manifest().map_err(text)?;
+    let bytes = postcard::to_allocvec(&manifest).map_err(text)?;
+    Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
+}
+
+/// Blocks that were reserved for a manifest, and what a transport may write of them.
+pub(super) struct Reserved {
+    pub(super) import: Import,
+    pub(super) blocks: usize,
+    pub(super) missing: Places,
+    pub(super) accepted: Places,
+    pub(super) piece: Option<(Vec<Run>, Hold)>,
+}
+
+/// Reserves the blocks of a manifest, which may come from an enemy.
+pub(super) fn reserve(pool: &Pool, bytes: &ManifestBytes) -> Result<Reserved, (Refusal, u64)> {
+    let free = || {
+        let stats = pool.stats();
+        (stats.free + stats.evictable) as u64
+    };
+    let refused = |reason: Refusal| (reason, free());
+    let manifest: Manifest =
+        postcard::from_bytes(bytes).map_err(|error| refused(Refusal::Manifest(text(error))))?;
+    let (blocks, id) = (manifest.blocks(), manifest.sequence());
+    let mut import = pool.import(&manifest).map_err(|error| {
+        refused(match error {
+            TransferError::Sequence(_) if id.is_some_and(|id| pool.view(id).is_some()) => Refusal::Exists,
+            TransferError::Alloc(AllocError::DeviceLost { .. }) => Refusal::Closed(text(error)),
+            TransferError::Alloc(_) => Refusal::Full { needed: blocks as u64 },
+            error => Refusal::Manifest(text(error)),
+        })
+    })?;
+    let places = |places: &[u32]| Places::of(places.iter().copied());
+    let lists = places(import.missing()).and_then(|missing| Ok((missing, places(&import.accepted())?)));
+    let (missing, accepted) = lists.map_err(|error| refused(Refusal::Manifest(text(error))))?;
+    let piece = piece_of(&mut import, &missing).map_err(|error| refused(Refusal::Manifest(error)))?;
+    Ok(Reserved { import, blocks, missing, accepted, piece })
+}
+
+/// Returns the frames of some places; `None` if there are none.
+fn piece_of(import: &mut Import, places: &Places) -> Result<Option<(Vec<Run>, Hold)>, Text> {
+    if places.is_empty() {
+        return Ok(None);
+    }
+    let places: Vec<u32> = places.iter().collect();
+    let piece = import.piece(&places).map_err(text)?;
+    Ok(Some((piece.runs, piece.hold)))
+}
+
+/// What a verification found.
+pub(super) struct Verified {
+    pub(super) bad: Places,
+    pub(super) piece: Option<(Vec<Run>, Hold)>,
+}
+
+/// Compares checksums.
+pub(super) fn verify(import: &mut Import) -> Result<Verified, Text> {
+    let bad = Places::of(import.verify().map_err(text)?).map_err(text)?;
+    let piece = piece_of(import, &bad)?;
+    Ok(Verified { bad, piece })
+}
+
+/// Makes an import the pool's own. On an error the import is gone.
+pub(super) fn commit(import: Import) -> Result<Imported, Text> {
+    import.commit().map_err(|error| text(error.error))
+}
+
+/// Writes the runs of a grant.
+pub(super) fn grant_of(way: u8, tag: Tag, region: RegionId, runs: &[Run]) -> Result<Grant, Text> {
+    let ranges = runs.iter().map(|run| Range { start: run.start.0, len: run.len }).collect();
+    Ok(Grant { way, tag: tag.0, region: region.0, runs: List::new(ranges).map_err(text)? })
+}
+
+/// A transfer that did not succeed.
+pub(super) struct Lost {
+    pub(super) error: TransportError,
+    /// A transfer that is not known to be over.
+    pub(super) quarantined: Option<TransferId>,
+}
+
+impl From<TransportError> for Lost {
+    fn from(error: TransportError) -> Self {
+        Self { error, quarantined: None }
+    }
+}
+
+/// Writes the bytes of some places into the frames of a grant.
+pub(super) async fn transfer(
+    carrier: &Carrier,
+    peer: PeerId,
+    export: &Export,
+    places: &Places,
+    grant: &Grant,
+    stop: &mut oneshot::Receiver<()>,
+) -> Result<Carried, Lost> {
+    let began = Instant::now();
+    let block_bytes = export.storage().layout().packed_bytes();
+    let places: Vec<u32> = places.iter().collect();
+    let mut remote = Frames::new(grant);
+    let mut carried = Carried::default();
+    for places in places.chunks((PIECE_BYTES / block_bytes.max(1)).max(1)) {
+        let piece = export.piece(places).map_err(|error| TransportError::Storage(error.to_string()))?;
+        let runs = remote.take(places.len() as u32);
+        carried.runs += piece.runs.len().max(runs.len());
+        let submission = Submission {
+            operation: Operation::Write,
+            region: carrier.region,
+            peer,
+            remote_region: RegionId(grant.region),
+            local: piece.runs,
+            remote: runs,
+            tag: Tag(grant.tag),
+            hold: piece.hold,
+        };
+        // SAFETY: the piece's hold keeps the bytes of the frames: see `Export::piece`.
+        let transfer = unsafe { carrier.transport.submit(submission) }?;
+        finished(&*carrier.transport, transfer, stop).await?;
+        carried.blocks += places.len();
+        carried.bytes += (places.len() * block_bytes) as u64;
+    }
+    carried.took = began.elapsed();
+    Ok(carried)
+}
+
+/// Waits for the end of a transfer. If it is told to stop, it cancels the transfer.
+async fn finished(
+    transport: &dyn Transport,
+    transfer: TransferId,
+    stop: &mut oneshot::Receiver<()>,
+) -> Result<(), Lost> {
+    let over = poll_fn(|cx| match transport.poll(transfer, Some(cx.waker())) {
+        TransferState::InFlight => Poll::Pending,
+        state => Poll::Ready(state),
+    });
+    let state = tokio::select! {
+        biased;
+        state = over => state,
+        _ = stop => transport.cancel(transfer),
+    };
+    match state {
+        TransferState::Done => Ok(()),
+        TransferState::Failed(error) => Err(error.into()),
+        TransferState::Quarantined(error) => Err(Lost { error, quarantined: Some(transfer) }),
+        state => Err(TransportError::Storage(format!("an unknown state: {state:?}")).into()),
+    }
+}
+
+/// Waits until a quarantined transfer is over.
+pub(super) async fn over(transport: Arc<dyn Transport>, transfer: TransferId) {
+    poll_fn(|cx| match transport.poll(transfer, Some(cx.waker())) {
+        TransferState::Done | TransferState::Failed(_) => Poll::Ready(()),
+        _ => Poll::Pending,
+    })
+    .await;
+}
+
+/// The frames of a grant, taken piece by piece.
+struct Frames<'a> {
+    ranges: &'a [Range],
+    /// Frames of the first range that were taken.
+    taken: u32,
+}
+
+impl<'a> Frames<'a> {
+    fn new(grant: &'a Grant) -> Self {
+        Self { ranges: &grant.runs, taken: 0 }
+    }
+
+    /// Returns the next frames as runs: fewer if the grant has no more, which the transport refuses.
+    fn take(&mut self, mut frames: u32) -> Vec<Run> {
+        let mut runs = Vec::new();
+        while let (true, Some(range)) = (frames > 0, self.ranges.first()) {
+            let len = frames.min(range.len - self.taken);
+            if len > 0 {
+                runs.push(Run { start: FrameId(range.start.saturating_add(self.taken)), len });
+            }
+            frames -= len;
+            self.taken += len;
+            if self.taken == range.len {
+                (self.ranges, self.taken) = (&self.ranges[1..], 0);
+            }
+        }
+        runs
+    }
+}
+
+/// Returns the answer to a failed reservation.
+pub(super) fn refused((reason, free): (Refusal, u64)) -> Work {
+    Work::ReserveRefused { reason, free }
+}
+
+/// Returns the answer to a transfer.
+pub(super) fn transferred(attempt: Attempt, result: &Result<Carried, Lost>) -> Work {
+    match result {
+        Ok(_) => Work::Transferred(attempt),
+        Err(lost) => Work::TransferFailed(attempt, text(&lost.error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_a_grant_are_taken_in_order_and_at_most_once() {
+        let ranges =
+            vec![Range { start: 10, len: 3 }, Range { start: 20, len: 1 }, Range { start: 7, len: 2 }];
+        let grant = Grant { way: 0, tag: 1, region: 0, runs: List::new(ranges).unwrap() };
+        let run = |start, len| Run { start: FrameId(start), len };
+        let mut frames = Frames::new(&grant);
+        assert_eq!(frames.take(2), [run(10, 2)]);
+        assert_eq!(frames.take(3), [run(12, 1), run(20, 1), run(7, 1)]);
+        assert_eq!(frames.take(5), [run(8, 1)]);
+        assert_eq!(frames.take(1), []);
+    }
+}

@@ -1,0 +1,346 @@
+//! Messages between the two sides of a migration.
+//!
+//! | message | to | says |
+//! |---|---|---|
+//! | `Fetch` | source | be the source of a transfer of these cached blocks to me |
+//! | `Prepare` | target | reserve blocks for this manifest |
+//! | `Prepared` | source | reserved for a term; these places are missing, write them here |
+//! | `Refused` | source | nothing is reserved: the reason, and the free blocks |
+//! | `Sent` | target | the bytes of this attempt are written |
+//! | `Verified` | source | the checksums of this attempt were compared; these places are bad |
+//! | `Commit` | target | the copy is yours |
+//! | `Committed` | source | the copy is mine |
+//! | `Forget` | target | the answer has arrived; nothing further will be asked |
+//! | `Abort` | target | there will be no commit by this source |
+//! | `Aborted` | source | there was no commit in this term, and there will be none |
+//! | `Heartbeat` | target | renews the term |
+//! | `Query` | target | repeat your last answer |
+//! | `Status` | source | the phase, as long as there is no answer of its own |
+//!
+//! All of them are idempotent. Behind `Prepare`, a message names the term of the target that it is
+//! about; a message about another term changes nothing.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::bounded::{Bytes, List, Text};
+use super::places::{Places, RANGES_MAX, Range};
+
+/// Bytes of the largest manifest.
+pub const MANIFEST_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of the largest description of cached blocks that are to be fetched.
+pub const FETCH_BYTES_MAX: usize = 1 << 20;
+
+/// Serialized manifest of an export; the protocol does not read it.
+pub type ManifestBytes = Bytes<MANIFEST_BYTES_MAX>;
+
+/// Serialized description of cached blocks; the protocol does not read it.
+pub type FetchBytes = Bytes<FETCH_BYTES_MAX>;
+
+/// Number of a migration: random, chosen by the node that was asked for it, never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MigrationId(pub u128);
+
+impl fmt::Debug for MigrationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}")
+    }
+}
+
+impl fmt::Display for MigrationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Number of one start of a node's process: random.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct Incarnation(pub u64);
+
+/// Number of a term: chosen by the target, used once in its incarnation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct TermId(pub u64);
+
+/// Number of times that bad places of a transfer were sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+pub struct Attempt(pub u8);
+
+impl Attempt {
+    /// The last one permitted: bad places are sent again at most twice.
+    pub const LAST: Self = Self(2);
+
+    /// Returns the next attempt, if it is permitted.
+    pub fn next(self) -> Option<Self> {
+        (self < Self::LAST).then_some(Self(self.0 + 1))
+    }
+}
+
+/// Purpose of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A sequence moves: the source closes its own once the target has committed.
+    Migrate,
+    /// A sequence is copied: the source's own goes on.
+    Replicate,
+    /// Cached blocks move: the source evicts its own once the target has committed.
+    Cached,
+    /// Cached blocks are copied to a node that asked for them: the source keeps its own.
+    Fetch,
+}
+
+impl Kind {
+    /// Returns whether exactly one side may go on with the copy.
+    ///
+    /// Only such a transfer can be in doubt: otherwise the source keeps its own whatever the target
+    /// did.
+    pub fn is_exclusive(self) -> bool {
+        self == Self::Migrate
+    }
+}
+
+/// Share of a copy that a source has, where several sources feed one target.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Part {
+    /// Number of the share, from 0.
+    pub index: u16,
+    /// Number of shares.
+    pub of: u16,
+}
+
+impl Part {
+    /// The whole copy.
+    pub const WHOLE: Self = Self { index: 0, of: 1 };
+}
+
+/// Permission to write the bytes of places, for the transport.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Grant {
+    /// Number of the transport; the node knows its meaning.
+    pub way: u8,
+    /// Number of the transport's grant.
+    pub tag: u64,
+    /// Number of the target's storage at its transport.
+    pub region: u32,
+    /// Frames of the places, in the order of the places.
+    pub runs: List<Range, RANGES_MAX>,
+}
+
+/// Reason for which a target refused.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Too few blocks are free or can be reclaimed.
+    #[error("{needed} blocks are needed")]
+    Full {
+        /// Blocks needed.
+        needed: u64,
+    },
+    /// The target has this sequence, or a copy of it that is in doubt.
+    #[error("the sequence exists here")]
+    Exists,
+    /// The manifest is invalid, or does not fit this pool.
+    #[error("the manifest does not fit: {0}")]
+    Manifest(Text),
+    /// Copies in shares are not supported.
+    #[error("share {} of {} of a copy is not supported", .0.index, .0.of)]
+    Parts(Part),
+    /// Cached blocks that were not asked for, or not any more.
+    #[error("these blocks were not asked for")]
+    NotAsked,
+    /// The peer has too many migrations under way.
+    #[error("{max} migrations of this peer are under way")]
+    Busy {
+        /// Migrations permitted.
+        max: u32,
+    },
+    /// The target takes nothing now.
+    #[error("the node takes no blocks: {0}")]
+    Closed(Text),
+}
+
+/// Reason for which a side gave up.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum AbortReason {
+    /// It was cancelled there.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// The term ended without being renewed.
+    #[error("the term ended")]
+    Lapsed,
+    /// It took longer than permitted.
+    #[error("it took too long")]
+    Limit,
+    /// The side has no such migration: it has ended, or never began.
+    #[error("the migration is unknown")]
+    Unknown,
+    /// Places were bad after the last attempt.
+    #[error("{0} blocks have bad checksums")]
+    Checksums(u64),
+    /// The bytes could not be sent.
+    #[error("the transfer failed: {0}")]
+    Transfer(Text),
+    /// The blocks could not be exported, verified or committed.
+    #[error("{0}")]
+    Local(Text),
+    /// The peer did what the protocol does not permit.
+    #[error("violation of the protocol: {0}")]
+    Violation(Text),
+    /// The peer has too many migrations under way.
+    #[error("{max} migrations of this peer are under way")]
+    Busy {
+        /// Migrations permitted.
+        max: u32,
+    },
+}
+
+/// Phase of a target.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Phase {
+    /// It asked for cached blocks.
+    Asking,
+    /// It reserves blocks.
+    Reserving,
+    /// It waits for bytes.
+    Receiving,
+    /// It compares checksums.
+    Verifying,
+    /// All checksums are right.
+    Ready,
+    /// It makes the copy its own.
+    Committing,
+    /// The copy is its own.
+    Committed,
+}
+
+/// A message to a target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToTarget {
+    /// Asks for blocks to be reserved.
+    Prepare {
+        /// Purpose.
+        kind: Kind,
+        /// Share of the copy.
+        part: Part,
+        /// Description of the copy.
+        manifest: ManifestBytes,
+    },
+    /// The bytes of an attempt are written.
+    Sent {
+        /// The target's term.
+        term: TermId,
+        /// The attempt.
+        attempt: Attempt,
+    },
+    /// The copy is the target's.
+    Commit {
+        /// The target's term.
+        term: TermId,
+    },
+    /// There will be no commit by this source.
+    Abort {
+        /// The target's term; `None` if it is not known, for any of this migration.
+        term: Option<TermId>,
+        /// Reason.
+        reason: AbortReason,
+    },
+    /// Asks for the last answer.
+    Query {
+        /// The target's term.
+        term: TermId,
+    },
+    /// Renews the term.
+    Heartbeat {
+        /// The target's term.
+        term: TermId,
+    },
+    /// The source has heard of the commit.
+    Forget {
+        /// The target's term.
+        term: TermId,
+    },
+}
+
+/// A message to a source.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ToSource {
+    /// Asks a node to be the source of cached blocks.
+    Fetch {
+        /// Description of the blocks.
+        what: FetchBytes,
+    },
+    /// Blocks are reserved.
+    Prepared {
+        /// Number of the term that begins.
+        term: TermId,
+        /// Places that the target has, or reserved a block for: all of a sequence.
+        accepted: Places,
+        /// Those of them whose bytes are missing.
+        missing: Places,
+        /// Where to write them.
+        grant: Grant,
+    },
+    /// Nothing is reserved.
+    Refused {
+        /// Reason.
+        reason: Refusal,
+        /// Blocks that are free or can be reclaimed.
+        free: u64,
+    },
+    /// Checksums were compared.
+    Verified {
+        /// The target's term.
+        term: TermId,
+        /// The attempt.
+        attempt: Attempt,
+        /// Places with wrong bytes.
+        bad: Places,
+        /// Where to write them.
+        grant: Grant,
+    },
+    /// Phase of a target that has no answer yet.
+    Status {
+        /// The target's term.
+        term: TermId,
+        /// Phase.
+        phase: Phase,
+    },
+    /// The copy is the target's.
+    Committed {
+        /// The target's term.
+        term: TermId,
+    },
+    /// There was no commit in this term, and there will be none.
+    Aborted {
+        /// The target's term.
+        term: TermId,
+        /// Reason.
+        reason: AbortReason,
+    },
+}
+
+/// A message to one of the sides.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Message {
+    /// To the target.
+    ToTarget(ToTarget),
+    /// To the source.
+    ToSource(ToSource),
+}
+
+/// A message with its address.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    /// The migration.
+    pub id: MigrationId,
+    /// Incarnation of the sender.
+    pub from: Incarnation,
+    /// Incarnation of the receiver, as far as the sender knows it.
+    pub to: Incarnation,
+    /// The message.
+    pub message: Message,
+}

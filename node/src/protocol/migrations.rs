@@ -1,0 +1,627 @@
+//! All migrations of a node: finds the machine of an event, and answers for those that have ended.
+//!
+//! # Invariants
+//!
+//! ```text
+//! a message reaches a machine only if it is of the peer's present process and for this one
+//! a machine is here from its first action to its final report, a committed target until it is forgotten
+//! at most one local request per sequence; at most one machine per peer, migration and side
+//! ```
+//!
+//! A message for a machine that is not here is answered from nothing, which is right because ids and
+//! terms are never used twice: see the [module](super).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::machine::{self, Event, Task, Work};
+use super::message::{
+    AbortReason, Envelope, FetchBytes, Incarnation, Kind, Message, MigrationId, Refusal, TermId, ToSource,
+    ToTarget,
+};
+use super::outcome::{Origin, Report, Side};
+use super::source::{self, Source, SourceState};
+use super::target::{self, Target, TargetState};
+use super::timing::{Millis, Timing};
+
+/// Number of a link; each peer has one, for as long as the node's process lives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct LinkId(pub u32);
+
+/// Number of one side of a migration in this process; never used twice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub struct MachineId(pub u64);
+
+/// Bounds of what a node has under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Limits {
+    /// Migrations that this node asked for.
+    pub local_max: u32,
+    /// Migrations that one peer asked for.
+    pub per_peer_max: u32,
+    /// Committed copies whose source was not heard of again, for one peer.
+    pub committed_max: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { local_max: 1_024, per_peer_max: 64, committed_max: 4_096 }
+    }
+}
+
+/// A migration that a node is asked for by its engine, its operator or itself.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Random; the same request twice has the same.
+    pub id: MigrationId,
+    /// The peer.
+    pub link: LinkId,
+    /// What to do.
+    pub command: Command,
+}
+
+/// What a request asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Command {
+    /// Move a sequence to the peer.
+    Migrate {
+        /// The sequence.
+        sequence: u64,
+    },
+    /// Copy a sequence to the peer.
+    Replicate {
+        /// The sequence.
+        sequence: u64,
+    },
+    /// Move cached blocks to the peer.
+    Offload {
+        /// Description of the blocks.
+        what: FetchBytes,
+    },
+    /// Get cached blocks of the peer.
+    BringBack {
+        /// Description of the blocks.
+        what: FetchBytes,
+    },
+}
+
+impl Command {
+    fn sequence(&self) -> Option<u64> {
+        match *self {
+            Self::Migrate { sequence } | Self::Replicate { sequence } => Some(sequence),
+            Self::Offload { .. } | Self::BringBack { .. } => None,
+        }
+    }
+}
+
+/// Reason for which a request does not begin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// The peer was never reached, or its process has ended.
+    #[error("no link to peer {} is up", .0.0)]
+    NoLink(LinkId),
+    /// The same request is under way.
+    #[error("migration {0} is under way")]
+    SameId(MigrationId),
+    /// The sequence is being migrated or replicated.
+    #[error("migration {0} of this sequence is under way")]
+    SameSequence(MigrationId),
+    /// The sequence came by a migration of which its source does not know yet that it was committed.
+    ///
+    /// If this node died, that source would go on with its copy; therefore the sequence stays here
+    /// until the source has answered, or its process has ended.
+    #[error("the source of migration {0} does not know yet that the sequence arrived")]
+    Unconfirmed(MigrationId),
+    /// Too many requests are under way.
+    #[error("{max} requests are under way")]
+    Many {
+        /// Requests permitted.
+        max: u32,
+    },
+}
+
+/// Reason for which a migration cannot be cancelled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CancelError {
+    /// It has ended, or never began.
+    #[error("the migration is unknown")]
+    Unknown,
+    /// The target was told to commit.
+    #[error("the target was told to commit")]
+    Committing,
+}
+
+/// What the node has to do, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Send a message over a link; drop it if the link is down or its queue is full.
+    Send {
+        /// The link.
+        link: LinkId,
+        /// The message.
+        envelope: Envelope,
+    },
+    /// Do some work, and return its result by [`Migrations::done`].
+    Do {
+        /// The machine.
+        machine: MachineId,
+        /// The work.
+        task: Task,
+    },
+    /// An outcome for the engine and the counters.
+    Report {
+        /// The machine.
+        machine: MachineId,
+        /// The outcome.
+        report: Report,
+    },
+}
+
+/// Actions of one event, in order.
+pub type Actions = SmallVec<[Action; 4]>;
+
+/// One side of a migration, as it is now.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct MigrationStatus {
+    /// The machine.
+    pub machine: MachineId,
+    /// The migration.
+    pub id: MigrationId,
+    /// The peer.
+    pub link: LinkId,
+    /// Purpose.
+    pub kind: Kind,
+    /// Node that asked for it.
+    pub origin: Origin,
+    /// State of this side.
+    pub state: SideState,
+    /// When it began.
+    pub begun: Millis,
+    /// When the machine acts next if nothing happens; `None` while the node's own commit is awaited.
+    pub deadline: Option<Millis>,
+}
+
+/// State of one side of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum SideState {
+    /// The copy leaves this node.
+    Source(SourceState),
+    /// The copy comes to this node.
+    Target(TargetState),
+}
+
+#[derive(Debug)]
+enum Machine {
+    Source(Source),
+    Target(Target),
+}
+
+impl Machine {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Source(source) => source.kind(),
+            Self::Target(target) => target.kind(),
+        }
+    }
+
+    fn side(&self) -> Side {
+        match self {
+            Self::Source(_) => Side::Source,
+            Self::Target(_) => Side::Target,
+        }
+    }
+
+    fn state(&self) -> SideState {
+        match self {
+            Self::Source(source) => SideState::Source(source.state()),
+            Self::Target(target) => SideState::Target(target.state()),
+        }
+    }
+
+    fn begun(&self) -> Millis {
+        match self {
+            Self::Source(source) => source.begun(),
+            Self::Target(target) => target.begun(),
+        }
+    }
+
+    fn deadline(&self) -> Option<Millis> {
+        match self {
+            Self::Source(source) => source.deadline(),
+            Self::Target(target) => target.deadline(),
+        }
+    }
+
+    fn is_undecided(&self) -> bool {
+        match self {
+            Self::Source(source) => source.is_undecided(),
+            Self::Target(target) => target.is_undecided(),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.state(), SideState::Source(SourceState::Over) | SideState::Target(TargetState::Over))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: MigrationId,
+    link: LinkId,
+    origin: Origin,
+    /// Of a source: what it exports. Of a committed target: what must not move on.
+    sequence: Option<u64>,
+    machine: Machine,
+}
+
+type Key = (LinkId, MigrationId, Side);
+
+/// All migrations of a node.
+#[derive(Debug)]
+pub struct Migrations {
+    incarnation: Incarnation,
+    timing: Timing,
+    limits: Limits,
+    next: u64,
+    entries: BTreeMap<MachineId, Entry>,
+    index: BTreeMap<Key, MachineId>,
+    /// The present process of each peer.
+    peers: BTreeMap<LinkId, Incarnation>,
+    stale_messages: u64,
+}
+
+impl Migrations {
+    /// Begins without migrations. The incarnation is random, and another one at each start.
+    pub fn new(incarnation: Incarnation, timing: Timing, limits: Limits) -> Self {
+        let (entries, index, peers) = Default::default();
+        Self { incarnation, timing, limits, next: 1, entries, index, peers, stale_messages: 0 }
+    }
+
+    /// Returns the incarnation of this node.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation
+    }
+
+    /// Returns the number of messages that were dropped because they were of, or for, another process.
+    pub fn stale_messages(&self) -> u64 {
+        self.stale_messages
+    }
+
+    /// Returns the time by which [`tick`](Self::tick) must be called; `None` if nothing is under way.
+    pub fn deadline(&self) -> Option<Millis> {
+        self.entries.values().filter_map(|entry| entry.machine.deadline()).min()
+    }
+
+    /// Returns all migrations under way, and committed copies that are not forgotten.
+    pub fn status(&self) -> impl Iterator<Item = MigrationStatus> + '_ {
+        self.entries.iter().map(|(&machine, entry)| MigrationStatus {
+            machine,
+            id: entry.id,
+            link: entry.link,
+            kind: entry.machine.kind(),
+            origin: entry.origin,
+            state: entry.machine.state(),
+            begun: entry.machine.begun(),
+            deadline: entry.machine.deadline(),
+        })
+    }
+
+    /// Begins a migration. Exactly one final outcome is reported for its machine.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing has begun, and no outcome follows.
+    pub fn request(&mut self, now: Millis, request: Request) -> Result<(MachineId, Actions), RequestError> {
+        let Request { id, link, command } = request;
+        if !self.peers.contains_key(&link) {
+            return Err(RequestError::NoLink(link));
+        }
+        if self.entries.values().any(|entry| entry.id == id) {
+            return Err(RequestError::SameId(id));
+        }
+        let sequence = command.sequence();
+        let is_exclusive = matches!(command, Command::Migrate { .. });
+        for other in self.entries.values().filter(|entry| sequence.is_some() && entry.sequence == sequence) {
+            match other.machine.side() {
+                Side::Source => return Err(RequestError::SameSequence(other.id)),
+                Side::Target if is_exclusive => return Err(RequestError::Unconfirmed(other.id)),
+                Side::Target => {}
+            }
+        }
+        let local = self.entries.values().filter(|entry| entry.origin == Origin::Local);
+        if local.count() >= self.limits.local_max as usize {
+            return Err(RequestError::Many { max: self.limits.local_max });
+        }
+        let (machine, timing) = (self.number(), self.timing);
+        let actions = match command {
+            Command::Migrate { .. } => {
+                let (source, actions) = Source::begin(now, Kind::Migrate, None, timing);
+                self.begin(machine, Entry::source(id, link, Origin::Local, sequence, source), actions)
+            }
+            Command::Replicate { .. } => {
+                let (source, actions) = Source::begin(now, Kind::Replicate, None, timing);
+                self.begin(machine, Entry::source(id, link, Origin::Local, sequence, source), actions)
+            }
+            Command::Offload { what } => {
+                let (source, actions) = Source::begin(now, Kind::Cached, Some(what), timing);
+                self.begin(machine, Entry::source(id, link, Origin::Local, None, source), actions)
+            }
+            Command::BringBack { what } => {
+                let (target, actions) = Target::fetch(now, TermId(machine.0), what, timing);
+                self.begin(machine, Entry::target(id, link, Origin::Local, target), actions)
+            }
+        };
+        Ok((machine, actions))
+    }
+
+    /// Takes a message that came over a link.
+    pub fn received(&mut self, now: Millis, link: LinkId, envelope: Envelope) -> Actions {
+        let Envelope { id, from, to, message } = envelope;
+        if self.peers.get(&link) != Some(&from) || to != self.incarnation {
+            self.stale_messages += 1;
+            return Actions::new();
+        }
+        match message {
+            Message::ToTarget(message) => match self.index.get(&(link, id, Side::Target)) {
+                Some(&machine) => self.target_event(now, machine, Event::Message(message)),
+                None => self.new_target(now, link, id, message),
+            },
+            Message::ToSource(message) => match self.index.get(&(link, id, Side::Source)) {
+                Some(&machine) => self.source_event(now, machine, Event::Message(message)),
+                None => self.new_source(now, link, id, message),
+            },
+        }
+    }
+
+    /// Takes the result of a task. `None` if the machine has ended: the caller gives up what the
+    /// result holds, as a [`Task::Restore`] or [`Task::Release`] says.
+    pub fn done(&mut self, now: Millis, machine: MachineId, work: Work) -> Option<Actions> {
+        let entry = self.entries.get_mut(&machine)?;
+        if let Work::Committed { sequence } = work
+            && entry.machine.kind().is_exclusive()
+        {
+            entry.sequence = sequence;
+        }
+        match entry.machine {
+            Machine::Source(_) => Some(self.source_event(now, machine, Event::Done(work))),
+            Machine::Target(_) => Some(self.target_event(now, machine, Event::Done(work))),
+        }
+    }
+
+    /// A link is up: its handshake was with this process of the peer.
+    ///
+    /// The caller reports handshakes with one peer in the order in which the peer answered them, and
+    /// none of a process that it reported to have ended. One handshake at a time with each peer is
+    /// enough for that.
+    pub fn link_up(&mut self, now: Millis, link: LinkId, incarnation: Incarnation) -> Actions {
+        match self.peers.insert(link, incarnation) {
+            Some(before) if before != incarnation => self.all_of(now, link, Happened::PeerEnded),
+            _ => self.all_of(now, link, Happened::LinkUp),
+        }
+    }
+
+    /// A link was lost.
+    pub fn link_lost(&mut self, now: Millis, link: LinkId) -> Actions {
+        self.all_of(now, link, Happened::LinkLost)
+    }
+
+    /// The operator declares that the peer's process has ended.
+    ///
+    /// It resolves copies in doubt and forgets committed ones. If the declaration is wrong, a sequence
+    /// may run on both nodes.
+    pub fn peer_ended(&mut self, now: Millis, link: LinkId) -> Actions {
+        self.peers.remove(&link);
+        self.all_of(now, link, Happened::PeerEnded)
+    }
+
+    /// Cancels a migration. Its outcome is reported by the actions.
+    ///
+    /// # Errors
+    /// [`CancelError`]; the migration goes on.
+    pub fn cancel(&mut self, now: Millis, machine: MachineId) -> Result<Actions, CancelError> {
+        let entry = self.entries.get(&machine).ok_or(CancelError::Unknown)?;
+        if !entry.machine.is_undecided() {
+            return Err(CancelError::Committing);
+        }
+        Ok(self.happened(now, machine, Happened::Cancel))
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Millis) -> Actions {
+        let due = |entry: &Entry| entry.machine.deadline().is_some_and(|deadline| deadline <= now);
+        let machines: Vec<_> =
+            self.entries.iter().filter(|(_, entry)| due(entry)).map(|(&machine, _)| machine).collect();
+        machines.into_iter().flat_map(|machine| self.happened(now, machine, Happened::Tick)).collect()
+    }
+
+    fn number(&mut self) -> MachineId {
+        let machine = MachineId(self.next);
+        self.next += 1;
+        machine
+    }
+
+    /// A message to a target that is not here.
+    fn new_target(&mut self, now: Millis, link: LinkId, id: MigrationId, message: ToTarget) -> Actions {
+        let ToTarget::Prepare { kind, part, manifest } = message else {
+            return self.send_all(link, id, target::unknown(&message));
+        };
+        let refusal = if kind == Kind::Fetch { Some(Refusal::NotAsked) } else { self.too_many(link) };
+        if let Some(reason) = refusal {
+            let message = Message::ToSource(ToSource::Refused { reason, free: 0 });
+            return self.send(link, id, message).into_iter().collect();
+        }
+        let machine = self.number();
+        let (target, actions) = Target::prepare(now, TermId(machine.0), kind, part, manifest, self.timing);
+        self.begin(machine, Entry::target(id, link, Origin::Peer, target), actions)
+    }
+
+    /// A message to a source that is not here.
+    fn new_source(&mut self, now: Millis, link: LinkId, id: MigrationId, message: ToSource) -> Actions {
+        let ToSource::Fetch { what } = message else {
+            return self.send_all(link, id, source::unknown(&message));
+        };
+        if let Some(Refusal::Busy { max }) = self.too_many(link) {
+            let message = ToTarget::Abort { term: None, reason: AbortReason::Busy { max } };
+            return self.send(link, id, Message::ToTarget(message)).into_iter().collect();
+        }
+        let machine = self.number();
+        let (source, actions) = Source::begin(now, Kind::Fetch, Some(what), self.timing);
+        self.begin(machine, Entry::source(id, link, Origin::Peer, None, source), actions)
+    }
+
+    /// Returns a refusal if the peer has too many migrations here.
+    fn too_many(&self, link: LinkId) -> Option<Refusal> {
+        let committed = |entry: &&Entry| entry.machine.state() == SideState::Target(TargetState::Committed);
+        let of_peer = |entry: &&Entry| entry.link == link && entry.origin == Origin::Peer;
+        let all = self.entries.values().filter(of_peer).count();
+        let kept = self.entries.values().filter(of_peer).filter(committed).count();
+        let Limits { per_peer_max, committed_max, .. } = self.limits;
+        if all - kept >= per_peer_max as usize {
+            return Some(Refusal::Busy { max: per_peer_max });
+        }
+        (kept >= committed_max as usize).then_some(Refusal::Busy { max: committed_max })
+    }
+
+    fn begin<M: Into<Message>>(
+        &mut self,
+        machine: MachineId,
+        entry: Entry,
+        actions: machine::Actions<M>,
+    ) -> Actions {
+        self.index.insert(entry.key(), machine);
+        self.entries.insert(machine, entry);
+        self.addressed(machine, actions)
+    }
+
+    fn all_of(&mut self, now: Millis, link: LinkId, happened: Happened) -> Actions {
+        let machines: Vec<_> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.link == link)
+            .map(|(&machine, _)| machine)
+            .collect();
+        machines.into_iter().flat_map(|machine| self.happened(now, machine, happened)).collect()
+    }
+
+    fn happened(&mut self, now: Millis, machine: MachineId, happened: Happened) -> Actions {
+        match self.entries[&machine].machine {
+            Machine::Source(_) => self.source_event(now, machine, happened.into()),
+            Machine::Target(_) => self.target_event(now, machine, happened.into()),
+        }
+    }
+
+    fn source_event(&mut self, now: Millis, machine: MachineId, event: Event<ToSource>) -> Actions {
+        match &mut self.entries.get_mut(&machine).expect("a machine of the index").machine {
+            Machine::Source(source) => {
+                let actions = source.on(now, event);
+                self.addressed(machine, actions)
+            }
+            Machine::Target(_) => unreachable!("an event of a source for a target"),
+        }
+    }
+
+    fn target_event(&mut self, now: Millis, machine: MachineId, event: Event<ToTarget>) -> Actions {
+        match &mut self.entries.get_mut(&machine).expect("a machine of the index").machine {
+            Machine::Target(target) => {
+                let actions = target.on(now, event);
+                self.addressed(machine, actions)
+            }
+            Machine::Source(_) => unreachable!("an event of a target for a source"),
+        }
+    }
+
+    /// Addresses a machine's actions, and removes the machine if it is over.
+    fn addressed<M: Into<Message>>(&mut self, machine: MachineId, actions: machine::Actions<M>) -> Actions {
+        let entry = &self.entries[&machine];
+        let (id, link, is_over) = (entry.id, entry.link, entry.machine.is_over());
+        let (side, kind, origin) = (entry.machine.side(), entry.machine.kind(), entry.origin);
+        if is_over {
+            self.index.remove(&entry.key());
+            self.entries.remove(&machine);
+        }
+        (actions.into_iter())
+            .filter_map(|action| match action {
+                machine::Action::Send(message) => self.send(link, id, message.into()),
+                machine::Action::Do(task) => Some(Action::Do { machine, task }),
+                machine::Action::Report { outcome, bad_blocks } => Some(Action::Report {
+                    machine,
+                    report: Report { id, side, kind, origin, bad_blocks, outcome },
+                }),
+            })
+            .collect()
+    }
+
+    fn send_all<M: Into<Message>>(
+        &self,
+        link: LinkId,
+        id: MigrationId,
+        actions: machine::Actions<M>,
+    ) -> Actions {
+        let send = |action| match action {
+            machine::Action::Send(message) => self.send(link, id, M::into(message)),
+            _ => None,
+        };
+        actions.into_iter().filter_map(send).collect()
+    }
+
+    /// Returns `None` if the peer's process is not known, so that none could read the message.
+    fn send(&self, link: LinkId, id: MigrationId, message: Message) -> Option<Action> {
+        let to = *self.peers.get(&link)?;
+        Some(Action::Send { link, envelope: Envelope { id, from: self.incarnation, to, message } })
+    }
+}
+
+impl Entry {
+    fn source(id: MigrationId, link: LinkId, origin: Origin, sequence: Option<u64>, source: Source) -> Self {
+        Self { id, link, origin, sequence, machine: Machine::Source(source) }
+    }
+
+    fn target(id: MigrationId, link: LinkId, origin: Origin, target: Target) -> Self {
+        Self { id, link, origin, sequence: None, machine: Machine::Target(target) }
+    }
+
+    fn key(&self) -> Key {
+        (self.link, self.id, self.machine.side())
+    }
+}
+
+/// An event that is the same for both sides.
+#[derive(Clone, Copy)]
+enum Happened {
+    LinkUp,
+    LinkLost,
+    PeerEnded,
+    Cancel,
+    Tick,
+}
+
+impl<M> From<Happened> for Event<M> {
+    fn from(happened: Happened) -> Self {
+        match happened {
+            Happened::LinkUp => Self::LinkUp,
+            Happened::LinkLost => Self::LinkLost,
+            Happened::PeerEnded => Self::PeerEnded,
+            Happened::Cancel => Self::Cancel,
+            Happened::Tick => Self::Tick,
+        }
+    }
+}
+
+impl From<ToTarget> for Message {
+    fn from(message: ToTarget) -> Self {
+        Self::ToTarget(message)
+    }
+}
+
+impl From<ToSource> for Message {
+    fn from(message: ToSource) -> Self {
+        Self::ToSource(message)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Routing, refusals, and answers for migrations that are not here.
+
+use super::*;
+use crate::protocol::message::{ManifestBytes, Part, Phase};
+use crate::protocol::outcome::{Cause, Outcome};
+use crate::protocol::places::Places;
+
+const NOW: Millis = Millis(5);
+const LINK: LinkId = LinkId(3);
+const ID: MigrationId = MigrationId(0xabc);
+const OWN: Incarnation = Incarnation(1);
+const PEER: Incarnation = Incarnation(2);
+
+fn node(limits: Limits) -> Migrations {
+    let mut node = Migrations::new(OWN, Timing::default(), limits);
+    assert!(node.link_up(NOW, LINK, PEER).is_empty());
+    node
+}
+
+fn request(id: u128, sequence: u64) -> Request {
+    Request { id: MigrationId(id), link: LINK, command: Command::Migrate { sequence } }
+}
+
+fn receive(node: &mut Migrations, id: MigrationId, message: impl Into<Message>) -> Actions {
+    node.received(NOW, LINK, Envelope { id, from: PEER, to: OWN, message: message.into() })
+}
+
+fn prepare() -> ToTarget {
+    ToTarget::Prepare { kind: Kind::Migrate, part: Part::WHOLE, manifest: ManifestBytes::default() }
+}
+
+fn sent(action: &Action) -> &Message {
+    match action {
+        Action::Send { envelope, .. } => &envelope.message,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_request_is_refused_without_a_link_or_twice() {
+    let mut node = node(Limits { local_max: 2, ..Limits::default() });
+    let foreign = Request { link: LinkId(9), ..request(1, 7) };
+    assert_eq!(node.request(NOW, foreign), Err(RequestError::NoLink(LinkId(9))));
+    let (machine, actions) = node.request(NOW, request(1, 7)).unwrap();
+    assert_eq!(actions.to_vec(), [Action::Do { machine, task: Task::Export { what: None } }]);
+    assert_eq!(node.request(NOW, request(1, 8)), Err(RequestError::SameId(MigrationId(1))));
+    assert_eq!(node.request(NOW, request(2, 7)), Err(RequestError::SameSequence(MigrationId(1))));
+    node.request(NOW, request(2, 8)).unwrap();
+    assert_eq!(node.request(NOW, request(3, 9)), Err(RequestError::Many { max: 2 }));
+    assert_eq!(node.status().count(), 2);
+}
+
+#[test]
+fn messages_of_or_for_another_process_are_dropped() {
+    let mut node = node(Limits::default());
+    for (from, to) in [(Incarnation(9), OWN), (PEER, Incarnation(9))] {
+        let envelope = Envelope { id: ID, from, to, message: prepare().into() };
+        assert!(node.received(NOW, LINK, envelope.clone()).is_empty());
+        assert!(node.received(NOW, LinkId(4), envelope).is_empty());
+    }
+    assert_eq!((node.stale_messages(), node.status().count()), (4, 0));
+    let actions = receive(&mut node, ID, prepare());
+    assert!(matches!(actions[0], Action::Do { task: Task::Reserve(_), .. }));
+}
+
+#[test]
+fn what_is_not_here_is_answered_so_that_the_peer_can_end() {
+    let mut node = node(Limits::default());
+    let term = TermId(4);
+    let aborted: Message = ToSource::Aborted { term, reason: AbortReason::Unknown }.into();
+    for message in [ToTarget::Commit { term }, ToTarget::Query { term }, ToTarget::Heartbeat { term }] {
+        assert_eq!(*sent(&receive(&mut node, ID, message)[0]), aborted);
+    }
+    let abort: Message = ToTarget::Abort { term: Some(term), reason: AbortReason::Unknown }.into();
+    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Status { term, phase: Phase::Ready })[0]), abort);
+    let forget: Message = ToTarget::Forget { term }.into();
+    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Committed { term })[0]), forget);
+    // These end the exchange.
+    let reason = AbortReason::Unknown;
+    assert!(receive(&mut node, ID, ToTarget::Forget { term }).is_empty());
+    assert!(receive(&mut node, ID, ToTarget::Abort { term: None, reason: reason.clone() }).is_empty());
+    assert!(receive(&mut node, ID, ToSource::Aborted { term, reason }).is_empty());
+    // Blocks that were not asked for.
+    let fetched =
+        ToTarget::Prepare { kind: Kind::Fetch, part: Part::WHOLE, manifest: ManifestBytes::default() };
+    let refused: Message = ToSource::Refused { reason: Refusal::NotAsked, free: 0 }.into();
+    assert_eq!(*sent(&receive(&mut node, ID, fetched)[0]), refused);
+    assert_eq!(node.status().count(), 0);
+}
+
+#[test]
+fn a_peer_has_a_bounded_number_of_migrations() {
+    let mut node = node(Limits { per_peer_max: 2, ..Limits::default() });
+    for id in 0..2 {
+        receive(&mut node, MigrationId(id), prepare());
+    }
+    let busy: Message = ToSource::Refused { reason: Refusal::Busy { max: 2 }, free: 0 }.into();
+    assert_eq!(*sent(&receive(&mut node, ID, prepare())[0]), busy);
+    let abort: Message = ToTarget::Abort { term: None, reason: AbortReason::Busy { max: 2 } }.into();
+    let fetch = ToSource::Fetch { what: FetchBytes::default() };
+    assert_eq!(*sent(&receive(&mut node, ID, fetch)[0]), abort);
+    // The same one again is no further one; another peer has its own.
+    assert_eq!(receive(&mut node, MigrationId(0), prepare()).len(), 1);
+    node.link_up(NOW, LinkId(4), Incarnation(8));
+    let envelope = Envelope { id: ID, from: Incarnation(8), to: OWN, message: prepare().into() };
+    assert!(matches!(node.received(NOW, LinkId(4), envelope)[0], Action::Do { .. }));
+    assert_eq!(node.status().count(), 3);
+}
+
+#[test]
+fn committed_copies_that_are_not_forgotten_are_bounded_too() {
+    let mut node = node(Limits { per_peer_max: 2, committed_max: 1, ..Limits::default() });
+    receive(&mut node, ID, prepare());
+    let one = node.status().next().unwrap();
+    let term = TermId(one.machine.0);
+    node.done(
+        NOW,
+        one.machine,
+        Work::Reserved { accepted: Places::default(), missing: Places::default(), grant: Default::default() },
+    );
+    receive(&mut node, ID, ToTarget::Sent { term, attempt: Default::default() });
+    let (attempt, bad, grant) = Default::default();
+    node.done(NOW, one.machine, Work::Verified { attempt, bad, grant });
+    receive(&mut node, ID, ToTarget::Commit { term });
+    node.done(NOW, one.machine, Work::Committed { sequence: Some(7) });
+    // It does not move on before its source has heard that it has arrived.
+    assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::Unconfirmed(ID)));
+    assert!(
+        node.request(NOW, Request { command: Command::Replicate { sequence: 7 }, ..request(8, 7) }).is_ok()
+    );
+    let busy: Message = ToSource::Refused { reason: Refusal::Busy { max: 1 }, free: 0 }.into();
+    assert_eq!(*sent(&receive(&mut node, MigrationId(9), prepare())[0]), busy);
+    receive(&mut node, ID, ToTarget::Forget { term });
+    assert!(matches!(receive(&mut node, MigrationId(9), prepare())[0], Action::Do { .. }));
+    assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::SameId(MigrationId(9))));
+    assert_eq!(node.request(NOW, request(10, 7)), Err(RequestError::SameSequence(MigrationId(8))));
+}
+
+#[test]
+fn another_process_of_the_peer_ends_its_migrations_and_no_others() {
+    let mut node = node(Limits::default());
+    node.link_up(NOW, LinkId(4), Incarnation(8));
+    let (machine, _) = node.request(NOW, request(1, 7)).unwrap();
+    let (other, _) = node.request(NOW, Request { link: LinkId(4), ..request(2, 8) }).unwrap();
+    assert!(node.link_up(NOW, LINK, PEER).is_empty());
+    let actions = node.link_up(NOW, LINK, Incarnation(5));
+    assert_eq!(actions[0], Action::Do { machine, task: Task::Restore });
+    assert!(
+        matches!(&actions[1], Action::Report { report, .. } if report.outcome == Outcome::Failed(Cause::PeerEnded))
+    );
+    assert_eq!(node.status().map(|one| one.machine).collect::<Vec<_>>(), [other]);
+    // Its results are given up.
+    assert_eq!(node.done(NOW, machine, Work::Exported(ManifestBytes::default())), None);
+    // The operator's word does the same, and no request begins before the next handshake.
+    assert_eq!(node.peer_ended(NOW, LinkId(4)).len(), 2);
+    assert_eq!(
+        node.request(NOW, Request { link: LinkId(4), ..request(3, 8) }),
+        Err(RequestError::NoLink(LinkId(4)))
+    );
+}
+
+#[test]
+fn a_cancellation_has_an_outcome_or_an_error() {
+    let mut node = node(Limits::default());
+    let (machine, _) = node.request(NOW, request(1, 7)).unwrap();
+    let actions = node.cancel(NOW, machine).unwrap();
+    // The abort, for a peer that may have heard of it; the copy; the outcome.
+    assert_eq!(actions.len(), 3);
+    assert_eq!(node.cancel(NOW, machine), Err(CancelError::Unknown));
+    assert_eq!(node.deadline(), None);
+}

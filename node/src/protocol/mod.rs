@@ -1,0 +1,163 @@
+//! The protocol by which a sequence or cached blocks move from one node to another.
+//!
+//! [`Migrations`] holds all migrations of a node: a [`Source`] or a [`Target`] for each. They are pure:
+//! events with their time go in, actions come out, and the node does the rest. They read no clock,
+//! allocate no blocks and know no sockets, so that a simulation drives them through every order of
+//! faults (`tests/simulation`).
+//!
+//! ```text
+//!   source                                   target
+//!   export the copy
+//!      |---------------- Prepare ---------------->|  reserve blocks, a term begins
+//!      |<------- Prepared(term, missing) ---------|
+//!      |================ bytes ==================>|
+//!      |----------------- Sent ------------------>|  verify checksums
+//!      |<------------ Verified(bad) --------------|  bad places: again, at most twice
+//!      |---------------- Commit ----------------->|  in doubt from here on
+//!      |                                          |  commit: the copy is the target's
+//!      |<-------------- Committed ----------------|
+//!   close, keep or evict
+//!      |---------------- Forget ----------------->|
+//! ```
+//!
+//! A fetch begins with `Fetch` from the target; the rest is the same.
+//!
+//! # Words
+//!
+//! - A **term** is the time for which a target promises to keep what it reserved: 30 s, renewed by
+//!   each message of the source that names it. Its number is new in each reservation.
+//! - An **incarnation** is one start of a node's process. Its end takes all copies in its memory.
+//! - A copy is **in doubt** at a source that sent `Commit` and has no answer: held, not run.
+//!
+//! # The source
+//!
+//! Rows are states, cells are `next state: actions`. Events that a row does not name change nothing.
+//! *End* stands for: restore the copy, report the outcome, over; with *abort* in front, the target is
+//! told.
+//!
+//! | state | event | next: actions |
+//! |---|---|---|
+//! | Exporting | exported | Preparing: `Prepare` |
+//! | | export failed, cancel, limit | abort, end |
+//! | Preparing | `Prepared` with missing places | Sending(0): transfer |
+//! | | `Prepared` without | Checking(0): `Sent` |
+//! | | `Refused` | end |
+//! | | time, link up | `Prepare` |
+//! | Sending(n) | bytes of n written | Checking(n): `Sent` |
+//! | | bytes of n not written | abort, end |
+//! | | time, link up | `Heartbeat` |
+//! | Checking(n) | `Verified(n)`, none bad | Committing: `Commit` |
+//! | | `Verified(n)`, some bad, n < 2 | Sending(n + 1): transfer of these |
+//! | | `Verified(n)`, some bad, n = 2 | abort, end |
+//! | | time, link up | `Sent` |
+//! | Preparing to Checking | silence of a term, limit, cancel | abort, end |
+//! | Sending and Checking | `Aborted` | end |
+//! | all above | the peer's process ended | end |
+//! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
+//! | | `Aborted`, the peer's process ended | end |
+//! | | no answer for a term, link lost; only one side may go on | InDoubt: report, `Query` |
+//! | | the same; both sides may | end as unconfirmed |
+//! | | time, link up | `Commit` |
+//! | InDoubt | `Committed` | over: close; `Forget`; report |
+//! | | `Aborted`, the peer's process ended | end |
+//! | | `Status(Ready)` | `Commit` |
+//! | | time, link up | `Query` |
+//! | any with a term | `Prepared` of another term | `Abort` of that term |
+//! | no machine | `Fetch` | Exporting: export |
+//! | | `Prepared`, `Verified`, `Status` | `Abort` |
+//! | | `Committed` | `Forget` |
+//!
+//! # The target
+//!
+//! *End* stands for: release what was reserved, report, over. *Answer* stands for the last one:
+//! `Prepared`, or `Verified`; `Status` while one is being made.
+//!
+//! | state | event | next: actions |
+//! |---|---|---|
+//! | no machine | `Prepare` | Reserving: reserve; `Refused` if the peer has too many, or if it is a fetch |
+//! | | `Sent`, `Commit`, `Query`, `Heartbeat` | `Aborted` |
+//! | Asking | `Prepare` of a fetch | Reserving: reserve |
+//! | | `Abort`, silence of a term, cancel, the peer's process ended | end |
+//! | | time, link up | `Fetch` |
+//! | Reserving | reserved | Receiving(0): `Prepared` |
+//! | | refused | over: `Refused`, report |
+//! | Receiving(n) | `Sent(n)`, n <= 2 | Verifying(n): verify |
+//! | Verifying(n) | verified, none bad | Ready(n): `Verified(n)` |
+//! | | verified, some bad | Receiving(n + 1): `Verified(n)` |
+//! | | verification failed | end, `Aborted` |
+//! | Ready(n) | `Commit` | Committing: commit |
+//! | Reserving to Ready | `Prepare`, `Query`, other `Sent` | answer |
+//! | | `Heartbeat`, link up | `Status` |
+//! | | end of the term, limit, cancel, `Commit` before Ready | end, `Aborted` |
+//! | | `Abort`, the peer's process ended | end |
+//! | Committing | committed | Committed: `Committed`, report |
+//! | | committed, and the peer's process has ended | over: report |
+//! | | commit failed | over: `Aborted`, report |
+//! | | `Abort` | nothing: each answer would cause the next abort |
+//! | | others | `Status` |
+//! | Committed | `Forget`, the peer's process ended | over |
+//! | | any other message, time, link up | `Committed` |
+//! | any | a message of another term | `Aborted` of that term; neither state nor term change |
+//!
+//! # Never two owners
+//!
+//! The argument uses no clock: terms bound how long blocks stay reserved, and nothing else.
+//!
+//! 1. The target owns the copy from its one commit on, which follows a `Commit` of the source for this
+//!    term. A source sends none before it holds the copy, and restores none without one of the
+//!    reasons below.
+//! 2. Before it sends `Commit`, the source may restore: it sends none afterwards, since it is over.
+//! 3. After it, the source restores for two reasons. `Aborted` of the term: the target said so behind
+//!    the end of that term without a commit, and the number of a term is never used again. Or the
+//!    target's process has ended, and its copy with it: unless the copy had left that process.
+//! 4. Therefore the target passes a sequence on only when its source has answered by `Forget`, or has
+//!    ended itself ([`RequestError::Unconfirmed`]). At any time at most one other process would go on.
+//! 5. Messages of, and for, another process are dropped, so that terms need to be unique only within
+//!    an incarnation, and an answer never speaks for a process that has ended.
+//!
+//! # Never none
+//!
+//! The owner of a sequence is the node that runs it; else the source that holds it. As long as no
+//! owner dies, a copy exists: a source gives its own up only for `Committed`, which a target says
+//! behind its commit. When the owner dies, its sequence is lost, unless a source in doubt still has it.
+//! A sequence that ended at the target before its source heard of the commit is held at the source
+//! until then; if the target dies, the source runs it once more.
+//!
+//! # No leak
+//!
+//! Every state but two ends by itself: by the end of a term, or by the limit, which no heartbeat moves.
+//! The two are a source in doubt and a committed target. They end by an answer, by another process of
+//! the peer, or by the operator's word ([`Migrations::peer_ended`]), and [`Migrations::status`] lists
+//! them until then. No message is answered for ever: `Abort`, `Aborted`, `Refused` and `Forget` have no
+//! answer where there is no machine, and every other one is an answer, or is repeated by a timer.
+//!
+//! # Who does what
+//!
+//! The node delivers results by [`Migrations::done`], calls [`Migrations::tick`] at
+//! [`Migrations::deadline`] or later, and reports handshakes in their order
+//! ([`Migrations::link_up`]). A result whose machine has ended is given up. Memory that a transport may
+//! still touch is not the protocol's concern: the node restores and releases by references, and
+//! the transport keeps its own.
+
+mod bounded;
+mod machine;
+mod message;
+mod migrations;
+mod outcome;
+mod places;
+mod source;
+mod target;
+mod timing;
+
+pub use bounded::{Bytes, List, Text, TooLong};
+pub use machine::{Action as SideAction, Actions as SideActions, Event, Task, Work};
+pub use message::*;
+pub use migrations::{
+    Action, Actions, CancelError, Command, Limits, LinkId, MachineId, MigrationStatus, Migrations, Request,
+    RequestError, SideState,
+};
+pub use outcome::{Cause, Doubt, Origin, Outcome, Report, Resolution, Side};
+pub use places::{Places, PlacesError, RANGES_MAX, Range};
+pub use source::{Source, SourceState};
+pub use target::{Target, TargetState};
+pub use timing::{Millis, Timing};

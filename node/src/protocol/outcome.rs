@@ -1,0 +1,156 @@
+//! How a migration ended, for the engine and for counters.
+
+use serde::{Deserialize, Serialize};
+
+use super::bounded::Text;
+use super::message::{AbortReason, Kind, MigrationId, Refusal};
+use super::timing::Millis;
+
+/// Side of a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+pub enum Side {
+    /// The copy leaves this node.
+    Source,
+    /// The copy comes to this node.
+    Target,
+}
+
+/// Node that asked for a migration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum Origin {
+    /// This node.
+    Local,
+    /// The peer.
+    Peer,
+}
+
+/// Result of one side of a migration.
+///
+/// Each migration that begins on a side gets exactly one outcome there, unless the process ends; an
+/// [`InDoubt`](Self::InDoubt) may come before it, at most once.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// The target has committed. At the source: its own copy was closed, kept or evicted, as the
+    /// [`Kind`] says. At the target: the copy is its own, and can be scheduled.
+    Done,
+    /// The target refused. The source has its copy as before.
+    Refused {
+        /// Reason.
+        reason: Refusal,
+        /// Blocks that are free at the target or can be reclaimed there.
+        free: u64,
+    },
+    /// Given up. The source has its copy as before; the target has nothing.
+    Failed(Cause),
+    /// The target may have committed a copy that takes nothing from the source, which keeps its own.
+    Unconfirmed,
+    /// Not final: the target was told to commit, and its answer is missing. The source holds its
+    /// copy and does not run it.
+    InDoubt {
+        /// When the target was told.
+        since: Millis,
+        /// What is missing.
+        doubt: Doubt,
+    },
+}
+
+impl Outcome {
+    /// Returns whether no other outcome follows.
+    pub fn is_final(&self) -> bool {
+        !matches!(self, Self::InDoubt { .. })
+    }
+
+    /// Returns the events of which each resolves the doubt, if there is one.
+    pub fn resolved_by(&self) -> &'static [Resolution] {
+        match self {
+            Self::InDoubt { .. } => &[
+                Resolution::Committed,
+                Resolution::Aborted,
+                Resolution::PeerRestarted,
+                Resolution::PeerEnded,
+            ],
+            _ => &[],
+        }
+    }
+}
+
+/// Reason of a doubt.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Doubt {
+    /// No answer came within a term.
+    Silent,
+    /// The link was lost.
+    LinkLost,
+}
+
+/// Event that ends a doubt.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum Resolution {
+    /// The target says that it has committed: the source closes its copy.
+    Committed,
+    /// The target says that it has not, and will not: the source goes on with its copy.
+    Aborted,
+    /// The target's process is another one, without the copy: the source goes on with its own.
+    PeerRestarted,
+    /// The operator declares that the target's process has ended: the source goes on with its copy.
+    PeerEnded,
+}
+
+/// Reason for which a migration failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Cause {
+    /// It was cancelled on this node.
+    #[error("cancelled")]
+    Cancelled,
+    /// Nothing was heard of the peer.
+    #[error("the peer was silent for {waited_ms} ms")]
+    Silent {
+        /// Time since the peer's last message, in milliseconds.
+        waited_ms: u64,
+    },
+    /// It took longer than permitted.
+    #[error("not committed within {limit_ms} ms")]
+    Limit {
+        /// Time permitted in milliseconds.
+        limit_ms: u64,
+    },
+    /// The peer's process has ended, and with it the other copy.
+    #[error("the peer's process has ended")]
+    PeerEnded,
+    /// The peer gave up.
+    #[error("the peer gave up: {0}")]
+    Peer(AbortReason),
+    /// Places were bad after the last attempt.
+    #[error("{0} blocks have bad checksums after the last attempt")]
+    Checksums(u64),
+    /// The bytes could not be sent.
+    #[error("the transfer failed: {0}")]
+    Transfer(Text),
+    /// The blocks could not be exported, verified or committed on this node.
+    #[error("{0}")]
+    Local(Text),
+    /// The peer did what the protocol does not permit.
+    #[error("the peer violated the protocol: {0}")]
+    Violation(Text),
+}
+
+/// An outcome, and the migration that has it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Report {
+    /// The migration.
+    pub id: MigrationId,
+    /// Side of this node.
+    pub side: Side,
+    /// Purpose.
+    pub kind: Kind,
+    /// Node that asked for it.
+    pub origin: Origin,
+    /// Blocks whose checksums were wrong, over all attempts.
+    pub bad_blocks: u64,
+    /// Result.
+    pub outcome: Outcome,
+}

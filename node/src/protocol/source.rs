@@ -1,0 +1,347 @@
+//! The side that a copy leaves. The [module](super) has its states as a table.
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use super::bounded::Text;
+use super::machine::{Action, Actions, Event, Task, Work};
+use super::message::{
+    AbortReason, Attempt, FetchBytes, Grant, Kind, ManifestBytes, Part, Phase, TermId, ToSource, ToTarget,
+};
+use super::outcome::{Cause, Doubt, Outcome};
+use super::places::Places;
+use super::timing::{Millis, Repeat, Timing};
+
+/// State of a source.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum SourceState {
+    /// The copy is being exported.
+    Exporting,
+    /// The target was asked to reserve.
+    Preparing,
+    /// Bytes are on their way.
+    Sending(Attempt),
+    /// The target compares checksums.
+    Checking(Attempt),
+    /// The target was told to commit.
+    Committing,
+    /// The target was told to commit, and has not answered for long.
+    InDoubt,
+    /// The migration has ended on this side.
+    Over,
+}
+
+/// The source of one migration.
+#[derive(Debug)]
+pub struct Source {
+    state: SourceState,
+    kind: Kind,
+    timing: Timing,
+    manifest: ManifestBytes,
+    term: Option<TermId>,
+    /// Places that the target lacked at first.
+    missing: Places,
+    bad_blocks: u64,
+    begun: Millis,
+    /// When the target was heard of last; from the commit on, when it was told.
+    heard: Millis,
+    repeat: Repeat,
+}
+
+type Sent = Actions<ToTarget>;
+
+impl Source {
+    /// Begins with the export of a copy; `what` describes cached blocks that the target asked for.
+    pub fn begin(now: Millis, kind: Kind, what: Option<FetchBytes>, timing: Timing) -> (Self, Sent) {
+        let source = Self {
+            state: SourceState::Exporting,
+            kind,
+            timing,
+            manifest: ManifestBytes::default(),
+            term: None,
+            missing: Places::default(),
+            bad_blocks: 0,
+            begun: now,
+            heard: now,
+            repeat: Repeat::renewing(now, &timing),
+        };
+        (source, smallvec![Action::Do(Task::Export { what })])
+    }
+
+    /// Returns its state.
+    pub fn state(&self) -> SourceState {
+        self.state
+    }
+
+    /// Returns its purpose.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Returns when it began.
+    pub fn begun(&self) -> Millis {
+        self.begun
+    }
+
+    /// Returns whether a cancellation or a failure of the peer can still end it without the peer.
+    pub fn is_undecided(&self) -> bool {
+        !matches!(self.state, SourceState::Committing | SourceState::InDoubt | SourceState::Over)
+    }
+
+    /// Returns the time by which it must get a [`Event::Tick`]; `None` once it is over.
+    pub fn deadline(&self) -> Option<Millis> {
+        let (limit, silence) = (self.begun.plus(self.timing.limit_ms), self.heard.plus(self.timing.term_ms));
+        match self.state {
+            SourceState::Over => None,
+            SourceState::Exporting => Some(limit),
+            SourceState::InDoubt => Some(self.repeat.at()),
+            SourceState::Committing => Some(self.repeat.at().min(silence)),
+            _ => Some(self.repeat.at().min(silence).min(limit)),
+        }
+    }
+
+    /// Takes an event, and returns the actions that it causes.
+    pub fn on(&mut self, now: Millis, event: Event<ToSource>) -> Sent {
+        if self.state == SourceState::Over {
+            return Sent::new();
+        }
+        match event {
+            Event::Message(message) => self.message(now, message),
+            Event::Done(work) => self.done(now, work),
+            Event::LinkUp => self.repeat_message().into_iter().collect(),
+            Event::LinkLost if self.state == SourceState::Committing => self.doubt(now, Doubt::LinkLost),
+            Event::LinkLost => Sent::new(),
+            // The target's copy is gone with its process, committed or not.
+            Event::PeerEnded => self.restore(Outcome::Failed(Cause::PeerEnded)),
+            Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
+            Event::Cancel => Sent::new(),
+            Event::Tick => self.tick(now),
+        }
+    }
+
+    fn message(&mut self, now: Millis, message: ToSource) -> Sent {
+        match message {
+            ToSource::Fetch { .. } => return self.repeat_message().into_iter().collect(),
+            ToSource::Refused { reason, free } => {
+                if self.state == SourceState::Preparing {
+                    return self.restore(Outcome::Refused { reason, free });
+                }
+                return Sent::new();
+            }
+            _ => {}
+        }
+        let term = match message {
+            ToSource::Prepared { term, .. }
+            | ToSource::Verified { term, .. }
+            | ToSource::Status { term, .. }
+            | ToSource::Committed { term }
+            | ToSource::Aborted { term, .. } => term,
+            ToSource::Fetch { .. } | ToSource::Refused { .. } => unreachable!("handled above"),
+        };
+        if self.term.is_some_and(|own| own != term) {
+            return match message {
+                // A repeated Prepare has begun a second term, which has no use.
+                ToSource::Prepared { .. } => abort_message(Some(term), AbortReason::Unknown),
+                _ => Sent::new(),
+            };
+        }
+        if self.is_undecided() {
+            self.heard = now;
+        }
+        match (message, self.state) {
+            (ToSource::Prepared { accepted, missing, grant, .. }, SourceState::Preparing) => {
+                self.prepared(now, term, accepted, missing, grant)
+            }
+            (ToSource::Verified { attempt, bad, grant, .. }, SourceState::Checking(sent))
+                if attempt == sent =>
+            {
+                self.verified(now, attempt, bad, grant)
+            }
+            (ToSource::Status { phase: Phase::Ready, .. }, SourceState::InDoubt) => {
+                [self.commit(term)].into_iter().collect()
+            }
+            (ToSource::Committed { .. }, SourceState::Committing | SourceState::InDoubt) => self.finish(term),
+            (ToSource::Aborted { reason, .. }, _) if self.term.is_some() => {
+                self.restore(Outcome::Failed(Cause::Peer(reason)))
+            }
+            _ => Sent::new(),
+        }
+    }
+
+    fn prepared(
+        &mut self,
+        now: Millis,
+        term: TermId,
+        accepted: Places,
+        missing: Places,
+        grant: Grant,
+    ) -> Sent {
+        self.term = Some(term);
+        if !accepted.contains(&missing) {
+            return self.violation("missing places that were not accepted");
+        }
+        self.missing = missing.clone();
+        let mut actions = Sent::new();
+        if self.kind == Kind::Cached {
+            actions.push(Action::Do(Task::Retain(accepted)));
+        }
+        actions.extend(self.send(now, Attempt::default(), missing, grant));
+        actions
+    }
+
+    fn send(&mut self, now: Millis, attempt: Attempt, places: Places, grant: Grant) -> Sent {
+        if places.is_empty() {
+            return self.sent(now, attempt);
+        }
+        self.state = SourceState::Sending(attempt);
+        self.repeat = Repeat::renewing(now, &self.timing);
+        smallvec![Action::Do(Task::Transfer { attempt, places, grant })]
+    }
+
+    fn sent(&mut self, now: Millis, attempt: Attempt) -> Sent {
+        self.state = SourceState::Checking(attempt);
+        self.repeat = Repeat::soon(now, &self.timing);
+        self.repeat_message().into_iter().collect()
+    }
+
+    fn verified(&mut self, now: Millis, attempt: Attempt, bad: Places, grant: Grant) -> Sent {
+        if !self.missing.contains(&bad) {
+            return self.violation("bad places that were not sent");
+        }
+        self.bad_blocks += bad.count();
+        if !bad.is_empty() {
+            return match attempt.next() {
+                Some(next) => self.send(now, next, bad, grant),
+                None => self.abort(AbortReason::Checksums(bad.count()), Cause::Checksums(bad.count())),
+            };
+        }
+        self.state = SourceState::Committing;
+        // From here on, the time since the target was told.
+        self.heard = now;
+        self.repeat = Repeat::soon(now, &self.timing);
+        self.repeat_message().into_iter().collect()
+    }
+
+    fn done(&mut self, now: Millis, work: Work) -> Sent {
+        match (work, self.state) {
+            (Work::Exported(manifest), SourceState::Exporting) => {
+                self.manifest = manifest;
+                self.state = SourceState::Preparing;
+                self.heard = now;
+                self.repeat = Repeat::soon(now, &self.timing);
+                self.repeat_message().into_iter().collect()
+            }
+            (Work::ExportFailed(reason), SourceState::Exporting) => {
+                self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
+            }
+            (Work::Transferred(attempt), SourceState::Sending(current)) if attempt == current => {
+                self.sent(now, attempt)
+            }
+            (Work::TransferFailed(attempt, reason), SourceState::Sending(current)) if attempt == current => {
+                self.abort(AbortReason::Transfer(reason.clone()), Cause::Transfer(reason))
+            }
+            _ => Sent::new(),
+        }
+    }
+
+    fn tick(&mut self, now: Millis) -> Sent {
+        let waited_ms = now.since(self.heard);
+        let is_silent = waited_ms >= self.timing.term_ms;
+        match self.state {
+            SourceState::Committing if is_silent => return self.doubt(now, Doubt::Silent),
+            SourceState::Committing | SourceState::InDoubt => {}
+            _ if now >= self.begun.plus(self.timing.limit_ms) => {
+                return self.abort(AbortReason::Limit, Cause::Limit { limit_ms: self.timing.limit_ms });
+            }
+            SourceState::Exporting => return Sent::new(),
+            _ if is_silent => return self.abort(AbortReason::Lapsed, Cause::Silent { waited_ms }),
+            _ => {}
+        }
+        if self.repeat.is_due(now, &self.timing) {
+            self.repeat_message().into_iter().collect()
+        } else {
+            Sent::new()
+        }
+    }
+
+    /// Returns the message that the state waits for an answer to.
+    fn repeat_message(&self) -> Option<Action<ToTarget>> {
+        let message = match (self.state, self.term) {
+            (SourceState::Preparing, _) => {
+                let manifest = self.manifest.clone();
+                ToTarget::Prepare { kind: self.kind, part: Part::WHOLE, manifest }
+            }
+            (SourceState::Sending(_), Some(term)) => ToTarget::Heartbeat { term },
+            (SourceState::Checking(attempt), Some(term)) => ToTarget::Sent { term, attempt },
+            (SourceState::Committing, Some(term)) => return Some(self.commit(term)),
+            (SourceState::InDoubt, Some(term)) => ToTarget::Query { term },
+            _ => return None,
+        };
+        Some(Action::Send(message))
+    }
+
+    fn commit(&self, term: TermId) -> Action<ToTarget> {
+        Action::Send(ToTarget::Commit { term })
+    }
+
+    /// The target's answer is late. A copy that only one side may have is held until there is one.
+    fn doubt(&mut self, now: Millis, doubt: Doubt) -> Sent {
+        if !self.kind.is_exclusive() {
+            return self.restore(Outcome::Unconfirmed);
+        }
+        self.state = SourceState::InDoubt;
+        self.repeat = Repeat::renewing(now, &self.timing);
+        let report = self.report(Outcome::InDoubt { since: self.heard, doubt });
+        [report].into_iter().chain(self.repeat_message()).collect()
+    }
+
+    fn finish(&mut self, term: TermId) -> Sent {
+        self.state = SourceState::Over;
+        smallvec![
+            Action::Do(Task::Finish),
+            Action::Send(ToTarget::Forget { term }),
+            self.report(Outcome::Done)
+        ]
+    }
+
+    /// Ends without the target's consent: only before it was told to commit.
+    fn abort(&mut self, reason: AbortReason, cause: Cause) -> Sent {
+        debug_assert!(self.is_undecided(), "an abort behind the commit");
+        let mut actions = abort_message(self.term, reason);
+        actions.extend(self.restore(Outcome::Failed(cause)));
+        actions
+    }
+
+    fn violation(&mut self, what: &'static str) -> Sent {
+        self.abort(AbortReason::Violation(Text::new(what)), Cause::Violation(Text::new(what)))
+    }
+
+    fn restore(&mut self, outcome: Outcome) -> Sent {
+        self.state = SourceState::Over;
+        smallvec![Action::Do(Task::Restore), self.report(outcome)]
+    }
+
+    fn report(&self, outcome: Outcome) -> Action<ToTarget> {
+        Action::Report { outcome, bad_blocks: self.bad_blocks }
+    }
+}
+
+/// Returns the answer of a node that has no source of this migration: it has ended, or never began.
+pub(super) fn unknown(message: &ToSource) -> Sent {
+    match *message {
+        ToSource::Prepared { term, .. } | ToSource::Verified { term, .. } | ToSource::Status { term, .. } => {
+            abort_message(Some(term), AbortReason::Unknown)
+        }
+        // A source ends behind its commit only if the other side's copy is known to exist or not to.
+        ToSource::Committed { term } => smallvec![Action::Send(ToTarget::Forget { term })],
+        ToSource::Fetch { .. } | ToSource::Refused { .. } | ToSource::Aborted { .. } => Sent::new(),
+    }
+}
+
+fn abort_message(term: Option<TermId>, reason: AbortReason) -> Sent {
+    smallvec![Action::Send(ToTarget::Abort { term, reason })]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,391 @@
+//! The side that a copy comes to. The [module](super) has its states as a table.
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use super::bounded::Text;
+use super::machine::{Action, Actions, Event, Task, Work};
+use super::message::{
+    AbortReason, Attempt, FetchBytes, Kind, ManifestBytes, Part, Phase, Refusal, TermId, ToSource, ToTarget,
+};
+use super::outcome::{Cause, Outcome};
+use super::timing::{Millis, Repeat, Timing};
+
+/// State of a target.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub enum TargetState {
+    /// The peer was asked to be the source.
+    Asking,
+    /// Blocks are being reserved.
+    Reserving,
+    /// The source writes the bytes of this attempt.
+    Receiving(Attempt),
+    /// Checksums are being compared.
+    Verifying(Attempt),
+    /// All checksums are right.
+    Ready(Attempt),
+    /// The copy is being made this node's own.
+    Committing,
+    /// The copy is this node's own; the source may not know it.
+    Committed,
+    /// The migration has ended on this side.
+    Over,
+}
+
+/// The target of one migration.
+#[derive(Debug)]
+pub struct Target {
+    state: TargetState,
+    kind: Kind,
+    timing: Timing,
+    term: TermId,
+    what: Option<FetchBytes>,
+    /// The answer that the source waits for, once there is one.
+    answer: Option<ToSource>,
+    bad_blocks: u64,
+    begun: Millis,
+    /// When the term was renewed last.
+    renewed: Millis,
+    repeat: Repeat,
+    /// The source's process ended while the copy was being committed.
+    is_alone: bool,
+}
+
+type Sent = Actions<ToSource>;
+
+impl Target {
+    /// Begins by asking a peer for cached blocks.
+    pub fn fetch(now: Millis, term: TermId, what: FetchBytes, timing: Timing) -> (Self, Sent) {
+        let mut target = Self::new(now, term, Kind::Fetch, timing);
+        target.what = Some(what);
+        let actions = target.repeat_message().into_iter().collect();
+        (target, actions)
+    }
+
+    /// Begins with the request of a source.
+    pub fn prepare(
+        now: Millis,
+        term: TermId,
+        kind: Kind,
+        part: Part,
+        manifest: ManifestBytes,
+        timing: Timing,
+    ) -> (Self, Sent) {
+        let mut target = Self::new(now, term, kind, timing);
+        let actions = target.reserve(now, part, manifest);
+        (target, actions)
+    }
+
+    fn new(now: Millis, term: TermId, kind: Kind, timing: Timing) -> Self {
+        Self {
+            state: TargetState::Asking,
+            kind,
+            timing,
+            term,
+            what: None,
+            answer: None,
+            bad_blocks: 0,
+            begun: now,
+            renewed: now,
+            repeat: Repeat::soon(now, &timing),
+            is_alone: false,
+        }
+    }
+
+    /// Returns its state.
+    pub fn state(&self) -> TargetState {
+        self.state
+    }
+
+    /// Returns its purpose.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// Returns when it began.
+    pub fn begun(&self) -> Millis {
+        self.begun
+    }
+
+    /// Returns the number of its term.
+    pub fn term(&self) -> TermId {
+        self.term
+    }
+
+    /// Returns whether it can still end without the source: nothing was committed.
+    pub fn is_undecided(&self) -> bool {
+        !matches!(self.state, TargetState::Committing | TargetState::Committed | TargetState::Over)
+    }
+
+    /// Returns the time by which it must get a [`Event::Tick`]; `None` while it commits, and once it is
+    /// over.
+    pub fn deadline(&self) -> Option<Millis> {
+        match self.state {
+            TargetState::Committing | TargetState::Over => None,
+            TargetState::Committed => Some(self.repeat.at()),
+            TargetState::Asking => Some(self.repeat.at().min(self.end())),
+            _ => Some(self.end()),
+        }
+    }
+
+    /// Returns the end of the term, or of the time permitted.
+    fn end(&self) -> Millis {
+        self.renewed.plus(self.timing.term_ms).min(self.begun.plus(self.timing.limit_ms))
+    }
+
+    /// Takes an event, and returns the actions that it causes.
+    pub fn on(&mut self, now: Millis, event: Event<ToTarget>) -> Sent {
+        if self.state == TargetState::Over {
+            return Sent::new();
+        }
+        // Before the event: a term that ended unseen is not renewed by a late message.
+        if self.is_undecided() && now >= self.end() {
+            return self.lapse(now);
+        }
+        match event {
+            Event::Message(message) => self.message(now, message),
+            Event::Done(work) => self.done(now, work),
+            // A source that has ended, whose abort was lost with the link, answers with another.
+            Event::LinkUp if self.is_undecided() && self.state != TargetState::Asking => self.status(),
+            Event::LinkUp => self.repeat_message().into_iter().collect(),
+            Event::LinkLost => Sent::new(),
+            Event::PeerEnded => self.peer_ended(),
+            Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
+            Event::Cancel => Sent::new(),
+            Event::Tick => self.tick(now),
+        }
+    }
+
+    fn message(&mut self, now: Millis, message: ToTarget) -> Sent {
+        let term = match message {
+            ToTarget::Prepare { kind, part, manifest } => return self.prepared(now, kind, part, manifest),
+            ToTarget::Abort { term, reason } => {
+                let is_own = term.is_none_or(|term| term == self.term);
+                return if is_own { self.aborted(reason) } else { Sent::new() };
+            }
+            ToTarget::Sent { term, .. }
+            | ToTarget::Commit { term }
+            | ToTarget::Query { term }
+            | ToTarget::Heartbeat { term }
+            | ToTarget::Forget { term } => term,
+        };
+        if term != self.term || self.state == TargetState::Asking {
+            return unknown(&message);
+        }
+        self.renewed = now;
+        match (message, self.state) {
+            (ToTarget::Forget { .. }, TargetState::Committed) => {
+                self.state = TargetState::Over;
+                Sent::new()
+            }
+            (ToTarget::Forget { .. }, _) => Sent::new(),
+            (ToTarget::Sent { attempt, .. }, _) if attempt > Attempt::LAST && self.is_undecided() => {
+                self.violation("more attempts than permitted")
+            }
+            (ToTarget::Sent { attempt, .. }, TargetState::Receiving(awaited)) if attempt == awaited => {
+                self.state = TargetState::Verifying(attempt);
+                smallvec![Action::Do(Task::Verify(attempt))]
+            }
+            (ToTarget::Commit { .. }, TargetState::Ready(_)) => {
+                self.state = TargetState::Committing;
+                smallvec![Action::Do(Task::Commit)]
+            }
+            (ToTarget::Commit { .. }, _) if self.is_undecided() => {
+                self.violation("a commit of a copy that was not verified")
+            }
+            (ToTarget::Heartbeat { .. }, state) if state != TargetState::Committed => self.status(),
+            _ => self.reply(),
+        }
+    }
+
+    /// The source asks for a reservation, perhaps once more.
+    fn prepared(&mut self, now: Millis, kind: Kind, part: Part, manifest: ManifestBytes) -> Sent {
+        self.renewed = now;
+        match self.state {
+            TargetState::Asking if kind == Kind::Fetch => self.reserve(now, part, manifest),
+            TargetState::Asking => Sent::new(),
+            _ => self.reply(),
+        }
+    }
+
+    fn reserve(&mut self, now: Millis, part: Part, manifest: ManifestBytes) -> Sent {
+        self.renewed = now;
+        if part != Part::WHOLE {
+            return self.refuse(Refusal::Parts(part), 0);
+        }
+        self.state = TargetState::Reserving;
+        smallvec![Action::Do(Task::Reserve(manifest))]
+    }
+
+    fn done(&mut self, now: Millis, work: Work) -> Sent {
+        let term = self.term;
+        match (work, self.state) {
+            (Work::Reserved { accepted, missing, grant }, TargetState::Reserving) => {
+                self.state = TargetState::Receiving(Attempt::default());
+                self.answer(ToSource::Prepared { term, accepted, missing, grant })
+            }
+            (Work::ReserveRefused { reason, free }, TargetState::Reserving) => self.refuse(reason, free),
+            (Work::Verified { attempt, bad, grant }, TargetState::Verifying(current))
+                if attempt == current =>
+            {
+                self.bad_blocks += bad.count();
+                self.state = match attempt.next() {
+                    _ if bad.is_empty() => TargetState::Ready(attempt),
+                    // Of the last attempt: the source hears of it and gives up, or the term ends.
+                    next => TargetState::Receiving(next.unwrap_or(Attempt(Attempt::LAST.0 + 1))),
+                };
+                self.answer(ToSource::Verified { term, attempt, bad, grant })
+            }
+            (Work::VerifyFailed(reason), TargetState::Verifying(_)) => {
+                self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
+            }
+            (Work::Committed { .. }, TargetState::Committing) => self.committed(now),
+            (Work::CommitFailed(reason), TargetState::Committing) => {
+                self.state = TargetState::Over;
+                let message = ToSource::Aborted { term, reason: AbortReason::Local(reason.clone()) };
+                smallvec![Action::Send(message), self.report(Outcome::Failed(Cause::Local(reason)))]
+            }
+            _ => Sent::new(),
+        }
+    }
+
+    fn committed(&mut self, now: Millis) -> Sent {
+        let report = self.report(Outcome::Done);
+        if self.is_alone {
+            self.state = TargetState::Over;
+            return smallvec![report];
+        }
+        self.state = TargetState::Committed;
+        self.repeat = Repeat::soon(now, &self.timing);
+        let mut actions = self.answer(ToSource::Committed { term: self.term });
+        actions.push(report);
+        actions
+    }
+
+    fn peer_ended(&mut self) -> Sent {
+        match self.state {
+            TargetState::Committing => {
+                self.is_alone = true;
+                Sent::new()
+            }
+            // What was committed stays, and the only process that could ask for it is gone.
+            TargetState::Committed => {
+                self.state = TargetState::Over;
+                Sent::new()
+            }
+            _ => self.release(Outcome::Failed(Cause::PeerEnded)),
+        }
+    }
+
+    fn tick(&mut self, now: Millis) -> Sent {
+        let repeats = matches!(self.state, TargetState::Asking | TargetState::Committed);
+        if repeats && self.repeat.is_due(now, &self.timing) {
+            return self.repeat_message().into_iter().collect();
+        }
+        Sent::new()
+    }
+
+    /// Returns the message that is repeated without being asked for.
+    fn repeat_message(&self) -> Option<Action<ToSource>> {
+        match self.state {
+            TargetState::Asking => {
+                Some(Action::Send(ToSource::Fetch { what: self.what.clone().unwrap_or_default() }))
+            }
+            TargetState::Committed => Some(Action::Send(ToSource::Committed { term: self.term })),
+            _ => None,
+        }
+    }
+
+    fn answer(&mut self, answer: ToSource) -> Sent {
+        self.answer = Some(answer.clone());
+        smallvec![Action::Send(answer)]
+    }
+
+    /// Repeats the last answer; the phase, if there is another one to come.
+    fn reply(&self) -> Sent {
+        match (&self.answer, self.state) {
+            (None, _) | (_, TargetState::Verifying(_) | TargetState::Committing) => self.status(),
+            (Some(answer), _) => smallvec![Action::Send(answer.clone())],
+        }
+    }
+
+    fn status(&self) -> Sent {
+        let phase = match self.state {
+            TargetState::Asking => Phase::Asking,
+            TargetState::Reserving => Phase::Reserving,
+            TargetState::Receiving(_) => Phase::Receiving,
+            TargetState::Verifying(_) => Phase::Verifying,
+            TargetState::Ready(_) => Phase::Ready,
+            TargetState::Committing => Phase::Committing,
+            TargetState::Committed | TargetState::Over => Phase::Committed,
+        };
+        smallvec![Action::Send(ToSource::Status { term: self.term, phase })]
+    }
+
+    fn aborted(&mut self, reason: AbortReason) -> Sent {
+        match self.state {
+            // A source that aborts behind its commit has ended. A phase would make it abort again.
+            TargetState::Committing => Sent::new(),
+            TargetState::Committed => self.reply(),
+            _ => self.release(Outcome::Failed(Cause::Peer(reason))),
+        }
+    }
+
+    fn lapse(&mut self, now: Millis) -> Sent {
+        if now >= self.begun.plus(self.timing.limit_ms) {
+            return self.abort(AbortReason::Limit, Cause::Limit { limit_ms: self.timing.limit_ms });
+        }
+        self.abort(AbortReason::Lapsed, Cause::Silent { waited_ms: now.since(self.renewed) })
+    }
+
+    fn violation(&mut self, what: &'static str) -> Sent {
+        self.abort(AbortReason::Violation(Text::new(what)), Cause::Violation(Text::new(what)))
+    }
+
+    fn abort(&mut self, reason: AbortReason, cause: Cause) -> Sent {
+        debug_assert!(self.is_undecided(), "an abort behind the commit");
+        let was_asking = self.state == TargetState::Asking;
+        let mut actions = self.release(Outcome::Failed(cause));
+        if !was_asking {
+            actions.push(Action::Send(ToSource::Aborted { term: self.term, reason }));
+        }
+        actions
+    }
+
+    fn refuse(&mut self, reason: Refusal, free: u64) -> Sent {
+        self.state = TargetState::Over;
+        let outcome = Outcome::Refused { reason: reason.clone(), free };
+        smallvec![Action::Send(ToSource::Refused { reason, free }), self.report(outcome)]
+    }
+
+    fn release(&mut self, outcome: Outcome) -> Sent {
+        let mut actions = Sent::new();
+        if self.state != TargetState::Asking {
+            actions.push(Action::Do(Task::Release));
+        }
+        self.state = TargetState::Over;
+        actions.push(self.report(outcome));
+        actions
+    }
+
+    fn report(&self, outcome: Outcome) -> Action<ToSource> {
+        Action::Report { outcome, bad_blocks: self.bad_blocks }
+    }
+}
+
+/// Returns the answer to a message about a term that is not, or no longer, known.
+pub(super) fn unknown(message: &ToTarget) -> Sent {
+    match *message {
+        ToTarget::Sent { term, .. }
+        | ToTarget::Commit { term }
+        | ToTarget::Query { term }
+        | ToTarget::Heartbeat { term } => {
+            smallvec![Action::Send(ToSource::Aborted { term, reason: AbortReason::Unknown })]
+        }
+        ToTarget::Prepare { .. } | ToTarget::Abort { .. } | ToTarget::Forget { .. } => Sent::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

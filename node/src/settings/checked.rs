@@ -1,0 +1,424 @@
+//! The settings of a node, and the checks between keys.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvpool::{DeviceId, Dtype, KvLayout};
+use kvpool_policies::PolicyName;
+
+use super::entries::{Entries, Entry};
+use super::error::SettingsError;
+use super::keys::Key;
+use super::origin::Origin;
+use super::token::Token;
+use super::value::{self, Address, PeerAddress, Size};
+
+/// Name of the layout with 16 bytes per token, for tests and demonstrations.
+pub const PROBE_LAYOUT: &str = "probe";
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Longest rest of synthetic traffic between two steps.
+const REST_MAX: Duration = Duration::from_secs(1);
+
+/// Minimum of the quota per peer in bytes.
+const QUOTA_MIN: u64 = 1 << 20;
+
+/// Settings of a node.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Name of the node.
+    pub name: String,
+    /// The pool.
+    pub pool: PoolSettings,
+    /// Address for peers; `None`: the node does not listen.
+    pub listen: Option<Address>,
+    /// Address of the admin interface, never a Unix socket; `None`: there is none.
+    pub admin: Option<Address>,
+    /// Other nodes. Their names differ.
+    pub peers: Vec<PeerAddress>,
+    /// Files for TLS.
+    pub tls: Option<TlsFiles>,
+    /// Token of the admin interface and of peers. Nodes with the same one hash cached blocks alike.
+    pub token: Option<Token>,
+    /// Bytes that one peer may have under transfer to this node at a time.
+    pub peer_quota_bytes: u64,
+    /// Transfers by NIXL; `None`: they are not used.
+    pub nixl: Option<NixlLocation>,
+    /// Automatic migration.
+    pub migrate: Option<MigrateBelow>,
+    /// Synthetic traffic; `None`: no traffic.
+    pub load: Option<LoadSettings>,
+    /// Time that requests and transfers have to finish after a signal to end.
+    pub drain: Duration,
+}
+
+/// Settings of a node's pool.
+#[derive(Clone, PartialEq, Debug)]
+#[non_exhaustive]
+pub struct PoolSettings {
+    /// Number of blocks, without the null block.
+    pub blocks: usize,
+    /// Number of blocks up to which the pool can be resized.
+    pub blocks_max: usize,
+    /// Layout of the blocks.
+    pub layout: KvLayout,
+    /// Name of the layout, as it was given.
+    pub layout_name: String,
+    /// Device of the memory.
+    pub device: DeviceId,
+    /// Eviction policy; `None`: no prefix cache.
+    pub eviction: Option<PolicyName>,
+    /// Blocks that are set aside for urgent requests.
+    pub reserve: usize,
+    /// Compaction in the background.
+    pub defrag: Option<DefragSettings>,
+}
+
+/// Compaction in the background.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct DefragSettings {
+    /// Fragmentation rate above which the pool is compacted, 0 to 1.
+    pub threshold: f64,
+    /// Time between two checks.
+    pub interval: Duration,
+}
+
+/// Files for TLS, in PEM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TlsFiles {
+    /// Certificate of this node, with its chain.
+    pub cert: PathBuf,
+    /// Private key of the certificate.
+    pub key: PathBuf,
+    /// Certificates of the authorities of peers: mutual TLS. `None`: peers present the token.
+    pub ca: Option<PathBuf>,
+}
+
+/// Place where NIXL is found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum NixlLocation {
+    /// The usual places.
+    Auto,
+    /// The library, or a folder of Python packages.
+    At(PathBuf),
+}
+
+/// Automatic migration.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct MigrateBelow {
+    /// Cached blocks move while fewer than this number are free, and sequences while fewer are free or
+    /// evictable.
+    pub blocks: usize,
+    /// Name of the peer that they move to.
+    pub to: String,
+}
+
+/// Kind of synthetic traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LoadKind {
+    /// New conversations, and those that arrive from peers.
+    Conversations,
+    /// Only those that arrive from peers.
+    Arrivals,
+}
+
+/// Synthetic traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LoadSettings {
+    /// Kind of traffic.
+    pub kind: LoadKind,
+    /// Number of threads.
+    pub threads: usize,
+    /// Shortest time that a thread rests between two steps.
+    pub rest: Duration,
+}
+
+/// Checked settings, and what is worth a warning.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Loaded {
+    /// The settings.
+    pub settings: Settings,
+    /// Messages about settings that were accepted or ignored, without control characters.
+    pub warnings: Vec<String>,
+}
+
+/// The entries, and errors about them.
+struct Reader<'a>(&'a Entries);
+
+impl Loaded {
+    /// Parses all entries, and checks what holds between them.
+    pub(super) fn check(entries: &Entries, mut warnings: Vec<String>) -> Result<Self, SettingsError> {
+        let read = Reader(entries);
+        let pool = read.pool()?;
+        let (name, peers) = Self::peers(entries)?;
+        let settings = Settings {
+            name,
+            listen: read.address("listen")?,
+            admin: read.address("admin")?,
+            tls: read.tls()?,
+            token: read.token(&mut warnings)?,
+            peer_quota_bytes: read.required("peer-quota", quota)?,
+            nixl: read.value("nixl", nixl)?,
+            migrate: read.migrate(&peers, pool.blocks)?,
+            load: read.load(&pool)?,
+            drain: read.required("drain", |text| value::time(text, Duration::ZERO..=HOUR))?,
+            pool,
+            peers,
+        };
+        read.check_exposure(&settings)?;
+        if settings.migrate.is_some() && settings.pool.eviction.is_some() && settings.token.is_none() {
+            warnings.push("migrate-below moves sequences only: nodes without a common token-file hash cached blocks differently".to_owned());
+        }
+        Ok(Self { settings, warnings })
+    }
+
+    /// Returns the name of the node and its peers.
+    pub(super) fn peers(entries: &Entries) -> Result<(String, Vec<PeerAddress>), SettingsError> {
+        let read = Reader(entries);
+        let name = read.value("name", value::name)?.unwrap_or_else(host_name);
+        let peers = read.value("peers", value::peers)?.unwrap_or_default();
+        if peers.iter().any(|peer| peer.name == name) {
+            return Err(read.refuse("peers", format!("{name} is the name of this node")));
+        }
+        Ok((name, peers))
+    }
+}
+
+impl Reader<'_> {
+    /// Returns the key and the entry; `off` counts as none.
+    fn entry(&self, name: &str) -> Option<(&'static Key, &Entry)> {
+        let key = Key::find(name).expect("a key of the list");
+        self.0.get(key.name).filter(|entry| entry.text != "off").map(|entry| (key, entry))
+    }
+
+    /// Returns the error about a value.
+    fn refuse(&self, name: &str, reason: impl Into<String>) -> SettingsError {
+        let key = Key::find(name).expect("a key of the list");
+        let entry = self.0.get(key.name).cloned();
+        let Entry { text, origin } = entry.unwrap_or(Entry { text: String::new(), origin: Origin::Default });
+        SettingsError::Value { key, origin, value: text, reason: reason.into() }
+    }
+
+    /// Parses a value, if there is one.
+    fn value<T, E: ToString>(
+        &self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<Option<T>, SettingsError> {
+        let Some((_, entry)) = self.entry(name) else { return Ok(None) };
+        parse(&entry.text).map(Some).map_err(|error| self.refuse(name, error.to_string()))
+    }
+
+    /// Parses a value of a key that has a default and cannot be off.
+    fn required<T, E: ToString>(
+        &self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Result<T, SettingsError> {
+        self.value(name, parse)?.ok_or_else(|| self.refuse(name, "it cannot be off"))
+    }
+
+    /// Returns the error about a key that needs another one.
+    fn needs(&self, name: &str, needs: &str, reason: &'static str) -> SettingsError {
+        let (key, entry) = self.entry(name).expect("a key with a value");
+        let needs = Key::find(needs).expect("a key of the list");
+        SettingsError::Needs { key, origin: entry.origin.clone(), needs, reason }
+    }
+
+    fn pool(&self) -> Result<PoolSettings, SettingsError> {
+        let layout_name = self.required("layout", |text| Ok::<_, String>(text.to_owned()))?;
+        let layout = self.layout(&layout_name)?;
+        let block_bytes = layout.bytes_per_block();
+        let blocks = self.required("size", str::parse::<Size>)?.blocks(block_bytes);
+        if blocks == 0 {
+            return Err(self.refuse("size", format!("too small for two blocks of {block_bytes} bytes each")));
+        }
+        let blocks_max = match self.value("size-max", str::parse::<Size>)? {
+            None => blocks.saturating_mul(2).min(kvpool::FRAMES_MAX - 1).max(blocks),
+            Some(size) => size.blocks(block_bytes),
+        };
+        if blocks_max < blocks {
+            return Err(self.refuse("size-max", format!("{blocks_max} blocks; the pool has {blocks}")));
+        }
+        let reserve = self.required("reserve", |text| value::whole(text, 0..=u64::MAX))? as usize;
+        if reserve >= blocks {
+            return Err(self.refuse("reserve", format!("the pool has {blocks} blocks")));
+        }
+        let interval = |text: &str| value::time(text, Duration::from_millis(1)..=HOUR);
+        let interval = self.required("defrag-interval", interval)?;
+        let threshold = self.value("defrag-threshold", value::share)?;
+        Ok(PoolSettings {
+            blocks,
+            blocks_max,
+            layout,
+            layout_name,
+            device: self.required("device", device)?,
+            eviction: self.value("eviction", str::parse)?,
+            reserve,
+            defrag: threshold.map(|threshold| DefragSettings { threshold, interval }),
+        })
+    }
+
+    fn layout(&self, name: &str) -> Result<KvLayout, SettingsError> {
+        let tokens = self.required("block-tokens", |text| value::whole(text, 1..=4096))? as usize;
+        let dtype = self.value("dtype", str::parse::<Dtype>)?;
+        let builder = match name {
+            PROBE_LAYOUT => KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16),
+            name => {
+                KvLayout::named_builder(name).map_err(|error| self.refuse("layout", error.to_string()))?
+            }
+        };
+        let builder = builder.block_tokens(tokens);
+        let builder = match dtype {
+            Some(dtype) => builder.dtype(dtype),
+            None => builder,
+        };
+        // The name and the block size are good by themselves.
+        let culprit = if dtype.is_some() { "dtype" } else { "layout" };
+        builder.build().map_err(|error| self.refuse(culprit, error.to_string()))
+    }
+
+    fn address(&self, name: &str) -> Result<Option<Address>, SettingsError> {
+        let address = self.value(name, str::parse::<Address>)?;
+        match &address {
+            Some(Address::Unix(_)) if name == "admin" => {
+                Err(self.refuse(name, "the admin interface has no Unix socket"))
+            }
+            Some(Address::Tcp { host, .. })
+                if host != "localhost" && host.parse::<std::net::IpAddr>().is_err() =>
+            {
+                Err(self.refuse(name, format!("{host:?} is neither an IP address nor localhost")))
+            }
+            _ => Ok(address),
+        }
+    }
+
+    fn tls(&self) -> Result<Option<TlsFiles>, SettingsError> {
+        let path = |text: &str| match text {
+            "" => Err("the path is missing"),
+            text => Ok(PathBuf::from(text)),
+        };
+        let both = "a certificate and its private key belong together";
+        match (self.value("tls-cert", path)?, self.value("tls-key", path)?, self.value("tls-ca", path)?) {
+            (Some(cert), Some(key), ca) => Ok(Some(TlsFiles { cert, key, ca })),
+            (Some(_), None, _) => Err(self.needs("tls-cert", "tls-key", both)),
+            (None, Some(_), _) => Err(self.needs("tls-key", "tls-cert", both)),
+            (None, None, Some(_)) => {
+                Err(self.needs("tls-ca", "tls-cert", "peers check this node's certificate too"))
+            }
+            (None, None, None) => Ok(None),
+        }
+    }
+
+    fn token(&self, warnings: &mut Vec<String>) -> Result<Option<Token>, SettingsError> {
+        let Some((_, Entry { text, origin })) = self.entry("token-file") else { return Ok(None) };
+        let path = PathBuf::from(text);
+        let token =
+            Token::read(&path).map_err(|error| SettingsError::Token { origin: origin.clone(), error })?;
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let mode = std::fs::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
+            if mode & 0o077 != 0 {
+                let mode = mode & 0o777;
+                warnings.push(format!("{origin}: other users can read the token (mode {mode:o}): chmod 600"));
+            }
+        }
+        Ok(Some(token))
+    }
+
+    fn migrate(&self, peers: &[PeerAddress], blocks: usize) -> Result<Option<MigrateBelow>, SettingsError> {
+        let below = self.value("migrate-below", |text| value::whole(text, 1..=u64::MAX))?;
+        let to = self.value("migrate-to", value::name)?;
+        match (below, to) {
+            (None, None) => Ok(None),
+            (Some(_), None) => Err(self.needs("migrate-below", "migrate-to", "blocks must move somewhere")),
+            (None, Some(_)) => Err(self.needs("migrate-to", "migrate-below", "it says when blocks move")),
+            (Some(below), Some(_)) if below as usize >= blocks => {
+                Err(self.refuse("migrate-below", format!("the pool has {blocks} blocks")))
+            }
+            (Some(below), Some(to)) => {
+                if peers.iter().all(|peer| peer.name != to) {
+                    let names: Vec<_> = peers.iter().map(|peer| peer.name.as_str()).collect();
+                    let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                    return Err(
+                        self.refuse("migrate-to", format!("no peer has this name; there are {names}"))
+                    );
+                }
+                Ok(Some(MigrateBelow { blocks: below as usize, to }))
+            }
+        }
+    }
+
+    fn load(&self, pool: &PoolSettings) -> Result<Option<LoadSettings>, SettingsError> {
+        let threads = self.required("load-threads", |text| value::whole(text, 1..=64))? as usize;
+        let kind = self.value("load", |text| match text {
+            "conversations" => Ok(LoadKind::Conversations),
+            "arrivals" => Ok(LoadKind::Arrivals),
+            _ => Err("no such traffic"),
+        })?;
+        if kind.is_some() && pool.layout.dtype().is_quantised() {
+            let dtype = pool.layout.dtype();
+            return Err(
+                self.refuse("load", format!("bytes of {dtype} cannot be compared with what was stored"))
+            );
+        }
+        let rest = self.required("load-rest", |text| value::time(text, Duration::ZERO..=REST_MAX))?;
+        Ok(kind.map(|kind| LoadSettings { kind, threads, rest }))
+    }
+
+    /// Checks that no address outside of this host is open without TLS or a token.
+    fn check_exposure(&self, settings: &Settings) -> Result<(), SettingsError> {
+        let is_open = |address: &Option<Address>| address.as_ref().is_some_and(|at| !at.is_loopback());
+        if is_open(&settings.admin) && settings.token.is_none() {
+            let reason = "the admin interface is open to other hosts";
+            return Err(self.needs("admin", "token-file", reason));
+        }
+        if is_open(&settings.listen) && settings.tls.is_none() {
+            return Err(self.needs("listen", "tls-cert", "plain text is for the loopback only"));
+        }
+        let is_remote = settings.peers.iter().any(|peer| !peer.address.is_loopback());
+        if is_remote && settings.tls.is_none() {
+            return Err(self.needs("peers", "tls-cert", "plain text is for the loopback only"));
+        }
+        match &settings.tls {
+            Some(TlsFiles { ca: None, .. }) if settings.token.is_none() => {
+                Err(self.needs("tls-cert", "tls-ca", "peers need a certificate to be checked, or a token"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn device(text: &str) -> Result<DeviceId, String> {
+    let ordinal = || text.strip_prefix("cuda:")?.parse().ok().map(DeviceId::Cuda);
+    let host = (text == "host").then_some(DeviceId::Host);
+    host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
+}
+
+fn nixl(text: &str) -> Result<NixlLocation, &'static str> {
+    match text {
+        "" => Err("the path is missing"),
+        "auto" => Ok(NixlLocation::Auto),
+        path => Ok(NixlLocation::At(path.into())),
+    }
+}
+
+fn quota(text: &str) -> Result<u64, String> {
+    match value::bytes(text)? {
+        bytes if bytes < QUOTA_MIN => Err(format!("below {QUOTA_MIN} bytes")),
+        bytes => Ok(bytes),
+    }
+}
+
+/// Returns the host's name as far as it is a name of a node, or `kvpool`.
+fn host_name() -> String {
+    let file = std::fs::read_to_string("/proc/sys/kernel/hostname");
+    let name = file.ok().or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();
+    value::name(name.trim()).unwrap_or_else(|_| "kvpool".to_owned())
+}

@@ -1,0 +1,99 @@
+//! Errors of settings: the key, the place of its value, and the accepted values.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::keys::Key;
+use super::origin::Origin;
+use super::token::TokenError;
+
+/// Why settings were refused. No setting takes effect.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SettingsError {
+    /// The settings file cannot be read.
+    #[error("cannot read the settings file {} (named by {origin}): {error}", .path.display())]
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// Place that named the file.
+        origin: Origin,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The settings file is larger than any that makes sense.
+    #[error("the settings file {} has {bytes} bytes; the maximum is {max}", .path.display())]
+    FileTooLarge {
+        /// Path of the file.
+        path: PathBuf,
+        /// Size in bytes.
+        bytes: u64,
+        /// Maximum size in bytes.
+        max: u64,
+    },
+    /// The settings file is not TOML.
+    #[error("{}:{line}: not TOML: {message}", .path.display())]
+    Syntax {
+        /// Path of the file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+        /// The parser's message.
+        message: String,
+    },
+    /// The settings file has keys that do not exist.
+    #[error("{}", unknown(.keys))]
+    UnknownKeys {
+        /// Each key with its place, in the file's order.
+        keys: Vec<(String, Origin)>,
+    },
+    /// An environment variable is not UTF-8.
+    #[error("the variable {name} is not UTF-8")]
+    NotUtf8 {
+        /// Name of the variable.
+        name: String,
+    },
+    /// The value of a key is not accepted.
+    #[error("{origin}: {} = {value:?}: {reason}; accepted: {}", .key.in_file(), .key.accepted)]
+    Value {
+        /// The key.
+        key: &'static Key,
+        /// Place of the value.
+        origin: Origin,
+        /// The value.
+        value: String,
+        /// Why it is not accepted.
+        reason: String,
+    },
+    /// A key needs another one.
+    #[error("{origin}: {} needs {} as well: {reason}", .key.in_file(), .needs.in_file())]
+    Needs {
+        /// The key.
+        key: &'static Key,
+        /// Place of its value.
+        origin: Origin,
+        /// The missing key.
+        needs: &'static Key,
+        /// Why it is needed.
+        reason: &'static str,
+    },
+    /// The token's file was refused.
+    #[error("{origin}: {error}")]
+    Token {
+        /// Place of the key `token_file`.
+        origin: Origin,
+        /// The error.
+        error: TokenError,
+    },
+}
+
+fn unknown(keys: &[(String, Origin)]) -> String {
+    let mut out = String::new();
+    for (at, (key, origin)) in keys.iter().enumerate() {
+        let near = Key::nearest(key).map(|near| format!("; did you mean `{}`?", near.in_file()));
+        let separator = if at == 0 { "" } else { "\n" };
+        out += &format!("{separator}{origin}: there is no key `{key}`{}", near.unwrap_or_default());
+    }
+    out
+}

@@ -1,0 +1,141 @@
+//! The list of keys.
+
+/// Prefix of the environment variables.
+pub const VARIABLE_PREFIX: &str = "KVPOOL_";
+
+/// The key of the settings file's path: a flag and a variable, and no key of the file.
+pub const CONFIG: Key = Key {
+    name: "config",
+    value: "FILE",
+    default: None,
+    accepted: "the path of a TOML file",
+    help: "Read settings from this file",
+};
+
+/// A key of the settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Key {
+    /// Name, as in a flag: words joined by hyphens.
+    pub name: &'static str,
+    /// Name of the value in a help text.
+    pub value: &'static str,
+    /// Default, as text.
+    pub default: Option<&'static str>,
+    /// Values that are accepted.
+    pub accepted: &'static str,
+    /// Meaning of the key.
+    pub help: &'static str,
+}
+
+impl Key {
+    /// Returns the name of the environment variable.
+    pub fn variable(&self) -> String {
+        format!("{VARIABLE_PREFIX}{}", self.name.replace('-', "_").to_ascii_uppercase())
+    }
+
+    /// Returns the name in the settings file.
+    pub fn in_file(&self) -> String {
+        self.name.replace('-', "_")
+    }
+
+    /// Returns the key of this name, with hyphens or underscores.
+    pub fn find(name: &str) -> Option<&'static Self> {
+        KEYS.iter().find(|key| same_name(key.name, name))
+    }
+
+    /// Returns the key whose name is nearest to a misspelt one, if any is near.
+    pub fn nearest(name: &str) -> Option<&'static Self> {
+        let name = name.replace('_', "-").to_ascii_lowercase();
+        let near = KEYS.iter().map(|key| (distance(key.name, &name), key));
+        near.min_by_key(|&(distance, _)| distance)
+            .filter(|&(distance, _)| distance <= (name.len() / 3).clamp(1, 3))
+            .map(|(_, key)| key)
+    }
+}
+
+/// Declares a key.
+const fn key(
+    name: &'static str,
+    value: &'static str,
+    default: Option<&'static str>,
+    accepted: &'static str,
+    help: &'static str,
+) -> Key {
+    Key { name, value, default, accepted, help }
+}
+
+/// All keys of the settings file.
+#[rustfmt::skip]
+pub const KEYS: &[Key] = &[
+    key("name", "NAME", None, "1 to 64 letters, digits, dots, hyphens and underscores",
+        "Name of this node, by which its peers know it; by default the host's name"),
+    key("size", "SIZE", Some("20000"), "a number of blocks such as 20000, or of bytes such as 8GiB",
+        "Size of the pool, in blocks, or in bytes with a unit"),
+    key("size-max", "SIZE", None, "a number of blocks such as 40000, or of bytes such as 16GiB; at least the size",
+        "Size up to which the pool can be resized; by default twice its size"),
+    key("block-tokens", "N", Some("16"), "a whole number from 1 to 4096",
+        "Tokens per block"),
+    key("layout", "NAME", Some("probe"), "`probe` (16 bytes per token), or the name of a model such as qwen2.5-7b",
+        "Layout of the blocks"),
+    key("dtype", "NAME", None, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8",
+        "Element type of K and V; by default the layout's"),
+    key("device", "DEVICE", Some("host"), "host, or cuda:N in a build with the feature `cuda`",
+        "Device of the pool's memory"),
+    key("defrag-threshold", "R", Some("0.02"), "a number from 0 to 1, or `off`",
+        "Compact in the background while fragmentation is above R: the share of the possible free runs that is missing"),
+    key("defrag-interval", "TIME", Some("2ms"), "a time from 1ms to 1h, such as 2ms or 1s",
+        "Time between two checks of fragmentation"),
+    key("eviction", "POLICY", Some("lru"), "lru, priority, foresight, or `off` for no prefix cache",
+        "Eviction policy of the prefix cache"),
+    key("reserve", "N", Some("0"), "a number of blocks, below the pool's size",
+        "Blocks that are set aside for urgent requests"),
+    key("listen", "ADDRESS", Some("127.0.0.1:7411"), "IP:PORT, localhost:PORT, unix:PATH, or `off`",
+        "Address for peers; other addresses than the loopback's need TLS"),
+    key("admin", "ADDRESS", Some("127.0.0.1:7410"), "IP:PORT, localhost:PORT, or `off`; port 0 takes a free one",
+        "Address of the admin interface (HTTP); other addresses than the loopback's need a token"),
+    key("peers", "NAME=ADDRESS,...", None, "NAME=HOST:PORT or NAME=unix:PATH, separated by commas; in the file also a table",
+        "Other nodes, by name and address"),
+    key("tls-cert", "FILE", None, "the path of a PEM file",
+        "Certificate of this node, with its chain"),
+    key("tls-key", "FILE", None, "the path of a PEM file",
+        "Private key of the certificate"),
+    key("tls-ca", "FILE", None, "the path of a PEM file",
+        "Certificates of the authorities that sign peers' certificates"),
+    key("token-file", "FILE", None, "the path of a file with one line of 16 to 256 visible characters",
+        "Token that clients of the admin interface and peers must present"),
+    key("peer-quota", "BYTES", Some("256MiB"), "a number of bytes such as 256MiB; at least 1MiB",
+        "Bytes that one peer may have under transfer to this node at a time"),
+    key("nixl", "WHERE", Some("off"), "auto, the path of the library or of a folder of Python packages, or `off`",
+        "Transfer by NIXL (RDMA, GPU memory) with peers that have it too; needs a build with the feature `nixl`"),
+    key("migrate-below", "N", None, "a number of blocks, below the pool's size",
+        "Move blocks to another node: cached ones while fewer than N blocks are free, and sequences while fewer than N are free or evictable"),
+    key("migrate-to", "PEER", None, "the name of one of the peers",
+        "Node that blocks move to when they run short"),
+    key("load", "KIND", None, "conversations, arrivals, or `off`",
+        "Serve synthetic traffic on the pool: sequences that grow, share prefixes, and are read back; or only those that arrive from peers"),
+    key("load-threads", "N", Some("2"), "a whole number from 1 to 64",
+        "Threads of the synthetic traffic"),
+    key("load-rest", "TIME", Some("0s"), "a time from 0s to 1s, such as 20ms",
+        "Shortest time that a thread of the synthetic traffic rests between two steps"),
+    key("drain", "TIME", Some("10s"), "a time from 0s to 1h, such as 10s",
+        "Time that requests and transfers have to finish after a signal to end"),
+];
+
+fn same_name(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| a == b || (a == b'-' && b == b'_'))
+}
+
+/// Returns the number of insertions, deletions and substitutions between two names.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, a) in a.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, &b) in b.iter().enumerate() {
+            let cost = diagonal + usize::from(a != b);
+            diagonal = row[j + 1];
+            row[j + 1] = cost.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}

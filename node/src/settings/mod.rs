@@ -1,0 +1,46 @@
+//! Settings of a node: flags, environment variables and a TOML file become one checked struct.
+//!
+//! ```text
+//! flags > environment (KVPOOL_*) > file (TOML) > defaults
+//!      \________________ entries: key -> text, origin ________________/
+//!                              | parse, per key
+//!                              | check, between keys
+//!                           Settings
+//! ```
+//!
+//! [`KEYS`] is the only list of keys: flags, variables, the file's keys and the messages of errors
+//! come from it. The key `block-tokens` is the flag `--block-tokens`, the variable
+//! `KVPOOL_BLOCK_TOKENS` and the file's key `block_tokens` (or `block-tokens`).
+//!
+//! | file | content |
+//! |---|---|
+//! | `keys` | the list of keys |
+//! | `origin` | the place that a value came from |
+//! | `error` | errors, which name the key, the place and the accepted values |
+//! | `value` | values: sizes, durations, addresses, peers |
+//! | `token` | the token, compared in constant time |
+//! | `entries` | what the sources say, before it is parsed |
+//! | `checked` | the struct, and the checks between keys |
+//! | `sources` | reading of the sources, and which of them decides |
+
+mod checked;
+mod entries;
+mod error;
+mod keys;
+mod origin;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod token;
+mod value;
+
+pub use checked::{
+    DefragSettings, LoadKind, LoadSettings, Loaded, MigrateBelow, NixlLocation, PROBE_LAYOUT, PoolSettings,
+    Settings, TlsFiles,
+};
+pub use error::SettingsError;
+pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
+pub use origin::Origin;
+pub use sources::Sources;
+pub use token::{Token, TokenError};
+pub use value::{Address, PeerAddress, Size};

@@ -1,0 +1,34 @@
+//! The place that a value came from, for errors.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// The place that the value of a key came from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Origin {
+    /// The default.
+    Default,
+    /// A flag, without its dashes.
+    Flag(&'static str),
+    /// An environment variable.
+    Variable(String),
+    /// A line of the settings file, from 1.
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The line.
+        line: usize,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("the default"),
+            Self::Flag(name) => write!(f, "--{name}"),
+            Self::Variable(name) => write!(f, "the variable {name}"),
+            Self::File { path, line } => write!(f, "{}:{line}", path.display()),
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Reading of the sources. The first of flag, variable, file and default that has a key decides.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+use super::checked::Loaded;
+use super::entries::{Entries, Entry};
+use super::error::SettingsError;
+use super::keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
+use super::origin::Origin;
+use super::value::PeerAddress;
+
+/// Maximum size of the settings file in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Where settings come from. They can be loaded again, which reads the file again.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    flags: BTreeMap<&'static str, String>,
+    variables: Vec<(OsString, OsString)>,
+}
+
+impl Sources {
+    /// Returns sources without any: all settings have their defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a flag. The last value of a key counts.
+    pub fn flag(mut self, key: &'static Key, value: impl Into<String>) -> Self {
+        self.flags.insert(key.name, value.into());
+        self
+    }
+
+    /// Adds the environment, for example `std::env::vars_os()`. Variables without the prefix
+    /// `KVPOOL_` are ignored.
+    pub fn environment(mut self, variables: impl IntoIterator<Item = (OsString, OsString)>) -> Self {
+        let ours = |(name, _): &(OsString, OsString)| name.to_string_lossy().starts_with(VARIABLE_PREFIX);
+        self.variables.extend(variables.into_iter().filter(ours));
+        self
+    }
+
+    /// Reads all sources, and checks the settings.
+    ///
+    /// # Errors
+    ///
+    /// [`SettingsError`], which names the key, the place and the accepted values.
+    pub fn load(&self) -> Result<Loaded, SettingsError> {
+        let mut warnings = Vec::new();
+        let entries = self.entries(&mut warnings)?;
+        Loaded::check(&entries, warnings)
+    }
+
+    /// Reads all sources, and returns the name of the node and its peers. Other settings are not
+    /// checked.
+    ///
+    /// # Errors
+    ///
+    /// As for [`load`](Self::load), about these two keys and unknown ones.
+    pub fn load_peers(&self) -> Result<(String, Vec<PeerAddress>), SettingsError> {
+        Loaded::peers(&self.entries(&mut Vec::new())?)
+    }
+
+    /// Returns the value of each key that has one.
+    fn entries(&self, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
+        let variables = self.variables(warnings)?;
+        let flags: Entries = (self.flags.iter())
+            .map(|(&name, text)| (name, Entry { text: text.clone(), origin: Origin::Flag(name) }))
+            .collect();
+        let mut entries = Entries::new();
+        let config = flags.get(CONFIG.name).or_else(|| variables.get(CONFIG.name));
+        if let Some(Entry { text, origin }) = config {
+            let path = PathBuf::from(text);
+            entries = parse(&path, &read(&path, origin)?)?;
+        }
+        entries.extend(variables);
+        entries.extend(flags);
+        for key in KEYS {
+            if let Some(default) = key.default {
+                let default = || Entry { text: default.to_owned(), origin: Origin::Default };
+                entries.entry(key.name).or_insert_with(default);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Returns the values of environment variables. An unknown one is a warning, because other
+    /// programs may share the prefix.
+    fn variables(&self, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
+        let mut entries = Entries::new();
+        for (name, value) in &self.variables {
+            let name = name.to_string_lossy().into_owned();
+            let named = KEYS.iter().chain([&CONFIG]).find(|key| key.variable() == name);
+            let Some(key) = named else {
+                let near = Key::nearest(&name[VARIABLE_PREFIX.len()..]);
+                let near = near.map(|key| format!("; did you mean {}?", key.variable())).unwrap_or_default();
+                warnings.push(format!("the variable {name} names no setting and is ignored{near}"));
+                continue;
+            };
+            let Some(text) = value.to_str() else { return Err(SettingsError::NotUtf8 { name }) };
+            entries.insert(key.name, Entry { text: text.to_owned(), origin: Origin::Variable(name) });
+        }
+        Ok(entries)
+    }
+}
+
+/// Reads the settings file, up to a limit.
+fn read(path: &Path, origin: &Origin) -> Result<String, SettingsError> {
+    let read = || {
+        let file = fs::File::open(path)?;
+        let (bytes, mut text) = (file.metadata()?.len(), String::new());
+        let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)? as u64;
+        Ok((bytes.max(read), text))
+    };
+    match read() {
+        Ok((bytes, text)) if bytes <= FILE_BYTES_MAX => Ok(text),
+        Ok((bytes, _)) => Err(SettingsError::FileTooLarge { path: path.into(), bytes, max: FILE_BYTES_MAX }),
+        Err(error) => Err(SettingsError::File { path: path.into(), origin: origin.clone(), error }),
+    }
+}
+
+/// Parses the settings file. All unknown keys are named in one error.
+fn parse(path: &Path, text: &str) -> Result<Entries, SettingsError> {
+    let line = |offset: usize| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
+    let table = DeTable::parse(text).map_err(|error| SettingsError::Syntax {
+        path: path.to_owned(),
+        line: line(error.span().map_or(0, |span| span.start)),
+        message: error.message().to_owned(),
+    })?;
+    let (mut entries, mut unknown) = (Entries::new(), Vec::new());
+    for (name, value) in table.into_inner() {
+        let offset = name.span().start;
+        let origin = Origin::File { path: path.to_owned(), line: line(offset) };
+        let name = name.into_inner().into_owned();
+        let Some(key) = Key::find(&name) else {
+            unknown.push((offset, (name, origin)));
+            continue;
+        };
+        let text = flat(value.get_ref(), key).map_err(|reason| SettingsError::Value {
+            key,
+            origin: origin.clone(),
+            value: text[value.span()].to_owned(),
+            reason,
+        })?;
+        if entries.contains_key(key.name) {
+            let reason = "it is there twice, with a hyphen and with an underscore".to_owned();
+            return Err(SettingsError::Value { key, origin, value: text, reason });
+        }
+        entries.insert(key.name, Entry { text, origin });
+    }
+    if unknown.is_empty() {
+        return Ok(entries);
+    }
+    unknown.sort_by_key(|&(offset, _)| offset);
+    Err(SettingsError::UnknownKeys { keys: unknown.into_iter().map(|(_, key)| key).collect() })
+}
+
+/// Returns a value of the file as the text that a flag would have.
+fn flat(value: &DeValue<'_>, key: &Key) -> Result<String, String> {
+    let is_list = key.name == "peers";
+    match value {
+        DeValue::String(text) => Ok(text.clone().into_owned()),
+        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
+        DeValue::Float(number) => Ok(number.as_str().to_owned()),
+        DeValue::Array(items) if is_list => {
+            let items = items.iter().map(|item| match item.get_ref() {
+                DeValue::String(text) => Ok(text.as_ref()),
+                _ => Err("a list of texts is needed".to_owned()),
+            });
+            Ok(items.collect::<Result<Vec<_>, _>>()?.join(","))
+        }
+        DeValue::Table(items) if is_list => {
+            let items = items.iter().map(|(name, address)| match address.get_ref() {
+                DeValue::String(address) => Ok(format!("{}={address}", name.get_ref())),
+                _ => Err(format!("the address of {} is no text", name.get_ref())),
+            });
+            Ok(items.collect::<Result<Vec<_>, _>>()?.join(","))
+        }
+        DeValue::Boolean(_) => Err("a boolean".to_owned()),
+        DeValue::Datetime(_) => Err("a date".to_owned()),
+        DeValue::Integer(_) => Err("not a decimal number".to_owned()),
+        DeValue::Array(_) => Err("a list".to_owned()),
+        DeValue::Table(_) => Err("a table".to_owned()),
+    }
+}

@@ -1,0 +1,112 @@
+//! The token of the admin interface and of peers, compared in constant time.
+
+use std::fmt;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use subtle::{Choice, ConstantTimeEq};
+use thiserror::Error;
+
+/// Minimum and maximum length of a token in bytes.
+const BYTES_MIN: usize = 16;
+const BYTES_MAX: usize = 256;
+
+/// A secret of 16 to 256 visible ASCII characters.
+///
+/// Not printed by `Debug`.
+#[derive(Clone)]
+pub struct Token {
+    /// The bytes, padded with zeros, so that a comparison reads the same number for all tokens.
+    padded: [u8; BYTES_MAX],
+    len: u16,
+}
+
+/// Why a token was refused. The text does not contain the token.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TokenError {
+    /// The file cannot be read.
+    #[error("cannot read the token's file {}: {error}", .path.display())]
+    File {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The token is too short or too long.
+    #[error("a token has {BYTES_MIN} to {BYTES_MAX} characters; this one has {bytes}{}", if *.bytes > BYTES_MAX { " or more" } else { "" })]
+    Length {
+        /// Number of bytes; one more than the maximum stands for all longer ones.
+        bytes: usize,
+    },
+    /// The token contains a space, a control character, or one outside of ASCII.
+    #[error("character {at} of the token is not a visible ASCII character")]
+    Character {
+        /// Place of the character, from 1.
+        at: usize,
+    },
+}
+
+impl Token {
+    /// Checks a token.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenError::Length`], [`TokenError::Character`].
+    pub fn new(token: &str) -> Result<Self, TokenError> {
+        let bytes = token.as_bytes();
+        if !(BYTES_MIN..=BYTES_MAX).contains(&bytes.len()) {
+            return Err(TokenError::Length { bytes: bytes.len().min(BYTES_MAX + 1) });
+        }
+        if let Some(at) = bytes.iter().position(|byte| !byte.is_ascii_graphic()) {
+            return Err(TokenError::Character { at: at + 1 });
+        }
+        Ok(Self { padded: pad(bytes), len: bytes.len() as u16 })
+    }
+
+    /// Reads a token from a file with one line. White space at its end is ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenError`].
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        let read = || {
+            let mut text = Vec::new();
+            fs::File::open(path)?.take(BYTES_MAX as u64 + 3).read_to_end(&mut text)?;
+            Ok(text)
+        };
+        let text = read().map_err(|error| TokenError::File { path: path.to_owned(), error })?;
+        Self::new(String::from_utf8_lossy(&text).trim_end())
+    }
+
+    /// Returns whether these bytes are the token. The time depends on neither.
+    pub fn is(&self, given: &[u8]) -> bool {
+        let fits = Choice::from(u8::from(given.len() <= BYTES_MAX));
+        let len = given.len().min(BYTES_MAX);
+        let same = self.padded.ct_eq(&pad(&given[..len])) & self.len.ct_eq(&(len as u16));
+        (same & fits).into()
+    }
+
+    /// Derives a key for one purpose. It reveals nothing of the token.
+    pub fn key(&self, purpose: &str) -> [u8; 32] {
+        blake3::derive_key(purpose, self.expose().as_bytes())
+    }
+
+    /// Returns the token, for a client that presents it.
+    pub fn expose(&self) -> &str {
+        std::str::from_utf8(&self.padded[..usize::from(self.len)]).unwrap_or_default()
+    }
+}
+
+fn pad(bytes: &[u8]) -> [u8; BYTES_MAX] {
+    let mut padded = [0; BYTES_MAX];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    padded
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}

@@ -1,0 +1,5 @@
+//! Transports between nodes.
+
+#[cfg(feature = "nixl")]
+pub mod nixl;
+pub mod tcp;

@@ -1,0 +1,95 @@
+//! The loops of a control stream: messages and heartbeats.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use super::error::LinkError;
+use super::handshake::within;
+use super::link_state::{LinkShared, Outgoing};
+use super::socket::{ReadSide, WriteSide};
+use crate::wire::{FRAME_HEAD, FrameHead, FrameKind};
+
+/// Bytes by which memory for an announced message grows as its bytes arrive.
+const GROWTH: usize = 64 << 10;
+
+/// Reads frames until the link is closed. Cuts a peer that is silent, or slow within a frame.
+pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mpsc::Sender<Vec<u8>>) {
+    link.run(read_frames(&link, &mut socket, inbox)).await;
+}
+
+async fn read_frames(
+    link: &LinkShared,
+    socket: &mut ReadSide,
+    inbox: mpsc::Sender<Vec<u8>>,
+) -> Result<(), LinkError> {
+    let limits = &link.limits;
+    let failed = |error| LinkError::io("read from the control stream", error);
+    loop {
+        let mut head = [0; FRAME_HEAD];
+        let first = within(limits.silence, "send a heartbeat", async {
+            socket.read(&mut head).await.map_err(failed)
+        });
+        let first = first.await?;
+        let frame = within(limits.item, "complete a message", async {
+            socket.read_exact(&mut head[first..]).await.map_err(failed)?;
+            let head = FrameHead::decode(&head, limits.message_bytes)?;
+            let mut message = Vec::new();
+            while message.len() < head.length {
+                let (start, end) = (message.len(), head.length.min(message.len() + GROWTH));
+                message.resize(end, 0);
+                socket.read_exact(&mut message[start..]).await.map_err(failed)?;
+            }
+            Ok((head.kind, message))
+        });
+        let (kind, message) = frame.await?;
+        // A full inbox holds up the peer's messages; it is not cut for that.
+        if kind == FrameKind::Message && inbox.send(message).await.is_err() {
+            return Err(LinkError::Closed);
+        }
+    }
+}
+
+/// Writes frames until the link is closed, and a heartbeat whenever the queue stays empty.
+pub(super) async fn write(link: Arc<LinkShared>, mut socket: WriteSide, mut queue: mpsc::Receiver<Outgoing>) {
+    link.run(write_frames(&link, &mut socket, &mut queue)).await;
+}
+
+async fn write_frames(
+    link: &LinkShared,
+    socket: &mut WriteSide,
+    queue: &mut mpsc::Receiver<Outgoing>,
+) -> Result<(), LinkError> {
+    let limits = &link.limits;
+    // A short time at first: the peer learns at once that this side is up.
+    let mut wait = limits.heartbeat / 8;
+    loop {
+        let (kind, message) = match timeout(wait, queue.recv()).await {
+            Err(_) => (FrameKind::Heartbeat, Vec::new()),
+            Ok(Some(Outgoing::Message(message))) => (FrameKind::Message, message),
+            Ok(Some(Outgoing::Flush(done))) => {
+                let _ = done.send(());
+                continue;
+            }
+            // The link's senders are gone with it.
+            Ok(None) => return Err(LinkError::Closed),
+        };
+        wait = limits.heartbeat;
+        let head = FrameHead { kind, length: message.len() };
+        let frame = [&head.encode()[..], &message].concat();
+        let written = within(limits.item, "read a message", async {
+            let written = async {
+                socket.write_all(&frame).await?;
+                socket.flush().await
+            };
+            written.await.map_err(|error| LinkError::io("write to the control stream", error))
+        });
+        written.await?;
+    }
+}
+
+/// Waits; for loops that must not spin on a system error.
+pub(super) async fn pause() {
+    sleep(std::time::Duration::from_millis(20)).await;
+}

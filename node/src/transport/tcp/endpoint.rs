@@ -1,0 +1,404 @@
+//! Listeners, and connections to peers.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::JoinHandle;
+
+use super::address::Address;
+use super::control::pause;
+use super::error::LinkError;
+use super::handshake::{self, within};
+use super::link::{Connections, Link};
+use super::link_state::Peer;
+use super::lock::lock;
+use super::random::random;
+use super::settings::{Identity, ListenSettings, PeerSettings};
+use super::socket::Socket;
+use super::table::{Expected, Shared, Slot, Waiting};
+use crate::wire::{
+    Denial, Header, Hello, Limits, Role, StreamPlace, WIRE_VERSION, Welcome, WireError, check_name,
+};
+
+/// The network side of a node: listens, and connects to peers.
+///
+/// Dropping it stops listening; established links live on.
+#[derive(Debug)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    addresses: Vec<Address>,
+    accepted: AsyncMutex<mpsc::Receiver<Result<Link, LinkError>>>,
+    listeners: Vec<JoinHandle<()>>,
+    /// Removed with the endpoint.
+    _files: Vec<SocketFile>,
+}
+
+/// File of a Unix socket; removed on drop.
+#[derive(Debug)]
+struct SocketFile(std::path::PathBuf);
+
+impl Endpoint {
+    /// Binds all addresses and begins to accept connections, on the current runtime.
+    ///
+    /// # Errors
+    /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`], [`LinkError::AddressInUse`],
+    /// [`LinkError::Io`]. Then no address is bound.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub async fn bind(
+        settings: ListenSettings,
+        identity: Identity,
+        limits: Limits,
+    ) -> Result<Self, LinkError> {
+        for address in &settings.addresses {
+            identity.check(address, true)?;
+        }
+        let (sender, accepted) = mpsc::channel(limits.handshakes.max(1));
+        let pending = Arc::new(Semaphore::new(limits.handshakes));
+        let shared = Arc::new(Shared { identity, limits, table: Mutex::default() });
+        let (mut addresses, mut sockets, mut bound) = (Vec::new(), Vec::new(), Vec::new());
+        for address in &settings.addresses {
+            match address {
+                Address::Tcp(wanted) => {
+                    let failed = |error: io::Error| listen_error(address, &error);
+                    let listener = TcpListener::bind(wanted).await.map_err(failed)?;
+                    addresses.push(Address::Tcp(listener.local_addr().map_err(failed)?));
+                    bound.push(Listener::Tcp(listener));
+                }
+                Address::Unix(path) => {
+                    bound.push(Listener::Unix(bind_unix(path, address).await?));
+                    sockets.push(SocketFile(path.clone()));
+                    addresses.push(address.clone());
+                }
+            }
+        }
+        let listen = |listener| {
+            let acceptor =
+                Acceptor { shared: shared.clone(), accepted: sender.clone(), pending: pending.clone() };
+            tokio::spawn(acceptor.listen(listener))
+        };
+        let listeners = bound.into_iter().map(listen).collect();
+        Ok(Self { shared, addresses, accepted: AsyncMutex::new(accepted), listeners, _files: sockets })
+    }
+
+    /// Returns the addresses, with the ports that the system selected.
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+
+    /// Returns what this node says of itself.
+    pub fn identity(&self) -> &Identity {
+        &self.shared.identity
+    }
+
+    /// Returns the limits.
+    pub fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    /// Connects to a peer.
+    ///
+    /// # Errors
+    /// Any [`LinkError`]. Then no connection is left.
+    pub async fn connect(&self, peer: &PeerSettings) -> Result<Link, LinkError> {
+        self.shared.identity.check(&peer.address, false)?;
+        within(self.shared.limits.handshake, "complete the handshake", self.dial(peer)).await
+    }
+
+    async fn dial(&self, peer: &PeerSettings) -> Result<Link, LinkError> {
+        let limits = &self.shared.limits;
+        let place = StreamPlace::Control { streams: limits.streams.clamp(1, limits.streams_max.max(1)) };
+        let (control, their, link, streams) = self.open(peer, place).await?;
+        let slot = Slot::take(&self.shared, (their.name.clone(), their.incarnation))?;
+        let mut data = Vec::with_capacity(streams.into());
+        for index in 0..streams {
+            let (socket, other, ..) = self.open(peer, StreamPlace::Data { link, index }).await?;
+            if other != their {
+                return Err(LinkError::OtherPeer { expected: their.name, got: other.name });
+            }
+            data.push(socket);
+        }
+        Ok(Link::start(their, limits.clone(), link, Connections { control, data }, slot))
+    }
+
+    /// Opens one connection of a link. Returns also the peer, the link's number and its data
+    /// streams.
+    async fn open(
+        &self,
+        peer: &PeerSettings,
+        place: StreamPlace,
+    ) -> Result<(Socket, Peer, u128, u16), LinkError> {
+        let identity = &self.shared.identity;
+        let mut socket = handshake::open(identity, peer).await?;
+        let role = if matches!(place, StreamPlace::Control { .. }) { Role::Control } else { Role::Data };
+        let header = handshake::introduce(&mut socket, identity, role).await?;
+        let (name, messages) = (identity.name.clone(), identity.messages);
+        handshake::tell(&mut socket, &Hello { name, messages, fingerprint: identity.fingerprint, place })
+            .await?;
+        let (name, messages, fingerprint, link, streams) = match handshake::hear(&mut socket).await? {
+            Welcome::Denied(denial) => return Err(LinkError::Denied(denial)),
+            Welcome::Accepted { name, messages, fingerprint, link, streams } => {
+                (name, messages, fingerprint, link, streams)
+            }
+        };
+        check_name(&name)?;
+        if name != peer.name {
+            return Err(LinkError::OtherPeer { expected: peer.name.clone(), got: name });
+        }
+        let asked = if let StreamPlace::Control { streams } = place { streams } else { u16::MAX };
+        if !(1..=asked).contains(&streams) {
+            let what = "the number of data streams";
+            return Err(WireError::Invalid { what, got: streams.into() }.into());
+        }
+        let incarnation = header.incarnation;
+        Ok((socket, Peer { name, incarnation, wire: WIRE_VERSION, messages, fingerprint }, link, streams))
+    }
+
+    /// Waits for the next link that a peer establishes.
+    ///
+    /// # Errors
+    /// The reason for which a connection was refused; the next call waits for another one. If these
+    /// are not awaited, the newest are dropped.
+    pub async fn accept(&self) -> Result<Link, LinkError> {
+        self.accepted.lock().await.recv().await.unwrap_or(Err(LinkError::Closed))
+    }
+
+    /// Returns the number of established links.
+    pub fn links(&self) -> usize {
+        lock(&self.shared.table).links.values().sum()
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.listeners.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // It may be gone; there is no other way to say so here.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn listen_error(address: &Address, error: &io::Error) -> LinkError {
+    if error.kind() == io::ErrorKind::AddrInUse {
+        return LinkError::AddressInUse { address: address.clone() };
+    }
+    LinkError::Io { what: format!("listen on {address}"), kind: error.kind(), reason: error.to_string() }
+}
+
+/// Binds a Unix socket that only this user may open. Replaces the file of a process that is gone.
+async fn bind_unix(path: &Path, address: &Address) -> Result<UnixListener, LinkError> {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+    let failed = |error: io::Error| listen_error(address, &error);
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if is_socket {
+        match UnixStream::connect(path).await {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                std::fs::remove_file(path).map_err(failed)?;
+            }
+            _ => return Err(LinkError::AddressInUse { address: address.clone() }),
+        }
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+enum Accepted {
+    Tcp(tokio::net::TcpStream),
+    Unix(UnixStream),
+}
+
+impl Listener {
+    async fn accept(&self) -> io::Result<Accepted> {
+        Ok(match self {
+            Self::Tcp(listener) => Accepted::Tcp(listener.accept().await?.0),
+            Self::Unix(listener) => Accepted::Unix(listener.accept().await?.0),
+        })
+    }
+}
+
+#[derive(Clone)]
+struct Acceptor {
+    shared: Arc<Shared>,
+    accepted: mpsc::Sender<Result<Link, LinkError>>,
+    /// Bounds the connections whose handshake is not complete.
+    pending: Arc<Semaphore>,
+}
+
+impl Acceptor {
+    async fn listen(self, listener: Listener) {
+        loop {
+            let connection = match listener.accept().await {
+                Ok(connection) => connection,
+                // Out of descriptors, for example: other connections have to end first.
+                Err(error) => {
+                    self.report(LinkError::io("accept a connection", error));
+                    pause().await;
+                    continue;
+                }
+            };
+            let Ok(permit) = self.pending.clone().try_acquire_owned() else {
+                let max = self.shared.limits.handshakes;
+                self.report(LinkError::Limit { what: "connections without a handshake", max });
+                continue;
+            };
+            tokio::spawn(self.clone().meet(connection, permit));
+        }
+    }
+
+    /// Reports a refusal, unless too many are waiting to be read.
+    fn report(&self, error: LinkError) {
+        let _ = self.accepted.try_send(Err(error));
+    }
+
+    async fn meet(self, connection: Accepted, permit: OwnedSemaphorePermit) {
+        let time = self.shared.limits.handshake;
+        let admitted = within(time, "complete the handshake", self.admit(connection)).await;
+        drop(permit);
+        match admitted {
+            Ok(None) => {}
+            Ok(Some(link)) => drop(self.accepted.send(Ok(link)).await),
+            Err(error) => self.report(error),
+        }
+    }
+
+    /// Authenticates a connection. Returns a link if it is the control stream of one.
+    async fn admit(&self, connection: Accepted) -> Result<Option<Link>, LinkError> {
+        let identity = &self.shared.identity;
+        let mut socket = match connection {
+            Accepted::Tcp(stream) => handshake::secure(identity, stream).await?,
+            Accepted::Unix(stream) => {
+                handshake::same_user(&stream)?;
+                Socket::Unix(stream)
+            }
+        };
+        let header = handshake::receive(&mut socket, identity).await?;
+        let hello: Hello = handshake::hear(&mut socket).await?;
+        let (ours, theirs) = (hello.messages, identity.messages);
+        if hello.check().is_err() || socket.is_misnamed(&hello.name) {
+            self.deny(socket, Denial::Name).await?;
+            return Err(hello.check().err().map_or_else(handshake::misnamed, LinkError::Wire));
+        }
+        if ours != theirs {
+            let denial = Denial::Messages { ours, theirs };
+            self.deny(socket, denial).await?;
+            return Err(LinkError::Denied(denial));
+        }
+        match (hello.place, header.role) {
+            (StreamPlace::Control { streams }, Role::Control) => {
+                self.control(socket, &header, hello, streams).await.map(Some)
+            }
+            (StreamPlace::Data { link, index }, Role::Data) => {
+                self.data(socket, &header, hello, (link, index)).await.map(|()| None)
+            }
+            (_, role) => {
+                let what = "the role of a connection";
+                Err(WireError::Invalid { what, got: role as u64 }.into())
+            }
+        }
+    }
+
+    async fn deny(&self, mut socket: Socket, denial: Denial) -> Result<(), LinkError> {
+        handshake::tell(&mut socket, &Welcome::Denied(denial)).await
+    }
+
+    fn welcome(&self, link: u128, streams: u16) -> Welcome {
+        let Identity { name, messages, fingerprint, .. } = &self.shared.identity;
+        Welcome::Accepted {
+            name: name.clone(),
+            messages: *messages,
+            fingerprint: *fingerprint,
+            link,
+            streams,
+        }
+    }
+
+    /// Establishes a link once its data streams have arrived.
+    async fn control(
+        &self,
+        mut control: Socket,
+        header: &Header,
+        hello: Hello,
+        streams: u16,
+    ) -> Result<Link, LinkError> {
+        let limits = &self.shared.limits;
+        let key = (hello.name.clone(), header.incarnation);
+        let slot = match Slot::take(&self.shared, key.clone()) {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.deny(control, Denial::Links).await?;
+                return Err(error);
+            }
+        };
+        let streams = streams.min(limits.streams_max.max(1));
+        let link = u128::from_le_bytes(random()?);
+        let (sender, mut arriving) = mpsc::channel(streams.into());
+        let expected = Expected { shared: &self.shared, link };
+        lock(&self.shared.table).waiting.insert(link, Waiting { peer: key, streams: sender });
+        handshake::tell(&mut control, &self.welcome(link, streams)).await?;
+        let mut data: Vec<Option<Socket>> = (0..streams).map(|_| None).collect();
+        while data.iter().any(Option::is_none) {
+            let Some((index, socket)) = arriving.recv().await else { return Err(LinkError::Closed) };
+            match data.get_mut(usize::from(index)) {
+                Some(place @ None) => *place = Some(socket),
+                _ => {
+                    let what = "the number of a data stream";
+                    return Err(WireError::Invalid { what, got: index.into() }.into());
+                }
+            }
+        }
+        drop(expected);
+        let peer = Peer {
+            name: hello.name,
+            incarnation: header.incarnation,
+            wire: WIRE_VERSION,
+            messages: hello.messages,
+            fingerprint: hello.fingerprint,
+        };
+        let connections = Connections { control, data: data.into_iter().flatten().collect() };
+        Ok(Link::start(peer, limits.clone(), link, connections, slot))
+    }
+
+    /// Hands a data stream to the link that waits for it.
+    async fn data(
+        &self,
+        mut socket: Socket,
+        header: &Header,
+        hello: Hello,
+        (link, index): (u128, u16),
+    ) -> Result<(), LinkError> {
+        let key = (hello.name, header.incarnation);
+        let waiting = {
+            let table = lock(&self.shared.table);
+            table
+                .waiting
+                .get(&link)
+                .filter(|waiting| waiting.peer == key)
+                .map(|waiting| waiting.streams.clone())
+        };
+        let Some(streams) = waiting else {
+            self.deny(socket, Denial::Stream).await?;
+            return Err(LinkError::Denied(Denial::Stream));
+        };
+        handshake::tell(&mut socket, &self.welcome(link, 1)).await?;
+        // Fails if the link gave up meanwhile; the peer then finds its connection closed.
+        streams.send((index, socket)).await.map_err(|_| LinkError::Closed)
+    }
+}

@@ -1,0 +1,248 @@
+//! The transport of frames over links.
+
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::time::Instant;
+
+use kvpool::storage::Storage;
+use kvpool::transport::{
+    Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    TransportError,
+};
+use tokio::runtime::Handle;
+
+use super::endpoint::Endpoint;
+use super::error::LinkError;
+use super::inner::{Attached, Inner, NO_LINK, PeerEntry, gone};
+use super::link::Link;
+use super::link_state::LinkShared;
+use super::lock::lock;
+use super::region::{NAME, Region};
+use super::stream::Stream;
+use super::{receive, send};
+use crate::wire::{self, check_name};
+
+/// Writes frames over the data streams of links, straight from and into memory that the processor
+/// reaches.
+///
+/// A peer is a process: a name with an incarnation. It exists while a link to it is
+/// [attached](Self::attach). Dropping the transport closes these links.
+///
+/// | a transfer fails with | when |
+/// |---|---|
+/// | [`PeerGone`](TransportError::PeerGone) | the last link to the peer, or the one that carries an item, is closed |
+/// | [`Stalled`](TransportError::Stalled) | the same, because the peer was too slow |
+/// | [`Unknown`](TransportError::Unknown), [`OutOfRange`](TransportError::OutOfRange) | the peer has no such grant, or the frames are outside of it |
+/// | [`Unsupported`](TransportError::Unsupported) | the peer's frames have another size, or it receives them already |
+/// | [`Storage`](TransportError::Storage) | either storage failed |
+/// | [`Cancelled`](TransportError::Cancelled), [`Closed`](TransportError::Closed) | it was given up, or the transport dropped |
+#[derive(Debug)]
+pub struct TcpTransport {
+    inner: Arc<Inner>,
+}
+
+impl TcpTransport {
+    /// Makes a transport for the links of an endpoint. Its tasks run on the current runtime.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn new(endpoint: &Endpoint) -> Self {
+        let shared = endpoint.shared();
+        let inner = Inner {
+            name: shared.identity.name.clone(),
+            incarnation: shared.identity.incarnation,
+            limits: shared.limits.clone(),
+            runtime: Handle::current(),
+            signal: Arc::default(),
+            state: Mutex::default(),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Carries items over a link from now on. Returns the number of its peer.
+    ///
+    /// All links of one process have the same number.
+    ///
+    /// # Errors
+    /// [`TransportError::PeerGone`] if the link is closed, or is attached to another transport;
+    /// [`TransportError::Closed`].
+    pub fn attach(&self, link: &Link) -> Result<PeerId, TransportError> {
+        attach(&self.inner, link.shared())
+    }
+
+    /// Returns the number of transfers and grants that are not over.
+    pub fn live(&self) -> (usize, usize) {
+        let state = lock(&self.inner.state);
+        (state.transfers.live(), state.grants.live())
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        let mut state = lock(&self.inner.state);
+        state.closed = true;
+        let peers = 0..state.peers.len() as u32;
+        drop(state);
+        peers.for_each(|peer| self.inner.remove(PeerId(peer), &TransportError::Closed));
+    }
+}
+
+/// Notes a link, and spawns the loops of its data streams.
+fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, TransportError> {
+    let mut state = lock(&inner.state);
+    if state.closed {
+        return Err(TransportError::Closed);
+    }
+    let of_peer =
+        |entry: &PeerEntry| entry.name == link.peer.name && entry.incarnation == link.peer.incarnation;
+    let index = state.peers.iter().position(of_peer);
+    if let Some(index) = index
+        && state.peers[index].links.iter().any(|attached| Arc::ptr_eq(&attached.link, link))
+    {
+        return Ok(PeerId(index as u32));
+    }
+    let Some(data) = link.take_data() else {
+        let reason = link.cause().map_or("its link has another transport".into(), |cause| cause.to_string());
+        return Err(TransportError::PeerGone { peer: link.peer.name.clone(), reason });
+    };
+    let index = index.unwrap_or_else(|| {
+        let (name, incarnation) = (link.peer.name.clone(), link.peer.incarnation);
+        state.peers.push(PeerEntry { name, incarnation, links: Vec::new() });
+        state.peers.len() - 1
+    });
+    let peer = PeerId(index as u32);
+    let mut streams = Vec::with_capacity(data.len());
+    for socket in data {
+        let stream = Stream::new();
+        let (read, write) = socket.split();
+        let this = (peer, link.clone());
+        inner.runtime.spawn(receive::run(inner.clone(), this.clone(), stream.clone(), read));
+        inner.runtime.spawn(send::run(inner.clone(), this, stream.clone(), write));
+        streams.push(stream);
+    }
+    let ending = Ending { inner: inner.clone(), peer, link: link.clone() };
+    inner.runtime.spawn(async move { drop(ending.link.closed().await) });
+    state.peers[index].links.push(Attached { link: link.clone(), streams });
+    Ok(peer)
+}
+
+/// Ends a link's transfers when its task ends, also with the runtime.
+struct Ending {
+    inner: Arc<Inner>,
+    peer: PeerId,
+    link: Arc<LinkShared>,
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.link.close(LinkError::Closed);
+        let name = &self.link.peer.name;
+        let error = match self.link.cause() {
+            Some(LinkError::Slow { waited_ms, .. }) => {
+                TransportError::Stalled { peer: name.clone(), waited_ms }
+            }
+            Some(cause) => gone(name, &cause.to_string()),
+            None => gone(name, "its link is closed"),
+        };
+        self.inner.end_link(self.peer, &self.link, &error);
+    }
+}
+
+impl Transport for TcpTransport {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn register(&self, storage: &Arc<dyn Storage>) -> Result<RegionId, TransportError> {
+        let region = Arc::new(Region::new(storage.clone())?);
+        let mut state = lock(&self.inner.state);
+        state.regions.push(region);
+        Ok(RegionId(state.regions.len() as u32 - 1))
+    }
+
+    /// Returns name and incarnation of this node: a peer that has a link attached needs no more.
+    fn metadata(&self) -> Vec<u8> {
+        let metadata = (&self.inner.name, self.inner.incarnation);
+        wire::encode(&metadata, METADATA_MAX).expect("a name is short")
+    }
+
+    /// Returns the number of a peer to which a link is attached.
+    fn add_peer(&self, metadata: &[u8]) -> Result<PeerId, TransportError> {
+        let invalid = |error: wire::WireError| TransportError::Metadata(error.to_string());
+        if metadata.len() > METADATA_MAX {
+            return Err(TransportError::Metadata(format!("{} bytes", metadata.len())));
+        }
+        let (name, incarnation): (String, u64) = wire::decode(metadata).map_err(invalid)?;
+        check_name(&name).map_err(invalid)?;
+        let state = lock(&self.inner.state);
+        let of_peer = |entry: &PeerEntry| {
+            entry.name == name && entry.incarnation == incarnation && !entry.links.is_empty()
+        };
+        let index = state.peers.iter().position(of_peer);
+        index.map(|index| PeerId(index as u32)).ok_or_else(|| gone(&name, NO_LINK))
+    }
+
+    fn remove_peer(&self, peer: PeerId) {
+        self.inner.remove(peer, &TransportError::Cancelled);
+    }
+
+    unsafe fn grant(&self, grant: Grant) -> Result<(), TransportError> {
+        let mut state = lock(&self.inner.state);
+        if state.closed {
+            return Err(TransportError::Closed);
+        }
+        let region = Inner::region(&state, grant.region)?;
+        Inner::peer(&state, grant.peer)?;
+        let hold = grant.hold.clone();
+        let added = state.grants.add(grant, region, &self.inner.limits, self.inner.signal.clone());
+        drop(state);
+        // The last reference, if the grant was refused: it is dropped without the lock.
+        drop(hold);
+        added
+    }
+
+    fn revoke(&self, tag: Tag, _source: SourceState) -> TransferState {
+        let granted = lock(&self.inner.state).grants.revoke(tag);
+        match granted {
+            Ok(granted) => drop(granted),
+            Err(unknown) => return TransferState::Failed(unknown),
+        }
+        lock(&self.inner.state).grants.ended(tag)
+    }
+
+    unsafe fn submit(&self, submission: Submission) -> Result<TransferId, TransportError> {
+        let hold = submission.hold.clone();
+        let submitted = self.inner.submit(submission);
+        // As for a grant.
+        drop(hold);
+        let (transfer, streams) = submitted?;
+        streams.iter().for_each(|stream| stream.work.notify_one());
+        Ok(transfer)
+    }
+
+    fn poll(&self, transfer: TransferId, waker: Option<&Waker>) -> TransferState {
+        // Wakers are user code: they are cloned and dropped without the lock.
+        let over = lock(&self.inner.state).transfers.over(transfer);
+        let over = over.is_some_and(|over| over.poll(waker));
+        lock(&self.inner.state).transfers.state(transfer, over)
+    }
+
+    fn cancel(&self, transfer: TransferId) -> TransferState {
+        self.inner.fail(transfer, TransportError::Cancelled);
+        self.poll(transfer, None)
+    }
+
+    /// Waits for the transfers, then revokes all grants, and waits for those.
+    fn drain(&self, deadline: Instant) -> usize {
+        lock(&self.inner.state).closed = true;
+        self.inner.signal.wait(deadline, || lock(&self.inner.state).transfers.live() == 0);
+        let revoked = lock(&self.inner.state).grants.revoke_all();
+        drop(revoked);
+        self.inner.signal.wait(deadline, || lock(&self.inner.state).grants.live() == 0);
+        let (transfers, grants) = self.live();
+        transfers + grants
+    }
+}
+
+/// Bytes of the longest metadata.
+const METADATA_MAX: usize = 256;

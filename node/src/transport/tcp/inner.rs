@@ -1,0 +1,156 @@
+//! The state of the transport: regions, peers with their links, grants, transfers.
+
+use std::sync::{Arc, Mutex};
+
+use kvpool::transport::{Operation, PeerId, RegionId, Submission, TransferId, TransportError};
+use tokio::runtime::Handle;
+
+use super::error::LinkError;
+use super::grants::{Claim, Grants};
+use super::link_state::LinkShared;
+use super::lock::lock;
+use super::region::{NAME, Region, Signal};
+use super::stream::Stream;
+use super::transfers::{Item, Remains, Sent, Transfers};
+use crate::wire::{ItemHead, ItemStatus, Limits};
+
+/// Reason of a failure for a peer without a link.
+pub(super) const NO_LINK: &str = "no link to it is attached";
+
+/// The part of a transport that the loops of data streams share.
+pub(super) struct Inner {
+    pub(super) name: String,
+    pub(super) incarnation: u64,
+    pub(super) limits: Limits,
+    pub(super) runtime: Handle,
+    pub(super) signal: Arc<Signal>,
+    pub(super) state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) closed: bool,
+    pub(super) regions: Vec<Arc<Region>>,
+    pub(super) peers: Vec<PeerEntry>,
+    pub(super) grants: Grants,
+    pub(super) transfers: Transfers,
+}
+
+pub(super) struct PeerEntry {
+    pub(super) name: String,
+    pub(super) incarnation: u64,
+    pub(super) links: Vec<Attached>,
+}
+
+/// A link that carries items.
+pub(super) struct Attached {
+    pub(super) link: Arc<LinkShared>,
+    pub(super) streams: Vec<Arc<Stream>>,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inner").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    /// Takes the next item for a stream of a link, and notes it there.
+    pub(super) fn next_item(&self, peer: PeerId, link: u128, stream: &Stream) -> Option<Item> {
+        let mut state = lock(&self.state);
+        let entry = state.peers.get(peer.0 as usize)?;
+        // Without this, an item could be noted behind the back of `end_link`.
+        entry.links.iter().find(|attached| attached.link.number == link)?;
+        let item = state.transfers.next_item(peer, self.limits.item_bytes)?;
+        stream.sending(item.sent);
+        Some(item)
+    }
+
+    pub(super) fn acknowledged(&self, sent: Sent, status: ItemStatus) {
+        let remains = lock(&self.state).transfers.acknowledged(sent, status);
+        drop(remains);
+    }
+
+    pub(super) fn fail(&self, transfer: TransferId, error: TransportError) {
+        let remains = lock(&self.state).transfers.fail(transfer, error);
+        drop(remains);
+    }
+
+    pub(super) fn claim(&self, peer: PeerId, head: &ItemHead) -> Result<Claim, ItemStatus> {
+        lock(&self.state).grants.claim(peer, head)
+    }
+
+    /// Returns the bytes of the largest frame of all storages.
+    pub(super) fn frame_bytes_max(&self) -> usize {
+        lock(&self.state).regions.iter().map(|region| region.frame_bytes()).max().unwrap_or(0)
+    }
+
+    /// Ends the transfers of a closed link: those with items on it, or all if it was the last.
+    pub(super) fn end_link(&self, peer: PeerId, link: &LinkShared, error: &TransportError) {
+        let mut state = lock(&self.state);
+        let State { peers, transfers, .. } = &mut *state;
+        let Some(entry) = peers.get_mut(peer.0 as usize) else { return };
+        let Some(at) = entry.links.iter().position(|attached| attached.link.number == link.number) else {
+            return;
+        };
+        let attached = entry.links.swap_remove(at);
+        let mut remains: Vec<Remains> = Vec::new();
+        for sent in attached.streams.iter().flat_map(|stream| stream.take_sent()) {
+            remains.push(transfers.fail(sent.transfer, error.clone()));
+        }
+        if entry.links.is_empty() {
+            remains.extend(transfers.fail_peer(peer, error));
+        }
+        drop(state);
+        drop(remains);
+    }
+
+    /// Closes all links to a peer.
+    pub(super) fn remove(&self, peer: PeerId, error: &TransportError) {
+        let links: Vec<_> = {
+            let state = lock(&self.state);
+            let entry = state.peers.get(peer.0 as usize);
+            entry.into_iter().flat_map(|entry| &entry.links).map(|attached| attached.link.clone()).collect()
+        };
+        for link in links {
+            self.end_link(peer, &link, error);
+            link.close(LinkError::Closed);
+        }
+    }
+
+    pub(super) fn region(state: &State, region: RegionId) -> Result<Arc<Region>, TransportError> {
+        let unknown = TransportError::Unknown { what: "region", number: region.0.into() };
+        state.regions.get(region.0 as usize).cloned().ok_or(unknown)
+    }
+
+    /// Returns a peer that has a link.
+    pub(super) fn peer(state: &State, peer: PeerId) -> Result<&PeerEntry, TransportError> {
+        let unknown = TransportError::Unknown { what: "peer", number: peer.0.into() };
+        let entry = state.peers.get(peer.0 as usize).ok_or(unknown)?;
+        if entry.links.is_empty() { Err(gone(&entry.name, NO_LINK)) } else { Ok(entry) }
+    }
+
+    /// Adds a transfer. Returns the streams that may carry it.
+    pub(super) fn submit(
+        &self,
+        submission: Submission,
+    ) -> Result<(TransferId, Vec<Arc<Stream>>), TransportError> {
+        let mut state = lock(&self.state);
+        if state.closed {
+            return Err(TransportError::Closed);
+        }
+        if submission.operation != Operation::Write {
+            return Err(TransportError::Unsupported { name: NAME, what: "read frames of a peer".into() });
+        }
+        let region = Self::region(&state, submission.region)?;
+        let entry = Self::peer(&state, submission.peer)?;
+        let streams = entry.links.iter().flat_map(|attached| attached.streams.iter().cloned()).collect();
+        let transfer = state.transfers.add(submission, region, &self.limits, self.signal.clone())?;
+        Ok((transfer, streams))
+    }
+}
+
+/// Returns the error for a peer that cannot be reached.
+pub(super) fn gone(peer: &str, reason: &str) -> TransportError {
+    TransportError::PeerGone { peer: peer.into(), reason: reason.into() }
+}

@@ -1,0 +1,128 @@
+//! A link, as its owner sees it: messages in order, and its end.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, oneshot};
+
+use super::control;
+use super::error::LinkError;
+use super::link_state::{LinkShared, Outgoing, Peer};
+use super::socket::Socket;
+use super::table::Slot;
+use crate::wire::{self, Limits};
+
+/// An established link. Dropping it closes it.
+#[derive(Debug)]
+pub struct Link {
+    shared: Arc<LinkShared>,
+    inbox: tokio::sync::Mutex<mpsc::Receiver<Vec<u8>>>,
+}
+
+/// The connections of a link that was negotiated.
+pub(super) struct Connections {
+    pub(super) control: Socket,
+    pub(super) data: Vec<Socket>,
+}
+
+impl Link {
+    /// Starts the tasks of the control stream, on the current runtime.
+    pub(super) fn start(
+        peer: Peer,
+        limits: Limits,
+        number: u128,
+        connections: Connections,
+        slot: Slot,
+    ) -> Self {
+        let (outbox, outgoing) = mpsc::channel(limits.queued_messages);
+        let (incoming, inbox) = mpsc::channel(limits.queued_messages);
+        let shared = Arc::new(LinkShared::new(peer, limits, number, outbox, connections.data, slot));
+        let (read, write) = connections.control.split();
+        tokio::spawn(control::read(shared.clone(), read, incoming));
+        tokio::spawn(control::write(shared.clone(), write, outgoing));
+        Self { shared, inbox: tokio::sync::Mutex::new(inbox) }
+    }
+
+    /// Returns what is known of the peer.
+    pub fn peer(&self) -> &Peer {
+        &self.shared.peer
+    }
+
+    pub(super) fn shared(&self) -> &Arc<LinkShared> {
+        &self.shared
+    }
+
+    /// Queues a message. Waits while the queue is full.
+    ///
+    /// Messages arrive in order, each at most once; the last ones may be lost with the link.
+    ///
+    /// # Errors
+    /// [`LinkError::Wire`] for a message above the limit; the cause, once the link is closed.
+    pub async fn send<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
+        let message = wire::encode(message, self.shared.limits.message_bytes)?;
+        self.queue(Outgoing::Message(message)).await
+    }
+
+    /// Waits until all messages that were queued before are handed to the system.
+    ///
+    /// # Errors
+    /// The cause, once the link is closed.
+    pub async fn flush(&self) -> Result<(), LinkError> {
+        let (done, flushed) = oneshot::channel();
+        self.queue(Outgoing::Flush(done)).await?;
+        match flushed.await {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.closed().await),
+        }
+    }
+
+    async fn queue(&self, outgoing: Outgoing) -> Result<(), LinkError> {
+        tokio::select! {
+            biased;
+            cause = self.closed() => Err(cause),
+            sent = self.shared.outbox.send(outgoing) => match sent {
+                Ok(()) => Ok(()),
+                Err(_) => Err(self.closed().await),
+            },
+        }
+    }
+
+    /// Receives the next message.
+    ///
+    /// Messages that arrived before the link was closed are returned first. Dropping the future
+    /// loses no message.
+    ///
+    /// # Errors
+    /// [`LinkError::Wire`] for a message that cannot be decoded, which also closes the link; the
+    /// cause, once the link is closed.
+    pub async fn recv<M: DeserializeOwned>(&self) -> Result<M, LinkError> {
+        let message = self.inbox.lock().await.recv().await;
+        let Some(message) = message else { return Err(self.closed().await) };
+        wire::decode(&message).map_err(|error| {
+            self.shared.close(error.clone().into());
+            error.into()
+        })
+    }
+
+    /// Waits until the link is closed. Returns the cause.
+    pub async fn closed(&self) -> LinkError {
+        self.shared.closed().await
+    }
+
+    /// Returns the cause if the link is closed.
+    pub fn cause(&self) -> Option<LinkError> {
+        self.shared.cause()
+    }
+
+    /// Closes the link: its connections end, and its transfers fail.
+    pub fn close(&self) {
+        self.shared.close(LinkError::Closed);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

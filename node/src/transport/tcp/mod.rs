@@ -1,0 +1,69 @@
+//! Links to peers over TCP and Unix sockets, and the transport of frames over them.
+//!
+//! A *link* is one control stream for messages and heartbeats, and several data streams. Each of
+//! these connections authenticates by itself:
+//!
+//! | address | encryption | authentication of the peer |
+//! |---|---|---|
+//! | TCP, any | TLS 1.3 | certificates of both sides; or a certificate of the acceptor and a token |
+//! | TCP, loopback | none | a token, if set |
+//! | Unix socket | none | same user, by the kernel; a token, if set |
+//!
+//! Any other combination is refused when it is configured, before a byte is sent.
+//!
+//! # Frames of a peer's transfers
+//!
+//! Bytes move between a socket and frames only in system calls that do not wait, and in copies on
+//! threads for blocking work. Each is made under a strong reference to the grant, or to the local
+//! frames of the transfer; between them a stream has only a weak one.
+//!
+//! ```text
+//! the hold is dropped  ==  the table's reference was dropped, and no call is running
+//! ```
+//!
+//! A revoked grant, a cancelled transfer and a lost link drop the table's reference. Bytes that
+//! still arrive for a revoked grant are thrown away, and the rest of an item of a cancelled
+//! transfer is filled with zeros, so that the stream stays usable.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `address`, `error`, `tls`, `random`, `settings` | addresses, errors, certificates, identities |
+//! | `socket`, `handshake` | a connection, and who is at its other end |
+//! | `lock`, `table` | mutexes, the links of an endpoint |
+//! | `link_state`, `control`, `link` | the state of a link, the loops of its control stream, its owner's side |
+//! | `endpoint` | listeners, and connections to peers |
+//! | `region`, `grants`, `transfers` | memory of a storage, tables of what peers may write, and of what is sent |
+//! | `stream`, `inner` | the state of a data stream, and that of the transport |
+//! | `receive`, `send` | the loops of a data stream |
+//! | `frames` | [`TcpTransport`] |
+
+mod address;
+mod control;
+mod endpoint;
+mod error;
+mod frames;
+mod grants;
+mod handshake;
+mod inner;
+mod link;
+mod link_state;
+mod lock;
+mod random;
+mod receive;
+mod region;
+mod send;
+mod settings;
+mod socket;
+mod stream;
+mod table;
+mod tls;
+mod transfers;
+
+pub use address::Address;
+pub use endpoint::Endpoint;
+pub use error::{CertificateProblem, LinkError, Side};
+pub use frames::TcpTransport;
+pub use link::Link;
+pub use link_state::Peer;
+pub use settings::{Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
+pub use tls::Tls;

@@ -1,0 +1,310 @@
+//! The memory of a registered storage, and frames of it that are under transfer.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::task::Waker;
+use std::time::Instant;
+
+use kvpool::storage::{Arrangement, PlanePart, Storage, StoragePlanes};
+use kvpool::transport::{Hold, TransportError};
+use kvpool::{DeviceId, FrameId, Run};
+use smallvec::SmallVec;
+
+use super::lock::lock;
+use super::socket::{Buffers, Sources};
+use crate::wire::Form;
+
+/// Name of the transport.
+pub(super) const NAME: &str = "tcp";
+
+/// Pieces of memory per system call.
+const SLICES: usize = 256;
+
+/// A registered storage.
+pub(super) struct Region {
+    storage: Arc<dyn Storage>,
+    /// The planes, if the processor reaches them.
+    planes: Option<StoragePlanes>,
+    /// Bytes of each part of a frame: K, V and their scales of each layer, in canonical order.
+    parts: Vec<usize>,
+    frame_bytes: usize,
+}
+
+impl Region {
+    pub(super) fn new(storage: Arc<dyn Storage>) -> Result<Self, TransportError> {
+        let layout = storage.layout();
+        let table = layout.planes(1).map_err(|error| TransportError::Storage(error.to_string()))?;
+        let parts: Vec<usize> = (table.planes.iter())
+            .flat_map(|plane| {
+                let halves = if plane.part == PlanePart::Joined { 2 } else { 1 };
+                std::iter::repeat_n(plane.tile_bytes / halves, halves)
+            })
+            .collect();
+        let frame_bytes = layout.packed_bytes();
+        debug_assert_eq!(parts.iter().sum::<usize>(), frame_bytes, "parts of a packed block");
+        if u32::try_from(frame_bytes).is_err() {
+            let what = format!("send blocks of {frame_bytes} bytes");
+            return Err(TransportError::Unsupported { name: NAME, what });
+        }
+        let planes = storage.planes().ok().filter(|planes| {
+            let bytes = planes.tensors().map(|tensor| tensor.frame_bytes());
+            planes.device() == DeviceId::Host && bytes.eq(parts.iter().copied())
+        });
+        Ok(Self { planes, parts, frame_bytes, storage })
+    }
+
+    pub(super) fn storage(&self) -> &Arc<dyn Storage> {
+        &self.storage
+    }
+
+    /// Returns the bytes of a frame, without padding.
+    pub(super) fn frame_bytes(&self) -> usize {
+        self.frame_bytes
+    }
+
+    /// Checks that the runs are frames of the storage. Returns their number.
+    pub(super) fn check(&self, runs: &[Run]) -> Result<usize, TransportError> {
+        let frames = self.storage.frames() as u64;
+        for run in runs {
+            let (start, end) = (u64::from(run.start.0), u64::from(run.start.0) + u64::from(run.len));
+            if end > frames {
+                return Err(TransportError::OutOfRange { start, end, of: "the storage" });
+            }
+        }
+        Ok(runs.iter().map(|run| run.len as usize).sum())
+    }
+
+    /// Returns the order in which frames of this storage are sent.
+    pub(super) fn form(&self, run: Run) -> Form {
+        let by_layer = self.storage.layout().arrangement() == Arrangement::LayerFirst;
+        if self.planes.is_some() && by_layer && run.len > 1 { Form::Planes } else { Form::Packed }
+    }
+
+    /// Returns the memory of a run, in the order of `form`; `None` if the processor cannot reach it.
+    pub(super) fn pieces(&self, run: Run, form: Form) -> Option<Pieces> {
+        let planes = self.planes.as_ref()?;
+        let mut pieces = Pieces::default();
+        match form {
+            Form::Packed => run.frames().for_each(|frame| {
+                planes.tensors().for_each(|tensor| {
+                    pieces.push(
+                        tensor.data.wrapping_add(frame.index() * tensor.frame_stride()),
+                        tensor.frame_bytes(),
+                    );
+                });
+            }),
+            Form::Planes => planes.tensors().for_each(|tensor| {
+                let start = tensor.data.wrapping_add(run.start.index() * tensor.frame_stride());
+                if tensor.is_contiguous() {
+                    pieces.push(start, run.len as usize * tensor.frame_bytes());
+                } else {
+                    (0..run.len as usize).for_each(|frame| {
+                        pieces.push(start.wrapping_add(frame * tensor.frame_stride()), tensor.frame_bytes());
+                    });
+                }
+            }),
+        }
+        Some(pieces)
+    }
+
+    /// Brings bytes that were sent plane by plane into the order of packed blocks.
+    pub(super) fn to_packed(&self, by_plane: &[u8]) -> Vec<u8> {
+        let frames = by_plane.len() / self.frame_bytes;
+        let mut packed = Vec::with_capacity(by_plane.len());
+        for frame in 0..frames {
+            let mut plane = 0;
+            for &part in &self.parts {
+                packed.extend_from_slice(&by_plane[plane + frame * part..][..part]);
+                plane += frames * part;
+            }
+        }
+        packed
+    }
+}
+
+/// Pieces of frames' memory, and how much of them was read or written.
+#[derive(Default)]
+pub(super) struct Pieces {
+    list: Vec<(*mut u8, usize)>,
+    /// First piece that is not done, and bytes of it that are.
+    at: (usize, usize),
+    left: usize,
+}
+
+// SAFETY: addresses. They are only used under a reference to what keeps the frames.
+unsafe impl Send for Pieces {}
+// SAFETY: as above.
+unsafe impl Sync for Pieces {}
+
+impl Pieces {
+    fn push(&mut self, start: *mut u8, bytes: usize) {
+        self.list.push((start, bytes));
+        self.left += bytes;
+    }
+
+    /// Returns the number of bytes that are not done.
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    pub(super) fn advance(&mut self, mut bytes: usize) {
+        self.left -= bytes;
+        while bytes > 0 {
+            let rest = self.list[self.at.0].1 - self.at.1;
+            if bytes < rest {
+                self.at.1 += bytes;
+                return;
+            }
+            bytes -= rest;
+            self.at = (self.at.0 + 1, 0);
+        }
+    }
+
+    /// Returns the next pieces that are not done.
+    fn next(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
+        let (first, done) = self.at;
+        let rest = self.list[first..].iter().take(SLICES).enumerate();
+        rest.map(move |(index, &(start, bytes))| match index {
+            0 => (start.wrapping_add(done), bytes - done),
+            _ => (start, bytes),
+        })
+    }
+}
+
+/// Frames under transfer, and what keeps them.
+///
+/// Dropping it drops the hold; then it is over.
+pub(super) struct Held {
+    pub(super) region: Arc<Region>,
+    hold: Option<Hold>,
+    over: Arc<Over>,
+}
+
+impl Held {
+    pub(super) fn new(region: Arc<Region>, hold: Hold, over: Arc<Over>) -> Self {
+        Self { region, hold: Some(hold), over }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.hold.take());
+        self.over.set();
+    }
+}
+
+/// Whether the frames of a transfer were let go.
+pub(super) struct Over {
+    state: Mutex<(bool, Option<Waker>)>,
+    signal: Arc<Signal>,
+}
+
+impl Over {
+    pub(super) fn new(signal: Arc<Signal>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), signal })
+    }
+
+    fn set(&self) {
+        let waker = {
+            let mut state = lock(&self.state);
+            state.0 = true;
+            state.1.take()
+        };
+        self.signal.raise();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    pub(super) fn is_set(&self) -> bool {
+        lock(&self.state).0
+    }
+
+    /// Returns whether it is over; if not, keeps the waker.
+    pub(super) fn poll(&self, waker: Option<&Waker>) -> bool {
+        let mut waker = waker.cloned();
+        let mut state = lock(&self.state);
+        if !state.0 && waker.is_some() {
+            std::mem::swap(&mut state.1, &mut waker);
+        }
+        let over = state.0;
+        // The replaced waker is dropped without the lock.
+        drop(state);
+        over
+    }
+}
+
+/// Wakes a thread that waits for the end of transfers.
+#[derive(Default)]
+pub(super) struct Signal {
+    count: Mutex<u64>,
+    raised: Condvar,
+}
+
+impl Signal {
+    fn raise(&self) {
+        *lock(&self.count) += 1;
+        self.raised.notify_all();
+    }
+
+    /// Waits until `done`, which is evaluated after each end, or the deadline.
+    pub(super) fn wait(&self, deadline: Instant, mut done: impl FnMut() -> bool) {
+        loop {
+            let before = *lock(&self.count);
+            if done() {
+                return;
+            }
+            let mut count = lock(&self.count);
+            while *count == before {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return;
+                }
+                let waited = self.raised.wait_timeout(count, left);
+                count = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            }
+        }
+    }
+}
+
+/// Memory into which a socket is read, as long as `grant` lives.
+pub(super) struct Into<'a, G> {
+    pub(super) grant: &'a Weak<G>,
+    pub(super) pieces: &'a Pieces,
+}
+
+impl<G> Buffers for Into<'_, G> {
+    fn with<R>(&mut self, read: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> Option<R> {
+        let _grant = self.grant.upgrade()?;
+        let mut slices: SmallVec<[IoSliceMut<'_>; SLICES]> = (self.pieces.next())
+            // SAFETY: a piece of granted frames: `_grant` has the hold, so that no other thread
+            // reads or writes them, and the claim on the run keeps other items of the peer out.
+            .map(|(start, bytes)| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, bytes) }))
+            .collect();
+        Some(read(&mut slices))
+    }
+}
+
+/// Memory that is written to a socket, as long as the transfer is not given up.
+pub(super) struct From<'a> {
+    pub(super) source: &'a Weak<Held>,
+    pub(super) pieces: &'a Pieces,
+}
+
+impl Sources for From<'_> {
+    fn with<R>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> R) -> Option<R> {
+        let _source = self.source.upgrade()?;
+        let slices: SmallVec<[IoSlice<'_>; SLICES]> = (self.pieces.next())
+            // SAFETY: a piece of frames that keep their bytes: `_source` has the hold.
+            .map(|(start, bytes)| IoSlice::new(unsafe { std::slice::from_raw_parts(start, bytes) }))
+            .collect();
+        Some(write(&slices))
+    }
+}
+
+/// Removes up to `frames` frames from the beginning of a run.
+pub(super) fn split(run: &mut Run, frames: u32) -> Run {
+    let taken = Run { start: run.start, len: run.len.min(frames) };
+    *run = Run { start: FrameId(run.start.0 + taken.len), len: run.len - taken.len };
+    taken
+}

@@ -1,0 +1,139 @@
+//! Identities and tokens, and settings of listeners and peers.
+
+use std::sync::Arc;
+
+use super::address::Address;
+use super::error::LinkError;
+use super::random::random;
+use super::tls::Tls;
+use crate::wire::{Secret, check_name};
+
+/// Bytes of the shortest token.
+pub const TOKEN_MIN: usize = 16;
+
+/// A secret that all nodes of a cluster know. Formatted without its contents.
+#[derive(Clone, Debug)]
+pub struct Token(pub(super) Secret);
+
+impl Token {
+    /// Takes a token of at least [`TOKEN_MIN`] bytes.
+    ///
+    /// # Errors
+    /// [`LinkError::TokenLength`].
+    pub fn new(token: &[u8]) -> Result<Self, LinkError> {
+        if token.len() < TOKEN_MIN {
+            return Err(LinkError::TokenLength { bytes: token.len(), min: TOKEN_MIN });
+        }
+        Ok(Self(Secret::of_token(token)))
+    }
+}
+
+/// What a node says of itself, and how it proves it.
+///
+/// A certificate proves a node's name. A token proves only that a node belongs to the cluster: nodes
+/// that share a token trust each other with their names.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    pub(super) name: String,
+    pub(super) incarnation: u64,
+    pub(super) messages: u16,
+    pub(super) fingerprint: [u8; 16],
+    pub(super) tls: Option<Arc<Tls>>,
+    pub(super) token: Option<Token>,
+}
+
+impl Identity {
+    /// Names a node. `messages` is the version of the messages that it sends over links.
+    ///
+    /// The incarnation is a new random number.
+    ///
+    /// # Errors
+    /// [`LinkError::Wire`] for an invalid name, [`LinkError::Io`] without random numbers.
+    pub fn new(name: &str, messages: u16) -> Result<Self, LinkError> {
+        check_name(name)?;
+        let incarnation = u64::from_le_bytes(random()?);
+        Ok(Self { name: name.into(), incarnation, messages, fingerprint: [0; 16], tls: None, token: None })
+    }
+
+    /// Sets the fingerprint of the layout of the node's blocks.
+    #[must_use]
+    pub fn fingerprint(mut self, fingerprint: [u8; 16]) -> Self {
+        self.fingerprint = fingerprint;
+        self
+    }
+
+    /// Sets the number of this process; for a process that chose it elsewhere.
+    #[must_use]
+    pub fn incarnation(mut self, incarnation: u64) -> Self {
+        self.incarnation = incarnation;
+        self
+    }
+
+    /// Returns the number of this process.
+    pub fn incarnation_number(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Sets the certificates. All TCP connections then use TLS.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(Arc::new(tls));
+        self
+    }
+
+    /// Sets the token. Both sides of a link must have one, or neither.
+    #[must_use]
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Checks that a peer at this address can be told apart from others.
+    pub(super) fn check(&self, address: &Address, listens: bool) -> Result<(), LinkError> {
+        let unauthenticated = || LinkError::Unauthenticated { address: address.clone() };
+        match &self.tls {
+            _ if matches!(address, Address::Unix(_)) => Ok(()),
+            Some(tls) if listens => {
+                let acceptor =
+                    tls.acceptor().ok_or_else(|| LinkError::PlainText { address: address.clone() })?;
+                if acceptor.verifies || self.token.is_some() { Ok(()) } else { Err(unauthenticated()) }
+            }
+            Some(tls) if tls.connector().is_none() => Err(LinkError::PlainText { address: address.clone() }),
+            Some(_) => Ok(()),
+            None if address.is_local() => Ok(()),
+            None => Err(LinkError::PlainText { address: address.clone() }),
+        }
+    }
+}
+
+/// Where an endpoint listens. Without addresses it only connects.
+#[derive(Clone, Debug, Default)]
+pub struct ListenSettings {
+    /// The addresses. Port 0 selects a free port.
+    pub addresses: Vec<Address>,
+}
+
+impl ListenSettings {
+    /// Listens on one address.
+    pub fn on(address: Address) -> Self {
+        Self { addresses: vec![address] }
+    }
+}
+
+/// A peer to connect to.
+#[derive(Clone, Debug)]
+pub struct PeerSettings {
+    /// Name that the peer must have; with TLS, also its certificate.
+    pub name: String,
+    /// Address of the peer.
+    pub address: Address,
+    /// Name in the peer's certificate, if it is another one.
+    pub server_name: Option<String>,
+}
+
+impl PeerSettings {
+    /// Describes a peer whose certificate has its name.
+    pub fn new(name: &str, address: Address) -> Self {
+        Self { name: name.into(), address, server_name: None }
+    }
+}

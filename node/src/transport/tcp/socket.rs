@@ -1,0 +1,237 @@
+//! A connection, with or without TLS, whole or as two sides.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsStream;
+
+/// A connection.
+pub(super) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Socket {
+    /// Returns keying material that only the two ends of a TLS connection know; zeros without TLS.
+    pub(super) fn exported(&self) -> Result<[u8; 32], rustls::Error> {
+        let Self::Tls(stream) = self else { return Ok([0; 32]) };
+        const LABEL: &[u8] = b"EXPORTER-kvpool-node";
+        match &**stream {
+            TlsStream::Client(stream) => stream.get_ref().1.export_keying_material([0; 32], LABEL, None),
+            TlsStream::Server(stream) => stream.get_ref().1.export_keying_material([0; 32], LABEL, None),
+        }
+    }
+
+    /// Returns true if the peer presented certificates that are not those of this name.
+    pub(super) fn is_misnamed(&self, name: &str) -> bool {
+        let Self::Tls(stream) = self else { return false };
+        let certificates = stream.get_ref().1.peer_certificates();
+        certificates.is_some_and(|certificates| !super::tls::is_named(certificates, name))
+    }
+
+    /// Splits the connection.
+    pub(super) fn split(self) -> (ReadSide, WriteSide) {
+        match self {
+            Self::Tcp(stream) => {
+                let stream = Arc::new(stream);
+                (ReadSide::Tcp(stream.clone()), WriteSide::Tcp(stream))
+            }
+            Self::Unix(stream) => {
+                let stream = Arc::new(stream);
+                (ReadSide::Unix(stream.clone()), WriteSide::Unix(stream))
+            }
+            Self::Tls(stream) => {
+                let (read, write) = tokio::io::split(*stream);
+                (ReadSide::Tls(read), WriteSide::Tls(write))
+            }
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Unix(stream) => Pin::new(stream).poll_read(cx, buffer),
+            Self::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Unix(stream) => Pin::new(stream).poll_write(cx, bytes),
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_flush(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
+    }
+}
+
+/// The side of a connection that is read.
+pub(super) enum ReadSide {
+    Tcp(Arc<TcpStream>),
+    Unix(Arc<UnixStream>),
+    Tls(ReadHalf<TlsStream<TcpStream>>),
+}
+
+impl ReadSide {
+    /// Waits until the connection may have bytes; then makes one read that does not wait.
+    ///
+    /// `read` gets buffers from `buffers` only for the time of that read. Returns `None` if
+    /// `buffers` has none to give any more.
+    pub(super) fn poll_into<B: Buffers>(
+        &mut self,
+        cx: &mut Context<'_>,
+        buffers: &mut B,
+    ) -> Poll<io::Result<Option<usize>>> {
+        loop {
+            match self {
+                Self::Tcp(stream) => ready!(stream.poll_read_ready(cx))?,
+                Self::Unix(stream) => ready!(stream.poll_read_ready(cx))?,
+                Self::Tls(_) => {}
+            }
+            let read = buffers.with(|slices| match self {
+                Self::Tcp(stream) => Poll::Ready(stream.try_read_vectored(slices)),
+                Self::Unix(stream) => Poll::Ready(stream.try_read_vectored(slices)),
+                Self::Tls(stream) => {
+                    let mut buffer = ReadBuf::new(&mut slices[0]);
+                    Pin::new(stream).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
+                }
+            });
+            match read {
+                None => return Poll::Ready(Ok(None)),
+                Some(Poll::Pending) => return Poll::Pending,
+                Some(Poll::Ready(Err(error))) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Some(Poll::Ready(Ok(0))) => return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into())),
+                Some(Poll::Ready(read)) => return Poll::Ready(read.map(Some)),
+            }
+        }
+    }
+
+    /// Reads one piece of at most the buffer's length.
+    pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let mut own = Own(buffer);
+        let read = std::future::poll_fn(|cx| self.poll_into(cx, &mut own)).await?;
+        Ok(read.expect("an own buffer is always there"))
+    }
+
+    /// Fills the buffer.
+    pub(super) async fn read_exact(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
+        while !buffer.is_empty() {
+            let read = self.read(buffer).await?;
+            buffer = &mut buffer[read..];
+        }
+        Ok(())
+    }
+}
+
+/// Gives out memory for one read at a time.
+pub(super) trait Buffers {
+    /// Calls `read` with at least one slice that is not empty; `None` if the memory is gone.
+    fn with<R>(&mut self, read: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> Option<R>;
+}
+
+struct Own<'a>(&'a mut [u8]);
+
+impl Buffers for Own<'_> {
+    fn with<R>(&mut self, read: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> Option<R> {
+        Some(read(&mut [IoSliceMut::new(self.0)]))
+    }
+}
+
+/// The side of a connection that is written.
+pub(super) enum WriteSide {
+    Tcp(Arc<TcpStream>),
+    Unix(Arc<UnixStream>),
+    Tls(WriteHalf<TlsStream<TcpStream>>),
+}
+
+impl WriteSide {
+    /// Waits until the connection may have room; then makes one write that does not wait.
+    ///
+    /// As for [`ReadSide::poll_into`].
+    pub(super) fn poll_from<S: Sources>(
+        &mut self,
+        cx: &mut Context<'_>,
+        sources: &mut S,
+    ) -> Poll<io::Result<Option<usize>>> {
+        loop {
+            match self {
+                Self::Tcp(stream) => ready!(stream.poll_write_ready(cx))?,
+                Self::Unix(stream) => ready!(stream.poll_write_ready(cx))?,
+                Self::Tls(_) => {}
+            }
+            let written = sources.with(|slices| match self {
+                Self::Tcp(stream) => Poll::Ready(stream.try_write_vectored(slices)),
+                Self::Unix(stream) => Poll::Ready(stream.try_write_vectored(slices)),
+                Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
+            });
+            match written {
+                None => return Poll::Ready(Ok(None)),
+                Some(Poll::Pending) => return Poll::Pending,
+                Some(Poll::Ready(Err(error))) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Some(Poll::Ready(Ok(0))) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                Some(Poll::Ready(written)) => return Poll::Ready(written.map(Some)),
+            }
+        }
+    }
+
+    /// Writes all bytes.
+    pub(super) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let mut own = Bytes(bytes);
+            let written = std::future::poll_fn(|cx| self.poll_from(cx, &mut own)).await?;
+            bytes = &bytes[written.expect("own bytes are always there")..];
+        }
+        Ok(())
+    }
+
+    /// Hands everything that was written to the system.
+    pub(super) async fn flush(&mut self) -> io::Result<()> {
+        match self {
+            // These do not buffer.
+            Self::Tcp(_) | Self::Unix(_) => Ok(()),
+            Self::Tls(stream) => tokio::io::AsyncWriteExt::flush(stream).await,
+        }
+    }
+}
+
+/// Gives out bytes for one write at a time.
+pub(super) trait Sources {
+    /// Calls `write` with at least one slice that is not empty; `None` if the memory is gone.
+    fn with<R>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> R) -> Option<R>;
+}
+
+struct Bytes<'a>(&'a [u8]);
+
+impl Sources for Bytes<'_> {
+    fn with<R>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> R) -> Option<R> {
+        Some(write(&[IoSlice::new(self.0)]))
+    }
+}

@@ -1,0 +1,97 @@
+//! A data stream: what is queued for the peer, and what it has not acknowledged.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::error::LinkError;
+use super::lock::lock;
+use super::transfers::{Item, Sent};
+use crate::wire::{Ack, Limits};
+
+/// Acknowledgements that a peer may leave unread.
+const ACKS_MAX: usize = 1024;
+
+/// The part of a data stream that its two loops share.
+pub(super) struct Stream {
+    /// Wakes the loop that writes.
+    pub(super) work: Notify,
+    out: Mutex<Out>,
+}
+
+struct Out {
+    acks: VecDeque<Ack>,
+    /// In the order in which they were sent.
+    sent: VecDeque<Sent>,
+    /// Time of the last item or acknowledgement.
+    progress: Instant,
+}
+
+/// The next work of the loop that writes.
+pub(super) enum Work {
+    Ack(Ack),
+    Item(Item),
+    /// Nothing, before this time if items wait for their acknowledgement.
+    Idle(Option<Instant>),
+}
+
+impl Stream {
+    pub(super) fn new() -> Arc<Self> {
+        let out = Out { acks: VecDeque::new(), sent: VecDeque::new(), progress: Instant::now() };
+        Arc::new(Self { work: Notify::new(), out: Mutex::new(out) })
+    }
+
+    /// Queues an acknowledgement for the peer.
+    pub(super) fn acknowledge(&self, ack: Ack) -> Result<(), LinkError> {
+        let mut out = lock(&self.out);
+        if out.acks.len() >= ACKS_MAX {
+            return Err(LinkError::Limit { what: "unread acknowledgements", max: ACKS_MAX });
+        }
+        out.acks.push_back(ack);
+        drop(out);
+        self.work.notify_one();
+        Ok(())
+    }
+
+    /// Takes the oldest unacknowledged item, which must be the acknowledged one.
+    pub(super) fn acknowledged(&self, ack: Ack) -> Option<Sent> {
+        let mut out = lock(&self.out);
+        out.sent.front().filter(|sent| sent.item == ack.item)?;
+        out.progress = Instant::now();
+        let sent = out.sent.pop_front();
+        drop(out);
+        self.work.notify_one();
+        sent
+    }
+
+    /// Takes all unacknowledged items.
+    pub(super) fn take_sent(&self) -> VecDeque<Sent> {
+        std::mem::take(&mut lock(&self.out).sent)
+    }
+
+    /// Notes an item as sent, before its first byte is.
+    pub(super) fn sending(&self, sent: Sent) {
+        let mut out = lock(&self.out);
+        out.progress = Instant::now();
+        out.sent.push_back(sent);
+    }
+
+    /// Returns the next work. Calls `next_item` if there is no acknowledgement to write and the
+    /// window has room.
+    pub(super) fn next(&self, limits: &Limits, next_item: impl FnOnce() -> Option<Item>) -> Work {
+        let (full, idle) = {
+            let mut out = lock(&self.out);
+            if let Some(ack) = out.acks.pop_front() {
+                return Work::Ack(ack);
+            }
+            let waits = !out.sent.is_empty();
+            (out.sent.len() >= limits.window.max(1), waits.then(|| out.progress + limits.item))
+        };
+        if full {
+            return Work::Idle(idle);
+        }
+        next_item().map_or(Work::Idle(idle), Work::Item)
+    }
+}

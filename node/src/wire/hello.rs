@@ -1,0 +1,111 @@
+//! The first message of each side, after authentication.
+
+use serde::{Deserialize, Serialize};
+
+use super::WireError;
+
+/// Bytes of the longest name of a node.
+pub const NAME_MAX: usize = 64;
+
+/// Place of a connection in a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum StreamPlace {
+    /// A new link with this many data streams.
+    Control {
+        /// Data streams that the connector wants.
+        streams: u16,
+    },
+    /// A data stream of a link.
+    Data {
+        /// The number that the acceptor gave to the link.
+        link: u128,
+        /// Number of the stream.
+        index: u16,
+    },
+}
+
+/// First message of the connector.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hello {
+    /// Name of the node.
+    pub name: String,
+    /// Version of the messages on the control stream.
+    pub messages: u16,
+    /// Fingerprint of the layout of the node's blocks.
+    pub fingerprint: [u8; 16],
+    /// What the connection is for.
+    pub place: StreamPlace,
+}
+
+/// First message of the acceptor.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Welcome {
+    /// The connection is part of a link.
+    Accepted {
+        /// Name of the node.
+        name: String,
+        /// Version of the messages on the control stream.
+        messages: u16,
+        /// Fingerprint of the layout of the node's blocks.
+        fingerprint: [u8; 16],
+        /// Number of the link; random, because a data stream refers to it.
+        link: u128,
+        /// Data streams of the link.
+        streams: u16,
+    },
+    /// The connection is refused, and ends here.
+    Denied(Denial),
+}
+
+/// Reason for which an acceptor refuses an authenticated peer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum Denial {
+    /// Too many links are established.
+    #[error("it has too many links")]
+    Links,
+    /// The name is not valid, or not that of the certificate.
+    #[error("the name is not valid, or not that of the certificate")]
+    Name,
+    /// The message versions of both sides differ.
+    #[error("it speaks version {theirs} of the messages, and this node version {ours}")]
+    Messages {
+        /// Version of the side that was refused.
+        ours: u16,
+        /// Version of the acceptor.
+        theirs: u16,
+    },
+    /// A data stream names no link that waits for it.
+    #[error("no link waits for this data stream")]
+    Stream,
+}
+
+impl Hello {
+    /// Checks the fields that a peer may lie about.
+    ///
+    /// # Errors
+    /// [`WireError::Malformed`] for the name, [`WireError::Invalid`] for zero streams.
+    pub fn check(&self) -> Result<(), WireError> {
+        check_name(&self.name)?;
+        match self.place {
+            StreamPlace::Control { streams: 0 } => {
+                Err(WireError::Invalid { what: "the number of data streams", got: 0 })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Checks the name of a node: 1 to 64 letters, digits, `-`, `_` and `.`.
+///
+/// # Errors
+/// [`WireError::Malformed`].
+pub fn check_name(name: &str) -> Result<(), WireError> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(allowed) {
+        let reason =
+            format!("it has {} bytes; 1 to {NAME_MAX} of a-z, 0-9, -, _ and . are valid", name.len());
+        return Err(WireError::Malformed { what: "the name of a node", reason });
+    }
+    Ok(())
+}

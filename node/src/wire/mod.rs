@@ -1,0 +1,49 @@
+//! The bytes that nodes exchange: fixed headers, and messages in bounded frames.
+//!
+//! Nothing here does I/O. Every decoder takes untrusted bytes; it checks a length against
+//! [`Limits`] before memory of that length is allocated, and returns a [`WireError`] for anything
+//! that an encoder of this version does not produce.
+//!
+//! # One connection
+//!
+//! ```text
+//! connector                                        acceptor
+//!                    <------------------------------  Header (64 bytes)
+//! Header (64 bytes)  ------------------------------>
+//! Proof  (32 bytes)  ------------------------------>
+//!                    <------------------------------  verdict (1 byte), Proof (32 bytes)
+//! Hello  (frame)     ------------------------------>
+//!                    <------------------------------  Welcome (frame)
+//! control stream: frames      |      data stream: item heads, bytes of frames, acknowledgements
+//! ```
+//!
+//! Up to the verdict all parts have fixed sizes; an acceptor parses no length of a peer that has
+//! not proven who it is. Both sides send their header even if they do not support the other's
+//! version, so that both can name both versions. The acceptor begins: under TLS, a connector learns
+//! from it that its certificate was accepted.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `limits` | bounds on lengths, counts and times |
+//! | `header` | the fixed header, the proof of a token |
+//! | `codec` | frames of the control stream, messages in postcard |
+//! | `hello` | the first message of each side |
+//! | `item` | heads of data items, acknowledgements |
+//! | `error` | the error of all decoders |
+
+mod codec;
+mod error;
+mod header;
+mod hello;
+mod item;
+mod limits;
+
+pub use codec::{FRAME_HEAD, FrameHead, FrameKind, decode, encode};
+pub use error::WireError;
+pub use header::{HEADER, Header, PROOF, Proof, Role, Secret, Verdict, WIRE_VERSION};
+pub use hello::{Denial, Hello, NAME_MAX, StreamPlace, Welcome, check_name};
+pub use item::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead};
+pub use limits::Limits;
+
+#[cfg(test)]
+mod tests;

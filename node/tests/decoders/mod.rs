@@ -1,0 +1,52 @@
+//! What holds for the decoders of a connection and any bytes; used by a test and a fuzz target.
+
+use kvpool_node::wire::{
+    self, FRAME_HEAD, FrameHead, HEADER, Header, Hello, ITEM_HEAD, StreamHead, Verdict, Welcome,
+};
+
+/// Bound of the messages that are decoded here.
+const MESSAGE_BYTES: usize = 1 << 16;
+
+/// Decodes the bytes as everything that a connection carries.
+///
+/// Fixed parts that are accepted must be encoded to the same bytes: no byte is ignored. Messages
+/// must be bounded, and survive encoding.
+pub fn decode_all(bytes: &[u8]) {
+    if let Some(first) = bytes.first_chunk::<HEADER>()
+        && let Ok(header) = Header::decode(first)
+    {
+        assert_eq!(header.encode(), *first);
+    }
+    if let Some(first) = bytes.first_chunk::<ITEM_HEAD>()
+        && let Ok(head) = StreamHead::decode(first)
+    {
+        assert_eq!(head.encode(), *first);
+        if let StreamHead::Item(head) = head {
+            assert!(head.run.len > 0 && head.run.end() > head.run.start.0);
+        }
+    }
+    if let Some(&first) = bytes.first()
+        && let Ok(verdict) = Verdict::decode(first)
+    {
+        assert_eq!(verdict as u8, first);
+    }
+    let Some((first, rest)) = bytes.split_first_chunk::<FRAME_HEAD>() else { return };
+    if let Ok(head) = FrameHead::decode(first, MESSAGE_BYTES) {
+        assert_eq!(head.encode(), *first);
+        assert!(head.length <= MESSAGE_BYTES);
+    }
+    for message in [bytes, rest] {
+        if let Ok(hello) = wire::decode::<Hello>(message) {
+            let encoded = wire::encode(&hello, usize::MAX).expect("it was decoded");
+            assert!(encoded.len() <= message.len(), "postcard's encoding is the shortest");
+            assert_eq!(wire::decode::<Hello>(&encoded), Ok(hello.clone()));
+            if hello.check().is_ok() {
+                assert!((1..=wire::NAME_MAX).contains(&hello.name.len()));
+            }
+        }
+        if let Ok(welcome) = wire::decode::<Welcome>(message) {
+            let encoded = wire::encode(&welcome, usize::MAX).expect("it was decoded");
+            assert_eq!(wire::decode::<Welcome>(&encoded), Ok(welcome));
+        }
+    }
+}

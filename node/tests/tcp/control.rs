@@ -1,0 +1,159 @@
+//! Messages, and peers that are silent, slow or wrong on the control stream.
+
+use std::time::{Duration, Instant};
+
+use kvpool_node::transport::tcp::LinkError;
+use kvpool_node::wire::{FRAME_HEAD, FrameHead, FrameKind, WireError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_arrive_in_order_and_before_the_end_of_the_link() {
+    let a = silent(identity("a"), limits()).await;
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let (here, there) = link(&a, &b).await;
+    let sent = async {
+        for number in 0..1000u32 {
+            here.send(&(number, vec![number as u8; number as usize])).await.unwrap();
+        }
+        here.flush().await.unwrap();
+        here.close();
+        assert_eq!(here.send(&0).await, Err(LinkError::Closed));
+        assert_eq!(here.cause(), Some(LinkError::Closed));
+    };
+    let received = async {
+        for number in 0..1000u32 {
+            let message: (u32, Vec<u8>) = there.recv().await.unwrap();
+            assert_eq!(message, (number, vec![number as u8; number as usize]));
+        }
+        assert_eq!(there.recv::<u32>().await, Err(LinkError::Ended));
+    };
+    tokio::join!(sent, received);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_link_lives() {
+    let a = silent(identity("a"), limits()).await;
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let (here, there) = link(&a, &b).await;
+    tokio::time::sleep(limits().silence * 2).await;
+    assert_eq!((here.cause(), there.cause()), (None, None));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_above_the_limit_are_refused_by_both_sides() {
+    let mut small = limits();
+    small.message_bytes = 100;
+    let a = silent(identity("a"), limits()).await;
+    let b = listen(identity("b"), loopback(), small).await;
+    let (here, there) = link(&a, &b).await;
+    let large = there.send(&vec![1u8; 101]).await;
+    assert!(
+        matches!(large, Err(LinkError::Wire(WireError::TooLarge { got: 103 | 102, max: 100, .. }))),
+        "{large:?}"
+    );
+    assert_eq!(there.cause(), None, "a message that was not sent ends no link");
+    here.send(&vec![1u8; 200]).await.unwrap();
+    assert!(matches!(there.closed().await, LinkError::Wire(WireError::TooLarge { max: 100, .. })));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_of_another_type_ends_the_link() {
+    let a = silent(identity("a"), limits()).await;
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let (here, there) = link(&a, &b).await;
+    here.send(&7u8).await.unwrap();
+    let received = there.recv::<(u64, String)>().await;
+    assert!(matches!(received, Err(LinkError::Wire(WireError::Malformed { .. }))), "{received:?}");
+    assert_eq!(Err(there.closed().await), received.map(drop));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_peer_is_cut() {
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let (_raw, link) = Raw::link(&b, 1).await;
+    let start = Instant::now();
+    assert!(matches!(link.closed().await, LinkError::Slow { what: "send a heartbeat", .. }));
+    assert!(start.elapsed() < limits().silence * 3);
+}
+
+/// A byte now and then is no progress: a frame has a deadline as a whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_message_is_cut() {
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let (mut raw, link) = Raw::link(&b, 1).await;
+    let slow = async {
+        for byte in frame(&[0; 100]) {
+            if raw.control.write_all(&[byte]).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let (cause, ()) = tokio::join!(link.closed(), slow);
+    assert!(matches!(cause, LinkError::Slow { what: "complete a message", .. }), "{cause:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_does_not_read_is_cut() {
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let (mut raw, link) = Raw::link(&b, 1).await;
+    let flood = async {
+        loop {
+            if let Err(error) = link.send(&vec![0u8; 1 << 20]).await {
+                return error;
+            }
+        }
+    };
+    let beats = async {
+        let beat = FrameHead { kind: FrameKind::Heartbeat, length: 0 }.encode();
+        while raw.control.write_all(&beat).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let cause = tokio::select! { cause = flood => cause, () = beats => link.closed().await };
+    assert!(matches!(cause, LinkError::Slow { what: "read a message", .. }), "{cause:?}");
+}
+
+/// A reader of this side that lags does not cost the link; the peer waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_inbox_holds_up_the_peer() {
+    let mut few = limits();
+    few.queued_messages = 2;
+    let a = silent(identity("a"), limits()).await;
+    let b = listen(identity("b"), loopback(), few).await;
+    let (here, there) = link(&a, &b).await;
+    for number in 0..20u32 {
+        here.send(&number).await.unwrap();
+    }
+    tokio::time::sleep(limits().silence + Duration::from_millis(300)).await;
+    for number in 0..20u32 {
+        assert_eq!(there.recv::<u32>().await, Ok(number));
+    }
+    assert_eq!(there.cause(), None);
+}
+
+/// An announced length costs no memory, and noise ends the link.
+#[tokio::test(flavor = "multi_thread")]
+async fn garbage_on_the_control_stream_ends_the_link() {
+    let b = listen(identity("b"), loopback(), limits()).await;
+    let mut random = fastrand::Rng::with_seed(3);
+    for round in 0..20 {
+        let (mut raw, link) = Raw::link(&b, 1).await;
+        let mut noise = vec![0; 64];
+        random.fill(&mut noise);
+        if round % 2 == 0 {
+            noise[..FRAME_HEAD].copy_from_slice(&[0xff, 0xff, 0xff, 0xff, 1, 0, 0, 0]);
+        } else {
+            noise[4] |= 2;
+        }
+        raw.control.write_all(&noise).await.unwrap();
+        let cause = link.closed().await;
+        assert!(matches!(cause, LinkError::Wire(_)), "{cause:?}");
+        // The peer finds its connections closed.
+        let mut rest = Vec::new();
+        let _ = raw.control.read_to_end(&mut rest).await;
+    }
+    assert_eq!(b.links(), 0);
+}

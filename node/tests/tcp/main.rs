@@ -1,0 +1,9 @@
+//! Links and the transport of frames, over real sockets.
+
+mod conformance;
+mod control;
+mod cuts;
+mod faults;
+mod frames;
+mod handshake;
+mod support;

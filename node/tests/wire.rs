@@ -1,0 +1,88 @@
+//! The decoders take any bytes.
+
+mod decoders;
+
+use decoders::decode_all;
+use kvpool::transport::Tag;
+use kvpool::{FrameId, Run};
+use kvpool_node::wire::{
+    self, Ack, Form, FrameHead, FrameKind, Header, Hello, ItemHead, ItemStatus, Role, StreamHead,
+    StreamPlace, WIRE_VERSION, Welcome,
+};
+
+/// Valid bytes of every kind; also the seeds of the fuzz target.
+fn valid() -> Vec<(&'static str, Vec<u8>)> {
+    let header = Header {
+        version: WIRE_VERSION,
+        role: Role::Control,
+        has_token: true,
+        incarnation: 7,
+        nonce: [9; 32],
+    };
+    let run = Run { start: FrameId(5), len: 3 };
+    let item = ItemHead { item: 1, tag: Tag(9), run, form: Form::Planes, bytes: 4096 };
+    let ack = Ack { item: 77, status: ItemStatus::Overlap };
+    let hello = |place| Hello { name: "gpu-node-2".into(), messages: 1, fingerprint: [3; 16], place };
+    let welcome = Welcome::Accepted {
+        name: "gpu-node-1".into(),
+        messages: 1,
+        fingerprint: [3; 16],
+        link: 5,
+        streams: 4,
+    };
+    let frame = |message: Vec<u8>| {
+        let head = FrameHead { kind: FrameKind::Message, length: message.len() };
+        [&head.encode()[..], &message].concat()
+    };
+    let message = |hello: &Hello| frame(wire::encode(hello, 1 << 16).unwrap());
+    vec![
+        ("header", header.encode().into()),
+        ("item", StreamHead::Item(item).encode().into()),
+        ("ack", StreamHead::Ack(ack).encode().into()),
+        ("hello_control", message(&hello(StreamPlace::Control { streams: 4 }))),
+        ("hello_data", message(&hello(StreamPlace::Data { link: 1 << 100, index: 3 }))),
+        ("welcome", frame(wire::encode(&welcome, 1 << 16).unwrap())),
+        ("heartbeat", FrameHead { kind: FrameKind::Heartbeat, length: 0 }.encode().into()),
+    ]
+}
+
+#[test]
+fn random_bytes_and_near_misses_are_decoded_or_refused() {
+    let mut random = fastrand::Rng::with_seed(11);
+    let valid = valid();
+    for round in 0..200_000 {
+        let mut bytes = if round % 4 == 0 {
+            let mut noise = vec![0; random.usize(..100)];
+            random.fill(&mut noise);
+            noise
+        } else {
+            valid[random.usize(..valid.len())].1.clone()
+        };
+        for _ in 0..random.usize(..3) {
+            if !bytes.is_empty() {
+                let at = random.usize(..bytes.len());
+                bytes[at] = if random.bool() { random.u8(..) } else { bytes[at] ^ 1 << random.u8(..8) };
+            }
+        }
+        if random.u8(..) < 64 {
+            bytes.truncate(random.usize(..=bytes.len()));
+        }
+        decode_all(&bytes);
+    }
+}
+
+/// The seeds are what this version encodes, so that the fuzz target begins behind the first checks.
+///
+/// After a change of the encoding, run with `KVPOOL_WRITE_SEEDS=1`.
+#[test]
+fn the_seeds_are_current() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../fuzz/seeds/node_wire");
+    for (name, bytes) in valid() {
+        let path = format!("{folder}/{name}");
+        if std::env::var_os("KVPOOL_WRITE_SEEDS").is_some() {
+            std::fs::write(&path, &bytes).unwrap();
+        }
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "{path}");
+        decode_all(&bytes);
+    }
+}

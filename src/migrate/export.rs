@@ -1,0 +1,335 @@
+//! The source's half of a transfer.
+//!
+//! ```text
+//! sequence, or cached blocks  ->  Export  -> manifest
+//!                                         -> pieces, to be given to a transport
+//!                                         -> finish: the source is closed, or evicted      the target has committed
+//!                                         -> cancel: everything is as before
+//! ```
+
+use std::sync::Arc;
+
+use crate::error::{FormError, ManifestError, TransferError};
+use crate::ids::{BlockId, SequenceId};
+use crate::prefix::BlockHash;
+use crate::sequence::{BlockRefs, Outline, Sequence};
+use crate::storage::Storage;
+
+use super::error::MigrateError;
+use super::form::PackedForm;
+use super::heads::{self, HeadRange, PackedBlock};
+use super::held::{ColdBlocks, Finished, HeldBlocks, Piece, Refs};
+use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest, checksum};
+use super::route::End;
+use super::transfers::TransferDirection;
+
+/// Bytes that are packed at once.
+pub(super) const PACKED_AT_ONCE: usize = 8 << 20;
+
+/// Blocks on their way to another pool: a sequence, or cached blocks.
+///
+/// Holds a reference on each block. The sequence is part of the export, so that no one writes it;
+/// of a copy, the next write to a block goes to a copy of that block. Dropping the export closes
+/// the sequence; cached blocks return to their places. Blocks that a transport has a [hold](Piece)
+/// on stay owned until it drops that.
+#[must_use = "dropping an export closes its sequence"]
+pub struct Export {
+    held: Option<Arc<HeldBlocks>>,
+    contents: Contents,
+    sequence: Option<Sequence>,
+    heads: Option<HeadRange>,
+    /// Era of the cache when its hashes were read.
+    era: u64,
+}
+
+impl Export {
+    /// Exports a sequence that stays open.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::Handle`].
+    pub(crate) fn copy_of(end: &End, sequence: &Sequence) -> Result<Self, TransferError> {
+        let era = end.era();
+        let refs = sequence.depart(&end.sequences)?;
+        let outline = sequence.outline();
+        let ids = refs.blocks.iter().copied().map(Some).collect();
+        let id = Some(sequence.id());
+        let held = HeldBlocks::new(end, TransferDirection::Export, id, ids, Refs::Listed(refs));
+        Ok(Self::new(held, Contents::Sequence(outline), era))
+    }
+
+    /// Exports a sequence that is closed at the end.
+    ///
+    /// # Errors
+    ///
+    /// As for [`copy_of`](Self::copy_of), with the sequence.
+    pub(crate) fn of(end: &End, sequence: Sequence) -> Result<Self, MigrateError> {
+        match Self::copy_of(end, &sequence) {
+            Ok(mut export) => {
+                export.sequence = Some(sequence);
+                Ok(export)
+            }
+            Err(error) => Err(MigrateError { error, sequence: Box::new(sequence) }),
+        }
+    }
+
+    /// Exports up to `wanted` evictable blocks, in eviction order.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoCache`].
+    pub(crate) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
+        let era = end.era();
+        let cold = ColdBlocks::coldest(end, wanted)?;
+        let blocks =
+            cold.cold.iter().map(|cold| CachedBlock { hash: cold.hash, depth: cold.depth }).collect();
+        let ids = cold.cold.iter().map(|cold| Some(cold.id)).collect();
+        let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Cold(cold));
+        Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: false }), era))
+    }
+
+    /// Exports the cached blocks of these hashes, which are those of a chain from its block `first`
+    /// on, up to the first one that is not cached. Skips the places for which `is_there` returns
+    /// true.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoCache`].
+    pub(crate) fn prefix(
+        end: &End,
+        first: u32,
+        hashes: &[BlockHash],
+        is_there: &mut dyn FnMut(usize) -> bool,
+    ) -> Result<Self, TransferError> {
+        let (cache, era) = (end.cache()?, end.era());
+        let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
+        for (place, &hash) in hashes.iter().enumerate() {
+            if is_there(place) {
+                continue;
+            }
+            let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
+            refs.blocks.push(id);
+            blocks.push(CachedBlock { hash, depth: first.saturating_add(place as u32) });
+        }
+        let ids = refs.blocks.iter().copied().map(Some).collect();
+        let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
+        Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: true }), era))
+    }
+
+    fn new(held: HeldBlocks, contents: Contents, era: u64) -> Self {
+        Self { held: Some(Arc::new(held)), contents, sequence: None, heads: None, era }
+    }
+
+    fn held(&self) -> &Arc<HeldBlocks> {
+        self.held.as_ref().unwrap_or_else(|| unreachable!("only `finish` and `cancel` take it"))
+    }
+
+    fn end(&self) -> &End {
+        self.held().end()
+    }
+
+    pub(super) fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    pub(super) fn outline(&self) -> Option<&Outline> {
+        if let Contents::Sequence(outline) = &self.contents { Some(outline) } else { None }
+    }
+
+    /// Returns the outline of a sequence for another pool of this process.
+    pub(super) fn outline_for(&self, to: &End) -> Outline {
+        let Contents::Sequence(outline) = &self.contents else { unreachable!("cached blocks") };
+        let (from, to) = (self.end().sequences.cache(), to.sequences.cache());
+        let agrees = from.zip(to).is_some_and(|(from, to)| to.hasher().agrees_with(from.hasher()));
+        Outline { known: outline.known.clone().filter(|_| agrees), ..outline.clone() }
+    }
+
+    /// States which heads of the model this pool holds, so that pools of another tensor-parallel
+    /// split can receive the blocks.
+    ///
+    /// # Errors
+    ///
+    /// [`FormError::HeadRange`] if a block holds another number of heads; nothing changes.
+    pub fn set_heads(&mut self, heads: HeadRange) -> Result<(), FormError> {
+        heads.check(self.end().storage.layout().kv_heads() as u32)?;
+        self.heads = Some(heads);
+        Ok(())
+    }
+
+    /// Returns the manifest, with a checksum of each block.
+    ///
+    /// Reads the bytes of all blocks; on a device it waits for the copies.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Storage`].
+    pub fn manifest(&self) -> Result<Manifest, TransferError> {
+        let end = self.end();
+        let form = PackedForm::of(end.storage.layout());
+        let mut checksums = Vec::with_capacity(self.held().ids().len());
+        let places: Vec<u32> = (0..self.held().ids().len() as u32).collect();
+        self.for_each_packed(&places, &mut |_, packed| checksums.push(checksum(packed)))?;
+        let hashing = end.sequences.cache().map(|cache| cache.hasher().fingerprint());
+        Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), checksums))
+    }
+
+    /// Returns the manifest of some of the heads of each block, for a target that holds no others.
+    ///
+    /// The bytes that belong to it are those of [`packed`](Self::packed) for the same heads.
+    ///
+    /// # Errors
+    ///
+    /// As for [`packed`](Self::packed).
+    pub fn manifest_of(&self, heads: HeadRange) -> Result<Manifest, TransferError> {
+        let (end, mut checksums) = (self.end(), Vec::new());
+        let form = PackedForm::of(end.storage.layout());
+        for place in 0..self.held().ids().len() as u32 {
+            checksums.push(checksum(&self.packed(place, Some(heads))?));
+        }
+        let own = self.own_heads()?;
+        let form = heads::part(&form, own, heads).map_err(ManifestError::from)?;
+        let hashing = end.sequences.cache().map(|cache| cache.hasher().fingerprint());
+        Ok(Manifest::new(form, hashing, Some(heads), self.contents.clone(), checksums))
+    }
+
+    fn own_heads(&self) -> Result<HeadRange, ManifestError> {
+        Ok(self.heads.ok_or(FormError::HeadsUnknown { end: "source" })?)
+    }
+
+    /// Calls `with` with the place and the packed bytes of each block.
+    fn for_each_packed(&self, places: &[u32], with: &mut dyn FnMut(u32, &[u8])) -> Result<(), TransferError> {
+        let end = self.end();
+        let bytes = end.storage.layout().packed_bytes();
+        let chunk = (PACKED_AT_ONCE / bytes).clamp(1, places.len().max(1));
+        let mut packed = vec![0; chunk * bytes];
+        for places in places.chunks(chunk) {
+            let piece = self.piece(places)?;
+            let packed = &mut packed[..places.len() * bytes];
+            // SAFETY: no thread writes the blocks, which stay in their frames while the piece
+            // lives.
+            let done = unsafe { end.storage.pack(&piece.runs, packed) };
+            done.inspect_err(|error| end.note_loss(error))?;
+            places.iter().zip(packed.chunks_exact(bytes)).for_each(|(&place, packed)| with(place, packed));
+        }
+        Ok(())
+    }
+
+    /// Returns the packed bytes of a block, or of some of its heads.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Storage`], [`TransferError::NotTransferred`]; [`TransferError::Manifest`]
+    /// for heads that the block does not hold, or whose place in it was not
+    /// [stated](Self::set_heads).
+    pub fn packed(&self, place: u32, heads: Option<HeadRange>) -> Result<Vec<u8>, TransferError> {
+        let (form, mut bytes) = (PackedForm::of(self.end().storage.layout()), Vec::new());
+        self.for_each_packed(&[place], &mut |_, packed| bytes = packed.to_vec())?;
+        let Some(heads) = heads else { return Ok(bytes) };
+        let block = PackedBlock { form: &form, heads: self.own_heads()?, bytes: &bytes };
+        Ok(heads::extract(block, heads).map_err(ManifestError::from)?)
+    }
+
+    /// Returns the id of the exported sequence; `None` for cached blocks.
+    pub fn sequence(&self) -> Option<SequenceId> {
+        self.outline().map(|outline| outline.id)
+    }
+
+    /// Returns whether the sequence belongs to the export, which closes it at the end; of a copy it
+    /// does not.
+    pub fn owns_sequence(&self) -> bool {
+        self.sequence.is_some()
+    }
+
+    /// Returns the number of blocks.
+    pub fn len(&self) -> usize {
+        self.held().ids().iter().flatten().count()
+    }
+
+    /// Returns whether it has no blocks.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns its blocks, in the order of the manifest.
+    pub fn blocks(&self) -> Vec<BlockId> {
+        self.held().ids().iter().flatten().copied().collect()
+    }
+
+    /// Returns the storage with the bytes.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        &self.end().storage
+    }
+
+    /// Pins the blocks at these places of the manifest, and returns their frames.
+    ///
+    /// The blocks stay pinned while the [hold](Piece::hold) lives; other frames are not affected.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NotTransferred`].
+    pub fn piece(&self, places: &[u32]) -> Result<Piece, TransferError> {
+        self.held().pinned_piece(places)
+    }
+
+    /// Keeps only these cached blocks, by their places in the manifest: those that the target has
+    /// [accepted](super::import::Import::accepted).
+    ///
+    /// The others return to the cache. Must precede [`finish`](Self::finish), which otherwise
+    /// evicts blocks that the target has not. Without effect on a sequence, or on the blocks of a
+    /// prefix.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NotTransferred`], [`TransferError::InTransfer`]; nothing changes.
+    pub fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
+        match &mut self.held {
+            Some(held) => held.exclusive()?.retain(places),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns whether the prefix cache was not cleared since the export began.
+    ///
+    /// If it was, and the target's is cleared too, what was known before must not be found there:
+    /// ask before the commit, and otherwise [`Import::forget`](super::import::Import::forget) it.
+    pub fn is_current(&self) -> bool {
+        self.end().era() == self.era
+    }
+
+    /// Ends the export after the target has committed: closes the sequence, or evicts the cached
+    /// blocks. Leaves the blocks of a copy and of a prefix alone.
+    pub fn finish(mut self) -> Finished {
+        let finished = self.held.as_mut().map(HeldBlocks::give_up);
+        self.release();
+        finished.unwrap_or_default()
+    }
+
+    /// Ends the export without a transfer. Returns the sequence, if it has one; cached blocks
+    /// return to their places.
+    pub fn cancel(mut self) -> Option<Sequence> {
+        self.release();
+        self.sequence.take()
+    }
+
+    /// Releases the references, except those that a transport holds. Before the sequence is closed
+    /// or continues, so that it finds its blocks unshared.
+    fn release(&mut self) {
+        if let Some(held) = self.held.take() {
+            held.quarantine();
+        }
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl std::fmt::Debug for Export {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let id = self.outline().map(|outline| outline.id);
+        f.debug_struct("Export").field("sequence", &id).field("blocks", &self.len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,206 @@
+//! The packed form of a pool's blocks, as two pools compare it.
+//!
+//! ```text
+//! packed block   for each layer:  for values, then scales (if dynamic):  for K, then V:  rows
+//! row            for one token:   for each head:  head_dim elements, or one f32 scale
+//! ```
+
+use crate::dtype::Dtype;
+use crate::error::FormError;
+use crate::storage::{KvLayout, KvPlanes, Scales};
+
+/// Everything that the bytes of a packed block depend on.
+///
+/// Two pools with equal forms can exchange blocks, whatever their arrangement in memory.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct PackedForm {
+    layers: u32,
+    heads: u32,
+    head_dim: u32,
+    block_tokens: u32,
+    dtype: Dtype,
+    is_latent: bool,
+    scales: FormScales,
+}
+
+/// Scales of a form. Static ones by their bits, as `[layers][heads]`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+enum FormScales {
+    Unit,
+    PerTokenHead,
+    PerHead { k: Vec<u32>, v: Vec<u32> },
+}
+
+impl PackedForm {
+    /// Returns the form of a layout's blocks.
+    pub fn of(layout: &KvLayout) -> Self {
+        let bits = |scales: &[f32]| scales.iter().map(|scale| scale.to_bits()).collect();
+        Self {
+            // A layout's dimensions fit: its planes are counted, and a block fits into memory.
+            layers: layout.layers() as u32,
+            heads: layout.kv_heads() as u32,
+            head_dim: layout.head_dim() as u32,
+            block_tokens: layout.block_tokens() as u32,
+            dtype: layout.dtype(),
+            is_latent: layout.parts() == KvPlanes::Latent,
+            scales: match layout.scales() {
+                Scales::Unit => FormScales::Unit,
+                Scales::PerTokenHead => FormScales::PerTokenHead,
+                Scales::PerHead { k, v } => FormScales::PerHead { k: bits(k), v: bits(v) },
+            },
+        }
+    }
+
+    /// Returns the number of heads in a block.
+    pub fn heads(&self) -> u32 {
+        self.heads
+    }
+
+    /// Returns the number of tokens of a block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Returns the bytes of a packed block.
+    pub fn packed_bytes(&self) -> usize {
+        let row: usize = self.units().map(|unit| unit * self.heads as usize).sum();
+        self.layers as usize * self.halves() * self.block_tokens as usize * row
+    }
+
+    /// Returns a number that is equal for equal forms, and most likely different for others.
+    pub fn fingerprint(&self) -> [u8; 16] {
+        let mut bytes = b"kvpool packed form, version 1".to_vec();
+        for number in [self.layers, self.heads, self.head_dim, self.block_tokens, u32::from(self.is_latent)] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend(self.dtype.name().as_bytes());
+        match &self.scales {
+            FormScales::Unit => bytes.push(0),
+            FormScales::PerTokenHead => bytes.push(1),
+            FormScales::PerHead { k, v } => {
+                bytes.push(2);
+                bytes.extend(k.iter().chain(v).flat_map(|scale| scale.to_le_bytes()));
+            }
+        }
+        twox_hash::XxHash3_128::oneshot(&bytes).to_le_bytes()
+    }
+
+    /// Checks that such a block can exist.
+    ///
+    /// # Errors
+    ///
+    /// [`FormError::Impossible`].
+    pub(super) fn check(&self) -> Result<(), FormError> {
+        let dimensions = [
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("elements a head", self.head_dim),
+            ("tokens", self.block_tokens),
+        ];
+        if let Some((what, _)) = dimensions.into_iter().find(|&(_, value)| value == 0) {
+            return Err(FormError::Impossible { what, value: 0 });
+        }
+        // Each dimension below 2^32: the product of all is computed without wrapping.
+        let bytes = dimensions
+            .into_iter()
+            .fold(16, |bytes: u128, (_, value)| bytes.saturating_mul(u128::from(value)));
+        if bytes > isize::MAX as u128 {
+            let value = u64::try_from(bytes).unwrap_or(u64::MAX);
+            return Err(FormError::Impossible { what: "bytes", value });
+        }
+        let FormScales::PerHead { k, v } = &self.scales else { return Ok(()) };
+        let want = self.layers as usize * self.heads as usize;
+        for (scales, want) in [(k, want), (v, if self.is_latent { 0 } else { want })] {
+            if scales.len() != want {
+                return Err(FormError::Impossible { what: "static scales", value: scales.len() as u64 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that blocks of this form fit into blocks of another, apart from the number of heads.
+    ///
+    /// `heads` are pairs of a head here and the same head there, whose static scales are compared.
+    ///
+    /// # Errors
+    ///
+    /// [`FormError`], which names the difference.
+    pub(super) fn check_fits(
+        &self,
+        target: &Self,
+        heads: impl Iterator<Item = (u32, u32)> + Clone,
+    ) -> Result<(), FormError> {
+        for (what, from, to) in [
+            ("layers", self.layers, target.layers),
+            ("elements a head", self.head_dim, target.head_dim),
+            ("tokens", self.block_tokens, target.block_tokens),
+        ] {
+            if from != to {
+                return Err(FormError::Dimension { what, from, to });
+            }
+        }
+        if self.dtype != target.dtype {
+            return Err(FormError::Dtype { from: self.dtype, to: target.dtype });
+        }
+        if self.is_latent != target.is_latent {
+            return Err(FormError::Latent);
+        }
+        let (ours, theirs) = match (&self.scales, &target.scales) {
+            (FormScales::PerHead { k, v }, FormScales::PerHead { k: to_k, v: to_v }) => {
+                ([k, v], [to_k, to_v])
+            }
+            (ours, theirs) if ours == theirs => return Ok(()),
+            _ => return Err(FormError::ScaleKind),
+        };
+        for (part, (ours, theirs)) in ["K", "V"].into_iter().zip(ours.into_iter().zip(theirs)) {
+            for layer in 0..self.layers {
+                let at = |scales: &Vec<u32>, form: &Self, head| {
+                    scales.get((layer * form.heads + head) as usize).copied()
+                };
+                let differs =
+                    heads.clone().find(|&(from, to)| at(ours, self, from) != at(theirs, target, to));
+                if let Some((_, head)) = differs {
+                    return Err(FormError::StaticScale { part, layer, head });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns this form with another number of heads: `count` of its heads from `first` on.
+    pub(super) fn with_heads(&self, first: u32, count: u32) -> Self {
+        let of = |scales: &[u32]| {
+            let layers = scales.chunks_exact(self.heads.max(1) as usize);
+            layers.flat_map(|layer| &layer[first as usize..(first + count) as usize]).copied().collect()
+        };
+        let scales = match &self.scales {
+            FormScales::PerHead { k, v } => FormScales::PerHead { k: of(k), v: of(v) },
+            scales => scales.clone(),
+        };
+        Self { heads: count, scales, ..self.clone() }
+    }
+
+    /// Returns the number of rows of a token in each layer and kind: K and V, or the latent vector.
+    pub(super) fn halves(&self) -> usize {
+        if self.is_latent { 1 } else { 2 }
+    }
+
+    /// Returns the bytes of one head of a row, for each kind of row in a layer.
+    pub(super) fn units(&self) -> impl Iterator<Item = usize> + use<> {
+        let values = self.head_dim as usize * self.dtype.bytes();
+        let scales = (self.scales == FormScales::PerTokenHead).then_some(size_of::<f32>());
+        std::iter::once(values).chain(scales)
+    }
+
+    /// Returns the number of rows of one kind in a layer.
+    pub(super) fn rows(&self) -> usize {
+        self.halves() * self.block_tokens as usize
+    }
+
+    /// Returns the number of layers.
+    pub(super) fn layers(&self) -> usize {
+        self.layers as usize
+    }
+}

@@ -1,0 +1,300 @@
+//! The blocks of one pool that a transfer reads or writes, and what keeps them.
+//!
+//! ```text
+//! Export, Import  ->  HeldBlocks: references on all blocks        released by the last holder
+//!                        ^
+//! transport       ->  Hold: a piece; also its pins, in the source
+//! ```
+//!
+//! Whoever drops the last of these releases the references. An export or import that is given up
+//! while a transport has a hold leaves the blocks to it: they stay owned, and are reported as
+//! quarantined.
+
+use std::collections::HashSet;
+use std::sync::{Arc, OnceLock};
+
+use crate::clock::InFlight;
+use crate::error::TransferError;
+use crate::frame::RunList;
+use crate::ids::{BlockHandle, BlockId, FrameId, Run, SequenceId};
+use crate::prefix::ColdBlock;
+use crate::sequence::BlockRefs;
+
+use super::route::End;
+use super::transfers::TransferDirection;
+use super::transport::Hold;
+
+/// Some blocks of a transfer, in their frames while the hold lives.
+pub struct Piece {
+    /// Frames of the blocks in the order in which they were asked for; neighbours are joined.
+    pub runs: Vec<Run>,
+    /// Keeps the blocks: no other owner gets the frames, and the bytes stay in them. In an export,
+    /// no thread writes them; in an import, no other thread reads or writes them.
+    pub hold: Hold,
+}
+
+/// Evictable blocks held for copying. Dropping it returns them to their former places, or evicts
+/// them.
+pub(super) struct ColdBlocks {
+    end: End,
+    pub(super) cold: Vec<ColdBlock>,
+}
+
+/// Numbers of blocks that were evicted, will be evicted first, and stay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Finished {
+    /// Blocks evicted from the source's cache.
+    pub evicted_blocks: usize,
+    /// Blocks that a batch in flight may see, that are being moved, or that a transport still
+    /// holds: evicted before all others, or when the transport lets go of them.
+    pub leaving_blocks: usize,
+    /// Blocks that were looked up meanwhile, and stay.
+    pub warm_blocks: usize,
+}
+
+impl ColdBlocks {
+    /// Takes up to `wanted` evictable blocks, in eviction order. Of those with the same hash, the
+    /// first one: a cache has the same block twice if two sequences computed it at the same time.
+    pub(super) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
+        let cold = end.cache()?.take_coldest(end.sequences.blocks(), wanted);
+        let mut hashes = HashSet::with_capacity(cold.len());
+        let (cold, repeated): (Vec<_>, Vec<_>) =
+            cold.into_iter().partition(|block| hashes.insert(block.hash));
+        let taken = Self { end: end.clone(), cold };
+        taken.put_back(&repeated);
+        Ok(taken)
+    }
+
+    /// Returns blocks to their former places.
+    fn put_back(&self, cold: &[ColdBlock]) {
+        if let Ok(cache) = self.end.cache() {
+            cache.put_back(self.end.sequences.blocks(), cold);
+        }
+    }
+
+    /// Evicts the blocks that were not looked up meanwhile.
+    fn give_up(&mut self) -> Finished {
+        let cold = std::mem::take(&mut self.cold);
+        let Ok(cache) = self.end.cache() else { return Finished::default() };
+        let (evicted_blocks, leaving_blocks) = cache.give_up(self.end.sequences.blocks(), &cold);
+        let warm_blocks = cold.len() - evicted_blocks - leaving_blocks;
+        Finished { evicted_blocks, leaving_blocks, warm_blocks }
+    }
+}
+
+impl Drop for ColdBlocks {
+    fn drop(&mut self) {
+        let cold = std::mem::take(&mut self.cold);
+        self.put_back(&cold);
+    }
+}
+
+/// The references of a transfer.
+pub(super) enum Refs {
+    Listed(BlockRefs),
+    Cold(ColdBlocks),
+    Released,
+}
+
+/// References on the blocks of a transfer.
+pub(super) struct HeldBlocks {
+    end: End,
+    number: u64,
+    /// The block at each place of the manifest; `None` if it is not transferred.
+    ids: Vec<Option<BlockId>>,
+    refs: Refs,
+    /// The cold blocks are evicted at the end.
+    gives_up: OnceLock<()>,
+}
+
+impl HeldBlocks {
+    pub(super) fn new(
+        end: &End,
+        direction: TransferDirection,
+        sequence: Option<SequenceId>,
+        ids: Vec<Option<BlockId>>,
+        refs: Refs,
+    ) -> Self {
+        let number = end.transfers.list(direction, sequence, ids.iter().flatten().copied().collect());
+        Self { end: end.clone(), number, ids, refs, gives_up: OnceLock::new() }
+    }
+
+    pub(super) fn end(&self) -> &End {
+        &self.end
+    }
+
+    /// Returns the number of the transfer among those of the pool.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the block at each place.
+    pub(super) fn ids(&self) -> &[Option<BlockId>] {
+        &self.ids
+    }
+
+    fn blocks_at(&self, places: &[u32]) -> Result<Vec<BlockId>, TransferError> {
+        let at = |&place: &u32| {
+            let id = self.ids.get(place as usize).copied().flatten();
+            id.ok_or(TransferError::NotTransferred { place })
+        };
+        places.iter().map(at).collect()
+    }
+
+    fn runs_of(&self, blocks: &[BlockId]) -> Vec<Run> {
+        let pool = self.end.sequences.blocks();
+        runs_of(blocks.iter().map(|&block| pool.frame(block))).to_vec()
+    }
+
+    /// Returns blocks that are written, which are open and therefore do not move.
+    pub(super) fn open_piece(self: &Arc<Self>, places: &[u32]) -> Result<Piece, TransferError> {
+        let blocks = self.blocks_at(places)?;
+        Ok(Piece { runs: self.runs_of(&blocks), hold: self.clone() })
+    }
+
+    /// Returns blocks that are read, pinned.
+    pub(super) fn pinned_piece(self: &Arc<Self>, places: &[u32]) -> Result<Piece, TransferError> {
+        let blocks = self.blocks_at(places)?;
+        let hold = Arc::new(Pinned::new(self.clone(), &blocks));
+        // After the pins: from now on the bytes stay in their frames.
+        Ok(Piece { runs: self.runs_of(&blocks), hold })
+    }
+
+    /// Keeps only these places, which are ascending, of cold blocks; the others go back into their
+    /// places in the queue.
+    pub(super) fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
+        let Refs::Cold(cold) = &mut self.refs else { return Ok(()) };
+        if let Some(&place) =
+            places.iter().find(|&&place| self.ids.get(place as usize).is_none_or(Option::is_none))
+        {
+            return Err(TransferError::NotTransferred { place });
+        }
+        let stays: std::collections::HashSet<u32> = places.iter().copied().collect();
+        for (place, id) in (0..).zip(&mut self.ids) {
+            id.take_if(|_| !stays.contains(&place));
+        }
+        let ids: Vec<BlockId> = self.ids.iter().flatten().copied().collect();
+        let kept: std::collections::HashSet<BlockId> = ids.iter().copied().collect();
+        let (stay, back): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut cold.cold).into_iter().partition(|cold| kept.contains(&cold.id));
+        cold.cold = stay;
+        cold.put_back(&back);
+        self.end.transfers.relist(self.number, ids);
+        Ok(())
+    }
+
+    /// Takes the references of an import over.
+    pub(super) fn take_refs(&mut self) -> BlockRefs {
+        match std::mem::replace(&mut self.refs, Refs::Released) {
+            Refs::Listed(refs) => refs,
+            Refs::Cold(_) | Refs::Released => BlockRefs::new(&self.end.sequences),
+        }
+    }
+
+    /// Evicts cold blocks now, or once no transport holds them.
+    pub(super) fn give_up(self: &mut Arc<Self>) -> Finished {
+        match Arc::get_mut(self) {
+            Some(held) => match &mut held.refs {
+                Refs::Cold(cold) => cold.give_up(),
+                Refs::Listed(_) | Refs::Released => Finished::default(),
+            },
+            None => {
+                let _ = self.gives_up.set(());
+                let cold = if let Refs::Cold(cold) = &self.refs { cold.cold.len() } else { 0 };
+                Finished { leaving_blocks: cold, ..Finished::default() }
+            }
+        }
+    }
+
+    /// Returns exclusive access, unless a transport has a hold.
+    pub(super) fn exclusive(self: &mut Arc<Self>) -> Result<&mut Self, TransferError> {
+        // One of them is the caller's.
+        let holds = Arc::strong_count(self) - 1;
+        Arc::get_mut(self).ok_or(TransferError::InTransfer { holds: holds.max(1) })
+    }
+
+    /// Records that the export or import is gone, so that only transports hold the blocks.
+    pub(super) fn quarantine(self: &Arc<Self>) {
+        // Otherwise the caller has the last reference, and is about to drop it.
+        if Arc::strong_count(self) > 1 {
+            self.end.transfers.quarantine(self.number);
+        }
+    }
+}
+
+impl Drop for HeldBlocks {
+    fn drop(&mut self) {
+        if let (Some(()), Refs::Cold(cold)) = (self.gives_up.get(), &mut self.refs) {
+            cold.give_up();
+        }
+        // Released first: until then they are reported.
+        self.refs = Refs::Released;
+        self.end.transfers.unlist(self.number);
+    }
+}
+
+/// Keeps source blocks in their frames, also during a panic, until it is dropped.
+///
+/// A pinned block does not move, and the transfer's reference keeps it from being freed. Other
+/// blocks that are freed meanwhile are reusable at once, as if there were no transfer.
+///
+/// A block has few pins ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and a prefix that many
+/// sequences share may be sent by more transfers than that. For a block without a pin to spare, the
+/// piece is copied under a batch: if the block moves, its old frame keeps the bytes until the batch
+/// ends. Only then are frames held back that other threads free.
+struct Pinned {
+    held: Arc<HeldBlocks>,
+    pinned: Vec<BlockHandle>,
+    batch: Option<InFlight>,
+}
+
+impl Pinned {
+    fn new(held: Arc<HeldBlocks>, blocks: &[BlockId]) -> Self {
+        let mut all = Self { held, pinned: Vec::with_capacity(blocks.len()), batch: None };
+        for &block in blocks {
+            let pool = all.held.end.sequences.blocks();
+            let handle = pool.handle(block);
+            if pool.pin_any(handle).is_ok() {
+                all.pinned.push(handle);
+            } else if all.batch.is_none() {
+                all.batch = Some(pool.begin_batch());
+            }
+        }
+        all
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        let pool = self.held.end.sequences.blocks();
+        self.pinned.iter().for_each(|&handle| pool.unpin_any(handle));
+        if let Some(batch) = self.batch.take() {
+            pool.end_batch(batch);
+            // As at the end of every batch: frames left by moves, which it may have been the last
+            // to read.
+            pool.reclaim_due_shared_limbo();
+        }
+    }
+}
+
+/// Groups consecutive frames into runs, preserving their order.
+fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
+    let mut runs = RunList::new();
+    frames.for_each(|frame| runs.append(Run { start: frame, len: 1 }));
+    runs
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_are_one_run_and_order_is_kept() {
+        let frames = |numbers: &[u32]| runs_of(numbers.iter().map(|&number| FrameId(number)));
+        let run = |start, len| Run { start: FrameId(start), len };
+        assert_eq!(*frames(&[]), []);
+        assert_eq!(*frames(&[4, 5, 6, 2, 3, 9]), [run(4, 3), run(2, 2), run(9, 1)]);
+        assert_eq!(*frames(&[3, 2, 1]), [run(3, 1), run(2, 1), run(1, 1)], "descending frames are not a run");
+    }
+}

@@ -1,0 +1,447 @@
+//! The target's half of a transfer.
+//!
+//! ```text
+//! manifest  ->  Import: blocks are reserved, cached ones shared; the id of a sequence is taken
+//!                 -> pieces, to be granted to the source       or bytes, written by `write`
+//!                 -> verify: the places whose bytes are wrong, to be sent again
+//!                 -> commit: the sequence is open here, the cached blocks can be found
+//!                 -> drop: everything is as before
+//! ```
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::block::Blocks;
+use crate::error::{AllocError, FormError, ManifestError, TransferError};
+use crate::ids::{BlockHandle, BlockId, SequenceId};
+use crate::prefix::KvEvent;
+use crate::sequence::{Arrival, BlockRefs, Outline, Sequence};
+use crate::storage::Storage;
+
+use super::export::PACKED_AT_ONCE;
+use super::form::PackedForm;
+use super::gather::Gather;
+use super::heads::{HeadRange, PackedBlock};
+use super::held::{HeldBlocks, Piece, Refs};
+use super::manifest::{
+    CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_same_form, checksum,
+};
+use super::route::End;
+use super::transfers::TransferDirection;
+
+/// Blocks on their way into a pool.
+///
+/// They are reserved and belong to no one else. Dropping the import gives them back, and the id of
+/// its sequence. Blocks that a transport has a [hold](Piece) on stay owned until it drops that.
+#[must_use = "dropping an import gives its blocks back"]
+pub struct Import {
+    held: Arc<HeldBlocks>,
+    arriving: Arriving,
+    /// Places whose bytes come from the source.
+    missing: Vec<u32>,
+    /// Of these, the ones that were not found to be right.
+    unverified: BTreeSet<u32>,
+    /// Checksum of each place; none between pools of one process.
+    checksums: Vec<u64>,
+    /// The heads of several sources, if their split differs.
+    gather: Option<Gather>,
+}
+
+/// What the blocks become.
+enum Arriving {
+    Sequence(Box<Arrival>),
+    Cached(Cached),
+    Committed,
+}
+
+/// Cached blocks that arrive.
+struct Cached {
+    blocks: Vec<CachedBlock>,
+    is_chain: bool,
+    /// Era of the cache in which they are noted; `None` if nothing may be found by their hashes.
+    era: Option<u64>,
+}
+
+/// Result of a committed import.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Imported {
+    /// A sequence, open in this pool.
+    Sequence(Box<Sequence>),
+    /// Number of cached blocks that the source's pool need not keep.
+    Cached(usize),
+}
+
+impl Imported {
+    /// Returns the sequence, if it is one.
+    pub fn sequence(self) -> Option<Sequence> {
+        match self {
+            Self::Sequence(sequence) => Some(*sequence),
+            Self::Cached(_) => None,
+        }
+    }
+}
+
+/// Creates the event for a cached block that arrived, by its place in the manifest.
+pub(super) type Stored<'a> = &'a dyn Fn(usize, BlockId) -> Option<Box<KvEvent>>;
+
+impl Import {
+    /// Prepares the target of a manifest.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; nothing was reserved.
+    pub(crate) fn new(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
+        manifest.check(&ManifestLimits::default())?;
+        let form = PackedForm::of(end.storage.layout());
+        check_same_form(manifest.form(), &form).map_err(ManifestError::from)?;
+        Self::of_form(end, manifest)
+    }
+
+    /// Prepares the target of a manifest for a pool that holds these heads of the model.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; nothing was reserved.
+    pub(crate) fn of_heads(end: &End, manifest: &Manifest, own: HeadRange) -> Result<Self, TransferError> {
+        manifest.check(&ManifestLimits::default())?;
+        let form = PackedForm::of(end.storage.layout());
+        let mut gather = Gather::new(form, own)?;
+        gather.add(manifest)?;
+        let mut import = Self::of_form(end, manifest)?;
+        // Its checksums are those of the source's heads.
+        import.checksums = Vec::new();
+        import.gather = Some(gather);
+        Ok(import)
+    }
+
+    fn of_form(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
+        end.check_alive()?;
+        let hasher = end.sequences.cache().map(|cache| cache.hasher());
+        let agrees = hasher.is_some_and(|hasher| manifest.hashing() == Some(hasher.fingerprint()));
+        if let Some(hasher) = hasher.filter(|_| agrees) {
+            manifest.check_hashes(hasher)?;
+        }
+        let mut import = match manifest.contents() {
+            Contents::Sequence(outline) => {
+                let known = outline.known.clone().filter(|_| agrees);
+                Self::sequence(end, Outline { known, ..outline.clone() }, end.era())?
+            }
+            Contents::Cached(_) if !agrees => return Err(ManifestError::Hashing.into()),
+            Contents::Cached(cached) => Self::cached(end, cached, end.era())?,
+        };
+        import.checksums = manifest.checksums().to_vec();
+        import.unverified = import.missing.iter().copied().collect();
+        Ok(import)
+    }
+
+    /// Prepares the target of a sequence; `era` is that of the cache before the sequence was read.
+    pub(super) fn sequence(end: &End, outline: Outline, era: u64) -> Result<Self, TransferError> {
+        let id = outline.id;
+        let (arrival, refs) = Arrival::prepare(outline, &end.sequences, era)?;
+        let ids: Vec<_> = refs.blocks.iter().copied().map(Some).collect();
+        let missing = (arrival.shared() as u32..ids.len() as u32).collect();
+        Ok(Self::reserved(end, Some(id), ids, refs, missing, Arriving::Sequence(Box::new(arrival))))
+    }
+
+    /// Prepares the target of cached blocks: of those that are missing here, as many as fit.
+    pub(super) fn cached(end: &End, cached: &CachedBlocks, era: u64) -> Result<Self, TransferError> {
+        let (cache, pool) = (end.cache()?, end.sequences.blocks());
+        let mut refs = BlockRefs::new(&end.sequences);
+        let (mut ids, mut missing) = (vec![None; cached.blocks.len()], Vec::new());
+        for (place, block) in cached.blocks.iter().enumerate() {
+            // Referenced, so that it stays here while it is given up there.
+            ids[place] = cache.take(pool, block.hash, era);
+            match ids[place] {
+                Some(id) => refs.blocks.push(id),
+                None => missing.push(place as u32),
+            }
+        }
+        let present = refs.blocks.len();
+        let room = match missing.len() {
+            0 => 0,
+            wanted => match refs.allocate_up_to(wanted) {
+                Ok(room) => room,
+                // This pool has lost all its blocks: they must stay there.
+                Err(error @ AllocError::DeviceLost { .. }) => return Err(error.into()),
+                Err(_) if present > 0 && !cached.is_chain => 0,
+                Err(error) => return Err(error.into()),
+            },
+        };
+        missing.truncate(room);
+        for (&place, &id) in missing.iter().zip(&refs.blocks[present..]) {
+            ids[place as usize] = Some(id);
+        }
+        let CachedBlocks { blocks, is_chain } = cached.clone();
+        let arriving = Arriving::Cached(Cached { blocks, is_chain, era: Some(era) });
+        Ok(Self::reserved(end, None, ids, refs, missing, arriving))
+    }
+
+    fn reserved(
+        end: &End,
+        sequence: Option<SequenceId>,
+        ids: Vec<Option<BlockId>>,
+        refs: BlockRefs,
+        missing: Vec<u32>,
+        arriving: Arriving,
+    ) -> Self {
+        let held = HeldBlocks::new(end, TransferDirection::Import, sequence, ids, Refs::Listed(refs));
+        let (unverified, checksums) = (BTreeSet::new(), Vec::new());
+        Self { held: Arc::new(held), arriving, missing, unverified, checksums, gather: None }
+    }
+
+    /// Returns the number of the transfer, which no other of the pool has.
+    pub(super) fn number(&self) -> u64 {
+        self.held.number()
+    }
+
+    /// Returns the places of the manifest whose bytes must be transferred, ascending.
+    ///
+    /// The other accepted ones are cached here.
+    pub fn missing(&self) -> &[u32] {
+        &self.missing
+    }
+
+    /// Returns the places of the manifest that this pool has or reserved a block for, ascending.
+    ///
+    /// All of a sequence; of cached blocks fewer, if there is less room.
+    pub fn accepted(&self) -> Vec<u32> {
+        (0..).zip(self.held.ids()).filter(|(_, id)| id.is_some()).map(|(place, _)| place).collect()
+    }
+
+    /// Returns the id of the arriving sequence; `None` for cached blocks.
+    pub fn sequence_id(&self) -> Option<SequenceId> {
+        if let Arriving::Sequence(arrival) = &self.arriving { Some(arrival.id()) } else { None }
+    }
+
+    /// Returns the number of blocks that are cached here and need not be transferred.
+    pub fn shared_blocks(&self) -> usize {
+        self.held.ids().iter().flatten().count() - self.missing.len()
+    }
+
+    /// Returns the blocks of the accepted places, in order.
+    pub fn blocks(&self) -> Vec<BlockId> {
+        self.held.ids().iter().flatten().copied().collect()
+    }
+
+    /// Returns the storage into which the bytes go.
+    pub fn storage(&self) -> &Arc<dyn Storage> {
+        &self.held.end().storage
+    }
+
+    /// Returns the frames of missing blocks, at these places of the manifest, to be written by a
+    /// transport in the packed form of this pool.
+    ///
+    /// They must be [verified](Self::verify) afterwards, again if they were before.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NotTransferred`] for a block that is not missing;
+    /// [`TransferError::Manifest`] if the sources hold other heads, so that their bytes must be
+    /// [written](Self::write) one block at a time.
+    pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
+        if self.gather.is_some() {
+            return Err(ManifestError::from(FormError::Split).into());
+        }
+        self.check_missing(places)?;
+        let piece = self.held.open_piece(places)?;
+        if !self.checksums.is_empty() {
+            self.unverified.extend(places);
+        }
+        Ok(piece)
+    }
+
+    fn check_missing(&self, places: &[u32]) -> Result<(), TransferError> {
+        match places.iter().find(|place| self.missing.binary_search(place).is_err()) {
+            Some(&place) => Err(TransferError::NotTransferred { place }),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds a further source of the same sequence, which holds other heads of it.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Manifest`] if it is not the same sequence, or its heads do not fit, or this
+    /// import was not [prepared](crate::Pool::import_heads) for several sources; nothing changes.
+    pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
+        manifest.check(&ManifestLimits::default())?;
+        match &mut self.gather {
+            Some(gather) => Ok(gather.add(manifest)?),
+            None => Err(ManifestError::Sources { what: "the heads" }.into()),
+        }
+    }
+
+    /// Writes the packed bytes of a missing block, and verifies them.
+    ///
+    /// With several sources, `from` are the heads of the manifest that the bytes belong to; the
+    /// block is complete once all of its heads were written.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NotTransferred`], [`TransferError::InTransfer`], [`TransferError::Manifest`]
+    /// for a wrong number of bytes or unknown heads, [`TransferError::Checksum`],
+    /// [`TransferError::Storage`]; the block is still missing.
+    pub fn write(&mut self, place: u32, from: Option<HeadRange>, bytes: &[u8]) -> Result<(), TransferError> {
+        self.check_missing(&[place])?;
+        let runs = self.held.open_piece(&[place])?.runs;
+        let end = self.held.exclusive()?.end().clone();
+        let Some(gather) = &mut self.gather else {
+            let want = end.storage.layout().packed_bytes();
+            if bytes.len() != want {
+                return Err(ManifestError::from(FormError::Bytes { got: bytes.len(), want }).into());
+            }
+            if self.checksums.get(place as usize).is_some_and(|&sum| sum != checksum(bytes)) {
+                return Err(TransferError::Checksum { place });
+            }
+            // SAFETY: the block belongs to this import alone, and no transport has a hold on it.
+            let done = unsafe { end.storage.unpack(&runs, bytes) };
+            done.inspect_err(|error| end.note_loss(error))?;
+            self.unverified.remove(&place);
+            return Ok(());
+        };
+        let (form, heads) = gather.source(from, place, bytes)?;
+        let mut packed = vec![0; end.storage.layout().packed_bytes()];
+        // SAFETY: as above.
+        let done = unsafe { end.storage.pack(&runs, &mut packed) };
+        done.inspect_err(|error| end.note_loss(error))?;
+        let block = PackedBlock { form: &form, heads, bytes };
+        let inserted = gather.insert(block, &mut packed)?;
+        // SAFETY: as above.
+        let done = unsafe { end.storage.unpack(&runs, &packed) };
+        done.inspect_err(|error| end.note_loss(error))?;
+        if inserted.is_some_and(|heads| gather.arrived(place, heads)) {
+            self.unverified.remove(&place);
+        }
+        Ok(())
+    }
+
+    /// Returns the places that have not arrived, or whose bytes do not have the manifest's
+    /// checksum: they must be transferred again.
+    ///
+    /// Reads the bytes of all blocks that were not verified before.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Storage`].
+    pub fn verify(&mut self) -> Result<Vec<u32>, TransferError> {
+        self.held.exclusive()?;
+        if self.gather.is_none() {
+            self.verify_checksums()?;
+        }
+        Ok(self.unverified.iter().copied().collect())
+    }
+
+    fn verify_checksums(&mut self) -> Result<(), TransferError> {
+        let end = self.held.end().clone();
+        let bytes = end.storage.layout().packed_bytes();
+        let places: Vec<u32> = self.unverified.iter().copied().collect();
+        let chunk = (PACKED_AT_ONCE / bytes).clamp(1, places.len().max(1));
+        let mut packed = vec![0; chunk * bytes];
+        for places in places.chunks(chunk) {
+            let (runs, packed) = (self.held.open_piece(places)?.runs, &mut packed[..places.len() * bytes]);
+            // SAFETY: the blocks belong to this import alone, and no transport has a hold on them.
+            let done = unsafe { end.storage.pack(&runs, packed) };
+            done.inspect_err(|error| end.note_loss(error))?;
+            for (place, packed) in places.iter().zip(packed.chunks_exact(bytes)) {
+                if self.checksums.get(*place as usize) == Some(&checksum(packed)) {
+                    self.unverified.remove(place);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what is known of the tokens: the blocks are not found by their hashes here, unless
+    /// they were found before.
+    ///
+    /// For a source whose cache was [cleared](super::export::Export::is_current) meanwhile.
+    pub fn forget(&mut self) {
+        match &mut self.arriving {
+            Arriving::Sequence(arrival) => arrival.forget(),
+            Arriving::Cached(cached) => cached.era = None,
+            Arriving::Committed => {}
+        }
+    }
+
+    /// Completes the transfer: the sequence is open in this pool, or the blocks are in its cache.
+    ///
+    /// # Errors
+    ///
+    /// [`ImportError`], which contains the unchanged import: [`TransferError::InTransfer`] while a
+    /// transport has a hold, [`TransferError::Incomplete`] if blocks were not
+    /// [verified](Self::verify).
+    pub fn commit(mut self) -> Result<Imported, ImportError> {
+        match self.commit_as(&|_, _| None) {
+            Ok((imported, _)) => Ok(imported),
+            Err(error) => Err(ImportError { error, import: Box::new(self) }),
+        }
+    }
+
+    /// Commits; also returns the references on cached blocks, which the caller drops.
+    pub(super) fn commit_as(&mut self, stored: Stored<'_>) -> Result<(Imported, BlockRefs), TransferError> {
+        if !self.unverified.is_empty() {
+            return Err(TransferError::Incomplete { missing: self.unverified.len() });
+        }
+        let held = self.held.exclusive()?;
+        let mut refs = held.take_refs();
+        let end = held.end().clone();
+        match std::mem::replace(&mut self.arriving, Arriving::Committed) {
+            Arriving::Sequence(arrival) => {
+                let sequence = Box::new(arrival.commit(refs));
+                Ok((Imported::Sequence(sequence), BlockRefs::new(&end.sequences)))
+            }
+            Arriving::Cached(cached) => {
+                let count = refs.blocks.len();
+                self.register(&cached, &end, stored)?;
+                if !cached.is_chain {
+                    // Released last first, so that the coldest are evicted first here too.
+                    refs.blocks.reverse();
+                }
+                Ok((Imported::Cached(count), refs))
+            }
+            Arriving::Committed => Err(TransferError::Incomplete { missing: 0 }),
+        }
+    }
+
+    /// Makes the blocks that arrived findable.
+    fn register(&self, cached: &Cached, end: &End, stored: Stored<'_>) -> Result<(), TransferError> {
+        let (cache, pool): (_, &Blocks) = (end.cache()?, end.sequences.blocks());
+        let Some(era) = cached.era else { return Ok(()) };
+        let arrived = || {
+            self.missing.iter().filter_map(|&place| Some((place as usize, self.held.ids()[place as usize]?)))
+        };
+        for (place, id) in arrived() {
+            let CachedBlock { hash, depth } = cached.blocks[place];
+            cache.note(id, hash, era, depth);
+        }
+        let event = |(place, id)| -> (BlockHandle, _) { (pool.handle(id), stored(place, id)) };
+        cache.register(pool, arrived().map(event));
+        Ok(())
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        self.held.quarantine();
+    }
+}
+
+impl std::fmt::Debug for Import {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Import")
+            .field("missing", &self.missing.len())
+            .field("unverified", &self.unverified.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// An import that could not be committed.
+#[derive(Debug, thiserror::Error)]
+#[error("the blocks were not imported: {error}")]
+pub struct ImportError {
+    /// The cause.
+    pub error: TransferError,
+    /// The import, unchanged.
+    pub import: Box<Import>,
+}

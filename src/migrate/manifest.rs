@@ -1,0 +1,290 @@
+//! The manifest of a transfer: everything about the blocks that the target must know before their
+//! bytes arrive.
+//!
+//! A manifest may come from a peer. [`Manifest::check`] finds every contradiction in it before
+//! anything is allocated for it. Checksums are XXH3-64 of packed blocks; they protect against
+//! faults of the transfer, not against the peer.
+
+use crate::error::{FormError, ManifestError};
+use crate::ids::{Priority, SequenceId};
+use crate::prefix::{BlockHash, Chain, PrefixHasher};
+use crate::sequence::{Outline, TOKENS_MAX};
+
+use super::form::PackedForm;
+use super::heads::HeadRange;
+
+/// Version of the manifests that this library writes and reads.
+const VERSION: u32 = 1;
+
+/// Description of the blocks of a transfer: a sequence, or cached blocks.
+///
+/// With the feature `serde` it can be sent to another process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Manifest {
+    version: u32,
+    form: PackedForm,
+    hashing: Option<[u8; 16]>,
+    heads: Option<HeadRange>,
+    contents: Contents,
+    checksums: Vec<u64>,
+}
+
+/// What is transferred.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(super) enum Contents {
+    Sequence(Outline),
+    Cached(CachedBlocks),
+}
+
+/// Cached blocks without an owner.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(super) struct CachedBlocks {
+    pub(super) blocks: Vec<CachedBlock>,
+    /// Whether they are a chain from its beginning on, whose end is evicted first; otherwise they
+    /// are in eviction order.
+    pub(super) is_chain: bool,
+}
+
+/// A cached block: its hash, and the number of blocks before it in its chain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(super) struct CachedBlock {
+    pub(super) hash: BlockHash,
+    pub(super) depth: u32,
+}
+
+/// Lengths that a target accepts in a manifest.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ManifestLimits {
+    /// Number of tokens of a sequence, or announced for it.
+    pub tokens_max: u32,
+    /// Number of blocks.
+    pub blocks_max: u32,
+}
+
+impl Default for ManifestLimits {
+    /// The limits of a pool of any size.
+    fn default() -> Self {
+        Self { tokens_max: TOKENS_MAX as u32, blocks_max: u32::MAX }
+    }
+}
+
+impl Manifest {
+    pub(super) fn new(
+        form: PackedForm,
+        hashing: Option<[u8; 16]>,
+        heads: Option<HeadRange>,
+        contents: Contents,
+        checksums: Vec<u64>,
+    ) -> Self {
+        Self { version: VERSION, form, hashing, heads, contents, checksums }
+    }
+
+    /// Checks that the manifest does not contradict itself and stays within limits.
+    ///
+    /// # Errors
+    ///
+    /// [`ManifestError`], which names the first contradiction.
+    pub fn check(&self, limits: &ManifestLimits) -> Result<(), ManifestError> {
+        if self.version != VERSION {
+            return Err(ManifestError::Version { got: self.version, want: VERSION });
+        }
+        self.form.check()?;
+        if let Some(heads) = self.heads {
+            heads.check(self.form.heads())?;
+        }
+        let blocks = self.blocks() as u64;
+        at_most("blocks", blocks, limits.blocks_max)?;
+        exactly("checksums", self.checksums.len() as u64, blocks)?;
+        match &self.contents {
+            Contents::Sequence(outline) => self.check_outline(outline, limits),
+            Contents::Cached(cached) => {
+                if self.hashing.is_none() {
+                    return Err(ManifestError::Hashing);
+                }
+                check_distinct(&cached.blocks)
+            }
+        }
+    }
+
+    fn check_outline(&self, outline: &Outline, limits: &ManifestLimits) -> Result<(), ManifestError> {
+        let tokens_max = limits.tokens_max.min(TOKENS_MAX as u32);
+        at_most("tokens", u64::from(outline.length), tokens_max)?;
+        at_most("committed tokens", u64::from(outline.committed), outline.length)?;
+        let Some(known) = &outline.known else { return Ok(()) };
+        if self.hashing.is_none() {
+            return Err(ManifestError::Hashing);
+        }
+        at_most("announced tokens", known.announced, tokens_max)?;
+        let block_tokens = u64::from(self.form.block_tokens());
+        exactly("hashes", known.hashes.len() as u64, known.announced / block_tokens)?;
+        let unknown = u64::from(outline.committed) > known.announced;
+        if unknown && !known.is_cut {
+            let (got, want) = (known.announced, u64::from(outline.committed));
+            return Err(ManifestError::Contradiction { what: "announced tokens", got, want });
+        }
+        let tail = known.tail.len() as u64;
+        // The tail of a chain that was cut may be lost.
+        if !known.is_cut || tail > 0 {
+            exactly("tokens after the last full block", tail, known.announced % block_tokens)?;
+        }
+        if let Some(tokens) = &known.tokens {
+            exactly("token ids", tokens.len() as u64, known.announced)?;
+            if !tokens.ends_with(&known.tail) {
+                let place = known.hashes.len() as u32;
+                return Err(ManifestError::Hash { place });
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the hashes are those of the tokens, if it has both and the pool hashes alike.
+    pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), ManifestError> {
+        let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
+        let Some(tokens) = &known.tokens else { return Ok(()) };
+        let (mut chain, mut place, mut wrong) = (Chain::after(known.root, 0), 0, None);
+        chain.extend(hasher, tokens, |hash| {
+            if known.hashes.get(place) != Some(&hash) {
+                wrong.get_or_insert(place as u32);
+            }
+            place += 1;
+        });
+        wrong.map_or(Ok(()), |place| Err(ManifestError::Hash { place }))
+    }
+
+    /// Checks that the source of this manifest holds other heads of the same blocks.
+    pub(super) fn check_same_blocks(&self, other: &Self) -> Result<(), ManifestError> {
+        let without_tokens = |contents: &Contents| {
+            let mut contents = contents.clone();
+            // Whether a source kept the token ids depends on its subscribers; times differ.
+            if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
+                (known.tokens, known.keep_left_ms) = (None, None);
+            }
+            contents
+        };
+        let what = if self.hashing != other.hashing {
+            "the hashing"
+        } else if without_tokens(&self.contents) != without_tokens(&other.contents) {
+            "the sequence"
+        } else {
+            return Ok(());
+        };
+        Err(ManifestError::Sources { what })
+    }
+
+    pub(super) fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    /// Returns the version of its format.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// Returns the id of the sequence; `None` for cached blocks.
+    pub fn sequence(&self) -> Option<SequenceId> {
+        self.outline().map(|outline| outline.id)
+    }
+
+    /// Returns the number of tokens of the sequence, including drafted ones; 0 for cached blocks.
+    pub fn tokens(&self) -> usize {
+        self.outline().map_or(0, |outline| outline.length as usize)
+    }
+
+    /// Returns the number of final tokens of the sequence; 0 for cached blocks.
+    pub fn committed(&self) -> usize {
+        self.outline().map_or(0, |outline| outline.committed as usize)
+    }
+
+    /// Returns the priority of the sequence.
+    pub fn priority(&self) -> Priority {
+        self.outline().map_or_else(Priority::default, |outline| outline.priority)
+    }
+
+    /// Returns the number of blocks.
+    pub fn blocks(&self) -> usize {
+        match &self.contents {
+            Contents::Sequence(outline) => outline.length.div_ceil(self.form.block_tokens().max(1)) as usize,
+            Contents::Cached(cached) => cached.blocks.len(),
+        }
+    }
+
+    /// Returns the packed bytes of all blocks.
+    pub fn bytes(&self) -> u64 {
+        self.blocks() as u64 * self.form.packed_bytes() as u64
+    }
+
+    /// Returns the hash of each block that has one, in order.
+    pub fn hashes(&self) -> Vec<BlockHash> {
+        match &self.contents {
+            Contents::Sequence(outline) => {
+                outline.known.as_ref().map_or_else(Vec::new, |known| known.hashes.clone())
+            }
+            Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
+        }
+    }
+
+    /// Returns the packed form of the blocks.
+    pub fn form(&self) -> &PackedForm {
+        &self.form
+    }
+
+    /// Returns the [fingerprint](PrefixHasher::fingerprint) of the source's hashing, in a pool
+    /// with a prefix cache.
+    pub fn hashing(&self) -> Option<[u8; 16]> {
+        self.hashing
+    }
+
+    /// Returns the heads that the blocks hold, if the source stated its rank.
+    pub fn heads(&self) -> Option<HeadRange> {
+        self.heads
+    }
+
+    /// Returns the XXH3-64 of each packed block.
+    pub fn checksums(&self) -> &[u64] {
+        &self.checksums
+    }
+
+    fn outline(&self) -> Option<&Outline> {
+        match &self.contents {
+            Contents::Sequence(outline) => Some(outline),
+            Contents::Cached(_) => None,
+        }
+    }
+}
+
+/// Returns the checksum of a packed block.
+pub(super) fn checksum(packed: &[u8]) -> u64 {
+    twox_hash::XxHash3_64::oneshot(packed)
+}
+
+fn at_most(what: &'static str, got: u64, max: u32) -> Result<(), ManifestError> {
+    let max = u64::from(max);
+    if got > max { Err(ManifestError::TooLarge { what, got, max }) } else { Ok(()) }
+}
+
+fn exactly(what: &'static str, got: u64, want: u64) -> Result<(), ManifestError> {
+    if got == want { Ok(()) } else { Err(ManifestError::Contradiction { what, got, want }) }
+}
+
+fn check_distinct(blocks: &[CachedBlock]) -> Result<(), ManifestError> {
+    let mut seen = std::collections::HashMap::new();
+    for (second, block) in (0..).zip(blocks) {
+        if let Some(first) = seen.insert(block.hash, second) {
+            return Err(ManifestError::Repeated { first, second });
+        }
+    }
+    Ok(())
+}
+
+/// Returns the error of forms that differ, for pools that do not split heads.
+pub(super) fn check_same_form(from: &PackedForm, to: &PackedForm) -> Result<(), FormError> {
+    if from.heads() != to.heads() {
+        let (from, to) = (from.heads(), to.heads());
+        return Err(FormError::Dimension { what: "heads", from, to });
+    }
+    from.check_fits(to, (0..from.heads()).map(|head| (head, head)))
+}

@@ -1,0 +1,60 @@
+//! Nodes that a pool can send blocks to, by name.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::error::TransferError;
+use crate::prefix::BlockHash;
+
+use super::export::Export;
+use super::held::Finished;
+use super::report::Carried;
+
+/// Future of an operation of a [`Remote`].
+pub type RemoteFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// The nodes that a pool knows.
+pub trait Remotes: Send + Sync {
+    /// Returns the node of this name.
+    fn remote(&self, name: &str) -> Option<Arc<dyn Remote>>;
+}
+
+/// Another node, to which blocks of a pool can be sent.
+pub trait Remote: Send + Sync {
+    /// Transfers an export to the node, and finishes it when the node has committed.
+    ///
+    /// The future may be dropped: the transfer then either completes or is cancelled, and the
+    /// export's sequence is closed in both cases. A transfer of which it is not known whether the
+    /// node has committed keeps its export, and does not complete until that is known.
+    fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>>;
+
+    /// Copies the cached blocks with these hashes, which are those of a chain from its block `first`
+    /// on, from the node into the pool's cache, up to the first one that the node has not.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; no block was copied.
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
+}
+
+/// Result of a transfer to another node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Sent {
+    /// Blocks that were cached there.
+    pub shared_blocks: usize,
+    /// Copied blocks.
+    pub carried: Carried,
+    /// Result of [finishing](Export::finish) the export.
+    pub finished: Finished,
+}
+
+/// A transfer that failed, with its export.
+#[derive(Debug, thiserror::Error)]
+#[error("the blocks were not sent: {error}")]
+pub struct SendError {
+    /// The cause.
+    pub error: TransferError,
+    /// The export. The node has not committed it, and will not.
+    pub export: Box<Export>,
+}

@@ -1,0 +1,179 @@
+//! `Pool` methods for transports and nodes: exports, imports, and the nodes that a pool knows.
+
+use std::sync::{Arc, PoisonError};
+
+use crate::error::{AllocError, TransferError};
+use crate::migrate::{
+    BringBackReport, Carried, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport,
+    OffloadReport, Remote, Remotes, hashes_of,
+};
+use crate::prefix::{BlockHash, PrefixKeys};
+use crate::sequence::{BlockRefs, Sequence};
+
+use super::Pool;
+
+impl Pool {
+    fn end(&self) -> Result<End, TransferError> {
+        End::new(&self.0.sequences, &self.0.transfers)
+    }
+
+    /// Begins to move a sequence to another pool, over a [transport](crate::transport).
+    ///
+    /// # Errors
+    ///
+    /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
+    /// [`TransferError::BeingWritten`], [`TransferError::NoStorage`], [`TransferError::Handle`].
+    pub fn export(&self, sequence: Sequence) -> Result<Export, MigrateError> {
+        match self.end() {
+            Ok(end) => Export::of(&end, sequence),
+            Err(error) => Err(MigrateError { error, sequence: Box::new(sequence) }),
+        }
+    }
+
+    /// Begins to copy a sequence, which stays open, to another pool.
+    ///
+    /// # Errors
+    ///
+    /// As for [`export`](Self::export).
+    pub fn export_copy(&self, sequence: &Sequence) -> Result<Export, TransferError> {
+        Export::copy_of(&self.end()?, sequence)
+    }
+
+    /// Begins to move up to `blocks_max` evictable blocks, in eviction order, to another pool's
+    /// cache.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`]; [`TransferError::Alloc`] if
+    /// `blocks_max` is zero.
+    pub fn export_cached(&self, blocks_max: usize) -> Result<Export, TransferError> {
+        if blocks_max == 0 {
+            return Err(AllocError::Zero.into());
+        }
+        Export::coldest(&self.end()?, blocks_max)
+    }
+
+    /// Begins to copy cached blocks to another pool's cache.
+    ///
+    /// The hashes are those of a chain from its block `first` on; blocks are exported up to the
+    /// first one that is not cached here.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`].
+    pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
+        Export::prefix(&self.end()?, first, hashes, &mut |_| false)
+    }
+
+    /// Reserves the blocks of a manifest, and shares those that are cached here.
+    ///
+    /// The manifest may come from a peer that is not trusted. Of cached blocks, as many are
+    /// [accepted](Import::accepted) as there is room for.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Manifest`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if
+    /// the id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
+        Import::new(&self.end()?, manifest)
+    }
+
+    /// Reserves the blocks of a manifest whose source holds other heads of the model.
+    ///
+    /// `own` are the heads that this pool holds. Further sources are
+    /// [added](Import::add_source), and all bytes [written](Import::write) one block at a time.
+    ///
+    /// # Errors
+    ///
+    /// As for [`import`](Self::import); [`TransferError::Manifest`] also if the source shares no
+    /// head with this pool, or blocks differ in more than their heads.
+    pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
+        Import::of_heads(&self.end()?, manifest, own)
+    }
+
+    /// Sets the nodes that the pool can [reach](super::Target::node).
+    ///
+    /// The pool keeps a weak reference: the nodes are unknown again once they are dropped.
+    pub fn set_remotes(&self, remotes: &Arc<dyn Remotes>) {
+        let remotes = Some(Arc::downgrade(remotes));
+        *self.0.remotes.write().unwrap_or_else(PoisonError::into_inner) = remotes;
+    }
+
+    fn remote(&self, name: &str) -> Result<Arc<dyn Remote>, TransferError> {
+        let remotes = self.0.remotes.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let remote = remotes.and_then(|remotes| remotes.upgrade()?.remote(name));
+        remote.ok_or_else(|| TransferError::UnknownNode { name: name.into() })
+    }
+
+    pub(super) async fn migrate_to_node(
+        &self,
+        sequence: Sequence,
+        name: &str,
+    ) -> Result<MigrationReport, MigrateError> {
+        let remote = match self.remote(name) {
+            Ok(remote) => remote,
+            Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
+        };
+        let tokens = sequence.len();
+        match remote.send(self.export(sequence)?).await {
+            Ok(sent) => {
+                let (shared_blocks, carried) = (sent.shared_blocks, sent.carried);
+                Ok(MigrationReport { tokens, shared_blocks, carried })
+            }
+            Err(failed) => {
+                let sequence = failed.export.cancel();
+                let sequence = sequence.unwrap_or_else(|| unreachable!("the export owned it"));
+                Err(MigrateError { error: failed.error, sequence: Box::new(sequence) })
+            }
+        }
+    }
+
+    pub(super) async fn replicate_to_node(
+        &self,
+        sequence: &Sequence,
+        name: &str,
+    ) -> Result<MigrationReport, TransferError> {
+        let remote = self.remote(name)?;
+        let sent = remote.send(self.export_copy(sequence)?).await.map_err(|failed| failed.error)?;
+        let (shared_blocks, carried) = (sent.shared_blocks, sent.carried);
+        Ok(MigrationReport { tokens: sequence.len(), shared_blocks, carried })
+    }
+
+    pub(super) async fn offload_to_node(
+        &self,
+        name: &str,
+        blocks_max: usize,
+    ) -> Result<OffloadReport, TransferError> {
+        let remote = self.remote(name)?;
+        let sent = remote.send(self.export_cached(blocks_max)?).await.map_err(|failed| failed.error)?;
+        Ok(OffloadReport {
+            present_blocks: sent.shared_blocks,
+            evicted_blocks: sent.finished.evicted_blocks,
+            leaving_blocks: sent.finished.leaving_blocks,
+            warm_blocks: sent.finished.warm_blocks,
+            carried: sent.carried,
+        })
+    }
+
+    pub(super) async fn bring_back_from_node(
+        &self,
+        name: &str,
+        keys: &PrefixKeys<'_>,
+        tokens: &[u32],
+    ) -> Result<BringBackReport, TransferError> {
+        let remote = self.remote(name)?;
+        let no_cache = TransferError::NoCache { pool: self.tag() };
+        let cache = self.prefix_cache().ok_or(no_cache)?;
+        let hashes = hashes_of(cache.hasher(), keys, tokens)?;
+        // Kept until the rest has come.
+        let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
+        cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
+        let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());
+        let carried = match missing.len() {
+            0 => Carried::default(),
+            _ => remote.fetch(first as u32, missing).await?,
+        };
+        let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
+        Ok(BringBackReport { cached_blocks, carried })
+    }
+}

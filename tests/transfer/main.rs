@@ -1,0 +1,24 @@
+//! The halves of a transfer: manifests, exports and imports, and the transport within the process.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `kv` | pools whose bytes identify them |
+//! | `manifests` | round trips, and manifests that lie |
+//! | `halves` | an export arrives in an import, and continues; steps at which it is given up |
+//! | `holds` | blocks that a transport holds longer than export and import |
+//! | `cached` | cached blocks go, and a prefix is fetched |
+//! | `heads` | ranks of one tensor-parallel split feed those of another |
+//! | `process` | the conformance suite over the transport within the process, and copies that stand still |
+//! | `nodes` | destinations on other nodes |
+#![cfg(not(kvpool_loom))]
+
+mod cached;
+mod halves;
+mod heads;
+mod holds;
+#[path = "../migration/kv.rs"]
+mod kv;
+#[cfg(feature = "serde")]
+mod manifests;
+mod nodes;
+mod process;

@@ -1,0 +1,112 @@
+//! Manifests survive a round trip; those that lie are refused with the reason, and reserve nothing.
+
+use kvpool::{Manifest, ManifestError, ManifestLimits, Pool, SequenceId, TransferError};
+use serde_json::{Value, json};
+
+use super::kv::{admit, builder, config, is_idle, other, plain, pool, pools, prompt};
+
+/// Returns the manifest of 42 tokens in 11 blocks.
+fn manifest(from: &Pool) -> Manifest {
+    let sequence = admit(from, 7, &prompt(1, 42)).unwrap();
+    from.export_copy(&sequence).unwrap().manifest().unwrap()
+}
+
+#[test]
+fn a_manifest_survives_a_round_trip() {
+    let from = pool(plain(), 50);
+    let _events = from.prefix_cache().unwrap().events().subscribe().unwrap();
+    let manifest = manifest(&from);
+    assert_eq!((manifest.sequence(), manifest.tokens(), manifest.committed()), (Some(SequenceId(7)), 42, 42));
+    assert_eq!((manifest.blocks(), manifest.checksums().len(), manifest.hashes().len()), (11, 11, 10));
+    assert_eq!(manifest.bytes(), 11 * plain().packed_bytes() as u64);
+    assert_eq!(manifest.form().fingerprint(), kvpool::PackedForm::of(&other()).fingerprint());
+    manifest.check(&ManifestLimits::default()).unwrap();
+    let text = serde_json::to_string(&manifest).unwrap();
+    assert_eq!(serde_json::from_str::<Manifest>(&text).unwrap(), manifest);
+}
+
+/// Changes a field of the manifest's JSON.
+fn lie(manifest: &Manifest, path: &str, value: Value) -> Manifest {
+    let mut json = serde_json::to_value(manifest).unwrap();
+    *json.pointer_mut(path).unwrap_or_else(|| panic!("{path} is missing")) = value;
+    serde_json::from_value(json).unwrap()
+}
+
+#[test]
+fn manifests_that_lie() {
+    let (from, to) = pools(50);
+    let _events = from.prefix_cache().unwrap().events().subscribe().unwrap();
+    let honest = manifest(&from);
+    let hash = serde_json::to_value(honest.hashes()[3]).unwrap();
+    let contradiction = |what, got, want| ManifestError::Contradiction { what, got, want };
+    let known = "/contents/Sequence/known";
+    for (path, value, want) in [
+        ("/version", json!(2), ManifestError::Version { got: 2, want: 1 }),
+        ("/contents/Sequence/length", json!(45), contradiction("checksums", 11, 12)),
+        ("/contents/Sequence/committed", json!(43), {
+            ManifestError::TooLarge { what: "committed tokens", got: 43, max: 42 }
+        }),
+        ("/checksums", json!([1, 2]), contradiction("checksums", 2, 11)),
+        ("known/announced", json!(44), contradiction("hashes", 10, 11)),
+        ("known/announced", json!(41), { contradiction("announced tokens", 41, 42) }),
+        ("known/tail", json!([1]), contradiction("tokens after the last full block", 1, 2)),
+        ("known/tail", json!([1, 2]), ManifestError::Hash { place: 10 }),
+        ("known/hashes", json!([]), contradiction("hashes", 0, 10)),
+        ("known/hashes/5", hash, ManifestError::Hash { place: 5 }),
+        ("known/tokens/8", json!(9), ManifestError::Hash { place: 2 }),
+        ("known/tokens", json!([1]), contradiction("token ids", 1, 42)),
+        ("/hashing", Value::Null, ManifestError::Hashing),
+    ] {
+        let path =
+            path.strip_prefix("known").map_or_else(|| path.to_string(), |rest| format!("{known}{rest}"));
+        let error = to.import(&lie(&honest, &path, value)).unwrap_err();
+        assert_eq!(error, TransferError::Manifest(want), "{path}");
+    }
+    // Sizes that no memory has, and forms that are not the pool's.
+    for (path, value) in [
+        ("/contents/Sequence/length", json!(u32::MAX)),
+        ("known/announced", json!(u64::MAX)),
+        ("/form/head_dim", json!(u32::MAX)),
+        ("/form/layers", json!(0)),
+        ("/form/layers", json!(3)),
+        ("/form/heads", json!(1)),
+        ("/form/block_tokens", json!(8)),
+        ("/form/dtype", json!("F16")),
+        ("/form/is_latent", json!(true)),
+        ("/form/scales", json!({"PerHead": {"k": [1], "v": []}})),
+        ("/form/scales", json!("PerTokenHead")),
+        ("/heads", json!({"first": 1, "count": 2, "total": 2})),
+    ] {
+        let path =
+            path.strip_prefix("known").map_or_else(|| path.to_string(), |rest| format!("{known}{rest}"));
+        let error = to.import(&lie(&honest, &path, value)).unwrap_err();
+        assert!(matches!(error, TransferError::Manifest(_)), "{path}: {error:?}");
+        assert!(!error.to_string().is_empty());
+    }
+    let limits = ManifestLimits { blocks_max: 10, ..ManifestLimits::default() };
+    let want = ManifestError::TooLarge { what: "blocks", got: 11, max: 10 };
+    assert_eq!(honest.check(&limits), Err(want));
+    is_idle(&to);
+    drop(to.import(&honest).unwrap());
+    is_idle(&to);
+}
+
+#[test]
+fn cached_blocks_of_another_cache_or_listed_twice() {
+    let (from, to) = pools(50);
+    drop(admit(&from, 7, &prompt(1, 42)).unwrap());
+    let export = from.export_cached(5).unwrap();
+    let honest = export.manifest().unwrap();
+    let first = serde_json::to_value(&honest).unwrap()["contents"]["Cached"]["blocks"][1].clone();
+    let twice = lie(&honest, "/contents/Cached/blocks/4", first);
+    let want = TransferError::Manifest(ManifestError::Repeated { first: 1, second: 4 });
+    assert_eq!(to.import(&twice).unwrap_err(), want);
+    let random = builder(plain(), 50).prefix_cache(kvpool::PrefixConfig::new()).build().unwrap();
+    assert_eq!(random.import(&honest).unwrap_err(), TransferError::Manifest(ManifestError::Hashing));
+    let none = builder(plain(), 50).build().unwrap();
+    assert_eq!(none.import(&honest).unwrap_err(), TransferError::Manifest(ManifestError::Hashing));
+    let alike = builder(other(), 50).prefix_cache(config()).build().unwrap();
+    drop(alike.import(&honest).unwrap());
+    drop(export);
+    [from, to, random, none, alike].iter().for_each(is_idle);
+}

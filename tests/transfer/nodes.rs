@@ -1,0 +1,125 @@
+//! Destinations on other nodes, by way of a node that lives in the same process.
+
+use std::sync::{Arc, Mutex};
+
+use kvpool::prefix::{BlockHash, PrefixKeys};
+use kvpool::{
+    Carried, Export, Imported, Pool, Remote, RemoteFuture, Remotes, SendError, Sent, Sequence, SequenceId,
+    Target, TransferError,
+};
+
+use super::kv::{admit, cached, check, is_idle, pools, prompt};
+
+/// A node with one pool, which takes the bytes one block at a time.
+struct Node {
+    /// The pool that knows this node.
+    near: Pool,
+    pool: Pool,
+    arrived: Mutex<Vec<Sequence>>,
+}
+
+struct Nodes(Arc<Node>);
+
+impl Remotes for Nodes {
+    fn remote(&self, name: &str) -> Option<Arc<dyn Remote>> {
+        (name == "other").then(|| self.0.clone() as Arc<dyn Remote>)
+    }
+}
+
+fn carry(export: &mut Export, to: &Pool) -> Result<(Imported, Sent), TransferError> {
+    let mut import = to.import(&export.manifest()?)?;
+    export.retain(&import.accepted())?;
+    let mut sent = Sent { shared_blocks: import.shared_blocks(), ..Sent::default() };
+    for place in import.missing().to_vec() {
+        import.write(place, None, &export.packed(place, None)?)?;
+        sent.carried.blocks += 1;
+    }
+    Ok((import.commit().map_err(|failed| failed.error)?, sent))
+}
+
+impl Remote for Node {
+    fn send(&self, mut export: Export) -> RemoteFuture<Result<Sent, SendError>> {
+        let done = match carry(&mut export, &self.pool) {
+            Ok((imported, sent)) => {
+                self.arrived.lock().unwrap().extend(imported.sequence());
+                Ok(Sent { finished: export.finish(), ..sent })
+            }
+            Err(error) => Err(SendError { error, export: Box::new(export) }),
+        };
+        Box::pin(async { done })
+    }
+
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>> {
+        let export = self.pool.export_prefix(first, &hashes);
+        let done = export.and_then(|mut export| carry(&mut export, &self.near));
+        Box::pin(async { Ok(done?.1.carried) })
+    }
+}
+
+fn nodes() -> (Pool, Pool, Arc<Node>, Arc<dyn Remotes>) {
+    let (here, there) = pools(50);
+    let node = Arc::new(Node { near: here.clone(), pool: there.clone(), arrived: Mutex::default() });
+    let remotes: Arc<dyn Remotes> = Arc::new(Nodes(node.clone()));
+    here.set_remotes(&remotes);
+    (here, there, node, remotes)
+}
+
+#[tokio::test]
+async fn sequences_go_to_a_node() {
+    let (here, there, node, _remotes) = nodes();
+    let tokens = prompt(1, 42);
+    let sequence = admit(&here, 7, &tokens).unwrap();
+    let report = here.replicate(&sequence, Target::node("other")).await.unwrap();
+    assert_eq!((report.tokens, report.carried.blocks, report.shared_blocks), (42, 11, 0));
+    // The id is open there: the sequence comes back unchanged.
+    let failed = here.migrate(sequence, Target::node("other")).await.unwrap_err();
+    assert!(matches!(failed.error, TransferError::Sequence(_)), "{failed}");
+    check(&here, &failed.sequence, &tokens);
+    let copy = node.arrived.lock().unwrap().pop().unwrap();
+    check(&there, &copy, &tokens);
+    drop(copy);
+    let deadline = tokio::time::Instant::now();
+    let report = here.migrate_until(*failed.sequence, Target::node("other"), deadline).await.unwrap();
+    assert_eq!((report.tokens, report.carried.blocks, report.shared_blocks), (42, 1, 10));
+    assert_eq!(here.view(SequenceId(7)).map(|view| view.len()), None, "it is closed here");
+    let sequence = node.arrived.lock().unwrap().pop().unwrap();
+    check(&there, &sequence, &tokens);
+    drop(sequence);
+    let counts = here.metrics().migrations;
+    assert_eq!((counts.replicated, counts.migrated, counts.failed), (1, 1, 1));
+    [here, there].iter().for_each(is_idle);
+}
+
+#[tokio::test]
+async fn cached_blocks_go_to_a_node_and_come_back() {
+    let (here, there, _node, _remotes) = nodes();
+    let tokens = prompt(1, 42);
+    drop(admit(&here, 7, &tokens).unwrap());
+    let report = here.offload(Target::node("other"), 6).await.unwrap();
+    assert_eq!((report.carried.blocks, report.evicted_blocks), (6, 6));
+    assert_eq!(cached(&here, &tokens), 4);
+    let back = here.bring_back(Target::node("other"), &PrefixKeys::new(), &tokens).await.unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks), (10, 6));
+    let back = here.bring_back(Target::node("other"), &PrefixKeys::new(), &tokens).await.unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks), (10, 0));
+    assert_eq!(cached(&here, &tokens), 10);
+    [here, there].iter().for_each(is_idle);
+}
+
+#[tokio::test]
+async fn nodes_that_are_not_known() {
+    let (here, there, _node, remotes) = nodes();
+    let tokens = prompt(1, 9);
+    let unknown = |name: &str| TransferError::UnknownNode { name: name.into() };
+    let sequence = admit(&here, 7, &tokens).unwrap();
+    let failed = here.migrate(sequence, Target::node("third")).await.unwrap_err();
+    assert_eq!(failed.error, unknown("third"));
+    drop(remotes);
+    let failed = here.migrate(*failed.sequence, Target::node("other")).await.unwrap_err();
+    assert_eq!(failed.error, unknown("other"), "the node was dropped");
+    assert_eq!(here.offload(Target::node("other"), 1).await.unwrap_err(), unknown("other"));
+    let keys = PrefixKeys::new();
+    assert_eq!(here.bring_back(Target::node("other"), &keys, &tokens).await.unwrap_err(), unknown("other"));
+    drop(failed);
+    [here, there].iter().for_each(is_idle);
+}
