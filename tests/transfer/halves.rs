@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
-use kvpool::transport::{Grant, Operation, Submission, Tag, TransferState, Transport};
+use kvpool::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{
     AllocError, AllocRequest, Export, Import, Pool, Process, Run, SequenceError, SequenceId, TransferError,
 };
@@ -24,9 +24,12 @@ pub fn send(export: &Export, import: &mut Import, places: &[u32]) {
         .unwrap();
     let (local, hold) = (here.runs, here.hold);
     // SAFETY: of a piece of an export.
-    let sent = unsafe { source.submit(Submission { operation, region, peer, local, remote, tag, hold }) };
+    let sent = unsafe {
+        let remote_region = into;
+        source.submit(Submission { operation, region, peer, remote_region, local, remote, tag, hold })
+    };
     assert!(matches!(source.poll(sent.unwrap(), None), TransferState::Done));
-    assert!(matches!(target.revoke(tag), TransferState::Done));
+    assert!(matches!(target.revoke(tag, SourceState::Over), TransferState::Done));
 }
 
 /// Sends all that is missing.

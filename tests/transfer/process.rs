@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
-use kvpool::transport::{Grant, Operation, Submission, Tag, TransferState, Transport, TransportError};
+use kvpool::transport::{
+    Grant, Operation, SourceState, Submission, Tag, TransferState, Transport, TransportError,
+};
 use kvpool::{DeviceId, FrameId, Process, Run, StorageError};
 
 use super::kv::plain;
@@ -60,12 +62,13 @@ fn a_grant_that_is_revoked_during_a_copy() {
         let copying = scope.spawn(|| {
             let operation = Operation::Write;
             let (local, remote) = (runs.clone(), runs.clone());
-            let submission = Submission { operation, region, peer, local, remote, tag: Tag(5), hold };
+            let submission =
+                Submission { operation, region, peer, remote_region: into, local, remote, tag: Tag(5), hold };
             // SAFETY: as above.
             unsafe { source.submit(submission) }
         });
         is_there.recv().unwrap();
-        assert!(matches!(target.revoke(Tag(5)), TransferState::Quarantined(_)));
+        assert!(matches!(target.revoke(Tag(5), SourceState::Unknown), TransferState::Quarantined(_)));
         assert_eq!((Arc::strong_count(&ours), Arc::strong_count(&theirs)), (2, 2));
         let soon = Instant::now() + Duration::from_millis(5);
         assert_eq!((source.drain(soon), target.drain(soon)), (1, 1));
