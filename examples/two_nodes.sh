@@ -6,7 +6,7 @@
 #     examples/two_nodes.sh                # builds target/release/kvpool first
 #     KVPOOL=path/to/kvpool examples/two_nodes.sh
 #
-# Needs openssl. Takes about 20 seconds after the build.
+# Needs openssl. Takes a few seconds after the build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

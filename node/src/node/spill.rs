@@ -10,12 +10,15 @@
 //! Sequences are not moved for that.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::{Pool, Sequence, SequenceId, Target};
 
 /// Time between two looks at the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Time between two looks while blocks move.
+const SOON: Duration = Duration::from_millis(1);
 
 /// Longest pause behind a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -49,49 +52,109 @@ pub struct Spill {
     pub to: String,
 }
 
-/// Moves blocks while memory is short. Never returns.
-pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offers>>) {
-    let mut pause = INTERVAL;
-    loop {
-        tokio::time::sleep(pause).await;
-        let free = pool.free_blocks();
-        if free >= spill.below {
-            pause = INTERVAL;
-            continue;
+/// When the next attempt is due: at once behind a success, later behind each failure.
+struct Backoff {
+    pause: Duration,
+    due: Instant,
+}
+
+impl Backoff {
+    fn new() -> Self {
+        Self { pause: INTERVAL, due: Instant::now() }
+    }
+
+    fn is_due(&self) -> bool {
+        Instant::now() >= self.due
+    }
+
+    /// Notes a success, a failure, or that there was nothing to move. Returns the time until the
+    /// next look at the pool.
+    fn note(&mut self, is_moved: Option<bool>) -> Duration {
+        match is_moved {
+            // More may have to go.
+            Some(true) => {
+                self.pause = INTERVAL;
+                SOON
+            }
+            Some(false) => {
+                self.pause = (self.pause * 2).min(PAUSE_MAX);
+                self.due = Instant::now() + self.pause;
+                INTERVAL
+            }
+            None => INTERVAL,
         }
-        let mut is_moved = cached(&pool, &spill, spill.below - free).await;
-        let available = pool.available_blocks();
-        if available < spill.below {
-            is_moved |= sequence(&pool, &spill, spill.below - available, offers.as_deref()).await;
-        }
-        // After a success the next look comes soon: more may have to go.
-        pause = if is_moved { Duration::from_millis(1) } else { (pause * 2).min(PAUSE_MAX) };
     }
 }
 
-async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> bool {
-    if pool.stats().evictable == 0 {
-        return false;
+/// Moves blocks while memory is short. Never returns.
+pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offers>>) {
+    // Apart, so that cached blocks that a peer refuses do not delay sequences.
+    let (mut cached_next, mut sequence_next) = (Backoff::new(), Backoff::new());
+    let mut pause = INTERVAL;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = INTERVAL;
+        let free = pool.free_blocks();
+        if free < spill.below && cached_next.is_due() {
+            let result = cached(&pool, &spill, spill.below - free).await;
+            pause = cached_next.note(result).min(pause);
+        }
+        let available = pool.available_blocks();
+        if available < spill.below && sequence_next.is_due() {
+            let blocks = spill.below - available;
+            let result = sequence(&pool, &spill, blocks, offers.as_deref()).await;
+            pause = sequence_next.note(result).min(pause);
+        }
     }
-    match pool.offload(Target::node(&spill.to), blocks.min(BLOCKS_MAX)).await {
+}
+
+/// Returns whether cached blocks moved; `None` if there are none.
+async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> Option<bool> {
+    if pool.stats().evictable == 0 {
+        return None;
+    }
+    Some(match pool.offload(Target::node(&spill.to), blocks.min(BLOCKS_MAX)).await {
         Ok(report) => report.evicted_blocks + report.leaving_blocks > 0,
         Err(error) => {
             tracing::debug!(to = spill.to, %error, "cached blocks stay");
             false
         }
-    }
+    })
 }
 
-async fn sequence(pool: &Pool, spill: &Spill, blocks: usize, offers: Option<&dyn Offers>) -> bool {
-    let Some((offers, sequence)) = offers.and_then(|offers| Some((offers, offers.offer(blocks)?))) else {
-        return false;
-    };
-    match pool.migrate(sequence, Target::node(&spill.to)).await {
+/// Returns whether a sequence moved; `None` if none is on offer.
+async fn sequence(pool: &Pool, spill: &Spill, blocks: usize, offers: Option<&dyn Offers>) -> Option<bool> {
+    let offers = offers?;
+    let sequence = offers.offer(blocks)?;
+    Some(match pool.migrate(sequence, Target::node(&spill.to)).await {
         Ok(_) => true,
         Err(error) => {
             tracing::debug!(to = spill.to, %error, "a sequence stays");
             offers.take_back(*error.sequence);
             false
         }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_wait_longer_each_time_up_to_a_limit_and_a_success_ends_that() {
+        let mut next = Backoff::new();
+        assert!(next.is_due());
+        assert_eq!(next.note(Some(true)), SOON);
+        assert!(next.is_due());
+        assert_eq!(next.note(Some(false)), INTERVAL);
+        assert!(!next.is_due());
+        let first = next.pause;
+        assert_eq!(next.note(None), INTERVAL);
+        assert_eq!(next.pause, first, "nothing to move is no failure");
+        (0..20).for_each(|_| drop(next.note(Some(false))));
+        assert_eq!(next.pause, PAUSE_MAX);
+        next.note(Some(true));
+        next.note(Some(false));
+        assert_eq!(next.pause, first);
     }
 }
