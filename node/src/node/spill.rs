@@ -151,7 +151,9 @@ mod tests {
         let first = next.pause;
         assert_eq!(next.note(None), INTERVAL);
         assert_eq!(next.pause, first, "nothing to move is no failure");
-        (0..20).for_each(|_| drop(next.note(Some(false))));
+        for _ in 0..20 {
+            next.note(Some(false));
+        }
         assert_eq!(next.pause, PAUSE_MAX);
         next.note(Some(true));
         next.note(Some(false));
