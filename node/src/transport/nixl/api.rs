@@ -141,6 +141,15 @@ impl Api {
     }
 }
 
+/// Checks that NIXL can be loaded from a place, or from one of the usual places.
+///
+/// # Errors
+///
+/// [`TransportError::Unavailable`], with the places that were searched.
+pub fn check(location: Option<&Path>) -> Result<(), TransportError> {
+    Api::load(location).map(drop)
+}
+
 pub(super) fn unavailable(reason: String) -> TransportError {
     TransportError::Unavailable { name: "nixl", reason }
 }

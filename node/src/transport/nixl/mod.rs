@@ -35,15 +35,5 @@ mod span;
 mod transport;
 mod work;
 
-pub use api::LOCATION;
+pub use api::{LOCATION, check};
 pub use transport::{NixlSettings, NixlTransport};
-
-/// Checks that NIXL can be loaded from a place, or from one of the usual places.
-///
-/// # Errors
-///
-/// [`TransportError::Unavailable`](kvpool::transport::TransportError::Unavailable), with the places
-/// that were searched.
-pub fn check(location: Option<&std::path::Path>) -> Result<(), kvpool::transport::TransportError> {
-    api::Api::load(location).map(drop)
-}
