@@ -23,7 +23,7 @@ pids=()
 finish() {
     local code=$?
     for pid in "${pids[@]:-}"; do
-        [ -n "$pid" ] && kill -9 "$pid" 2>/dev/null || true
+        [ -n "$pid" ] && kill -9 "$pid" 2>/dev/null && wait "$pid" 2>/dev/null || true
     done
     if [ "$code" -ne 0 ]; then
         echo "FAILED. What the nodes said:"

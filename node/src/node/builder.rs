@@ -175,10 +175,9 @@ impl NodeBuilder {
         tokio::spawn(driver.run(receiver));
         let remotes: Arc<dyn Remotes> = Arc::new(NodeRemotes { inputs: inputs.clone() });
         self.pool.set_remotes(&remotes);
-        let mut tasks = vec![tokio::spawn(accept(endpoint.clone(), inputs.clone()))];
-        if let Some(spill) = self.spill {
-            tasks.push(tokio::spawn(spill::spill(self.pool.clone(), spill, self.offers.clone())));
-        }
+        let accepting = tokio::spawn(accept(endpoint.clone(), inputs.clone()));
+        let (pool, offers) = (self.pool.clone(), self.offers.clone());
+        let spilling = self.spill.map(|spill| tokio::spawn(spill::spill(pool, spill, offers)));
         let addresses = endpoint.addresses().to_vec();
         let mut dialers = Dialers::new(endpoint, inputs.clone());
         dialers.replace(self.peers);
@@ -189,7 +188,8 @@ impl NodeBuilder {
             addresses,
             counters,
             dialers: Mutex::new(dialers),
-            tasks,
+            accepting,
+            spilling,
             offers: self.offers,
             _remotes: remotes,
         };

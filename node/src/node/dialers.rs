@@ -30,7 +30,8 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
 
 /// The tasks that connect to peers.
 pub(super) struct Dialers {
-    endpoint: Arc<Endpoint>,
+    /// `None` once the node has ended: then it listens no more.
+    endpoint: Option<Arc<Endpoint>>,
     inputs: mpsc::Sender<Input>,
     running: HashMap<String, Dialer>,
 }
@@ -47,23 +48,30 @@ type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Dialers {
     pub(super) fn new(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) -> Self {
-        Self { endpoint, inputs, running: HashMap::new() }
+        Self { endpoint: Some(endpoint), inputs, running: HashMap::new() }
     }
 
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
         let mut before = std::mem::take(&mut self.running);
+        let Some(endpoint) = &self.endpoint else { return };
         for peer in peers {
             let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer.address == peer.address);
             let kept = if is_same { before.remove(&peer.name) } else { None };
             let dialer = kept.unwrap_or_else(|| {
                 let trouble = Trouble::new(Mutex::new(Some("not reached yet".to_owned())));
-                let dial = dial(self.endpoint.clone(), peer.clone(), self.inputs.clone(), trouble.clone());
+                let dial = dial(endpoint.clone(), peer.clone(), self.inputs.clone(), trouble.clone());
                 Dialer { peer: peer.clone(), task: tokio::spawn(dial), trouble }
             });
             self.running.insert(peer.name, dialer);
         }
         before.into_values().for_each(|dialer| dialer.task.abort());
+    }
+
+    /// Ends all connecting, and gives up the endpoint.
+    pub(super) fn close(&mut self) {
+        self.replace(Vec::new());
+        self.endpoint = None;
     }
 
     /// Returns the peers without a link, with the reason.

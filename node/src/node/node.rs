@@ -32,7 +32,8 @@ pub struct Node {
     pub(super) addresses: Vec<Address>,
     pub(super) counters: Arc<Counters>,
     pub(super) dialers: Mutex<Dialers>,
-    pub(super) tasks: Vec<JoinHandle<()>>,
+    pub(super) accepting: JoinHandle<()>,
+    pub(super) spilling: Option<JoinHandle<()>>,
     pub(super) offers: Option<Arc<dyn Offers>>,
     /// The pool has a weak reference to it.
     pub(super) _remotes: Arc<dyn Remotes>,
@@ -182,17 +183,22 @@ impl Node {
     pub async fn shutdown(&self, patience: Duration) -> bool {
         self.set_peers(Vec::new());
         let (drained, is_drained) = oneshot::channel();
-        if self.inputs.send(Input::Drain(drained)).await.is_err() {
-            return true;
-        }
-        tokio::time::timeout(patience, is_drained).await.is_ok()
+        let is_over = match self.inputs.send(Input::Drain(drained)).await {
+            Ok(()) => tokio::time::timeout(patience, is_drained).await.is_ok(),
+            Err(_) => true,
+        };
+        // The port is free from here on.
+        self.accepting.abort();
+        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).close();
+        is_over
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(Vec::new());
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).close();
+        self.accepting.abort();
+        self.spilling.iter().for_each(JoinHandle::abort);
     }
 }
 
