@@ -1,6 +1,7 @@
 //! The builder of a frame pool.
 
-use crate::block::{Blocks, Evictor};
+use crate::block::{Blocks, BlocksConfig, Evictor};
+use crate::error::PrefixError;
 use crate::ids::Order;
 use crate::pool::builder::{BuildError, PoolBuilder};
 use crate::prefix::{HashKey, PrefixCache, PrefixConfig};
@@ -93,9 +94,17 @@ impl FramePoolBuilder {
     ///
     /// [`BuildError`]; no resource is kept.
     pub fn build(self) -> Result<FramePool, BuildError> {
-        let config = self.shape.check()?;
-        let cache = Arc::new(PrefixCache::foreign(config.frames, config.frames_max, self.config)?);
+        let Self { shape, config, order } = self;
+        let shape = shape.check()?;
+        let cache = cache_of(&shape, config)?;
         let evictor = Box::new(cache.clone()) as Box<dyn Evictor>;
-        Ok(FramePool::new(Blocks::with_evictor(config, None, Some(evictor)), cache, self.order))
+        Ok(FramePool::new(Blocks::with_evictor(shape, None, Some(evictor)), cache, order))
     }
+}
+
+/// A function of its own: the stacks of a model checker have no room for both, the cache and the
+/// pool, while they are built.
+#[inline(never)]
+fn cache_of(shape: &BlocksConfig, config: PrefixConfig) -> Result<Arc<PrefixCache>, PrefixError> {
+    Ok(Arc::new(PrefixCache::foreign(shape.frames, shape.frames_max, config)?))
 }
