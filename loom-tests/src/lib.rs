@@ -9,7 +9,7 @@
 //!   `LOOM_MAX_PREEMPTIONS`), which hides schedules that need more.
 //! - A model has at most five threads.
 //! - The checks at the end of a model are not explored against the destructors that a thread runs
-//!   after it was joined ([`end_exploring`]).
+//!   after it was joined ([`end_exploring`](kvpool::testing::end_exploring)).
 //! - A light fence orders against heavy fences alone, as in production (see `sync/asymmetric` of
 //!   kvpool).
 //! - A `fence(SeqCst)` is stronger than the language's: operations after it happen after those

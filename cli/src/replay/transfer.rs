@@ -42,8 +42,8 @@ struct Part {
     count: usize,
 }
 
-/// See the [module](self). The tokens between two calls of [`flush`](Self::flush) have one
-/// direction.
+/// Moves tokens between a pool and the text. Those between two calls of [`flush`](Self::flush) have
+/// one direction.
 pub struct Transfer<'a> {
     rows: &'a Rows,
     /// The number of calls, over all threads.
