@@ -24,7 +24,7 @@ for bug in "${bugs[@]}"; do
     [[ $# -eq 0 || " $* " == *" $bug "* ]] || continue
     if ! grep -rqF "cfg!(kvpool_mutant = \"$bug\")" node/src; then
         echo "BROKEN    $bug is in no patch"
-    elif output=$(KVPOOL_MUTANT=$bug timeout 600 "${test[@]}" 2>&1); then
+    elif output=$(KVPOOL_SIM_SCHEDULES=200000 KVPOOL_MUTANT=$bug timeout 600 "${test[@]}" 2>&1); then
         echo "SURVIVED  $bug"
     elif grep -q '^schedule [0-9]*, at\|an abort behind the commit' <<<"$output"; then
         echo "caught    $bug: $(grep -m1 '^schedule [0-9]*, at\|an abort behind the commit' <<<"$output" | cut -c1-140)"
