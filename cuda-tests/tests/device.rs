@@ -126,7 +126,7 @@ fn a_growth_that_fails_in_the_middle_changes_nothing() {
 }
 
 #[test]
-fn a_lost_device_tells_everybody_who_waits_and_whoever_comes() {
+fn a_lost_device_tells_all_waiting_and_later_requests() {
     let session = session();
     let device = Device::open(0).expect("a device");
     let storage = CudaStorage::new(&device, tiny(), 8, 8).expect("frames");

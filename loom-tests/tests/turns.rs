@@ -74,7 +74,7 @@ fn a_task_that_gives_up_passes_its_turn_on() {
         shared.take_a_turn();
         other.join().unwrap();
         join_last(quitter);
-        // Whoever gave up last, and when.
+        // After the last task gave up, the right is free.
         shared.take_a_turn();
     });
 }

@@ -130,10 +130,10 @@ impl Drop for NextTurn {
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
     use std::pin::pin;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
     use super::*;
+    use crate::sync::{AtomicUsize, Ordering};
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);

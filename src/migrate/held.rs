@@ -6,7 +6,7 @@
 //! transport       ->  Hold: a piece; also its pins, in the source
 //! ```
 //!
-//! Whoever drops the last of these releases the references. An export or import that is given up
+//! Dropping the last of these releases the references. An export or import that is given up
 //! while a transport has a hold leaves the blocks to it: they stay owned, and are reported as
 //! quarantined.
 

@@ -139,8 +139,8 @@ impl Process {
     ) -> Result<(), TransportError> {
         let (tag, remote) = (submission.tag, &submission.remote);
         let writing = Writing::begin(target, tag, &self.0, remote)?;
-        // SAFETY: the caller keeps the bytes of the local frames; whoever granted the remote frames
-        // accesses them from no other thread, and both holds live until the copy has ended.
+        // SAFETY: the caller keeps the bytes of the local frames; the grant's caller promised that no
+        // other thread accesses the remote ones; and both holds live until the copy has ended.
         let copied = caught(|| unsafe { writing.storage.receive(source, &submission.local, remote) });
         copied.ok_or(TransportError::Panicked)?.map_err(TransportError::LocalStorage)
     }

@@ -297,7 +297,7 @@ async fn the_receiver_checks_every_item_against_the_grant() {
     assert!(matches!(end(&pair.a.transport, transfer).await, TransferState::Done));
 }
 
-/// A grant is for one peer, whoever else knows its tag.
+/// A grant is for one peer; another peer that knows its tag is refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_of_another_peer_is_unknown() {
     let pair = Pair::new(Path::Unix, limits()).await;

@@ -51,8 +51,8 @@ pub(super) struct Sent {
     run: Run,
 }
 
-/// What a transfer leaves when it ends: to be dropped outside of any lock, because that runs the
-/// code of whoever holds the frames.
+/// What a transfer leaves when it ends. It is dropped outside of any lock, because dropping the hold
+/// runs its owner's code.
 #[must_use]
 pub(super) struct Remains(#[expect(dead_code, reason = "only dropped")] Option<Arc<Held>>);
 
