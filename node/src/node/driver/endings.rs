@@ -1,0 +1,104 @@
+//! Outcomes, and where the blocks of a migration go at its end.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvpool::transport::{SourceState, TransferState};
+use kvpool::{Imported, SendError, Sent, TransferError};
+
+use super::driver::{Driver, Quarantined};
+use crate::node::arrival::Arrival;
+use crate::node::job::{Ending, Job, SideJob};
+use crate::node::status::{self, HISTORY, NodeStatus};
+use crate::protocol::{MachineId, Outcome, Report};
+
+impl Driver {
+    /// Ends what a machine had, now or when its task returns.
+    pub(super) fn end(&mut self, machine: MachineId, ending: Ending) {
+        let Some(job) = self.jobs.get_mut(&machine) else { return };
+        job.ending = Some(ending);
+        // A task that waits for a transport stops.
+        job.stop = None;
+    }
+
+    pub(super) fn report(&mut self, machine: MachineId, report: Report) {
+        if report.bad_blocks > 0 {
+            self.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
+        }
+        if !report.outcome.is_final() {
+            self.counters.in_doubt.fetch_add(1, Relaxed);
+            return;
+        }
+        let Some(job) = self.jobs.get_mut(&machine) else { return };
+        job.outcome = Some(report.outcome);
+        self.settle(machine);
+    }
+
+    /// Gives the result of a migration away that has ended, and whose task has returned.
+    pub(super) fn settle(&mut self, machine: MachineId) {
+        let is_over = |job: &Job| !job.is_lent() && job.outcome.is_some();
+        if !self.jobs.get(&machine).is_some_and(is_over) {
+            return;
+        }
+        let Some(job) = self.jobs.remove(&machine) else { return };
+        let outcome = job.outcome.clone().unwrap_or_else(|| unreachable!("checked above"));
+        let node = self.peers.name(job.link).to_owned();
+        let reason = status::failure(&outcome);
+        self.history.push_front(status::ended(&job, node.clone(), &outcome));
+        self.history.truncate(HISTORY);
+        self.counters.ended(&job, &outcome);
+        let (mut carried, shared_blocks) = (job.carried, job.shared_blocks());
+        carried.took = job.begun.elapsed();
+        let error = |reason: Option<String>| TransferError::Node {
+            node: node.clone(),
+            reason: reason.unwrap_or_else(|| "it did not confirm".into()),
+        };
+        match job.side {
+            SideJob::Source { mut export, answer } => {
+                let Some(export) = export.take() else { return };
+                match (job.ending, answer) {
+                    (Some(Ending::Finish), answer) => {
+                        let finished = export.finish();
+                        if let Some(answer) = answer {
+                            let _ = answer.send(Ok(Sent { shared_blocks, carried, finished }));
+                        }
+                    }
+                    (_, Some(answer)) => {
+                        let error = error(reason);
+                        // Without a receiver the export is dropped, which closes its sequence.
+                        let _ = answer.send(Err(SendError { error, export: Box::new(export) }));
+                    }
+                    (_, None) => drop(export.cancel()),
+                }
+            }
+            SideJob::Target { import, grant, arrived, answer } => {
+                if let Some((way, tag)) = grant
+                    && let Some(carrier) = self.carriers.get(&way)
+                    && let TransferState::Quarantined(_) = carrier.transport.revoke(tag, SourceState::Unknown)
+                {
+                    self.quarantined.push(Quarantined { link: job.link, way, tag });
+                }
+                drop(import);
+                if let Some(Imported::Sequence(sequence)) = arrived {
+                    let arrival = Arrival { sequence: *sequence, from: node.clone(), blocks: job.blocks };
+                    let _ = self.arrivals.send(arrival);
+                }
+                if let Some(answer) = answer {
+                    let _ = answer.send(match outcome {
+                        Outcome::Done => Ok(carried),
+                        _ => Err(error(reason)),
+                    });
+                }
+            }
+        }
+    }
+
+    pub(super) fn status(&self) -> NodeStatus {
+        let running = self.machines.status().filter_map(|status| {
+            let job = self.jobs.get(&status.machine);
+            status::running(&status, job, self.peers.name(status.link))
+        });
+        let migrations = running.chain(self.history.iter().cloned()).collect();
+        let peers = self.peers.iter().map(|peer| (peer.name.clone(), peer.is_up())).collect();
+        NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len() }
+    }
+}

@@ -1,0 +1,54 @@
+//! What happens to a driver.
+
+use std::sync::Arc;
+
+use kvpool::prefix::BlockHash;
+use kvpool::transport::{PeerId, TransportError};
+use kvpool::{Carried, Export, Import, Imported, SendError, Sent, TransferError};
+use tokio::sync::oneshot;
+
+use crate::node::message::{NodeMessage, Way};
+use crate::node::status::NodeStatus;
+use crate::node::work::{Lost, Reserved, Verified};
+use crate::protocol::{Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, Refusal, Text};
+use crate::transport::tcp::Link;
+
+/// Inputs that wait for the driver. Readers of links wait for a place; the peers then wait too.
+pub(in crate::node) const INPUTS: usize = 1024;
+
+/// What happens to a driver.
+pub(in crate::node) enum Input {
+    /// A handshake was completed.
+    LinkUp(Arc<Link>),
+    /// A link was closed.
+    LinkLost(LinkId, Arc<Link>),
+    /// A peer sent a message.
+    Message(LinkId, NodeMessage),
+    /// A task ended.
+    Done(MachineId, Box<Done>),
+    /// A peer was added to NIXL, or could not be.
+    Reached(LinkId, Incarnation, Result<PeerId, TransportError>),
+    /// A quarantined transfer of this node is over.
+    Over(LinkId, Way, u64),
+    /// The pool sends an export.
+    Send(String, Box<Export>, oneshot::Sender<Result<Sent, SendError>>),
+    /// The pool fetches cached blocks.
+    Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
+    /// The operator declares that a peer's process has ended.
+    PeerEnded(String),
+    /// Closes the links to a peer.
+    Cut(String),
+    /// Asks for the state.
+    Status(oneshot::Sender<NodeStatus>),
+    /// Cancels what can be cancelled, and answers when nothing is under way.
+    Drain(oneshot::Sender<()>),
+}
+
+/// The result of a task, and what it took along.
+pub(in crate::node) enum Done {
+    Exported(Option<Export>, Result<(ManifestBytes, usize), Text>),
+    Transferred(Export, Attempt, Grant, Result<Carried, Lost>),
+    Reserved(Result<Reserved, (Refusal, u64)>),
+    Verified(Import, Attempt, Result<Verified, Text>),
+    Committed(Result<Imported, Text>),
+}

@@ -1,0 +1,17 @@
+//! The task that owns all migrations of a node.
+//!
+//! `input` what happens to it · `driver` its state, and the loop · `links` peers that come and go ·
+//! `requests` what the pool asks for · `tasks` the work that machines want · `results` what it
+//! returned · `endings` reports, and where blocks go at the end
+
+#[expect(clippy::module_inception, reason = "the room is named after its main type")]
+mod driver;
+mod endings;
+mod input;
+mod links;
+mod requests;
+mod results;
+mod tasks;
+
+pub(super) use driver::Driver;
+pub(super) use input::{INPUTS, Input};

@@ -1,0 +1,150 @@
+//! Results of tasks, as the machines take them.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvpool::transport::{Grant as Permission, Hold, Tag};
+use kvpool::{Export, Imported, Run};
+
+use super::driver::Driver;
+use super::input::{Done, Input};
+use crate::node::job::{Job, SideJob, Slot};
+use crate::node::message::{NodeMessage, Way};
+use crate::node::work::{self, Carrier, Lost, Reserved, Verified};
+use crate::protocol::{Grant, LinkId, MachineId, Refusal, Text, Work};
+
+impl Driver {
+    pub(super) fn done(&mut self, machine: MachineId, done: Done) {
+        let Some(job) = self.jobs.get_mut(&machine) else { return };
+        job.stop = None;
+        let link = job.link;
+        let work = match (done, &mut job.side) {
+            (Done::Exported(export, described), SideJob::Source { export: slot, .. }) => {
+                job.sequence = job.sequence.or(export.as_ref().and_then(Export::sequence));
+                *slot = export.map_or(Slot::Empty, Slot::Here);
+                match described {
+                    Ok((manifest, blocks)) => {
+                        job.blocks = blocks;
+                        Work::Exported(manifest)
+                    }
+                    Err(error) => Work::ExportFailed(error),
+                }
+            }
+            (Done::Transferred(export, attempt, grant, result), SideJob::Source { export: slot, .. }) => {
+                *slot = Slot::Here(export);
+                if let Ok(carried) = &result {
+                    // A block that is sent again is one block.
+                    job.carried.blocks = job.carried.blocks.max(carried.blocks);
+                    job.carried.bytes += carried.bytes;
+                    job.carried.runs += carried.runs;
+                }
+                let work = work::transferred(attempt, &result);
+                self.transfer_ended(link, &grant, result.err());
+                work
+            }
+            (Done::Reserved(reserved), SideJob::Target { import, .. }) => {
+                *import = Slot::Empty;
+                match reserved {
+                    Ok(reserved) => self.reserved(machine, reserved),
+                    Err(refused) => work::refused(refused),
+                }
+            }
+            (Done::Verified(import, attempt, verified), SideJob::Target { import: slot, .. }) => {
+                *slot = Slot::Here(import);
+                match verified {
+                    Ok(Verified { bad, piece }) => match self.permit(machine, piece) {
+                        Ok(grant) => Work::Verified { attempt, bad, grant },
+                        Err(error) => Work::VerifyFailed(error),
+                    },
+                    Err(error) => Work::VerifyFailed(error),
+                }
+            }
+            (Done::Committed(imported), SideJob::Target { import, arrived, .. }) => {
+                *import = Slot::Empty;
+                match imported {
+                    Ok(imported) => {
+                        let sequence = match &imported {
+                            Imported::Sequence(sequence) => Some(sequence.id().0),
+                            _ => None,
+                        };
+                        *arrived = Some(imported);
+                        Work::Committed { sequence }
+                    }
+                    Err(error) => Work::CommitFailed(error),
+                }
+            }
+            _ => unreachable!("a result of the other side"),
+        };
+        // First what the machine may have decided meanwhile.
+        self.settle(machine);
+        if let Some(actions) = self.machines.done(self.now(), machine, work) {
+            self.act(actions);
+        }
+    }
+
+    /// Tells the peer when nothing is in flight into its grant any more.
+    pub(super) fn transfer_ended(&self, link: LinkId, grant: &Grant, lost: Option<Lost>) {
+        let (Some(way), Some(lost)) = (Way::of_number(grant.way), lost) else { return };
+        let tag = grant.tag;
+        let (Some(transfer), Some(carrier)) = (lost.quarantined, self.carriers.get(&way)) else {
+            if let Some(peer) = self.peers.get(link) {
+                peer.send(NodeMessage::Over { way, tag });
+            }
+            return;
+        };
+        self.counters.quarantined_transfers.fetch_add(1, Relaxed);
+        let (transport, inputs) = (carrier.transport.clone(), self.sender.clone());
+        tokio::spawn(async move {
+            work::over(transport, transfer).await;
+            if let Some(inputs) = inputs.upgrade() {
+                let _ = inputs.send(Input::Over(link, way, tag)).await;
+            }
+        });
+    }
+
+    pub(super) fn reserved(&mut self, machine: MachineId, reserved: Reserved) -> Work {
+        let Reserved { import: made, blocks, missing, accepted, piece } = reserved;
+        let Some(job) = self.jobs.get_mut(&machine) else { return Work::VerifyFailed(Text::new("gone")) };
+        job.blocks = blocks;
+        if let Some((runs, _)) = &piece {
+            let blocks = missing.count();
+            job.carried.blocks = blocks as usize;
+            job.carried.bytes = blocks * self.pool.layout().packed_bytes() as u64;
+            job.carried.runs = runs.len();
+        }
+        job.sequence = job.sequence.or(made.sequence_id());
+        if let SideJob::Target { import, .. } = &mut job.side {
+            *import = Slot::Here(made);
+        }
+        match self.permit(machine, piece) {
+            Ok(grant) => Work::Reserved { missing, accepted, grant },
+            Err(error) => Work::ReserveRefused { reason: Refusal::Closed(error), free: 0 },
+        }
+    }
+
+    /// Permits the peer of a migration to write frames.
+    pub(super) fn permit(
+        &mut self,
+        machine: MachineId,
+        piece: Option<(Vec<Run>, Hold)>,
+    ) -> Result<Grant, Text> {
+        let Some((runs, hold)) = piece else { return Ok(Grant::default()) };
+        let gone = || Text::new("the link was lost");
+        let link = self.jobs.get(&machine).ok_or_else(gone)?.link;
+        let (way, peer) = self.peers.get(link).and_then(|peer| peer.way()).ok_or_else(gone)?;
+        let Carrier { transport, region } = self.carriers.get(&way).ok_or_else(gone)?.clone();
+        let tag = Tag(self.next_tag);
+        self.next_tag += 1;
+        let grant = work::grant_of(way.number(), tag, region, &runs)?;
+        let bytes = self.pool.layout().packed_bytes() as u64;
+        self.counters
+            .granted_bytes
+            .fetch_add(bytes * u64::from(runs.iter().map(|run| run.len).sum::<u32>()), Relaxed);
+        // SAFETY: the hold keeps the frames for the import alone: see `Import::piece`.
+        let granted = unsafe { transport.grant(Permission { tag, region, runs, peer, hold }) };
+        granted.map_err(work::text)?;
+        if let Some(Job { side: SideJob::Target { grant, .. }, .. }) = self.jobs.get_mut(&machine) {
+            *grant = Some((way, tag));
+        }
+        Ok(grant)
+    }
+}

@@ -1,0 +1,157 @@
+//! What the machines want done.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvpool::transport::{SourceState, TransferState, TransportError};
+
+use super::driver::{Driver, Quarantined};
+use super::input::{Done, Input};
+use crate::node::job::{Ending, Job, SideJob, Slot};
+use crate::node::message::{NodeMessage, Way};
+use crate::node::work;
+use crate::protocol::{
+    Action, Actions, Attempt, FetchBytes, Grant, MachineId, ManifestBytes, Places, SideState, Task, Text,
+};
+
+impl Driver {
+    pub(super) fn act(&mut self, actions: Actions) {
+        for action in actions {
+            match action {
+                Action::Send { link, envelope } => {
+                    if let Some(peer) = self.peers.get(link)
+                        && !peer.send(NodeMessage::Migration(envelope))
+                    {
+                        self.counters.dropped_messages.fetch_add(1, Relaxed);
+                    }
+                }
+                Action::Do { machine, task } => self.task(machine, task),
+                Action::Report { machine, report } => self.report(machine, report),
+            }
+        }
+    }
+
+    /// Returns the job of a machine, which exists if a peer began it only from its first task on.
+    pub(super) fn job(&mut self, machine: MachineId) -> Option<&mut Job> {
+        if !self.jobs.contains_key(&machine) {
+            let status = self.machines.status().find(|status| status.machine == machine)?;
+            let side = match status.state {
+                SideState::Source(_) => Job::source(None, None),
+                SideState::Target(_) => Job::target(None),
+            };
+            self.jobs.insert(machine, Job::new(status.id, status.link, status.kind, side));
+        }
+        self.jobs.get_mut(&machine)
+    }
+
+    pub(super) fn task(&mut self, machine: MachineId, task: Task) {
+        match task {
+            Task::Export { what } => self.export(machine, what),
+            Task::Retain(places) => self.retain(machine, &places),
+            Task::Transfer { attempt, places, grant } => self.transfer(machine, attempt, places, grant),
+            Task::Reserve(manifest) => self.reserve(machine, manifest),
+            Task::Verify(attempt) => self.verify(machine, attempt),
+            Task::Commit => self.commit(machine),
+            Task::Finish => self.end(machine, Ending::Finish),
+            Task::Restore | Task::Release => self.end(machine, Ending::Restore),
+        }
+    }
+
+    /// Runs blocking work, and sends its result to this driver.
+    pub(super) fn block(&self, machine: MachineId, work: impl FnOnce() -> Done + Send + 'static) {
+        let Some(inputs) = self.sender.upgrade() else { return };
+        tokio::task::spawn_blocking(move || {
+            let _ = inputs.blocking_send(Input::Done(machine, Box::new(work())));
+        });
+    }
+
+    pub(super) fn export(&mut self, machine: MachineId, what: Option<FetchBytes>) {
+        let pool = self.pool.clone();
+        let Some(Job { side: SideJob::Source { export, .. }, .. }) = self.job(machine) else { return };
+        let given = export.lend();
+        *export = Slot::Lent;
+        self.block(machine, move || {
+            let export = match (given, what) {
+                (Some(export), _) => Ok(export),
+                (None, Some(what)) => work::export_prefix(&pool, &what),
+                (None, None) => Err(Text::new("nothing to export")),
+            };
+            match export {
+                Ok(export) => {
+                    let described = work::describe(&export);
+                    Done::Exported(Some(export), described)
+                }
+                Err(error) => Done::Exported(None, Err(error)),
+            }
+        });
+    }
+
+    pub(super) fn retain(&mut self, machine: MachineId, places: &Places) {
+        let Some(job) = self.job(machine) else { return };
+        let places: Vec<u32> = places.iter().collect();
+        job.accepted_blocks = Some(places.len());
+        let SideJob::Source { export: Slot::Here(export), .. } = &mut job.side else { return };
+        // A peer that lies about what it has loses blocks of its own cache, or keeps what is here.
+        if let Err(error) = export.retain(&places) {
+            tracing::warn!(%error, "a peer accepted blocks that were not offered");
+        }
+    }
+
+    pub(super) fn transfer(&mut self, machine: MachineId, attempt: Attempt, places: Places, grant: Grant) {
+        let Some(job) = self.jobs.get_mut(&machine) else { return };
+        let link = job.link;
+        let SideJob::Source { export, .. } = &mut job.side else { return };
+        let Some(export) = export.lend() else { return };
+        let mut stop = job.begin_task();
+        let way = Way::of_number(grant.way);
+        let peer = way.and_then(|way| self.peers.get(link)?.on(way));
+        let carrier = way.and_then(|way| self.carriers.get(&way)).cloned();
+        let Some(inputs) = self.sender.upgrade() else { return };
+        tokio::spawn(async move {
+            let result = match (&carrier, peer) {
+                (Some(carrier), Some(peer)) => {
+                    work::transfer(carrier, peer, &export, &places, &grant, &mut stop).await
+                }
+                _ => {
+                    let what = format!("write by way {}", grant.way);
+                    Err(TransportError::Unsupported { name: "node", what }.into())
+                }
+            };
+            let done = Done::Transferred(export, attempt, grant, result);
+            let _ = inputs.send(Input::Done(machine, Box::new(done))).await;
+        });
+    }
+
+    pub(super) fn reserve(&mut self, machine: MachineId, manifest: ManifestBytes) {
+        let pool = self.pool.clone();
+        let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.job(machine) else { return };
+        *import = Slot::Lent;
+        self.block(machine, move || Done::Reserved(work::reserve(&pool, &manifest)));
+    }
+
+    pub(super) fn verify(&mut self, machine: MachineId, attempt: Attempt) {
+        let Some(job) = self.jobs.get_mut(&machine) else { return };
+        let link = job.link;
+        let SideJob::Target { import, grant, .. } = &mut job.side else { return };
+        let ended = grant.take();
+        let Some(mut import) = import.lend() else { return };
+        if let Some((way, tag)) = ended
+            && let Some(carrier) = self.carriers.get(&way)
+            && let TransferState::Quarantined(_) = carrier.transport.revoke(tag, SourceState::Over)
+        {
+            // The verification is refused while the transport has its hold.
+            self.quarantined.push(Quarantined { link, way, tag });
+        }
+        self.block(machine, move || {
+            let verified = work::verify(&mut import);
+            Done::Verified(import, attempt, verified)
+        });
+    }
+
+    pub(super) fn commit(&mut self, machine: MachineId) {
+        let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.jobs.get_mut(&machine) else {
+            return;
+        };
+        let Some(import) = import.lend() else { return };
+        self.block(machine, move || Done::Committed(work::commit(import)));
+    }
+}
