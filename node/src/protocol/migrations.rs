@@ -13,128 +13,18 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::machine::{self, Event, Task, Work};
 use super::message::{
-    AbortReason, Envelope, FetchBytes, Incarnation, Kind, Message, MigrationId, Refusal, TermId, ToSource,
-    ToTarget,
+    AbortReason, Envelope, Incarnation, Kind, Message, MigrationId, Refusal, TermId, ToSource, ToTarget,
 };
 use super::outcome::{Origin, Report, Side};
-use super::source::{self, Source, SourceState};
+use super::request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
+use super::source::{self, Source};
+use super::table::{Entry, Key, Machine, MigrationStatus, SideState};
 use super::target::{self, Target, TargetState};
 use super::timing::{Millis, Timing};
-
-/// Number of a link; each peer has one, for as long as the node's process lives.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct LinkId(pub u32);
-
-/// Number of one side of a migration in this process; never used twice.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct MachineId(pub u64);
-
-/// Bounds of what a node has under way.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Limits {
-    /// Migrations that this node asked for.
-    pub local_max: u32,
-    /// Migrations that one peer asked for.
-    pub per_peer_max: u32,
-    /// Committed copies whose source was not heard of again, for one peer.
-    pub committed_max: u32,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Self { local_max: 1_024, per_peer_max: 64, committed_max: 4_096 }
-    }
-}
-
-/// A migration that a node is asked for by its engine, its operator or itself.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
-    /// Random; the same request twice has the same.
-    pub id: MigrationId,
-    /// The peer.
-    pub link: LinkId,
-    /// What to do.
-    pub command: Command,
-}
-
-/// What a request asks for.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Command {
-    /// Move a sequence to the peer.
-    Migrate {
-        /// The sequence.
-        sequence: u64,
-    },
-    /// Copy a sequence to the peer.
-    Replicate {
-        /// The sequence.
-        sequence: u64,
-    },
-    /// Move cached blocks to the peer.
-    Offload {
-        /// Description of the blocks.
-        what: FetchBytes,
-    },
-    /// Get cached blocks of the peer.
-    BringBack {
-        /// Description of the blocks.
-        what: FetchBytes,
-    },
-}
-
-impl Command {
-    fn sequence(&self) -> Option<u64> {
-        match *self {
-            Self::Migrate { sequence } | Self::Replicate { sequence } => Some(sequence),
-            Self::Offload { .. } | Self::BringBack { .. } => None,
-        }
-    }
-}
-
-/// Reason for which a request does not begin.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum RequestError {
-    /// The peer was never reached, or its process has ended.
-    #[error("no link to peer {} is up", .0.0)]
-    NoLink(LinkId),
-    /// The same request is under way.
-    #[error("migration {0} is under way")]
-    SameId(MigrationId),
-    /// The sequence is being migrated or replicated.
-    #[error("migration {0} of this sequence is under way")]
-    SameSequence(MigrationId),
-    /// The sequence came by a migration of which its source does not know yet that it was committed.
-    ///
-    /// If this node died, that source would go on with its copy; therefore the sequence stays here
-    /// until the source has answered, or its process has ended.
-    #[error("the source of migration {0} does not know yet that the sequence arrived")]
-    Unconfirmed(MigrationId),
-    /// Too many requests are under way.
-    #[error("{max} requests are under way")]
-    Many {
-        /// Requests permitted.
-        max: u32,
-    },
-}
-
-/// Reason for which a migration cannot be cancelled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CancelError {
-    /// It has ended, or never began.
-    #[error("the migration is unknown")]
-    Unknown,
-    /// The target was told to commit.
-    #[error("the target was told to commit")]
-    Committing,
-}
 
 /// What the node has to do, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -164,102 +54,6 @@ pub enum Action {
 
 /// Actions of one event, in order.
 pub type Actions = SmallVec<[Action; 4]>;
-
-/// One side of a migration, as it is now.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct MigrationStatus {
-    /// The machine.
-    pub machine: MachineId,
-    /// The migration.
-    pub id: MigrationId,
-    /// The peer.
-    pub link: LinkId,
-    /// Purpose.
-    pub kind: Kind,
-    /// Node that asked for it.
-    pub origin: Origin,
-    /// State of this side.
-    pub state: SideState,
-    /// When it began.
-    pub begun: Millis,
-    /// When the machine acts next if nothing happens; `None` while the node's own commit is awaited.
-    pub deadline: Option<Millis>,
-}
-
-/// State of one side of a migration.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub enum SideState {
-    /// The copy leaves this node.
-    Source(SourceState),
-    /// The copy comes to this node.
-    Target(TargetState),
-}
-
-#[derive(Debug)]
-enum Machine {
-    Source(Source),
-    Target(Target),
-}
-
-impl Machine {
-    fn kind(&self) -> Kind {
-        match self {
-            Self::Source(source) => source.kind(),
-            Self::Target(target) => target.kind(),
-        }
-    }
-
-    fn side(&self) -> Side {
-        match self {
-            Self::Source(_) => Side::Source,
-            Self::Target(_) => Side::Target,
-        }
-    }
-
-    fn state(&self) -> SideState {
-        match self {
-            Self::Source(source) => SideState::Source(source.state()),
-            Self::Target(target) => SideState::Target(target.state()),
-        }
-    }
-
-    fn begun(&self) -> Millis {
-        match self {
-            Self::Source(source) => source.begun(),
-            Self::Target(target) => target.begun(),
-        }
-    }
-
-    fn deadline(&self) -> Option<Millis> {
-        match self {
-            Self::Source(source) => source.deadline(),
-            Self::Target(target) => target.deadline(),
-        }
-    }
-
-    fn is_undecided(&self) -> bool {
-        match self {
-            Self::Source(source) => source.is_undecided(),
-            Self::Target(target) => target.is_undecided(),
-        }
-    }
-
-    fn is_over(&self) -> bool {
-        matches!(self.state(), SideState::Source(SourceState::Over) | SideState::Target(TargetState::Over))
-    }
-}
-
-#[derive(Debug)]
-struct Entry {
-    id: MigrationId,
-    link: LinkId,
-    origin: Origin,
-    /// Of a source: what it exports. Of a committed target: what must not move on.
-    sequence: Option<u64>,
-    machine: Machine,
-}
-
-type Key = (LinkId, MigrationId, Side);
 
 /// All migrations of a node.
 #[derive(Debug)]
@@ -572,20 +366,6 @@ impl Migrations {
     fn send(&self, link: LinkId, id: MigrationId, message: Message) -> Option<Action> {
         let to = *self.peers.get(&link)?;
         Some(Action::Send { link, envelope: Envelope { id, from: self.incarnation, to, message } })
-    }
-}
-
-impl Entry {
-    fn source(id: MigrationId, link: LinkId, origin: Origin, sequence: Option<u64>, source: Source) -> Self {
-        Self { id, link, origin, sequence, machine: Machine::Source(source) }
-    }
-
-    fn target(id: MigrationId, link: LinkId, origin: Origin, target: Target) -> Self {
-        Self { id, link, origin, sequence: None, machine: Machine::Target(target) }
-    }
-
-    fn key(&self) -> Key {
-        (self.link, self.id, self.machine.side())
     }
 }
 

@@ -145,19 +145,20 @@ mod message;
 mod migrations;
 mod outcome;
 mod places;
+mod request;
 mod source;
+mod table;
 mod target;
 mod timing;
 
 pub use bounded::{Bytes, List, Text, TooLong};
 pub use machine::{Action as SideAction, Actions as SideActions, Event, Task, Work};
 pub use message::*;
-pub use migrations::{
-    Action, Actions, CancelError, Command, Limits, LinkId, MachineId, MigrationStatus, Migrations, Request,
-    RequestError, SideState,
-};
+pub use migrations::{Action, Actions, Migrations};
 pub use outcome::{Cause, Doubt, Origin, Outcome, Report, Resolution, Side};
 pub use places::{Places, PlacesError, RANGES_MAX, Range};
+pub use request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
 pub use source::{Source, SourceState};
+pub use table::{MigrationStatus, SideState};
 pub use target::{Target, TargetState};
 pub use timing::{Millis, Timing};

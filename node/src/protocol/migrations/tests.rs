@@ -1,7 +1,7 @@
 //! Routing, refusals, and answers for migrations that are not here.
 
 use super::*;
-use crate::protocol::message::{ManifestBytes, Part, Phase};
+use crate::protocol::message::{FetchBytes, ManifestBytes, Part, Phase};
 use crate::protocol::outcome::{Cause, Outcome};
 use crate::protocol::places::Places;
 
