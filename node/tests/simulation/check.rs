@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvpool_node::protocol::*;
 
-use crate::world::{Node, NodeId};
+use crate::node::{Node, NodeId};
 
 #[derive(Default)]
 pub struct Checks {

@@ -10,7 +10,11 @@
 //! are run.
 
 mod check;
+mod engine;
+mod faults;
+mod node;
 mod pool;
+mod work;
 mod world;
 
 use std::collections::BTreeMap;
