@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, mpsc};
@@ -16,9 +16,10 @@ use super::link::{Connections, Link};
 use super::link_state::Peer;
 use super::lock::lock;
 use super::random::random;
-use super::settings::{Identity, ListenSettings, PeerSettings};
+use super::settings::{Identity, ListenSettings, PeerSettings, Token};
 use super::socket::Socket;
 use super::table::{Expected, Shared, Slot, Waiting};
+use super::tls::Tls;
 use crate::wire::{
     Denial, Header, Hello, Limits, Role, StreamPlace, WIRE_VERSION, Welcome, WireError, check_name,
 };
@@ -59,7 +60,7 @@ impl Endpoint {
         }
         let (sender, accepted) = mpsc::channel(limits.handshakes.max(1));
         let pending = Arc::new(Semaphore::new(limits.handshakes));
-        let shared = Arc::new(Shared { identity, limits, table: Mutex::default() });
+        let shared = Arc::new(Shared::new(identity, limits));
         let (mut addresses, mut sockets, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for address in &settings.addresses {
             match address {
@@ -91,8 +92,24 @@ impl Endpoint {
     }
 
     /// Returns what this node says of itself.
-    pub fn identity(&self) -> &Identity {
-        &self.shared.identity
+    pub fn identity(&self) -> Arc<Identity> {
+        self.shared.identity()
+    }
+
+    /// Replaces certificates and token. Connections that are opened or accepted from now on use them;
+    /// established links stay.
+    ///
+    /// # Errors
+    /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`] for an address on which this endpoint
+    /// listens. Then nothing is replaced.
+    pub fn set_access(&self, tls: Option<Tls>, token: Option<Token>) -> Result<(), LinkError> {
+        let mut identity = Identity::clone(&self.shared.identity());
+        (identity.tls, identity.token) = (tls.map(Arc::new), token);
+        for address in &self.addresses {
+            identity.check(address, true)?;
+        }
+        self.shared.set_identity(identity);
+        Ok(())
     }
 
     /// Returns the limits.
@@ -105,7 +122,7 @@ impl Endpoint {
     /// # Errors
     /// Any [`LinkError`]. Then no connection is left.
     pub async fn connect(&self, peer: &PeerSettings) -> Result<Link, LinkError> {
-        self.shared.identity.check(&peer.address, false)?;
+        self.shared.identity().check(&peer.address, false)?;
         within(self.shared.limits.handshake, "complete the handshake", self.dial(peer)).await
     }
 
@@ -132,7 +149,7 @@ impl Endpoint {
         peer: &PeerSettings,
         place: StreamPlace,
     ) -> Result<(Socket, Peer, u128, u16), LinkError> {
-        let identity = &self.shared.identity;
+        let identity = &*self.shared.identity();
         let mut socket = handshake::open(identity, peer).await?;
         let role = if matches!(place, StreamPlace::Control { .. }) { Role::Control } else { Role::Data };
         let header = handshake::introduce(&mut socket, identity, role).await?;
@@ -281,7 +298,7 @@ impl Acceptor {
 
     /// Authenticates a connection. Returns a link if it is the control stream of one.
     async fn admit(&self, connection: Accepted) -> Result<Option<Link>, LinkError> {
-        let identity = &self.shared.identity;
+        let identity = &*self.shared.identity();
         let mut socket = match connection {
             Accepted::Tcp(stream) => handshake::secure(identity, stream).await?,
             Accepted::Unix(stream) => {
@@ -320,7 +337,7 @@ impl Acceptor {
     }
 
     fn welcome(&self, link: u128, streams: u16) -> Welcome {
-        let Identity { name, messages, fingerprint, .. } = &self.shared.identity;
+        let Identity { name, messages, fingerprint, .. } = &*self.shared.identity();
         Welcome::Accepted {
             name: name.clone(),
             messages: *messages,

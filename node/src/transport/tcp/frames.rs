@@ -48,9 +48,10 @@ impl TcpTransport {
     /// Outside of a tokio runtime.
     pub fn new(endpoint: &Endpoint) -> Self {
         let shared = endpoint.shared();
+        let identity = shared.identity();
         let inner = Inner {
-            name: shared.identity.name.clone(),
-            incarnation: shared.identity.incarnation,
+            name: identity.name.clone(),
+            incarnation: identity.incarnation,
             limits: shared.limits.clone(),
             runtime: Handle::current(),
             signal: Arc::default(),

@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::control;
 use super::error::LinkError;
 use super::link_state::{LinkShared, Outgoing, Peer};
-use super::socket::Socket;
+use super::socket::{Socket, SocketKind};
 use super::table::Slot;
 use crate::wire::{self, Limits};
 
@@ -17,6 +17,7 @@ use crate::wire::{self, Limits};
 #[derive(Debug)]
 pub struct Link {
     shared: Arc<LinkShared>,
+    kind: SocketKind,
     inbox: tokio::sync::Mutex<mpsc::Receiver<Vec<u8>>>,
 }
 
@@ -38,15 +39,21 @@ impl Link {
         let (outbox, outgoing) = mpsc::channel(limits.queued_messages);
         let (incoming, inbox) = mpsc::channel(limits.queued_messages);
         let shared = Arc::new(LinkShared::new(peer, limits, number, outbox, connections.data, slot));
+        let kind = connections.control.kind();
         let (read, write) = connections.control.split();
         tokio::spawn(control::read(shared.clone(), read, incoming));
         tokio::spawn(control::write(shared.clone(), write, outgoing));
-        Self { shared, inbox: tokio::sync::Mutex::new(inbox) }
+        Self { shared, kind, inbox: tokio::sync::Mutex::new(inbox) }
     }
 
     /// Returns what is known of the peer.
     pub fn peer(&self) -> &Peer {
         &self.shared.peer
+    }
+
+    /// Returns the kind of its connections.
+    pub fn kind(&self) -> SocketKind {
+        self.kind
     }
 
     pub(super) fn shared(&self) -> &Arc<LinkShared> {

@@ -66,4 +66,5 @@ pub use frames::TcpTransport;
 pub use link::Link;
 pub use link_state::Peer;
 pub use settings::{Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
+pub use socket::SocketKind;
 pub use tls::Tls;

@@ -16,7 +16,28 @@ pub(super) enum Socket {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
+/// Kind of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum SocketKind {
+    /// TCP without encryption.
+    Tcp,
+    /// TCP with TLS.
+    Tls,
+    /// A Unix socket.
+    Unix,
+}
+
 impl Socket {
+    /// Returns the kind of the connection.
+    pub(super) fn kind(&self) -> SocketKind {
+        match self {
+            Self::Tcp(_) => SocketKind::Tcp,
+            Self::Unix(_) => SocketKind::Unix,
+            Self::Tls(_) => SocketKind::Tls,
+        }
+    }
+
     /// Returns keying material that only the two ends of a TLS connection know; zeros without TLS.
     pub(super) fn exported(&self) -> Result<[u8; 32], rustls::Error> {
         let Self::Tls(stream) = self else { return Ok([0; 32]) };

@@ -1,7 +1,7 @@
 //! The links of an endpoint: their counts, and those whose data streams are still arriving.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tokio::sync::mpsc;
 
@@ -14,9 +14,24 @@ use crate::wire::Limits;
 /// The part of an endpoint that its tasks share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) identity: Identity,
+    identity: RwLock<Arc<Identity>>,
     pub(super) limits: Limits,
     pub(super) table: Mutex<Table>,
+}
+
+impl Shared {
+    pub(super) fn new(identity: Identity, limits: Limits) -> Self {
+        Self { identity: RwLock::new(Arc::new(identity)), limits, table: Mutex::default() }
+    }
+
+    /// Returns what this node says of itself in handshakes that begin now.
+    pub(super) fn identity(&self) -> Arc<Identity> {
+        self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_identity(&self, identity: Identity) {
+        *self.identity.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(identity);
+    }
 }
 
 #[derive(Debug, Default)]
