@@ -22,15 +22,13 @@ pub enum SettingsError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// The settings file is larger than any that makes sense.
-    #[error("the settings file {} has {bytes} bytes; the maximum is {max}", .path.display())]
-    FileTooLarge {
+    /// The settings file is not UTF-8.
+    #[error("{}:{line}: not UTF-8", .path.display())]
+    FileNotUtf8 {
         /// Path of the file.
         path: PathBuf,
-        /// Size in bytes.
-        bytes: u64,
-        /// Maximum size in bytes.
-        max: u64,
+        /// The line of the first byte that is not, from 1.
+        line: usize,
     },
     /// The settings file is not TOML.
     #[error("{}:{line}: not TOML: {message}", .path.display())]

@@ -19,6 +19,7 @@
 //! | `error` | errors, which name the key, the place and the accepted values |
 //! | `value` | values: sizes, durations, addresses, peers |
 //! | `token` | the token, compared in constant time |
+//! | `files` | reading of files, in bounds |
 //! | `entries` | what the sources say, before it is parsed |
 //! | `checked` | the struct, and the checks between keys |
 //! | `sources` | reading of the sources, and which of them decides |
@@ -26,6 +27,7 @@
 mod checked;
 mod entries;
 mod error;
+mod files;
 mod keys;
 mod origin;
 mod sources;
@@ -39,6 +41,7 @@ pub use checked::{
     Settings, TlsFiles,
 };
 pub use error::SettingsError;
+pub use files::read_file;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 pub use origin::Origin;
 pub use sources::Sources;

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
@@ -11,6 +9,7 @@ use toml::de::{DeTable, DeValue};
 use super::checked::Loaded;
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
+use super::files::read_file;
 use super::keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 use super::origin::Origin;
 use super::value::PeerAddress;
@@ -111,17 +110,13 @@ impl Sources {
 
 /// Reads the settings file, up to a limit.
 fn read(path: &Path, origin: &Origin) -> Result<String, SettingsError> {
-    let read = || {
-        let file = fs::File::open(path)?;
-        let (bytes, mut text) = (file.metadata()?.len(), String::new());
-        let read = file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)? as u64;
-        Ok((bytes.max(read), text))
-    };
-    match read() {
-        Ok((bytes, text)) if bytes <= FILE_BYTES_MAX => Ok(text),
-        Ok((bytes, _)) => Err(SettingsError::FileTooLarge { path: path.into(), bytes, max: FILE_BYTES_MAX }),
-        Err(error) => Err(SettingsError::File { path: path.into(), origin: origin.clone(), error }),
-    }
+    let failed = |error| SettingsError::File { path: path.into(), origin: origin.clone(), error };
+    let bytes = read_file(path, FILE_BYTES_MAX).map_err(failed)?;
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let line = 1 + error.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
+        SettingsError::FileNotUtf8 { path: path.into(), line }
+    })
 }
 
 /// Parses the settings file. All unknown keys are named in one error.

@@ -1,16 +1,19 @@
 //! The token of the admin interface and of peers, compared in constant time.
 
 use std::fmt;
-use std::fs;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use subtle::{Choice, ConstantTimeEq};
 use thiserror::Error;
 
+use super::files::read_file;
+
 /// Minimum and maximum length of a token in bytes.
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 256;
+
+/// Maximum size of a token's file in bytes. White space may follow the token.
+const FILE_BYTES_MAX: u64 = 4096;
 
 /// A secret of 16 to 256 visible ASCII characters.
 ///
@@ -71,12 +74,8 @@ impl Token {
     ///
     /// [`TokenError`].
     pub fn read(path: &Path) -> Result<Self, TokenError> {
-        let read = || {
-            let mut text = Vec::new();
-            fs::File::open(path)?.take(BYTES_MAX as u64 + 3).read_to_end(&mut text)?;
-            Ok(text)
-        };
-        let text = read().map_err(|error| TokenError::File { path: path.to_owned(), error })?;
+        let read = read_file(path, FILE_BYTES_MAX);
+        let text = read.map_err(|error| TokenError::File { path: path.to_owned(), error })?;
         Self::new(String::from_utf8_lossy(&text).trim_end())
     }
 
