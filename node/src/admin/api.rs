@@ -162,8 +162,12 @@ pub struct MigrationRecord {
     pub state: MigrationState,
     /// Blocks of the migration.
     pub blocks: usize,
-    /// Bytes that were transferred so far.
+    /// Transport of the bytes; `None` before there are any, and if the target had all blocks already.
+    pub transport: Option<MigrationTransport>,
+    /// Bytes that were transferred so far; on the target, that were asked for.
     pub bytes: u64,
+    /// Runs of frames of the transfers so far: the number of descriptors that the transport was given.
+    pub runs: usize,
     /// Milliseconds since the beginning, or from the beginning to the end.
     pub time_ms: u64,
     /// Why it failed, if it did.
@@ -183,6 +187,21 @@ pub enum MigrationKind {
     Offload,
     /// Cached blocks, which come back.
     BringBack,
+}
+
+/// Transport of a migration's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum MigrationTransport {
+    /// TCP, without encryption.
+    Tcp,
+    /// TCP with TLS.
+    Tls,
+    /// A Unix socket.
+    Unix,
+    /// NIXL.
+    Nixl,
 }
 
 /// Side of a migration.
@@ -207,14 +226,14 @@ pub enum MigrationState {
     Transferring,
     /// The target compares checksums.
     Verifying,
-    /// The commit was sent, and not acknowledged yet.
+    /// The target was told to commit, and is about to answer.
+    Committing,
+    /// The target was told to commit, and has not answered for long: the source holds the copy.
     InDoubt,
     /// The target owns the blocks.
     Committed,
     /// The source owns the blocks.
     Aborted,
-    /// Bytes may still arrive in frames that nothing owns.
-    Quarantined,
 }
 
 /// Result of an audit.

@@ -5,11 +5,11 @@ use std::time::Duration;
 /// Limits of an admin interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections at a time; others wait in the system's queue.
+    /// Connections at a time. For a further one, the oldest that waits for its caller is cut.
     pub connections: usize,
     /// Bytes of a header; at least 8192, the minimum of the HTTP library.
     pub header_bytes: usize,
-    /// Time for a header, also between two requests of a connection.
+    /// Time for a header, from the beginning of the connection.
     pub header: Duration,
     /// Bytes of a body.
     pub body_bytes: usize,
@@ -17,6 +17,8 @@ pub struct Limits {
     pub body: Duration,
     /// Time for an answer, including the body's.
     pub answer: Duration,
+    /// Time in which the caller must have read the answer.
+    pub write: Duration,
 }
 
 impl Default for Limits {
@@ -28,6 +30,7 @@ impl Default for Limits {
             body_bytes: 64 << 10,
             body: Duration::from_secs(10),
             answer: Duration::from_secs(120),
+            write: Duration::from_secs(10),
         }
     }
 }

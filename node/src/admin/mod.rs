@@ -22,9 +22,11 @@
 //!
 //! # Limits
 //!
-//! [`Limits`] bounds the connections, the header's and the body's size and time, and the time of an
-//! answer. A caller that is cut off does not leave anything half done: compactions and resizes can
-//! be dropped at any point.
+//! [`Limits`] bounds the connections, the header's and the body's size and time, and the time in which
+//! an answer is made and read. A connection takes one request. While all places are taken, the oldest
+//! connection that waits for its caller makes room for a new one, so that callers which send or read
+//! nothing keep no other caller out. A caller that is cut off does not leave anything half done:
+//! compactions and resizes can be dropped at any point.
 //!
 //! | file | content |
 //! |---|---|
@@ -32,14 +34,18 @@
 //! | `problem` | errors |
 //! | `interface` | the trait [`Admin`], which a node or a pool implements |
 //! | `pool` | a pool alone |
+//! | `access` | the token, which can be replaced |
 //! | `guard` | who may call |
 //! | `limits` | limits |
 //! | `routes` | routes |
-//! | `server` | connections and their end |
+//! | `connections` | the connections, and which of them makes room |
+//! | `server` | binding, and the end |
 //! | `client` | the client |
 
+mod access;
 mod api;
 mod client;
+mod connections;
 mod guard;
 mod interface;
 mod limits;
@@ -50,9 +56,11 @@ mod server;
 #[cfg(test)]
 mod tests;
 
+pub use access::{AdminAccess, NoToken};
 pub use api::{
     AllocationTimes, AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationKind,
-    MigrationList, MigrationRecord, MigrationSide, MigrationState, ResizeOrder, ResizeOutcome, StatsReport,
+    MigrationList, MigrationRecord, MigrationSide, MigrationState, MigrationTransport, ResizeOrder,
+    ResizeOutcome, StatsReport,
 };
 pub use client::{AdminUrl, Client, ClientError};
 pub use interface::{Admin, Answer};

@@ -6,7 +6,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -15,9 +15,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
-use crate::settings::Token;
-
+use super::access::AdminAccess;
 use super::api::HealthState;
+use super::connections::Guest;
 use super::guard;
 use super::interface::Admin;
 use super::limits::Limits;
@@ -27,7 +27,7 @@ use super::problem::AdminError;
 #[derive(Clone)]
 pub(super) struct Shared {
     pub admin: Arc<dyn Admin>,
-    pub token: Option<Arc<Token>>,
+    pub access: AdminAccess,
     pub limits: Limits,
 }
 
@@ -54,8 +54,13 @@ pub(super) fn router(shared: Shared) -> Router {
 /// Checks who calls, and bounds the time of the answer.
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
     let is_public = request.uri().path() == "/healthz";
-    if let Err(error) = guard::check(at.token.as_deref(), request.method(), request.headers(), is_public) {
+    let token = at.access.token();
+    if let Err(error) = guard::check(token.as_deref(), request.method(), request.headers(), is_public) {
         return error.into_response();
+    }
+    // The others have a body, which the caller may send slowly.
+    if request.method() == Method::GET {
+        read_as_a_whole(request.extensions().get());
     }
     match timeout(at.limits.answer, next.run(request)).await {
         Ok(response) => response,
@@ -101,11 +106,22 @@ async fn audit(State(at): State<Shared>, request: Request) -> Result<Response, A
 /// Reads a body, up to the limits of size and time.
 async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
     let max = at.limits.body_bytes;
-    match timeout(at.limits.body, Limited::new(request.into_body(), max).collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes().into()),
+    let (parts, body) = request.into_parts();
+    match timeout(at.limits.body, Limited::new(body, max).collect()).await {
+        Ok(Ok(body)) => {
+            read_as_a_whole(parts.extensions.get());
+            Ok(body.to_bytes().into())
+        }
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(AdminError::TooLarge { max }),
         Ok(Err(error)) => Err(AdminError::BadRequest(format!("reading the body: {error}"))),
         Err(_) => Err(AdminError::Timeout(format!("no body within {:?}", at.limits.body))),
+    }
+}
+
+/// States that the caller of a request has sent all of it.
+fn read_as_a_whole(guest: Option<&Arc<Guest>>) {
+    if let Some(guest) = guest {
+        guest.answering();
     }
 }
 

@@ -1,26 +1,28 @@
 //! The server: binding, connections and their limits, and the end.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use crate::settings::{Address, Token};
 
+use super::access::{AdminAccess, NoToken};
+use super::connections::{Connections, Guest};
 use super::interface::Admin;
 use super::limits::Limits;
 use super::routes::{Shared, router};
@@ -64,7 +66,7 @@ pub enum BindError {
 pub struct AdminServer {
     listener: StdListener,
     address: SocketAddr,
-    token: Option<Arc<Token>>,
+    access: AdminAccess,
     limits: Limits,
 }
 
@@ -103,7 +105,9 @@ impl AdminServer {
             io::ErrorKind::AddrInUse => BindError::InUse { address: address.clone() },
             _ => BindError::Bind { address: address.clone(), error },
         })?;
-        Ok(Self { listener, address: bound, token: token.map(Arc::new), limits })
+        let refused = |NoToken| BindError::NoToken { address: address.clone() };
+        let access = AdminAccess::new(bound, token).map_err(refused)?;
+        Ok(Self { listener, address: bound, access, limits })
     }
 
     /// Returns the bound address, with the port that was chosen.
@@ -111,7 +115,14 @@ impl AdminServer {
         self.address
     }
 
+    /// Returns the means to change the token while the server runs.
+    pub fn access(&self) -> AdminAccess {
+        self.access.clone()
+    }
+
     /// Serves until `end` is ready. Then requests under way have the time `drain` to finish.
+    ///
+    /// Dropping the future ends all connections.
     ///
     /// # Errors
     ///
@@ -127,37 +138,53 @@ impl AdminServer {
         drain: Duration,
     ) -> io::Result<()> {
         let listener = TcpListener::from_std(self.listener)?;
-        let routes = router(Shared { admin, token: self.token, limits: self.limits });
-        let slots = Arc::new(Semaphore::new(self.limits.connections));
-        let graceful = GracefulShutdown::new();
-        let mut http = http1::Builder::new();
-        http.timer(TokioTimer::new()).header_read_timeout(self.limits.header);
-        http.max_buf_size(self.limits.header_bytes.max(8192));
-        let accept = async {
-            loop {
-                // Never closed.
-                let Ok(slot) = slots.clone().acquire_owned().await else { pending().await };
+        let limits = self.limits;
+        let routes = router(Shared { admin, access: self.access, limits });
+        let connections = Connections::new(limits.connections);
+        let mut tasks = JoinSet::new();
+        let mut end = pin!(end);
+        loop {
+            let admitted = async {
                 let stream = accept(&listener).await;
-                let routes = routes.clone();
-                let service = service_fn(move |request: Request<Incoming>| {
-                    let mut routes = routes.clone();
-                    async move { Service::call(&mut routes, request).await.map_err(|never: Infallible| never) }
-                });
-                let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
-                tokio::spawn(async move {
-                    // A caller that breaks off is no matter of the node.
-                    let _ = connection.await;
-                    drop(slot);
-                });
+                (stream, connections.admit().await)
+            };
+            tokio::select! {
+                (stream, guest) = admitted => {
+                    // Otherwise the results of connections would add up.
+                    while tasks.try_join_next().is_some() {}
+                    tasks.spawn(serve(stream, routes.clone(), guest, limits));
+                }
+                () = &mut end => break,
             }
-        };
-        tokio::select! {
-            () = accept => {}
-            () = end => {}
         }
-        // Connections that do not end in time are dropped with the runtime.
-        let _ = timeout(drain, graceful.shutdown()).await;
+        // The port is free from here on.
+        drop(listener);
+        connections.cut_waiting();
+        // Connections that do not end in time are dropped with the set.
+        let _ = timeout(drain, async { while tasks.join_next().await.is_some() {} }).await;
         Ok(())
+    }
+}
+
+/// Serves one request of a connection.
+async fn serve(stream: TcpStream, routes: Router, guest: Arc<Guest>, limits: Limits) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(limits.header).keep_alive(false);
+    http.max_buf_size(limits.header_bytes.max(8192));
+    let visitor = guest.clone();
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let (mut routes, guest) = (routes.clone(), visitor.clone());
+        async move {
+            request.extensions_mut().insert(guest.clone());
+            let answer = Service::call(&mut routes, request).await;
+            guest.writing();
+            answer.map_err(|never: Infallible| never)
+        }
+    });
+    tokio::select! {
+        // A caller that breaks off is no matter of the node.
+        _ = http.serve_connection(TokioIo::new(stream), service) => {}
+        () = guest.expired(limits.write) => {}
     }
 }
 

@@ -1,3 +1,5 @@
+mod callers;
+
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -21,9 +23,15 @@ fn pool() -> Pool {
     Pool::builder(layout).blocks(200).blocks_max(400).build().unwrap()
 }
 
+fn bound(token: Option<&str>, limits: Limits) -> AdminServer {
+    let token = token.map(|token| Token::new(token).unwrap());
+    AdminServer::bind(&"127.0.0.1:0".parse().unwrap(), token, limits).unwrap()
+}
+
 /// A server on a free port.
 struct Served {
     address: SocketAddr,
+    access: AdminAccess,
     pool: Pool,
     admin: Arc<PoolAdmin>,
     end: oneshot::Sender<()>,
@@ -34,16 +42,27 @@ impl Served {
     fn start(token: Option<&str>, limits: Limits) -> Self {
         let pool = pool();
         let admin = Arc::new(PoolAdmin::new("n1", pool.clone()));
-        let address = "127.0.0.1:0".parse().unwrap();
-        let token = token.map(|token| Token::new(token).unwrap());
-        let server = AdminServer::bind(&address, token, limits).unwrap();
-        let address = server.address();
+        Self { pool, admin: admin.clone(), ..Self::serve(bound(token, limits), admin) }
+    }
+
+    /// Starts a server over something made of the interface of a pool.
+    fn start_as<A: Admin>(
+        token: Option<&str>,
+        limits: Limits,
+        make: impl FnOnce(PoolAdmin) -> Arc<A>,
+    ) -> Self {
+        Self::serve(bound(token, limits), make(PoolAdmin::new("n1", pool())))
+    }
+
+    fn serve(server: AdminServer, shared: Arc<dyn Admin>) -> Self {
+        let (address, access) = (server.address(), server.access());
         let (end, ended) = oneshot::channel();
         let ended = async move { drop(ended.await) };
-        let shared = admin.clone();
         let task =
             tokio::spawn(async move { server.run(shared, ended, Duration::from_secs(5)).await.unwrap() });
-        Self { address, pool, admin, end, task }
+        let pool = pool();
+        let admin = Arc::new(PoolAdmin::new("unused", pool.clone()));
+        Self { address, access, pool, admin, end, task }
     }
 
     fn client(&self, token: Option<&str>) -> Client {
@@ -217,7 +236,7 @@ async fn slow_and_silent_callers_are_cut_off() {
     );
     let answer = served.raw(&head).await;
     assert!(answer.starts_with("HTTP/1.1 504") && answer.contains("no body within"), "{answer}");
-    // Silent connections take all places, and leave them.
+    // Silent connections take all places, and make room.
     let silent = [
         TcpStream::connect(served.address).await.unwrap(),
         TcpStream::connect(served.address).await.unwrap(),

@@ -1,13 +1,12 @@
 //! The admin interface of a node: that of its pool, with peers and migrations.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::SequenceId;
 use serde_json::{Map, Value, json};
 
 use super::error::NodeError;
-use super::node::Node;
+use super::operator::Operator;
 use crate::admin::{
     Admin, AdminError, Answer, AuditOutcome, DefragOutcome, Health, MigrateOrder, MigrationList,
     MigrationRecord, PoolAdmin, ResizeOrder, ResizeOutcome, StatsReport,
@@ -23,29 +22,30 @@ const OFFER_POLL: Duration = Duration::from_millis(2);
 ///
 /// Its statistics have two more entries: `node`, the node's [counters](super::NodeCounters), and
 /// `peers`, the state of each peer.
-pub struct NodeAdmin {
-    node: Arc<Node>,
+pub(super) struct NodeAdmin {
+    operator: Operator,
     pool: PoolAdmin,
 }
 
 impl NodeAdmin {
     /// Creates the admin interface of a node from that of its pool.
-    pub fn new(node: Arc<Node>, pool: PoolAdmin) -> Self {
-        Self { node, pool }
+    pub(super) fn new(operator: Operator, pool: PoolAdmin) -> Self {
+        Self { operator, pool }
     }
 
     /// States from now on that the node ends. Requests that change anything are refused.
-    pub fn drain(&self) {
+    pub(super) fn drain(&self) {
         self.pool.drain();
     }
 
     /// Returns the counters of the node and the state of its peers, by name.
     async fn extra(&self) -> Result<Map<String, Value>, NodeError> {
         let (mut peers, mut links_up) = (Map::new(), 0);
-        for (name, reason) in self.node.unreached() {
+        for (name, reason) in self.operator.unreached() {
             peers.insert(name, format!("down: {reason}").into());
         }
-        for (name, is_up) in self.node.peers().await? {
+        let status = self.operator.status().await?;
+        for (name, is_up) in status.peers {
             links_up += usize::from(is_up);
             if is_up {
                 peers.insert(name, "up".into());
@@ -53,9 +53,9 @@ impl NodeAdmin {
                 peers.entry(name).or_insert("down".into());
             }
         }
-        let mut counters = json!(self.node.counters());
+        let mut counters = json!(self.operator.counters());
         counters["peers_up"] = links_up.into();
-        counters["quarantined_grants"] = self.node.quarantined_grants().await?.into();
+        counters["quarantined_grants"] = status.quarantined_grants.into();
         let mut extra = Map::from_iter([("node".to_owned(), counters)]);
         if !peers.is_empty() {
             extra.insert("peers".to_owned(), peers.into());
@@ -67,10 +67,10 @@ impl NodeAdmin {
     async fn begin(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, AdminError> {
         let asked = Instant::now();
         loop {
-            if self.node.pool().view(id).is_none() {
+            if self.operator.pool.view(id).is_none() {
                 return Err(AdminError::NotFound(format!("there is no sequence {}", id.0)));
             }
-            match self.node.migrate(id, to).await {
+            match self.operator.migrate(id, to).await {
                 Err(NodeError::NotOffered { .. }) if asked.elapsed() < OFFER_PATIENCE => {
                     tokio::time::sleep(OFFER_POLL).await;
                 }
@@ -111,7 +111,7 @@ impl Admin for NodeAdmin {
     }
 
     fn migrations(&self) -> Answer<'_, MigrationList> {
-        Box::pin(async { Ok(MigrationList { migrations: self.node.migrations().await? }) })
+        Box::pin(async { Ok(MigrationList { migrations: self.operator.status().await?.migrations }) })
     }
 
     fn defragment(&self) -> Answer<'_, DefragOutcome> {

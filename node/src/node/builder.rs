@@ -8,16 +8,20 @@ use kvpool::{PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
 use tokio::sync::mpsc;
 
+use super::admin::NodeAdmin;
 use super::arrival::Arrivals;
 use super::dialers::{Dialers, accept};
 use super::driver::{Driver, INPUTS};
 use super::error::NodeError;
 use super::message::{VERSION, Way};
 use super::node::Node;
+use super::operator::Operator;
 use super::remote::NodeRemotes;
+use super::serving::Serving;
 use super::spill::{self, Offers, Spill};
 use super::status::Counters;
 use super::work::Carrier;
+use crate::admin::{AdminServer, PoolAdmin, Quiet};
 use crate::protocol::{self, Incarnation, Migrations, Timing};
 use crate::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
@@ -37,6 +41,8 @@ pub struct NodeBuilder {
     spill: Option<Spill>,
     offers: Option<Arc<dyn Offers>>,
     nixl: Option<Arc<dyn Transport>>,
+    admin: Option<AdminServer>,
+    traffic: Option<Arc<dyn Quiet>>,
 }
 
 impl Node {
@@ -60,6 +66,8 @@ impl NodeBuilder {
             spill: None,
             offers: None,
             nixl: None,
+            admin: None,
+            traffic: None,
         }
     }
 
@@ -81,6 +89,23 @@ impl NodeBuilder {
     #[must_use]
     pub fn peers(mut self, peers: Vec<PeerSettings>) -> Self {
         self.peers = peers;
+        self
+    }
+
+    /// Serves the admin interface, on an address that was [bound](AdminServer::bind) already.
+    ///
+    /// Binding comes first, because it refuses an address outside of the loopback without a token, and a
+    /// port that another node has, before this node takes memory. The interface ends with the node.
+    #[must_use]
+    pub fn admin(mut self, server: AdminServer) -> Self {
+        self.admin = Some(server);
+        self
+    }
+
+    /// Sets the engine's traffic, which audits of the admin interface halt, and its statistics count.
+    #[must_use]
+    pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
+        self.traffic = Some(traffic);
         self
     }
 
@@ -181,16 +206,30 @@ impl NodeBuilder {
         let addresses = endpoint.addresses().to_vec();
         let mut dialers = Dialers::new(endpoint, inputs.clone());
         dialers.replace(self.peers);
-        let node = Node {
+        let dialers = Arc::new(Mutex::new(dialers));
+        let operator = Operator {
             pool: self.pool,
+            inputs: inputs.downgrade(),
+            counters,
+            dialers: Arc::downgrade(&dialers),
+            offers: self.offers,
+        };
+        let serving = self.admin.map(|server| {
+            let mut pool = PoolAdmin::new(&self.name, operator.pool.clone());
+            if let Some(traffic) = self.traffic {
+                pool = pool.traffic(traffic);
+            }
+            Serving::start(server, Arc::new(NodeAdmin::new(operator.clone(), pool)))
+        });
+        let node = Node {
             name: self.name,
+            operator,
             inputs,
             addresses,
-            counters,
-            dialers: Mutex::new(dialers),
+            dialers,
             accepting,
             spilling,
-            offers: self.offers,
+            serving,
             _remotes: remotes,
         };
         Ok((node, Arrivals(arrivals)))

@@ -68,6 +68,11 @@ impl Dialers {
         before.into_values().for_each(|dialer| dialer.task.abort());
     }
 
+    /// Returns the endpoint, until the node has ended.
+    pub(super) fn endpoint(&self) -> Option<&Endpoint> {
+        self.endpoint.as_deref()
+    }
+
     /// Ends all connecting, and gives up the endpoint.
     pub(super) fn close(&mut self) {
         self.replace(Vec::new());

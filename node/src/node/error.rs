@@ -3,6 +3,7 @@
 use kvpool::TransferError;
 use kvpool::transport::TransportError;
 
+use crate::admin::NoToken;
 use crate::transport::tcp::LinkError;
 
 /// Reason for which a node does not start, or refuses a request.
@@ -18,6 +19,9 @@ pub enum NodeError {
     /// A transport could not be started.
     #[error(transparent)]
     Transport(#[from] TransportError),
+    /// The admin interface would be open to other hosts without a token.
+    #[error(transparent)]
+    Admin(#[from] NoToken),
     /// No peer of this name is configured or connected.
     #[error("no peer is known as {name}")]
     UnknownPeer {

@@ -8,6 +8,7 @@ use kvpool::{SequenceId, TransferError};
 use tokio::sync::oneshot;
 
 use super::message::Way;
+use crate::admin::MigrationTransport;
 use crate::protocol::{Kind, LinkId, MigrationId, Outcome};
 
 /// Something that a task takes along and gives back.
@@ -68,6 +69,8 @@ pub(super) struct Job {
     /// Blocks of the manifest, once it is known.
     pub(super) blocks: usize,
     pub(super) carried: Carried,
+    /// Transport of its bytes, once some are to be carried.
+    pub(super) transport: Option<MigrationTransport>,
     /// Blocks that the target has or reserved, once it said so.
     pub(super) accepted_blocks: Option<usize>,
     pub(super) ending: Option<Ending>,
@@ -101,6 +104,7 @@ impl Job {
             sequence: None,
             blocks: 0,
             carried: Carried::default(),
+            transport: None,
             accepted_blocks: None,
             ending: None,
             outcome: None,

@@ -40,13 +40,14 @@ mod job;
 mod message;
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod node;
+mod operator;
 mod peers;
 mod remote;
+mod serving;
 mod spill;
 mod status;
 mod work;
 
-pub use admin::NodeAdmin;
 pub use arrival::{Arrival, Arrivals};
 pub use builder::NodeBuilder;
 pub use error::NodeError;

@@ -1,24 +1,23 @@
 //! A node, as an engine has it.
 
-use std::collections::HashSet;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::Remotes;
-use kvpool::{Pool, SequenceId, Target};
+use kvpool::{Pool, SequenceId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
-use super::spill::Offers;
-use super::status::{Counters, NodeCounters, NodeStatus};
-use crate::admin::{MigrationRecord, MigrationSide};
-use crate::transport::tcp::{Address, PeerSettings};
-
-/// Time between two looks at a migration that was asked for.
-const BEGIN_POLL: Duration = Duration::from_millis(1);
+use super::operator::Operator;
+use super::serving::Serving;
+use super::status::NodeCounters;
+use crate::admin::MigrationRecord;
+use crate::settings;
+use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 
 /// A pool with links to the pools of other processes.
 ///
@@ -26,15 +25,15 @@ const BEGIN_POLL: Duration = Duration::from_millis(1);
 /// the links; migrations under way fail, except those whose target was told to commit.
 /// [`shutdown`](Self::shutdown) ends it in an orderly way.
 pub struct Node {
-    pub(super) pool: Pool,
     pub(super) name: String,
+    pub(super) operator: Operator,
+    /// The driver ends with it.
     pub(super) inputs: mpsc::Sender<Input>,
     pub(super) addresses: Vec<Address>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) dialers: Mutex<Dialers>,
+    pub(super) dialers: Arc<Mutex<Dialers>>,
     pub(super) accepting: JoinHandle<()>,
     pub(super) spilling: Option<JoinHandle<()>>,
-    pub(super) offers: Option<Arc<dyn Offers>>,
+    pub(super) serving: Option<Serving>,
     /// The pool has a weak reference to it.
     pub(super) _remotes: Arc<dyn Remotes>,
 }
@@ -42,7 +41,7 @@ pub struct Node {
 impl Node {
     /// Returns the pool.
     pub fn pool(&self) -> &Pool {
-        &self.pool
+        &self.operator.pool
     }
 
     /// Returns the node's name.
@@ -55,14 +54,44 @@ impl Node {
         &self.addresses
     }
 
+    /// Returns the address of the admin interface, if there is one.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.serving.as_ref().map(Serving::address)
+    }
+
     /// Returns counts since it began.
     pub fn counters(&self) -> NodeCounters {
-        self.counters.read()
+        self.operator.counters()
     }
 
     /// Replaces the peers to which this node connects by itself. Links that exist stay.
     pub fn set_peers(&self, peers: Vec<PeerSettings>) {
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
+    }
+
+    /// Replaces the certificates and the token of the cluster, and the token of the admin interface.
+    ///
+    /// Links and requests that begin from now on use them. Links that exist stay.
+    ///
+    /// # Errors
+    ///
+    /// [`NodeError::Admin`] or [`NodeError::Link`] if an address of this node would be open to all;
+    /// [`NodeError::Stopped`]. Nothing was replaced.
+    pub fn set_access(
+        &self,
+        tls: Option<Tls>,
+        token: Option<Token>,
+        admin: Option<settings::Token>,
+    ) -> Result<(), NodeError> {
+        if let Some(serving) = &self.serving {
+            serving.access.check(admin.as_ref())?;
+        }
+        let dialers = self.dialers.lock().unwrap_or_else(PoisonError::into_inner);
+        dialers.endpoint().ok_or(NodeError::Stopped)?.set_access(tls, token)?;
+        if let Some(serving) = &self.serving {
+            serving.access.replace(admin)?;
+        }
+        Ok(())
     }
 
     /// Returns the migrations under way, and the latest that ended, the newest first.
@@ -71,7 +100,7 @@ impl Node {
     ///
     /// [`NodeError::Stopped`].
     pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, NodeError> {
-        Ok(self.status().await?.migrations)
+        Ok(self.operator.status().await?.migrations)
     }
 
     /// Returns the peers that were ever linked, with whether a link is up.
@@ -80,7 +109,7 @@ impl Node {
     ///
     /// [`NodeError::Stopped`].
     pub async fn peers(&self) -> Result<Vec<(String, bool)>, NodeError> {
-        Ok(self.status().await?.peers)
+        Ok(self.operator.status().await?.peers)
     }
 
     /// Returns the number of grants into which a peer may still write although their migrations have
@@ -90,13 +119,7 @@ impl Node {
     ///
     /// [`NodeError::Stopped`].
     pub async fn quarantined_grants(&self) -> Result<usize, NodeError> {
-        Ok(self.status().await?.quarantined_grants)
-    }
-
-    async fn status(&self) -> Result<NodeStatus, NodeError> {
-        let (answer, answered) = oneshot::channel();
-        self.inputs.send(Input::Status(answer)).await.map_err(|_| NodeError::Stopped)?;
-        answered.await.map_err(|_| NodeError::Stopped)
+        Ok(self.operator.status().await?.quarantined_grants)
     }
 
     /// Moves a sequence to a peer that the engine [offers](super::NodeBuilder::offers) for it. Returns the
@@ -109,49 +132,12 @@ impl Node {
     /// [`NodeError::UnknownPeer`]; [`NodeError::NotOffered`] if the engine does not give it;
     /// [`NodeError::NotBegun`], and then the engine has the sequence.
     pub async fn migrate(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, NodeError> {
-        let status = self.status().await?;
-        let is_known = status.peers.iter().any(|(name, _)| name == to);
-        if !is_known && !self.unreached().iter().any(|(name, _)| name == to) {
-            return Err(NodeError::UnknownPeer { name: to.to_owned() });
-        }
-        let before: HashSet<_> = status.migrations.into_iter().map(|record| record.id).collect();
-        let offers = self.offers.clone();
-        let sequence = offers.as_ref().and_then(|offers| offers.release(id));
-        let (Some(sequence), Some(offers)) = (sequence, offers) else {
-            return Err(NodeError::NotOffered { id });
-        };
-        let (pool, name) = (self.pool.clone(), to.to_owned());
-        let mut task = tokio::spawn(async move {
-            let result = pool.migrate(sequence, Target::node(&name)).await;
-            result.map(drop).map_err(|error| {
-                offers.take_back(*error.sequence);
-                error.error.to_string()
-            })
-        });
-        let is_it = |record: &MigrationRecord| {
-            record.sequence == Some(id.0)
-                && record.side == MigrationSide::Source
-                && !before.contains(&record.id)
-        };
-        loop {
-            // The task ends behind the migration, whose record the driver keeps.
-            let ended = tokio::time::timeout(BEGIN_POLL, &mut task).await;
-            if let Some(record) = self.migrations().await?.into_iter().find(is_it) {
-                return Ok(record);
-            }
-            let reason = match ended {
-                Err(_) => continue,
-                Ok(Ok(Err(reason))) => reason,
-                Ok(Ok(Ok(()))) => "it has ended, and is forgotten".to_owned(),
-                Ok(Err(error)) => error.to_string(),
-            };
-            return Err(NodeError::NotBegun { id, reason });
-        }
+        self.operator.migrate(id, to).await
     }
 
     /// Returns the configured peers without a link that this node made, with the reason.
     pub fn unreached(&self) -> Vec<(String, String)> {
-        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).unreached()
+        self.operator.unreached()
     }
 
     /// Closes the links to a peer. Peers to which this node [connects](Self::set_peers) are linked
@@ -161,7 +147,7 @@ impl Node {
     ///
     /// [`NodeError::Stopped`].
     pub async fn cut_links(&self, peer: &str) -> Result<(), NodeError> {
-        self.inputs.send(Input::Cut(peer.to_owned())).await.map_err(|_| NodeError::Stopped)
+        self.operator.tell(Input::Cut(peer.to_owned())).await
     }
 
     /// Declares that the process of a peer has ended and will not come back.
@@ -173,14 +159,20 @@ impl Node {
     ///
     /// [`NodeError::Stopped`].
     pub async fn declare_ended(&self, peer: &str) -> Result<(), NodeError> {
-        self.inputs.send(Input::PeerEnded(peer.to_owned())).await.map_err(|_| NodeError::Stopped)
+        self.operator.tell(Input::PeerEnded(peer.to_owned())).await
     }
 
     /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and waits
     /// for the others. Returns whether nothing was left at the deadline.
     ///
-    /// What is left is in doubt: the peer was told to commit, and did not answer.
+    /// What is left is in doubt: the peer was told to commit, and did not answer. The admin interface
+    /// states meanwhile that the node ends. Its own end comes last, when its requests have been
+    /// answered, or at the deadline.
     pub async fn shutdown(&self, patience: Duration) -> bool {
+        let begun = Instant::now();
+        if let Some(serving) = &self.serving {
+            serving.drain();
+        }
         self.set_peers(Vec::new());
         let (drained, is_drained) = oneshot::channel();
         let is_over = match self.inputs.send(Input::Drain(drained)).await {
@@ -190,6 +182,9 @@ impl Node {
         // The port is free from here on.
         self.accepting.abort();
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).close();
+        if let Some(serving) = &self.serving {
+            serving.end(patience.saturating_sub(begun.elapsed())).await;
+        }
         is_over
     }
 }

@@ -7,8 +7,9 @@ use kvpool::transport::PeerId;
 use tokio::sync::mpsc;
 
 use super::message::{NodeMessage, Way};
+use crate::admin::MigrationTransport;
 use crate::protocol::{Incarnation, LinkId};
-use crate::transport::tcp::Link;
+use crate::transport::tcp::{Link, SocketKind};
 
 /// Messages that wait for a link. More are dropped; the protocol repeats them.
 const QUEUE: usize = 256;
@@ -63,6 +64,17 @@ impl Peer {
     /// Returns the best way to the peer.
     pub(super) fn way(&self) -> Option<(Way, PeerId)> {
         [Way::Nixl, Way::Tcp].into_iter().find_map(|way| Some((way, *self.ways.get(&way)?)))
+    }
+
+    /// Returns the transport that carries the bytes of a way.
+    pub(super) fn transport(&self, way: Way) -> MigrationTransport {
+        let newest = self.lines.last().map(|line| line.link.kind());
+        match (way, newest) {
+            (Way::Nixl, _) => MigrationTransport::Nixl,
+            (Way::Tcp, Some(SocketKind::Tls)) => MigrationTransport::Tls,
+            (Way::Tcp, Some(SocketKind::Unix)) => MigrationTransport::Unix,
+            (Way::Tcp, _) => MigrationTransport::Tcp,
+        }
     }
 
     pub(super) fn on(&self, way: Way) -> Option<PeerId> {

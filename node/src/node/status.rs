@@ -70,7 +70,9 @@ impl Counters {
             _ => &self.failed,
         };
         counter.fetch_add(1, Relaxed);
-        self.sent_bytes.fetch_add(job.carried.bytes, Relaxed);
+        if side_of(job) == Side::Source {
+            self.sent_bytes.fetch_add(job.carried.bytes, Relaxed);
+        }
     }
 
     pub(super) fn read(&self) -> NodeCounters {
@@ -103,11 +105,13 @@ fn state_of(state: SideState) -> MigrationState {
         SideState::Source(SourceState::Exporting | SourceState::Preparing) => MigrationState::Preparing,
         SideState::Source(SourceState::Sending(_)) => MigrationState::Transferring,
         SideState::Source(SourceState::Checking(_)) => MigrationState::Verifying,
-        SideState::Source(_) => MigrationState::InDoubt,
+        SideState::Source(SourceState::Committing) => MigrationState::Committing,
+        SideState::Source(SourceState::InDoubt) => MigrationState::InDoubt,
+        // It is over, and its task has not returned yet: the outcome decides.
+        SideState::Source(SourceState::Over) => MigrationState::Committing,
         SideState::Target(TargetState::Receiving(_)) => MigrationState::Transferring,
-        SideState::Target(TargetState::Verifying(_) | TargetState::Ready(_) | TargetState::Committing) => {
-            MigrationState::Verifying
-        }
+        SideState::Target(TargetState::Verifying(_) | TargetState::Ready(_)) => MigrationState::Verifying,
+        SideState::Target(TargetState::Committing) => MigrationState::Committing,
         SideState::Target(TargetState::Committed) => MigrationState::Committed,
         SideState::Target(_) => MigrationState::Preparing,
     }
@@ -127,7 +131,9 @@ pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationReco
         sequence: job.sequence.map(|id| id.0),
         state: if *outcome == Outcome::Done { MigrationState::Committed } else { MigrationState::Aborted },
         blocks: job.blocks,
+        transport: job.transport,
         bytes: job.carried.bytes,
+        runs: job.carried.runs,
         time_ms: job.begun.elapsed().as_millis() as u64,
         reason: failure(outcome),
     }

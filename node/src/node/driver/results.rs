@@ -142,8 +142,11 @@ impl Driver {
         // SAFETY: the hold keeps the frames for the import alone: see `Import::piece`.
         let granted = unsafe { transport.grant(Permission { tag, region, runs, peer, hold }) };
         granted.map_err(work::text)?;
-        if let Some(Job { side: SideJob::Target { grant, .. }, .. }) = self.jobs.get_mut(&machine) {
+        let name = self.peers.get(link).map(|peer| peer.transport(way));
+        if let Some(Job { side: SideJob::Target { grant, .. }, transport, .. }) = self.jobs.get_mut(&machine)
+        {
             *grant = Some((way, tag));
+            *transport = name;
         }
         Ok(grant)
     }

@@ -103,6 +103,7 @@ impl Driver {
         let Some(export) = export.lend() else { return };
         let mut stop = job.begin_task();
         let way = Way::of_number(grant.way);
+        job.transport = way.and_then(|way| Some(self.peers.get(link)?.transport(way)));
         let peer = way.and_then(|way| self.peers.get(link)?.on(way));
         let carrier = way.and_then(|way| self.carriers.get(&way)).cloned();
         let Some(inputs) = self.sender.upgrade() else { return };

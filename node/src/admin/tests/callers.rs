@@ -1,0 +1,236 @@
+//! Callers that connect and do not do their part, with real sockets: none keeps others out, none stays.
+
+use std::time::Instant;
+
+use tokio::net::TcpSocket;
+use tokio::time::interval;
+
+use super::super::interface::Answer;
+use super::*;
+
+/// Longer than any test takes.
+const NEVER: Duration = Duration::from_secs(120);
+
+/// A time that a caller can be seen to exceed.
+const SHORT: Duration = Duration::from_millis(300);
+
+/// Limits of so many connections, of which each may take for ever.
+fn patient(connections: usize) -> Limits {
+    Limits { connections, header: NEVER, body: NEVER, answer: NEVER, write: NEVER, ..Limits::default() }
+}
+
+/// Asks for the statistics, which must come soon.
+async fn is_served(served: &Served) {
+    let client = served.client(None);
+    let asked = timeout(Duration::from_secs(10), client.get("/stats")).await;
+    asked.expect("others are kept out").unwrap();
+}
+
+/// Waits for the end of a connection, and returns the bytes that came before it.
+async fn until_the_end(stream: &mut TcpStream) -> usize {
+    let (mut count, mut bytes) = (0, vec![0; 64 << 10]);
+    let end = async {
+        // The end may be a reset.
+        while let Ok(read @ 1..) = stream.read(&mut bytes).await {
+            count += read;
+        }
+    };
+    timeout(Duration::from_secs(20), end).await.expect("the connection ends");
+    count
+}
+
+/// Sends a byte now and then until the connection ends; returns the time that it took.
+async fn dribble(served: &Served, first: &str) -> Duration {
+    let begun = Instant::now();
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    stream.write_all(first.as_bytes()).await.unwrap();
+    let (mut read, mut write) = stream.split();
+    let mut beats = interval(Duration::from_millis(20));
+    let slowly = async {
+        loop {
+            beats.tick().await;
+            if write.write_all(b" ").await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let mut answer = Vec::new();
+    let over = async {
+        tokio::select! {
+            _ = read.read_to_end(&mut answer) => {}
+            () = slowly => {}
+        }
+    };
+    timeout(Duration::from_secs(20), over).await.expect("it is cut");
+    begun.elapsed()
+}
+
+#[tokio::test]
+async fn silent_callers_keep_nobody_out_and_do_not_add_up() {
+    let served = Served::start(None, patient(4));
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(served.address).await.unwrap());
+    }
+    is_served(&served).await;
+    is_served(&served).await;
+    let is_closed = |stream: &TcpStream| match stream.try_read(&mut [0]) {
+        Ok(read) => read == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    };
+    let begun = Instant::now();
+    while silent.iter().filter(|stream| !is_closed(stream)).count() > 4 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "more connections are open than are permitted");
+        sleep(Duration::from_millis(10)).await;
+    }
+    // Those that are left do not delay the end.
+    let begun = Instant::now();
+    served.stop().await;
+    assert!(begun.elapsed() < Duration::from_secs(4), "the end waits for silent callers");
+    drop(silent);
+}
+
+#[tokio::test]
+async fn callers_that_send_a_byte_now_and_then_have_a_deadline() {
+    let served = Served::start(None, Limits { header: SHORT, body: SHORT, ..patient(4) });
+    let header = dribble(&served, "GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Slow:").await;
+    assert!((SHORT..SHORT * 10).contains(&header), "{header:?}");
+    let head = format!("POST /resize HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: 50000\r\n\r\n");
+    let body = dribble(&served, &head).await;
+    assert!((SHORT..SHORT * 10).contains(&body), "{body:?}");
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn callers_that_send_a_body_slowly_keep_nobody_out() {
+    let served = Served::start(None, patient(2));
+    let mut slow = Vec::new();
+    for _ in 0..4 {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        let head = format!("POST /resize HTTP/1.1\r\nHost: localhost\r\n{JSON}Content-Length: 100\r\n\r\n{{");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        slow.push(stream);
+        sleep(Duration::from_millis(20)).await;
+    }
+    is_served(&served).await;
+    assert_eq!(served.pool.total_blocks(), 200);
+    served.stop().await;
+}
+
+/// A pool whose statistics do not fit into the buffers of a socket.
+struct Verbose(PoolAdmin);
+
+const VERBOSE_BYTES: usize = 12 << 20;
+
+impl Admin for Verbose {
+    fn health(&self) -> Health {
+        self.0.health()
+    }
+
+    fn stats(&self) -> Answer<'_, StatsReport> {
+        Box::pin(async {
+            let mut report = self.0.stats().await?;
+            report.extra.insert("much".to_owned(), "x".repeat(VERBOSE_BYTES).into());
+            Ok(report)
+        })
+    }
+
+    fn migrations(&self) -> Answer<'_, MigrationList> {
+        self.0.migrations()
+    }
+
+    fn defragment(&self) -> Answer<'_, DefragOutcome> {
+        self.0.defragment()
+    }
+
+    fn resize(&self, order: ResizeOrder) -> Answer<'_, ResizeOutcome> {
+        self.0.resize(order)
+    }
+
+    fn migrate(&self, order: MigrateOrder) -> Answer<'_, MigrationRecord> {
+        self.0.migrate(order)
+    }
+
+    fn audit(&self) -> Answer<'_, AuditOutcome> {
+        self.0.audit()
+    }
+}
+
+/// Connects with a small buffer, and asks for more than it holds.
+async fn ask_for_much(address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    stream.write_all(b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn callers_that_do_not_read_the_answer_have_a_deadline_and_make_room() {
+    for (limits, is_in_time) in [
+        (Limits { write: SHORT, ..patient(1) }, true),
+        // Without a deadline, the place is needed.
+        (patient(1), false),
+    ] {
+        let served = Served::start_as(None, limits, |pool| Arc::new(Verbose(pool)));
+        let mut deaf = ask_for_much(served.address).await;
+        // The answer is made, and the buffers of both ends are full.
+        timeout(Duration::from_secs(60), deaf.readable()).await.expect("an answer begins").unwrap();
+        sleep(SHORT * 3).await;
+        if !is_in_time {
+            let health = served.client(None);
+            timeout(Duration::from_secs(10), health.get("/healthz")).await.expect("kept out").unwrap();
+        }
+        let read = until_the_end(&mut deaf).await;
+        assert!(read < VERBOSE_BYTES, "the answer was written as a whole");
+        served.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_takes_one_request() {
+    let served = Served::start(None, patient(4));
+    let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(1000);
+    let mut stream = TcpStream::connect(served.address).await.unwrap();
+    // The server closes the connection meanwhile.
+    let _ = stream.write_all(request.as_bytes()).await;
+    let read = until_the_end(&mut stream).await;
+    assert!(read < 1000, "{read} bytes are more than one answer");
+    is_served(&served).await;
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn headers_and_bodies_are_bounded() {
+    let served = Served::start(None, Limits::default());
+    let long = "x".repeat(64 << 10);
+    let answer =
+        served.raw(&format!("GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Long: {long}\r\n\r\n")).await;
+    assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
+    // Announced by nothing, and sent without an end.
+    let head =
+        format!("POST /resize HTTP/1.1\r\nHost: localhost\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n");
+    let answer = served.raw(&format!("{head}20000\r\n{}\r\n", "1".repeat(0x20000))).await;
+    assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    is_served(&served).await;
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn the_token_can_be_replaced_while_it_serves() {
+    let server =
+        AdminServer::bind(&"127.0.0.1:0".parse().unwrap(), Token::new(TOKEN).ok(), Limits::default());
+    let served = Served::serve(server.unwrap(), Arc::new(PoolAdmin::new("n1", pool())));
+    let other = "another-token-of-the-tests";
+    served.client(Some(TOKEN)).get("/stats").await.unwrap();
+    served.access.replace(Token::new(other).ok()).unwrap();
+    let error = served.client(Some(TOKEN)).get("/stats").await.unwrap_err();
+    assert!(matches!(&error, ClientError::Problem(problem) if problem.status == 401), "{error}");
+    served.client(Some(other)).get("/stats").await.unwrap();
+    served.access.replace(None).unwrap();
+    served.client(None).get("/stats").await.unwrap();
+    served.stop().await;
+    // An address that others can reach keeps its token.
+    let open = AdminServer::bind(&"0.0.0.0:0".parse().unwrap(), Token::new(TOKEN).ok(), Limits::default());
+    assert_eq!(open.unwrap().access().replace(None), Err(NoToken));
+}

@@ -1,0 +1,94 @@
+//! What an operator may ask of a node. It does not keep the node alive.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use kvpool::{Pool, SequenceId, Target};
+use tokio::sync::{mpsc, oneshot};
+
+use super::dialers::Dialers;
+use super::driver::Input;
+use super::error::NodeError;
+use super::spill::Offers;
+use super::status::{Counters, NodeCounters, NodeStatus};
+use crate::admin::{MigrationRecord, MigrationSide};
+
+/// Time between two looks at a migration that was asked for.
+const BEGIN_POLL: Duration = Duration::from_millis(1);
+
+/// See the [module](self).
+#[derive(Clone)]
+pub(super) struct Operator {
+    pub(super) pool: Pool,
+    pub(super) inputs: mpsc::WeakSender<Input>,
+    pub(super) counters: Arc<Counters>,
+    pub(super) dialers: Weak<Mutex<Dialers>>,
+    pub(super) offers: Option<Arc<dyn Offers>>,
+}
+
+impl Operator {
+    pub(super) fn counters(&self) -> NodeCounters {
+        self.counters.read()
+    }
+
+    /// Queues an input of the driver.
+    pub(super) async fn tell(&self, input: Input) -> Result<(), NodeError> {
+        let inputs = self.inputs.upgrade().ok_or(NodeError::Stopped)?;
+        inputs.send(input).await.map_err(|_| NodeError::Stopped)
+    }
+
+    pub(super) async fn status(&self) -> Result<NodeStatus, NodeError> {
+        let (answer, answered) = oneshot::channel();
+        self.tell(Input::Status(answer)).await?;
+        answered.await.map_err(|_| NodeError::Stopped)
+    }
+
+    /// Returns the configured peers without a link that this node made, with the reason.
+    pub(super) fn unreached(&self) -> Vec<(String, String)> {
+        let Some(dialers) = self.dialers.upgrade() else { return Vec::new() };
+        dialers.lock().unwrap_or_else(PoisonError::into_inner).unreached()
+    }
+
+    /// Begins to move a sequence to a peer: see [`Node::migrate`](super::Node::migrate).
+    pub(super) async fn migrate(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, NodeError> {
+        let status = self.status().await?;
+        let is_known = status.peers.iter().any(|(name, _)| name == to);
+        if !is_known && !self.unreached().iter().any(|(name, _)| name == to) {
+            return Err(NodeError::UnknownPeer { name: to.to_owned() });
+        }
+        let before: HashSet<_> = status.migrations.into_iter().map(|record| record.id).collect();
+        let offers = self.offers.clone();
+        let sequence = offers.as_ref().and_then(|offers| offers.release(id));
+        let (Some(sequence), Some(offers)) = (sequence, offers) else {
+            return Err(NodeError::NotOffered { id });
+        };
+        let (pool, name) = (self.pool.clone(), to.to_owned());
+        let mut task = tokio::spawn(async move {
+            let result = pool.migrate(sequence, Target::node(&name)).await;
+            result.map(drop).map_err(|error| {
+                offers.take_back(*error.sequence);
+                error.error.to_string()
+            })
+        });
+        let is_it = |record: &MigrationRecord| {
+            record.sequence == Some(id.0)
+                && record.side == MigrationSide::Source
+                && !before.contains(&record.id)
+        };
+        loop {
+            // The task ends behind the migration, whose record the driver keeps.
+            let ended = tokio::time::timeout(BEGIN_POLL, &mut task).await;
+            if let Some(record) = self.status().await?.migrations.into_iter().find(is_it) {
+                return Ok(record);
+            }
+            let reason = match ended {
+                Err(_) => continue,
+                Ok(Ok(Err(reason))) => reason,
+                Ok(Ok(Ok(()))) => "it has ended, and is forgotten".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+            };
+            return Err(NodeError::NotBegun { id, reason });
+        }
+    }
+}

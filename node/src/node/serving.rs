@@ -1,0 +1,73 @@
+//! The admin interface of a node while it is served.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::admin::NodeAdmin;
+use crate::admin::{AdminAccess, AdminServer};
+
+/// Time in which answers under way are written when the node has no patience left.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
+/// A server and its task. Dropping it ends all connections.
+pub(super) struct Serving {
+    pub(super) access: AdminAccess,
+    admin: Arc<NodeAdmin>,
+    address: SocketAddr,
+    /// Time for requests under way, once the end was ordered.
+    ending: watch::Sender<Option<Duration>>,
+    task: JoinHandle<()>,
+}
+
+impl Serving {
+    /// Serves on the current runtime.
+    pub(super) fn start(server: AdminServer, admin: Arc<NodeAdmin>) -> Self {
+        let (ending, mut ended) = watch::channel(None);
+        let (access, address, shared) = (server.access(), server.address(), admin.clone());
+        let task = tokio::spawn(async move {
+            let end = async {
+                // Fails only if the node is gone; then this task is too.
+                let _ = ended.wait_for(Option::is_some).await;
+            };
+            // Longer than any patience: `end` below has the deadline.
+            if let Err(error) = server.run(shared, end, Duration::MAX).await {
+                tracing::warn!(%error, "the admin interface could not be served");
+            }
+        });
+        Self { access, admin, address, ending, task }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// States from now on that the node ends.
+    pub(super) fn drain(&self) {
+        self.admin.drain();
+    }
+
+    /// Ends the server, with some time for requests under way.
+    pub(super) async fn end(&self, patience: Duration) {
+        let patience = patience.max(LAST_ANSWERS);
+        self.ending.send_replace(Some(patience));
+        let is_over = async {
+            while !self.task.is_finished() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if timeout(patience, is_over).await.is_err() {
+            self.task.abort();
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
