@@ -91,20 +91,6 @@ fn traffic_is_checked_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
-    let node = Node::start("serve --admin 127.0.0.1:0");
-    let taken = node.url.strip_prefix("http://").unwrap();
-    let second = run(&format!("serve --admin {taken}"));
-    assert_eq!(second.status.code(), Some(2));
-    assert!(second.stdout.is_empty());
-    let said = said(&second);
-    assert!(
-        said.contains(&format!("cannot listen on {taken}")) && said.contains("the port is in use"),
-        "{said}"
-    );
-}
-
-#[test]
 fn settings_come_from_flags_variables_and_a_file_that_is_read_again() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("kvpool.toml");

@@ -12,6 +12,8 @@ mod replay;
 mod serve;
 mod shell;
 #[cfg(feature = "node")]
+mod tables;
+#[cfg(feature = "node")]
 mod topology;
 mod workload;
 

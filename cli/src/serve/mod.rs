@@ -5,7 +5,8 @@
 //! | `flags` | the settings as flags |
 //! | `process` | the pool, the node, the admin interface, and the end |
 //! | `signals` | signals to the process |
-//! | `network` | settings for the network side of the node |
+//! | `network` | settings for the network side of the node, and its certificates |
+//! | `reload` | settings that are taken over at SIGHUP |
 //! | `warnings` | warnings of the node on the standard error |
 //! | `load` | synthetic traffic |
 //! | `conversation` | one thread of it |
@@ -19,6 +20,7 @@ mod flags;
 mod load;
 mod network;
 mod process;
+mod reload;
 mod running;
 mod shared;
 mod signals;

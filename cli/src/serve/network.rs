@@ -1,10 +1,10 @@
 //! Settings for the network side of a node: addresses, certificates, token and limits.
 
-use std::fs;
+use std::hash::{DefaultHasher, Hasher};
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
-use kvpool_node::settings::{Address, NixlLocation, PeerAddress, Settings, TlsFiles};
+use kvpool_node::settings::{self, Address, NixlLocation, PeerAddress, Settings, TlsFiles, read_file};
 use kvpool_node::transport::tcp::{Address as LinkAddress, LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
@@ -31,19 +31,56 @@ pub enum NetworkError {
     Listen { address: Address, error: std::io::Error },
 }
 
+/// Maximum size of a file of certificates or a key in bytes.
+const PEM_BYTES_MAX: u64 = 1 << 20;
+
+/// How a node proves who it is, and whom it admits.
+pub struct Credentials {
+    pub tls: Option<Tls>,
+    /// Token of the cluster.
+    pub token: Option<Token>,
+    /// The same, for the admin interface.
+    pub admin: Option<settings::Token>,
+    /// Tells files of certificates apart.
+    pub certificates: u64,
+}
+
+impl Credentials {
+    /// Reads the files that settings name.
+    pub fn read(settings: &Settings) -> Result<Self, NetworkError> {
+        let mut digest = DefaultHasher::new();
+        let tls = settings.tls.as_ref().map(|files| tls(files, &mut digest)).transpose()?;
+        let of = |token: &settings::Token| Token::new(token.expose().as_bytes());
+        let token = settings.token.as_ref().map(of).transpose().map_err(NetworkError::Token)?;
+        Ok(Self { tls, token, admin: settings.token.clone(), certificates: digest.finish() })
+    }
+
+    /// Returns whether the token is that of others.
+    pub fn has_token_of(&self, others: &Self) -> bool {
+        match (&self.admin, &others.admin) {
+            (Some(token), Some(other)) => token.is(other.expose().as_bytes()),
+            (token, other) => token.is_none() == other.is_none(),
+        }
+    }
+}
+
 /// Gives a node its settings.
-pub fn configure(settings: &Settings, builder: NodeBuilder) -> Result<NodeBuilder, NetworkError> {
+pub fn configure(
+    settings: &Settings,
+    credentials: &Credentials,
+    builder: NodeBuilder,
+) -> Result<NodeBuilder, NetworkError> {
     let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
     if let Some(address) = &settings.listen {
         let resolved = resolve(address);
         let listen = resolved.map_err(|error| NetworkError::Listen { address: address.clone(), error })?;
         builder = builder.listen(listen);
     }
-    if let Some(files) = &settings.tls {
-        builder = builder.tls(tls(files)?);
+    if let Some(tls) = &credentials.tls {
+        builder = builder.tls(tls.clone());
     }
-    if let Some(token) = &settings.token {
-        builder = builder.token(Token::new(token.expose().as_bytes()).map_err(NetworkError::Token)?);
+    if let Some(token) = &credentials.token {
+        builder = builder.token(token.clone());
     }
     if let Some(migrate) = &settings.migrate {
         builder = builder.spill(Spill { below: migrate.blocks, to: migrate.to.clone() });
@@ -96,7 +133,13 @@ fn resolve(address: &Address) -> std::io::Result<LinkAddress> {
 }
 
 /// Reads certificates. With an authority peers must present one too; without, they present the token.
-fn tls(files: &TlsFiles) -> Result<Tls, NetworkError> {
+fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> Result<Tls, NetworkError> {
+    let mut read = |path: &Path| {
+        let bytes = read_file(path, PEM_BYTES_MAX);
+        let bytes = bytes.map_err(|error| NetworkError::File { path: path.to_owned(), error })?;
+        digest.write(&bytes);
+        Ok::<_, NetworkError>(bytes)
+    };
     let (cert, key) = (read(&files.cert)?, read(&files.key)?);
     let (made, path) = match &files.ca {
         Some(ca) => (Tls::mutual(&cert, &key, &read(ca)?), ca),
@@ -110,8 +153,4 @@ fn tls(files: &TlsFiles) -> Result<Tls, NetworkError> {
         };
         NetworkError::Tls { path: path.clone(), error }
     })
-}
-
-fn read(path: &Path) -> Result<Vec<u8>, NetworkError> {
-    fs::read(path).map_err(|error| NetworkError::File { path: path.to_owned(), error })
 }

@@ -1,8 +1,8 @@
 //! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the end.
 //!
 //! ```text
-//! settings -> admin address bound -> pool built -> compaction, traffic, node, admin interface
-//!                                                        | SIGTERM, SIGINT
+//! settings, certificates -> admin address bound -> pool built -> compaction, traffic, node
+//!                                                        | SIGTERM, SIGINT; a second one ends at once
 //! exit code <- audit <- traffic ended <- requests finished <- transfers finished or handed back
 //! ```
 //!
@@ -13,17 +13,17 @@ use std::sync::Arc;
 
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{BuildError, DefragConfig, DefragError, Pool, StorageError};
-use kvpool_node::admin::{AdminServer, BindError, Limits, PoolAdmin};
-use kvpool_node::settings::{Loaded, PeerAddress, PoolSettings, Settings, SettingsError, Sources};
-use kvpool_node::{Arrivals, Node, NodeAdmin, NodeError, Offers};
+use kvpool_node::admin::{AdminServer, BindError, Limits};
+use kvpool_node::settings::{Loaded, PoolSettings, Settings, SettingsError, Sources};
+use kvpool_node::{Arrivals, Node, NodeError, Offers};
 use thiserror::Error;
 use tokio::runtime::{self, Runtime};
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::exchange::Shelf;
 use super::load::Load;
-use super::network::{self, NetworkError};
+use super::network::{self, Credentials, NetworkError};
+use super::reload::{Reloader, Reread, Taken};
 use super::running::Turn;
 use super::signals::{Signal, Signals};
 use super::warnings;
@@ -74,6 +74,7 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
     for warning in warnings {
         complain(format_args!("{warning}"));
     }
+    let credentials = Credentials::read(&settings)?;
     let bind = |address| AdminServer::bind(address, settings.token.clone(), Limits::default());
     let server = settings.admin.as_ref().map(bind).transpose()?;
     warnings::show();
@@ -99,25 +100,30 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
         Some(load) => load.exchange().clone(),
         None => shelf.clone(),
     };
-    let builder = network::configure(&settings, Node::builder(pool.clone()))?.offers(offers.clone());
+    let mut builder = network::configure(&settings, &credentials, Node::builder(pool.clone()))?;
+    builder = builder.offers(offers.clone());
+    if let Some(server) = server {
+        builder = builder.admin(server);
+    }
+    if let Some(load) = &load {
+        builder = builder.traffic(load.quiet());
+    }
     let (node, arrivals) = runtime.block_on(builder.start())?;
     let arriving = runtime.spawn(take_in(arrivals, offers));
-    let mut admin = PoolAdmin::new(&settings.name, pool.clone());
-    if let Some(load) = &load {
-        admin = admin.traffic(load.quiet());
-    }
-    print(&greeting(&settings, server.as_ref(), &node))?;
-    let node = Arc::new(node);
-    let admin = Arc::new(NodeAdmin::new(node.clone(), admin));
-    let is_drained = runtime.block_on(run(&settings, sources, (&node, arriving), admin, server, signals))?;
+    print(&greeting(&settings, &node))?;
+    let (reloader, drain) = (Reloader::start(sources)?, settings.drain);
+    let is_drained = runtime.block_on(async {
+        run(&node, Taken::new(settings, credentials), reloader, signals).await;
+        let is_drained = node.shutdown(drain).await;
+        // The stream ends with the node.
+        let _ = timeout(drain, arriving).await;
+        is_drained
+    });
 
     let mut findings = load.map(Load::end).unwrap_or_default();
     shelf.clear();
     if !is_drained {
-        findings.push(format!(
-            "migrations were under way after {:?}: what became of them is unknown",
-            settings.drain
-        ));
+        findings.push(format!("migrations were under way after {drain:?}: what became of them is unknown"));
     }
     if let Some(compaction) = compaction {
         runtime.block_on(compaction.stop());
@@ -139,49 +145,15 @@ async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>) {
     }
 }
 
-/// Serves until a signal to end, and then drains the node and the admin interface. Returns whether no
-/// migration is left.
-async fn run(
-    settings: &Settings,
-    sources: &Sources,
-    (node, arriving): (&Node, JoinHandle<()>),
-    admin: Arc<NodeAdmin>,
-    server: Option<AdminServer>,
-    mut signals: Signals,
-) -> io::Result<bool> {
-    let mut peers = settings.peers.clone();
-    let mut is_drained = true;
-    let end = async {
-        while signals.next().await == Signal::Reload {
-            reload(sources, &mut peers, node);
-        }
-        admin.drain();
-        is_drained = node.shutdown(settings.drain).await;
-        // The stream ends with the node.
-        let _ = timeout(settings.drain, arriving).await;
-    };
-    match server {
-        Some(server) => server.run(admin.clone(), end, settings.drain).await?,
-        None => end.await,
-    }
-    Ok(is_drained)
-}
-
-/// Reads the settings again and takes over the peers. Settings that are refused change nothing.
-fn reload(sources: &Sources, peers: &mut Vec<PeerAddress>, node: &Node) {
-    match sources.load() {
-        Err(error) => complain(format_args!("not reloaded: {error}")),
-        Ok(loaded) => {
-            let new = loaded.settings.peers;
-            let added = new.iter().filter(|peer| !peers.contains(peer));
-            let removed = peers.iter().filter(|peer| !new.contains(peer));
-            let shown =
-                |sign: char| move |peer: &PeerAddress| format!(" {sign}{}={}", peer.name, peer.address);
-            let changes: String = added.map(shown('+')).chain(removed.map(shown('-'))).collect();
-            let changes = if changes.is_empty() { " none" } else { &changes };
-            complain(format_args!("reloaded; changes of peers:{changes}"));
-            node.set_peers(network::peers(&new));
-            *peers = new;
+/// Takes over settings at each SIGHUP, until a signal to end.
+async fn run(node: &Node, mut taken: Taken, mut reloader: Reloader<Reread>, mut signals: Signals) {
+    loop {
+        tokio::select! {
+            signal = signals.next() => match signal {
+                Signal::End => return,
+                Signal::Reload => reloader.order(),
+            },
+            read = reloader.read() => taken.take_over(read, node),
         }
     }
 }
@@ -217,7 +189,7 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 /// Returns the lines of the standard output: what is served, and where.
-fn greeting(settings: &Settings, server: Option<&AdminServer>, node: &Node) -> String {
+fn greeting(settings: &Settings, node: &Node) -> String {
     let PoolSettings { blocks, layout, layout_name, device, .. } = &settings.pool;
     let pool = format!(
         "node: {}, {blocks} blocks of {} tokens and {} bytes ({layout_name} on {device})",
@@ -225,7 +197,7 @@ fn greeting(settings: &Settings, server: Option<&AdminServer>, node: &Node) -> S
         layout.block_tokens(),
         layout.bytes_per_block()
     );
-    let admin = server.map_or("off".to_owned(), |server| format!("http://{}", server.address()));
+    let admin = node.admin_address().map_or("off".to_owned(), |address| format!("http://{address}"));
     let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);
     format!("{pool}\nadmin: {admin}\nlisten: {listen}")
 }

@@ -1,0 +1,233 @@
+//! Answers of an admin interface as text: statistics and migrations.
+
+use std::time::Duration;
+
+use comfy_table::CellAlignment;
+use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
+use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
+use kvpool_node::admin::{MigrationRecord, MigrationSide, MigrationState, StatsReport};
+use serde_json::{Value, json};
+
+use crate::output;
+
+/// Digits of a migration's id in the table; `--json` has all of them.
+const ID_DIGITS: usize = 8;
+
+/// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of each
+/// group of counters.
+pub(super) fn stats(stats: &StatsReport) -> String {
+    let up = FormattedDuration(Duration::from_secs(stats.uptime_s));
+    let mut text = format!("{} (kvpool {}), up {up}\n", stats.node, stats.version);
+    text += &three_columns(&of_the_pool(stats));
+    for (group, counters) in &stats.extra {
+        let counters = counters.as_object().into_iter().flatten();
+        let rows: Vec<_> = counters.map(|(name, value)| counter(name, value)).collect();
+        text += &format!("\n{group}\n{}", three_columns(&rows));
+    }
+    text
+}
+
+/// A row: a name, a figure, and a note.
+type Row = (String, String, String);
+
+fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
+    let gauges = &stats.metrics.stats;
+    let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
+    let bytes = BinaryBytes(stats.block_bytes as u64 * stats.total as u64);
+    let time = |ns: f64| match stats.allocation.samples {
+        0 => "-".to_owned(),
+        _ => latency(ns),
+    };
+    let rows = [
+        ("total", count(stats.total), format!("blocks of {} tokens, {bytes}", stats.block_tokens)),
+        ("used", count(stats.used), percent(stats.used_percent)),
+        (
+            "free",
+            count(stats.free),
+            format!("{}, pressure {}", share(stats.free), format!("{:?}", gauges.pressure).to_lowercase()),
+        ),
+        ("evictable", count(stats.evictable), format!("{}, cached without an owner", share(stats.evictable))),
+        (
+            "retired",
+            count(gauges.retired),
+            format!("until batches end, of which {} are in flight", gauges.batches_in_flight),
+        ),
+        ("sequences", count(stats.sequences), format!("open; {} requests wait for blocks", gauges.waiting)),
+        (
+            "fragmentation",
+            percent(100.0 * stats.fragmentation.rate),
+            format!(
+                "of the possible free runs are missing; longest free run: {} blocks",
+                count(stats.fragmentation.longest_run)
+            ),
+        ),
+        (
+            "  if all were evicted",
+            percent(100.0 * stats.available_fragmentation),
+            "of the runs of free and evictable blocks".to_owned(),
+        ),
+        (
+            "allocation mean",
+            time(stats.allocation.mean_ns),
+            format!("of {} timed allocations", count(stats.allocation.samples as usize)),
+        ),
+        ("allocation p99", time(stats.allocation.p99_ns as f64), String::new()),
+        (
+            "moved",
+            count(stats.metrics.moves.moved_blocks as usize),
+            format!("blocks, in {} compactions and resizes", HumanCount(stats.metrics.moves.runs)),
+        ),
+    ];
+    rows.into_iter().map(|(name, figure, note)| (name.to_owned(), figure, note)).collect()
+}
+
+/// Returns a counter, or the state of something, as a row.
+fn counter(name: &str, value: &Value) -> Row {
+    let words = name.replace('_', " ");
+    match (value, value.as_u64()) {
+        // A state, by the name of what has it.
+        (Value::String(state), _) => (name.to_owned(), String::new(), state.clone()),
+        // An id is not counted.
+        (_, Some(id)) if name.ends_with("_sequence") => (words, id.to_string(), String::new()),
+        (_, Some(bytes)) if name.ends_with("_bytes") => {
+            (words, HumanCount(bytes).to_string(), BinaryBytes(bytes).to_string())
+        }
+        (_, Some(number)) => (words, HumanCount(number).to_string(), String::new()),
+        _ => (words, value.to_string(), String::new()),
+    }
+}
+
+fn three_columns(rows: &[Row]) -> String {
+    let mut table = output::table(NOTHING);
+    table.add_rows(rows.iter().map(|(name, figure, note)| [name, figure, note]));
+    if let Some(column) = table.column_mut(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.trim_fmt()
+}
+
+/// Returns migrations as a table, the newest first, with their number by state.
+pub(super) fn migrations(migrations: &[MigrationRecord]) -> String {
+    if migrations.is_empty() {
+        return "no migrations".to_owned();
+    }
+    let mut table = output::table(UTF8_FULL_CONDENSED);
+    table.set_header([
+        "id", "kind", "peer", "sequence", "state", "blocks", "bytes", "runs", "via", "time", "reason",
+    ]);
+    for record in migrations {
+        let way = if record.side == MigrationSide::Source { "to" } else { "from" };
+        table.add_row([
+            record.id.chars().take(ID_DIGITS).collect(),
+            word(&json!(record.kind)),
+            format!("{way} {}", record.peer),
+            record.sequence.map_or("-".to_owned(), |id| id.to_string()),
+            word(&json!(record.state)),
+            count(record.blocks),
+            BinaryBytes(record.bytes).to_string(),
+            count(record.runs),
+            record.transport.map_or("-".to_owned(), |transport| word(&json!(transport))),
+            format!("{} ms", HumanCount(record.time_ms)),
+            record.reason.clone().unwrap_or_default(),
+        ]);
+    }
+    for column in [5, 6, 7, 9] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    format!("{table}\n{}", summary(migrations))
+}
+
+/// Returns the number of migrations by state.
+fn summary(migrations: &[MigrationRecord]) -> String {
+    let of =
+        |is_it: fn(MigrationState) -> bool| migrations.iter().filter(|record| is_it(record.state)).count();
+    let committed = of(|state| state == MigrationState::Committed);
+    let aborted = of(|state| state == MigrationState::Aborted);
+    let in_doubt = of(|state| state == MigrationState::InDoubt);
+    let under_way = migrations.len() - committed - aborted - in_doubt;
+    let mut text = format!("{under_way} under way, {committed} committed, {aborted} aborted");
+    if in_doubt > 0 {
+        text += &format!(", {in_doubt} IN DOUBT: the other node was told to commit and has not answered");
+    }
+    text
+}
+
+/// Returns a word of the JSON as words.
+fn word(value: &Value) -> String {
+    value.as_str().unwrap_or_default().replace('_', " ")
+}
+
+fn count(number: usize) -> String {
+    HumanCount(number as u64).to_string()
+}
+
+fn percent(value: f64) -> String {
+    format!("{value:.1} %")
+}
+
+fn latency(ns: f64) -> String {
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.1} us", ns / 1e3),
+        ns => format!("{:.1} ms", ns / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(state: MigrationState) -> MigrationRecord {
+        serde_json::from_value(json!({
+            "id": "00112233445566778899aabbccddeeff", "kind": "bring_back", "side": "target", "peer": "b",
+            "sequence": null, "state": state, "blocks": 1200, "transport": "unix", "bytes": 4096, "runs": 3,
+            "time_ms": 1500, "reason": null,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn migrations_are_counted_by_state_and_doubt_is_told_from_commits() {
+        let (committing, in_doubt) = (record(MigrationState::Committing), record(MigrationState::InDoubt));
+        let text = migrations(&[committing.clone(), record(MigrationState::Committed)]);
+        for part in [
+            "00112233 ",
+            "bring back",
+            "from b",
+            "committing",
+            "1,200",
+            "4.00 KiB",
+            " 3 ",
+            "unix",
+            "1,500 ms",
+        ] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+        assert!(text.ends_with("1 under way, 1 committed, 0 aborted"), "{text}");
+        let text = migrations(&[committing, in_doubt]);
+        assert!(text.contains("in doubt") && text.contains("1 under way, 0 committed"), "{text}");
+        assert!(text.contains("1 IN DOUBT"), "{text}");
+        assert_eq!(migrations(&[]), "no migrations");
+    }
+
+    #[test]
+    fn times_have_a_unit_that_suits_them() {
+        for (ns, text) in [(6.2, "6 ns"), (870.0, "870 ns"), (61_439.0, "61.4 us"), (2_500_000.0, "2.5 ms")] {
+            assert_eq!(latency(ns), text);
+        }
+    }
+
+    #[test]
+    fn counters_are_words_numbers_and_units() {
+        let row = |name: &str, value: Value| {
+            let (name, figure, note) = counter(name, &value);
+            format!("{name}|{figure}|{note}")
+        };
+        assert_eq!(row("tokens_verified", 12345.into()), "tokens verified|12,345|");
+        assert_eq!(row("sent_bytes", 2048.into()), "sent bytes|2,048|2.00 KiB");
+        assert_eq!(row("longest_sequence", 12345.into()), "longest sequence|12345|");
+        assert_eq!(row("gpu-node_2", "down: refused".into()), "gpu-node_2||down: refused");
+    }
+}

@@ -1,0 +1,209 @@
+//! Signals to `kvpool serve`: the end in every phase, the end at once, and settings that are read again.
+#![cfg(target_os = "linux")]
+
+#[path = "common/authority.rs"]
+mod authority;
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use authority::Authority;
+use common::live::{Node, pipe, program, run, said, wait_until};
+use rustix::process::Signal;
+
+fn counter(node: &Node, of: &str, name: &str) -> u64 {
+    node.json("stats")["extra"][of][name].as_u64().unwrap_or_else(|| panic!("{of} has no {name}"))
+}
+
+fn address_of(url: &str) -> String {
+    url.strip_prefix("http://").unwrap().to_owned()
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    for (second, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        // Each thread rests for a second behind a step before it sees the end, at different times.
+        let node = Node::start("serve --load conversations --load-rest 1s --load-threads 8");
+        wait_until("traffic runs", || counter(&node, "load", "tokens") > 0);
+        node.signal(Signal::TERM);
+        // Two signals that wait to be delivered could be one.
+        thread::sleep(Duration::from_millis(20));
+        let begun = Instant::now();
+        let (got, errors) = node.end(second);
+        assert_eq!(got, Some(code), "{errors}");
+        assert!(errors.contains("ended at once by a second signal"), "{errors}");
+        assert!(begun.elapsed() < Duration::from_millis(500), "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn silent_and_slow_callers_do_not_delay_the_end() {
+    let node = Node::start("serve");
+    let silent = TcpStream::connect(address_of(&node.url)).unwrap();
+    let mut slow = TcpStream::connect(address_of(&node.url)).unwrap();
+    slow.write_all(b"GET /stats HTTP/1.1\r\nHost: ").unwrap();
+    let peer = TcpStream::connect(&node.listen).unwrap();
+    node.json("stats");
+    let begun = Instant::now();
+    assert_eq!(node.end(Signal::TERM), (Some(0), String::new()));
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    drop((silent, slow, peer));
+}
+
+#[test]
+fn a_request_under_way_is_answered_before_the_end() {
+    let node = Node::start("serve --load conversations --load-rest 1s --load-threads 8");
+    wait_until("traffic runs", || counter(&node, "load", "tokens") > 0);
+    // It waits for the threads, each of which rests.
+    let url = node.url.clone();
+    let audit = thread::spawn(move || run(&format!("audit {url}")));
+    wait_until("the audit has arrived", || {
+        let tokens = counter(&node, "load", "tokens");
+        thread::sleep(Duration::from_millis(30));
+        counter(&node, "load", "tokens") == tokens
+    });
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    let audit = audit.join().unwrap();
+    assert!(String::from_utf8_lossy(&audit.stdout).starts_with("ok: "), "{}", said(&audit));
+}
+
+/// The source ends while the target of its transfers is stopped, goes on, and is killed.
+#[test]
+fn an_end_during_transfers_to_a_peer_that_hangs_takes_no_longer_than_the_drain() {
+    let b = Node::start("serve --name b --size 6000 --load arrivals");
+    let a = Node::start(&format!(
+        "serve --name a --load conversations --load-rest 10ms --size 2500 --migrate-below 500 --migrate-to b \
+         --peers b={} --drain 3s",
+        b.listen
+    ));
+    wait_until("sequences move", || counter(&b, "load", "arrived") > 3);
+    b.signal(Signal::STOP);
+    thread::sleep(Duration::from_millis(300));
+    let begun = Instant::now();
+    let (code, errors) = a.end(Signal::TERM);
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    // A migration whose commit was sent has an unknown end, which the exit code tells.
+    assert_eq!(code == Some(0), !errors.contains("what became of them is unknown"), "{code:?}: {errors}");
+    b.signal(Signal::CONT);
+    wait_until("all that arrived are completed", || {
+        counter(&b, "load", "open") == 0
+            && counter(&b, "load", "arrived") == counter(&b, "load", "arrived_completed")
+    });
+    assert_eq!(counter(&b, "load", "blocks_corrupt"), 0);
+    assert_eq!(b.json("audit")["sound"], true);
+    let (code, errors) = b.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn an_end_while_peers_cannot_be_reached_is_prompt() {
+    // A port that nothing listens on, and one that accepts and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let node = Node::start(&format!(
+        "serve --name a --peers b=127.0.0.1:1,c={} --load conversations",
+        silent.local_addr().unwrap()
+    ));
+    wait_until("traffic runs", || counter(&node, "load", "completed") > 0);
+    let begun = Instant::now();
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+}
+
+fn write_token(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+const FIRST: &str = "the-first-token-of-the-tests";
+const SECOND: &str = "the-second-token-of-the-tests";
+
+#[test]
+fn a_reload_takes_over_certificates_and_token_for_new_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let (old, new) = (Authority::new(), Authority::new());
+    let tokens = [("b", FIRST), ("old", FIRST), ("new", SECOND)].map(|(name, token)| {
+        write_token(&at(&format!("{name}.token")), token);
+        format!("--token-file {}", at(&format!("{name}.token")).display())
+    });
+    let [of_b, of_old, of_new] = &tokens;
+    let b = Node::start(&format!("serve --name b {of_b} {}", old.flags(&at("b"), "b", 4000)));
+    let peer = |name: &str, authority: &Authority, token: &str| {
+        let flags = authority.flags(&at(name), name, 4000);
+        Node::start(&format!("serve --name {name} {token} {flags} --peers b={}", b.listen))
+    };
+    let state =
+        |node: &Node, token: &str| node.json(&format!("stats {token}"))["extra"]["peers"]["b"].clone();
+    let a = peer("a", &old, of_old);
+    wait_until("the nodes are linked", || state(&a, of_old) == "up");
+
+    new.flags(&at("b"), "b", 4000);
+    write_token(&at("b.token"), SECOND);
+    b.signal(Signal::HUP);
+    wait_until("the admin interface takes the new token", || {
+        b.run(&format!("stats {of_new}")).status.success()
+    });
+    let refused = b.run(&format!("stats {of_old}"));
+    assert!(said(&refused).contains("token missing or wrong (401)"), "{}", said(&refused));
+    let c = peer("c", &new, of_new);
+    wait_until("a node with the new certificates is linked", || state(&c, of_new) == "up");
+    assert_eq!(state(&a, of_old), "up", "links that exist stay");
+    let d = peer("d", &old, of_old);
+    wait_until("one with the old ones is not", || {
+        state(&d, of_old).as_str().is_some_and(|state| state.contains("certificate was refused"))
+    });
+
+    // Files that are refused change nothing.
+    fs::write(at("b").join("node.pem"), "no certificate").unwrap();
+    b.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(500));
+    fs::remove_file(at("b.token")).unwrap();
+    b.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(500));
+    assert!(b.run(&format!("stats {of_new}")).status.success());
+    for node in [a, c, d] {
+        assert_eq!(node.end(Signal::TERM).0, Some(0));
+    }
+    let (code, errors) = b.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(errors.contains("reloaded; changes of peers: none; new certificates; another token"), "{errors}");
+    let refusals: Vec<_> = errors.lines().filter(|line| line.contains("not reloaded: ")).collect();
+    assert_eq!(refusals.len(), 2, "{errors}");
+    assert!(refusals[0].contains("node.pem") && refusals[1].contains("b.token"), "{errors}");
+}
+
+#[test]
+fn settings_that_became_a_pipe_change_nothing_and_delay_no_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kvpool.toml");
+    fs::write(&file, "size = 100\n[peers]\nb = \"localhost:7\"\n").unwrap();
+    let node = Node::start_with(program().args(["serve", "--config"]).arg(&file));
+    // What takes effect at the next start only is named.
+    fs::write(&file, "size = 200\nlisten = \"off\"\n[peers]\nb = \"localhost:7\"\n").unwrap();
+    node.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(300));
+    fs::remove_file(&file).unwrap();
+    pipe(&file);
+    for _ in 0..3 {
+        node.signal(Signal::HUP);
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(node.json("stats")["extra"]["peers"].as_object().unwrap().len(), 1);
+    let begun = Instant::now();
+    let (code, errors) = node.end(Signal::TERM);
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(
+        errors.contains("changes of peers: none; changes that need a restart: size, size_max"),
+        "{errors}"
+    );
+    assert!(errors.contains("not reloaded: ") && errors.contains("it is a pipe or a device"), "{errors}");
+}
