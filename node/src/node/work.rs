@@ -109,7 +109,12 @@ pub(super) fn verify(import: &mut Import) -> Result<Verified, Text> {
 }
 
 /// Makes an import the pool's own. On an error the import is gone.
-pub(super) fn commit(import: Import) -> Result<Imported, Text> {
+///
+/// Unless the source's copy `is_current`, its blocks are not found by their hashes.
+pub(super) fn commit(mut import: Import, is_current: bool) -> Result<Imported, Text> {
+    if !is_current {
+        import.forget();
+    }
     import.commit().map_err(|error| text(error.error))
 }
 

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::bounded::Text;
+use super::copies::{CopyEvent, CopyPart};
 use super::message::{Attempt, FetchBytes, Grant, ManifestBytes, Refusal};
 use super::outcome::Outcome;
 use super::places::Places;
@@ -22,6 +23,10 @@ pub enum Event<M> {
     PeerEnded,
     /// The node cancels the migration.
     Cancel,
+    /// Of a source: the cache was cleared since the export.
+    Cleared,
+    /// Of the target of a part: what the other parts do.
+    Copy(CopyEvent),
     /// Time has passed.
     Tick,
 }
@@ -100,12 +105,21 @@ pub enum Task {
         grant: Grant,
     },
     /// Target: check the manifest, reserve blocks, and permit the peer to write the missing ones.
-    Reserve(ManifestBytes),
+    /// Blocks are reserved once for all parts of a copy.
+    Reserve {
+        /// Description of the copy, or of the part.
+        manifest: ManifestBytes,
+        /// The part, if it is one.
+        part: Option<CopyPart>,
+    },
     /// Target: end the grant, compare all checksums that are not known to be right, and permit the
     /// peer to write the bad places again.
     Verify(Attempt),
-    /// Target: make the copy this node's own.
-    Commit,
+    /// Target: make the copy this node's own, with all of its parts.
+    Commit {
+        /// Whether its blocks may be found in the cache from now on.
+        is_current: bool,
+    },
     /// Source: the target has the copy. Close, keep or evict this one, as the kind says.
     Finish,
     /// Source: stop a transfer under way, and go on with the copy as before the export.

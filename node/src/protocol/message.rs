@@ -8,7 +8,7 @@
 //! | `Refused` | source | nothing is reserved: the reason, and the free blocks |
 //! | `Sent` | target | the bytes of this attempt are written |
 //! | `Verified` | source | the checksums of this attempt were compared; these places are bad |
-//! | `Commit` | target | the copy is yours |
+//! | `Commit` | target | the copy is yours; whether what was cached of it still is |
 //! | `Committed` | source | the copy is mine |
 //! | `Forget` | target | the answer has arrived; nothing further will be asked |
 //! | `Abort` | target | there will be no commit by this source |
@@ -101,18 +101,65 @@ impl Kind {
     }
 }
 
-/// Share of a copy that a source has, where several sources feed one target.
+/// Parts of the largest copy.
+pub const PARTS_MAX: u16 = 256;
+
+/// Part of a copy that a source has, where several sources feed one target.
+///
+/// The parts of a copy have the same [`MigrationId`]. A part holds some heads of every block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Part {
-    /// Number of the share, from 0.
+    /// Number of the part, from 0.
     pub index: u16,
-    /// Number of shares.
+    /// Number of parts.
     pub of: u16,
 }
 
-impl Part {
-    /// The whole copy.
-    pub const WHOLE: Self = Self { index: 0, of: 1 };
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "part {} of {}", self.index, self.of)
+    }
+}
+
+/// Fault of a part, for which its target refuses it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartFault {
+    /// Its number is not below the number of parts, or there are too many.
+    #[error("it does not exist, or there are more than {PARTS_MAX}")]
+    Number,
+    /// Only sequences move in parts.
+    #[error("cached blocks do not move in parts")]
+    Cached,
+    /// Another node sends the part.
+    #[error("another node sends it")]
+    Repeated,
+    /// The copy has another number of parts, or another purpose.
+    #[error("the others are of another number of parts, or for another purpose")]
+    Disagrees,
+    /// The copy is being committed without it.
+    #[error("the copy is being committed")]
+    Late,
+    /// The target does not know which heads it has itself.
+    #[error("the node was not told which heads it has")]
+    HeadsUnknown,
+    /// It is the last one, and heads of the target are in no part.
+    #[error("no part has {missing} of the node's {heads} heads")]
+    HeadsMissing {
+        /// Heads that no part has.
+        missing: u32,
+        /// Heads of the target.
+        heads: u32,
+    },
+    /// The target has too little memory for the bytes of a part until they are checked: all blocks
+    /// of the part that it lacks at once.
+    #[error("{needed} bytes are needed until they are checked, and {free} are free")]
+    Staging {
+        /// Bytes needed.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
 }
 
 /// Permission to write the bytes of places, for the transport.
@@ -144,9 +191,14 @@ pub enum Refusal {
     /// The manifest is invalid, or does not fit this pool.
     #[error("the manifest does not fit: {0}")]
     Manifest(Text),
-    /// Copies in shares are not supported.
-    #[error("share {} of {} of a copy is not supported", .0.index, .0.of)]
-    Parts(Part),
+    /// A part of a copy does not fit.
+    #[error("{part} of the copy: {fault}")]
+    Part {
+        /// The part.
+        part: Part,
+        /// Its fault.
+        fault: PartFault,
+    },
     /// Cached blocks that were not asked for, or not any more.
     #[error("these blocks were not asked for")]
     NotAsked,
@@ -195,6 +247,12 @@ pub enum AbortReason {
         /// Migrations permitted.
         max: u32,
     },
+    /// The source cleared its cache, of which the blocks were.
+    #[error("the cache of the source was cleared")]
+    Cleared,
+    /// Another part of the copy has ended.
+    #[error("another part of the copy has ended: {0}")]
+    OtherPart(Text),
 }
 
 /// Phase of a target.
@@ -211,6 +269,8 @@ pub enum Phase {
     Verifying,
     /// All checksums are right.
     Ready,
+    /// The source of this part has said its commit; those of other parts have not.
+    Agreed,
     /// It makes the copy its own.
     Committing,
     /// The copy is its own.
@@ -224,8 +284,8 @@ pub enum ToTarget {
     Prepare {
         /// Purpose.
         kind: Kind,
-        /// Share of the copy.
-        part: Part,
+        /// Part of the copy; `None` for all of it.
+        part: Option<Part>,
         /// Description of the copy.
         manifest: ManifestBytes,
     },
@@ -236,10 +296,13 @@ pub enum ToTarget {
         /// The attempt.
         attempt: Attempt,
     },
-    /// The copy is the target's.
+    /// The copy is the target's, once the sources of all of its parts have said so.
     Commit {
         /// The target's term.
         term: TermId,
+        /// Whether the source's cache was not cleared since the copy was exported: otherwise its
+        /// blocks must not be found in the target's cache.
+        is_current: bool,
     },
     /// There will be no commit by this source.
     Abort {

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
+use super::copies::{self, Copies};
 use super::machine::{self, Event, Task, Work};
 use super::message::{
     AbortReason, Envelope, Incarnation, Kind, Message, MigrationId, Refusal, TermId, ToSource, ToTarget,
@@ -64,6 +65,8 @@ pub struct Migrations {
     next: u64,
     entries: BTreeMap<MachineId, Entry>,
     index: BTreeMap<Key, MachineId>,
+    /// Copies that come in parts.
+    copies: Copies,
     /// The present process of each peer.
     peers: BTreeMap<LinkId, Incarnation>,
     stale_messages: u64,
@@ -72,8 +75,8 @@ pub struct Migrations {
 impl Migrations {
     /// Begins without migrations. The incarnation is random, and another one at each start.
     pub fn new(incarnation: Incarnation, timing: Timing, limits: Limits) -> Self {
-        let (entries, index, peers) = Default::default();
-        Self { incarnation, timing, limits, next: 1, entries, index, peers, stale_messages: 0 }
+        let (entries, index, copies, peers) = Default::default();
+        Self { incarnation, timing, limits, next: 1, entries, index, copies, peers, stale_messages: 0 }
     }
 
     /// Returns the incarnation of this node.
@@ -88,7 +91,8 @@ impl Migrations {
 
     /// Returns the time by which [`tick`](Self::tick) must be called; `None` if nothing is under way.
     pub fn deadline(&self) -> Option<Millis> {
-        self.entries.values().filter_map(|entry| entry.machine.deadline()).min()
+        let machines = self.entries.values().filter_map(|entry| entry.machine.deadline());
+        machines.chain(self.copies.deadline(self.timing.term_ms)).min()
     }
 
     /// Returns all migrations under way, and committed copies that are not forgotten.
@@ -98,6 +102,7 @@ impl Migrations {
             id: entry.id,
             link: entry.link,
             kind: entry.machine.kind(),
+            part: entry.machine.part(),
             origin: entry.origin,
             state: entry.machine.state(),
             begun: entry.machine.begun(),
@@ -110,17 +115,23 @@ impl Migrations {
     /// # Errors
     /// [`RequestError`]; nothing has begun, and no outcome follows.
     pub fn request(&mut self, now: Millis, request: Request) -> Result<(MachineId, Actions), RequestError> {
-        let Request { id, link, command } = request;
+        let Request { id, link, command, part } = request;
         if !self.peers.contains_key(&link) {
             return Err(RequestError::NoLink(link));
         }
         if self.entries.values().any(|entry| entry.id == id) {
             return Err(RequestError::SameId(id));
         }
-        let sequence = command.sequence();
-        let is_exclusive = matches!(command, Command::Migrate { .. });
+        let (kind, sequence) = (command.kind(), command.sequence());
+        if let Some(part) = part {
+            copies::check(kind, part).map_err(|fault| RequestError::Part { part, fault })?;
+        }
+        let is_exclusive = kind.is_exclusive();
+        // A source of several targets copies a part to each.
+        let is_shared = |machine: &Machine| machine.kind() == Kind::Replicate && machine.part().is_some();
         for other in self.entries.values().filter(|entry| sequence.is_some() && entry.sequence == sequence) {
             match other.machine.side() {
+                Side::Source if kind == Kind::Replicate && part.is_some() && is_shared(&other.machine) => {}
                 Side::Source => return Err(RequestError::SameSequence(other.id)),
                 Side::Target if is_exclusive => return Err(RequestError::Unconfirmed(other.id)),
                 Side::Target => {}
@@ -132,16 +143,12 @@ impl Migrations {
         }
         let (machine, timing) = (self.number(), self.timing);
         let actions = match command {
-            Command::Migrate { .. } => {
-                let (source, actions) = Source::begin(now, Kind::Migrate, None, timing);
-                self.begin(machine, Entry::source(id, link, Origin::Local, sequence, source), actions)
-            }
-            Command::Replicate { .. } => {
-                let (source, actions) = Source::begin(now, Kind::Replicate, None, timing);
+            Command::Migrate { .. } | Command::Replicate { .. } => {
+                let (source, actions) = Source::begin(now, (kind, part), None, timing);
                 self.begin(machine, Entry::source(id, link, Origin::Local, sequence, source), actions)
             }
             Command::Offload { what } => {
-                let (source, actions) = Source::begin(now, Kind::Cached, Some(what), timing);
+                let (source, actions) = Source::begin(now, (kind, None), Some(what), timing);
                 self.begin(machine, Entry::source(id, link, Origin::Local, None, source), actions)
             }
             Command::BringBack { what } => {
@@ -174,15 +181,28 @@ impl Migrations {
     /// Takes the result of a task. `None` if the machine has ended: the caller gives up what the
     /// result holds, as a [`Task::Restore`] or [`Task::Release`] says.
     pub fn done(&mut self, now: Millis, machine: MachineId, work: Work) -> Option<Actions> {
-        let entry = self.entries.get_mut(&machine)?;
+        let entry = self.entries.get(&machine)?;
         if let Work::Committed { sequence } = work
             && entry.machine.kind().is_exclusive()
         {
-            entry.sequence = sequence;
+            // Each source of a part must have answered before the sequence moves on.
+            for part in self.copies.others(entry.id, machine).into_iter().chain([machine]) {
+                self.entries.get_mut(&part).expect("a machine of the copy").sequence = sequence;
+            }
         }
-        match entry.machine {
+        match self.entries[&machine].machine {
             Machine::Source(_) => Some(self.source_event(now, machine, Event::Done(work))),
             Machine::Target(_) => Some(self.target_event(now, machine, Event::Done(work))),
+        }
+    }
+
+    /// The cache of this node was cleared since the source exported its copy.
+    ///
+    /// The caller says so before it reports anything else that happened later.
+    pub fn cleared(&mut self, now: Millis, machine: MachineId) -> Actions {
+        match self.entries.get(&machine).map(|entry| entry.machine.side()) {
+            Some(Side::Source) => self.source_event(now, machine, Event::Cleared),
+            _ => Actions::new(),
         }
     }
 
@@ -229,7 +249,10 @@ impl Migrations {
         let due = |entry: &Entry| entry.machine.deadline().is_some_and(|deadline| deadline <= now);
         let machines: Vec<_> =
             self.entries.iter().filter(|(_, entry)| due(entry)).map(|(&machine, _)| machine).collect();
-        machines.into_iter().flat_map(|machine| self.happened(now, machine, Happened::Tick)).collect()
+        let mut actions: Actions =
+            machines.into_iter().flat_map(|machine| self.if_here(now, machine, Happened::Tick)).collect();
+        actions.extend(self.end_incomplete(now));
+        actions
     }
 
     fn number(&mut self) -> MachineId {
@@ -249,6 +272,15 @@ impl Migrations {
             return self.send(link, id, message).into_iter().collect();
         }
         let machine = self.number();
+        let joined = part.map(|part| (part, self.copies.join(now, id, (kind, part), machine)));
+        let part = match joined {
+            Some((part, Err(fault))) => {
+                let message = ToSource::Refused { reason: Refusal::Part { part, fault }, free: 0 };
+                return self.send(link, id, message.into()).into_iter().collect();
+            }
+            Some((_, Ok(of_copy))) => Some(of_copy),
+            None => None,
+        };
         let (target, actions) = Target::prepare(now, TermId(machine.0), kind, part, manifest, self.timing);
         self.begin(machine, Entry::target(id, link, Origin::Peer, target), actions)
     }
@@ -263,7 +295,7 @@ impl Migrations {
             return self.send(link, id, Message::ToTarget(message)).into_iter().collect();
         }
         let machine = self.number();
-        let (source, actions) = Source::begin(now, Kind::Fetch, Some(what), self.timing);
+        let (source, actions) = Source::begin(now, (Kind::Fetch, None), Some(what), self.timing);
         self.begin(machine, Entry::source(id, link, Origin::Peer, None, source), actions)
     }
 
@@ -298,7 +330,16 @@ impl Migrations {
             .filter(|(_, entry)| entry.link == link)
             .map(|(&machine, _)| machine)
             .collect();
-        machines.into_iter().flat_map(|machine| self.happened(now, machine, happened)).collect()
+        machines.into_iter().flat_map(|machine| self.if_here(now, machine, happened)).collect()
+    }
+
+    /// Delivers an event, unless the machine ended meanwhile with another part of its copy.
+    fn if_here(&mut self, now: Millis, machine: MachineId, happened: Happened) -> Actions {
+        if self.entries.contains_key(&machine) {
+            self.happened(now, machine, happened)
+        } else {
+            Actions::new()
+        }
     }
 
     fn happened(&mut self, now: Millis, machine: MachineId, happened: Happened) -> Actions {
@@ -321,8 +362,21 @@ impl Migrations {
     fn target_event(&mut self, now: Millis, machine: MachineId, event: Event<ToTarget>) -> Actions {
         match &mut self.entries.get_mut(&machine).expect("a machine of the index").machine {
             Machine::Target(target) => {
+                let was_undecided = target.is_undecided();
                 let actions = target.on(now, event);
-                self.addressed(machine, actions)
+                let Some(_) = target.part() else { return self.addressed(machine, actions) };
+                let (state, id) = (target.state(), self.entries[&machine].id);
+                let ended = actions.iter().find_map(|action| match action {
+                    machine::Action::Report { outcome, .. } => Some(outcome.clone()),
+                    _ => None,
+                });
+                let mut all = self.addressed(machine, actions);
+                all.extend(match (state, ended) {
+                    (TargetState::Agreed(_), _) => self.agreed(now, id, machine),
+                    (_, Some(outcome)) => self.part_ended(now, (id, machine), was_undecided, &outcome),
+                    _ => Actions::new(),
+                });
+                all
             }
             Machine::Source(_) => unreachable!("an event of a target for a source"),
         }
@@ -332,7 +386,8 @@ impl Migrations {
     fn addressed<M: Into<Message>>(&mut self, machine: MachineId, actions: machine::Actions<M>) -> Actions {
         let entry = &self.entries[&machine];
         let (id, link, is_over) = (entry.id, entry.link, entry.machine.is_over());
-        let (side, kind, origin) = (entry.machine.side(), entry.machine.kind(), entry.origin);
+        let (side, kind, part) = (entry.machine.side(), entry.machine.kind(), entry.machine.part());
+        let origin = entry.origin;
         if is_over {
             self.index.remove(&entry.key());
             self.entries.remove(&machine);
@@ -343,7 +398,7 @@ impl Migrations {
                 machine::Action::Do(task) => Some(Action::Do { machine, task }),
                 machine::Action::Report { outcome, bad_blocks } => Some(Action::Report {
                     machine,
-                    report: Report { id, side, kind, origin, bad_blocks, outcome },
+                    report: Report { id, side, kind, part, origin, bad_blocks, outcome },
                 }),
             })
             .collect()
@@ -368,6 +423,8 @@ impl Migrations {
         Some(Action::Send { link, envelope: Envelope { id, from: self.incarnation, to, message } })
     }
 }
+
+mod parts;
 
 /// An event that is the same for both sides.
 #[derive(Clone, Copy)]

@@ -20,7 +20,16 @@
 //!      |---------------- Forget ----------------->|
 //! ```
 //!
-//! A fetch begins with `Fetch` from the target; the rest is the same.
+//! A fetch begins with `Fetch` from the target; the rest is the same. Of a copy in parts, each source
+//! does the same with its part; the target commits all of them at once:
+//!
+//! ```text
+//!   source of part 0      target      source of part 1
+//!      |------ Commit ------>|                |        part 0 has agreed
+//!      |<-- Status(Agreed) --|                |
+//!      |                     |<--- Commit ----|        part 1 has agreed: the one commit
+//!      |<---- Committed -----|-- Committed -->|
+//! ```
 //!
 //! # Words
 //!
@@ -28,6 +37,10 @@
 //!   each message of the source that names it. Its number is new in each reservation.
 //! - An **incarnation** is one start of a node's process. Its end takes all copies in its memory.
 //! - A copy is **in doubt** at a source that sent `Commit` and has no answer: held, not run.
+//! - A **part** of a copy holds some heads of every block. The parts of a copy come from different
+//!   nodes, ranks of another tensor-parallel split; they have the same migration id, and each has a
+//!   machine and a term of its own at the target.
+//! - A part has **agreed** when its source has said `Commit` and the target has all of its bytes.
 //!
 //! # The source
 //!
@@ -55,6 +68,7 @@
 //! | all above | the peer's process ended | end |
 //! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
+//! | | `Status(Agreed)` | the time without an answer begins anew |
 //! | | no answer for a term, link lost; only one side may go on | InDoubt: report, `Query` |
 //! | | the same; both sides may | end as unconfirmed |
 //! | | time, link up | `Commit` |
@@ -85,12 +99,17 @@
 //! | Verifying(n) | verified, none bad | Ready(n): `Verified(n)` |
 //! | | verified, some bad | Receiving(n + 1): `Verified(n)` |
 //! | | verification failed | end, `Aborted` |
-//! | Ready(n) | `Commit` | Committing: commit |
-//! | Reserving to Ready | `Prepare`, `Query`, other `Sent` | answer |
+//! | Ready(n) | `Commit` of all of a copy | Committing: commit |
+//! | | `Commit` of cached blocks that are not current | end, `Aborted` |
+//! | | `Commit` of a part | Agreed(n): `Status` |
+//! | Agreed(n) | the last part has agreed | Committing: commit, by the machine of the first part |
+//! | | `Commit` | `Status` |
+//! | Reserving to Agreed | `Prepare`, `Query`, other `Sent` | answer |
 //! | | `Heartbeat`, link up | `Status` |
 //! | | end of the term, limit, cancel, `Commit` before Ready | end, `Aborted` |
 //! | | `Abort`, the peer's process ended | end |
-//! | Committing | committed | Committed: `Committed`, report |
+//! | | another part ended, or one is absent for a term | end, `Aborted` |
+//! | Committing | committed, by this machine or another of the copy | Committed: `Committed`, report |
 //! | | committed, and the peer's process has ended | over: report |
 //! | | commit failed | over: `Aborted`, report |
 //! | | `Abort` | nothing: each answer would cause the next abort |
@@ -98,6 +117,15 @@
 //! | Committed | `Forget`, the peer's process ended | over |
 //! | | any other message, time, link up | `Committed` |
 //! | any | a message of another term | `Aborted` of that term; neither state nor term change |
+//!
+//! # Cleared caches
+//!
+//! `Commit` says whether the source's cache was not cleared since the export, as it is when the
+//! message is sent; the target acts on the first one that it takes, and of a copy in parts, on the
+//! conjunction of all. A copy that is not current is not registered in the target's cache: of a
+//! sequence, its blocks arrive and are not found by their hashes; cached blocks do not arrive. What
+//! was cleared at the source before it said its commit is therefore not found at the target. What is
+//! cleared afterwards is found there until the target is cleared too, as if the copy had moved first.
 //!
 //! # Never two owners
 //!
@@ -112,7 +140,13 @@
 //!    target's process has ended, and its copy with it: unless the copy had left that process.
 //! 4. Therefore the target passes a sequence on only when its source has answered by `Forget`, or has
 //!    ended itself ([`RequestError::Unconfirmed`]). At any time at most one other process would go on.
-//! 5. Messages of, and for, another process are dropped, so that terms need to be unique only within
+//! 5. Of a copy in parts, each part has its owner. The target owns all parts from its one commit on.
+//!    It commits only while every part has agreed, by 1 with the leave of each source. The machines of
+//!    the parts change to Committing in the same step, and none of them says `Aborted` afterwards
+//!    unless that commit failed. Before this step, the end of any part ends all parts: each is told
+//!    `Aborted` for its term, and by 3 restores. There is no step in which one part is committed and
+//!    another has ended. By 4, the sequence moves on only when every source has answered or ended.
+//! 6. Messages of, and for, another process are dropped, so that terms need to be unique only within
 //!    an incarnation, and an answer never speaks for a process that has ended.
 //!
 //! # Never none
@@ -123,6 +157,11 @@
 //! A sequence that ended at the target before its source heard of the commit is held at the source
 //! until then; if the target dies, the source runs it once more.
 //!
+//! Of a copy in parts this holds for each part: a source keeps its own until `Committed`, which no
+//! target says before the one commit. A source that dies before the last part has agreed takes its
+//! part along, and the copy ends: the others restore theirs. One that dies later has given its part
+//! to the target.
+//!
 //! # No leak
 //!
 //! Every state but two ends by itself: by the end of a term, or by the limit, which no heartbeat moves.
@@ -130,6 +169,17 @@
 //! the peer, or by the operator's word ([`Migrations::peer_ended`]), and [`Migrations::status`] lists
 //! them until then. No message is answered for ever: `Abort`, `Aborted`, `Refused` and `Forget` have no
 //! answer where there is no machine, and every other one is an answer, or is repeated by a timer.
+//!
+//! Parts that have agreed could wait for others until their limit, renewed by their sources. A part
+//! that does not come within a term of the first one therefore ends the copy; one that came has a
+//! term of its own.
+//!
+//! # Copies in parts
+//!
+//! A copy is the whole at one target. Where several targets receive a sequence of one source, or of
+//! several, each has a copy of its own, with its own id, and one may be committed while another ends.
+//! An engine that needs all of them replicates, and closes its own once all have arrived. Only
+//! sequences come in parts. Ids of copies are used once: a second try has another one.
 //!
 //! # Who does what
 //!
@@ -140,6 +190,7 @@
 //! the transport keeps its own.
 
 mod bounded;
+mod copies;
 mod machine;
 mod message;
 mod migrations;
@@ -152,6 +203,7 @@ mod target;
 mod timing;
 
 pub use bounded::{Bytes, List, Text, TooLong};
+pub use copies::{CopyEvent, CopyNumber, CopyPart};
 pub use machine::{Action as SideAction, Actions as SideActions, Event, Task, Work};
 pub use message::*;
 pub use migrations::{Action, Actions, Migrations};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::bounded::Text;
-use super::message::{AbortReason, Kind, MigrationId, Refusal};
+use super::message::{AbortReason, Kind, MigrationId, Part, Refusal};
 use super::timing::Millis;
 
 /// Side of a migration.
@@ -136,6 +136,12 @@ pub enum Cause {
     /// The peer did what the protocol does not permit.
     #[error("the peer violated the protocol: {0}")]
     Violation(Text),
+    /// The source cleared its cache, of which the blocks were.
+    #[error("the cache of the source was cleared")]
+    Cleared,
+    /// Another part of the copy has ended.
+    #[error("another part of the copy has ended: {0}")]
+    OtherPart(Text),
 }
 
 /// An outcome, and the migration that has it.
@@ -147,6 +153,8 @@ pub struct Report {
     pub side: Side,
     /// Purpose.
     pub kind: Kind,
+    /// Part of the copy; `None` for all of it.
+    pub part: Option<Part>,
     /// Node that asked for it.
     pub origin: Origin,
     /// Blocks whose checksums were wrong, over all attempts.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{FetchBytes, MigrationId};
+use super::message::{FetchBytes, Kind, MigrationId, Part, PartFault};
 
 /// Number of a link; each peer has one, for as long as the node's process lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
@@ -32,12 +32,14 @@ impl Default for Limits {
 /// A migration that a node is asked for by its engine, its operator or itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Random; the same request twice has the same.
+    /// Random; the same request twice has the same, and so have the requests for the parts of a copy.
     pub id: MigrationId,
     /// The peer.
     pub link: LinkId,
     /// What to do.
     pub command: Command,
+    /// Part of the copy that this node has; `None` for all of it. Only sequences move in parts.
+    pub part: Option<Part>,
 }
 
 /// What a request asks for.
@@ -67,6 +69,16 @@ pub enum Command {
 }
 
 impl Command {
+    /// Returns its purpose.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Migrate { .. } => Kind::Migrate,
+            Self::Replicate { .. } => Kind::Replicate,
+            Self::Offload { .. } => Kind::Cached,
+            Self::BringBack { .. } => Kind::Fetch,
+        }
+    }
+
     /// Returns the sequence that leaves.
     pub(super) fn sequence(&self) -> Option<u64> {
         match *self {
@@ -77,7 +89,7 @@ impl Command {
 }
 
 /// Reason for which a request does not begin.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// The peer was never reached, or its process has ended.
@@ -95,6 +107,14 @@ pub enum RequestError {
     /// until the source has answered, or its process has ended.
     #[error("the source of migration {0} does not know yet that the sequence arrived")]
     Unconfirmed(MigrationId),
+    /// The part of the copy cannot exist.
+    #[error("{part} of the copy: {fault}")]
+    Part {
+        /// The part.
+        part: Part,
+        /// Its fault.
+        fault: PartFault,
+    },
     /// Too many requests are under way.
     #[error("{max} requests are under way")]
     Many {

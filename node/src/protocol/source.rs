@@ -37,14 +37,18 @@ pub enum SourceState {
 pub struct Source {
     state: SourceState,
     kind: Kind,
+    part: Option<Part>,
     timing: Timing,
     manifest: ManifestBytes,
     term: Option<TermId>,
     /// Places that the target lacked at first.
     missing: Places,
     bad_blocks: u64,
+    /// The cache was not cleared since the export.
+    is_current: bool,
     begun: Millis,
-    /// When the target was heard of last; from the commit on, when it was told.
+    /// When the target was heard of last; from the commit on, when it was told, or said that it
+    /// waits for other parts.
     heard: Millis,
     repeat: Repeat,
 }
@@ -53,15 +57,22 @@ type Sent = Actions<ToTarget>;
 
 impl Source {
     /// Begins with the export of a copy; `what` describes cached blocks that the target asked for.
-    pub fn begin(now: Millis, kind: Kind, what: Option<FetchBytes>, timing: Timing) -> (Self, Sent) {
+    pub fn begin(
+        now: Millis,
+        (kind, part): (Kind, Option<Part>),
+        what: Option<FetchBytes>,
+        timing: Timing,
+    ) -> (Self, Sent) {
         let source = Self {
             state: SourceState::Exporting,
             kind,
+            part,
             timing,
             manifest: ManifestBytes::default(),
             term: None,
             missing: Places::default(),
             bad_blocks: 0,
+            is_current: true,
             begun: now,
             heard: now,
             repeat: Repeat::renewing(now, &timing),
@@ -77,6 +88,11 @@ impl Source {
     /// Returns its purpose.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Returns the part of the copy that it sends; `None` for all of it.
+    pub fn part(&self) -> Option<Part> {
+        self.part
     }
 
     /// Returns when it began.
@@ -115,7 +131,11 @@ impl Source {
             // The target's copy is gone with its process, committed or not.
             Event::PeerEnded => self.restore(Outcome::Failed(Cause::PeerEnded)),
             Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
-            Event::Cancel => Sent::new(),
+            Event::Cleared => {
+                self.is_current = false;
+                Sent::new()
+            }
+            Event::Cancel | Event::Copy(_) => Sent::new(),
             Event::Tick => self.tick(now),
         }
     }
@@ -160,6 +180,11 @@ impl Source {
             }
             (ToSource::Status { phase: Phase::Ready, .. }, SourceState::InDoubt) => {
                 [self.commit(term)].into_iter().collect()
+            }
+            // It lives, and waits for other parts of the copy.
+            (ToSource::Status { phase: Phase::Agreed, .. }, SourceState::Committing) => {
+                self.heard = now;
+                Sent::new()
             }
             (ToSource::Committed { .. }, SourceState::Committing | SourceState::InDoubt) => self.finish(term),
             (ToSource::Aborted { reason, .. }, _) if self.term.is_some() => {
@@ -270,7 +295,7 @@ impl Source {
         let message = match (self.state, self.term) {
             (SourceState::Preparing, _) => {
                 let manifest = self.manifest.clone();
-                ToTarget::Prepare { kind: self.kind, part: Part::WHOLE, manifest }
+                ToTarget::Prepare { kind: self.kind, part: self.part, manifest }
             }
             (SourceState::Sending(_), Some(term)) => ToTarget::Heartbeat { term },
             (SourceState::Checking(attempt), Some(term)) => ToTarget::Sent { term, attempt },
@@ -282,7 +307,7 @@ impl Source {
     }
 
     fn commit(&self, term: TermId) -> Action<ToTarget> {
-        Action::Send(ToTarget::Commit { term })
+        Action::Send(ToTarget::Commit { term, is_current: self.is_current })
     }
 
     /// The target's answer is late. A copy that only one side may have is held until there is one.

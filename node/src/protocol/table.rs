@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{Kind, MigrationId};
+use super::message::{Kind, MigrationId, Part};
 use super::outcome::{Origin, Side};
 use super::request::{LinkId, MachineId};
 use super::source::{Source, SourceState};
@@ -20,6 +20,8 @@ pub struct MigrationStatus {
     pub link: LinkId,
     /// Purpose.
     pub kind: Kind,
+    /// Part of the copy; `None` for all of it.
+    pub part: Option<Part>,
     /// Node that asked for it.
     pub origin: Origin,
     /// State of this side.
@@ -50,6 +52,13 @@ impl Machine {
         match self {
             Self::Source(source) => source.kind(),
             Self::Target(target) => target.kind(),
+        }
+    }
+
+    pub(super) fn part(&self) -> Option<Part> {
+        match self {
+            Self::Source(source) => source.part(),
+            Self::Target(target) => target.part().map(|of_copy| of_copy.part),
         }
     }
 

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use super::bounded::Text;
+use super::copies::{CopyEvent, CopyPart};
 use super::machine::{Action, Actions, Event, Task, Work};
 use super::message::{
     AbortReason, Attempt, FetchBytes, Kind, ManifestBytes, Part, Phase, Refusal, TermId, ToSource, ToTarget,
@@ -25,6 +26,8 @@ pub enum TargetState {
     Verifying(Attempt),
     /// All checksums are right.
     Ready(Attempt),
+    /// Of a part: its source has said its commit. Those of other parts have not.
+    Agreed(Attempt),
     /// The copy is being made this node's own.
     Committing,
     /// The copy is this node's own; the source may not know it.
@@ -41,6 +44,9 @@ pub struct Target {
     timing: Timing,
     term: TermId,
     what: Option<FetchBytes>,
+    part: Option<CopyPart>,
+    /// What was cached of the copy still is at the source, as far as it said.
+    is_current: bool,
     /// The answer that the source waits for, once there is one.
     answer: Option<ToSource>,
     bad_blocks: u64,
@@ -68,12 +74,13 @@ impl Target {
         now: Millis,
         term: TermId,
         kind: Kind,
-        part: Part,
+        part: Option<CopyPart>,
         manifest: ManifestBytes,
         timing: Timing,
     ) -> (Self, Sent) {
         let mut target = Self::new(now, term, kind, timing);
-        let actions = target.reserve(now, part, manifest);
+        target.part = part;
+        let actions = target.reserve(now, manifest);
         (target, actions)
     }
 
@@ -84,6 +91,8 @@ impl Target {
             timing,
             term,
             what: None,
+            part: None,
+            is_current: true,
             answer: None,
             bad_blocks: 0,
             begun: now,
@@ -101,6 +110,16 @@ impl Target {
     /// Returns its purpose.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Returns the part of the copy that it receives; `None` for all of it.
+    pub fn part(&self) -> Option<CopyPart> {
+        self.part
+    }
+
+    /// Returns whether the source said that the cache of the copy was cleared.
+    pub fn is_current(&self) -> bool {
+        self.is_current
     }
 
     /// Returns when it began.
@@ -134,13 +153,18 @@ impl Target {
         self.renewed.plus(self.timing.term_ms).min(self.begun.plus(self.timing.limit_ms))
     }
 
+    /// Returns whether its term, or its time, has ended, and no event has said so yet.
+    pub fn is_late(&self, now: Millis) -> bool {
+        self.is_undecided() && now >= self.end()
+    }
+
     /// Takes an event, and returns the actions that it causes.
     pub fn on(&mut self, now: Millis, event: Event<ToTarget>) -> Sent {
         if self.state == TargetState::Over {
             return Sent::new();
         }
         // Before the event: a term that ended unseen is not renewed by a late message.
-        if self.is_undecided() && now >= self.end() {
+        if self.is_late(now) {
             return self.lapse(now);
         }
         match event {
@@ -152,7 +176,8 @@ impl Target {
             Event::LinkLost => Sent::new(),
             Event::PeerEnded => self.peer_ended(),
             Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
-            Event::Cancel => Sent::new(),
+            Event::Cancel | Event::Cleared => Sent::new(),
+            Event::Copy(event) => self.of_copy(now, event),
             Event::Tick => self.tick(now),
         }
     }
@@ -165,7 +190,7 @@ impl Target {
                 return if is_own { self.aborted(reason) } else { Sent::new() };
             }
             ToTarget::Sent { term, .. }
-            | ToTarget::Commit { term }
+            | ToTarget::Commit { term, .. }
             | ToTarget::Query { term }
             | ToTarget::Heartbeat { term }
             | ToTarget::Forget { term } => term,
@@ -187,9 +212,12 @@ impl Target {
                 self.state = TargetState::Verifying(attempt);
                 smallvec![Action::Do(Task::Verify(attempt))]
             }
-            (ToTarget::Commit { .. }, TargetState::Ready(_)) => {
-                self.state = TargetState::Committing;
-                smallvec![Action::Do(Task::Commit)]
+            (ToTarget::Commit { is_current, .. }, TargetState::Ready(attempt)) => {
+                self.agreed(attempt, is_current)
+            }
+            (ToTarget::Commit { is_current, .. }, TargetState::Agreed(_)) => {
+                self.is_current &= is_current;
+                self.status()
             }
             (ToTarget::Commit { .. }, _) if self.is_undecided() => {
                 self.violation("a commit of a copy that was not verified")
@@ -200,22 +228,51 @@ impl Target {
     }
 
     /// The source asks for a reservation, perhaps once more.
-    fn prepared(&mut self, now: Millis, kind: Kind, part: Part, manifest: ManifestBytes) -> Sent {
+    fn prepared(&mut self, now: Millis, kind: Kind, part: Option<Part>, manifest: ManifestBytes) -> Sent {
         self.renewed = now;
         match self.state {
-            TargetState::Asking if kind == Kind::Fetch => self.reserve(now, part, manifest),
+            TargetState::Asking if kind == Kind::Fetch && part.is_none() => self.reserve(now, manifest),
             TargetState::Asking => Sent::new(),
             _ => self.reply(),
         }
     }
 
-    fn reserve(&mut self, now: Millis, part: Part, manifest: ManifestBytes) -> Sent {
+    fn reserve(&mut self, now: Millis, manifest: ManifestBytes) -> Sent {
         self.renewed = now;
-        if part != Part::WHOLE {
-            return self.refuse(Refusal::Parts(part), 0);
-        }
         self.state = TargetState::Reserving;
-        smallvec![Action::Do(Task::Reserve(manifest))]
+        smallvec![Action::Do(Task::Reserve { manifest, part: self.part })]
+    }
+
+    /// The source has said its commit.
+    fn agreed(&mut self, attempt: Attempt, is_current: bool) -> Sent {
+        self.is_current = is_current;
+        let is_cached = matches!(self.kind, Kind::Cached | Kind::Fetch);
+        if is_cached && !is_current {
+            return self.abort(AbortReason::Cleared, Cause::Cleared);
+        }
+        if self.part.is_some() {
+            self.state = TargetState::Agreed(attempt);
+            return self.status();
+        }
+        self.state = TargetState::Committing;
+        smallvec![Action::Do(Task::Commit { is_current })]
+    }
+
+    /// What the other parts of the copy do.
+    fn of_copy(&mut self, now: Millis, event: CopyEvent) -> Sent {
+        match (event, self.state) {
+            (CopyEvent::Commits { leads, is_current }, TargetState::Agreed(_)) => {
+                self.state = TargetState::Committing;
+                let commit = Action::Do(Task::Commit { is_current });
+                leads.then_some(commit).into_iter().collect()
+            }
+            (CopyEvent::Committed, TargetState::Committing) => self.committed(now),
+            (CopyEvent::Failed(reason), TargetState::Committing) => self.failed(reason),
+            (CopyEvent::Ended(why), _) if self.is_undecided() => {
+                self.abort(AbortReason::OtherPart(why.clone()), Cause::OtherPart(why))
+            }
+            _ => Sent::new(),
+        }
     }
 
     fn done(&mut self, now: Millis, work: Work) -> Sent {
@@ -241,13 +298,15 @@ impl Target {
                 self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
             }
             (Work::Committed { .. }, TargetState::Committing) => self.committed(now),
-            (Work::CommitFailed(reason), TargetState::Committing) => {
-                self.state = TargetState::Over;
-                let message = ToSource::Aborted { term, reason: AbortReason::Local(reason.clone()) };
-                smallvec![Action::Send(message), self.report(Outcome::Failed(Cause::Local(reason)))]
-            }
+            (Work::CommitFailed(reason), TargetState::Committing) => self.failed(reason),
             _ => Sent::new(),
         }
+    }
+
+    fn failed(&mut self, reason: Text) -> Sent {
+        self.state = TargetState::Over;
+        let message = ToSource::Aborted { term: self.term, reason: AbortReason::Local(reason.clone()) };
+        smallvec![Action::Send(message), self.report(Outcome::Failed(Cause::Local(reason)))]
     }
 
     fn committed(&mut self, now: Millis) -> Sent {
@@ -305,7 +364,9 @@ impl Target {
     /// Repeats the last answer; the phase, if there is another one to come.
     fn reply(&self) -> Sent {
         match (&self.answer, self.state) {
-            (None, _) | (_, TargetState::Verifying(_) | TargetState::Committing) => self.status(),
+            (None, _) | (_, TargetState::Verifying(_) | TargetState::Agreed(_) | TargetState::Committing) => {
+                self.status()
+            }
             (Some(answer), _) => smallvec![Action::Send(answer.clone())],
         }
     }
@@ -317,6 +378,7 @@ impl Target {
             TargetState::Receiving(_) => Phase::Receiving,
             TargetState::Verifying(_) => Phase::Verifying,
             TargetState::Ready(_) => Phase::Ready,
+            TargetState::Agreed(_) => Phase::Agreed,
             TargetState::Committing => Phase::Committing,
             TargetState::Committed | TargetState::Over => Phase::Committed,
         };
@@ -378,7 +440,7 @@ impl Target {
 pub(super) fn unknown(message: &ToTarget) -> Sent {
     match *message {
         ToTarget::Sent { term, .. }
-        | ToTarget::Commit { term }
+        | ToTarget::Commit { term, .. }
         | ToTarget::Query { term }
         | ToTarget::Heartbeat { term } => {
             smallvec![Action::Send(ToSource::Aborted { term, reason: AbortReason::Unknown })]

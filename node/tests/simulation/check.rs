@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvpool_node::protocol::*;
 
-use crate::node::{Node, NodeId};
+use crate::node::{Node, NodeId, link};
+use crate::pool::whole_of;
 
 #[derive(Default)]
 pub struct Checks {
@@ -39,12 +40,12 @@ impl Checks {
         self.requested.insert((incarnation, machine));
     }
 
-    /// Notes what a message renews. A commit renews nothing: it must come within the term.
+    /// Notes what a message renews, if it comes within the term.
     pub fn before_message(
         &mut self,
         node: NodeId,
         now: Millis,
-        envelope: &Envelope,
+        (from, envelope): (NodeId, &Envelope),
         migrations: &Migrations,
     ) {
         if envelope.to != migrations.incarnation() {
@@ -53,14 +54,16 @@ impl Checks {
         }
         let Message::ToTarget(message) = &envelope.message else { return };
         let term = match message {
-            ToTarget::Sent { term, .. } | ToTarget::Query { term } | ToTarget::Heartbeat { term } => {
-                Some(*term)
-            }
+            ToTarget::Sent { term, .. }
+            | ToTarget::Commit { term, .. }
+            | ToTarget::Query { term }
+            | ToTarget::Heartbeat { term } => Some(*term),
             ToTarget::Prepare { .. } => None,
             _ => return,
         };
-        let is_target =
-            |one: &MigrationStatus| matches!(one.state, SideState::Target(_)) && one.id == envelope.id;
+        let is_target = |one: &MigrationStatus| {
+            matches!(one.state, SideState::Target(_)) && (one.id, one.link) == (envelope.id, link(from))
+        };
         for one in migrations.status().filter(is_target) {
             if term.is_none_or(|term| term.0 == one.machine.0) {
                 let key = (node, migrations.incarnation(), one.machine);
@@ -115,7 +118,7 @@ impl Checks {
         alive: &[Option<Incarnation>],
     ) -> Result<(), String> {
         let key = (incarnation, machine);
-        let Report { id, side, kind, origin, outcome, .. } = report;
+        let Report { id, side, kind, part, origin, outcome, .. } = report;
         let failed = |why: &str| Err(format!("{why}: {report:?}"));
         if self.ended.contains(&key) {
             return failed("an outcome behind the final one");
@@ -136,6 +139,7 @@ impl Checks {
             Outcome::Failed(cause) => format!("{side:?}: {}", variant(cause)),
             Outcome::Refused { reason, .. } => format!("{side:?}: refused, {}", variant(reason)),
             Outcome::InDoubt { doubt, .. } => format!("in doubt: {doubt:?}"),
+            Outcome::Done if part.is_some() => format!("{side:?}: done, part of {kind:?}"),
             Outcome::Done => format!("{side:?}: done, {kind:?}"),
             other => variant(other),
         });
@@ -189,11 +193,11 @@ impl Checks {
     /// Never two owners; never none, unless an owner died.
     pub fn owners(&self, nodes: &[Node]) -> Result<(), String> {
         for (&sequence, &is_excused) in &self.sequences {
-            let runnable = nodes.iter().filter(|node| node.pool.is_runnable(sequence)).count();
+            let runnable = owners_of(nodes, sequence);
             if runnable > 1 {
                 return Err(format!("sequence {sequence} has {runnable} owners"));
             }
-            if !is_excused && !nodes.iter().any(|node| node.pool.has(sequence)) {
+            if !is_excused && !nodes.iter().any(|node| has(node, sequence)) {
                 return Err(format!("sequence {sequence} is lost, and no owner of it died"));
             }
         }
@@ -203,18 +207,17 @@ impl Checks {
     /// A node is about to die. It owns what it runs, and what it holds and no other node runs.
     pub fn died(&mut self, node: NodeId, nodes: &[Node]) {
         for (&sequence, is_excused) in &mut self.sequences {
-            let own = &nodes[node].pool;
-            let elsewhere = || {
-                nodes.iter().enumerate().any(|(one, other)| one != node && other.pool.is_runnable(sequence))
-            };
-            *is_excused |= own.is_runnable(sequence) || (own.has(sequence) && !elsewhere());
+            let own = &nodes[node];
+            let elsewhere =
+                || nodes.iter().enumerate().any(|(one, other)| one != node && runs(other, sequence) > 0);
+            *is_excused |= runs(own, sequence) > 0 || (has(own, sequence) && !elsewhere());
         }
     }
 
     /// All is quiet: each sequence runs, each request has its outcome.
     pub fn end(&mut self, nodes: &[Node]) -> Result<(), String> {
         for (&sequence, &is_excused) in &self.sequences {
-            let runnable = nodes.iter().filter(|node| node.pool.is_runnable(sequence)).count();
+            let runnable = owners_of(nodes, sequence);
             if runnable != 1 && !(is_excused && runnable == 0) {
                 return Err(format!("in the end, sequence {sequence} has {runnable} owners"));
             }
@@ -225,6 +228,21 @@ impl Checks {
             None => Ok(()),
         }
     }
+}
+
+/// How often a node runs a sequence: by itself, or with the other parts of the whole.
+fn runs(node: &Node, sequence: u64) -> usize {
+    let alone = node.pool.is_runnable(sequence);
+    let whole = whole_of(sequence).is_some_and(|whole| node.pool.is_runnable(whole));
+    usize::from(alone) + usize::from(whole)
+}
+
+fn has(node: &Node, sequence: u64) -> bool {
+    node.pool.has(sequence) || whole_of(sequence).is_some_and(|whole| node.pool.has(whole))
+}
+
+fn owners_of(nodes: &[Node], sequence: u64) -> usize {
+    nodes.iter().map(|node| runs(node, sequence)).sum()
 }
 
 /// The name of a variant.

@@ -1,8 +1,11 @@
 //! The engines of the nodes: what they ask for.
 
+use std::collections::BTreeSet;
+
 use kvpool_node::protocol::*;
 
-use crate::node::{NodeId, link};
+use crate::node::{Happening, NodeId, link};
+use crate::pool::{part_of, whole_of};
 use crate::world::{KEYS, World};
 
 impl World {
@@ -58,17 +61,12 @@ impl World {
             _ => Command::Migrate { sequence },
         };
         let id = MigrationId(self.rng.u128(..));
-        self.begin(node, peer, id, command)
+        self.ask(node, Request { id, link: link(peer), command, part: None })
     }
 
-    pub fn begin(
-        &mut self,
-        node: NodeId,
-        peer: NodeId,
-        id: MigrationId,
-        command: Command,
-    ) -> Result<(), String> {
-        let request = Request { id, link: link(peer), command: command.clone() };
+    fn ask(&mut self, node: NodeId, request: Request) -> Result<(), String> {
+        let Request { id, link: LinkId(peer), command, part } = request.clone();
+        let peer = peer as usize;
         self.log(|| format!("{node} is asked for {request:?}"));
         let result = self.nodes[node].migrations.request(Millis(self.now), request);
         let (machine, actions) = match result {
@@ -89,13 +87,15 @@ impl World {
         state.links.insert(machine, peer);
         match command {
             Command::Migrate { sequence } => {
-                state.sequences.insert(machine, (sequence, sequence, Kind::Migrate));
+                let copy = if part.is_some() { whole_of(sequence).expect("a part") } else { sequence };
+                state.sequences.insert(machine, (sequence, copy, Kind::Migrate));
                 // The engine gives the sequence away.
                 if let Some(own) = state.pool.sequences.get_mut(&sequence).filter(|own| own.held.is_none()) {
                     own.held = Some(machine);
                 }
             }
             Command::Replicate { sequence } => {
+                // That of all parts is the same.
                 let copy = 1_000 + (id.0 as u64 >> 20);
                 state.sequences.insert(machine, (sequence, copy, Kind::Replicate));
             }
@@ -107,8 +107,61 @@ impl World {
         self.act(node, actions)
     }
 
+    /// The ranks of a sequence are asked, one after another, to send their parts to a node that has
+    /// none of them.
+    pub fn request_parts(&mut self) {
+        let group = self.rng.u64(..3);
+        let parts =
+            (0..4).map(|index| part_of(group, index)).filter(|part| self.checks.sequences.contains_key(part));
+        let owner = |part: &u64| self.nodes.iter().position(|node| node.pool.is_runnable(*part));
+        let owners: Option<Vec<(u64, NodeId)>> = parts.map(|part| Some((part, owner(&part)?))).collect();
+        let Some(owners) = owners.filter(|owners| !owners.is_empty()) else { return };
+        let has_none = |node: &NodeId| owners.iter().all(|(_, owner)| owner != node);
+        let free: Vec<NodeId> = (0..self.nodes.len()).filter(has_none).collect();
+        let nodes: BTreeSet<NodeId> = owners.iter().map(|(_, owner)| *owner).collect();
+        let Some(&peer) = self.rng.choice(&free).filter(|_| nodes.len() == owners.len()) else { return };
+        let (id, copies) = (MigrationId(self.rng.u128(..)), self.rng.u8(..4) == 0);
+        let of = owners.len() as u16;
+        // Sometimes one is not asked, or is asked for the part of another.
+        let (absent, wrong) = (self.rng.usize(..12), self.rng.usize(..24));
+        for (index, (sequence, node)) in owners.into_iter().enumerate() {
+            if index == absent {
+                self.checks.count("absent part");
+                continue;
+            }
+            let command =
+                if copies { Command::Replicate { sequence } } else { Command::Migrate { sequence } };
+            let index = if index == wrong { 0 } else { index as u16 };
+            let part = Some(Part { index, of });
+            let longest = if self.rng.u8(..4) == 0 { self.weather.timing.term_ms / 2 } else { 50 };
+            let time = self.now + self.rng.u64(..longest);
+            let request = Request { id, link: link(peer), command, part };
+            self.at(time, Happening::Part { node, request });
+        }
+    }
+
+    pub fn request_part(&mut self, node: NodeId, request: Request) -> Result<(), String> {
+        if !self.nodes[node].is_alive || self.nodes[node].is_paused {
+            return Ok(());
+        }
+        self.ask(node, request)
+    }
+
+    /// The prefix cache of a node is cleared.
+    pub fn clear(&mut self, node: NodeId) -> Result<(), String> {
+        if !self.nodes[node].is_alive || self.nodes[node].is_paused {
+            return Ok(());
+        }
+        self.checks.count("clear");
+        for machine in self.nodes[node].pool.clear() {
+            let actions = self.nodes[node].migrations.cleared(Millis(self.now), machine);
+            self.act(node, actions)?;
+        }
+        Ok(())
+    }
+
     pub fn request_again(&mut self, node: NodeId, peer: NodeId, id: MigrationId) -> Result<(), String> {
-        let request = Request { id, link: link(peer), command: Command::Migrate { sequence: 1 } };
+        let request = Request { id, link: link(peer), command: Command::Migrate { sequence: 1 }, part: None };
         match self.nodes[node].migrations.request(Millis(self.now), request) {
             Err(RequestError::SameId(_) | RequestError::NoLink(_)) => {
                 self.checks.count("same id");

@@ -1,6 +1,6 @@
 //! A node of the simulation, what happens to it, and the weather.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvpool_node::protocol::*;
 
@@ -37,21 +37,45 @@ pub enum Input {
 pub enum Job {
     Export { what: Option<FetchBytes> },
     Transfer { attempt: Attempt, places: Places, tag: u64 },
-    Reserve { manifest: ManifestBytes },
+    Reserve { manifest: ManifestBytes, part: Option<CopyPart> },
     Verify { attempt: Attempt },
     Commit,
 }
 
 #[derive(Clone, Debug)]
 pub enum Happening {
-    Input { node: NodeId, incarnation: Incarnation, input: Input },
-    Request { node: NodeId },
+    Input {
+        node: NodeId,
+        incarnation: Incarnation,
+        input: Input,
+    },
+    Request {
+        node: NodeId,
+    },
+    /// The engines of all ranks are asked for the parts of a copy.
+    Parts,
+    Part {
+        node: NodeId,
+        request: Request,
+    },
+    Clear {
+        node: NodeId,
+    },
     Engine,
     Fault,
-    Death { node: NodeId },
-    Resume { node: NodeId },
-    Restart { node: NodeId },
-    Mend { a: NodeId, b: NodeId },
+    Death {
+        node: NodeId,
+    },
+    Resume {
+        node: NodeId,
+    },
+    Restart {
+        node: NodeId,
+    },
+    Mend {
+        a: NodeId,
+        b: NodeId,
+    },
     Heal,
 }
 
@@ -66,6 +90,8 @@ pub struct Node {
     pub is_mute: bool,
     /// Of a source: the sequence here, the one at the target, and the kind.
     pub sequences: BTreeMap<MachineId, (u64, u64, Kind)>,
+    /// Targets whose sources have said that their cache was cleared.
+    pub cleared: BTreeSet<MachineId>,
     /// Of all machines: the peer.
     pub links: BTreeMap<MachineId, NodeId>,
     /// Time of the last report of a handshake, per peer.

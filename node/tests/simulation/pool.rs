@@ -12,6 +12,8 @@ pub struct Manifest {
     /// `None` for cached blocks.
     pub sequence: Option<u64>,
     pub tokens: u64,
+    /// Number of the part, of a copy that comes in parts.
+    pub part: u16,
     /// Per place: the key of a cached block, or the number of the place.
     pub keys: Vec<u32>,
 }
@@ -20,7 +22,7 @@ impl Manifest {
     /// The bytes of a place.
     pub fn bytes(&self, place: u32) -> u64 {
         let mut bytes = u64::from(self.keys[place as usize]);
-        for part in [self.sequence.unwrap_or(0), self.tokens] {
+        for part in [self.sequence.unwrap_or(0), self.tokens, u64::from(self.part)] {
             bytes = (bytes ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
         }
         bytes | 1
@@ -34,8 +36,22 @@ pub struct Sequence {
     pub held: Option<MachineId>,
 }
 
+/// The number of a part of a sequence that several nodes have.
+pub fn part_of(group: u64, index: u64) -> u64 {
+    100 + 10 * group + index
+}
+
+/// The number of the sequence whose part this is.
+pub fn whole_of(sequence: u64) -> Option<u64> {
+    (100..1_000).contains(&sequence).then_some(sequence / 10 * 10 + 9)
+}
+
 #[derive(Clone)]
 pub struct Export {
+    /// The sequence here; `None` for cached blocks.
+    pub sequence: Option<u64>,
+    /// Era of the cache when it began.
+    pub era: u64,
     pub manifest: Manifest,
     pub kind: Kind,
     /// Places that are still exported.
@@ -44,6 +60,7 @@ pub struct Export {
 
 pub struct Import {
     pub manifest: Manifest,
+    pub part: Option<CopyPart>,
     pub blocks: u32,
     /// Places that are here or have a block.
     pub accepted: Vec<u32>,
@@ -51,20 +68,39 @@ pub struct Import {
     pub tag: u64,
 }
 
+#[derive(Default)]
+pub struct Cached {
+    pub holds: u32,
+    /// Not found any more; gone once no export holds it.
+    pub is_cleared: bool,
+}
+
 pub struct Pool {
     pub capacity: u32,
     pub free: u32,
     pub sequences: BTreeMap<u64, Sequence>,
-    /// Cached blocks, with the exports that hold them.
-    pub cache: BTreeMap<u32, u32>,
+    /// Cached blocks, with the number of exports that hold them.
+    pub cache: BTreeMap<u32, Cached>,
+    /// Number of times that the cache was cleared.
+    pub era: u64,
     pub exports: BTreeMap<MachineId, Export>,
     pub imports: BTreeMap<MachineId, Import>,
+}
+
+impl Import {
+    fn check(&self) -> Result<(), String> {
+        let wrong = |&&place: &&u32| self.content[place as usize] != Some(self.manifest.bytes(place));
+        match self.accepted.iter().find(wrong) {
+            Some(place) => Err(format!("a commit of wrong bytes at place {place}")),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Pool {
     pub fn new(capacity: u32) -> Self {
         let (sequences, cache, exports, imports) = Default::default();
-        Self { capacity, free: capacity, sequences, cache, exports, imports }
+        Self { capacity, free: capacity, sequences, cache, era: 0, exports, imports }
     }
 
     pub fn add(&mut self, sequence: u64, blocks: u32) -> bool {
@@ -79,8 +115,26 @@ impl Pool {
     pub fn cache(&mut self, key: u32) {
         if self.free > 0 && !self.cache.contains_key(&key) {
             self.free -= 1;
-            self.cache.insert(key, 0);
+            self.cache.insert(key, Cached::default());
         }
+    }
+
+    fn finds(&self, key: u32) -> bool {
+        self.cache.get(&key).is_some_and(|cached| !cached.is_cleared)
+    }
+
+    /// Clears the cache. Returns the machines whose exports are not current any more.
+    pub fn clear(&mut self) -> Vec<MachineId> {
+        self.era += 1;
+        self.cache.values_mut().for_each(|cached| cached.is_cleared = true);
+        self.drop_cleared();
+        self.exports.keys().copied().collect()
+    }
+
+    fn drop_cleared(&mut self) {
+        let before = self.cache.len() as u32;
+        self.cache.retain(|_, cached| cached.holds > 0 || !cached.is_cleared);
+        self.free += before - self.cache.len() as u32;
     }
 
     pub fn is_runnable(&self, sequence: u64) -> bool {
@@ -95,7 +149,7 @@ impl Pool {
         &mut self,
         machine: MachineId,
         sequence: u64,
-        copy: u64,
+        (copy, part): (u64, Option<Part>),
         kind: Kind,
     ) -> Option<Manifest> {
         let own = self.sequences.get(&sequence)?;
@@ -105,23 +159,26 @@ impl Pool {
             return None;
         }
         let keys = (0..own.blocks).collect();
-        let manifest = Manifest { sequence: Some(copy), tokens: own.tokens, keys };
+        let part = part.map_or(0, |part| part.index);
+        let manifest = Manifest { sequence: Some(copy), tokens: own.tokens, part, keys };
         let places = (0..manifest.keys.len() as u32).collect();
-        self.exports.insert(machine, Export { manifest: manifest.clone(), kind, places });
+        let (sequence, era) = (Some(sequence), self.era);
+        self.exports.insert(machine, Export { sequence, era, manifest: manifest.clone(), kind, places });
         Some(manifest)
     }
 
     pub fn export_cached(&mut self, machine: MachineId, keys: &[u32], kind: Kind) -> Option<Manifest> {
-        let keys: Vec<u32> = keys.iter().copied().filter(|key| self.cache.contains_key(key)).collect();
+        let keys: Vec<u32> = keys.iter().copied().filter(|&key| self.finds(key)).collect();
         if keys.is_empty() {
             return None;
         }
         for key in &keys {
-            *self.cache.get_mut(key).unwrap() += 1;
+            self.cache.get_mut(key).unwrap().holds += 1;
         }
-        let manifest = Manifest { sequence: None, tokens: 0, keys };
+        let manifest = Manifest { sequence: None, tokens: 0, part: 0, keys };
         let places = (0..manifest.keys.len() as u32).collect();
-        self.exports.insert(machine, Export { manifest: manifest.clone(), kind, places });
+        let (sequence, era) = (None, self.era);
+        self.exports.insert(machine, Export { sequence, era, manifest: manifest.clone(), kind, places });
         Some(manifest)
     }
 
@@ -130,7 +187,7 @@ impl Pool {
         let export = self.exports.remove(&machine).ok_or("an export is finished that does not exist")?;
         match export.kind {
             Kind::Migrate => {
-                let sequence = export.manifest.sequence.unwrap();
+                let sequence = export.sequence.unwrap();
                 let own =
                     self.sequences.remove(&sequence).ok_or("a sequence is closed that does not exist")?;
                 if own.held != Some(machine) {
@@ -168,31 +225,41 @@ impl Pool {
 
     fn unhold(&mut self, manifest: &Manifest, places: &[u32], evict: bool) {
         for key in places.iter().map(|&place| &manifest.keys[place as usize]) {
-            let holds = self.cache.get_mut(key).expect("a held block is cached");
-            *holds -= 1;
-            if evict && *holds == 0 {
+            let cached = self.cache.get_mut(key).expect("a held block is cached");
+            cached.holds -= 1;
+            if evict && cached.holds == 0 {
                 self.cache.remove(key);
                 self.free += 1;
             }
         }
+        self.drop_cleared();
     }
 
     /// Reserves blocks; `shared` places have their bytes here already.
-    pub fn reserve(&mut self, machine: MachineId, bytes: &[u8], shared: u32, tag: u64) -> Work {
+    pub fn reserve(
+        &mut self,
+        machine: MachineId,
+        (bytes, part): (&[u8], Option<CopyPart>),
+        shared: u32,
+        tag: u64,
+    ) -> Work {
         let free = self.available();
         let refuse = |reason| Work::ReserveRefused { reason, free: u64::from(free) };
         let Ok(manifest) = postcard::from_bytes::<Manifest>(bytes) else {
             return refuse(Refusal::Manifest(Text::new("not readable")));
         };
-        let same = |import: &Import| import.manifest.sequence == manifest.sequence;
+        let copy = part.map(|part| part.copy);
+        let of_copy = |import: &&Import| copy.is_some() && import.part.map(|part| part.copy) == copy;
+        let other = |import: &Import| import.manifest.sequence == manifest.sequence && !of_copy(&import);
+        let joins = self.imports.values().any(|import| of_copy(&import));
         if let Some(sequence) = manifest.sequence
-            && (self.has(sequence) || self.imports.values().any(same))
+            && (self.has(sequence) || self.imports.values().any(other))
         {
             return refuse(Refusal::Exists);
         }
         let is_missing = |place: &u32| match manifest.sequence {
             Some(_) => *place >= shared,
-            None => !self.cache.contains_key(&manifest.keys[*place as usize]),
+            None => !self.finds(manifest.keys[*place as usize]),
         };
         let places = manifest.keys.len() as u32;
         let mut missing: Vec<u32> = (0..places).filter(is_missing).collect();
@@ -202,7 +269,12 @@ impl Pool {
             let absent = missing.split_off(missing.len().min(free as usize));
             accepted.retain(|place| !absent.contains(place));
         }
-        let blocks = if manifest.sequence.is_some() { places } else { missing.len() as u32 };
+        let blocks = match manifest.sequence {
+            // The first part has reserved them.
+            Some(_) if joins => 0,
+            Some(_) => places,
+            None => missing.len() as u32,
+        };
         if blocks > free {
             return refuse(Refusal::Full { needed: u64::from(blocks) });
         }
@@ -213,18 +285,18 @@ impl Pool {
         self.evict(blocks);
         self.free -= blocks;
         let places = Places::of(accepted.iter().copied()).unwrap();
-        self.imports.insert(machine, Import { manifest, blocks, accepted, content, tag });
+        self.imports.insert(machine, Import { manifest, part, blocks, accepted, content, tag });
         let grant = Grant { tag, ..Grant::default() };
         Work::Reserved { accepted: places, missing: Places::of(missing).unwrap(), grant }
     }
 
     fn available(&self) -> u32 {
-        self.free + self.cache.values().filter(|&&holds| holds == 0).count() as u32
+        self.free + self.cache.values().filter(|cached| cached.holds == 0).count() as u32
     }
 
     fn evict(&mut self, blocks: u32) {
         while self.free < blocks {
-            let key = *self.cache.iter().find(|(_, holds)| **holds == 0).expect("checked").0;
+            let key = *self.cache.iter().find(|(_, cached)| cached.holds == 0).expect("checked").0;
             self.cache.remove(&key);
             self.free += 1;
         }
@@ -246,17 +318,26 @@ impl Pool {
         Work::Verified { attempt, bad: Places::of(bad).unwrap(), grant: Grant { tag, ..Grant::default() } }
     }
 
+    /// Commits, with all parts of the copy.
     pub fn commit(&mut self, machine: MachineId) -> Result<Option<u64>, String> {
         let import = self.imports.remove(&machine).ok_or("a commit of what is not reserved, or committed")?;
+        import.check()?;
         let manifest = &import.manifest;
-        for &place in &import.accepted {
-            if import.content[place as usize] != Some(manifest.bytes(place)) {
-                return Err(format!("a commit of wrong bytes at place {place}"));
+        let mut blocks = import.blocks;
+        if let Some(CopyPart { copy, part }) = import.part {
+            let others: Vec<_> = self.others(copy).collect();
+            if others.len() + 1 != usize::from(part.of) {
+                return Err(format!("a commit of {} of {} parts", others.len() + 1, part.of));
+            }
+            for other in others {
+                let other = self.imports.remove(&other).expect("listed");
+                other.check()?;
+                blocks += other.blocks;
             }
         }
         match manifest.sequence {
             Some(sequence) => {
-                let own = Sequence { blocks: import.blocks, tokens: manifest.tokens, held: None };
+                let own = Sequence { blocks, tokens: manifest.tokens, held: None };
                 self.sequences.insert(sequence, own);
             }
             None => {
@@ -265,6 +346,18 @@ impl Pool {
             }
         }
         Ok(manifest.sequence)
+    }
+
+    fn others(&self, copy: CopyNumber) -> impl Iterator<Item = MachineId> + '_ {
+        let of_copy = move |import: &Import| import.part.is_some_and(|part| part.copy == copy);
+        self.imports.iter().filter(move |(_, import)| of_copy(import)).map(|(&machine, _)| machine)
+    }
+
+    /// A commit has failed: all parts are gone.
+    pub fn fail(&mut self, machine: MachineId) {
+        let part = self.imports.get(&machine).and_then(|import| import.part);
+        let others: Vec<_> = part.into_iter().flat_map(|part| self.others(part.copy)).collect();
+        others.into_iter().chain([machine]).for_each(|one| self.release(one));
     }
 
     pub fn release(&mut self, machine: MachineId) {
@@ -290,7 +383,7 @@ impl Pool {
     /// Nothing is left of any migration.
     pub fn check_quiet(&self) -> Result<(), String> {
         let held = self.sequences.values().filter(|own| own.held.is_some()).count();
-        let holds: u32 = self.cache.values().sum();
+        let holds: u32 = self.cache.values().map(|cached| cached.holds).sum();
         match (self.imports.len(), self.exports.len(), held, holds) {
             (0, 0, 0, 0) => Ok(()),
             (imports, exports, ..) => Err(format!(

@@ -37,7 +37,9 @@ impl World {
         let migrations = &mut self.nodes[node].migrations;
         let actions = match input {
             Input::Message { from, envelope } => {
-                self.checks.before_message(node, now, &envelope, migrations);
+                self.checks.before_message(node, now, (from, &envelope), migrations);
+                note_clear(&mut self.nodes[node], from, &envelope);
+                let migrations = &mut self.nodes[node].migrations;
                 let actions = migrations.received(now, link(from), envelope);
                 for action in &actions {
                     if let Action::Do { machine, .. } = action {
@@ -67,13 +69,13 @@ impl World {
         let work = match job {
             Job::Export { what } => self.export(node, machine, what),
             Job::Transfer { attempt, places, tag } => self.transfer(node, machine, attempt, &places, tag),
-            Job::Reserve { manifest } => {
+            Job::Reserve { manifest, part } => {
                 let shared = if self.rng.u8(..4) == 0 { self.rng.u32(..8) } else { 0 };
-                self.nodes[node].pool.reserve(machine, &manifest, shared, tag)
+                self.nodes[node].pool.reserve(machine, (&manifest, part), shared, tag)
             }
             Job::Verify { attempt } => self.nodes[node].pool.verify(machine, attempt, tag),
             Job::Commit if self.rng.u8(..40) == 0 => {
-                self.nodes[node].pool.release(machine);
+                self.nodes[node].pool.fail(machine);
                 Work::CommitFailed(Text::new("no"))
             }
             Job::Commit => {
@@ -98,9 +100,12 @@ impl World {
     }
 
     pub fn export(&mut self, node: NodeId, machine: MachineId, what: Option<FetchBytes>) -> Work {
-        let Node { pool, sequences, .. } = &mut self.nodes[node];
+        let Node { pool, sequences, migrations, .. } = &mut self.nodes[node];
         let manifest = match (what, sequences.get(&machine)) {
-            (None, Some(&(sequence, copy, kind))) => pool.export_sequence(machine, sequence, copy, kind),
+            (None, Some(&(sequence, copy, kind))) => {
+                let part = migrations.status().find(|one| one.machine == machine).and_then(|one| one.part);
+                pool.export_sequence(machine, sequence, (copy, part), kind)
+            }
             (None, None) => None,
             (Some(what), own) => {
                 // A request of a peer has no entry.
@@ -152,7 +157,10 @@ impl World {
     pub fn act(&mut self, node: NodeId, actions: Actions) -> Result<(), String> {
         for action in actions {
             match action {
-                Action::Send { link, envelope } => self.send(node, link.0 as usize, envelope),
+                Action::Send { link, envelope } => {
+                    self.check_said(node, link, &envelope)?;
+                    self.send(node, link.0 as usize, envelope);
+                }
                 Action::Do { machine, task } => self.task(node, machine, task)?,
                 Action::Report { machine, report } => {
                     self.log(|| format!("{node}: {machine:?} reports {report:?}"));
@@ -185,11 +193,19 @@ impl World {
                 return Ok(());
             }
             Task::Transfer { attempt, places, grant } => Job::Transfer { attempt, places, tag: grant.tag },
-            Task::Reserve(manifest) => Job::Reserve { manifest },
+            Task::Reserve { manifest, part } => Job::Reserve { manifest, part },
             Task::Verify(attempt) => Job::Verify { attempt },
-            Task::Commit => {
+            Task::Commit { is_current } => {
                 let term_ms = self.weather.timing.term_ms;
-                self.checks.commits(node, incarnation, machine, self.now, term_ms)?;
+                for part in self.parts_of(node, machine) {
+                    self.checks.commits(node, incarnation, part, self.now, term_ms)?;
+                    if is_current && self.nodes[node].cleared.contains(&part) {
+                        return Err("blocks of a cleared cache are committed as current".into());
+                    }
+                }
+                if !is_current {
+                    self.checks.count("commit of a cleared copy");
+                }
                 Job::Commit
             }
             Task::Finish => return self.nodes[node].pool.finish(machine),
@@ -214,6 +230,32 @@ impl World {
         Ok(())
     }
 
+    /// The machines of all parts of a target's copy.
+    fn parts_of(&self, node: NodeId, machine: MachineId) -> Vec<MachineId> {
+        let all = || self.nodes[node].migrations.status();
+        let own = all().find(|one| one.machine == machine);
+        let own = own.filter(|one| one.part.is_some()).map(|one| one.id);
+        let parts = all().filter(|one| Some(one.id) == own && matches!(one.state, SideState::Target(_)));
+        let parts: Vec<_> = parts.map(|one| one.machine).collect();
+        if parts.is_empty() { vec![machine] } else { parts }
+    }
+
+    /// A commit says the truth about the source's cache.
+    fn check_said(&self, node: NodeId, to: LinkId, envelope: &Envelope) -> Result<(), String> {
+        let Message::ToTarget(ToTarget::Commit { is_current, .. }) = envelope.message else { return Ok(()) };
+        let Node { migrations, pool, .. } = &self.nodes[node];
+        let is_it = |one: &MigrationStatus| {
+            (one.id, one.link) == (envelope.id, to) && matches!(one.state, SideState::Source(_))
+        };
+        let machine = migrations.status().find(is_it).map(|one| one.machine);
+        match machine.and_then(|machine| pool.exports.get(&machine)) {
+            Some(export) if (export.era == pool.era) != is_current => {
+                Err(format!("a commit says that its cache is current: {is_current}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     pub fn reschedule(&mut self, node: NodeId) {
         let Some(deadline) = self.nodes[node].migrations.deadline() else { return };
         // Timers are late, never early.
@@ -223,5 +265,19 @@ impl World {
             self.nodes[node].wake_at = Some(time);
             self.input(time, node, Input::Wake { planned: time });
         }
+    }
+}
+
+/// Notes that the source of a target says that its cache was cleared.
+fn note_clear(node: &mut Node, from: NodeId, envelope: &Envelope) {
+    let Message::ToTarget(ToTarget::Commit { term, is_current: false }) = envelope.message else { return };
+    let is_it = |one: &MigrationStatus| {
+        let waits = matches!(one.state, SideState::Target(TargetState::Ready(_) | TargetState::Agreed(_)));
+        waits && one.id == envelope.id && one.link == link(from) && one.machine.0 == term.0
+    };
+    if envelope.to == node.migrations.incarnation()
+        && let Some(one) = node.migrations.status().find(is_it)
+    {
+        node.cleared.insert(one.machine);
     }
 }

@@ -9,6 +9,7 @@ use kvpool_node::protocol::*;
 use crate::check::Checks;
 use crate::node::{Happening, Input, Node, NodeId, Weather};
 use crate::pool::Pool;
+use crate::pool::part_of;
 
 pub struct World {
     pub now: u64,
@@ -44,7 +45,7 @@ impl World {
         let timing = Timing { term_ms, retry_ms: term_ms / 30, limit_ms: term_ms * rng.u64(3..12) };
         let horizon = term_ms * rng.u64(2..8);
         let weather = Weather { lost, doubled, late, corrupt, struck, is_calm, horizon, timing };
-        let count = rng.usize(2..=3);
+        let count = rng.usize(2..=4);
         let mut world = Self {
             now: 0,
             nodes: Vec::new(),
@@ -79,6 +80,7 @@ impl World {
             wake_at: None,
             is_mute: self.rng.u8(..) < 12 && !self.weather.is_calm,
             sequences: BTreeMap::new(),
+            cleared: BTreeSet::new(),
             links: BTreeMap::new(),
             shaken: BTreeMap::new(),
         }
@@ -89,6 +91,19 @@ impl World {
             let (node, blocks) = (self.rng.usize(..self.nodes.len()), self.rng.u32(1..6));
             if self.nodes[node].pool.add(sequence, blocks) {
                 self.checks.sequences.insert(sequence, false);
+            }
+        }
+        // Sequences whose parts are on several nodes, one of which has none.
+        for group in 0..self.rng.u64(..3) {
+            let mut nodes: Vec<NodeId> = (0..self.nodes.len()).collect();
+            self.rng.shuffle(&mut nodes);
+            nodes.truncate(self.rng.usize(1..nodes.len()));
+            let blocks = self.rng.u32(1..6);
+            for (index, node) in nodes.into_iter().enumerate() {
+                let part = part_of(group, index as u64);
+                if self.nodes[node].pool.add(part, blocks) {
+                    self.checks.sequences.insert(part, false);
+                }
             }
         }
         for _ in 0..self.rng.u32(..10) {
@@ -108,6 +123,15 @@ impl World {
             let node = self.rng.usize(..self.nodes.len());
             let at = self.rng.u64(..horizon);
             self.at(at, Happening::Request { node });
+        }
+        for _ in 0..self.rng.u32(..8) {
+            let at = self.rng.u64(..horizon);
+            self.at(at, Happening::Parts);
+        }
+        for _ in 0..self.rng.u32(..6) {
+            let node = self.rng.usize(..self.nodes.len());
+            let at = self.rng.u64(..horizon);
+            self.at(at, Happening::Clear { node });
         }
         let faults = if self.weather.is_calm { 0 } else { self.rng.u32(..8) };
         for _ in 0..faults {
@@ -208,6 +232,12 @@ impl World {
                 self.take(node, input)
             }
             Happening::Request { node } => self.request(node),
+            Happening::Parts => {
+                self.request_parts();
+                Ok(())
+            }
+            Happening::Part { node, request } => self.request_part(node, request),
+            Happening::Clear { node } => self.clear(node),
             Happening::Engine => {
                 self.engine();
                 Ok(())

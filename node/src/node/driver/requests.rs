@@ -73,7 +73,7 @@ impl Driver {
             return Err("there is no link to it".into());
         }
         let id = MigrationId(fastrand::u128(..));
-        let begun = self.machines.request(self.now(), Request { id, link, command });
+        let begun = self.machines.request(self.now(), Request { id, link, command, part: None });
         begun.map(|(machine, actions)| (machine, id, link, actions)).map_err(|error| error.to_string())
     }
 }

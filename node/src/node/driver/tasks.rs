@@ -10,7 +10,8 @@ use crate::node::job::{Ending, Job, SideJob, Slot};
 use crate::node::message::{NodeMessage, Way};
 use crate::node::work;
 use crate::protocol::{
-    Action, Actions, Attempt, FetchBytes, Grant, MachineId, ManifestBytes, Places, SideState, Task, Text,
+    Action, Actions, Attempt, CopyPart, FetchBytes, Grant, MachineId, ManifestBytes, Places, SideState, Task,
+    Text,
 };
 
 impl Driver {
@@ -48,9 +49,9 @@ impl Driver {
             Task::Export { what } => self.export(machine, what),
             Task::Retain(places) => self.retain(machine, &places),
             Task::Transfer { attempt, places, grant } => self.transfer(machine, attempt, places, grant),
-            Task::Reserve(manifest) => self.reserve(machine, manifest),
+            Task::Reserve { manifest, part } => self.reserve(machine, manifest, part),
             Task::Verify(attempt) => self.verify(machine, attempt),
-            Task::Commit => self.commit(machine),
+            Task::Commit { is_current } => self.commit(machine, is_current),
             Task::Finish => self.end(machine, Ending::Finish),
             Task::Restore | Task::Release => self.end(machine, Ending::Restore),
         }
@@ -122,8 +123,9 @@ impl Driver {
         });
     }
 
-    pub(super) fn reserve(&mut self, machine: MachineId, manifest: ManifestBytes) {
+    pub(super) fn reserve(&mut self, machine: MachineId, manifest: ManifestBytes, part: Option<CopyPart>) {
         let pool = self.pool.clone();
+        let _ = part;
         let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.job(machine) else { return };
         *import = Slot::Lent;
         self.block(machine, move || Done::Reserved(work::reserve(&pool, &manifest)));
@@ -148,11 +150,11 @@ impl Driver {
         });
     }
 
-    pub(super) fn commit(&mut self, machine: MachineId) {
+    pub(super) fn commit(&mut self, machine: MachineId, is_current: bool) {
         let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.jobs.get_mut(&machine) else {
             return;
         };
         let Some(import) = import.lend() else { return };
-        self.block(machine, move || Done::Committed(work::commit(import)));
+        self.block(machine, move || Done::Committed(work::commit(import, is_current)));
     }
 }

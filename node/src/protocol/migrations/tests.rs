@@ -1,7 +1,7 @@
 //! Routing, refusals, and answers for migrations that are not here.
 
 use super::*;
-use crate::protocol::message::{FetchBytes, ManifestBytes, Part, Phase};
+use crate::protocol::message::{FetchBytes, ManifestBytes, Phase};
 use crate::protocol::outcome::{Cause, Outcome};
 use crate::protocol::places::Places;
 
@@ -18,7 +18,7 @@ fn node(limits: Limits) -> Migrations {
 }
 
 fn request(id: u128, sequence: u64) -> Request {
-    Request { id: MigrationId(id), link: LINK, command: Command::Migrate { sequence } }
+    Request { id: MigrationId(id), link: LINK, command: Command::Migrate { sequence }, part: None }
 }
 
 fn receive(node: &mut Migrations, id: MigrationId, message: impl Into<Message>) -> Actions {
@@ -26,7 +26,7 @@ fn receive(node: &mut Migrations, id: MigrationId, message: impl Into<Message>) 
 }
 
 fn prepare() -> ToTarget {
-    ToTarget::Prepare { kind: Kind::Migrate, part: Part::WHOLE, manifest: ManifestBytes::default() }
+    ToTarget::Prepare { kind: Kind::Migrate, part: None, manifest: ManifestBytes::default() }
 }
 
 fn sent(action: &Action) -> &Message {
@@ -60,7 +60,7 @@ fn messages_of_or_for_another_process_are_dropped() {
     }
     assert_eq!((node.stale_messages(), node.status().count()), (4, 0));
     let actions = receive(&mut node, ID, prepare());
-    assert!(matches!(actions[0], Action::Do { task: Task::Reserve(_), .. }));
+    assert!(matches!(actions[0], Action::Do { task: Task::Reserve { .. }, .. }));
 }
 
 #[test]
@@ -68,7 +68,9 @@ fn what_is_not_here_is_answered_so_that_the_peer_can_end() {
     let mut node = node(Limits::default());
     let term = TermId(4);
     let aborted: Message = ToSource::Aborted { term, reason: AbortReason::Unknown }.into();
-    for message in [ToTarget::Commit { term }, ToTarget::Query { term }, ToTarget::Heartbeat { term }] {
+    for message in
+        [ToTarget::Commit { term, is_current: true }, ToTarget::Query { term }, ToTarget::Heartbeat { term }]
+    {
         assert_eq!(*sent(&receive(&mut node, ID, message)[0]), aborted);
     }
     let abort: Message = ToTarget::Abort { term: Some(term), reason: AbortReason::Unknown }.into();
@@ -81,8 +83,7 @@ fn what_is_not_here_is_answered_so_that_the_peer_can_end() {
     assert!(receive(&mut node, ID, ToTarget::Abort { term: None, reason: reason.clone() }).is_empty());
     assert!(receive(&mut node, ID, ToSource::Aborted { term, reason }).is_empty());
     // Blocks that were not asked for.
-    let fetched =
-        ToTarget::Prepare { kind: Kind::Fetch, part: Part::WHOLE, manifest: ManifestBytes::default() };
+    let fetched = ToTarget::Prepare { kind: Kind::Fetch, part: None, manifest: ManifestBytes::default() };
     let refused: Message = ToSource::Refused { reason: Refusal::NotAsked, free: 0 }.into();
     assert_eq!(*sent(&receive(&mut node, ID, fetched)[0]), refused);
     assert_eq!(node.status().count(), 0);
@@ -121,7 +122,7 @@ fn committed_copies_that_are_not_forgotten_are_bounded_too() {
     receive(&mut node, ID, ToTarget::Sent { term, attempt: Default::default() });
     let (attempt, bad, grant) = Default::default();
     node.done(NOW, one.machine, Work::Verified { attempt, bad, grant });
-    receive(&mut node, ID, ToTarget::Commit { term });
+    receive(&mut node, ID, ToTarget::Commit { term, is_current: true });
     node.done(NOW, one.machine, Work::Committed { sequence: Some(7) });
     // It does not move on before its source has heard that it has arrived.
     assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::Unconfirmed(ID)));
@@ -168,4 +169,155 @@ fn a_cancellation_has_an_outcome_or_an_error() {
     assert_eq!(actions.len(), 3);
     assert_eq!(node.cancel(NOW, machine), Err(CancelError::Unknown));
     assert_eq!(node.deadline(), None);
+}
+
+/// Parts of one copy, over a link each.
+mod parts {
+    use super::*;
+    use crate::protocol::message::{Attempt, Grant, Part, PartFault};
+
+    fn links(count: u32) -> Migrations {
+        let mut node = Migrations::new(OWN, Timing::default(), Limits::default());
+        (0..count).for_each(|link| drop(node.link_up(NOW, LinkId(link), PEER)));
+        node
+    }
+
+    fn tell(node: &mut Migrations, now: Millis, link: u32, message: ToTarget) -> Actions {
+        node.received(now, LinkId(link), Envelope { id: ID, from: PEER, to: OWN, message: message.into() })
+    }
+
+    fn part(index: u16, of: u16) -> ToTarget {
+        let part = Some(Part { index, of });
+        ToTarget::Prepare { kind: Kind::Migrate, part, manifest: ManifestBytes::default() }
+    }
+
+    /// Brings a part to its commit. Returns its machine.
+    fn ready(node: &mut Migrations, link: u32, index: u16, of: u16) -> MachineId {
+        let Action::Do { machine, .. } = tell(node, NOW, link, part(index, of))[0].clone() else { panic!() };
+        let (accepted, missing) = (Places::default(), Places::default());
+        node.done(NOW, machine, Work::Reserved { accepted, missing, grant: Grant::default() }).unwrap();
+        tell(node, NOW, link, ToTarget::Sent { term: TermId(machine.0), attempt: Attempt(0) });
+        let (bad, grant) = (Places::default(), Grant::default());
+        node.done(NOW, machine, Work::Verified { attempt: Attempt(0), bad, grant }).unwrap();
+        machine
+    }
+
+    fn commit(node: &mut Migrations, now: Millis, link: u32, machine: MachineId) -> Actions {
+        tell(node, now, link, ToTarget::Commit { term: TermId(machine.0), is_current: true })
+    }
+
+    #[test]
+    fn the_last_commit_opens_the_barrier_and_all_sources_hear_of_it() {
+        let mut node = links(3);
+        let machines: Vec<_> = (0..3).map(|index| ready(&mut node, index, index as u16, 3)).collect();
+        for index in [2, 0] {
+            let actions = commit(&mut node, NOW, index, machines[index as usize]);
+            assert!(matches!(
+                sent(&actions[0]),
+                Message::ToSource(ToSource::Status { phase: Phase::Agreed, .. })
+            ));
+            assert_eq!(actions.len(), 1);
+        }
+        let actions = commit(&mut node, NOW, 1, machines[1]);
+        let commits: Vec<_> = actions.iter().filter(|action| matches!(action, Action::Do { .. })).collect();
+        let task = Task::Commit { is_current: true };
+        assert_eq!(commits, [&Action::Do { machine: machines[0], task }]);
+        let actions = node.done(NOW, machines[0], Work::Committed { sequence: Some(7) }).unwrap();
+        for (index, &machine) in machines.iter().enumerate() {
+            let term = TermId(machine.0);
+            let told = actions.iter().any(|action| {
+                matches!(action, Action::Send { link, envelope }
+                if link.0 == index as u32 && envelope.message == ToSource::Committed { term }.into())
+            });
+            assert!(told, "source {index}");
+        }
+        // Until all of them have answered, it moves nowhere.
+        for (index, &machine) in machines.iter().enumerate() {
+            let onwards = Request { link: LinkId(0), ..request(9 + index as u128, 7) };
+            assert_eq!(node.request(NOW, onwards), Err(RequestError::Unconfirmed(ID)));
+            tell(&mut node, NOW, index as u32, ToTarget::Forget { term: TermId(machine.0) });
+        }
+        assert!(node.request(NOW, Request { link: LinkId(0), ..request(20, 7) }).is_ok());
+    }
+
+    #[test]
+    fn the_end_of_a_part_ends_those_that_have_agreed() {
+        let mut node = links(3);
+        let machines: Vec<_> = (0..3).map(|index| ready(&mut node, index, index as u16, 3)).collect();
+        commit(&mut node, NOW, 0, machines[0]);
+        commit(&mut node, NOW, 1, machines[1]);
+        let actions = node.link_up(NOW, LinkId(2), Incarnation(77));
+        let releases =
+            actions.iter().filter(|action| matches!(action, Action::Do { task: Task::Release, .. }));
+        assert_eq!((releases.count(), node.status().count()), (3, 0));
+        // A late commit finds nothing.
+        let actions = commit(&mut node, NOW, 0, machines[0]);
+        assert!(matches!(sent(&actions[0]), Message::ToSource(ToSource::Aborted { .. })));
+    }
+
+    #[test]
+    fn a_term_that_ended_unseen_opens_no_barrier() {
+        let mut node = links(2);
+        let machines: Vec<_> = (0..2).map(|index| ready(&mut node, index, index as u16, 2)).collect();
+        commit(&mut node, NOW, 0, machines[0]);
+        let later = NOW.plus(Timing::default().term_ms - 1);
+        tell(&mut node, later, 1, ToTarget::Heartbeat { term: TermId(machines[1].0) });
+        let actions = commit(&mut node, later.plus(1), 1, machines[1]);
+        assert!(actions.iter().all(|action| !matches!(action, Action::Do { task: Task::Commit { .. }, .. })));
+        assert_eq!(node.status().count(), 0);
+    }
+
+    #[test]
+    fn an_absent_part_ends_the_others_after_a_term() {
+        let mut node = links(2);
+        let machine = ready(&mut node, 0, 0, 2);
+        commit(&mut node, NOW, 0, machine);
+        let (half, term) = (Timing::default().term_ms / 2, Timing::default().term_ms);
+        commit(&mut node, NOW.plus(half), 0, machine);
+        assert_eq!(node.deadline(), Some(NOW.plus(term)));
+        assert!(node.tick(NOW.plus(term - 1)).is_empty());
+        assert!(!node.tick(NOW.plus(term)).is_empty());
+        assert_eq!(node.status().count(), 0);
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_refused() {
+        let mut node = links(3);
+        tell(&mut node, NOW, 0, part(0, 2));
+        let mut refused = |message| {
+            let actions = tell(&mut node, NOW, 1, message);
+            match sent(&actions[0]) {
+                Message::ToSource(ToSource::Refused { reason: Refusal::Part { fault, .. }, .. }) => {
+                    fault.clone()
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(refused(part(2, 2)), PartFault::Number);
+        assert_eq!(refused(part(0, 1000)), PartFault::Number);
+        assert_eq!(refused(part(0, 2)), PartFault::Repeated);
+        assert_eq!(refused(part(1, 3)), PartFault::Disagrees);
+        let (kind, manifest) = (Kind::Cached, ManifestBytes::default());
+        let cached = ToTarget::Prepare { kind, part: Some(Part { index: 1, of: 2 }), manifest };
+        assert_eq!(refused(cached), PartFault::Cached);
+        assert_eq!(node.status().count(), 1);
+        let command = Command::Offload { what: FetchBytes::default() };
+        let part = Part { index: 0, of: 1 };
+        let request = Request { part: Some(part), link: LinkId(2), command, id: MigrationId(8) };
+        let fault = PartFault::Cached;
+        assert_eq!(node.request(NOW, request), Err(RequestError::Part { part, fault }));
+    }
+
+    #[test]
+    fn a_source_copies_its_sequence_to_several_targets() {
+        let mut node = links(3);
+        let copy = |id, link, command| {
+            let part = Some(Part { index: 0, of: 1 });
+            Request { id: MigrationId(id), link: LinkId(link), command, part }
+        };
+        node.request(NOW, copy(1, 0, Command::Replicate { sequence: 7 })).unwrap();
+        node.request(NOW, copy(2, 1, Command::Replicate { sequence: 7 })).unwrap();
+        let moved = copy(3, 2, Command::Migrate { sequence: 7 });
+        assert_eq!(node.request(NOW, moved), Err(RequestError::SameSequence(MigrationId(1))));
+    }
 }

@@ -45,7 +45,7 @@ fn manifest() -> ManifestBytes {
 
 /// Brings a source of this kind into a state.
 fn source(kind: Kind, state: SourceState) -> Source {
-    let (mut source, actions) = Source::begin(NOW, kind, None, timing());
+    let (mut source, actions) = Source::begin(NOW, (kind, None), None, timing());
     assert_eq!(actions.to_vec(), [Action::Do(Task::Export { what: None })]);
     let events = [
         Event::Done(Work::Exported(manifest())),
@@ -81,7 +81,7 @@ const UNDECIDED: [SourceState; 4] = [
 ];
 
 fn prepare() -> Action<ToTarget> {
-    Action::Send(ToTarget::Prepare { kind: Kind::Migrate, part: Part::WHOLE, manifest: manifest() })
+    Action::Send(ToTarget::Prepare { kind: Kind::Migrate, part: None, manifest: manifest() })
 }
 
 fn report(outcome: Outcome, bad_blocks: u64) -> Action<ToTarget> {
@@ -180,7 +180,10 @@ fn checking() {
     // The same answer once more.
     assert!(source.on(NOW, verified(0, &[(1, 2)])).is_empty());
     source.on(NOW, transferred(1));
-    assert_eq!(source.on(NOW, verified(1, &[])).to_vec(), [Action::Send(ToTarget::Commit { term: T })]);
+    assert_eq!(
+        source.on(NOW, verified(1, &[])).to_vec(),
+        [Action::Send(ToTarget::Commit { term: T, is_current: true })]
+    );
     assert_eq!(source.state(), SourceState::Committing);
     let actions = source.on(NOW, COMMITTED);
     assert_eq!(actions[2], report(Outcome::Done, 2));
@@ -244,7 +247,10 @@ fn silence_behind_the_commit_is_a_doubt_for_a_migration_alone() {
     let late = source.deadline().unwrap();
     assert!(source.on(late, Event::Cancel).is_empty());
     assert!(source.on(late, status(Phase::Committing)).is_empty());
-    assert_eq!(source.on(late, status(Phase::Ready)).to_vec(), [Action::Send(ToTarget::Commit { term: T })]);
+    assert_eq!(
+        source.on(late, status(Phase::Ready)).to_vec(),
+        [Action::Send(ToTarget::Commit { term: T, is_current: true })]
+    );
     assert!(source.on(late, COMMITTED).contains(&Action::Do(Task::Finish)));
 
     for kind in [Kind::Replicate, Kind::Cached, Kind::Fetch] {
@@ -314,7 +320,7 @@ fn messages_are_repeated_at_growing_intervals() {
     let expected = [
         (SourceState::Preparing, prepare()),
         (SourceState::Checking(Attempt(0)), Action::Send(ToTarget::Sent { term: T, attempt: Attempt(0) })),
-        (SourceState::Committing, Action::Send(ToTarget::Commit { term: T })),
+        (SourceState::Committing, Action::Send(ToTarget::Commit { term: T, is_current: true })),
     ];
     for (state, message) in expected {
         let mut source = migrate(state);
@@ -330,4 +336,28 @@ fn messages_are_repeated_at_growing_intervals() {
     assert_eq!(source.deadline(), Some(NOW.plus(5_000)));
     let heartbeat = Action::Send(ToTarget::Heartbeat { term: T });
     assert_eq!(source.on(NOW.plus(5_000), Event::Tick).to_vec(), [heartbeat]);
+}
+
+/// As long as a target says that it waits for other parts, there is no doubt.
+#[test]
+fn a_target_that_waits_for_other_parts_is_not_silent() {
+    let mut source = self::source(Kind::Migrate, SourceState::Committing);
+    let mut now = NOW;
+    for _ in 0..5 {
+        now = now.plus(timing().term_ms - 1);
+        source.on(now, status(Phase::Agreed));
+        source.on(now, Event::Tick);
+        assert_eq!(source.state(), SourceState::Committing);
+    }
+    source.on(now.plus(timing().term_ms), Event::Tick);
+    assert_eq!(source.state(), SourceState::InDoubt);
+}
+
+#[test]
+fn a_commit_says_that_the_cache_was_cleared() {
+    let mut source = self::source(Kind::Migrate, SourceState::Committing);
+    let commit = |is_current| Action::Send(ToTarget::Commit { term: T, is_current });
+    assert_eq!(source.on(NOW, Event::LinkUp).to_vec(), [commit(true)]);
+    assert!(source.on(NOW, Event::Cleared).is_empty());
+    assert_eq!(source.on(NOW, Event::LinkUp).to_vec(), [commit(false)]);
 }

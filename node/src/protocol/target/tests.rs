@@ -1,6 +1,7 @@
 //! One test for each row of the target's table.
 
 use super::*;
+use crate::protocol::copies::CopyNumber;
 use crate::protocol::message::Grant;
 use crate::protocol::places::{Places, Range};
 
@@ -16,7 +17,7 @@ fn places(ranges: &[(u32, u32)]) -> Places {
 }
 
 fn prepare(kind: Kind) -> Event<ToTarget> {
-    Event::Message(ToTarget::Prepare { kind, part: Part::WHOLE, manifest: ManifestBytes::default() })
+    Event::Message(ToTarget::Prepare { kind, part: None, manifest: ManifestBytes::default() })
 }
 
 fn sent(attempt: u8) -> Event<ToTarget> {
@@ -33,7 +34,7 @@ fn reserved() -> Event<ToTarget> {
     Event::Done(Work::Reserved { accepted, missing, grant: Grant::default() })
 }
 
-const COMMIT: Event<ToTarget> = Event::Message(ToTarget::Commit { term: T });
+const COMMIT: Event<ToTarget> = Event::Message(ToTarget::Commit { term: T, is_current: true });
 const QUERY: Event<ToTarget> = Event::Message(ToTarget::Query { term: T });
 const HEARTBEAT: Event<ToTarget> = Event::Message(ToTarget::Heartbeat { term: T });
 const FORGET: Event<ToTarget> = Event::Message(ToTarget::Forget { term: T });
@@ -47,7 +48,7 @@ fn target(state: TargetState) -> Target {
     let mut target = if state == TargetState::Asking {
         Target::fetch(NOW, T, FetchBytes::default(), timing()).0
     } else {
-        Target::prepare(NOW, T, Kind::Migrate, Part::WHOLE, ManifestBytes::default(), timing()).0
+        Target::prepare(NOW, T, Kind::Migrate, None, ManifestBytes::default(), timing()).0
     };
     for event in [
         reserved(),
@@ -128,7 +129,7 @@ fn asking() {
     assert_eq!(target.state(), TargetState::Asking);
     assert_eq!(
         target.on(NOW, prepare(Kind::Fetch)).to_vec(),
-        [Action::Do(Task::Reserve(ManifestBytes::default()))]
+        [Action::Do(Task::Reserve { manifest: ManifestBytes::default(), part: None })]
     );
     assert_eq!(target.state(), TargetState::Reserving);
 
@@ -151,12 +152,6 @@ fn reserving() {
     let outcome = Outcome::Refused { reason: reason.clone(), free: 3 };
     let refused = Action::Send(ToSource::Refused { reason, free: 3 });
     assert_eq!(actions.to_vec(), [refused, Action::Report { outcome, bad_blocks: 0 }]);
-
-    let part = Part { index: 1, of: 2 };
-    let (target, actions) = Target::prepare(NOW, T, Kind::Migrate, part, ManifestBytes::default(), timing());
-    let refused = ToSource::Refused { reason: Refusal::Parts(part), free: 0 };
-    assert_eq!(actions[0], Action::Send(refused));
-    assert_eq!(target.state(), TargetState::Over);
 }
 
 #[test]
@@ -220,7 +215,7 @@ fn ready() {
     for event in [HEARTBEAT, Event::LinkUp] {
         assert_eq!(target.on(NOW, event).to_vec(), [status(Phase::Ready)]);
     }
-    assert_eq!(target.on(NOW, COMMIT).to_vec(), [Action::Do(Task::Commit)]);
+    assert_eq!(target.on(NOW, COMMIT).to_vec(), [Action::Do(Task::Commit { is_current: true })]);
     assert_eq!(target.state(), TargetState::Committing);
 }
 
@@ -341,7 +336,7 @@ fn messages_about_another_term_change_and_renew_nothing() {
         let mut target = target(state);
         let deadline = target.deadline();
         let messages = [
-            ToTarget::Commit { term: other },
+            ToTarget::Commit { term: other, is_current: true },
             ToTarget::Query { term: other },
             ToTarget::Heartbeat { term: other },
             ToTarget::Sent { term: other, attempt: Attempt(0) },
@@ -363,4 +358,84 @@ fn a_commit_of_a_copy_that_was_not_verified_is_a_violation() {
         let what = Text::new("a commit of a copy that was not verified");
         assert!(releases(&target, &actions, &Outcome::Failed(Cause::Violation(what))), "{state:?}");
     }
+}
+
+const OF_COPY: CopyPart = CopyPart { copy: CopyNumber(1), part: Part { index: 1, of: 2 } };
+
+/// Brings the target of a part into the state in which its source has said the commit.
+fn agreed() -> Target {
+    let mut target =
+        Target::prepare(NOW, T, Kind::Migrate, Some(OF_COPY), ManifestBytes::default(), timing()).0;
+    for event in [reserved(), sent(0), verified(0, &[])] {
+        target.on(NOW, event);
+    }
+    assert_eq!(target.on(NOW, COMMIT).to_vec(), [status(Phase::Agreed)]);
+    assert_eq!(target.state(), TargetState::Agreed(Attempt(0)));
+    target
+}
+
+fn of_copy(event: CopyEvent) -> Event<ToTarget> {
+    Event::Copy(event)
+}
+
+#[test]
+fn agreed_parts_commit_together() {
+    for leads in [true, false] {
+        let mut target = agreed();
+        for again in [COMMIT, QUERY, HEARTBEAT] {
+            assert_eq!(target.on(NOW, again).to_vec(), [status(Phase::Agreed)]);
+        }
+        let commits = target.on(NOW, of_copy(CopyEvent::Commits { leads, is_current: true }));
+        let commit = Action::Do(Task::Commit { is_current: true });
+        assert_eq!(commits.to_vec(), leads.then_some(commit).into_iter().collect::<Vec<_>>());
+        assert_eq!(target.state(), TargetState::Committing);
+        // Nothing ends it any more.
+        assert!(target.on(NOW, of_copy(CopyEvent::Ended(Text::new("late")))).is_empty());
+        assert!(target.on(NOW, Event::Cancel).is_empty());
+        let actions = target.on(NOW, of_copy(CopyEvent::Committed));
+        assert_eq!(actions[0], Action::Send(ToSource::Committed { term: T }));
+        assert_eq!(target.state(), TargetState::Committed);
+    }
+    let mut target = agreed();
+    target.on(NOW, of_copy(CopyEvent::Commits { leads: false, is_current: true }));
+    let actions = target.on(NOW, of_copy(CopyEvent::Failed(Text::new("no"))));
+    assert_eq!(actions[0], aborted(T, AbortReason::Local(Text::new("no"))));
+    assert_eq!(target.state(), TargetState::Over);
+}
+
+#[test]
+fn the_end_of_another_part_ends_an_agreed_one() {
+    let mut target = agreed();
+    let why = Text::new("the peer's process has ended");
+    let actions = target.on(NOW, of_copy(CopyEvent::Ended(why.clone())));
+    let outcome = Outcome::Failed(Cause::OtherPart(why.clone()));
+    let (release, abort) = (Action::Do(Task::Release), aborted(T, AbortReason::OtherPart(why)));
+    assert_eq!(actions.to_vec(), [release, Action::Report { outcome, bad_blocks: 0 }, abort]);
+    let mut target = agreed();
+    assert!(target.is_late(NOW.plus(timing().term_ms)) && !target.is_late(NOW));
+    target.on(NOW.plus(timing().term_ms), Event::Tick);
+    assert_eq!(target.state(), TargetState::Over);
+}
+
+#[test]
+fn copies_of_a_cleared_cache() {
+    let commit = |is_current| Event::Message(ToTarget::Commit { term: T, is_current });
+    let mut sequence = self::target(TargetState::Ready(Attempt(1)));
+    let actions = sequence.on(NOW, commit(false));
+    assert_eq!(actions.to_vec(), [Action::Do(Task::Commit { is_current: false })]);
+    for kind in [Kind::Cached, Kind::Fetch] {
+        let (mut cached, _) = Target::prepare(NOW, T, kind, None, ManifestBytes::default(), timing());
+        for event in [reserved(), sent(0), verified(0, &[])] {
+            cached.on(NOW, event);
+        }
+        let actions = cached.on(NOW, commit(false));
+        let report = Action::Report { outcome: Outcome::Failed(Cause::Cleared), bad_blocks: 0 };
+        assert_eq!(actions.to_vec(), [Action::Do(Task::Release), report, aborted(T, AbortReason::Cleared)]);
+    }
+    // A part: a repeated message may say so first, or later; it stays said.
+    let mut part = agreed();
+    assert!(part.is_current());
+    part.on(NOW, commit(false));
+    part.on(NOW, commit(true));
+    assert!(!part.is_current());
 }

@@ -1,0 +1,83 @@
+//! What one part of a copy means for the others.
+
+use crate::protocol::bounded::Text;
+use crate::protocol::copies::CopyEvent;
+use crate::protocol::machine::Event;
+use crate::protocol::message::MigrationId;
+use crate::protocol::outcome::{Cause, Outcome};
+use crate::protocol::request::MachineId;
+use crate::protocol::table::Machine;
+use crate::protocol::target::Target;
+use crate::protocol::timing::Millis;
+
+use super::{Actions, Migrations};
+
+impl Migrations {
+    fn target(&self, machine: MachineId) -> &Target {
+        match &self.entries[&machine].machine {
+            Machine::Target(target) => target,
+            Machine::Source(_) => unreachable!("a source among the parts of a copy"),
+        }
+    }
+
+    /// The source of a part has said its commit: the last one commits the copy.
+    pub(super) fn agreed(&mut self, now: Millis, id: MigrationId, machine: MachineId) -> Actions {
+        let Some(parts) = self.copies.agree(id, machine) else { return Actions::new() };
+        // A term that ended unseen ends all parts.
+        if let Some(&late) = parts.iter().find(|&&part| self.target(part).is_late(now)) {
+            return self.target_event(now, late, Event::Tick);
+        }
+        let is_current = parts.iter().all(|&part| self.target(part).is_current());
+        let mut actions = Actions::new();
+        for (place, part) in parts.into_iter().enumerate() {
+            let event = CopyEvent::Commits { leads: place == 0, is_current };
+            actions.extend(self.target_event(now, part, Event::Copy(event)));
+        }
+        actions
+    }
+
+    /// A part has its outcome: the others get the same.
+    pub(super) fn part_ended(
+        &mut self,
+        now: Millis,
+        (id, machine): (MigrationId, MachineId),
+        was_undecided: bool,
+        outcome: &Outcome,
+    ) -> Actions {
+        let event = match outcome {
+            Outcome::Done => CopyEvent::Committed,
+            outcome if was_undecided => CopyEvent::Ended(reason(outcome)),
+            outcome => CopyEvent::Failed(reason(outcome)),
+        };
+        // Forgotten first: the others end too, and find it gone.
+        let others = self.copies.forget(id, machine);
+        self.tell(now, others, &event)
+    }
+
+    /// Ends the copies of which a part is absent for too long.
+    pub(super) fn end_incomplete(&mut self, now: Millis) -> Actions {
+        let mut actions = Actions::new();
+        for part in self.copies.late(now, self.timing.term_ms) {
+            let event = CopyEvent::Ended(Text::new("a part did not come"));
+            // Its end is that of the others.
+            actions.extend(self.target_event(now, part, Event::Copy(event)));
+        }
+        actions
+    }
+
+    fn tell(&mut self, now: Millis, parts: Vec<MachineId>, event: &CopyEvent) -> Actions {
+        let tell = |part| self.target_event(now, part, Event::Copy(event.clone()));
+        parts.into_iter().flat_map(tell).collect()
+    }
+}
+
+/// Returns why a part ended, for the sources of the others.
+fn reason(outcome: &Outcome) -> Text {
+    match outcome {
+        // Not nested.
+        Outcome::Failed(Cause::OtherPart(reason) | Cause::Local(reason)) => reason.clone(),
+        Outcome::Failed(cause) => Text::new(cause.to_string()),
+        Outcome::Refused { reason, .. } => Text::new(reason.to_string()),
+        outcome => Text::new(format!("{outcome:?}")),
+    }
+}
