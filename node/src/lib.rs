@@ -44,4 +44,6 @@ pub mod topology;
 pub mod transport;
 pub mod wire;
 
-pub use node::{Arrival, Arrivals, Node, NodeBuilder, NodeCounters, NodeError, Offers, Spill};
+pub use node::{
+    Arrival, Arrivals, Node, NodeBuilder, NodeCounters, NodeError, Offers, PartError, SendPartError, Spill,
+};

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::{FormError, ManifestError, TransferError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::BlockHash;
-use crate::sequence::{BlockRefs, Outline, Sequence};
+use crate::sequence::{BlockRefs, Outline, Sequence, Sequences};
 use crate::storage::Storage;
 
 use super::error::MigrateError;
@@ -127,6 +127,10 @@ impl Export {
 
     fn end(&self) -> &End {
         self.held().end()
+    }
+
+    pub(crate) fn is_of(&self, sequences: &Sequences) -> bool {
+        self.end().sequences.same(sequences)
     }
 
     pub(super) fn contents(&self) -> &Contents {

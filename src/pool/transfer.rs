@@ -91,6 +91,13 @@ impl Pool {
         Import::of_heads(&self.end()?, manifest, own)
     }
 
+    /// Returns whether an export is of this pool.
+    ///
+    /// The bytes of another pool's export are in frames that this one knows nothing about.
+    pub fn has_exported(&self, export: &Export) -> bool {
+        export.is_of(&self.0.sequences)
+    }
+
     /// Sets the nodes that the pool can [reach](super::Target::node).
     ///
     /// The pool keeps a weak reference: the nodes are unknown again once they are dropped.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
 use kvpool::transport::Transport;
-use kvpool::{PackedForm, Remotes};
+use kvpool::{HeadRange, PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
 use tokio::sync::mpsc;
 
@@ -16,9 +16,11 @@ use super::error::NodeError;
 use super::message::{VERSION, Way};
 use super::node::Node;
 use super::operator::Operator;
+use super::parts::PartCopies;
 use super::remote::NodeRemotes;
 use super::serving::Serving;
 use super::spill::{self, Offers, Spill};
+use super::staging::Stagings;
 use super::status::Counters;
 use super::work::Carrier;
 use crate::admin::{AdminServer, PoolAdmin, Quiet};
@@ -27,6 +29,9 @@ use crate::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
 };
 use crate::wire::Limits;
+
+/// Memory for blocks of parts, if the node is told nothing else.
+const STAGING_BYTES: u64 = 256 << 20;
 
 /// Settings of a [`Node`].
 pub struct NodeBuilder {
@@ -40,6 +45,8 @@ pub struct NodeBuilder {
     timing: Timing,
     spill: Option<Spill>,
     offers: Option<Arc<dyn Offers>>,
+    heads: Option<HeadRange>,
+    staging_bytes: u64,
     nixl: Option<Arc<dyn Transport>>,
     admin: Option<AdminServer>,
     traffic: Option<Arc<dyn Quiet>>,
@@ -65,6 +72,8 @@ impl NodeBuilder {
             timing: Timing::default(),
             spill: None,
             offers: None,
+            heads: None,
+            staging_bytes: STAGING_BYTES,
             nixl: None,
             admin: None,
             traffic: None,
@@ -151,6 +160,24 @@ impl NodeBuilder {
         self
     }
 
+    /// States which heads of the model the pool holds, so that the node can send and receive
+    /// [parts](Node::send_part) of copies between ranks of different tensor-parallel splits.
+    #[must_use]
+    pub fn heads(mut self, heads: HeadRange) -> Self {
+        self.heads = Some(heads);
+        self
+    }
+
+    /// Sets the memory for blocks of parts until they are checked: by default 256 MiB.
+    ///
+    /// A part needs room for all of its blocks that this node lacks, in the size of the source's
+    /// blocks; it is refused otherwise. Memory is taken when bytes arrive.
+    #[must_use]
+    pub fn staging_bytes(mut self, bytes: u64) -> Self {
+        self.staging_bytes = bytes;
+        self
+    }
+
     /// Uses NIXL with peers that have it too.
     #[cfg(feature = "nixl")]
     #[must_use]
@@ -163,7 +190,7 @@ impl NodeBuilder {
     ///
     /// # Errors
     ///
-    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Link`] for an address that cannot
+    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`] for an address that cannot
     /// be used, [`NodeError::Transport`]. Nothing is left running.
     ///
     /// # Panics
@@ -172,6 +199,9 @@ impl NodeBuilder {
     pub async fn start(self) -> Result<(Node, Arrivals), NodeError> {
         let storage = self.pool.storage().cloned();
         let storage = storage.ok_or(TransferError::NoStorage { pool: self.pool.tag() })?;
+        if let Some(heads) = self.heads.filter(|heads| heads.heads().len() != storage.layout().kv_heads()) {
+            return Err(NodeError::Heads { heads, layout: storage.layout().kv_heads() });
+        }
         let fingerprint = PackedForm::of(storage.layout()).fingerprint();
         let mut identity = Identity::new(&self.name, VERSION)?.fingerprint(fingerprint);
         if let Some(tls) = self.tls {
@@ -195,8 +225,13 @@ impl NodeBuilder {
         let (arrived, arrivals) = mpsc::unbounded_channel();
         let counters = Arc::new(Counters::default());
         let machines = Migrations::new(incarnation, self.timing, protocol::Limits::default());
+        let stagings = |heads| {
+            let layout = storage.layout().clone();
+            PartCopies::new(heads, Stagings::new(tcp.clone(), layout, self.staging_bytes))
+        };
+        let parts = self.heads.map(stagings).unwrap_or_default();
         let (pool, weak) = (self.pool.clone(), inputs.downgrade());
-        let driver = Driver::new(pool, machines, tcp, carriers, counters.clone(), weak, arrived);
+        let driver = Driver::new(pool, machines, tcp, carriers, counters.clone(), weak, arrived, parts);
         tokio::spawn(driver.run(receiver));
         let remotes: Arc<dyn Remotes> = Arc::new(NodeRemotes { inputs: inputs.clone() });
         self.pool.set_remotes(&remotes);
@@ -230,6 +265,7 @@ impl NodeBuilder {
             accepting,
             spilling,
             serving,
+            heads: self.heads,
             _remotes: remotes,
         };
         Ok((node, Arrivals(arrivals)))

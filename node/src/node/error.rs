@@ -22,6 +22,14 @@ pub enum NodeError {
     /// The admin interface would be open to other hosts without a token.
     #[error(transparent)]
     Admin(#[from] NoToken),
+    /// A block of the pool has another number of heads than the node was told.
+    #[error("the blocks have {layout} heads, and {} were given", .heads.heads().len())]
+    Heads {
+        /// Heads that were given.
+        heads: kvpool::HeadRange,
+        /// Heads of a block.
+        layout: usize,
+    },
     /// No peer of this name is configured or connected.
     #[error("no peer is known as {name}")]
     UnknownPeer {

@@ -8,8 +8,10 @@ use kvpool::{SequenceId, TransferError};
 use tokio::sync::oneshot;
 
 use super::message::Way;
+use super::parts::PartImport;
+use super::work::{self, Verified};
 use crate::admin::MigrationTransport;
-use crate::protocol::{Kind, LinkId, MigrationId, Outcome};
+use crate::protocol::{Kind, LinkId, MigrationId, Outcome, Text};
 
 /// Something that a task takes along and gives back.
 #[derive(Debug)]
@@ -50,6 +52,38 @@ impl<T> Slot<T> {
     }
 }
 
+/// What comes to a target.
+pub(super) enum Incoming {
+    /// All of a copy.
+    Whole(Import),
+    /// A part of one.
+    Part(PartImport),
+}
+
+impl Incoming {
+    pub(super) fn sequence_id(&self) -> Option<SequenceId> {
+        match self {
+            Self::Whole(import) => import.sequence_id(),
+            Self::Part(part) => part.sequence_id(),
+        }
+    }
+
+    pub(super) fn verify(&mut self) -> Result<Verified, Text> {
+        match self {
+            Self::Whole(import) => work::verify(import),
+            Self::Part(part) => part.verify(),
+        }
+    }
+
+    /// Makes it the pool's own; of a part, the whole copy.
+    pub(super) fn commit(self, is_current: bool) -> Result<Imported, Text> {
+        match self {
+            Self::Whole(import) => work::commit(import, is_current),
+            Self::Part(part) => part.commit(is_current),
+        }
+    }
+}
+
 /// How a job ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
@@ -76,6 +110,8 @@ pub(super) struct Job {
     pub(super) ending: Option<Ending>,
     /// Final outcome, once it was reported.
     pub(super) outcome: Option<Outcome>,
+    /// The machine was told that the cache was cleared since the export.
+    pub(super) is_cleared: bool,
     /// Dropped to tell the running task to stop.
     pub(super) stop: Option<oneshot::Sender<()>>,
     pub(super) side: SideJob,
@@ -87,7 +123,7 @@ pub(super) enum SideJob {
         answer: Option<oneshot::Sender<Result<Sent, SendError>>>,
     },
     Target {
-        import: Slot<Import>,
+        import: Slot<Incoming>,
         grant: Option<(Way, Tag)>,
         arrived: Option<Imported>,
         answer: Option<oneshot::Sender<Result<Carried, TransferError>>>,
@@ -108,6 +144,7 @@ impl Job {
             accepted_blocks: None,
             ending: None,
             outcome: None,
+            is_cleared: false,
             stop: None,
             side,
         }

@@ -41,10 +41,13 @@ mod message;
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod node;
 mod operator;
+mod part;
+mod parts;
 mod peers;
 mod remote;
 mod serving;
 mod spill;
+mod staging;
 mod status;
 mod work;
 
@@ -52,5 +55,6 @@ pub use arrival::{Arrival, Arrivals};
 pub use builder::NodeBuilder;
 pub use error::NodeError;
 pub use node::Node;
+pub use part::{PartError, SendPartError};
 pub use spill::{Offers, Spill};
 pub use status::NodeCounters;

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvpool::Remotes;
-use kvpool::{Pool, SequenceId};
+use kvpool::{HeadRange, Remotes};
+use kvpool::{Pool, SequenceId, Target};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -34,6 +34,7 @@ pub struct Node {
     pub(super) accepting: JoinHandle<()>,
     pub(super) spilling: Option<JoinHandle<()>>,
     pub(super) serving: Option<Serving>,
+    pub(super) heads: Option<HeadRange>,
     /// The pool has a weak reference to it.
     pub(super) _remotes: Arc<dyn Remotes>,
 }

@@ -41,7 +41,7 @@ impl Remote for NodeRemote {
                 Err(_) => return Err(SendError { error: stopped, export: Box::new(export) }),
             };
             let (answer, answered) = oneshot::channel();
-            permit.send(Input::Send(name, Box::new(export), answer));
+            permit.send(Input::Send(name, Box::new(export), None, answer));
             match answered.await {
                 Ok(result) => result,
                 // The driver answers every request, also behind its end; only a runtime that is shut

@@ -51,33 +51,57 @@ pub(super) fn describe(export: &Export) -> Result<(ManifestBytes, usize), Text> 
     Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
 }
 
+/// Frames that a peer may write.
+pub(super) struct Piece {
+    pub(super) runs: Vec<Run>,
+    pub(super) hold: Hold,
+    /// The region of these frames at TCP, if they are not the pool's.
+    pub(super) staged: Option<RegionId>,
+}
+
 /// Blocks that were reserved for a manifest, and what a transport may write of them.
-pub(super) struct Reserved {
-    pub(super) import: Import,
+pub(super) struct Reserved<I> {
+    pub(super) import: I,
     pub(super) blocks: usize,
     pub(super) missing: Places,
     pub(super) accepted: Places,
-    pub(super) piece: Option<(Vec<Run>, Hold)>,
+    pub(super) piece: Option<Piece>,
+}
+
+impl<I> Reserved<I> {
+    /// Changes what was reserved.
+    pub(super) fn map<J>(self, map: impl FnOnce(I) -> J) -> Reserved<J> {
+        let Self { import, blocks, missing, accepted, piece } = self;
+        Reserved { import: map(import), blocks, missing, accepted, piece }
+    }
+}
+
+/// Returns the number of blocks that are free or can be reclaimed.
+pub(super) fn free_blocks(pool: &Pool) -> u64 {
+    let stats = pool.stats();
+    (stats.free + stats.evictable) as u64
+}
+
+/// Returns why a manifest is refused.
+pub(super) fn refusal_of(pool: &Pool, manifest: &Manifest, error: TransferError) -> Refusal {
+    match error {
+        TransferError::Sequence(_) if manifest.sequence().is_some_and(|id| pool.view(id).is_some()) => {
+            Refusal::Exists
+        }
+        TransferError::Alloc(AllocError::DeviceLost { .. }) => Refusal::Closed(text(error)),
+        TransferError::Alloc(_) => Refusal::Full { needed: manifest.blocks() as u64 },
+        error => Refusal::Manifest(text(error)),
+    }
 }
 
 /// Reserves the blocks of a manifest, which may come from an enemy.
-pub(super) fn reserve(pool: &Pool, bytes: &ManifestBytes) -> Result<Reserved, (Refusal, u64)> {
-    let free = || {
-        let stats = pool.stats();
-        (stats.free + stats.evictable) as u64
-    };
-    let refused = |reason: Refusal| (reason, free());
+pub(super) fn reserve(pool: &Pool, bytes: &ManifestBytes) -> Result<Reserved<Import>, (Refusal, u64)> {
+    let refused = |reason: Refusal| (reason, free_blocks(pool));
     let manifest: Manifest =
         postcard::from_bytes(bytes).map_err(|error| refused(Refusal::Manifest(text(error))))?;
-    let (blocks, id) = (manifest.blocks(), manifest.sequence());
-    let mut import = pool.import(&manifest).map_err(|error| {
-        refused(match error {
-            TransferError::Sequence(_) if id.is_some_and(|id| pool.view(id).is_some()) => Refusal::Exists,
-            TransferError::Alloc(AllocError::DeviceLost { .. }) => Refusal::Closed(text(error)),
-            TransferError::Alloc(_) => Refusal::Full { needed: blocks as u64 },
-            error => Refusal::Manifest(text(error)),
-        })
-    })?;
+    let blocks = manifest.blocks();
+    let import = pool.import(&manifest);
+    let mut import = import.map_err(|error| refused(refusal_of(pool, &manifest, error)))?;
     let places = |places: &[u32]| Places::of(places.iter().copied());
     let lists = places(import.missing()).and_then(|missing| Ok((missing, places(&import.accepted())?)));
     let (missing, accepted) = lists.map_err(|error| refused(Refusal::Manifest(text(error))))?;
@@ -86,19 +110,19 @@ pub(super) fn reserve(pool: &Pool, bytes: &ManifestBytes) -> Result<Reserved, (R
 }
 
 /// Returns the frames of some places; `None` if there are none.
-fn piece_of(import: &mut Import, places: &Places) -> Result<Option<(Vec<Run>, Hold)>, Text> {
+fn piece_of(import: &mut Import, places: &Places) -> Result<Option<Piece>, Text> {
     if places.is_empty() {
         return Ok(None);
     }
     let places: Vec<u32> = places.iter().collect();
     let piece = import.piece(&places).map_err(text)?;
-    Ok(Some((piece.runs, piece.hold)))
+    Ok(Some(Piece { runs: piece.runs, hold: piece.hold, staged: None }))
 }
 
 /// What a verification found.
 pub(super) struct Verified {
     pub(super) bad: Places,
-    pub(super) piece: Option<(Vec<Run>, Hold)>,
+    pub(super) piece: Option<Piece>,
 }
 
 /// Compares checksums.

@@ -13,6 +13,7 @@ use crate::admin::MigrationRecord;
 use crate::node::arrival::Arrival;
 use crate::node::job::Job;
 use crate::node::message::{NodeMessage, Way};
+use crate::node::parts::PartCopies;
 use crate::node::peers::Peers;
 use crate::node::status::Counters;
 use crate::node::work::Carrier;
@@ -37,6 +38,7 @@ pub(in crate::node) struct Driver {
     pub(super) counters: Arc<Counters>,
     pub(super) sender: mpsc::WeakSender<Input>,
     pub(super) arrivals: mpsc::UnboundedSender<Arrival>,
+    pub(super) parts: PartCopies,
     pub(super) jobs: HashMap<MachineId, Job>,
     pub(super) history: VecDeque<MigrationRecord>,
     pub(super) quarantined: Vec<Quarantined>,
@@ -55,6 +57,7 @@ impl Driver {
         counters: Arc<Counters>,
         sender: mpsc::WeakSender<Input>,
         arrivals: mpsc::UnboundedSender<Arrival>,
+        parts: PartCopies,
     ) -> Self {
         Self {
             pool,
@@ -66,6 +69,7 @@ impl Driver {
             counters,
             sender,
             arrivals,
+            parts,
             jobs: HashMap::new(),
             history: VecDeque::new(),
             quarantined: Vec::new(),
@@ -91,6 +95,7 @@ impl Driver {
                     None => break,
                 },
                 () = tick => {
+                    self.note_clears();
                     let actions = self.machines.tick(self.now());
                     self.act(actions);
                 }
@@ -116,6 +121,7 @@ impl Driver {
     }
 
     pub(super) fn input(&mut self, input: Input) {
+        self.note_clears();
         match input {
             Input::LinkUp(link) => self.link_up(link),
             Input::LinkLost(id, link) => self.link_lost(id, &link),
@@ -127,7 +133,7 @@ impl Driver {
                     peer.send(NodeMessage::Over { way, tag });
                 }
             }
-            Input::Send(name, export, answer) => self.send(&name, *export, answer),
+            Input::Send(name, export, part, answer) => self.send(&name, *export, part, answer),
             Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
             Input::PeerEnded(name) => {
                 if let Some(id) = self.peers.find(&name) {

@@ -4,13 +4,16 @@ use std::sync::Arc;
 
 use kvpool::prefix::BlockHash;
 use kvpool::transport::{PeerId, TransportError};
-use kvpool::{Carried, Export, Import, Imported, SendError, Sent, TransferError};
+use kvpool::{Carried, Export, Imported, SendError, Sent, TransferError};
 use tokio::sync::oneshot;
 
+use crate::node::job::Incoming;
 use crate::node::message::{NodeMessage, Way};
 use crate::node::status::NodeStatus;
 use crate::node::work::{Lost, Reserved, Verified};
-use crate::protocol::{Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, Refusal, Text};
+use crate::protocol::{
+    Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, MigrationId, Part, Refusal, Text,
+};
 use crate::transport::tcp::Link;
 
 /// Inputs that wait for the driver. Readers of links wait for a place; the peers then wait too.
@@ -30,8 +33,8 @@ pub(in crate::node) enum Input {
     Reached(LinkId, Incarnation, Result<PeerId, TransportError>),
     /// A quarantined transfer of this node is over.
     Over(LinkId, Way, u64),
-    /// The pool sends an export.
-    Send(String, Box<Export>, oneshot::Sender<Result<Sent, SendError>>),
+    /// The pool, or the engine by parts, sends an export.
+    Send(String, Box<Export>, Option<(MigrationId, Part)>, oneshot::Sender<Result<Sent, SendError>>),
     /// The pool fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The operator declares that a peer's process has ended.
@@ -48,7 +51,7 @@ pub(in crate::node) enum Input {
 pub(in crate::node) enum Done {
     Exported(Option<Export>, Result<(ManifestBytes, usize), Text>),
     Transferred(Export, Attempt, Grant, Result<Carried, Lost>),
-    Reserved(Result<Reserved, (Refusal, u64)>),
-    Verified(Import, Attempt, Result<Verified, Text>),
+    Reserved(Result<Reserved<Incoming>, (Refusal, u64)>),
+    Verified(Incoming, Attempt, Result<Verified, Text>),
     Committed(Result<Imported, Text>),
 }

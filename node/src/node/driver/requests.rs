@@ -7,13 +7,14 @@ use tokio::sync::oneshot;
 use super::driver::Driver;
 use crate::node::job::Job;
 use crate::node::work;
-use crate::protocol::{Actions, Command, FetchBytes, Kind, LinkId, MachineId, MigrationId, Request};
+use crate::protocol::{Actions, Command, FetchBytes, Kind, LinkId, MachineId, MigrationId, Part, Request};
 
 impl Driver {
     pub(super) fn send(
         &mut self,
         name: &str,
         export: Export,
+        part: Option<(MigrationId, Part)>,
         answer: oneshot::Sender<Result<Sent, SendError>>,
     ) {
         let kind = match export.sequence() {
@@ -27,7 +28,7 @@ impl Driver {
             (Kind::Replicate, Some(id)) => Command::Replicate { sequence: id.0 },
             _ => Command::Offload { what: FetchBytes::default() },
         };
-        let begun = self.begin(name, command);
+        let begun = self.begin(name, command, part);
         let (machine, id, link, actions) = match begun {
             Ok(begun) => begun,
             Err(reason) => {
@@ -49,7 +50,7 @@ impl Driver {
         answer: oneshot::Sender<Result<Carried, TransferError>>,
     ) {
         let what = work::fetch_bytes(first, &hashes).map_err(|error| error.to_string());
-        match what.and_then(|what| self.begin(name, Command::BringBack { what })) {
+        match what.and_then(|what| self.begin(name, Command::BringBack { what }, None)) {
             Ok((machine, id, link, actions)) => {
                 self.jobs.insert(machine, Job::new(id, link, Kind::Fetch, Job::target(Some(answer))));
                 self.act(actions);
@@ -64,6 +65,7 @@ impl Driver {
         &mut self,
         name: &str,
         command: Command,
+        part: Option<(MigrationId, Part)>,
     ) -> Result<(MachineId, MigrationId, LinkId, Actions), String> {
         if self.is_draining {
             return Err("this node is ending".into());
@@ -72,8 +74,11 @@ impl Driver {
         if !self.peers.get(link).is_some_and(|peer| peer.is_up()) {
             return Err("there is no link to it".into());
         }
-        let id = MigrationId(fastrand::u128(..));
-        let begun = self.machines.request(self.now(), Request { id, link, command, part: None });
+        let (id, part) = match part {
+            Some((id, part)) => (id, Some(part)),
+            None => (MigrationId(fastrand::u128(..)), None),
+        };
+        let begun = self.machines.request(self.now(), Request { id, link, command, part });
         begun.map(|(machine, actions)| (machine, id, link, actions)).map_err(|error| error.to_string())
     }
 }

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvpool::transport::{Grant as Permission, Hold, Tag};
-use kvpool::{Export, Imported, Run};
+use kvpool::transport::{Grant as Permission, Tag};
+use kvpool::{Export, Imported};
 
 use super::driver::Driver;
 use super::input::{Done, Input};
-use crate::node::job::{Job, SideJob, Slot};
+use crate::node::job::{Incoming, Job, SideJob, Slot};
 use crate::node::message::{NodeMessage, Way};
-use crate::node::work::{self, Carrier, Lost, Reserved, Verified};
+use crate::node::work::{self, Carrier, Lost, Piece, Reserved, Verified};
 use crate::protocol::{Grant, LinkId, MachineId, Refusal, Text, Work};
 
 impl Driver {
@@ -101,11 +101,11 @@ impl Driver {
         });
     }
 
-    pub(super) fn reserved(&mut self, machine: MachineId, reserved: Reserved) -> Work {
+    pub(super) fn reserved(&mut self, machine: MachineId, reserved: Reserved<Incoming>) -> Work {
         let Reserved { import: made, blocks, missing, accepted, piece } = reserved;
         let Some(job) = self.jobs.get_mut(&machine) else { return Work::VerifyFailed(Text::new("gone")) };
         job.blocks = blocks;
-        if let Some((runs, _)) = &piece {
+        if let Some(Piece { runs, .. }) = &piece {
             let blocks = missing.count();
             job.carried.blocks = blocks as usize;
             job.carried.bytes = blocks * self.pool.layout().packed_bytes() as u64;
@@ -122,16 +122,19 @@ impl Driver {
     }
 
     /// Permits the peer of a migration to write frames.
-    pub(super) fn permit(
-        &mut self,
-        machine: MachineId,
-        piece: Option<(Vec<Run>, Hold)>,
-    ) -> Result<Grant, Text> {
-        let Some((runs, hold)) = piece else { return Ok(Grant::default()) };
+    pub(super) fn permit(&mut self, machine: MachineId, piece: Option<Piece>) -> Result<Grant, Text> {
+        let Some(Piece { runs, hold, staged }) = piece else { return Ok(Grant::default()) };
         let gone = || Text::new("the link was lost");
         let link = self.jobs.get(&machine).ok_or_else(gone)?.link;
-        let (way, peer) = self.peers.get(link).and_then(|peer| peer.way()).ok_or_else(gone)?;
+        let peer = self.peers.get(link).ok_or_else(gone)?;
+        let way = match staged {
+            // Other transports do not reach a staging.
+            Some(_) => peer.on(Way::Tcp).map(|peer| (Way::Tcp, peer)),
+            None => peer.way(),
+        };
+        let (way, peer) = way.ok_or_else(gone)?;
         let Carrier { transport, region } = self.carriers.get(&way).ok_or_else(gone)?.clone();
+        let region = staged.unwrap_or(region);
         let tag = Tag(self.next_tag);
         self.next_tag += 1;
         let grant = work::grant_of(way.number(), tag, region, &runs)?;

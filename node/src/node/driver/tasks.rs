@@ -6,9 +6,9 @@ use kvpool::transport::{SourceState, TransferState, TransportError};
 
 use super::driver::{Driver, Quarantined};
 use super::input::{Done, Input};
-use crate::node::job::{Ending, Job, SideJob, Slot};
+use crate::node::job::{Ending, Incoming, Job, SideJob, Slot};
 use crate::node::message::{NodeMessage, Way};
-use crate::node::work;
+use crate::node::{parts, work};
 use crate::protocol::{
     Action, Actions, Attempt, CopyPart, FetchBytes, Grant, MachineId, ManifestBytes, Places, SideState, Task,
     Text,
@@ -54,6 +54,23 @@ impl Driver {
             Task::Commit { is_current } => self.commit(machine, is_current),
             Task::Finish => self.end(machine, Ending::Finish),
             Task::Restore | Task::Release => self.end(machine, Ending::Restore),
+        }
+    }
+
+    /// Tells the sources whose export was made before the cache was cleared. Each event comes later.
+    pub(super) fn note_clears(&mut self) {
+        let is_old = |job: &Job| {
+            let SideJob::Source { export: Slot::Here(export), .. } = &job.side else { return false };
+            !job.is_cleared && !export.is_current()
+        };
+        let old: Vec<_> =
+            self.jobs.iter().filter(|(_, job)| is_old(job)).map(|(&machine, _)| machine).collect();
+        for machine in old {
+            if let Some(job) = self.jobs.get_mut(&machine) {
+                job.is_cleared = true;
+            }
+            let actions = self.machines.cleared(self.now(), machine);
+            self.act(actions);
         }
     }
 
@@ -125,10 +142,16 @@ impl Driver {
 
     pub(super) fn reserve(&mut self, machine: MachineId, manifest: ManifestBytes, part: Option<CopyPart>) {
         let pool = self.pool.clone();
-        let _ = part;
+        let gathering = part.and_then(|part| self.parts.gathering(part.copy));
         let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.job(machine) else { return };
         *import = Slot::Lent;
-        self.block(machine, move || Done::Reserved(work::reserve(&pool, &manifest)));
+        self.block(machine, move || {
+            Done::Reserved(match part {
+                None => work::reserve(&pool, &manifest).map(|reserved| reserved.map(Incoming::Whole)),
+                Some(part) => parts::reserve(&pool, gathering, &manifest, part)
+                    .map(|reserved| reserved.map(Incoming::Part)),
+            })
+        });
     }
 
     pub(super) fn verify(&mut self, machine: MachineId, attempt: Attempt) {
@@ -145,7 +168,7 @@ impl Driver {
             self.quarantined.push(Quarantined { link, way, tag });
         }
         self.block(machine, move || {
-            let verified = work::verify(&mut import);
+            let verified = import.verify();
             Done::Verified(import, attempt, verified)
         });
     }
@@ -155,6 +178,6 @@ impl Driver {
             return;
         };
         let Some(import) = import.lend() else { return };
-        self.block(machine, move || Done::Committed(work::commit(import, is_current)));
+        self.block(machine, move || Done::Committed(import.commit(is_current)));
     }
 }

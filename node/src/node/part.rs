@@ -1,0 +1,110 @@
+//! Sending parts of copies to ranks of another tensor-parallel split.
+
+use kvpool::{Export, FormError, Sent, TransferError};
+use tokio::sync::oneshot;
+
+use super::driver::Input;
+use super::node::Node;
+use crate::protocol::{MigrationId, Part, PartFault};
+
+/// Reason for which a part was not sent.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PartError {
+    /// The export is of another pool, whose engine writes its frames.
+    #[error("the export is not of this node's pool")]
+    ForeignExport,
+    /// The node was not told [which heads it has](super::NodeBuilder::heads).
+    #[error("the node was not told which heads it has")]
+    HeadsUnknown,
+    /// The heads of the node are not those of its blocks.
+    #[error(transparent)]
+    Form(#[from] FormError),
+    /// The part cannot exist.
+    #[error("{part} of the copy: {fault}")]
+    Part {
+        /// The part.
+        part: Part,
+        /// Its fault.
+        fault: PartFault,
+    },
+    /// The target refused it, or the copy has ended.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+}
+
+/// A part that was not sent, with its export.
+#[derive(Debug, thiserror::Error)]
+#[error("the part was not sent: {error}")]
+pub struct SendPartError {
+    /// The cause.
+    pub error: PartError,
+    /// The export. The target has not committed the copy, and will not.
+    pub export: Box<Export>,
+}
+
+impl Node {
+    /// Sends this rank's part of a sequence to a peer of another tensor-parallel split, and finishes
+    /// the export when the peer has committed the copy.
+    ///
+    /// The engine asks the node of each rank that has heads of the peer, with the same `copy`, a random
+    /// number that it uses once, and the part of each. The peer commits when it has all parts, or has
+    /// none: a part that fails, or does not come within a term of the first one, ends the others, and
+    /// each source gets its export back. An export that owns its sequence moves it; a
+    /// [copy](kvpool::Pool::export_copy) leaves it open here. A rank that feeds several peers copies
+    /// the sequence to each, with a number of its own, and closes it once all have it: one of these
+    /// copies may arrive while another fails.
+    ///
+    /// # Limits
+    ///
+    /// - Both nodes must know [their heads](super::NodeBuilder::heads). Block sizes, layers, dtypes, and
+    ///   the static scales of shared heads must be equal.
+    /// - All heads of this rank are sent, also those that the peer has no use for.
+    /// - The bytes go over TCP. The peer needs [memory](super::NodeBuilder::staging_bytes) for all blocks
+    ///   of the part that it lacks, and checks them there.
+    /// - Only sequences move in parts.
+    ///
+    /// # Errors
+    ///
+    /// [`SendPartError`] with the export, whose sequence is as before. A refusal of the peer is a
+    /// [`TransferError::Node`] that says why.
+    pub async fn send_part(
+        &self,
+        export: Export,
+        copy: MigrationId,
+        part: Part,
+        to: &str,
+    ) -> Result<Sent, SendPartError> {
+        let mut export = export;
+        if let Err(error) = self.check_part(&mut export, part) {
+            return Err(SendPartError { error, export: Box::new(export) });
+        }
+        let stopped = || TransferError::Node { node: to.to_owned(), reason: "this node has ended".into() };
+        let (answer, answered) = oneshot::channel();
+        match self.inputs.reserve().await {
+            Ok(permit) => {
+                permit.send(Input::Send(to.to_owned(), Box::new(export), Some((copy, part)), answer));
+            }
+            Err(_) => {
+                return Err(SendPartError { error: stopped().into(), export: Box::new(export) });
+            }
+        }
+        match answered.await {
+            Ok(Ok(sent)) => Ok(sent),
+            Ok(Err(failed)) => Err(SendPartError { error: failed.error.into(), export: failed.export }),
+            // The driver answers every request; only a runtime that is shut down drops one.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn check_part(&self, export: &mut Export, part: Part) -> Result<(), PartError> {
+        if !self.pool.has_exported(export) {
+            return Err(PartError::ForeignExport);
+        }
+        if export.sequence().is_none() {
+            return Err(PartError::Part { part, fault: PartFault::Cached });
+        }
+        export.set_heads(self.heads.ok_or(PartError::HeadsUnknown)?)?;
+        Ok(())
+    }
+}
