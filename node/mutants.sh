@@ -14,7 +14,8 @@ test=(cargo test --locked --quiet -p kvpool-node --test simulation)
 KVPOOL_SIM_SCHEDULES=2000 "${test[@]}"
 bugs=(abort_behind_commit doubt_given_up bad_committed attempts_unbounded term_not_renewed on_behind_abort
     unknown_not_forgotten commit_lapsed commit_twice forgotten_early abort_answered term_end_leaks
-    process_unchecked ended_is_committed moved_on)
+    process_unchecked ended_is_committed moved_on part_alone part_late part_twice part_clear part_failed
+    part_untold part_moved_on part_early clear_unsaid clear_unheard)
 # Every bug of a patch is in the list.
 for bug in $(grep -rhoE --exclude=planted.rs 'kvpool_mutant = "[a-z_]+"' node/src | cut -d '"' -f 2 | sort -u); do
     [[ " ${bugs[*]} " == *" $bug "* ]] || { echo "BROKEN    $bug is in no list" && exit 1; }

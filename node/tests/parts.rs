@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
 use kvpool::{HeadRange, Pool, Run, Sequence, SequenceId, Target};
-use kvpool_node::admin::MigrationState;
+use kvpool_node::admin::{MigrationRecord, MigrationState};
 use kvpool_node::protocol::{MigrationId, Part, PartFault};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Arrivals, Node, NodeBuilder, NodeError, PartError, SendPartError};
@@ -48,8 +48,8 @@ fn cut(layout: &KvLayout, block: &[u8], first: usize, count: usize) -> Vec<u8> {
     let (mut out, mut at) = (Vec::new(), 0);
     for _ in 0..layout.layers() {
         for &unit in &units {
-            // K and V of four tokens.
-            for _ in 0..2 * 4 {
+            // K and V of each token.
+            for _ in 0..2 * layout.block_tokens() {
                 out.extend_from_slice(&block[at + first * unit..][..count * unit]);
                 at += HEADS * unit;
             }
@@ -63,9 +63,10 @@ fn cut(layout: &KvLayout, block: &[u8], first: usize, count: usize) -> Vec<u8> {
 fn open(pool: &Pool, blocks: &[Vec<u8>]) -> Sequence {
     let tokens: Vec<u32> = (0..TOKENS as u32).collect();
     let mut sequence = pool.sequence(SequenceId(7)).tokens(&tokens).unwrap();
+    let cached = sequence.len();
     let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, TOKENS).unwrap();
-    for (id, bytes) in sequence.blocks().zip(blocks) {
+    batch.append(&mut sequence, TOKENS - cached).unwrap();
+    for (id, bytes) in sequence.blocks().zip(blocks).skip(cached / 4) {
         let runs = [Run { start: pool.blocks().frame(id), len: 1 }];
         // SAFETY: the sequence owns the block, and this is the only thread.
         unsafe { pool.storage().unwrap().unpack(&runs, bytes) }.unwrap();
@@ -119,7 +120,8 @@ impl Rank {
     /// Waits until the sources have said their commit.
     async fn has_agreed(&self) {
         let agreed = async {
-            while self.node.migrations().await.unwrap()[0].state != MigrationState::InDoubt {
+            let is_it = |record: &MigrationRecord| record.state == MigrationState::InDoubt;
+            while !self.node.migrations().await.unwrap().iter().any(is_it) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
