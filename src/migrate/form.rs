@@ -63,10 +63,12 @@ impl PackedForm {
         self.block_tokens
     }
 
-    /// Returns the bytes of a packed block.
+    /// Returns the bytes of a packed block; `usize::MAX` if a form that was not checked states more.
     pub fn packed_bytes(&self) -> usize {
-        let row: usize = self.units().map(|unit| unit * self.heads as usize).sum();
-        self.layers as usize * self.halves() * self.block_tokens as usize * row
+        let head: usize = self.units().sum();
+        [self.layers, self.block_tokens, self.heads]
+            .into_iter()
+            .fold(head * self.halves(), |bytes, count| bytes.saturating_mul(count as usize))
     }
 
     /// Returns a number that is equal for equal forms, and most likely different for others.
@@ -157,7 +159,7 @@ impl PackedForm {
         for (part, (ours, theirs)) in ["K", "V"].into_iter().zip(ours.into_iter().zip(theirs)) {
             for layer in 0..self.layers {
                 let at = |scales: &Vec<u32>, form: &Self, head| {
-                    scales.get((layer * form.heads + head) as usize).copied()
+                    scales.get(layer as usize * form.heads as usize + head as usize).copied()
                 };
                 let differs =
                     heads.clone().find(|&(from, to)| at(ours, self, from) != at(theirs, target, to));

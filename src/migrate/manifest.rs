@@ -5,6 +5,7 @@
 //! anything is allocated for it. Checksums are XXH3-64 of packed blocks; they protect against
 //! faults of the transfer, not against the peer.
 
+use crate::config::FRAME_BITS;
 use crate::error::{FormError, ManifestError};
 use crate::ids::{Priority, SequenceId};
 use crate::prefix::{BlockHash, Chain, PrefixHasher};
@@ -15,6 +16,9 @@ use super::heads::HeadRange;
 
 /// Version of the manifests that this library writes and reads.
 const VERSION: u32 = 1;
+
+/// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
+const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
 
 /// Description of the blocks of a transfer: a sequence, or cached blocks.
 ///
@@ -99,12 +103,17 @@ impl Manifest {
         let blocks = self.blocks() as u64;
         at_most("blocks", blocks, limits.blocks_max)?;
         exactly("checksums", self.checksums.len() as u64, blocks)?;
+        if self.bytes() == u64::MAX {
+            return Err(ManifestError::TooLarge { what: "bytes", got: u64::MAX, max: u64::MAX - 1 });
+        }
         match &self.contents {
             Contents::Sequence(outline) => self.check_outline(outline, limits),
             Contents::Cached(cached) => {
                 if self.hashing.is_none() {
                     return Err(ManifestError::Hashing);
                 }
+                let deepest = cached.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
+                at_most("blocks before a cached block", u64::from(deepest), DEPTH_MAX)?;
                 check_distinct(&cached.blocks)
             }
         }
@@ -212,9 +221,10 @@ impl Manifest {
         }
     }
 
-    /// Returns the packed bytes of all blocks.
+    /// Returns the packed bytes of all blocks; `u64::MAX` if a manifest that was not checked states
+    /// more.
     pub fn bytes(&self) -> u64 {
-        self.blocks() as u64 * self.form.packed_bytes() as u64
+        (self.blocks() as u64).saturating_mul(self.form.packed_bytes() as u64)
     }
 
     /// Returns the hash of each block that has one, in order.

@@ -110,3 +110,78 @@ fn cached_blocks_of_another_cache_or_listed_twice() {
     drop(export);
     [from, to, random, none, alike].iter().for_each(is_idle);
 }
+
+/// Numbers at which sums and products of 32 and 64 bits wrap.
+const EDGES: [u64; 12] = [
+    0,
+    1,
+    2,
+    4,
+    (1 << 16) - 1,
+    1 << 16,
+    (1 << 31) - 1,
+    1 << 31,
+    u32::MAX as u64 - 1,
+    u32::MAX as u64,
+    u64::MAX - 1,
+    u64::MAX,
+];
+
+/// Returns the places of all numbers in a value.
+fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Number(_) => found.push(path.to_owned()),
+        Value::Array(all) => {
+            (0..).zip(all).for_each(|(at, value): (usize, _)| numbers(value, &format!("{path}/{at}"), found));
+        }
+        Value::Object(all) => {
+            all.iter().for_each(|(key, value)| numbers(value, &format!("{path}/{key}"), found))
+        }
+        _ => {}
+    }
+}
+
+/// Any numbers in a manifest: it is refused, or its blocks are reserved and can be given back. No sum
+/// wraps, which would panic here.
+#[test]
+fn manifests_with_any_numbers() {
+    let (from, to) = pools(50);
+    let _events = from.prefix_cache().unwrap().events().subscribe().unwrap();
+    let sequence = manifest(&from);
+    drop(admit(&from, 8, &prompt(2, 42)).unwrap());
+    let export = from.export_cached(5).unwrap();
+    let mut random = fastrand::Rng::with_seed(17);
+    for honest in [sequence, export.manifest().unwrap()] {
+        let json = serde_json::to_value(&honest).unwrap();
+        let mut places = Vec::new();
+        numbers(&json, "", &mut places);
+        for _ in 0..3_000 {
+            let mut lie = json.clone();
+            for _ in 0..random.usize(1..5) {
+                let place = &places[random.usize(..places.len())];
+                let value = EDGES[random.usize(..EDGES.len())];
+                *lie.pointer_mut(place).unwrap() = json!(value);
+            }
+            let Ok(lie) = serde_json::from_value::<Manifest>(lie) else { continue };
+            let (_, _, checked) = (lie.bytes(), lie.blocks(), lie.check(&ManifestLimits::default()));
+            let Ok(import) = to.import(&lie) else { continue };
+            checked.expect("an import was prepared of a manifest that is refused");
+            drop(import);
+            is_idle(&to);
+        }
+    }
+}
+
+#[test]
+fn places_in_a_chain_are_those_of_a_pool() {
+    let (from, to) = pools(50);
+    drop(admit(&from, 7, &prompt(1, 42)).unwrap());
+    let honest = from.export_cached(5).unwrap().manifest().unwrap();
+    let deep = lie(&honest, "/contents/Cached/blocks/2/depth", json!(u32::MAX));
+    let refused = to.import(&deep).unwrap_err();
+    let what = "blocks before a cached block";
+    assert!(
+        matches!(&refused, TransferError::Manifest(ManifestError::TooLarge { what: of, .. }) if *of == what),
+        "{refused:?}"
+    );
+}
