@@ -6,7 +6,7 @@ use decoders::decode_all;
 use kvpool::transport::Tag;
 use kvpool::{FrameId, Run};
 use kvpool_node::wire::{
-    self, Ack, Form, FrameHead, FrameKind, Header, Hello, ItemHead, ItemStatus, Role, StreamHead,
+    self, Ack, Form, FrameHead, FrameKind, Header, Hello, ItemHead, ItemStatus, Role, Statement, StreamHead,
     StreamPlace, WIRE_VERSION, Welcome,
 };
 
@@ -22,11 +22,14 @@ fn valid() -> Vec<(&'static str, Vec<u8>)> {
     let run = Run { start: FrameId(5), len: 3 };
     let item = ItemHead { item: 1, tag: Tag(9), run, form: Form::Planes, bytes: 4096 };
     let ack = Ack { item: 77, status: ItemStatus::Overlap };
-    let hello = |place| Hello { name: "gpu-node-2".into(), messages: 1, fingerprint: [3; 16], place };
+    let statement = Statement { began_ms: 1 << 40, lock: Some([7; 16]), message_bytes: 4 << 20 };
+    let hello =
+        |place| Hello { name: "gpu-node-2".into(), messages: 1, fingerprint: [3; 16], statement, place };
     let welcome = Welcome::Accepted {
         name: "gpu-node-1".into(),
         messages: 1,
         fingerprint: [3; 16],
+        statement,
         link: 5,
         streams: 4,
     };

@@ -14,7 +14,7 @@
 use super::WireError;
 
 /// Version of the wire protocol.
-pub const WIRE_VERSION: u16 = 1;
+pub const WIRE_VERSION: u16 = 2;
 
 /// Bytes of an encoded [`Header`].
 pub const HEADER: usize = 64;

@@ -24,6 +24,19 @@ pub enum StreamPlace {
     },
 }
 
+/// What a node states of itself besides its name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Statement {
+    /// When the node began, in milliseconds since 1970 by the clock of its host.
+    pub began_ms: u64,
+    /// Number of a lock that at most one living process has; `None` if the node has none.
+    ///
+    /// Another process that states the same number proves that this one has ended.
+    pub lock: Option<[u8; 16]>,
+    /// Bytes of the longest message that the node receives on a control stream.
+    pub message_bytes: u32,
+}
+
 /// First message of the connector.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Hello {
@@ -33,6 +46,8 @@ pub struct Hello {
     pub messages: u16,
     /// Fingerprint of the layout of the node's blocks.
     pub fingerprint: [u8; 16],
+    /// What the node states of itself.
+    pub statement: Statement,
     /// What the connection is for.
     pub place: StreamPlace,
 }
@@ -48,6 +63,8 @@ pub enum Welcome {
         messages: u16,
         /// Fingerprint of the layout of the node's blocks.
         fingerprint: [u8; 16],
+        /// What the node states of itself.
+        statement: Statement,
         /// Number of the link; random, because a data stream refers to it.
         link: u128,
         /// Data streams of the link.
@@ -78,6 +95,18 @@ pub enum Denial {
     /// A data stream names no link that waits for it.
     #[error("no link waits for this data stream")]
     Stream,
+    /// The connector has the acceptor's own name, or is the same node.
+    #[error("it has the same name, or is the same node")]
+    OwnName,
+    /// Another process of this name is linked, and lives.
+    #[error("another process of this name is linked and alive")]
+    SecondProcess,
+    /// A process of this name that began later was linked before.
+    #[error("a process of this name that began later was linked before")]
+    OlderProcess,
+    /// Too many peers have to be remembered.
+    #[error("it remembers too many other peers")]
+    Peers,
 }
 
 impl Hello {

@@ -29,7 +29,12 @@ pub struct Limits {
     pub streams_max: u16,
     /// Messages that wait to be sent, and messages that wait to be received, per link.
     pub queued_messages: usize,
-    /// Connections that have not completed their handshake.
+    /// Bytes of messages that wait to be sent, and of those that wait to be handled, per link; one
+    /// message of any permitted length always fits.
+    pub queued_bytes: usize,
+    /// Connections that have not said who they are, and links whose data streams have not arrived.
+    ///
+    /// Above it, the oldest one gives way; of connections, the oldest of the host that has most.
     pub handshakes: usize,
     /// Established links.
     pub links: usize,
@@ -55,7 +60,8 @@ impl Default for Limits {
             window: 4,
             streams: 4,
             streams_max: 16,
-            queued_messages: 64,
+            queued_messages: 256,
+            queued_bytes: 16 << 20,
             handshakes: 64,
             links: 256,
             links_per_peer: 4,

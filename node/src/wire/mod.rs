@@ -41,7 +41,7 @@ mod limits;
 pub use codec::{FRAME_HEAD, FrameHead, FrameKind, decode, encode};
 pub use error::WireError;
 pub use header::{HEADER, Header, PROOF, Proof, Role, Secret, Verdict, WIRE_VERSION};
-pub use hello::{Denial, Hello, NAME_MAX, StreamPlace, Welcome, check_name};
+pub use hello::{Denial, Hello, NAME_MAX, Statement, StreamPlace, Welcome, check_name};
 pub use item::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead};
 pub use limits::Limits;
 

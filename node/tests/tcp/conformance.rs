@@ -3,6 +3,7 @@
 //! Its ends are connected by their metadata alone. Here these also state the address, and an end
 //! that does not have a link to a peer yet connects.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::time::{Duration, Instant};
@@ -118,10 +119,12 @@ impl Transport for End {
 fn conforms(path: Path) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let authority = Authority::new();
+    let ends = AtomicU64::new(0);
     transport_suite::all(&|| {
-        let mut node = identity("n");
+        let name = format!("n{}", ends.fetch_add(1, Ordering::Relaxed));
+        let mut node = identity(&name);
         if let Path::Tls = path {
-            node = node.tls(authority.mutual("n"));
+            node = node.tls(authority.mutual(&name));
         }
         let address = if let Path::Unix = path { Address::Unix(socket_path()) } else { loopback() };
         Arc::new(End::new(runtime.handle(), node, address))

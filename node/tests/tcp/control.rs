@@ -54,8 +54,61 @@ async fn messages_above_the_limit_are_refused_by_both_sides() {
         "{large:?}"
     );
     assert_eq!(there.cause(), None, "a message that was not sent ends no link");
-    here.send(&vec![1u8; 200]).await.unwrap();
-    assert!(matches!(there.closed().await, LinkError::Wire(WireError::TooLarge { max: 100, .. })));
+    // The other side stated its limit: the link is not lost for a message that it would not take.
+    for _ in 0..3 {
+        let large = here.send(&vec![1u8; 200]).await;
+        assert!(matches!(large, Err(LinkError::Wire(WireError::TooLarge { max: 100, .. }))), "{large:?}");
+    }
+    assert_eq!(here.message_max(), 100);
+    here.send(&7u8).await.unwrap();
+    assert_eq!(there.recv::<u8>().await, Ok(7));
+}
+
+/// A peer that sends more than it was told to is cut, with the reason.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_above_the_limit_ends_the_link_of_its_sender() {
+    let mut small = limits();
+    small.message_bytes = 100;
+    let b = listen(identity("b"), loopback(), small).await;
+    let (mut raw, link) = Raw::link(&b, 1).await;
+    raw.control.write_all(&frame(&[0; 101])).await.unwrap();
+    let cause = link.closed().await;
+    assert!(matches!(cause, LinkError::Wire(WireError::TooLarge { got: 101, max: 100, .. })), "{cause:?}");
+}
+
+/// A peer that reads nothing makes no queue grow: messages are refused, in bytes and in number.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_for_a_peer_that_does_not_read_are_bounded() {
+    let mut few = limits();
+    few.queued_bytes = 8 << 20;
+    few.item = Duration::from_secs(60);
+    let b = listen(identity("b"), loopback(), few.clone()).await;
+    let (_raw, link) = Raw::link(&b, 1).await;
+    let (large, mut queued, mut refused) = (vec![0u8; 1 << 20], 0, 0);
+    // The system's buffers take some: as long as those have room, the queue is emptied.
+    while refused < 3 {
+        match link.try_send(&large) {
+            Ok(()) => {
+                queued += 1;
+                assert!(queued < 100, "a queue without an end");
+            }
+            Err(LinkError::Limit { what: "bytes of queued messages", .. }) => {
+                refused += 1;
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let mut small = 0;
+    let full = loop {
+        match link.try_send(&0u8) {
+            Ok(()) => small += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(small <= few.queued_messages, "{small} messages");
+    assert_eq!(full, LinkError::Limit { what: "queued messages", max: few.queued_messages });
+    assert_eq!(link.cause(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

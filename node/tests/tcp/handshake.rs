@@ -1,5 +1,6 @@
 //! Who is let in, and what both sides are told otherwise.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool_node::transport::tcp::{
@@ -302,6 +303,104 @@ async fn handshakes_are_limited_in_number_and_time() {
     }
     let a = silent(identity("a"), limits()).await;
     drop(link(&a, &b).await);
+}
+
+/// However many connections say nothing, a peer that says who it is comes in, long before they are
+/// cut.
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_keep_no_peer_out() {
+    let mut few = limits();
+    few.handshakes = 8;
+    few.handshake = Duration::from_secs(60);
+    let b = listen(identity("b"), loopback(), few.clone()).await;
+    let mut silent_ones = Vec::new();
+    for _ in 0..64 {
+        silent_ones.push(TcpStream::connect(address_of(&b)).await.unwrap());
+    }
+    let a = silent(identity("a"), few).await;
+    let linked = async {
+        let accepted = async {
+            loop {
+                match b.accept().await {
+                    Ok(link) => return link,
+                    Err(LinkError::Limit { what: "connections without a handshake", .. }) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        let peer = peer_at("b", &b);
+        let (here, there) = tokio::join!(a.connect(&peer), accepted);
+        (here.unwrap(), there)
+    };
+    tokio::time::timeout(Duration::from_secs(5), linked).await.expect("a link among silent connections");
+}
+
+/// Links whose data streams do not come keep neither other links out nor their data streams.
+#[tokio::test(flavor = "multi_thread")]
+async fn links_without_data_streams_keep_no_peer_out() {
+    let mut few = limits();
+    few.handshakes = 4;
+    few.handshake = Duration::from_secs(60);
+    let b = listen(identity("b"), loopback(), few.clone()).await;
+    let mut halves = Vec::new();
+    for _ in 0..4 {
+        halves.push(raw_connection(&b, StreamPlace::Control { streams: 2 }).await);
+    }
+    let a = silent(identity("a"), few).await;
+    let accepted = async {
+        loop {
+            match b.accept().await {
+                Ok(link) => return link,
+                Err(LinkError::Limit { what: "links without their data streams", .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let peer = peer_at("b", &b);
+    let linked = async { tokio::join!(a.connect(&peer), accepted) };
+    let linked = tokio::time::timeout(Duration::from_secs(5), linked);
+    linked.await.expect("a link among halves of links").0.unwrap();
+}
+
+/// Streams that come when their link has just given up are refused; they end nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn data_streams_of_a_link_that_gave_up_do_not_end_accepting() {
+    let b = Arc::new(listen(identity("b"), loopback(), limits()).await);
+    for _ in 0..100 {
+        let (_control, welcome) = raw_connection(&b, StreamPlace::Control { streams: 2 }).await;
+        let Welcome::Accepted { link, .. } = welcome else { panic!("{welcome:?}") };
+        // All with the same number: the second ends the link.
+        let streams: Vec<_> = (0..6)
+            .map(|_| {
+                let b = b.clone();
+                tokio::spawn(async move { raw_connection(&b, StreamPlace::Data { link, index: 1 }).await })
+            })
+            .collect();
+        for stream in streams {
+            drop(stream.await.unwrap());
+        }
+        let quiet = Duration::from_millis(5);
+        while let Ok(refused) = tokio::time::timeout(quiet, b.accept()).await {
+            assert_ne!(refused.expect_err("a link of half its streams"), LinkError::Closed);
+        }
+    }
+    let a = silent(identity("a"), limits()).await;
+    drop(link(&a, &b).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_does_not_link_to_itself_nor_to_its_name() {
+    let own = LinkError::OwnName { name: "b".into() };
+    let b = listen(identity("b"), loopback(), limits()).await;
+    for name in ["b", "x"] {
+        let (here, there) = refused(&b, &b, &peer_at(name, &b)).await;
+        assert_eq!((here, there), (own.clone(), Some(own.clone())), "as {name}");
+    }
+    // Another process that was given the same name.
+    let other = silent(identity("b"), limits()).await;
+    let (here, there) = refused(&other, &b, &peer_at("b", &b)).await;
+    assert_eq!((here, there), (own.clone(), Some(own)));
+    assert_eq!(b.links(), 0);
 }
 
 /// Only the peer of a link can add a data stream to it, and only where one is missing.

@@ -16,8 +16,8 @@ use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, Link, LinkError, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
 };
 use kvpool_node::wire::{
-    self, FrameHead, FrameKind, HEADER, Header, Hello, ITEM_HEAD, Limits, PROOF, Proof, Role, StreamHead,
-    StreamPlace, WIRE_VERSION, Welcome,
+    self, FrameHead, FrameKind, HEADER, Header, Hello, ITEM_HEAD, Limits, PROOF, Proof, Role, Statement,
+    StreamHead, StreamPlace, WIRE_VERSION, Welcome,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -339,7 +339,8 @@ pub async fn raw_connection(endpoint: &Endpoint, place: StreamPlace) -> (TcpStre
     stream.write_all(&raw_header(role).encode()).await.unwrap();
     stream.write_all(Proof::NONE.as_bytes()).await.unwrap();
     stream.read_exact(&mut [0; 1 + PROOF]).await.unwrap();
-    let hello = Hello { name: "raw".into(), messages: 1, fingerprint: [0; 16], place };
+    let statement = Statement { message_bytes: 4 << 20, ..Statement::default() };
+    let hello = Hello { name: "raw".into(), messages: 1, fingerprint: [0; 16], statement, place };
     stream.write_all(&frame(&wire::encode(&hello, 1024).unwrap())).await.unwrap();
     let mut head = [0; wire::FRAME_HEAD];
     stream.read_exact(&mut head).await.unwrap();

@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use super::error::LinkError;
 use super::handshake::within;
-use super::link_state::{LinkShared, Outgoing};
+use super::link_state::{LinkShared, Outgoing, Queued, Room};
 use super::socket::{ReadSide, WriteSide};
 use crate::wire::{FRAME_HEAD, FrameHead, FrameKind};
 
@@ -15,14 +15,14 @@ use crate::wire::{FRAME_HEAD, FrameHead, FrameKind};
 const GROWTH: usize = 64 << 10;
 
 /// Reads frames until the link is closed. Cuts a peer that is silent, or slow within a frame.
-pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mpsc::Sender<Vec<u8>>) {
+pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mpsc::Sender<Queued>) {
     link.run(read_frames(&link, &mut socket, inbox)).await;
 }
 
 async fn read_frames(
     link: &LinkShared,
     socket: &mut ReadSide,
-    inbox: mpsc::Sender<Vec<u8>>,
+    inbox: mpsc::Sender<Queued>,
 ) -> Result<(), LinkError> {
     let limits = &link.limits;
     let failed = |error| LinkError::io("read from the control stream", error);
@@ -32,20 +32,27 @@ async fn read_frames(
             socket.read(&mut head).await.map_err(failed)
         });
         let first = first.await?;
-        let frame = within(limits.item, "complete a message", async {
+        let head = within(limits.item, "complete a message", async {
             socket.read_exact(&mut head[first..]).await.map_err(failed)?;
-            let head = FrameHead::decode(&head, limits.message_bytes)?;
+            Ok(FrameHead::decode(&head, limits.message_bytes)?)
+        });
+        let head = head.await?;
+        if head.kind == FrameKind::Heartbeat {
+            continue;
+        }
+        // A full inbox holds up the peer's messages; it is not cut for that.
+        let room = Room::wait(&link.room.incoming, head.length).await?;
+        let message = within(limits.item, "complete a message", async {
             let mut message = Vec::new();
             while message.len() < head.length {
                 let (start, end) = (message.len(), head.length.min(message.len() + GROWTH));
                 message.resize(end, 0);
                 socket.read_exact(&mut message[start..]).await.map_err(failed)?;
             }
-            Ok((head.kind, message))
+            Ok(message)
         });
-        let (kind, message) = frame.await?;
-        // A full inbox holds up the peer's messages; it is not cut for that.
-        if kind == FrameKind::Message && inbox.send(message).await.is_err() {
+        let message = message.await?;
+        if inbox.send(Queued { message, room }).await.is_err() {
             return Err(LinkError::Closed);
         }
     }
@@ -65,9 +72,12 @@ async fn write_frames(
     // A short time at first: the peer learns at once that this side is up.
     let mut wait = limits.heartbeat / 8;
     loop {
-        let (kind, message) = match timeout(wait, queue.recv()).await {
-            Err(_) => (FrameKind::Heartbeat, Vec::new()),
-            Ok(Some(Outgoing::Message(message))) => (FrameKind::Message, message),
+        // The room of a message is free once it is written.
+        let (kind, message, _room) = match timeout(wait, queue.recv()).await {
+            Err(_) => (FrameKind::Heartbeat, Vec::new(), None),
+            Ok(Some(Outgoing::Message(Queued { message, room }))) => {
+                (FrameKind::Message, message, Some(room))
+            }
             Ok(Some(Outgoing::Flush(done))) => {
                 let _ = done.send(());
                 continue;

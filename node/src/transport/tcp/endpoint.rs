@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
-use tokio::sync::{Mutex as AsyncMutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::address::Address;
@@ -15,10 +15,11 @@ use super::handshake::{self, within};
 use super::link::{Connections, Link};
 use super::link_state::Peer;
 use super::lock::lock;
+use super::pending::{Pending, Place, Source};
 use super::random::random;
 use super::settings::{Identity, ListenSettings, PeerSettings, Token};
 use super::socket::Socket;
-use super::table::{Expected, Shared, Slot, Waiting};
+use super::table::{Expected, Shared, Slot};
 use super::tls::Tls;
 use crate::wire::{
     Denial, Header, Hello, Limits, Role, StreamPlace, WIRE_VERSION, Welcome, WireError, check_name,
@@ -59,7 +60,7 @@ impl Endpoint {
             identity.check(address, true)?;
         }
         let (sender, accepted) = mpsc::channel(limits.handshakes.max(1));
-        let pending = Arc::new(Semaphore::new(limits.handshakes));
+        let pending = Pending::new(limits.handshakes);
         let shared = Arc::new(Shared::new(identity, limits));
         let (mut addresses, mut sockets, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for address in &settings.addresses {
@@ -130,7 +131,7 @@ impl Endpoint {
         let limits = &self.shared.limits;
         let place = StreamPlace::Control { streams: limits.streams.clamp(1, limits.streams_max.max(1)) };
         let (control, their, link, streams) = self.open(peer, place).await?;
-        let slot = Slot::take(&self.shared, (their.name.clone(), their.incarnation))?;
+        let slot = Slot::take(&self.shared, &their.name)?;
         let mut data = Vec::with_capacity(streams.into());
         for index in 0..streams {
             let (socket, other, ..) = self.open(peer, StreamPlace::Data { link, index }).await?;
@@ -153,16 +154,23 @@ impl Endpoint {
         let mut socket = handshake::open(identity, peer).await?;
         let role = if matches!(place, StreamPlace::Control { .. }) { Role::Control } else { Role::Data };
         let header = handshake::introduce(&mut socket, identity, role).await?;
-        let (name, messages) = (identity.name.clone(), identity.messages);
-        handshake::tell(&mut socket, &Hello { name, messages, fingerprint: identity.fingerprint, place })
-            .await?;
-        let (name, messages, fingerprint, link, streams) = match handshake::hear(&mut socket).await? {
-            Welcome::Denied(denial) => return Err(LinkError::Denied(denial)),
-            Welcome::Accepted { name, messages, fingerprint, link, streams } => {
-                (name, messages, fingerprint, link, streams)
-            }
-        };
+        let (name, messages, fingerprint) = (identity.name.clone(), identity.messages, identity.fingerprint);
+        let statement = identity.statement(&self.shared.limits);
+        handshake::tell(&mut socket, &Hello { name, messages, fingerprint, statement, place }).await?;
+        let (name, messages, fingerprint, statement, link, streams) =
+            match handshake::hear(&mut socket).await? {
+                Welcome::Denied(Denial::OwnName) => {
+                    return Err(LinkError::OwnName { name: identity.name.clone() });
+                }
+                Welcome::Denied(denial) => return Err(LinkError::Denied(denial)),
+                Welcome::Accepted { name, messages, fingerprint, statement, link, streams } => {
+                    (name, messages, fingerprint, statement, link, streams)
+                }
+            };
         check_name(&name)?;
+        if name == identity.name {
+            return Err(LinkError::OwnName { name });
+        }
         if name != peer.name {
             return Err(LinkError::OtherPeer { expected: peer.name.clone(), got: name });
         }
@@ -172,7 +180,8 @@ impl Endpoint {
             return Err(WireError::Invalid { what, got: streams.into() }.into());
         }
         let incarnation = header.incarnation;
-        Ok((socket, Peer { name, incarnation, wire: WIRE_VERSION, messages, fingerprint }, link, streams))
+        let peer = Peer { name, incarnation, wire: WIRE_VERSION, messages, fingerprint, statement };
+        Ok((socket, peer, link, streams))
     }
 
     /// Waits for the next link that a peer establishes.
@@ -181,7 +190,12 @@ impl Endpoint {
     /// The reason for which a connection was refused; the next call waits for another one. If these
     /// are not awaited, the newest are dropped.
     pub async fn accept(&self) -> Result<Link, LinkError> {
-        self.accepted.lock().await.recv().await.unwrap_or(Err(LinkError::Closed))
+        self.next().await.unwrap_or(Err(LinkError::Closed))
+    }
+
+    /// Like [`accept`](Self::accept); `None` if no further link can come.
+    pub(crate) async fn next(&self) -> Option<Result<Link, LinkError>> {
+        self.accepted.lock().await.recv().await
     }
 
     /// Returns the number of established links.
@@ -238,14 +252,26 @@ enum Listener {
 }
 
 enum Accepted {
-    Tcp(tokio::net::TcpStream),
+    Tcp(tokio::net::TcpStream, Source),
     Unix(UnixStream),
+}
+
+impl Accepted {
+    fn source(&self) -> Source {
+        match self {
+            Self::Tcp(_, source) => *source,
+            Self::Unix(_) => Source::Local,
+        }
+    }
 }
 
 impl Listener {
     async fn accept(&self) -> io::Result<Accepted> {
         Ok(match self {
-            Self::Tcp(listener) => Accepted::Tcp(listener.accept().await?.0),
+            Self::Tcp(listener) => {
+                let (stream, address) = listener.accept().await?;
+                Accepted::Tcp(stream, Source::of(address.ip()))
+            }
             Self::Unix(listener) => Accepted::Unix(listener.accept().await?.0),
         })
     }
@@ -255,8 +281,8 @@ impl Listener {
 struct Acceptor {
     shared: Arc<Shared>,
     accepted: mpsc::Sender<Result<Link, LinkError>>,
-    /// Bounds the connections whose handshake is not complete.
-    pending: Arc<Semaphore>,
+    /// Connections that have not said who they are.
+    pending: Arc<Pending>,
 }
 
 impl Acceptor {
@@ -271,12 +297,8 @@ impl Acceptor {
                     continue;
                 }
             };
-            let Ok(permit) = self.pending.clone().try_acquire_owned() else {
-                let max = self.shared.limits.handshakes;
-                self.report(LinkError::Limit { what: "connections without a handshake", max });
-                continue;
-            };
-            tokio::spawn(self.clone().meet(connection, permit));
+            let entered = self.pending.enter(connection.source());
+            tokio::spawn(self.clone().meet(connection, entered));
         }
     }
 
@@ -285,10 +307,24 @@ impl Acceptor {
         let _ = self.accepted.try_send(Err(error));
     }
 
-    async fn meet(self, connection: Accepted, permit: OwnedSemaphorePermit) {
-        let time = self.shared.limits.handshake;
-        let admitted = within(time, "complete the handshake", self.admit(connection)).await;
-        drop(permit);
+    async fn meet(self, connection: Accepted, (place, kept): (Place, oneshot::Receiver<()>)) {
+        let (time, max) = (self.shared.limits.handshake, self.shared.limits.handshakes);
+        // From the greeting on it has a name: it keeps no unknown one out any more.
+        let (greeted, is_greeted) = oneshot::channel();
+        let displaced = async {
+            tokio::select! {
+                biased;
+                _ = is_greeted => drop(place),
+                _ = kept => return,
+            }
+            std::future::pending().await
+        };
+        let admit = within(time, "complete the handshake", self.admit(connection, greeted));
+        let admitted = tokio::select! {
+            biased;
+            admitted = admit => admitted,
+            () = displaced => Err(LinkError::Limit { what: "connections without a handshake", max }),
+        };
         match admitted {
             Ok(None) => {}
             Ok(Some(link)) => drop(self.accepted.send(Ok(link)).await),
@@ -297,10 +333,14 @@ impl Acceptor {
     }
 
     /// Authenticates a connection. Returns a link if it is the control stream of one.
-    async fn admit(&self, connection: Accepted) -> Result<Option<Link>, LinkError> {
+    async fn admit(
+        &self,
+        connection: Accepted,
+        greeted: oneshot::Sender<()>,
+    ) -> Result<Option<Link>, LinkError> {
         let identity = &*self.shared.identity();
         let mut socket = match connection {
-            Accepted::Tcp(stream) => handshake::secure(identity, stream).await?,
+            Accepted::Tcp(stream, _) => handshake::secure(identity, stream).await?,
             Accepted::Unix(stream) => {
                 handshake::same_user(&stream)?;
                 Socket::Unix(stream)
@@ -308,6 +348,7 @@ impl Acceptor {
         };
         let header = handshake::receive(&mut socket, identity).await?;
         let hello: Hello = handshake::hear(&mut socket).await?;
+        let _ = greeted.send(());
         let (ours, theirs) = (hello.messages, identity.messages);
         if hello.check().is_err() || socket.is_misnamed(&hello.name) {
             self.deny(socket, Denial::Name).await?;
@@ -317,6 +358,10 @@ impl Acceptor {
             let denial = Denial::Messages { ours, theirs };
             self.deny(socket, denial).await?;
             return Err(LinkError::Denied(denial));
+        }
+        if hello.name == identity.name {
+            self.deny(socket, Denial::OwnName).await?;
+            return Err(LinkError::OwnName { name: hello.name });
         }
         match (hello.place, header.role) {
             (StreamPlace::Control { streams }, Role::Control) => {
@@ -342,6 +387,7 @@ impl Acceptor {
             name: name.clone(),
             messages: *messages,
             fingerprint: *fingerprint,
+            statement: self.shared.identity.statement(&self.shared.limits),
             link,
             streams,
         }
@@ -357,7 +403,7 @@ impl Acceptor {
     ) -> Result<Link, LinkError> {
         let limits = &self.shared.limits;
         let key = (hello.name.clone(), header.incarnation);
-        let slot = match Slot::take(&self.shared, key.clone()) {
+        let slot = match Slot::take(&self.shared, &key.0) {
             Ok(slot) => slot,
             Err(error) => {
                 self.deny(control, Denial::Links).await?;
@@ -367,12 +413,14 @@ impl Acceptor {
         let streams = streams.min(limits.streams_max.max(1));
         let link = u128::from_le_bytes(random()?);
         let (sender, mut arriving) = mpsc::channel(streams.into());
-        let expected = Expected { shared: &self.shared, link };
-        lock(&self.shared.table).waiting.insert(link, Waiting { peer: key, streams: sender });
+        let expected = Expected::note(&self.shared, link, key, sender);
         handshake::tell(&mut control, &self.welcome(link, streams)).await?;
         let mut data: Vec<Option<Socket>> = (0..streams).map(|_| None).collect();
         while data.iter().any(Option::is_none) {
-            let Some((index, socket)) = arriving.recv().await else { return Err(LinkError::Closed) };
+            let Some((index, socket)) = arriving.recv().await else {
+                let max = limits.handshakes;
+                return Err(LinkError::Limit { what: "links without their data streams", max });
+            };
             match data.get_mut(usize::from(index)) {
                 Some(place @ None) => *place = Some(socket),
                 _ => {
@@ -388,6 +436,7 @@ impl Acceptor {
             wire: WIRE_VERSION,
             messages: hello.messages,
             fingerprint: hello.fingerprint,
+            statement: hello.statement,
         };
         let connections = Connections { control, data: data.into_iter().flatten().collect() };
         Ok(Link::start(peer, limits.clone(), link, connections, slot))
@@ -416,6 +465,6 @@ impl Acceptor {
         };
         handshake::tell(&mut socket, &self.welcome(link, 1)).await?;
         // Fails if the link gave up meanwhile; the peer then finds its connection closed.
-        streams.send((index, socket)).await.map_err(|_| LinkError::Closed)
+        streams.send((index, socket)).await.map_err(|_| LinkError::Denied(Denial::Stream))
     }
 }

@@ -144,6 +144,12 @@ pub enum LinkError {
         /// The name received.
         got: String,
     },
+    /// The peer is this node itself, or has its name.
+    #[error("{name} is this node's own name")]
+    OwnName {
+        /// The name.
+        name: String,
+    },
     /// The peer did not complete its part by the deadline.
     #[error("the peer did not {what} within {waited_ms} ms")]
     Slow {

@@ -82,9 +82,9 @@ impl Drop for TcpTransport {
     fn drop(&mut self) {
         let mut state = lock(&self.inner.state);
         state.closed = true;
-        let peers = 0..state.peers.len() as u32;
+        let peers: Vec<u32> = state.peers.keys().copied().collect();
         drop(state);
-        peers.for_each(|peer| self.inner.remove(PeerId(peer), &TransportError::Closed));
+        peers.into_iter().for_each(|peer| self.inner.remove(PeerId(peer), &TransportError::Closed));
     }
 }
 
@@ -96,22 +96,19 @@ fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, Transpor
     }
     let of_peer =
         |entry: &PeerEntry| entry.name == link.peer.name && entry.incarnation == link.peer.incarnation;
-    let index = state.peers.iter().position(of_peer);
-    if let Some(index) = index
-        && state.peers[index].links.iter().any(|attached| Arc::ptr_eq(&attached.link, link))
+    let known = state.peers.iter().find(|(_, entry)| of_peer(entry));
+    let index = known.map(|(&index, _)| index);
+    if let Some((&index, entry)) = known
+        && entry.links.iter().any(|attached| Arc::ptr_eq(&attached.link, link))
     {
-        return Ok(PeerId(index as u32));
+        return Ok(PeerId(index));
     }
     let Some(data) = link.take_data() else {
         let reason = link.cause().map_or("its link has another transport".into(), |cause| cause.to_string());
         return Err(TransportError::PeerGone { peer: link.peer.name.clone(), reason });
     };
-    let index = index.unwrap_or_else(|| {
-        let (name, incarnation) = (link.peer.name.clone(), link.peer.incarnation);
-        state.peers.push(PeerEntry { name, incarnation, links: Vec::new() });
-        state.peers.len() - 1
-    });
-    let peer = PeerId(index as u32);
+    let index = index.unwrap_or_else(|| state.add_peer(&link.peer));
+    let peer = PeerId(index);
     let mut streams = Vec::with_capacity(data.len());
     for socket in data {
         let stream = Stream::new();
@@ -123,7 +120,9 @@ fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, Transpor
     }
     let ending = Ending { inner: inner.clone(), peer, link: link.clone() };
     inner.runtime.spawn(async move { drop(ending.link.closed().await) });
-    state.peers[index].links.push(Attached { link: link.clone(), streams });
+    if let Some(entry) = state.peers.get_mut(&index) {
+        entry.links.push(Attached { link: link.clone(), streams });
+    }
     Ok(peer)
 }
 
@@ -179,8 +178,8 @@ impl Transport for TcpTransport {
         let of_peer = |entry: &PeerEntry| {
             entry.name == name && entry.incarnation == incarnation && !entry.links.is_empty()
         };
-        let index = state.peers.iter().position(of_peer);
-        index.map(|index| PeerId(index as u32)).ok_or_else(|| gone(&name, NO_LINK))
+        let known = state.peers.iter().find(|(_, entry)| of_peer(entry));
+        known.map(|(&index, _)| PeerId(index)).ok_or_else(|| gone(&name, NO_LINK))
     }
 
     fn remove_peer(&self, peer: PeerId) {

@@ -124,6 +124,13 @@ impl Grants {
         Ok(Claim { granted: Arc::downgrade(granted), region, run: head.run })
     }
 
+    /// Returns whether a peer has a grant that is not over.
+    pub(super) fn has(&self, peer: PeerId) -> bool {
+        self.entries
+            .values()
+            .any(|entry| entry.peer == peer && (entry.granted.is_some() || !entry.over.is_set()))
+    }
+
     /// Returns the number of grants that are not over.
     pub(super) fn live(&self) -> usize {
         self.entries.values().filter(|entry| entry.granted.is_some() || !entry.over.is_set()).count()

@@ -1,5 +1,6 @@
 //! The state of the transport: regions, peers with their links, grants, transfers.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use kvpool::transport::{Operation, PeerId, RegionId, Submission, TransferId, TransportError};
@@ -7,7 +8,7 @@ use tokio::runtime::Handle;
 
 use super::error::LinkError;
 use super::grants::{Claim, Grants};
-use super::link_state::LinkShared;
+use super::link_state::{LinkShared, Peer};
 use super::lock::lock;
 use super::region::{NAME, Region, Signal};
 use super::stream::Stream;
@@ -31,7 +32,9 @@ pub(super) struct Inner {
 pub(super) struct State {
     pub(super) closed: bool,
     pub(super) regions: Vec<Arc<Region>>,
-    pub(super) peers: Vec<PeerEntry>,
+    /// Those with a link, a grant or a transfer.
+    pub(super) peers: BTreeMap<u32, PeerEntry>,
+    pub(super) next_peer: u32,
     pub(super) grants: Grants,
     pub(super) transfers: Transfers,
 }
@@ -54,11 +57,27 @@ impl std::fmt::Debug for Inner {
     }
 }
 
+impl State {
+    /// Adds a peer, and forgets those without a link, a grant and a transfer. Returns its number.
+    pub(super) fn add_peer(&mut self, peer: &Peer) -> u32 {
+        let Self { peers, grants, transfers, .. } = self;
+        peers.retain(|&index, entry| {
+            let index = PeerId(index);
+            !entry.links.is_empty() || grants.has(index) || transfers.has(index)
+        });
+        let index = self.next_peer;
+        self.next_peer += 1;
+        let (name, incarnation) = (peer.name.clone(), peer.incarnation);
+        self.peers.insert(index, PeerEntry { name, incarnation, links: Vec::new() });
+        index
+    }
+}
+
 impl Inner {
     /// Takes the next item for a stream of a link, and notes it there.
     pub(super) fn next_item(&self, peer: PeerId, link: u128, stream: &Stream) -> Option<Item> {
         let mut state = lock(&self.state);
-        let entry = state.peers.get(peer.0 as usize)?;
+        let entry = state.peers.get(&peer.0)?;
         // Without this, an item could be noted behind the back of `end_link`.
         entry.links.iter().find(|attached| attached.link.number == link)?;
         let item = state.transfers.next_item(peer, self.limits.item_bytes)?;
@@ -89,7 +108,7 @@ impl Inner {
     pub(super) fn end_link(&self, peer: PeerId, link: &LinkShared, error: &TransportError) {
         let mut state = lock(&self.state);
         let State { peers, transfers, .. } = &mut *state;
-        let Some(entry) = peers.get_mut(peer.0 as usize) else { return };
+        let Some(entry) = peers.get_mut(&peer.0) else { return };
         let Some(at) = entry.links.iter().position(|attached| attached.link.number == link.number) else {
             return;
         };
@@ -109,7 +128,7 @@ impl Inner {
     pub(super) fn remove(&self, peer: PeerId, error: &TransportError) {
         let links: Vec<_> = {
             let state = lock(&self.state);
-            let entry = state.peers.get(peer.0 as usize);
+            let entry = state.peers.get(&peer.0);
             entry.into_iter().flat_map(|entry| &entry.links).map(|attached| attached.link.clone()).collect()
         };
         for link in links {
@@ -126,7 +145,7 @@ impl Inner {
     /// Returns a peer that has a link.
     pub(super) fn peer(state: &State, peer: PeerId) -> Result<&PeerEntry, TransportError> {
         let unknown = TransportError::Unknown { what: "peer", number: peer.0.into() };
-        let entry = state.peers.get(peer.0 as usize).ok_or(unknown)?;
+        let entry = state.peers.get(&peer.0).ok_or(unknown)?;
         if entry.links.is_empty() { Err(gone(&entry.name, NO_LINK)) } else { Ok(entry) }
     }
 

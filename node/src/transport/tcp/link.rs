@@ -8,17 +8,17 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::control;
 use super::error::LinkError;
-use super::link_state::{LinkShared, Outgoing, Peer};
+use super::link_state::{Held, LinkShared, Outgoing, Peer, Queued, Room};
 use super::socket::{Socket, SocketKind};
 use super::table::Slot;
-use crate::wire::{self, Limits};
+use crate::wire::{self, Denial, Limits};
 
 /// An established link. Dropping it closes it.
 #[derive(Debug)]
 pub struct Link {
     shared: Arc<LinkShared>,
     kind: SocketKind,
-    inbox: tokio::sync::Mutex<mpsc::Receiver<Vec<u8>>>,
+    inbox: tokio::sync::Mutex<mpsc::Receiver<Queued>>,
 }
 
 /// The connections of a link that was negotiated.
@@ -65,10 +65,44 @@ impl Link {
     /// Messages arrive in order, each at most once; the last ones may be lost with the link.
     ///
     /// # Errors
-    /// [`LinkError::Wire`] for a message above the limit; the cause, once the link is closed.
+    /// [`LinkError::Wire`] for a message above the limit of either side; the cause, once the link is
+    /// closed.
     pub async fn send<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
-        let message = wire::encode(message, self.shared.limits.message_bytes)?;
-        self.queue(Outgoing::Message(message)).await
+        let message = wire::encode(message, self.message_max())?;
+        let room = tokio::select! {
+            biased;
+            cause = self.closed() => return Err(cause),
+            room = Room::wait(&self.shared.room.outgoing, message.len()) => room?,
+        };
+        self.queue(Outgoing::Message(Queued { message, room })).await
+    }
+
+    /// Queues a message if there is room.
+    ///
+    /// # Errors
+    /// As for [`send`](Self::send); [`LinkError::Limit`] if the queue is full. The message is not
+    /// sent.
+    pub fn try_send<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
+        if let Some(cause) = self.cause() {
+            return Err(cause);
+        }
+        let message = wire::encode(message, self.message_max())?;
+        let max = self.shared.limits.queued_bytes;
+        let full = LinkError::Limit { what: "bytes of queued messages", max };
+        let room = Room::take(&self.shared.room.outgoing, message.len()).ok_or(full)?;
+        self.shared.outbox.try_send(Outgoing::Message(Queued { message, room })).map_err(
+            |error| match error {
+                mpsc::error::TrySendError::Full(_) => {
+                    LinkError::Limit { what: "queued messages", max: self.shared.limits.queued_messages }
+                }
+                mpsc::error::TrySendError::Closed(_) => LinkError::Closed,
+            },
+        )
+    }
+
+    /// Returns the bytes of the longest message that both sides permit.
+    pub fn message_max(&self) -> usize {
+        self.shared.message_max()
     }
 
     /// Waits until all messages that were queued before are handed to the system.
@@ -104,12 +138,20 @@ impl Link {
     /// [`LinkError::Wire`] for a message that cannot be decoded, which also closes the link; the
     /// cause, once the link is closed.
     pub async fn recv<M: DeserializeOwned>(&self) -> Result<M, LinkError> {
+        self.recv_held().await.map(|(message, _)| message)
+    }
+
+    /// Like [`recv`](Self::recv); also returns the message's room among those that wait.
+    ///
+    /// As long as that lives, the peer may have so much less under way.
+    pub(crate) async fn recv_held<M: DeserializeOwned>(&self) -> Result<(M, Held), LinkError> {
         let message = self.inbox.lock().await.recv().await;
-        let Some(message) = message else { return Err(self.closed().await) };
-        wire::decode(&message).map_err(|error| {
+        let Some(Queued { message, room }) = message else { return Err(self.closed().await) };
+        let decoded = wire::decode(&message).map_err(|error| {
             self.shared.close(error.clone().into());
-            error.into()
-        })
+            LinkError::from(error)
+        })?;
+        Ok((decoded, room))
     }
 
     /// Waits until the link is closed. Returns the cause.
@@ -125,6 +167,11 @@ impl Link {
     /// Closes the link: its connections end, and its transfers fail.
     pub fn close(&self) {
         self.shared.close(LinkError::Closed);
+    }
+
+    /// Closes the link because the peer refuses it.
+    pub(crate) fn denied(&self, denial: Denial) {
+        self.shared.close(LinkError::Denied(denial));
     }
 }
 

@@ -1,14 +1,14 @@
 //! The state of a link: an authenticated peer, its data streams, and whether it is closed.
 
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
 use super::error::LinkError;
 use super::lock::lock;
 use super::socket::Socket;
 use super::table::Slot;
-use crate::wire::Limits;
+use crate::wire::{Limits, Statement};
 
 /// What is known of a peer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -24,6 +24,8 @@ pub struct Peer {
     pub messages: u16,
     /// Fingerprint of the layout of its blocks.
     pub fingerprint: [u8; 16],
+    /// What it states of itself.
+    pub statement: Statement,
 }
 
 /// The part of a link that its tasks share.
@@ -34,6 +36,8 @@ pub(super) struct LinkShared {
     pub(super) number: u128,
     closing: Closing,
     pub(super) outbox: mpsc::Sender<Outgoing>,
+    /// Bytes that may wait to be sent, and to be handled.
+    pub(super) room: Room,
     /// The data streams, until a transport takes them.
     data: Mutex<Option<Vec<Socket>>>,
     /// Place in the endpoint's count of links.
@@ -52,9 +56,45 @@ impl std::fmt::Debug for LinkShared {
 /// An element of the queue of the control stream.
 pub(super) enum Outgoing {
     /// An encoded message.
-    Message(Vec<u8>),
+    Message(Queued),
     /// To be answered when everything before it was written.
     Flush(oneshot::Sender<()>),
+}
+
+/// A message in a queue, and its room there.
+pub(super) struct Queued {
+    pub(super) message: Vec<u8>,
+    pub(super) room: Held,
+}
+
+/// Room of a message among those that wait; free again once it is dropped.
+#[derive(Debug)]
+pub(crate) struct Held(#[expect(dead_code, reason = "only dropped")] OwnedSemaphorePermit);
+
+/// Bytes of messages that may wait, in both directions of a link.
+pub(super) struct Room {
+    pub(super) outgoing: Arc<Semaphore>,
+    pub(super) incoming: Arc<Semaphore>,
+}
+
+impl Room {
+    fn new(limits: &Limits) -> Self {
+        // One message of any permitted length fits.
+        let bytes = limits.queued_bytes.max(limits.message_bytes).min(Semaphore::MAX_PERMITS);
+        let room = || Arc::new(Semaphore::new(bytes));
+        Self { outgoing: room(), incoming: room() }
+    }
+
+    /// Waits for room for a message of this length, which is permitted.
+    pub(super) async fn wait(room: &Arc<Semaphore>, bytes: usize) -> Result<Held, LinkError> {
+        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        room.clone().acquire_many_owned(bytes).await.map(Held).map_err(|_| LinkError::Closed)
+    }
+
+    /// Takes room if there is some.
+    pub(super) fn take(room: &Arc<Semaphore>, bytes: usize) -> Option<Held> {
+        room.clone().try_acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)).ok().map(Held)
+    }
 }
 
 impl LinkShared {
@@ -66,8 +106,13 @@ impl LinkShared {
         data: Vec<Socket>,
         slot: Slot,
     ) -> Self {
-        let (data, slot) = (Mutex::new(Some(data)), Mutex::new(Some(slot)));
-        Self { peer, limits, number, closing: Closing::default(), outbox, data, slot }
+        let (data, slot, room) = (Mutex::new(Some(data)), Mutex::new(Some(slot)), Room::new(&limits));
+        Self { peer, limits, number, closing: Closing::default(), outbox, room, data, slot }
+    }
+
+    /// Returns the bytes of the longest message that both sides permit.
+    pub(super) fn message_max(&self) -> usize {
+        self.limits.message_bytes.min(self.peer.statement.message_bytes as usize)
     }
 
     /// Closes the link. The first cause counts.

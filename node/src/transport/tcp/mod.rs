@@ -29,7 +29,7 @@
 //! |---|---|
 //! | `address`, `error`, `tls`, `random`, `settings` | addresses, errors, certificates, identities |
 //! | `socket`, `handshake` | a connection, and who is at its other end |
-//! | `lock`, `table` | mutexes, the links of an endpoint |
+//! | `lock`, `pending`, `table` | mutexes, connections before they say who they are, the links of an endpoint |
 //! | `link_state`, `control`, `link` | the state of a link, the loops of its control stream, its owner's side |
 //! | `endpoint` | listeners, and connections to peers |
 //! | `region`, `grants`, `transfers` | memory of a storage, tables of what peers may write, and of what is sent |
@@ -48,6 +48,7 @@ mod inner;
 mod link;
 mod link_state;
 mod lock;
+mod pending;
 mod random;
 mod receive;
 mod region;

@@ -1,12 +1,13 @@
 //! Identities and tokens, and settings of listeners and peers.
 
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::address::Address;
 use super::error::LinkError;
 use super::random::random;
 use super::tls::Tls;
-use crate::wire::{Secret, check_name};
+use crate::wire::{Limits, Secret, Statement, check_name};
 
 /// Bytes of the shortest token.
 pub const TOKEN_MIN: usize = 16;
@@ -38,6 +39,8 @@ pub struct Identity {
     pub(super) incarnation: u64,
     pub(super) messages: u16,
     pub(super) fingerprint: [u8; 16],
+    began_ms: u64,
+    lock: Option<[u8; 16]>,
     pub(super) tls: Option<Arc<Tls>>,
     pub(super) token: Option<Token>,
 }
@@ -52,7 +55,17 @@ impl Identity {
     pub fn new(name: &str, messages: u16) -> Result<Self, LinkError> {
         check_name(name)?;
         let incarnation = u64::from_le_bytes(random()?);
-        Ok(Self { name: name.into(), incarnation, messages, fingerprint: [0; 16], tls: None, token: None })
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Ok(Self {
+            name: name.into(),
+            incarnation,
+            messages,
+            fingerprint: [0; 16],
+            began_ms: since_1970.as_millis() as u64,
+            lock: None,
+            tls: None,
+            token: None,
+        })
     }
 
     /// Sets the fingerprint of the layout of the node's blocks.
@@ -67,6 +80,26 @@ impl Identity {
     pub fn incarnation(mut self, incarnation: u64) -> Self {
         self.incarnation = incarnation;
         self
+    }
+
+    /// Sets the time at which the node began, in milliseconds since 1970; by default the present.
+    #[must_use]
+    pub fn began_ms(mut self, began_ms: u64) -> Self {
+        self.began_ms = began_ms;
+        self
+    }
+
+    /// Sets the number of a lock that no other living process has.
+    #[must_use]
+    pub fn lock(mut self, lock: Option<[u8; 16]>) -> Self {
+        self.lock = lock;
+        self
+    }
+
+    /// Returns what the node states of itself to a peer.
+    pub(super) fn statement(&self, limits: &Limits) -> Statement {
+        let message_bytes = u32::try_from(limits.message_bytes).unwrap_or(u32::MAX);
+        Statement { began_ms: self.began_ms, lock: self.lock, message_bytes }
     }
 
     /// Returns the number of this process.

@@ -38,13 +38,16 @@ impl Shared {
 pub(super) struct Table {
     /// Links whose data streams have not all arrived.
     pub(super) waiting: HashMap<u128, Waiting>,
-    /// Links per peer.
-    pub(super) links: HashMap<PeerKey, usize>,
+    /// Number of the next one, by which the oldest is found.
+    pub(super) next: u64,
+    /// Links per name of a peer.
+    pub(super) links: HashMap<String, usize>,
 }
 
 pub(super) type PeerKey = (String, u64);
 
 pub(super) struct Waiting {
+    pub(super) number: u64,
     pub(super) peer: PeerKey,
     pub(super) streams: mpsc::Sender<(u16, Socket)>,
 }
@@ -58,39 +61,61 @@ impl std::fmt::Debug for Waiting {
 /// Place of a link in the counts of its endpoint.
 pub(super) struct Slot {
     shared: Arc<Shared>,
-    peer: PeerKey,
+    name: String,
 }
 
 /// Entry in [`Table::waiting`].
 pub(super) struct Expected<'a> {
-    pub(super) shared: &'a Shared,
-    pub(super) link: u128,
+    shared: &'a Shared,
+    link: u128,
+}
+
+impl<'a> Expected<'a> {
+    /// Notes a link whose data streams have to arrive. If there are too many, the oldest gives up.
+    pub(super) fn note(
+        shared: &'a Shared,
+        link: u128,
+        peer: PeerKey,
+        streams: mpsc::Sender<(u16, Socket)>,
+    ) -> Self {
+        let mut table = lock(&shared.table);
+        let oldest = table.waiting.iter().min_by_key(|(_, waiting)| waiting.number).map(|(&link, _)| link);
+        let is_full = table.waiting.len() >= shared.limits.handshakes.max(1);
+        let given_up = oldest.filter(|_| is_full).and_then(|oldest| table.waiting.remove(&oldest));
+        let number = table.next;
+        table.next += 1;
+        table.waiting.insert(link, Waiting { number, peer, streams });
+        drop(table);
+        // Wakes its task: not under the lock.
+        drop(given_up);
+        Self { shared, link }
+    }
 }
 
 impl Slot {
-    pub(super) fn take(shared: &Arc<Shared>, peer: PeerKey) -> Result<Self, LinkError> {
+    pub(super) fn take(shared: &Arc<Shared>, name: &str) -> Result<Self, LinkError> {
         let limits = &shared.limits;
         let mut table = lock(&shared.table);
         if table.links.values().sum::<usize>() >= limits.links {
             return Err(LinkError::Limit { what: "links", max: limits.links });
         }
-        let links = table.links.entry(peer.clone()).or_default();
+        let links = table.links.entry(name.to_owned()).or_default();
         if *links >= limits.links_per_peer {
             return Err(LinkError::Limit { what: "links of a peer", max: limits.links_per_peer });
         }
         *links += 1;
         drop(table);
-        Ok(Self { shared: shared.clone(), peer })
+        Ok(Self { shared: shared.clone(), name: name.to_owned() })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut table = lock(&self.shared.table);
-        if let Some(links) = table.links.get_mut(&self.peer) {
+        if let Some(links) = table.links.get_mut(&self.name) {
             *links -= 1;
             if *links == 0 {
-                table.links.remove(&self.peer);
+                table.links.remove(&self.name);
             }
         }
     }

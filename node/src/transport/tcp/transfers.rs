@@ -181,6 +181,11 @@ impl Transfers {
         }
     }
 
+    /// Returns whether a transfer to a peer is not over.
+    pub(super) fn has(&self, peer: PeerId) -> bool {
+        self.entries.values().any(|entry| entry.peer == peer && !entry.is_over())
+    }
+
     /// Returns the number of transfers that are not over.
     pub(super) fn live(&self) -> usize {
         self.entries.values().filter(|entry| !entry.is_over()).count()

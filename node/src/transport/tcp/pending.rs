@@ -1,0 +1,126 @@
+//! Connections that have not said who they are: few, of each host, and for a short time.
+//!
+//! A newcomer always gets a place. If there is none, the oldest connection of the host that has
+//! most of them gives its place up. A host that opens connections and says nothing therefore
+//! displaces itself, and a handshake that takes milliseconds completes in between.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::oneshot;
+
+use super::lock::lock;
+
+/// Host that a connection comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Source {
+    /// A process of this host, over a Unix socket.
+    Local,
+    /// An address; of version 6 only the network's part, which a host can choose no other of.
+    Remote(IpAddr),
+}
+
+impl Source {
+    pub(super) fn of(address: IpAddr) -> Self {
+        Self::Remote(match address.to_canonical() {
+            IpAddr::V6(address) if !address.is_loopback() => {
+                IpAddr::V6((address.to_bits() >> 64 << 64).into())
+            }
+            address => address,
+        })
+    }
+}
+
+/// The connections that have not said who they are.
+#[derive(Debug)]
+pub(super) struct Pending {
+    max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// By age.
+    all: BTreeMap<u64, (Source, oneshot::Sender<()>)>,
+}
+
+/// The place of one connection.
+pub(super) struct Place {
+    pending: Arc<Pending>,
+    number: u64,
+}
+
+impl Pending {
+    pub(super) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self { max: max.max(1), state: Mutex::default() })
+    }
+
+    /// Returns a place, and a signal whose sender is dropped when the connection has to give it up.
+    pub(super) fn enter(self: &Arc<Self>, source: Source) -> (Place, oneshot::Receiver<()>) {
+        let (keep, kept) = oneshot::channel();
+        let mut state = lock(&self.state);
+        let displaced = if state.all.len() >= self.max { state.displace() } else { None };
+        let number = state.next;
+        state.next += 1;
+        state.all.insert(number, (source, keep));
+        drop(state);
+        // Wakes its task: not under the lock.
+        drop(displaced);
+        (Place { pending: self.clone(), number }, kept)
+    }
+}
+
+impl State {
+    /// Removes the oldest connection of the host that has most.
+    fn displace(&mut self) -> Option<oneshot::Sender<()>> {
+        let mut counts: HashMap<Source, usize> = HashMap::new();
+        self.all.values().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);
+        let most = counts.values().copied().max()?;
+        let oldest = self.all.iter().find(|(_, (source, _))| counts[source] == most);
+        let number = *oldest?.0;
+        self.all.remove(&number).map(|(_, keep)| keep)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let left = lock(&self.pending.state).all.remove(&self.number);
+        drop(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(host: u8) -> Source {
+        Source::of(IpAddr::from([10, 0, 0, host]))
+    }
+
+    #[test]
+    fn a_host_with_many_connections_displaces_its_own() {
+        let pending = Pending::new(4);
+        let honest = pending.enter(from(1));
+        let mut silent: Vec<_> = (0..20).map(|_| pending.enter(from(2))).collect();
+        let mut late = pending.enter(from(3));
+        let is_displaced =
+            |kept: &mut oneshot::Receiver<()>| kept.try_recv() == Err(oneshot::error::TryRecvError::Closed);
+        let (_first, mut kept) = honest;
+        assert!(!is_displaced(&mut kept) && !is_displaced(&mut late.1));
+        let left = silent.iter_mut().filter_map(|(_, kept)| (!is_displaced(kept)).then_some(())).count();
+        assert_eq!(left, 2, "of twenty");
+        drop(silent);
+        assert_eq!(lock(&pending.state).all.len(), 2);
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_host() {
+        let of = |text: &str| Source::of(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2:3::4"), of("2001:db8:1:2::5"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
+}
