@@ -149,7 +149,7 @@ async fn of_an_offload_as_much_moves_as_there_is_room_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_sequence_stays() {
-    let [(a, _), (b, _)] = pair([100, 4]).await;
+    let [(a, _), (b, _to_b)] = pair([100, 4]).await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
     let refused = a.pool().migrate(sequence, Target::node("b")).await.unwrap_err();

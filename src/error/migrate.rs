@@ -115,6 +115,23 @@ pub enum TransferError {
         /// What it reported.
         reason: String,
     },
+    /// The other node was told to take the sequence, and its answer is missing: it may have it.
+    ///
+    /// The sequence that comes back with this error must not go on before it is certain that the
+    /// other node has not committed, for example because its process has ended.
+    #[error("node {node} may have the sequence: {reason}")]
+    InDoubt {
+        /// Name of the node.
+        node: String,
+        /// Why its answer is not awaited any longer.
+        reason: String,
+    },
+    /// The pool has nodes already.
+    #[error("pool {pool} belongs to a node already")]
+    HasNodes {
+        /// Tag of the pool.
+        pool: PoolTag,
+    },
     /// The transfer did not complete: the runtime stopped, or a storage panicked.
     #[error("the transfer was dropped: its runtime stopped, or a storage panicked")]
     Dropped,

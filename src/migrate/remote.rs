@@ -55,6 +55,7 @@ pub struct Sent {
 pub struct SendError {
     /// The cause.
     pub error: TransferError,
-    /// The export. The node has not committed it, and will not.
+    /// The export. The node has not committed it, and will not, except if the cause is
+    /// [`TransferError::InDoubt`].
     pub export: Box<Export>,
 }

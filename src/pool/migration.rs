@@ -57,7 +57,9 @@ impl Pool {
     /// layouts differ or a copy fails.
     ///
     /// To a [node](super::Target::node): also [`TransferError::UnknownNode`],
-    /// [`TransferError::Transport`], [`TransferError::Node`].
+    /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if this
+    /// node ended before the other one said whether it has the sequence, which must then not go on
+    /// here.
     pub async fn migrate<D: Destination>(
         &self,
         sequence: Sequence,

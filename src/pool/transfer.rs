@@ -100,10 +100,19 @@ impl Pool {
 
     /// Sets the nodes that the pool can [reach](super::Target::node).
     ///
-    /// The pool keeps a weak reference: the nodes are unknown again once they are dropped.
-    pub fn set_remotes(&self, remotes: &Arc<dyn Remotes>) {
-        let remotes = Some(Arc::downgrade(remotes));
-        *self.0.remotes.write().unwrap_or_else(PoisonError::into_inner) = remotes;
+    /// The pool keeps a weak reference: the nodes are unknown again once they are dropped, and the
+    /// pool takes others only then.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::HasNodes`]; the pool keeps the nodes that it has.
+    pub fn set_remotes(&self, remotes: &Arc<dyn Remotes>) -> Result<(), TransferError> {
+        let mut present = self.0.remotes.write().unwrap_or_else(PoisonError::into_inner);
+        if present.as_ref().is_some_and(|present| present.strong_count() > 0) {
+            return Err(TransferError::HasNodes { pool: self.tag() });
+        }
+        *present = Some(Arc::downgrade(remotes));
+        Ok(())
     }
 
     fn remote(&self, name: &str) -> Result<Arc<dyn Remote>, TransferError> {

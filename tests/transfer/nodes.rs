@@ -60,7 +60,7 @@ fn nodes() -> (Pool, Pool, Arc<Node>, Arc<dyn Remotes>) {
     let (here, there) = pools(50);
     let node = Arc::new(Node { near: here.clone(), pool: there.clone(), arrived: Mutex::default() });
     let remotes: Arc<dyn Remotes> = Arc::new(Nodes(node.clone()));
-    here.set_remotes(&remotes);
+    here.set_remotes(&remotes).unwrap();
     (here, there, node, remotes)
 }
 
@@ -122,4 +122,14 @@ async fn nodes_that_are_not_known() {
     assert_eq!(here.bring_back(Target::node("other"), &keys, &tokens).await.unwrap_err(), unknown("other"));
     drop(failed);
     [here, there].iter().for_each(is_idle);
+}
+
+#[tokio::test]
+async fn a_pool_keeps_the_nodes_that_it_has() {
+    let (here, _there, node, remotes) = nodes();
+    let others: Arc<dyn Remotes> = Arc::new(Nodes(node.clone()));
+    assert_eq!(here.set_remotes(&others), Err(TransferError::HasNodes { pool: here.tag() }));
+    assert_eq!(here.set_remotes(&remotes), Err(TransferError::HasNodes { pool: here.tag() }));
+    drop(remotes);
+    here.set_remotes(&others).unwrap();
 }

@@ -1,22 +1,24 @@
 //! Building a node.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use kvpool::transport::Transport;
 use kvpool::{HeadRange, PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::admin::NodeAdmin;
 use super::arrival::Arrivals;
 use super::dialers::{Dialers, accept};
-use super::driver::{Driver, INPUTS};
+use super::driver::{Driver, INPUTS, Setup};
 use super::error::NodeError;
 use super::message::{VERSION, Way};
+use super::name_lock::NameLock;
 use super::node::Node;
 use super::operator::Operator;
 use super::parts::PartCopies;
+use super::peers::Restarts;
 use super::remote::NodeRemotes;
 use super::serving::Serving;
 use super::spill::{self, Offers, Spill};
@@ -32,6 +34,8 @@ use crate::wire::Limits;
 
 /// Memory for blocks of parts, if the node is told nothing else.
 const STAGING_BYTES: u64 = 256 << 20;
+/// Sequences that may have arrived without being taken, by default.
+const ARRIVALS: usize = 1024;
 
 /// Settings of a [`Node`].
 pub struct NodeBuilder {
@@ -50,6 +54,8 @@ pub struct NodeBuilder {
     nixl: Option<Arc<dyn Transport>>,
     admin: Option<AdminServer>,
     traffic: Option<Arc<dyn Quiet>>,
+    restarts: Restarts,
+    arrivals: usize,
 }
 
 impl Node {
@@ -77,6 +83,8 @@ impl NodeBuilder {
             nixl: None,
             admin: None,
             traffic: None,
+            restarts: Restarts::default(),
+            arrivals: ARRIVALS,
         }
     }
 
@@ -178,6 +186,21 @@ impl NodeBuilder {
         self
     }
 
+    /// Sets when a peer's process is taken to have ended because another one of its name is linked.
+    #[must_use]
+    pub fn restarts(mut self, restarts: Restarts) -> Self {
+        self.restarts = restarts;
+        self
+    }
+
+    /// Sets the number of sequences that may be on their way here, or have arrived without being
+    /// taken; by default 1024, at least 1. Further ones are refused.
+    #[must_use]
+    pub fn arrivals(mut self, arrivals: usize) -> Self {
+        self.arrivals = arrivals;
+        self
+    }
+
     /// Uses NIXL with peers that have it too.
     #[cfg(feature = "nixl")]
     #[must_use]
@@ -190,8 +213,9 @@ impl NodeBuilder {
     ///
     /// # Errors
     ///
-    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`] for an address that cannot
-    /// be used, [`NodeError::Transport`]. Nothing is left running.
+    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`] for an
+    /// address that cannot be used, [`NodeError::Transport`], [`NodeError::PoolInUse`] for a pool with
+    /// another node. Nothing is left running.
     ///
     /// # Panics
     ///
@@ -203,7 +227,12 @@ impl NodeBuilder {
             return Err(NodeError::Heads { heads, layout: storage.layout().kv_heads() });
         }
         let fingerprint = PackedForm::of(storage.layout()).fingerprint();
-        let mut identity = Identity::new(&self.name, VERSION)?.fingerprint(fingerprint);
+        let (inputs, receiver) = mpsc::channel(INPUTS);
+        let remotes: Arc<dyn Remotes> = Arc::new(NodeRemotes { inputs: inputs.clone() });
+        self.pool.set_remotes(&remotes).map_err(|_| NodeError::PoolInUse)?;
+        let lock = NameLock::take(&self.name, &self.listen);
+        let identity = Identity::new(&self.name, VERSION)?.fingerprint(fingerprint);
+        let mut identity = identity.lock(lock.as_ref().map(NameLock::number));
         if let Some(tls) = self.tls {
             identity = identity.tls(tls);
         }
@@ -221,8 +250,10 @@ impl NodeBuilder {
             let region = transport.register(&storage)?;
             carriers.insert(way, Carrier { transport, region });
         }
-        let (inputs, receiver) = mpsc::channel(INPUTS);
-        let (arrived, arrivals) = mpsc::unbounded_channel();
+        let (arrived, arrivals) = mpsc::channel(self.arrivals.max(1));
+        let (end, ended) = watch::channel(None);
+        let (alive, is_alive) = watch::channel(());
+        let configured = Arc::new(Mutex::new(BTreeSet::new()));
         let counters = Arc::new(Counters::default());
         let machines = Migrations::new(incarnation, self.timing, protocol::Limits::default());
         let stagings = |heads| {
@@ -230,16 +261,27 @@ impl NodeBuilder {
             PartCopies::new(heads, Stagings::new(tcp.clone(), layout, self.staging_bytes))
         };
         let parts = self.heads.map(stagings).unwrap_or_default();
-        let (pool, weak) = (self.pool.clone(), inputs.downgrade());
-        let driver = Driver::new(pool, machines, tcp, carriers, counters.clone(), weak, arrived, parts);
+        let driver = Driver::new(Setup {
+            pool: self.pool.clone(),
+            machines,
+            tcp,
+            carriers,
+            counters: counters.clone(),
+            sender: inputs.downgrade(),
+            arrivals: arrived,
+            parts,
+            restarts: self.restarts,
+            lock,
+            configured: configured.clone(),
+            ended: end,
+            alive: is_alive,
+        });
         tokio::spawn(driver.run(receiver));
-        let remotes: Arc<dyn Remotes> = Arc::new(NodeRemotes { inputs: inputs.clone() });
-        self.pool.set_remotes(&remotes);
         let accepting = tokio::spawn(accept(endpoint.clone(), inputs.clone()));
         let (pool, offers) = (self.pool.clone(), self.offers.clone());
         let spilling = self.spill.map(|spill| tokio::spawn(spill::spill(pool, spill, offers)));
         let addresses = endpoint.addresses().to_vec();
-        let mut dialers = Dialers::new(endpoint, inputs.clone());
+        let mut dialers = Dialers::new(endpoint, inputs.clone(), configured);
         dialers.replace(self.peers);
         let dialers = Arc::new(Mutex::new(dialers));
         let operator = Operator {
@@ -266,6 +308,8 @@ impl NodeBuilder {
             spilling,
             serving,
             heads: self.heads,
+            ended,
+            _alive: alive,
             _remotes: remotes,
         };
         Ok((node, Arrivals(arrivals)))

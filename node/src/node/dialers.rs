@@ -1,8 +1,8 @@
 //! The tasks that accept links and connect to peers.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -13,17 +13,28 @@ use crate::transport::tcp::{Endpoint, LinkError, PeerSettings};
 /// Shortest and longest pause between two attempts to reach a peer.
 const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// A link that lives so long is no failed attempt.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// Time between two warnings about connections that were refused.
+const REPORTS: Duration = Duration::from_secs(1);
+
 /// Accepts links for as long as the node lives.
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
-    loop {
-        match endpoint.accept().await {
+    let (mut said, mut unsaid) = (None::<Instant>, 0u64);
+    while let Some(accepted) = endpoint.next().await {
+        match accepted {
             Ok(link) => {
                 if inputs.send(Input::LinkUp(Arc::new(link))).await.is_err() {
                     return;
                 }
             }
-            Err(LinkError::Closed) => return,
-            Err(error) => tracing::warn!(%error, "a connection was refused"),
+            // Any host can cause these: they must not fill the log.
+            Err(_) if said.is_some_and(|said| said.elapsed() < REPORTS) => unsaid += 1,
+            Err(error) => {
+                tracing::warn!(%error, and_others = unsaid, "a connection was refused");
+                (said, unsaid) = (Some(Instant::now()), 0);
+            }
         }
     }
 }
@@ -33,6 +44,8 @@ pub(super) struct Dialers {
     /// `None` once the node has ended: then it listens no more.
     endpoint: Option<Arc<Endpoint>>,
     inputs: mpsc::Sender<Input>,
+    /// Names of the peers.
+    configured: Arc<Mutex<BTreeSet<String>>>,
     running: HashMap<String, Dialer>,
 }
 
@@ -47,12 +60,18 @@ struct Dialer {
 type Trouble = Arc<Mutex<Option<String>>>;
 
 impl Dialers {
-    pub(super) fn new(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) -> Self {
-        Self { endpoint: Some(endpoint), inputs, running: HashMap::new() }
+    pub(super) fn new(
+        endpoint: Arc<Endpoint>,
+        inputs: mpsc::Sender<Input>,
+        configured: Arc<Mutex<BTreeSet<String>>>,
+    ) -> Self {
+        Self { endpoint: Some(endpoint), inputs, configured, running: HashMap::new() }
     }
 
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
+        *self.configured.lock().unwrap_or_else(PoisonError::into_inner) =
+            peers.iter().map(|peer| peer.name.clone()).collect();
         let mut before = std::mem::take(&mut self.running);
         let Some(endpoint) = &self.endpoint else { return };
         for peer in peers {
@@ -63,7 +82,9 @@ impl Dialers {
                 let dial = dial(endpoint.clone(), peer.clone(), self.inputs.clone(), trouble.clone());
                 Dialer { peer: peer.clone(), task: tokio::spawn(dial), trouble }
             });
-            self.running.insert(peer.name, dialer);
+            if let Some(twice) = self.running.insert(peer.name, dialer) {
+                twice.task.abort();
+            }
         }
         before.into_values().for_each(|dialer| dialer.task.abort());
     }
@@ -76,6 +97,7 @@ impl Dialers {
     /// Ends all connecting, and gives up the endpoint.
     pub(super) fn close(&mut self) {
         self.replace(Vec::new());
+        self.running.drain().for_each(|(_, dialer)| dialer.task.abort());
         self.endpoint = None;
     }
 
@@ -89,35 +111,39 @@ impl Dialers {
     }
 }
 
-/// Keeps a link to a peer.
+/// Keeps a link to a peer. Says each reason for which there is none once, until a link lasts.
 async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>, trouble: Trouble) {
-    let mut pause = REDIAL.0;
-    // Replaces the reason, and returns whether it is another one.
-    let note = |reason: Option<String>| {
-        let mut trouble = trouble.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_other = *trouble != reason;
-        *trouble = reason;
-        is_other
+    let (mut pause, mut said) = (REDIAL.0, None);
+    let failed = |error: LinkError, said: &mut Option<LinkError>| {
+        *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        if said.as_ref() != Some(&error) {
+            tracing::warn!(peer = peer.name, %error, "no link");
+            *said = Some(error);
+        }
     };
+    if peer.name == endpoint.identity().name() {
+        return failed(LinkError::OwnName { name: peer.name.clone() }, &mut said);
+    }
     loop {
         match endpoint.connect(&peer).await {
             Ok(link) => {
-                pause = REDIAL.0;
-                let link = Arc::new(link);
+                let (link, since) = (Arc::new(link), Instant::now());
                 if inputs.send(Input::LinkUp(link.clone())).await.is_err() {
                     return;
                 }
-                note(None);
-                tracing::info!(peer = peer.name, "linked");
+                *trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                tracing::debug!(peer = peer.name, "linked");
                 let error = link.closed().await;
-                note(Some(error.to_string()));
-                tracing::warn!(peer = peer.name, %error, "the link is lost");
+                let is_refused = matches!(error, LinkError::Denied(_) | LinkError::Wire(_));
+                pause = if is_refused { (pause * 2).min(REDIAL.1) } else { REDIAL.0 };
+                if since.elapsed() >= SETTLED {
+                    said = None;
+                }
+                failed(error, &mut said);
             }
             Err(error) => {
-                if note(Some(error.to_string())) {
-                    tracing::warn!(peer = peer.name, %error, "not reached");
-                }
                 pause = (pause * 2).min(REDIAL.1);
+                failed(error, &mut said);
             }
         }
         tokio::time::sleep(pause).await;

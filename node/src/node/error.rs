@@ -30,6 +30,9 @@ pub enum NodeError {
         /// Heads of a block.
         layout: usize,
     },
+    /// The pool belongs to another node of this process.
+    #[error("another node has this pool, and did not end yet")]
+    PoolInUse,
     /// No peer of this name is configured or connected.
     #[error("no peer is known as {name}")]
     UnknownPeer {

@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use kvpool::transport::Tag;
-use kvpool::{Carried, Export, Import, Imported, SendError, Sent};
-use kvpool::{SequenceId, TransferError};
-use tokio::sync::oneshot;
+use kvpool::{Carried, Import, Imported, SequenceId, TransferError};
+use tokio::sync::{mpsc, oneshot};
 
+use super::arrival::Arrival;
 use super::message::Way;
+use super::parcel::Parcel;
 use super::parts::PartImport;
 use super::work::{self, Verified};
 use crate::admin::MigrationTransport;
@@ -108,6 +109,8 @@ pub(super) struct Job {
     /// Blocks that the target has or reserved, once it said so.
     pub(super) accepted_blocks: Option<usize>,
     pub(super) ending: Option<Ending>,
+    /// Why this node gave up, if the outcome does not say it.
+    pub(super) trouble: Option<String>,
     /// Final outcome, once it was reported.
     pub(super) outcome: Option<Outcome>,
     /// The machine was told that the cache was cleared since the export.
@@ -119,13 +122,14 @@ pub(super) struct Job {
 
 pub(super) enum SideJob {
     Source {
-        export: Slot<Export>,
-        answer: Option<oneshot::Sender<Result<Sent, SendError>>>,
+        export: Slot<Parcel>,
     },
     Target {
         import: Slot<Incoming>,
         grant: Option<(Way, Tag)>,
         arrived: Option<Imported>,
+        /// Where a sequence goes that arrives.
+        place: Option<mpsc::OwnedPermit<Arrival>>,
         answer: Option<oneshot::Sender<Result<Carried, TransferError>>>,
     },
 }
@@ -143,6 +147,7 @@ impl Job {
             transport: None,
             accepted_blocks: None,
             ending: None,
+            trouble: None,
             outcome: None,
             is_cleared: false,
             stop: None,
@@ -150,16 +155,12 @@ impl Job {
         }
     }
 
-    pub(super) fn source(
-        export: Option<Export>,
-        answer: Option<oneshot::Sender<Result<Sent, SendError>>>,
-    ) -> SideJob {
-        let export = export.map_or(Slot::Empty, Slot::Here);
-        SideJob::Source { export, answer }
+    pub(super) fn source(export: Option<Parcel>) -> SideJob {
+        SideJob::Source { export: export.map_or(Slot::Empty, Slot::Here) }
     }
 
     pub(super) fn target(answer: Option<oneshot::Sender<Result<Carried, TransferError>>>) -> SideJob {
-        SideJob::Target { import: Slot::Empty, grant: None, arrived: None, answer }
+        SideJob::Target { import: Slot::Empty, grant: None, arrived: None, place: None, answer }
     }
 
     /// Returns the number of blocks that the target had already.
@@ -170,7 +171,7 @@ impl Job {
     /// Returns whether a task has the export or import.
     pub(super) fn is_lent(&self) -> bool {
         match &self.side {
-            SideJob::Source { export, .. } => export.is_lent(),
+            SideJob::Source { export } => export.is_lent(),
             SideJob::Target { import, .. } => import.is_lent(),
         }
     }

@@ -3,9 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::{Bytes, Envelope};
+use crate::wire::Denial;
 
 /// Version of these messages; nodes of different versions do not link.
-pub(super) const VERSION: u16 = 1;
+pub(super) const VERSION: u16 = 2;
 
 /// Most bytes of a transport's metadata.
 pub(super) const METADATA_MAX: usize = 64 << 10;
@@ -45,11 +46,20 @@ pub(super) enum NodeMessage {
         /// Metadata of the sender's transport.
         metadata: Bytes<METADATA_MAX>,
     },
-    /// No transfer of the sender into this grant is in flight any more.
+    /// No transfer of the sender into this grant is in flight any more, and none will be.
     Over {
         /// The way.
         way: Way,
         /// The receiver's grant.
         tag: u64,
     },
+    /// Asks for [`Over`](Self::Over), which may have been lost; repeated until it comes.
+    IsOver {
+        /// The way.
+        way: Way,
+        /// The sender's grant.
+        tag: u64,
+    },
+    /// The sender refuses the link, and closes it.
+    Refused(Denial),
 }

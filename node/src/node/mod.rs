@@ -24,23 +24,52 @@
 //! A migration that ends while its export is in a task is finished, or restored, when the task
 //! returns: the task is told to stop.
 //!
+//! An export travels with the request that waits for it (`parcel`): wherever it is dropped, also with
+//! the driver or the runtime, the request gets it back. If the peer was told to commit by then, it
+//! comes with [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).
+//!
 //! # Incarnations
 //!
-//! A process of a peer is replaced by another one only when no link of the former is alive. A
-//! handshake with a second process while the first one answers is refused, and tried again: an old
-//! process whose packets are late is not taken for a new one.
+//! Each start of a node has a number. Another number under the same name is another process, and says
+//! nothing of the former one: that may live behind a network that is cut, with a sequence that this
+//! node has in doubt. Whether it has ended decides who owns that sequence.
+//!
+//! | another process of a name links | then |
+//! |---|---|
+//! | while a link of the present one lives | it is refused |
+//! | and began earlier than the present one | it is refused |
+//! | and proves that the present one has ended | it is the present one; doubts are resolved |
+//! | and nothing depends on it | it is the present one |
+//! | otherwise | it is the present one; the former is remembered, with its doubts |
+//!
+//! Doubts of a former process end by the operator's word ([`Node::declare_ended`]). What depends on
+//! the end of a process: a copy that only one side may go on with, at a source that has told the
+//! target to commit, and at a target until the source has answered; and grants by which a peer
+//! writes memory by itself.
+//!
+//! *Proof* is a lock of the kernel (`name_lock`) that both processes state: one process has it at a
+//! time, and until it ends; a node that ends with doubts, in a process that lives on, keeps it. A
+//! later start is no proof, since an orchestrator may replace a node that it cannot reach; neither
+//! is a certificate, of which two processes may have copies, nor the listener's address, which may
+//! be moved to another host. On another host, in another container, or after a boot, there is no
+//! proof, and the operator decides, or [`Restarts::ByName`] if something else guarantees that at
+//! most one process of a name lives. A peer that lies about its lock can only lie about its own name
+//! where certificates are used; nodes that share only a token trust each other with their names.
 
 mod admin;
 mod arrival;
 mod builder;
+mod caught;
 mod dialers;
 mod driver;
 mod error;
 mod job;
 mod message;
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]
+mod name_lock;
 mod node;
 mod operator;
+mod parcel;
 mod part;
 mod parts;
 mod peers;
@@ -56,5 +85,6 @@ pub use builder::NodeBuilder;
 pub use error::NodeError;
 pub use node::Node;
 pub use part::{PartError, SendPartError};
+pub use peers::Restarts;
 pub use spill::{Offers, Spill};
 pub use status::NodeCounters;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::{HeadRange, Remotes};
 use kvpool::{Pool, SequenceId, Target};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::dialers::Dialers;
@@ -22,7 +22,9 @@ use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 /// A pool with links to the pools of other processes.
 ///
 /// While it exists, its peers are [destinations](kvpool::Target::node) of the pool. Dropping it ends
-/// the links; migrations under way fail, except those whose target was told to commit.
+/// the links, and migrations under way fail: their sequences go back to the requests. A request whose
+/// peer was told to commit gets its sequence with
+/// [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).
 /// [`shutdown`](Self::shutdown) ends it in an orderly way.
 pub struct Node {
     pub(super) name: String,
@@ -35,6 +37,10 @@ pub struct Node {
     pub(super) spilling: Option<JoinHandle<()>>,
     pub(super) serving: Option<Serving>,
     pub(super) heads: Option<HeadRange>,
+    /// The number of migrations that were left at the end of the driver.
+    pub(super) ended: watch::Receiver<Option<usize>>,
+    /// Closed with the node, which ends the driver.
+    pub(super) _alive: watch::Sender<()>,
     /// The pool has a weak reference to it.
     pub(super) _remotes: Arc<dyn Remotes>,
 }
@@ -104,7 +110,8 @@ impl Node {
         Ok(self.operator.status().await?.migrations)
     }
 
-    /// Returns the peers that were ever linked, with whether a link is up.
+    /// Returns the peers that were linked, with whether a link is up: those that are configured or
+    /// have anything under way here, and of the others the latest.
     ///
     /// # Errors
     ///
@@ -151,7 +158,8 @@ impl Node {
         self.operator.tell(Input::Cut(peer.to_owned())).await
     }
 
-    /// Declares that the process of a peer has ended and will not come back.
+    /// Declares that the process of a peer has ended and will not come back: a former process, if
+    /// another one has its name.
     ///
     /// Copies in doubt become this node's own again. If the declaration is wrong, a sequence may run on
     /// both nodes.
@@ -166,20 +174,23 @@ impl Node {
     /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and waits
     /// for the others. Returns whether nothing was left at the deadline.
     ///
-    /// What is left is in doubt: the peer was told to commit, and did not answer. The admin interface
-    /// states meanwhile that the node ends. Its own end comes last, when its requests have been
-    /// answered, or at the deadline.
+    /// What is left is in doubt: the peer was told to commit, and did not answer; or work on a blocking
+    /// thread that does not end. It goes on behind the deadline, and a further call waits for it. The
+    /// admin interface states meanwhile that the node ends. Its own end comes last, when its requests
+    /// have been answered, or at the deadline.
     pub async fn shutdown(&self, patience: Duration) -> bool {
         let begun = Instant::now();
         if let Some(serving) = &self.serving {
             serving.drain();
         }
         self.set_peers(Vec::new());
-        let (drained, is_drained) = oneshot::channel();
-        let is_over = match self.inputs.send(Input::Drain(drained)).await {
-            Ok(()) => tokio::time::timeout(patience, is_drained).await.is_ok(),
-            Err(_) => true,
+        let mut ended = self.ended.clone();
+        let drained = async {
+            // Refused by a driver that has ended.
+            let _ = self.inputs.send(Input::Drain).await;
+            ended.wait_for(Option::is_some).await.is_ok_and(|left| *left == Some(0))
         };
+        let is_over = tokio::time::timeout(patience, drained).await.unwrap_or(false);
         // The port is free from here on.
         self.accepting.abort();
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).close();

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
-use super::spill::Offers;
+use super::spill::{self, Offers};
 use super::status::{Counters, NodeCounters, NodeStatus};
 use crate::admin::{MigrationRecord, MigrationSide};
 
@@ -66,9 +66,10 @@ impl Operator {
         let (pool, name) = (self.pool.clone(), to.to_owned());
         let mut task = tokio::spawn(async move {
             let result = pool.migrate(sequence, Target::node(&name)).await;
-            result.map(drop).map_err(|error| {
-                offers.take_back(*error.sequence);
-                error.error.to_string()
+            result.map(drop).map_err(|failed| {
+                let reason = failed.error.to_string();
+                spill::give_back(&*offers, failed);
+                reason
             })
         });
         let is_it = |record: &MigrationRecord| {

@@ -83,22 +83,19 @@ impl Node {
         let (answer, answered) = oneshot::channel();
         match self.inputs.reserve().await {
             Ok(permit) => {
-                permit.send(Input::Send(to.to_owned(), Box::new(export), Some((copy, part)), answer));
+                permit.send(Input::Send(Parcel::new(to, export, Some(answer)), Some((copy, part))));
             }
             Err(_) => {
                 return Err(SendPartError { error: stopped().into(), export: Box::new(export) });
             }
         }
-        match answered.await {
-            Ok(Ok(sent)) => Ok(sent),
-            Ok(Err(failed)) => Err(SendPartError { error: failed.error.into(), export: failed.export }),
-            // The driver answers every request; only a runtime that is shut down drops one.
-            Err(_) => std::future::pending().await,
-        }
+        // A parcel answers wherever it is dropped.
+        let result = answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"));
+        result.map_err(|failed| SendPartError { error: failed.error.into(), export: failed.export })
     }
 
     fn check_part(&self, export: &mut Export, part: Part) -> Result<(), PartError> {
-        if !self.pool.has_exported(export) {
+        if !self.pool().has_exported(export) {
             return Err(PartError::ForeignExport);
         }
         if export.sequence().is_none() {

@@ -1,64 +1,97 @@
 //! The peers of a node: their links, and the ways to them.
+//!
+//! A peer is a process. Of the processes of one name, the *present* one can be linked; a *former*
+//! one is remembered as long as it may have something that only one side may go on with.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvpool::transport::PeerId;
-use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 use super::message::{NodeMessage, Way};
 use crate::admin::MigrationTransport;
 use crate::protocol::{Incarnation, LinkId};
-use crate::transport::tcp::{Link, SocketKind};
+use crate::transport::tcp::{Link, LinkError, SocketKind};
+use crate::wire::Denial;
 
-/// Messages that wait for a link. More are dropped; the protocol repeats them.
-const QUEUE: usize = 256;
+/// Processes that are remembered, of all names.
+const PEERS_MAX: usize = 1024;
 
-/// An established link.
-pub(super) struct Line {
-    pub(super) link: Arc<Link>,
-    queue: mpsc::Sender<NodeMessage>,
+/// Peers that are remembered without a reason, so that a link that was lost can be asked about.
+const LOST_MAX: usize = 64;
+
+/// Time for the last messages of a link that is closed.
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// When a process is taken to have ended because another one of its name is linked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Restarts {
+    /// When the other one proves it, or nothing depends on it.
+    #[default]
+    Proven,
+    /// Always: whatever starts the nodes guarantees that at most one process of a name lives.
+    ByName,
 }
 
-impl Line {
-    /// Starts the task that writes to a link.
-    pub(super) fn new(link: Arc<Link>) -> Self {
-        let (queue, mut queued) = mpsc::channel::<NodeMessage>(QUEUE);
-        let writer = link.clone();
-        tokio::spawn(async move {
-            while let Some(message) = queued.recv().await {
-                if writer.send(&message).await.is_err() {
-                    break;
-                }
-            }
-        });
-        Self { link, queue }
-    }
-
-    fn is_alive(&self) -> bool {
-        self.link.cause().is_none()
-    }
-}
-
-/// A peer, as long as this node's process lives.
+/// A process of a peer.
 pub(super) struct Peer {
     pub(super) name: String,
-    pub(super) incarnation: Option<Incarnation>,
+    pub(super) incarnation: Incarnation,
+    began_ms: u64,
+    lock: Option<[u8; 16]>,
     /// The newest last.
-    lines: Vec<Line>,
+    lines: Vec<Arc<Link>>,
     /// Its numbers at the transports.
     ways: HashMap<Way, PeerId>,
+    /// Whether a transport is learning how to reach it.
+    pub(super) is_being_added: bool,
+    /// Whether another process has taken its name.
+    is_former: bool,
+    /// When its last link was lost, as a count of such events.
+    lost: u64,
+    /// The last process of its name that was refused.
+    refused: Option<(Incarnation, Denial)>,
 }
 
 impl Peer {
-    pub(super) fn is_up(&self) -> bool {
-        self.lines.iter().any(Line::is_alive)
+    fn new(link: &Link) -> Self {
+        let of = link.peer();
+        Self {
+            name: of.name.clone(),
+            incarnation: Incarnation(of.incarnation),
+            began_ms: of.statement.began_ms,
+            lock: of.statement.lock,
+            lines: Vec::new(),
+            ways: HashMap::new(),
+            is_being_added: false,
+            is_former: false,
+            lost: 0,
+            refused: None,
+        }
     }
 
-    /// Queues a message at the newest live link. Returns false if it was dropped.
-    pub(super) fn send(&self, message: NodeMessage) -> bool {
-        let line = self.lines.iter().rev().find(|line| line.is_alive());
-        line.is_some_and(|line| line.queue.try_send(message).is_ok())
+    pub(super) fn is_up(&self) -> bool {
+        self.lines.iter().any(|line| line.cause().is_none())
+    }
+
+    fn line(&self) -> Option<&Arc<Link>> {
+        self.lines.iter().rev().find(|line| line.cause().is_none())
+    }
+
+    /// Queues a message at the newest live link.
+    ///
+    /// # Errors
+    /// [`LinkError`]; the message is dropped.
+    pub(super) fn send(&self, message: &NodeMessage) -> Result<(), LinkError> {
+        self.line().ok_or(LinkError::Closed)?.try_send(message)
+    }
+
+    /// Returns the bytes of the longest message that can be sent.
+    pub(super) fn message_max(&self) -> usize {
+        self.line().map_or(usize::MAX, |line| line.message_max())
     }
 
     /// Returns the best way to the peer.
@@ -85,90 +118,186 @@ impl Peer {
         self.ways.insert(way, peer);
     }
 
-    /// Closes its links, which are then reported as lost.
-    pub(super) fn cut(&self) {
-        self.lines.iter().for_each(|line| line.link.close());
+    pub(super) fn ways(&self) -> impl Iterator<Item = (Way, PeerId)> + '_ {
+        self.ways.iter().map(|(&way, &peer)| (way, peer))
     }
 
-    pub(super) fn close(&mut self) {
-        self.lines.drain(..).for_each(|line| line.link.close());
+    /// Closes its links, which are then reported as lost.
+    pub(super) fn cut(&self) {
+        self.lines.iter().for_each(|line| line.close());
     }
 }
 
 /// What a new link means.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Joined {
-    /// Of the process that is known, or the first one.
+    /// Of a process that is known, or of the first one of its name that is.
     Same(LinkId),
-    /// Of another process: the former one has ended.
-    Restarted(LinkId),
-    /// Of another process, while the known one answers.
-    Refused,
+    /// Of another process than before, which has ended.
+    Restarted(LinkId, Peer),
+    /// Not permitted.
+    Refused(Denial),
 }
 
 /// All peers.
 #[derive(Default)]
 pub(super) struct Peers {
-    all: Vec<Peer>,
+    all: BTreeMap<LinkId, Peer>,
+    next: u32,
+    losses: u64,
 }
 
 impl Peers {
-    /// Adds a link.
-    pub(super) fn join(&mut self, link: Arc<Link>) -> Joined {
-        let incarnation = Incarnation(link.peer().incarnation);
-        let name = &link.peer().name;
-        let place = self.all.iter().position(|peer| peer.name == *name).unwrap_or_else(|| {
-            let (lines, ways) = (Vec::new(), HashMap::new());
-            self.all.push(Peer { name: name.clone(), incarnation: None, lines, ways });
-            self.all.len() - 1
-        });
-        let (peer, id) = (&mut self.all[place], LinkId(place as u32));
-        let before = peer.incarnation;
-        if before.is_some_and(|before| before != incarnation) {
-            if peer.is_up() {
-                link.close();
-                return Joined::Refused;
+    /// Adds a link. `is_at_stake` tells whether something depends on whether a process has ended.
+    pub(super) fn join(
+        &mut self,
+        link: &Arc<Link>,
+        restarts: Restarts,
+        is_at_stake: impl Fn(LinkId) -> bool,
+    ) -> Joined {
+        let new = Peer::new(link);
+        let former = |peer: &Peer| peer.is_former && peer.name == new.name;
+        if self.all.values().any(|peer| former(peer) && peer.incarnation == new.incarnation) {
+            return self.refuse(&new, Denial::OlderProcess);
+        }
+        let Some(id) = self.find(&new.name) else { return self.add(new, link) };
+        let Some(peer) = self.all.get_mut(&id) else { return self.add(new, link) };
+        if peer.incarnation == new.incarnation {
+            peer.lines.push(link.clone());
+            return Joined::Same(id);
+        }
+        if peer.is_up() {
+            return self.refuse(&new, Denial::SecondProcess);
+        }
+        if new.began_ms < peer.began_ms {
+            return self.refuse(&new, Denial::OlderProcess);
+        }
+        let is_proven = peer.lock.is_some() && peer.lock == new.lock;
+        if is_proven || restarts == Restarts::ByName || !is_at_stake(id) {
+            let before = std::mem::replace(peer, new);
+            peer.lines.push(link.clone());
+            return Joined::Restarted(id, before);
+        }
+        let name = &peer.name;
+        tracing::warn!(
+            peer = name,
+            "another process has this name, and it is not proven that the former one has ended: what is in \
+             doubt stays so, until the operator says that it has ended"
+        );
+        match self.add(new, link) {
+            Joined::Refused(denial) => Joined::Refused(denial),
+            joined => {
+                self.all.entry(id).and_modify(|peer| peer.is_former = true);
+                joined
             }
-            peer.lines.clear();
-            peer.ways.clear();
         }
-        peer.incarnation = Some(incarnation);
-        peer.lines.push(Line::new(link));
-        match before {
-            Some(before) if before != incarnation => Joined::Restarted(id),
-            _ => Joined::Same(id),
+    }
+
+    fn add(&mut self, peer: Peer, link: &Arc<Link>) -> Joined {
+        if self.all.len() >= PEERS_MAX {
+            return Joined::Refused(Denial::Peers);
         }
+        let id = LinkId(self.next);
+        self.next += 1;
+        self.all.insert(id, Peer { lines: vec![link.clone()], ..peer });
+        Joined::Same(id)
+    }
+
+    /// Says once for each process that it is refused.
+    fn refuse(&mut self, new: &Peer, denial: Denial) -> Joined {
+        let present = self.all.values_mut().find(|peer| !peer.is_former && peer.name == new.name);
+        let refused = Some((new.incarnation, denial));
+        if let Some(present) = present
+            && present.refused != refused
+        {
+            tracing::warn!(peer = new.name, "a process of this name is refused: {denial}");
+            present.refused = refused;
+        }
+        Joined::Refused(denial)
     }
 
     /// Removes a link that was lost. Returns whether it was the peer's last one.
     pub(super) fn leave(&mut self, id: LinkId, link: &Arc<Link>) -> bool {
-        let Some(peer) = self.all.get_mut(id.0 as usize) else { return false };
+        let Some(peer) = self.all.get_mut(&id) else { return false };
         let count = peer.lines.len();
-        peer.lines.retain(|line| !Arc::ptr_eq(&line.link, link));
+        peer.lines.retain(|line| !Arc::ptr_eq(line, link));
+        self.losses += 1;
+        peer.lost = self.losses;
         count > 0 && peer.lines.is_empty()
     }
 
+    /// Forgets peers without a link and without a reason to be remembered, except for the latest.
+    /// Returns them.
+    pub(super) fn forget(&mut self, has_reason: impl Fn(LinkId, &Peer) -> bool) -> Vec<(LinkId, Peer)> {
+        let idle = |(&id, peer): (&LinkId, &Peer)| {
+            (!peer.is_up() && !has_reason(id, peer)).then_some((peer.is_former, peer.lost, id))
+        };
+        let mut idle: Vec<_> = self.all.iter().filter_map(idle).collect();
+        idle.sort_unstable_by_key(|&(is_former, lost, _)| (!is_former, lost));
+        let former = idle.iter().filter(|(is_former, ..)| *is_former).count();
+        let count = former.max(idle.len().saturating_sub(LOST_MAX));
+        let gone = idle.into_iter().take(count);
+        gone.filter_map(|(.., id)| Some((id, self.all.remove(&id)?))).collect()
+    }
+
+    /// Removes the processes of a name that the operator declares to have ended: the former ones, or,
+    /// if there is none, the present one.
+    pub(super) fn take(&mut self, name: &str) -> Vec<(LinkId, Peer)> {
+        let of_name = self.all.iter().filter(|(_, peer)| peer.name == name);
+        let mut ended: Vec<_> =
+            of_name.clone().filter(|(_, peer)| peer.is_former || !peer.is_up()).map(|(&id, _)| id).collect();
+        if ended.is_empty() {
+            ended = of_name.map(|(&id, _)| id).collect();
+        }
+        ended.into_iter().filter_map(|id| Some((id, self.all.remove(&id)?))).collect()
+    }
+
     pub(super) fn get(&self, id: LinkId) -> Option<&Peer> {
-        self.all.get(id.0 as usize)
+        self.all.get(&id)
     }
 
     pub(super) fn get_mut(&mut self, id: LinkId) -> Option<&mut Peer> {
-        self.all.get_mut(id.0 as usize)
+        self.all.get_mut(&id)
     }
 
+    /// Returns the present process of a name.
     pub(super) fn find(&self, name: &str) -> Option<LinkId> {
-        self.all.iter().position(|peer| peer.name == name).map(|place| LinkId(place as u32))
+        self.all.iter().find(|(_, peer)| !peer.is_former && peer.name == name).map(|(&id, _)| id)
     }
 
     pub(super) fn name(&self, id: LinkId) -> &str {
         self.get(id).map_or("unknown", |peer| &peer.name)
     }
 
+    /// Returns the present processes.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Peer> {
-        self.all.iter()
+        self.all.values().filter(|peer| !peer.is_former)
     }
 
-    pub(super) fn close(&mut self) {
-        self.all.iter_mut().for_each(Peer::close);
+    /// Closes all links, once what is queued there was written, or after a short time.
+    pub(super) async fn close(&mut self) {
+        let lines = self.all.values_mut().flat_map(|peer| peer.lines.drain(..));
+        let closing: Vec<_> = lines
+            .map(|line| {
+                tokio::spawn(async move {
+                    let _ = timeout(LAST_WORDS, line.flush()).await;
+                    line.close();
+                })
+            })
+            .collect();
+        for closed in closing {
+            let _ = closed.await;
+        }
     }
+}
+
+/// Tells a peer why it is refused, and closes the link.
+pub(super) fn refuse(link: Arc<Link>, denial: Denial) {
+    tokio::spawn(async move {
+        let told = async {
+            link.send(&NodeMessage::Refused(denial)).await?;
+            link.flush().await
+        };
+        let _ = timeout(LAST_WORDS, told).await;
+        link.close();
+    });
 }

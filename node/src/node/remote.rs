@@ -8,6 +8,7 @@ use kvpool::{Carried, Export, Remote, RemoteFuture, Remotes, SendError, Sent};
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::Input;
+use super::parcel::Parcel;
 
 /// The peers of a node, by name.
 pub(super) struct NodeRemotes {
@@ -41,13 +42,9 @@ impl Remote for NodeRemote {
                 Err(_) => return Err(SendError { error: stopped, export: Box::new(export) }),
             };
             let (answer, answered) = oneshot::channel();
-            permit.send(Input::Send(name, Box::new(export), None, answer));
-            match answered.await {
-                Ok(result) => result,
-                // The driver answers every request, also behind its end; only a runtime that is shut
-                // down drops it before, and then nothing polls this.
-                Err(_) => std::future::pending().await,
-            }
+            permit.send(Input::Send(Parcel::new(&name, export, Some(answer)), None));
+            // A parcel answers wherever it is dropped.
+            answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"))
         })
     }
 

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvpool::{Pool, Sequence, SequenceId, Target};
+use kvpool::{MigrateError, Pool, Sequence, SequenceId, Target, TransferError};
 
 /// Time between two looks at the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -40,6 +40,22 @@ pub trait Offers: Send + Sync + 'static {
 
     /// Takes a sequence back that could not move.
     fn take_back(&self, sequence: Sequence);
+
+    /// Takes a sequence that the peer may have: this node ended before the peer said so.
+    ///
+    /// It must not go on here before it is certain that it does not go on there. By default it is
+    /// closed.
+    fn take_doubtful(&self, sequence: Sequence, peer: &str) {
+        tracing::warn!(sequence = sequence.id().0, peer, "closed: the peer may have it");
+    }
+}
+
+/// Gives a sequence back to its engine.
+pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
+    match failed.error {
+        TransferError::InDoubt { node, .. } => offers.take_doubtful(*failed.sequence, &node),
+        _ => offers.take_back(*failed.sequence),
+    }
 }
 
 /// When and where blocks move by themselves.
@@ -130,7 +146,7 @@ async fn sequence(pool: &Pool, spill: &Spill, blocks: usize, offers: Option<&dyn
         Ok(_) => true,
         Err(error) => {
             tracing::debug!(to = spill.to, %error, "a sequence stays");
-            offers.take_back(*error.sequence);
+            give_back(offers, error);
             false
         }
     })

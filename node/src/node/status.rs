@@ -135,8 +135,14 @@ pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationReco
         bytes: job.carried.bytes,
         runs: job.carried.runs,
         time_ms: job.begun.elapsed().as_millis() as u64,
-        reason: failure(outcome),
+        reason: reason(job, outcome),
     }
+}
+
+/// Returns why a migration of this node failed.
+pub(super) fn reason(job: &Job, outcome: &Outcome) -> Option<String> {
+    let failure = failure(outcome)?;
+    Some(job.trouble.clone().unwrap_or(failure))
 }
 
 /// Describes a migration under way; `None` for a committed one that was described already.

@@ -44,10 +44,29 @@ pub(super) fn fetch_bytes(first: u32, hashes: &[BlockHash]) -> Result<FetchBytes
     FetchBytes::new(postcard::to_allocvec(&(first, hashes)).map_err(text)?).map_err(text)
 }
 
-/// Makes the manifest of an export.
-pub(super) fn describe(export: &Export) -> Result<(ManifestBytes, usize), Text> {
+/// Bytes of a message, besides the one value in it that may be long.
+const AROUND: usize = 256;
+
+/// Checks that a value of a message is not too long for the peer.
+pub(super) fn fits(bytes: usize, message_max: usize) -> Result<(), Text> {
+    if bytes.saturating_add(AROUND) > message_max {
+        let what = format!("a message of {bytes} bytes is needed, and the peer takes {message_max}");
+        return Err(Text::new(what));
+    }
+    Ok(())
+}
+
+/// Returns the most bytes that places and the runs of a grant take up in a message.
+pub(super) fn places_bytes(places: &[&Places], runs: usize) -> usize {
+    // Two numbers of up to five bytes each.
+    (places.iter().map(|places| places.ranges().len()).sum::<usize>() + runs) * 10
+}
+
+/// Makes the manifest of an export, for a peer that takes messages of this length.
+pub(super) fn describe(export: &Export, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
     let manifest = export.manifest().map_err(text)?;
     let bytes = postcard::to_allocvec(&manifest).map_err(text)?;
+    fits(bytes.len(), message_max)?;
     Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
 }
 
@@ -94,12 +113,21 @@ pub(super) fn refusal_of(pool: &Pool, manifest: &Manifest, error: TransferError)
     }
 }
 
-/// Reserves the blocks of a manifest, which may come from an enemy.
-pub(super) fn reserve(pool: &Pool, bytes: &ManifestBytes) -> Result<Reserved<Import>, (Refusal, u64)> {
+/// Reserves the blocks of a manifest, which may come from an enemy: of a sequence, or of cached
+/// blocks, as its migration says.
+pub(super) fn reserve(
+    pool: &Pool,
+    bytes: &ManifestBytes,
+    brings_sequence: bool,
+) -> Result<Reserved<Import>, (Refusal, u64)> {
     let refused = |reason: Refusal| (reason, free_blocks(pool));
     let manifest: Manifest =
         postcard::from_bytes(bytes).map_err(|error| refused(Refusal::Manifest(text(error))))?;
     let blocks = manifest.blocks();
+    if manifest.sequence().is_some() != brings_sequence {
+        let what = "it is not of what the migration brings";
+        return Err(refused(Refusal::Manifest(Text::new(what))));
+    }
     let import = pool.import(&manifest);
     let mut import = import.map_err(|error| refused(refusal_of(pool, &manifest, error)))?;
     let places = |places: &[u32]| Places::of(places.iter().copied());

@@ -208,6 +208,12 @@ pub enum Refusal {
         /// Migrations permitted.
         max: u32,
     },
+    /// Too many sequences that arrived were not taken by the engine.
+    #[error("{max} sequences wait for its engine")]
+    Unread {
+        /// Sequences permitted.
+        max: u32,
+    },
     /// The target takes nothing now.
     #[error("the node takes no blocks: {0}")]
     Closed(Text),

@@ -1,24 +1,28 @@
 //! The state of the driver, and its loop.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvpool::Pool;
 use kvpool::transport::Tag;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, watch};
 
 use super::input::Input;
 use crate::admin::MigrationRecord;
 use crate::node::arrival::Arrival;
 use crate::node::job::Job;
-use crate::node::message::{NodeMessage, Way};
+use crate::node::message::Way;
+use crate::node::name_lock::NameLock;
 use crate::node::parts::PartCopies;
-use crate::node::peers::Peers;
+use crate::node::peers::{Peers, Restarts};
 use crate::node::status::Counters;
 use crate::node::work::Carrier;
 use crate::protocol::{LinkId, MachineId, Migrations, Millis};
 use crate::transport::tcp::TcpTransport;
+
+/// Time between two questions about a quarantined grant.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A grant of a migration that has ended, into which a peer may still write.
 pub(super) struct Quarantined {
@@ -27,62 +31,71 @@ pub(super) struct Quarantined {
     pub(super) tag: Tag,
 }
 
+/// A grant of a peer.
+pub(super) type PeerGrant = (LinkId, Way, u64);
+
+/// What a driver works on.
+pub(in crate::node) struct Setup {
+    pub(in crate::node) pool: Pool,
+    pub(in crate::node) machines: Migrations,
+    pub(in crate::node) tcp: Arc<TcpTransport>,
+    pub(in crate::node) carriers: HashMap<Way, Carrier>,
+    pub(in crate::node) counters: Arc<Counters>,
+    pub(in crate::node) sender: mpsc::WeakSender<Input>,
+    pub(in crate::node) arrivals: mpsc::Sender<Arrival>,
+    pub(in crate::node) parts: PartCopies,
+    pub(in crate::node) restarts: Restarts,
+    pub(in crate::node) lock: Option<NameLock>,
+    /// Names of the peers to which the node connects.
+    pub(in crate::node) configured: Arc<Mutex<BTreeSet<String>>>,
+    /// The number of migrations that are left at the end, once it has come.
+    pub(in crate::node) ended: watch::Sender<Option<usize>>,
+    /// Closed when the node is dropped.
+    pub(in crate::node) alive: watch::Receiver<()>,
+}
+
 /// All migrations of a node, and everything that belongs to them.
 pub(in crate::node) struct Driver {
-    pub(super) pool: Pool,
+    pub(super) setup: Setup,
     pub(super) origin: Instant,
-    pub(super) machines: Migrations,
     pub(super) peers: Peers,
-    pub(super) tcp: Arc<TcpTransport>,
-    pub(super) carriers: HashMap<Way, Carrier>,
-    pub(super) counters: Arc<Counters>,
-    pub(super) sender: mpsc::WeakSender<Input>,
-    pub(super) arrivals: mpsc::UnboundedSender<Arrival>,
-    pub(super) parts: PartCopies,
     pub(super) jobs: HashMap<MachineId, Job>,
     pub(super) history: VecDeque<MigrationRecord>,
     pub(super) quarantined: Vec<Quarantined>,
+    ask_at: Instant,
+    /// Grants of peers into which this node may be writing.
+    pub(super) writing: HashSet<PeerGrant>,
+    /// Grants of peers that this node called over, the latest; it writes into them no more.
+    pub(super) said_over: VecDeque<PeerGrant>,
     pub(super) next_tag: u64,
-    /// Takes no requests and no links any more.
+    /// Takes no requests any more.
     pub(super) is_draining: bool,
-    pub(super) drained: Vec<oneshot::Sender<()>>,
 }
 
 impl Driver {
-    pub(in crate::node) fn new(
-        pool: Pool,
-        machines: Migrations,
-        tcp: Arc<TcpTransport>,
-        carriers: HashMap<Way, Carrier>,
-        counters: Arc<Counters>,
-        sender: mpsc::WeakSender<Input>,
-        arrivals: mpsc::UnboundedSender<Arrival>,
-        parts: PartCopies,
-    ) -> Self {
+    pub(in crate::node) fn new(setup: Setup) -> Self {
         Self {
-            pool,
+            setup,
             origin: Instant::now(),
-            machines,
             peers: Peers::default(),
-            tcp,
-            carriers,
-            counters,
-            sender,
-            arrivals,
-            parts,
             jobs: HashMap::new(),
             history: VecDeque::new(),
             quarantined: Vec::new(),
+            ask_at: Instant::now(),
+            writing: HashSet::new(),
+            said_over: VecDeque::new(),
             next_tag: 1,
             is_draining: false,
-            drained: Vec::new(),
         }
     }
 
-    /// Works until all handles of the node are gone, or it was drained.
+    /// Works until the node and all requests are gone, or it was drained.
     pub(in crate::node) async fn run(mut self, mut inputs: mpsc::Receiver<Input>) {
+        let mut alive = self.setup.alive.clone();
         loop {
-            let wake = self.machines.deadline().map(|at| self.origin + Duration::from_millis(at.0));
+            let due = self.setup.machines.deadline().map(|at| self.origin + Duration::from_millis(at.0));
+            let ask = (!self.quarantined.is_empty()).then_some(self.ask_at);
+            let wake = due.into_iter().chain(ask).min();
             let tick = async {
                 match wake {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -94,25 +107,31 @@ impl Driver {
                     Some(input) => self.input(input),
                     None => break,
                 },
-                () = tick => {
-                    self.note_clears();
-                    let actions = self.machines.tick(self.now());
-                    self.act(actions);
-                }
+                // Only its end: nothing is ever sent.
+                _ = alive.changed() => break,
+                () = tick => self.tick(),
             }
-            if self.is_draining && self.jobs.is_empty() {
+            if self.is_draining && self.jobs.is_empty() && !self.is_awaited() {
                 break;
             }
         }
+        self.drain();
         // Requests that are queued get an answer.
-        self.is_draining = true;
         inputs.close();
-        while let Some(input) = inputs.recv().await {
+        while let Ok(input) = inputs.try_recv() {
             self.input(input);
         }
-        self.peers.close();
-        for drained in self.drained.drain(..) {
-            let _ = drained.send(());
+        self.peers.close().await;
+        self.setup.ended.send_replace(Some(self.jobs.len()));
+    }
+
+    fn tick(&mut self) {
+        self.note_clears();
+        let actions = self.setup.machines.tick(self.now());
+        self.act(actions);
+        if Instant::now() >= self.ask_at {
+            self.ask_at = Instant::now() + ASK_AGAIN;
+            self.ask(None);
         }
     }
 
@@ -125,26 +144,16 @@ impl Driver {
         match input {
             Input::LinkUp(link) => self.link_up(link),
             Input::LinkLost(id, link) => self.link_lost(id, &link),
-            Input::Message(id, message) => self.message(id, message),
+            Input::Message(id, link, message, _room) => self.message(id, &link, message),
             Input::Done(machine, done) => self.done(machine, *done),
             Input::Reached(id, incarnation, reached) => self.reached(id, incarnation, reached),
             Input::Over(id, way, tag) => {
-                if let Some(peer) = self.peers.get(id) {
-                    peer.send(NodeMessage::Over { way, tag });
-                }
+                self.writing.remove(&(id, way, tag));
+                self.say_over(id, way, tag);
             }
-            Input::Send(name, export, part, answer) => self.send(&name, *export, part, answer),
+            Input::Send(parcel, part) => self.send(parcel, part),
             Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
-            Input::PeerEnded(name) => {
-                if let Some(id) = self.peers.find(&name) {
-                    if let Some(peer) = self.peers.get_mut(id) {
-                        peer.close();
-                    }
-                    self.peer_is_gone(id);
-                    let actions = self.machines.peer_ended(self.now(), id);
-                    self.act(actions);
-                }
-            }
+            Input::PeerEnded(name) => self.declared_ended(&name),
             Input::Cut(name) => {
                 if let Some(peer) = self.peers.find(&name).and_then(|id| self.peers.get(id)) {
                     peer.cut();
@@ -153,16 +162,29 @@ impl Driver {
             Input::Status(answer) => {
                 let _ = answer.send(self.status());
             }
-            Input::Drain(drained) => {
-                self.is_draining = true;
-                self.drained.push(drained);
-                let machines: Vec<_> = self.jobs.keys().copied().collect();
-                for machine in machines {
-                    if let Ok(actions) = self.machines.cancel(self.now(), machine) {
-                        self.act(actions);
-                    }
-                }
+            Input::Drain => self.drain(),
+        }
+    }
+
+    /// Takes nothing more, and cancels what can be cancelled.
+    fn drain(&mut self) {
+        self.is_draining = true;
+        let machines: Vec<_> = self.jobs.keys().copied().collect();
+        for machine in machines {
+            if let Ok(actions) = self.setup.machines.cancel(self.now(), machine) {
+                self.act(actions);
             }
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.has_doubts()
+            && let Some(lock) = self.setup.lock.take()
+        {
+            // A peer must not take what it has in doubt for ended while this process lives.
+            std::mem::forget(lock);
         }
     }
 }

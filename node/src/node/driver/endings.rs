@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use kvpool::transport::{SourceState, TransferState};
-use kvpool::{Imported, SendError, Sent, TransferError};
+use kvpool::{Imported, TransferError};
 
 use super::driver::{Driver, Quarantined};
 use crate::node::arrival::Arrival;
@@ -22,10 +22,10 @@ impl Driver {
 
     pub(super) fn report(&mut self, machine: MachineId, report: Report) {
         if report.bad_blocks > 0 {
-            self.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
+            self.setup.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
         }
         if !report.outcome.is_final() {
-            self.counters.in_doubt.fetch_add(1, Relaxed);
+            self.setup.counters.in_doubt.fetch_add(1, Relaxed);
             return;
         }
         let Some(job) = self.jobs.get_mut(&machine) else { return };
@@ -42,10 +42,10 @@ impl Driver {
         let Some(job) = self.jobs.remove(&machine) else { return };
         let outcome = job.outcome.clone().unwrap_or_else(|| unreachable!("checked above"));
         let node = self.peers.name(job.link).to_owned();
-        let reason = status::failure(&outcome);
+        let reason = status::reason(&job, &outcome);
         self.history.push_front(status::ended(&job, node.clone(), &outcome));
         self.history.truncate(HISTORY);
-        self.counters.ended(&job, &outcome);
+        self.setup.counters.ended(&job, &outcome);
         let (mut carried, shared_blocks) = (job.carried, job.shared_blocks());
         carried.took = job.begun.elapsed();
         let error = |reason: Option<String>| TransferError::Node {
@@ -53,34 +53,23 @@ impl Driver {
             reason: reason.unwrap_or_else(|| "it did not confirm".into()),
         };
         match job.side {
-            SideJob::Source { mut export, answer } => {
-                let Some(export) = export.take() else { return };
-                match (job.ending, answer) {
-                    (Some(Ending::Finish), answer) => {
-                        let finished = export.finish();
-                        if let Some(answer) = answer {
-                            let _ = answer.send(Ok(Sent { shared_blocks, carried, finished }));
-                        }
-                    }
-                    (_, Some(answer)) => {
-                        let error = error(reason);
-                        // Without a receiver the export is dropped, which closes its sequence.
-                        let _ = answer.send(Err(SendError { error, export: Box::new(export) }));
-                    }
-                    (_, None) => drop(export.cancel()),
+            SideJob::Source { mut export } => {
+                let Some(parcel) = export.take() else { return };
+                match job.ending {
+                    Some(Ending::Finish) => parcel.finish(shared_blocks, carried),
+                    _ => parcel.fail(error(reason)),
                 }
             }
-            SideJob::Target { import, grant, arrived, answer } => {
+            SideJob::Target { import, grant, arrived, place, answer } => {
                 if let Some((way, tag)) = grant
-                    && let Some(carrier) = self.carriers.get(&way)
+                    && let Some(carrier) = self.setup.carriers.get(&way)
                     && let TransferState::Quarantined(_) = carrier.transport.revoke(tag, SourceState::Unknown)
                 {
                     self.quarantined.push(Quarantined { link: job.link, way, tag });
                 }
                 drop(import);
-                if let Some(Imported::Sequence(sequence)) = arrived {
-                    let arrival = Arrival { sequence: *sequence, from: node.clone(), blocks: job.blocks };
-                    let _ = self.arrivals.send(arrival);
+                if let (Some(Imported::Sequence(sequence)), Some(place)) = (arrived, place) {
+                    place.send(Arrival { sequence: *sequence, from: node.clone(), blocks: job.blocks });
                 }
                 if let Some(answer) = answer {
                     let _ = answer.send(match outcome {
@@ -93,7 +82,7 @@ impl Driver {
     }
 
     pub(super) fn status(&self) -> NodeStatus {
-        let running = self.machines.status().filter_map(|status| {
+        let running = self.setup.machines.status().filter_map(|status| {
             let job = self.jobs.get(&status.machine);
             status::running(&status, job, self.peers.name(status.link))
         });

@@ -4,17 +4,18 @@ use std::sync::Arc;
 
 use kvpool::prefix::BlockHash;
 use kvpool::transport::{PeerId, TransportError};
-use kvpool::{Carried, Export, Imported, SendError, Sent, TransferError};
+use kvpool::{Carried, Imported, TransferError};
 use tokio::sync::oneshot;
 
 use crate::node::job::Incoming;
 use crate::node::message::{NodeMessage, Way};
+use crate::node::parcel::Parcel;
 use crate::node::status::NodeStatus;
 use crate::node::work::{Lost, Reserved, Verified};
 use crate::protocol::{
     Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, MigrationId, Part, Refusal, Text,
 };
-use crate::transport::tcp::Link;
+use crate::transport::tcp::{Held, Link};
 
 /// Inputs that wait for the driver. Readers of links wait for a place; the peers then wait too.
 pub(in crate::node) const INPUTS: usize = 1024;
@@ -25,8 +26,8 @@ pub(in crate::node) enum Input {
     LinkUp(Arc<Link>),
     /// A link was closed.
     LinkLost(LinkId, Arc<Link>),
-    /// A peer sent a message.
-    Message(LinkId, NodeMessage),
+    /// A peer sent a message. It keeps its room at the link until it was handled.
+    Message(LinkId, Arc<Link>, NodeMessage, Held),
     /// A task ended.
     Done(MachineId, Box<Done>),
     /// A peer was added to NIXL, or could not be.
@@ -34,7 +35,7 @@ pub(in crate::node) enum Input {
     /// A quarantined transfer of this node is over.
     Over(LinkId, Way, u64),
     /// The pool, or the engine by parts, sends an export.
-    Send(String, Box<Export>, Option<(MigrationId, Part)>, oneshot::Sender<Result<Sent, SendError>>),
+    Send(Parcel, Option<(MigrationId, Part)>),
     /// The pool fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The operator declares that a peer's process has ended.
@@ -43,14 +44,14 @@ pub(in crate::node) enum Input {
     Cut(String),
     /// Asks for the state.
     Status(oneshot::Sender<NodeStatus>),
-    /// Cancels what can be cancelled, and answers when nothing is under way.
-    Drain(oneshot::Sender<()>),
+    /// Cancels what can be cancelled, and ends the driver when nothing is under way.
+    Drain,
 }
 
 /// The result of a task, and what it took along.
 pub(in crate::node) enum Done {
-    Exported(Option<Export>, Result<(ManifestBytes, usize), Text>),
-    Transferred(Export, Attempt, Grant, Result<Carried, Lost>),
+    Exported(Option<Parcel>, Result<(ManifestBytes, usize), Text>),
+    Transferred(Parcel, Attempt, Grant, Result<Carried, Lost>),
     Reserved(Result<Reserved<Incoming>, (Refusal, u64)>),
     Verified(Incoming, Attempt, Result<Verified, Text>),
     Committed(Result<Imported, Text>),

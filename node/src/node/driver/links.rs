@@ -2,53 +2,78 @@
 
 use std::sync::Arc;
 
-use kvpool::transport::{PeerId, SourceState, Tag, TransportError};
+use kvpool::transport::{PeerId, SourceState, Tag, TransferState, TransportError};
 
 use super::driver::{Driver, Quarantined};
 use super::input::Input;
 use crate::node::message::{NodeMessage, Way};
-use crate::node::peers::Joined;
+use crate::node::peers::{self, Joined, Peer};
 use crate::protocol::{Bytes, Incarnation, LinkId};
-use crate::transport::tcp::Link;
+use crate::transport::tcp::{Link, LinkError};
+
+/// Grants of peers that were called over and are remembered.
+const SAID_OVER_MAX: usize = 1024;
 
 impl Driver {
     pub(super) fn link_up(&mut self, link: Arc<Link>) {
-        if self.is_draining {
+        if link.cause().is_some() {
+            return;
+        }
+        let known = self.peers.find(&link.peer().name);
+        if self.is_draining && !known.is_some_and(|id| self.is_at_stake(id)) {
             return link.close();
         }
-        let joined = self.peers.join(link.clone());
-        let (Joined::Same(id) | Joined::Restarted(id)) = joined else { return };
-        if let Joined::Restarted(_) = joined {
-            self.peer_is_gone(id);
-        }
-        if let (Ok(number), Some(peer)) = (self.tcp.attach(&link), self.peers.get_mut(id)) {
+        self.forget();
+        let mut peers = std::mem::take(&mut self.peers);
+        let joined = peers.join(&link, self.setup.restarts, |id| self.is_at_stake(id));
+        self.peers = peers;
+        let (id, before) = match joined {
+            Joined::Same(id) => (id, None),
+            Joined::Restarted(id, before) => (id, Some(before)),
+            Joined::Refused(denial) => return peers::refuse(link, denial),
+        };
+        let incarnation = Incarnation(link.peer().incarnation);
+        if let (Ok(number), Some(peer)) = (self.setup.tcp.attach(&link), self.peers.get_mut(id)) {
             peer.set_way(Way::Tcp, number);
         }
         self.introduce(id);
-        self.read(id, link.clone());
-        let incarnation = Incarnation(link.peer().incarnation);
-        let actions = self.machines.link_up(self.now(), id, incarnation);
+        self.read(id, link);
+        let actions = self.setup.machines.link_up(self.now(), id, incarnation);
         self.act(actions);
+        if let Some(before) = before {
+            self.process_has_ended(id, &before);
+        }
+        self.ask(Some(id));
     }
 
     /// Tells a peer how else this node can be reached.
-    pub(super) fn introduce(&self, id: LinkId) {
-        let (Some(carrier), Some(peer)) = (self.carriers.get(&Way::Nixl), self.peers.get(id)) else { return };
-        if let Ok(metadata) = Bytes::new(carrier.transport.metadata()) {
-            peer.send(NodeMessage::Reach { way: Way::Nixl, metadata });
+    fn introduce(&self, id: LinkId) {
+        let (Some(carrier), Some(peer)) = (self.setup.carriers.get(&Way::Nixl), self.peers.get(id)) else {
+            return;
+        };
+        if let Ok(metadata) = Bytes::new(carrier.transport.metadata())
+            && let Err(error) = peer.send(&NodeMessage::Reach { way: Way::Nixl, metadata })
+        {
+            tracing::warn!(peer = peer.name, %error, "NIXL is not used");
         }
     }
 
     /// Starts the task that reads a link.
-    pub(super) fn read(&self, id: LinkId, link: Arc<Link>) {
-        let Some(inputs) = self.sender.upgrade() else { return };
-        let inputs = inputs.downgrade();
+    fn read(&self, id: LinkId, link: Arc<Link>) {
+        let inputs = self.setup.sender.clone();
         tokio::spawn(async move {
-            while let Ok(message) = link.recv::<NodeMessage>().await {
+            let error = loop {
+                let (message, room) = match link.recv_held::<NodeMessage>().await {
+                    Ok(received) => received,
+                    Err(error) => break error,
+                };
                 let Some(inputs) = inputs.upgrade() else { return };
-                if inputs.send(Input::Message(id, message)).await.is_err() {
+                if inputs.send(Input::Message(id, link.clone(), message, room)).await.is_err() {
                     return;
                 }
+            };
+            if !matches!(error, LinkError::Closed | LinkError::Ended) {
+                tracing::warn!(peer = link.peer().name, %error, "the link was cut");
             }
             if let Some(inputs) = inputs.upgrade() {
                 let _ = inputs.send(Input::LinkLost(id, link)).await;
@@ -58,50 +83,124 @@ impl Driver {
 
     pub(super) fn link_lost(&mut self, id: LinkId, link: &Arc<Link>) {
         if self.peers.leave(id, link) {
-            let actions = self.machines.link_lost(self.now(), id);
+            let actions = self.setup.machines.link_lost(self.now(), id);
             self.act(actions);
+        }
+        self.forget();
+    }
+
+    /// The operator says that the process of a peer has ended.
+    pub(super) fn declared_ended(&mut self, name: &str) {
+        for (id, peer) in self.peers.take(name) {
+            peer.cut();
+            let actions = self.setup.machines.peer_ended(self.now(), id);
+            self.act(actions);
+            self.process_has_ended(id, &peer);
         }
     }
 
-    /// The process of a peer has ended: it writes no more.
-    pub(super) fn peer_is_gone(&mut self, id: LinkId) {
+    /// The process of a peer has ended: it writes no more, and nothing is written to it.
+    fn process_has_ended(&mut self, id: LinkId, before: &Peer) {
         let (gone, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.quarantined).into_iter().partition(|grant| grant.link == id);
         self.quarantined = rest;
-        gone.iter().for_each(|grant| self.end_grant(grant.way, grant.tag, SourceState::Over));
+        gone.iter().for_each(|grant| drop(self.end_grant(grant.way, grant.tag, SourceState::Over)));
+        self.writing.retain(|(link, ..)| *link != id);
+        self.leave_transports(before);
     }
 
-    pub(super) fn end_grant(&self, way: Way, tag: Tag, source: SourceState) {
-        if let Some(carrier) = self.carriers.get(&way) {
-            carrier.transport.revoke(tag, source);
+    /// Forgets peers for which there is no reason to be remembered.
+    fn forget(&mut self) {
+        let mut peers = std::mem::take(&mut self.peers);
+        let gone = peers.forget(|id, peer| self.has_reason(id, peer));
+        self.peers = peers;
+        for (id, peer) in gone {
+            // Of its machines none is left.
+            let actions = self.setup.machines.peer_ended(self.now(), id);
+            self.act(actions);
+            self.leave_transports(&peer);
         }
     }
 
-    pub(super) fn message(&mut self, id: LinkId, message: NodeMessage) {
+    fn leave_transports(&self, peer: &Peer) {
+        for (way, number) in peer.ways().filter(|(way, _)| *way != Way::Tcp) {
+            if let Some(carrier) = self.setup.carriers.get(&way) {
+                carrier.transport.remove_peer(number);
+            }
+        }
+    }
+
+    /// Ends a grant. Returns its state, unless the way is not there.
+    pub(super) fn end_grant(&self, way: Way, tag: Tag, source: SourceState) -> Option<TransferState> {
+        Some(self.setup.carriers.get(&way)?.transport.revoke(tag, source))
+    }
+
+    /// Asks peers whether they still write into quarantined grants: all, or one that was linked.
+    pub(super) fn ask(&mut self, of: Option<LinkId>) {
+        let all = std::mem::take(&mut self.quarantined);
+        let is_quarantined = |grant: &Quarantined| {
+            // A transport that receives every byte itself needs no answer.
+            let state = self.end_grant(grant.way, grant.tag, SourceState::Unknown);
+            matches!(state, Some(TransferState::Quarantined(_)))
+        };
+        self.quarantined = all.into_iter().filter(is_quarantined).collect();
+        for grant in self.quarantined.iter().filter(|grant| of.is_none_or(|of| of == grant.link)) {
+            if let Some(peer) = self.peers.get(grant.link) {
+                // Asked again if it is lost.
+                let _ = peer.send(&NodeMessage::IsOver { way: grant.way, tag: grant.tag.0 });
+            }
+        }
+    }
+
+    /// Tells a peer that this node writes no more into a grant.
+    pub(super) fn say_over(&mut self, id: LinkId, way: Way, tag: u64) {
+        let Some(peer) = self.peers.get(id) else { return };
+        // The peer asks again if it is lost.
+        let _ = peer.send(&NodeMessage::Over { way, tag });
+        let grant = (id, way, tag);
+        if !self.said_over.contains(&grant) {
+            self.said_over.push_back(grant);
+        }
+        if self.said_over.len() > SAID_OVER_MAX {
+            self.said_over.pop_front();
+        }
+    }
+
+    pub(super) fn message(&mut self, id: LinkId, link: &Link, message: NodeMessage) {
         match message {
             NodeMessage::Migration(envelope) => {
-                let actions = self.machines.received(self.now(), id, envelope);
+                let actions = self.setup.machines.received(self.now(), id, envelope);
                 self.act(actions);
             }
             NodeMessage::Reach { way: Way::Nixl, metadata } => self.reach(id, metadata.to_vec()),
             NodeMessage::Reach { .. } => {}
             NodeMessage::Over { way, tag } => {
                 let of = |grant: &Quarantined| grant.link == id && grant.way == way && grant.tag.0 == tag;
-                if let Some(place) = self.quarantined.iter().position(of) {
+                if let Some(place) = self.quarantined.iter().position(of)
+                    && !matches!(
+                        self.end_grant(way, Tag(tag), SourceState::Over),
+                        Some(TransferState::Quarantined(_))
+                    )
+                {
                     self.quarantined.swap_remove(place);
-                    self.end_grant(way, Tag(tag), SourceState::Over);
                 }
             }
+            NodeMessage::IsOver { way, tag } => {
+                if !self.writing.contains(&(id, way, tag)) {
+                    self.say_over(id, way, tag);
+                }
+            }
+            NodeMessage::Refused(denial) => link.denied(denial),
         }
     }
 
-    /// Adds a peer to NIXL on a blocking thread.
-    pub(super) fn reach(&self, id: LinkId, metadata: Vec<u8>) {
-        let (Some(carrier), Some(inputs)) = (self.carriers.get(&Way::Nixl).cloned(), self.sender.upgrade())
-        else {
-            return;
-        };
-        let Some(incarnation) = self.peers.get(id).and_then(|peer| peer.incarnation) else { return };
+    /// Adds a peer to NIXL on a blocking thread; one time at a time.
+    fn reach(&mut self, id: LinkId, metadata: Vec<u8>) {
+        let carrier = self.setup.carriers.get(&Way::Nixl).cloned();
+        let (Some(carrier), Some(inputs)) = (carrier, self.setup.sender.upgrade()) else { return };
+        let Some(peer) = self.peers.get_mut(id).filter(|peer| !peer.is_being_added) else { return };
+        peer.is_being_added = true;
+        let incarnation = peer.incarnation;
         tokio::task::spawn_blocking(move || {
             let reached = carrier.transport.add_peer(&metadata);
             let _ = inputs.blocking_send(Input::Reached(id, incarnation, reached));
@@ -114,9 +213,10 @@ impl Driver {
         incarnation: Incarnation,
         reached: Result<PeerId, TransportError>,
     ) {
-        let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.incarnation == Some(incarnation)) else {
+        let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.incarnation == incarnation) else {
             return;
         };
+        peer.is_being_added = false;
         match reached {
             Ok(number) => peer.set_way(Way::Nixl, number),
             Err(error) => tracing::warn!(peer = peer.name, %error, "NIXL is not used"),

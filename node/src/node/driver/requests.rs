@@ -1,22 +1,18 @@
 //! What the pool asks for.
 
 use kvpool::prefix::BlockHash;
-use kvpool::{Carried, Export, SendError, Sent, TransferError};
+use kvpool::{Carried, TransferError};
 use tokio::sync::oneshot;
 
 use super::driver::Driver;
 use crate::node::job::Job;
+use crate::node::parcel::Parcel;
 use crate::node::work;
 use crate::protocol::{Actions, Command, FetchBytes, Kind, LinkId, MachineId, MigrationId, Part, Request};
 
 impl Driver {
-    pub(super) fn send(
-        &mut self,
-        name: &str,
-        export: Export,
-        part: Option<(MigrationId, Part)>,
-        answer: oneshot::Sender<Result<Sent, SendError>>,
-    ) {
+    pub(super) fn send(&mut self, parcel: Parcel, part: Option<(MigrationId, Part)>) {
+        let (export, name) = (parcel.export(), parcel.node().to_owned());
         let kind = match export.sequence() {
             Some(_) if export.owns_sequence() => Kind::Migrate,
             Some(_) => Kind::Replicate,
@@ -28,16 +24,11 @@ impl Driver {
             (Kind::Replicate, Some(id)) => Command::Replicate { sequence: id.0 },
             _ => Command::Offload { what: FetchBytes::default() },
         };
-        let begun = self.begin(name, command, part);
-        let (machine, id, link, actions) = match begun {
+        let (machine, id, link, actions) = match self.begin(&name, command, part) {
             Ok(begun) => begun,
-            Err(reason) => {
-                let error = TransferError::Node { node: name.to_owned(), reason };
-                let _ = answer.send(Err(SendError { error, export: Box::new(export) }));
-                return;
-            }
+            Err(reason) => return parcel.fail(TransferError::Node { node: name, reason }),
         };
-        let mut job = Job::new(id, link, kind, Job::source(Some(export), Some(answer)));
+        let mut job = Job::new(id, link, kind, Job::source(Some(parcel)));
         job.sequence = sequence;
         self.jobs.insert(machine, job);
         self.act(actions);
@@ -71,14 +62,15 @@ impl Driver {
             return Err("this node is ending".into());
         }
         let link = self.peers.find(name).ok_or("it was never reached")?;
-        if !self.peers.get(link).is_some_and(|peer| peer.is_up()) {
-            return Err("there is no link to it".into());
+        let peer = self.peers.get(link).filter(|peer| peer.is_up()).ok_or("there is no link to it")?;
+        if let Command::BringBack { what } = &command {
+            work::fits(what.len(), peer.message_max()).map_err(|error| error.to_string())?;
         }
         let (id, part) = match part {
             Some((id, part)) => (id, Some(part)),
             None => (MigrationId(fastrand::u128(..)), None),
         };
-        let begun = self.machines.request(self.now(), Request { id, link, command, part });
+        let begun = self.setup.machines.request(self.now(), Request { id, link, command, part });
         begun.map(|(machine, actions)| (machine, id, link, actions)).map_err(|error| error.to_string())
     }
 }

@@ -2,13 +2,14 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use kvpool::Imported;
 use kvpool::transport::{Grant as Permission, Tag};
-use kvpool::{Export, Imported};
 
 use super::driver::Driver;
 use super::input::{Done, Input};
 use crate::node::job::{Incoming, Job, SideJob, Slot};
-use crate::node::message::{NodeMessage, Way};
+use crate::node::message::Way;
+use crate::node::parcel::Parcel;
 use crate::node::work::{self, Carrier, Lost, Piece, Reserved, Verified};
 use crate::protocol::{Grant, LinkId, MachineId, Refusal, Text, Work};
 
@@ -18,9 +19,10 @@ impl Driver {
         job.stop = None;
         let link = job.link;
         let work = match (done, &mut job.side) {
-            (Done::Exported(export, described), SideJob::Source { export: slot, .. }) => {
-                job.sequence = job.sequence.or(export.as_ref().and_then(Export::sequence));
-                *slot = export.map_or(Slot::Empty, Slot::Here);
+            (Done::Exported(parcel, described), SideJob::Source { export: slot }) => {
+                let sequence = |parcel: &Parcel| parcel.export().sequence();
+                job.sequence = job.sequence.or(parcel.as_ref().and_then(sequence));
+                *slot = parcel.map_or(Slot::Empty, Slot::Here);
                 match described {
                     Ok((manifest, blocks)) => {
                         job.blocks = blocks;
@@ -29,8 +31,8 @@ impl Driver {
                     Err(error) => Work::ExportFailed(error),
                 }
             }
-            (Done::Transferred(export, attempt, grant, result), SideJob::Source { export: slot, .. }) => {
-                *slot = Slot::Here(export);
+            (Done::Transferred(parcel, attempt, grant, result), SideJob::Source { export: slot }) => {
+                *slot = Slot::Here(parcel);
                 if let Ok(carried) = &result {
                     // A block that is sent again is one block.
                     job.carried.blocks = job.carried.blocks.max(carried.blocks);
@@ -51,7 +53,13 @@ impl Driver {
             (Done::Verified(import, attempt, verified), SideJob::Target { import: slot, .. }) => {
                 *slot = Slot::Here(import);
                 match verified {
-                    Ok(Verified { bad, piece }) => match self.permit(machine, piece) {
+                    Ok(Verified { bad, piece }) => match self
+                        .fits(
+                            link,
+                            work::places_bytes(&[&bad], piece.as_ref().map_or(0, |piece| piece.runs.len())),
+                        )
+                        .and_then(|()| self.permit(machine, piece))
+                    {
                         Ok(grant) => Work::Verified { attempt, bad, grant },
                         Err(error) => Work::VerifyFailed(error),
                     },
@@ -76,23 +84,24 @@ impl Driver {
         };
         // First what the machine may have decided meanwhile.
         self.settle(machine);
-        if let Some(actions) = self.machines.done(self.now(), machine, work) {
+        if let Some(actions) = self.setup.machines.done(self.now(), machine, work) {
             self.act(actions);
         }
     }
 
     /// Tells the peer when nothing is in flight into its grant any more.
-    pub(super) fn transfer_ended(&self, link: LinkId, grant: &Grant, lost: Option<Lost>) {
-        let (Some(way), Some(lost)) = (Way::of_number(grant.way), lost) else { return };
-        let tag = grant.tag;
-        let (Some(transfer), Some(carrier)) = (lost.quarantined, self.carriers.get(&way)) else {
-            if let Some(peer) = self.peers.get(link) {
-                peer.send(NodeMessage::Over { way, tag });
+    pub(super) fn transfer_ended(&mut self, link: LinkId, grant: &Grant, lost: Option<Lost>) {
+        let (Some(way), tag) = (Way::of_number(grant.way), grant.tag) else { return };
+        let quarantined = lost.as_ref().and_then(|lost| lost.quarantined);
+        let (Some(transfer), Some(carrier)) = (quarantined, self.setup.carriers.get(&way)) else {
+            self.writing.remove(&(link, way, tag));
+            if lost.is_some() {
+                self.say_over(link, way, tag);
             }
             return;
         };
-        self.counters.quarantined_transfers.fetch_add(1, Relaxed);
-        let (transport, inputs) = (carrier.transport.clone(), self.sender.clone());
+        self.setup.counters.quarantined_transfers.fetch_add(1, Relaxed);
+        let (transport, inputs) = (carrier.transport.clone(), self.setup.sender.clone());
         tokio::spawn(async move {
             work::over(transport, transfer).await;
             if let Some(inputs) = inputs.upgrade() {
@@ -108,17 +117,28 @@ impl Driver {
         if let Some(Piece { runs, .. }) = &piece {
             let blocks = missing.count();
             job.carried.blocks = blocks as usize;
-            job.carried.bytes = blocks * self.pool.layout().packed_bytes() as u64;
+            job.carried.bytes = blocks * self.setup.pool.layout().packed_bytes() as u64;
             job.carried.runs = runs.len();
         }
         job.sequence = job.sequence.or(made.sequence_id());
         if let SideJob::Target { import, .. } = &mut job.side {
             *import = Slot::Here(made);
         }
+        let places =
+            work::places_bytes(&[&missing, &accepted], piece.as_ref().map_or(0, |piece| piece.runs.len()));
+        let link = job.link;
+        if let Err(error) = self.fits(link, places) {
+            return Work::ReserveRefused { reason: Refusal::Closed(error), free: 0 };
+        }
         match self.permit(machine, piece) {
             Ok(grant) => Work::Reserved { missing, accepted, grant },
             Err(error) => Work::ReserveRefused { reason: Refusal::Closed(error), free: 0 },
         }
+    }
+
+    /// Checks that a message of this length can be sent to a peer.
+    fn fits(&self, link: LinkId, bytes: usize) -> Result<(), Text> {
+        work::fits(bytes, self.peers.get(link).map_or(usize::MAX, |peer| peer.message_max()))
     }
 
     /// Permits the peer of a migration to write frames.
@@ -133,15 +153,16 @@ impl Driver {
             None => peer.way(),
         };
         let (way, peer) = way.ok_or_else(gone)?;
-        let Carrier { transport, region } = self.carriers.get(&way).ok_or_else(gone)?.clone();
+        let Carrier { transport, region } = self.setup.carriers.get(&way).ok_or_else(gone)?.clone();
         let region = staged.unwrap_or(region);
         let tag = Tag(self.next_tag);
         self.next_tag += 1;
         let grant = work::grant_of(way.number(), tag, region, &runs)?;
-        let bytes = self.pool.layout().packed_bytes() as u64;
-        self.counters
+        let bytes = self.setup.pool.layout().packed_bytes() as u64;
+        self.setup.parts
+            .counters
             .granted_bytes
-            .fetch_add(bytes * u64::from(runs.iter().map(|run| run.len).sum::<u32>()), Relaxed);
+            .fetch_add(bytes * runs.iter().map(|run| u64::from(run.len)).sum::<u64>(), Relaxed);
         // SAFETY: the hold keeps the frames for the import alone: see `Import::piece`.
         let granted = unsafe { transport.grant(Permission { tag, region, runs, peer, hold }) };
         granted.map_err(work::text)?;

@@ -3,40 +3,76 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use kvpool::transport::{SourceState, TransferState, TransportError};
+use tokio::sync::mpsc::error::TrySendError;
 
 use super::driver::{Driver, Quarantined};
 use super::input::{Done, Input};
+use crate::node::caught::{caught, caught_async};
 use crate::node::job::{Ending, Incoming, Job, SideJob, Slot};
 use crate::node::message::{NodeMessage, Way};
+use crate::node::parcel::Parcel;
 use crate::node::{parts, work};
 use crate::protocol::{
-    Action, Actions, Attempt, CopyPart, FetchBytes, Grant, MachineId, ManifestBytes, Places, SideState, Task,
-    Text,
+    Action, Actions, Attempt, CopyPart, Envelope, FetchBytes, Grant, Kind, LinkId, MachineId, ManifestBytes,
+    Message, Places, Refusal, SideState, Task, Text, ToTarget,
 };
+use crate::transport::tcp::LinkError;
 
 impl Driver {
     pub(super) fn act(&mut self, actions: Actions) {
         for action in actions {
             match action {
-                Action::Send { link, envelope } => {
-                    if let Some(peer) = self.peers.get(link)
-                        && !peer.send(NodeMessage::Migration(envelope))
-                    {
-                        self.counters.dropped_messages.fetch_add(1, Relaxed);
-                    }
-                }
+                Action::Send { link, envelope } => self.message_to(link, envelope),
                 Action::Do { machine, task } => self.task(machine, task),
                 Action::Report { machine, report } => self.report(machine, report),
             }
         }
     }
 
+    /// Sends a message of a machine. One that is dropped is repeated by its machine.
+    fn message_to(&mut self, link: LinkId, envelope: Envelope) {
+        if matches!(envelope.message, Message::ToTarget(ToTarget::Commit { .. })) {
+            let of = |job: &&mut Job| job.link == link && job.id == envelope.id;
+            if let Some(Job { side: SideJob::Source { export: Slot::Here(parcel) }, .. }) =
+                self.jobs.values_mut().find(of)
+            {
+                parcel.tell();
+            }
+        }
+        let Some(peer) = self.peers.get(link) else { return };
+        match peer.send(&NodeMessage::Migration(envelope)) {
+            Ok(()) => {}
+            // The lengths of messages are checked where they are made.
+            Err(error @ LinkError::Wire(_)) => tracing::warn!(peer = peer.name, %error, "not sent"),
+            Err(_) => {
+                self.setup.counters.dropped_messages.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    /// Ends a migration whose peer said what cannot be.
+    fn violated(&mut self, machine: MachineId, what: &str) {
+        if let Some(job) = self.jobs.get_mut(&machine) {
+            job.trouble = Some(format!("the peer violated the protocol: {what}"));
+        }
+        if let Ok(actions) = self.setup.machines.cancel(self.now(), machine) {
+            self.act(actions);
+        }
+    }
+
+    /// Returns whether all places are those of the manifest. A few ranges can name more places than
+    /// fit into memory.
+    fn are_of_manifest(&self, machine: MachineId, places: &Places) -> bool {
+        let end = places.ranges().last().map_or(0, |last| u64::from(last.start) + u64::from(last.len));
+        self.jobs.get(&machine).is_some_and(|job| end <= job.blocks as u64)
+    }
+
     /// Returns the job of a machine, which exists if a peer began it only from its first task on.
     pub(super) fn job(&mut self, machine: MachineId) -> Option<&mut Job> {
         if !self.jobs.contains_key(&machine) {
-            let status = self.machines.status().find(|status| status.machine == machine)?;
+            let status = self.setup.machines.status().find(|status| status.machine == machine)?;
             let side = match status.state {
-                SideState::Source(_) => Job::source(None, None),
+                SideState::Source(_) => Job::source(None),
                 SideState::Target(_) => Job::target(None),
             };
             self.jobs.insert(machine, Job::new(status.id, status.link, status.kind, side));
@@ -60,8 +96,8 @@ impl Driver {
     /// Tells the sources whose export was made before the cache was cleared. Each event comes later.
     pub(super) fn note_clears(&mut self) {
         let is_old = |job: &Job| {
-            let SideJob::Source { export: Slot::Here(export), .. } = &job.side else { return false };
-            !job.is_cleared && !export.is_current()
+            let SideJob::Source { export: Slot::Here(parcel) } = &job.side else { return false };
+            !job.is_cleared && !parcel.export().is_current()
         };
         let old: Vec<_> =
             self.jobs.iter().filter(|(_, job)| is_old(job)).map(|(&machine, _)| machine).collect();
@@ -69,34 +105,43 @@ impl Driver {
             if let Some(job) = self.jobs.get_mut(&machine) {
                 job.is_cleared = true;
             }
-            let actions = self.machines.cleared(self.now(), machine);
+            let actions = self.setup.machines.cleared(self.now(), machine);
             self.act(actions);
         }
     }
 
     /// Runs blocking work, and sends its result to this driver.
     pub(super) fn block(&self, machine: MachineId, work: impl FnOnce() -> Done + Send + 'static) {
-        let Some(inputs) = self.sender.upgrade() else { return };
+        let Some(inputs) = self.setup.sender.upgrade() else { return };
         tokio::task::spawn_blocking(move || {
             let _ = inputs.blocking_send(Input::Done(machine, Box::new(work())));
         });
     }
 
     pub(super) fn export(&mut self, machine: MachineId, what: Option<FetchBytes>) {
-        let pool = self.pool.clone();
-        let Some(Job { side: SideJob::Source { export, .. }, .. }) = self.job(machine) else { return };
+        let (pool, is_draining) = (self.setup.pool.clone(), self.is_draining);
+        let Some(job) = self.job(machine) else { return };
+        let link = job.link;
+        let SideJob::Source { export } = &mut job.side else { return };
         let given = export.lend();
         *export = Slot::Lent;
+        let (node, message_max) = self
+            .peers
+            .get(link)
+            .map_or_else(Default::default, |peer| (peer.name.clone(), peer.message_max()));
         self.block(machine, move || {
-            let export = match (given, what) {
-                (Some(export), _) => Ok(export),
-                (None, Some(what)) => work::export_prefix(&pool, &what),
+            let parcel = match (given, what) {
+                (Some(parcel), _) => Ok(parcel),
+                (None, Some(_)) if is_draining => Err(Text::new("this node is ending")),
+                (None, Some(what)) => caught(|| work::export_prefix(&pool, &what))
+                    .and_then(|export| export)
+                    .map(|export| Parcel::new(&node, export, None)),
                 (None, None) => Err(Text::new("nothing to export")),
             };
-            match export {
-                Ok(export) => {
-                    let described = work::describe(&export);
-                    Done::Exported(Some(export), described)
+            match parcel {
+                Ok(parcel) => {
+                    let described = caught(|| work::describe(parcel.export(), message_max));
+                    Done::Exported(Some(parcel), described.and_then(|described| described))
                 }
                 Err(error) => Done::Exported(None, Err(error)),
             }
@@ -104,53 +149,89 @@ impl Driver {
     }
 
     pub(super) fn retain(&mut self, machine: MachineId, places: &Places) {
+        if !self.are_of_manifest(machine, places) {
+            return self.violated(machine, "it accepted blocks that were not offered");
+        }
         let Some(job) = self.job(machine) else { return };
         let places: Vec<u32> = places.iter().collect();
         job.accepted_blocks = Some(places.len());
-        let SideJob::Source { export: Slot::Here(export), .. } = &mut job.side else { return };
+        let SideJob::Source { export: Slot::Here(parcel) } = &mut job.side else { return };
         // A peer that lies about what it has loses blocks of its own cache, or keeps what is here.
-        if let Err(error) = export.retain(&places) {
+        if let Err(error) = parcel.export_mut().retain(&places) {
             tracing::warn!(%error, "a peer accepted blocks that were not offered");
         }
     }
 
     pub(super) fn transfer(&mut self, machine: MachineId, attempt: Attempt, places: Places, grant: Grant) {
+        if !self.are_of_manifest(machine, &places) {
+            return self.violated(machine, "it misses blocks that were not offered");
+        }
         let Some(job) = self.jobs.get_mut(&machine) else { return };
         let link = job.link;
-        let SideJob::Source { export, .. } = &mut job.side else { return };
-        let Some(export) = export.lend() else { return };
+        let SideJob::Source { export } = &mut job.side else { return };
+        let Some(parcel) = export.lend() else { return };
         let mut stop = job.begin_task();
         let way = Way::of_number(grant.way);
         job.transport = way.and_then(|way| Some(self.peers.get(link)?.transport(way)));
-        let peer = way.and_then(|way| self.peers.get(link)?.on(way));
-        let carrier = way.and_then(|way| self.carriers.get(&way)).cloned();
-        let Some(inputs) = self.sender.upgrade() else { return };
+        let is_over = way.is_some_and(|way| self.said_over.contains(&(link, way, grant.tag)));
+        let peer = way.filter(|_| !is_over).and_then(|way| self.peers.get(link)?.on(way));
+        let carrier = way.and_then(|way| self.setup.carriers.get(&way)).cloned();
+        if let (Some(way), Some(_)) = (way, peer) {
+            self.writing.insert((link, way, grant.tag));
+        }
+        let Some(inputs) = self.setup.sender.upgrade() else { return };
         tokio::spawn(async move {
             let result = match (&carrier, peer) {
                 (Some(carrier), Some(peer)) => {
-                    work::transfer(carrier, peer, &export, &places, &grant, &mut stop).await
+                    let sent = work::transfer(carrier, peer, parcel.export(), &places, &grant, &mut stop);
+                    match caught_async(sent).await {
+                        Ok(result) => result,
+                        Err(panic) => Err(TransportError::Storage(panic.to_string()).into()),
+                    }
                 }
                 _ => {
                     let what = format!("write by way {}", grant.way);
                     Err(TransportError::Unsupported { name: "node", what }.into())
                 }
             };
-            let done = Done::Transferred(export, attempt, grant, result);
+            let done = Done::Transferred(parcel, attempt, grant, result);
             let _ = inputs.send(Input::Done(machine, Box::new(done))).await;
         });
     }
 
     pub(super) fn reserve(&mut self, machine: MachineId, manifest: ManifestBytes, part: Option<CopyPart>) {
-        let pool = self.pool.clone();
-        let gathering = part.and_then(|part| self.parts.gathering(part.copy));
-        let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.job(machine) else { return };
+        let (pool, arrivals, is_draining) =
+            (self.setup.pool.clone(), self.setup.arrivals.clone(), self.is_draining);
+        let gathering = part.and_then(|part| self.setup.parts.gathering(part.copy));
+        let Some(Job { kind, side: SideJob::Target { import, place, .. }, .. }) = self.job(machine) else {
+            return;
+        };
+        let brings_sequence = matches!(kind, Kind::Migrate | Kind::Replicate);
+        let max = arrivals.max_capacity() as u32;
+        let refused = match brings_sequence.then(|| arrivals.try_reserve_owned()) {
+            _ if is_draining => Some(Refusal::Closed(Text::new("it is ending"))),
+            None => None,
+            Some(Ok(permit)) => {
+                *place = Some(permit);
+                None
+            }
+            Some(Err(TrySendError::Full(_))) => Some(Refusal::Unread { max }),
+            Some(Err(TrySendError::Closed(_))) => {
+                Some(Refusal::Closed(Text::new("its engine takes no sequences")))
+            }
+        };
         *import = Slot::Lent;
         self.block(machine, move || {
-            Done::Reserved(match part {
-                None => work::reserve(&pool, &manifest).map(|reserved| reserved.map(Incoming::Whole)),
+            let refused = refused.map_or(Ok(()), |refusal| Err((refusal, work::free_blocks(&pool))));
+            let reserve = || match part {
+                None => work::reserve(&pool, &manifest, brings_sequence)
+                    .map(|reserved| reserved.map(Incoming::Whole)),
                 Some(part) => parts::reserve(&pool, gathering, &manifest, part)
                     .map(|reserved| reserved.map(Incoming::Part)),
-            })
+            };
+            Done::Reserved(refused.and_then(|()| {
+                caught(reserve).unwrap_or_else(|panic| Err((Refusal::Closed(panic), 0)))
+            }))
         });
     }
 
@@ -161,23 +242,30 @@ impl Driver {
         let ended = grant.take();
         let Some(mut import) = import.lend() else { return };
         if let Some((way, tag)) = ended
-            && let Some(carrier) = self.carriers.get(&way)
+            && let Some(carrier) = self.setup.carriers.get(&way)
             && let TransferState::Quarantined(_) = carrier.transport.revoke(tag, SourceState::Over)
         {
             // The verification is refused while the transport has its hold.
             self.quarantined.push(Quarantined { link, way, tag });
         }
         self.block(machine, move || {
-            let verified = import.verify();
-            Done::Verified(import, attempt, verified)
+            let verified = caught(|| import.verify());
+            Done::Verified(import, attempt, verified.and_then(|verified| verified))
         });
     }
 
     pub(super) fn commit(&mut self, machine: MachineId, is_current: bool) {
-        let Some(Job { side: SideJob::Target { import, .. }, .. }) = self.jobs.get_mut(&machine) else {
+        let Some(Job { side: SideJob::Target { import, place, .. }, .. }) = self.jobs.get_mut(&machine)
+        else {
             return;
         };
+        let is_taken = place.is_none() || !self.setup.arrivals.is_closed();
         let Some(import) = import.lend() else { return };
-        self.block(machine, move || Done::Committed(import.commit(is_current)));
+        self.block(machine, move || {
+            // What nothing takes is not committed: it would be closed.
+            let taken = is_taken.then_some(import).ok_or_else(|| Text::new("its engine takes no sequences"));
+            let commit = |import: Incoming| caught(|| import.commit(is_current)).and_then(|done| done);
+            Done::Committed(taken.and_then(commit))
+        });
     }
 }

@@ -65,6 +65,7 @@ pub use endpoint::Endpoint;
 pub use error::{CertificateProblem, LinkError, Side};
 pub use frames::TcpTransport;
 pub use link::Link;
+pub(crate) use link_state::Held;
 pub use link_state::Peer;
 pub use settings::{Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
 pub use socket::SocketKind;

@@ -68,6 +68,11 @@ impl Identity {
         })
     }
 
+    /// Returns the node's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Sets the fingerprint of the layout of the node's blocks.
     #[must_use]
     pub fn fingerprint(mut self, fingerprint: [u8; 16]) -> Self {

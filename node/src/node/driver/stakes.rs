@@ -1,0 +1,57 @@
+//! What depends on whether a process of a peer has ended.
+
+use super::driver::Driver;
+use crate::node::job::{Job, SideJob, Slot};
+use crate::node::message::Way;
+use crate::node::peers::Peer;
+use crate::protocol::{LinkId, MigrationStatus, SideState, SourceState, TargetState};
+
+/// Returns whether only one side may go on with a copy, and it may be either.
+fn is_undecidable(status: &MigrationStatus) -> bool {
+    status.kind.is_exclusive()
+        && matches!(
+            status.state,
+            SideState::Source(SourceState::Committing | SourceState::InDoubt)
+                | SideState::Target(TargetState::Committing | TargetState::Committed)
+        )
+}
+
+impl Driver {
+    /// Returns whether something depends on whether a process of a peer has ended: a copy that only
+    /// one side may go on with, or frames that the peer may write without being asked.
+    pub(super) fn is_at_stake(&self, id: LinkId) -> bool {
+        let writes = |job: &Job| {
+            let grant = if let SideJob::Target { grant, .. } = &job.side { *grant } else { None };
+            job.link == id && matches!(grant, Some((Way::Nixl, _)))
+        };
+        self.setup.machines.status().any(|status| status.link == id && is_undecidable(&status))
+            || self.quarantined.iter().any(|grant| grant.link == id)
+            || self.jobs.values().any(writes)
+    }
+
+    /// Returns whether anything of a peer is remembered, or it is configured.
+    pub(super) fn has_reason(&self, id: LinkId, peer: &Peer) -> bool {
+        let configured = self.setup.configured.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        configured.contains(&peer.name)
+            || self.quarantined.iter().any(|grant| grant.link == id)
+            || self.jobs.values().any(|job| job.link == id)
+            || self.setup.machines.status().any(|status| status.link == id)
+            || self.writing.iter().any(|(link, ..)| *link == id)
+    }
+
+    /// Returns whether a peer that is linked has not heard yet that a sequence is here.
+    pub(super) fn is_awaited(&self) -> bool {
+        let is_up = |id| self.peers.get(id).is_some_and(Peer::is_up);
+        self.setup.machines.status().any(|status| is_undecidable(&status) && is_up(status.link))
+    }
+
+    /// Returns whether this process and a peer may both have a sequence that only one may go on with.
+    pub(super) fn has_doubts(&self) -> bool {
+        let is_in_doubt = |job: &Job| match &job.side {
+            SideJob::Source { export: Slot::Here(parcel) } => parcel.is_in_doubt(),
+            _ => false,
+        };
+        self.setup.machines.status().any(|status| is_undecidable(&status))
+            || self.jobs.values().any(is_in_doubt)
+    }
+}
