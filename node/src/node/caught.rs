@@ -11,7 +11,14 @@ use crate::protocol::Text;
 ///
 /// What the work borrows is only given back, or dropped, after a panic.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| reason(&*panic))
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
+        let reason = reason(&*panic);
+        // A payload whose destructor panics too; that of the second panic is not dropped.
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
+            std::mem::forget(again);
+        }
+        reason
+    })
 }
 
 /// Runs a future that may panic.

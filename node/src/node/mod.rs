@@ -65,8 +65,8 @@ mod driver;
 mod error;
 mod job;
 mod message;
-#[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod name_lock;
+#[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod node;
 mod operator;
 mod parcel;

@@ -144,7 +144,7 @@ impl Driver {
         match input {
             Input::LinkUp(link) => self.link_up(link),
             Input::LinkLost(id, link) => self.link_lost(id, &link),
-            Input::Message(id, link, message, _room) => self.message(id, &link, message),
+            Input::Message(id, link, message, _room) => self.message(id, &link, *message),
             Input::Done(machine, done) => self.done(machine, *done),
             Input::Reached(id, incarnation, reached) => self.reached(id, incarnation, reached),
             Input::Over(id, way, tag) => {

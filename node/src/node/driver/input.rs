@@ -27,7 +27,7 @@ pub(in crate::node) enum Input {
     /// A link was closed.
     LinkLost(LinkId, Arc<Link>),
     /// A peer sent a message. It keeps its room at the link until it was handled.
-    Message(LinkId, Arc<Link>, NodeMessage, Held),
+    Message(LinkId, Arc<Link>, Box<NodeMessage>, Held),
     /// A task ended.
     Done(MachineId, Box<Done>),
     /// A peer was added to NIXL, or could not be.

@@ -68,7 +68,7 @@ impl Driver {
                     Err(error) => break error,
                 };
                 let Some(inputs) = inputs.upgrade() else { return };
-                if inputs.send(Input::Message(id, link.clone(), message, room)).await.is_err() {
+                if inputs.send(Input::Message(id, link.clone(), Box::new(message), room)).await.is_err() {
                     return;
                 }
             };
