@@ -83,7 +83,7 @@ impl Node {
         let (answer, answered) = oneshot::channel();
         match self.inputs.reserve().await {
             Ok(permit) => {
-                permit.send(Input::Send(Parcel::new(to, export, Some(answer)), Some((copy, part))));
+                permit.send(Input::Send(Box::new(Parcel::new(to, export, Some(answer))), Some((copy, part))));
             }
             Err(_) => {
                 return Err(SendPartError { error: stopped().into(), export: Box::new(export) });

@@ -42,7 +42,7 @@ impl Remote for NodeRemote {
                 Err(_) => return Err(SendError { error: stopped, export: Box::new(export) }),
             };
             let (answer, answered) = oneshot::channel();
-            permit.send(Input::Send(Parcel::new(&name, export, Some(answer)), None));
+            permit.send(Input::Send(Box::new(Parcel::new(&name, export, Some(answer))), None));
             // A parcel answers wherever it is dropped.
             answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"))
         })

@@ -94,7 +94,7 @@ impl Liar {
         bytes
     }
 
-    fn to_target(&mut self) -> ToTarget {
+    fn for_target(&mut self) -> ToTarget {
         let (term, attempt) = (self.term(), Attempt(self.rng.u8(..5)));
         match self.rng.u8(..10) {
             0..=3 => {
@@ -114,7 +114,7 @@ impl Liar {
         }
     }
 
-    fn to_source(&mut self) -> ToSource {
+    fn for_source(&mut self) -> ToSource {
         let (term, attempt) = (self.term(), Attempt(self.rng.u8(..5)));
         match self.rng.u8(..7) {
             0 => {
@@ -147,15 +147,15 @@ impl Liar {
             2 => NodeMessage::Reach { way, metadata: Bytes::new(vec![7; self.rng.usize(..500)]).unwrap() },
             3 => {
                 // Of another process, or for one.
-                let message = Message::ToTarget(self.to_target());
+                let message = Message::ToTarget(self.for_target());
                 let (from, to) = (Incarnation(self.rng.u64(..3)), Incarnation(self.rng.u64(..3)));
                 NodeMessage::Migration(Envelope { id: self.id(), from, to, message })
             }
             _ => {
                 let id = self.id();
                 let message = match self.rng.bool() {
-                    true => Message::ToTarget(self.to_target()),
-                    false => Message::ToSource(self.to_source()),
+                    true => Message::ToTarget(self.for_target()),
+                    false => Message::ToSource(self.for_source()),
                 };
                 peer.envelope(id, message)
             }

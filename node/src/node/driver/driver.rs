@@ -151,7 +151,7 @@ impl Driver {
                 self.writing.remove(&(id, way, tag));
                 self.say_over(id, way, tag);
             }
-            Input::Send(parcel, part) => self.send(parcel, part),
+            Input::Send(parcel, part) => self.send(*parcel, part),
             Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
             Input::PeerEnded(name) => self.declared_ended(&name),
             Input::Cut(name) => {

@@ -35,7 +35,7 @@ pub(in crate::node) enum Input {
     /// A quarantined transfer of this node is over.
     Over(LinkId, Way, u64),
     /// The pool, or the engine by parts, sends an export.
-    Send(Parcel, Option<(MigrationId, Part)>),
+    Send(Box<Parcel>, Option<(MigrationId, Part)>),
     /// The pool fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The operator declares that a peer's process has ended.

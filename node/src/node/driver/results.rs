@@ -159,7 +159,7 @@ impl Driver {
         self.next_tag += 1;
         let grant = work::grant_of(way.number(), tag, region, &runs)?;
         let bytes = self.setup.pool.layout().packed_bytes() as u64;
-        self.setup.parts
+        self.setup
             .counters
             .granted_bytes
             .fetch_add(bytes * runs.iter().map(|run| u64::from(run.len)).sum::<u64>(), Relaxed);

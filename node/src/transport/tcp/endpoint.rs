@@ -382,12 +382,13 @@ impl Acceptor {
     }
 
     fn welcome(&self, link: u128, streams: u16) -> Welcome {
-        let Identity { name, messages, fingerprint, .. } = &*self.shared.identity();
+        let identity = self.shared.identity();
+        let Identity { name, messages, fingerprint, .. } = &*identity;
         Welcome::Accepted {
             name: name.clone(),
             messages: *messages,
             fingerprint: *fingerprint,
-            statement: self.shared.identity.statement(&self.shared.limits),
+            statement: identity.statement(&self.shared.limits),
             link,
             streams,
         }
