@@ -50,7 +50,7 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
         (
             "retired",
             count(gauges.retired),
-            format!("until batches end, of which {} are in flight", gauges.batches_in_flight),
+            format!("freed, and a batch may still see them; {} batches in flight", gauges.batches_in_flight),
         ),
         ("sequences", count(stats.sequences), format!("open; {} requests wait for blocks", gauges.waiting)),
         (
