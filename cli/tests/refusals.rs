@@ -315,7 +315,7 @@ fn a_manifest_that_lies_about_lengths_or_hashes_reserves_nothing() {
     }
     // Nothing that a decoder accepts.
     let garbage = kvpool_node::protocol::ManifestBytes::new(vec![0xff; 200]).unwrap();
-    let (kind, part) = (kvpool_node::protocol::Kind::Migrate, kvpool_node::protocol::Part::WHOLE);
+    let (kind, part) = (kvpool_node::protocol::Kind::Migrate, None);
     peer.say(99, ToTarget::Prepare { kind, part, manifest: garbage });
     assert!(matches!(peer.hear(99), ToSource::Refused { reason: Refusal::Manifest(_), .. }));
     assert_eq!(b.json(&format!("stats {token}"))["extra"]["node"]["refused"], 7);
@@ -339,7 +339,7 @@ fn failed_checksums_are_retried_twice_and_then_refused_and_counted() {
     // All seven blocks, at each of three attempts.
     assert_eq!([0, 1, 2].map(|attempt| peer.pretend(1, term, attempt)), [7, 7, 7]);
     // A source that commits all the same is refused.
-    peer.say(1, ToTarget::Commit { term });
+    peer.say(1, ToTarget::Commit { term, is_current: true });
     assert!(matches!(peer.hear(1), ToSource::Aborted { .. }));
     wait_until("its blocks are given back", || b.json(&format!("stats {token}"))["used"] == 0);
     let node = &b.json(&format!("stats {token}"))["extra"]["node"];

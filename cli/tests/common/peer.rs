@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{Dtype, KvLayout, Manifest, Pool, SequenceId};
 use kvpool_node::protocol::{
-    Attempt, Bytes, Envelope, Incarnation, Kind, ManifestBytes, Message, MigrationId, Part, TermId, ToSource,
+    Attempt, Bytes, Envelope, Incarnation, Kind, ManifestBytes, Message, MigrationId, TermId, ToSource,
     ToTarget,
 };
 use kvpool_node::settings;
@@ -108,7 +108,7 @@ impl Peer {
     pub fn prepare(&self, id: u128, manifest: &Manifest) -> ToSource {
         let bytes = wire::encode(manifest, 4 << 20).unwrap();
         let manifest = ManifestBytes::new(bytes).unwrap();
-        self.say(id, ToTarget::Prepare { kind: Kind::Migrate, part: Part::WHOLE, manifest });
+        self.say(id, ToTarget::Prepare { kind: Kind::Migrate, part: None, manifest });
         self.hear(id)
     }
 

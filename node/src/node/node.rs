@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvpool::{HeadRange, Remotes};
-use kvpool::{Pool, SequenceId, Target};
-use tokio::sync::{mpsc, oneshot, watch};
+use kvpool::{Pool, SequenceId};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use super::dialers::Dialers;

@@ -5,6 +5,7 @@ use tokio::sync::oneshot;
 
 use super::driver::Input;
 use super::node::Node;
+use super::parcel::Parcel;
 use crate::protocol::{MigrationId, Part, PartFault};
 
 /// Reason for which a part was not sent.
@@ -90,7 +91,8 @@ impl Node {
             }
         }
         // A parcel answers wherever it is dropped.
-        let result = answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"));
+        let result =
+            answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"));
         result.map_err(|failed| SendPartError { error: failed.error.into(), export: failed.export })
     }
 

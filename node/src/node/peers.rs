@@ -101,7 +101,7 @@ impl Peer {
 
     /// Returns the transport that carries the bytes of a way.
     pub(super) fn transport(&self, way: Way) -> MigrationTransport {
-        let newest = self.lines.last().map(|line| line.link.kind());
+        let newest = self.lines.last().map(|line| line.kind());
         match (way, newest) {
             (Way::Nixl, _) => MigrationTransport::Nixl,
             (Way::Tcp, Some(SocketKind::Tls)) => MigrationTransport::Tls,

@@ -99,11 +99,15 @@ impl Liar {
         match self.rng.u8(..10) {
             0..=3 => {
                 let kind = [Kind::Migrate, Kind::Replicate, Kind::Cached, Kind::Fetch][self.rng.usize(..4)];
-                let part = if self.rng.u8(..20) == 0 { Part { index: 3, of: 2 } } else { Part::WHOLE };
+                let part = match self.rng.u8(..20) {
+                    0 => Some(Part { index: 3, of: 2 }),
+                    1..=3 => Some(Part { index: self.rng.u16(..3), of: self.rng.u16(..4) }),
+                    _ => None,
+                };
                 ToTarget::Prepare { kind, part, manifest: Bytes::new(self.manifest()).unwrap() }
             }
             4 => ToTarget::Sent { term, attempt },
-            5 => ToTarget::Commit { term },
+            5 => ToTarget::Commit { term, is_current: self.rng.bool() },
             6 => {
                 let term = self.rng.bool().then_some(term);
                 ToTarget::Abort { term, reason: AbortReason::Violation(Text::new("\u{1b}[2J\n")) }

@@ -229,9 +229,10 @@ impl Driver {
                 Some(part) => parts::reserve(&pool, gathering, &manifest, part)
                     .map(|reserved| reserved.map(Incoming::Part)),
             };
-            Done::Reserved(refused.and_then(|()| {
-                caught(reserve).unwrap_or_else(|panic| Err((Refusal::Closed(panic), 0)))
-            }))
+            Done::Reserved(
+                refused
+                    .and_then(|()| caught(reserve).unwrap_or_else(|panic| Err((Refusal::Closed(panic), 0)))),
+            )
         });
     }
 
