@@ -1,0 +1,170 @@
+//! The cache of a source is cleared while a copy is on its way: what was cleared is not found at the
+//! target.
+
+#[path = "../../tests/migration/kv.rs"]
+#[allow(dead_code)]
+mod kv;
+
+use std::any::Any;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use kvpool::prefix::PrefixKeys;
+use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
+use kvpool::{DeviceId, GrowError, Pool, Run, SequenceId, StorageError, Target};
+use kvpool_node::transport::tcp::{Address, PeerSettings};
+use kvpool_node::{Arrivals, Node};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+/// Host memory of a target. When checksums of what arrived are compared, it clears the cache of the
+/// source.
+#[derive(Debug)]
+struct Clearing {
+    host: HostStorage,
+    source: Arc<OnceLock<Pool>>,
+}
+
+// The frame rule is the caller's.
+impl Storage for Clearing {
+    fn layout(&self) -> &KvLayout {
+        self.host.layout()
+    }
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Host
+    }
+
+    fn frames(&self) -> usize {
+        self.host.frames()
+    }
+
+    fn frames_max(&self) -> usize {
+        self.host.frames_max()
+    }
+
+    fn grow(&self, total: usize) -> Result<(), GrowError> {
+        self.host.grow(total)
+    }
+
+    unsafe fn shrink(&self, total: usize) {
+        // SAFETY: see above, here and below.
+        unsafe { self.host.shrink(total) }
+    }
+
+    unsafe fn store(
+        &self,
+        layer: usize,
+        k: Elements<'_>,
+        v: Elements<'_>,
+        slots: &[i64],
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.store(layer, k, v, slots) }
+    }
+
+    unsafe fn load(
+        &self,
+        layer: usize,
+        slots: &[i64],
+        k: ElementsMut<'_>,
+        v: ElementsMut<'_>,
+    ) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.load(layer, slots, k, v) }
+    }
+
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.copy(moves) }
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+
+    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
+        if let Some(source) = self.source.get() {
+            source.clear_prefix_cache();
+        }
+        // SAFETY: see above.
+        unsafe { self.host.pack(runs, out) }
+    }
+
+    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.unpack(runs, bytes) }
+    }
+
+    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: see above.
+        unsafe { self.host.zero(runs) }
+    }
+}
+
+/// Two linked nodes, `a` and `b`. `b` clears the cache of `a` when it receives.
+async fn pair() -> [(Node, Arrivals); 2] {
+    let (host, source) = (HostStorage::new(kv::other(), 101, 101).unwrap(), Arc::new(OnceLock::new()));
+    let storage = Arc::new(Clearing { host, source: source.clone() });
+    let b = kv::builder(kv::other(), 100).storage(storage).prefix_cache(kv::config());
+    let address = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let b = Node::builder(b.build().unwrap()).name("b").listen(address).start().await.unwrap();
+    let peer = PeerSettings::new("b", b.0.addresses()[0].clone());
+    let a = kv::pool(kv::plain(), 100);
+    source.set(a.clone()).unwrap();
+    let a = Node::builder(a).name("a").peers(vec![peer]).start().await.unwrap();
+    for (node, peer) in [(&a.0, "b"), (&b.0, "a")] {
+        let up = async {
+            while !node.peers().await.unwrap().contains(&(peer.to_owned(), true)) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(WAIT, up).await.expect("a link");
+    }
+    [a, b]
+}
+
+/// Waits until the pool owns nothing.
+async fn idle(pool: &Pool) {
+    let empty = async {
+        while pool.sequence_count() > 0 || pool.stats().used > 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(WAIT, empty).await.expect("an idle pool");
+    kv::is_idle(pool);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequence_arrives_and_its_blocks_are_not_found() {
+    let [(a, _), (b, mut to_b)] = pair().await;
+    let tokens = kv::prompt(1, 42);
+    let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
+    a.pool().migrate(sequence, Target::node("b")).await.unwrap();
+    let arrived = tokio::time::timeout(WAIT, to_b.recv()).await.expect("an arrival").unwrap().sequence;
+    assert_eq!((arrived.id(), arrived.len()), (SequenceId(7), 42));
+    kv::check(b.pool(), &arrived, &tokens);
+    assert_eq!(kv::cached(b.pool(), &[&tokens[..], &[0]].concat()), 0);
+    drop(arrived);
+    assert_eq!(kv::cached(b.pool(), &[&tokens[..], &[0]].concat()), 0);
+    idle(a.pool()).await;
+    idle(b.pool()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cleared_blocks_do_not_arrive() {
+    let [(a, _), (b, _)] = pair().await;
+    let tokens = kv::prompt(1, 41);
+    drop(kv::admit(a.pool(), 7, &tokens).unwrap());
+    let failed = a.pool().offload(Target::node("b"), 100).await.unwrap_err();
+    assert!(failed.to_string().contains("the cache of the source was cleared"), "{failed}");
+    assert_eq!((kv::cached(a.pool(), &tokens), kv::cached(b.pool(), &tokens)), (0, 0));
+    // The same when the target asks for them.
+    drop(kv::admit(a.pool(), 7, &tokens).unwrap());
+    let failed = b.pool().bring_back(Target::node("a"), &PrefixKeys::new(), &tokens).await.unwrap_err();
+    assert!(failed.to_string().contains("the cache of the source was cleared"), "{failed}");
+    assert_eq!((kv::cached(a.pool(), &tokens), kv::cached(b.pool(), &tokens)), (0, 0));
+    idle(a.pool()).await;
+    idle(b.pool()).await;
+}
