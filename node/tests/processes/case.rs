@@ -84,9 +84,8 @@ impl Case {
     pub fn story(&self) -> String {
         let mut text = String::new();
         for seen in self.relay.seen() {
-            let arrow = if seen.from_source { "source -> target" } else { "target -> source" };
             let id = seen.id.map_or(String::new(), |id| id.to_string()[..6].to_owned());
-            let _ = writeln!(text, "  {:>6} ms  {arrow}  {id:6}  {}", seen.at.as_millis(), seen.name);
+            let _ = writeln!(text, "  {:>6} ms  {:16}  {id:6}  {}", seen.at.as_millis(), seen.way, seen.name);
         }
         for process in [&self.source, &self.target].into_iter().chain(&self.dead) {
             for Event { at, what, id, why } in process.events() {
@@ -110,21 +109,19 @@ impl Case {
         while began.elapsed() < PATIENCE {
             let before = self.source.events().len();
             assert_eq!(self.source.ask(&command), "begun");
-            let mut is_over = false;
-            while !is_over {
-                let ends = |event: &Event| event.what != What::Leaves;
-                is_over = self.source.events()[before..].iter().any(ends);
+            let ends = |event: &Event| event.what != What::Leaves;
+            let mut end = None;
+            while end.is_none() && began.elapsed() < PATIENCE {
+                end = self.source.events()[before..].iter().find(|event| ends(event)).cloned();
                 // Behind its end, the last message may still be on its way.
-                let wait = if is_over { 300 } else { 2 };
+                let wait = if end.is_some() { 300 } else { 2 };
                 if self.hits.recv_timeout(Duration::from_millis(wait)).is_ok() {
                     self.relay.note(&self.fault.to_string());
                     return;
                 }
             }
-            let is_done = self.source.events()[before..].iter().any(|event| event.what != What::Owns);
-            let failed = |event: &Event| matches!(event.what, What::Owns | What::Uncopied);
-            let is_failed = self.source.events()[before..].iter().any(failed);
-            assert!(is_failed || !is_done, "it succeeded, and {:?} never passed", self.fault.step);
+            let is_done = end.is_some_and(|end| matches!(end.what, What::Moved | What::Copied));
+            assert!(!is_done, "it succeeded, and {:?} never passed", self.fault.step);
         }
         panic!("{:?} never passed", self.fault.step);
     }

@@ -29,6 +29,9 @@ const HEAP_SLACK: usize = 256 << 10;
 /// Growth of resident memory that is no leak: the allocator's own.
 const RESIDENT_SLACK: usize = 16 << 20;
 
+/// Growth of the number of allocations of a size that is printed.
+const GROWTH_SHOWN: usize = 50;
+
 /// Descriptors that the server opens for itself.
 const DESCRIPTORS_SLACK: usize = 4;
 
@@ -168,9 +171,10 @@ fn clients_that_are_killed_lose_only_their_own() {
     let halves = (time.as_secs_f64() / 2.0 / ROUND.as_secs_f64()).ceil().max(1.0) as u32;
     let mut load = Load::start(seed);
     let (began, begun_ns) = (Instant::now(), now());
-    let mut measured = Vec::new();
+    let (mut measured, mut sizes) = (Vec::new(), Vec::new());
     for _ in 0..2 * halves {
         measured.push(load.round(time / (2 * halves)));
+        sizes.push(load.server.counts("sizes"));
         let (last, totals, killed) = (measured[measured.len() - 1], load.totals, load.killed);
         println!(
             "{:>6.1} s: {killed} clients killed, {totals:?}, server: {last:?}",
@@ -180,6 +184,12 @@ fn clients_that_are_killed_lose_only_their_own() {
     let (half, end) = (measured[halves as usize - 1], measured[2 * halves as usize - 1]);
     println!("server: {:?}", load.server.ask("state"));
     println!("half time: {half:?}\nend:       {end:?}, after {} ms", (now() - begun_ns) / 1_000_000);
+    for (size, count) in &sizes[2 * halves as usize - 1] {
+        let before = sizes[halves as usize - 1][size];
+        if *count > before + GROWTH_SHOWN {
+            println!("allocations of {size} bytes and more: {before} at half time, {count} at the end");
+        }
+    }
     let Totals { sequences, moves, inherited, .. } = load.totals;
     assert!(load.killed > 0 && inherited > 0 && moves > sequences, "{:?}", load.totals);
     assert!(end.heap <= half.heap + half.heap / 16 + HEAP_SLACK, "the heap grows");

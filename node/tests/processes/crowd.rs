@@ -9,6 +9,7 @@
 //! |---|---|
 //! | `go`, `pause` | `done`: clients open sequences from now on, or do not |
 //! | `state` | sums of the counts of all nodes of the process, and those of the process |
+//! | `sizes` | live allocations of the heap by their size |
 //! | `audit` | `sound`, or what is not |
 
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ use kvpool_node::{Arrivals, Node};
 use tokio::sync::oneshot;
 
 use crate::lines::{What, answer, tell};
-use crate::{content, kv, state};
+use crate::{content, kv, memory, state};
 
 /// Sequences that a client has open at the same time.
 const CONVERSATIONS: usize = 2;
@@ -219,6 +220,7 @@ fn obey(
                 sums.extend(state::usage());
                 state::text(&sums)
             }
+            "sizes" => memory::sizes(),
             "audit" => {
                 let audits = nodes.iter().filter_map(|node| node.pool().audit().err());
                 audits.map(|error| error.to_string()).next().unwrap_or("sound".into())

@@ -111,7 +111,7 @@ impl Ledger {
                     one.clients.contains(&client)
                         && one.died.is_some_and(|died| left <= died && died <= until)
                 };
-                self.owners.iter().find(had_it).map(drop).ok_or("it was moved, and nobody has it".into())
+                self.owners.iter().find(had_it).map(drop).ok_or("it was moved, and no process has it".into())
             }
             _ => Err("it is lost, and the process that had it lives".into()),
         }

@@ -69,7 +69,12 @@ impl Process {
 
     /// Returns the counts of its state.
     pub fn state(&mut self) -> HashMap<String, usize> {
-        let answer = self.ask("state");
+        self.counts("state")
+    }
+
+    /// Gives a command whose answer consists of counts.
+    pub fn counts(&mut self, command: &str) -> HashMap<String, usize> {
+        let answer = self.ask(command);
         let count = |part: &str| {
             let (name, count) = part.split_once('=').expect("a count");
             (name.to_owned(), count.parse().expect("a count"))

@@ -33,12 +33,17 @@ const FRAME_MAX: usize = 64 << 20;
 /// first, as they would if the last item were longer.
 const LAST: Duration = Duration::from_millis(30);
 
-/// A message that was delivered.
+/// Names of the two ways.
+const OUT: &str = "source -> target";
+const BACK: &str = "target -> source";
+
+/// What was delivered: a message of a migration, or the bytes of a data item.
 #[derive(Clone, Debug)]
 pub struct Seen {
     /// Time since the relay began.
     pub at: Duration,
-    pub from_source: bool,
+    /// From where to where; empty for a note.
+    pub way: &'static str,
     pub id: Option<MigrationId>,
     pub name: String,
 }
@@ -60,7 +65,7 @@ struct Shared {
     cuts: watch::Sender<u64>,
     /// Whether anything is passed on.
     is_open: watch::Sender<bool>,
-    /// The step that is waited for, and who is told; `None` once it has happened.
+    /// The step that is waited for, and the case that is told; `None` once it has happened.
     awaited: Mutex<Option<(Step, When, Sender<()>)>>,
     seen: Mutex<Vec<Seen>>,
 }
@@ -116,7 +121,7 @@ impl Relay {
 
     /// Notes something else in the list of what was delivered.
     pub fn note(&self, what: &str) {
-        self.shared.note(false, None, format!("---- {what}"));
+        self.shared.note("", None, what.to_owned());
     }
 }
 
@@ -128,9 +133,9 @@ impl Drop for Relay {
 }
 
 impl Shared {
-    fn note(&self, from_source: bool, id: Option<MigrationId>, name: String) {
+    fn note(&self, way: &'static str, id: Option<MigrationId>, name: String) {
         let at = self.began.elapsed();
-        self.seen.lock().unwrap().push(Seen { at, from_source, id, name });
+        self.seen.lock().unwrap().push(Seen { at, way, id, name });
     }
 
     /// Tells the case if this is the awaited step; waits until the relay is open.
@@ -159,8 +164,8 @@ async fn serve(shared: Arc<Shared>, source: TcpStream) {
             stream.set_nodelay(true)?;
         }
         let ((from_source, to_source), (from_target, to_target)) = (source.into_split(), target.into_split());
-        let mut out = Way { shared: &shared, from: from_source, to: to_target, from_source: true };
-        let mut back = Way { shared: &shared, from: from_target, to: to_source, from_source: false };
+        let mut out = Way { shared: &shared, from: from_source, to: to_target, name: OUT };
+        let mut back = Way { shared: &shared, from: from_target, to: to_source, name: BACK };
         let both = (out.run_out(&role), back.run_back(known));
         let (out_ended, back_ended) = tokio::join!(both.0, both.1);
         out_ended.and(back_ended)
@@ -191,7 +196,7 @@ struct Way<'a> {
     shared: &'a Shared,
     from: OwnedReadHalf,
     to: OwnedWriteHalf,
-    from_source: bool,
+    name: &'static str,
 }
 
 type Passed = std::io::Result<()>;
@@ -236,7 +241,7 @@ impl Way<'_> {
             self.shared.pass(step, When::Before).await;
             self.write(&[&head[..], &body].concat()).await?;
             if !body.is_empty() {
-                self.shared.note(self.from_source, id, name);
+                self.shared.note(self.name, id, name);
             }
             self.shared.pass(step, When::After).await;
         }
@@ -258,7 +263,7 @@ impl Way<'_> {
             self.write(&[&head[..], first].concat()).await?;
             self.shared.pass(Some(Step::Bytes), When::After).await;
             self.write(rest).await?;
-            self.shared.note(self.from_source, None, format!("{} bytes", item.bytes));
+            self.shared.note(self.name, None, format!("{} bytes", item.bytes));
         }
     }
 
