@@ -1,12 +1,23 @@
 //! Throughput of the transport beside plain copies of the same bytes over as many streams, on tasks
-//! of the same runtime, in turns. Both ends are in this process.
+//! of the same runtime, in turns. Both ends are in this process; each worker of the runtime is
+//! pinned to a core of its own.
 //!
-//! A plain copy writes slices of one buffer and reads into slices of another: no header, no
-//! acknowledgement, no check. The ratio is the median over rounds of one transfer each. Checksums
-//! are counted by themselves: the transport does not compute them.
+//! A plain copy has on each stream one writer with a contiguous part of the bytes, in one call of
+//! `write_all`, and one reader, which acknowledges its part by one byte: no headers, no frames to
+//! collect and to scatter, no check. It therefore makes the largest system calls that the sockets
+//! take. Its memory is on huge pages, as a storage's is. Under TLS both have the same provider and
+//! versions; a node's certificates are mutual.
+//!
+//! A ratio is the median over rounds of one transfer and one plain copy each, which take turns in
+//! being the first. That of processor time is of the whole process, with the system's part: it
+//! depends less on what else the machine does. Checksums are counted by themselves: the transport
+//! does not compute them.
+
+mod support;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
@@ -16,6 +27,7 @@ use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
 };
 use kvpool_node::wire::Limits;
+use memmap2::{Advice, MmapMut};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -23,7 +35,7 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 const STREAMS: usize = 4;
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 
 #[derive(Clone, Copy)]
 enum Path {
@@ -109,22 +121,54 @@ fn socket_path(name: &str) -> std::path::PathBuf {
     std::env::temp_dir().join(format!("kvpool-bench-{name}-{}.sock", std::process::id()))
 }
 
-/// Copies once over all streams. Returns the time.
+/// A piece of plain memory on huge pages.
+fn memory(bytes: usize, fill: u8) -> MmapMut {
+    let mut memory = MmapMut::map_anon(bytes).expect("memory");
+    // Advice only.
+    let _ = memory.advise(Advice::HugePage);
+    memory.fill(fill);
+    memory
+}
+
+/// Times of one copy.
+#[derive(Clone, Copy)]
+struct Times {
+    elapsed: Duration,
+    processor: Duration,
+}
+
+/// Measures from its creation on.
+struct Clock(Instant, Duration);
+
+impl Clock {
+    fn start() -> Self {
+        Self(Instant::now(), support::processor_time())
+    }
+
+    fn stop(self) -> Times {
+        Times { elapsed: self.0.elapsed(), processor: support::processor_time() - self.1 }
+    }
+}
+
+/// Copies once over all streams.
 async fn raw_copy(
     streams: &mut Vec<[Box<dyn Stream>; 2]>,
-    parts: &mut Vec<(Arc<Vec<u8>>, Vec<u8>)>,
-) -> Duration {
-    let start = Instant::now();
+    parts: &mut Vec<(Arc<MmapMut>, MmapMut)>,
+) -> Times {
+    let clock = Clock::start();
     let mut tasks = Vec::new();
     for ([mut here, mut there], (source, mut target)) in streams.drain(..).zip(parts.drain(..)) {
         let from = source.clone();
         let write = tokio::spawn(async move {
             here.write_all(&from).await.unwrap();
             here.flush().await.unwrap();
+            assert_eq!(here.read_u8().await.unwrap(), 1);
             here
         });
         let read = tokio::spawn(async move {
             there.read_exact(&mut target).await.unwrap();
+            there.write_u8(1).await.unwrap();
+            there.flush().await.unwrap();
             (there, target)
         });
         tasks.push((source, write, read));
@@ -133,12 +177,12 @@ async fn raw_copy(
     for (source, write, read) in tasks {
         done.push((source, write.await.unwrap(), read.await.unwrap()));
     }
-    let time = start.elapsed();
+    let times = clock.stop();
     for (source, here, (there, target)) in done {
         streams.push([here, there]);
         parts.push((source, target));
     }
-    time
+    times
 }
 
 struct Nodes {
@@ -184,11 +228,11 @@ impl Nodes {
         Self { transports, storages, regions, peers, frames, tag: 0, _links, _endpoints }
     }
 
-    /// Transfers all frames. Returns the time.
-    async fn transfer(&mut self) -> Duration {
+    /// Transfers all frames.
+    async fn transfer(&mut self) -> Times {
         self.tag += 1;
         let (tag, runs) = (Tag(self.tag), vec![run(0, self.frames)]);
-        let start = Instant::now();
+        let clock = Clock::start();
         let [source, target] = &self.transports;
         let grant = Grant {
             tag,
@@ -217,7 +261,7 @@ impl Nodes {
         });
         assert!(matches!(state.await, TransferState::Done));
         assert!(matches!(target.revoke(tag, SourceState::Over), TransferState::Done));
-        start.elapsed()
+        clock.stop()
     }
 
     /// Compares all frames, and returns the time for the checksums of one side.
@@ -246,19 +290,15 @@ fn run(start: u32, len: u32) -> Run {
     Run { start: FrameId(start), len }
 }
 
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 async fn compare(path: Path, name: &str, layout: &KvLayout, frames: u32) {
     let certificates = Certificates::new();
     let bytes = frames as usize * layout.packed_bytes();
     let mut nodes = Nodes::new(path, layout, frames, &certificates).await;
     let mut streams = raw_streams(path, &certificates).await;
-    let part = |_| (Arc::new(vec![7u8; bytes / STREAMS]), vec![1u8; bytes / STREAMS]);
+    assert_eq!(bytes % STREAMS, 0, "the plain copy has the same bytes");
+    let part = |_| (Arc::new(memory(bytes / STREAMS, 7)), memory(bytes / STREAMS, 1));
     let mut parts: Vec<_> = (0..STREAMS).map(part).collect();
-    let (mut ours, mut raw, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ours, mut raw, mut ratios, mut processor) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let rate = |time: Duration| bytes as f64 / (1 << 20) as f64 / time.as_secs_f64();
     for round in 0..=ROUNDS {
         let (one, other) = if round % 2 == 0 {
@@ -270,16 +310,30 @@ async fn compare(path: Path, name: &str, layout: &KvLayout, frames: u32) {
         };
         // The first round only warms up.
         if round > 0 {
-            ours.push(rate(one));
-            raw.push(rate(other));
-            ratios.push(rate(one) / rate(other));
+            ours.push(rate(one.elapsed));
+            raw.push(rate(other.elapsed));
+            ratios.push(other.elapsed.as_secs_f64() / one.elapsed.as_secs_f64());
+            processor.push(other.processor.as_secs_f64() / one.processor.as_secs_f64());
         }
     }
-    assert!(parts.iter().all(|(source, target)| **source == *target));
-    let sums = nodes.check(layout);
-    let (ours, raw, ratio) = (median(&mut ours), median(&mut raw), median(&mut ratios));
+    assert!(parts.iter().all(|(source, target)| source[..] == target[..]));
+    let sums = rate(nodes.check(layout));
+    let [ours, raw, ratio, processor] =
+        [&mut ours, &mut raw, &mut ratios, &mut processor].map(|figures| support::median(figures));
     let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
-    println!("{name:<28} {ours:>9.0} {raw:>9.0} {ratio:>7.2} ({least:.2} to {most:.2}) {:>11.0}", rate(sums));
+    println!(
+        "{name:<28} {ours:>9.0} {raw:>9.0} {ratio:>7.2} ({least:.2} to {most:.2}) {processor:>9.2} {sums:>11.0}"
+    );
+}
+
+/// A runtime with two workers, each on a core of its own if the system allows it.
+fn runtime() -> tokio::runtime::Runtime {
+    let started = AtomicUsize::new(0);
+    let pin = move || {
+        support::pin(started.fetch_add(1, Relaxed));
+    };
+    let builder = &mut tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().on_thread_start(pin).build().unwrap()
 }
 
 fn main() {
@@ -287,17 +341,28 @@ fn main() {
         println!("transport: to measure, run `cargo bench -p kvpool-node --bench transport`");
         return;
     }
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime = runtime();
     let builder = || KvLayout::builder().head_dim(128).block_tokens(16);
     // One rank of a model of 8 billion parameters, and of one of 70 billion over 8 ranks.
     let large = builder().layers(32).kv_heads(8).build().unwrap();
     let small = builder().layers(80).kv_heads(1).build().unwrap();
-    println!("{STREAMS} streams, MiB/s, medians of {ROUNDS} rounds");
-    println!("{:<28} {:>9} {:>9} {:>7} {:>30}", "", "transport", "plain", "ratio", "XXH3, one thread");
+    println!(
+        "{STREAMS} streams, two workers on {} cores, MiB/s, medians of {ROUNDS} rounds",
+        support::core_count()
+    );
+    println!(
+        "{:<28} {:>9} {:>9} {:>22} {:>9} {:>11}",
+        "", "transport", "plain", "ratio", "processor", "XXH3, one"
+    );
+    println!("{:<28} {:>9} {:>9} {:>22} {:>9} {:>11}", "", "", "", "(least to most)", "time", "thread");
+    // Words after `--bench --`: only paths whose name contains one of them.
+    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (path, name) in [(Path::Tcp, "TCP"), (Path::Unix, "Unix socket"), (Path::Tls, "TLS")] {
         for (layout, tile, frames) in [(&large, "32 KiB", 96), (&small, "4 KiB", 320)] {
             let name = format!("{name}, tiles of {tile}");
-            runtime.block_on(compare(path, &name, layout, frames));
+            if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
+                runtime.block_on(compare(path, &name, layout, frames));
+            }
         }
     }
 }
