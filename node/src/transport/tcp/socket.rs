@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
@@ -114,6 +114,43 @@ impl AsyncWrite for Socket {
     }
 }
 
+/// A call of the system that does not wait, and may move a part of the bytes.
+///
+/// After a part the socket is drained, or full, and the next call would only say so. Tokio forgets
+/// that a socket is ready if `try_io` returns that the call would wait, so a part is reported to it
+/// as that. It compares the state with the one before the call: what arrives meanwhile is noticed.
+/// Tokio's own reads and writes of a single slice do the same; those of several slices do not.
+struct Part {
+    whole: usize,
+    moved: Option<usize>,
+}
+
+impl Part {
+    /// Returns the result of the call, but that it would wait after a part.
+    fn note(&mut self, result: io::Result<usize>) -> io::Result<usize> {
+        // Only where the system reports a socket when it becomes ready, not while it is.
+        const REPORTS_CHANGES: bool = cfg!(any(target_os = "linux", target_vendor = "apple"));
+        match result {
+            Ok(moved) if REPORTS_CHANGES && 0 < moved && moved < self.whole => {
+                self.moved = Some(moved);
+                Err(io::ErrorKind::WouldBlock.into())
+            }
+            result => result,
+        }
+    }
+}
+
+/// Makes a call for `whole` bytes, within which [`Part::note`] sees the result of the system.
+fn part_of(whole: usize, call: impl FnOnce(&mut Part) -> io::Result<usize>) -> io::Result<usize> {
+    let mut part = Part { whole, moved: None };
+    let result = call(&mut part);
+    part.moved.map_or(result, Ok)
+}
+
+fn length<S: std::ops::Deref<Target = [u8]>>(slices: &[S]) -> usize {
+    slices.iter().map(|slice| slice.len()).sum()
+}
+
 /// The side of a connection that is read.
 pub(super) enum ReadSide {
     Tcp(Arc<TcpStream>),
@@ -138,8 +175,12 @@ impl ReadSide {
                 Self::Tls(_) => {}
             }
             let read = buffers.with(|slices| match self {
-                Self::Tcp(stream) => Poll::Ready(stream.try_read_vectored(slices)),
-                Self::Unix(stream) => Poll::Ready(stream.try_read_vectored(slices)),
+                Self::Tcp(stream) => Poll::Ready(part_of(length(slices), |part| {
+                    stream.try_io(Interest::READABLE, || part.note(stream.try_read_vectored(slices)))
+                })),
+                Self::Unix(stream) => Poll::Ready(part_of(length(slices), |part| {
+                    stream.try_io(Interest::READABLE, || part.note(stream.try_read_vectored(slices)))
+                })),
                 Self::Tls(stream) => {
                     let mut buffer = ReadBuf::new(&mut slices[0]);
                     Pin::new(stream).poll_read(cx, &mut buffer).map_ok(|()| buffer.filled().len())
@@ -209,8 +250,12 @@ impl WriteSide {
                 Self::Tls(_) => {}
             }
             let written = sources.with(|slices| match self {
-                Self::Tcp(stream) => Poll::Ready(stream.try_write_vectored(slices)),
-                Self::Unix(stream) => Poll::Ready(stream.try_write_vectored(slices)),
+                Self::Tcp(stream) => Poll::Ready(part_of(length(slices), |part| {
+                    stream.try_io(Interest::WRITABLE, || part.note(stream.try_write_vectored(slices)))
+                })),
+                Self::Unix(stream) => Poll::Ready(part_of(length(slices), |part| {
+                    stream.try_io(Interest::WRITABLE, || part.note(stream.try_write_vectored(slices)))
+                })),
                 Self::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, slices),
             });
             match written {
@@ -254,5 +299,53 @@ struct Bytes<'a>(&'a [u8]);
 impl Sources for Bytes<'_> {
     fn with<R>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> R) -> Option<R> {
         Some(write(&[IoSlice::new(self.0)]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use super::*;
+
+    /// Memory that counts the calls for which it is given out.
+    struct Counted(Vec<u8>, usize);
+
+    impl Buffers for Counted {
+        fn with<R>(&mut self, read: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> Option<R> {
+            self.1 += 1;
+            Some(read(&mut [IoSliceMut::new(&mut self.0)]))
+        }
+    }
+
+    impl Sources for Counted {
+        fn with<R>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> R) -> Option<R> {
+            self.1 += 1;
+            Some(write(&[IoSlice::new(&self.0)]))
+        }
+    }
+
+    /// After a part, the system is not asked again before it reports the socket; and then it is.
+    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+    #[tokio::test]
+    async fn a_full_or_drained_socket_is_not_asked_again() {
+        let (one, other) = UnixStream::pair().unwrap();
+        let ((_, mut write), (mut read, _)) = (Socket::Unix(one).split(), Socket::Unix(other).split());
+        let mut from = Counted(vec![7; 8 << 20], 0);
+        let written = poll_fn(|cx| write.poll_from(cx, &mut from)).await.unwrap().unwrap();
+        assert!(written < 8 << 20, "more than a socket takes");
+        let again = poll_fn(|cx| Poll::Ready(write.poll_from(cx, &mut from))).await;
+        assert!(again.is_pending() && from.1 == 1, "{} writes", from.1);
+        let (mut into, mut total) = (Counted(vec![0; 8 << 20], 0), 0);
+        while total < written {
+            total += poll_fn(|cx| read.poll_into(cx, &mut into)).await.unwrap().unwrap();
+        }
+        let calls = into.1;
+        let again = poll_fn(|cx| Poll::Ready(read.poll_into(cx, &mut into))).await;
+        assert!(again.is_pending() && into.1 == calls, "{} reads instead of {calls}", into.1);
+        // Both go on when there is room, and when there are bytes.
+        let more = poll_fn(|cx| write.poll_from(cx, &mut from)).await.unwrap().unwrap();
+        let got = poll_fn(|cx| read.poll_into(cx, &mut into)).await.unwrap().unwrap();
+        assert!(more > 0 && got > 0);
     }
 }
