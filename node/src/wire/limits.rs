@@ -56,7 +56,7 @@ impl Default for Limits {
             silence: Duration::from_secs(6),
             item: Duration::from_secs(30),
             message_bytes: 4 << 20,
-            item_bytes: 4 << 20,
+            item_bytes: 16 << 20,
             window: 4,
             streams: 4,
             streams_max: 16,

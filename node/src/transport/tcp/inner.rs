@@ -80,7 +80,8 @@ impl Inner {
         let entry = state.peers.get(&peer.0)?;
         // Without this, an item could be noted behind the back of `end_link`.
         entry.links.iter().find(|attached| attached.link.number == link)?;
-        let item = state.transfers.next_item(peer, self.limits.item_bytes)?;
+        let streams = entry.links.iter().map(|attached| attached.streams.len()).sum();
+        let item = state.transfers.next_item(peer, self.limits.item_bytes, streams)?;
         stream.sending(item.sent);
         Some(item)
     }

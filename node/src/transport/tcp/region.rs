@@ -18,7 +18,11 @@ use crate::wire::Form;
 pub(super) const NAME: &str = "tcp";
 
 /// Pieces of memory per system call.
-const SLICES: usize = 256;
+const SLICES: usize = 64;
+
+/// Bytes per system call after which no further piece is added. A socket takes less at a time, but
+/// the system looks at every piece that it is given.
+const BYTES: usize = 1 << 20;
 
 /// A registered storage.
 pub(super) struct Region {
@@ -160,13 +164,18 @@ impl Pieces {
         }
     }
 
-    /// Returns the next pieces that are not done.
+    /// Returns the next pieces that are not done, for one system call.
     fn next(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
         let (first, done) = self.at;
         let rest = self.list[first..].iter().take(SLICES).enumerate();
-        rest.map(move |(index, &(start, bytes))| match index {
+        let rest = rest.map(move |(index, &(start, bytes))| match index {
             0 => (start.wrapping_add(done), bytes - done),
             _ => (start, bytes),
+        });
+        rest.scan(0, |before, (start, bytes)| {
+            let within = *before < BYTES;
+            *before += bytes;
+            within.then_some((start, bytes))
         })
     }
 }

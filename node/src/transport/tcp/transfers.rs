@@ -9,6 +9,9 @@ use kvpool::transport::{PeerId, Submission, Tag, TransferId, TransferState, Tran
 use super::region::{Held, NAME, Over, Region, Signal, split};
 use crate::wire::{ItemHead, ItemStatus, Limits};
 
+/// Bytes of an item below which a transfer is not divided any further for the sake of its streams.
+const ITEM_BYTES_MIN: usize = 4 << 20;
+
 /// All transfers whose end was not reported.
 #[derive(Default)]
 pub(super) struct Transfers {
@@ -25,6 +28,8 @@ struct Entry {
     /// Frames that were not sent; the first runs are consumed from their beginning.
     local: VecDeque<Run>,
     remote: VecDeque<Run>,
+    /// Number of these frames.
+    left: usize,
     /// Items that were sent and not acknowledged.
     unacknowledged: usize,
     /// `None` once the transfer ended, one way or the other.
@@ -91,6 +96,7 @@ impl Transfers {
             tag: submission.tag,
             local: full(submission.local),
             remote: full(submission.remote),
+            left: local,
             unacknowledged: 0,
             source: Some(Arc::new(Held::new(region, submission.hold, over.clone()))),
             over,
@@ -101,8 +107,12 @@ impl Transfers {
         Ok(id)
     }
 
-    /// Takes the next item for a peer, of up to `bytes` bytes, but at least one frame.
-    pub(super) fn next_item(&mut self, peer: PeerId, bytes: usize) -> Option<Item> {
+    /// Takes the next item for a peer to which there are `streams` streams, of up to `bytes` bytes,
+    /// but at least one frame.
+    ///
+    /// Large items have long pieces in each plane, which are read and written faster. They become
+    /// smaller towards the end of a transfer, so that all streams end at about the same time.
+    pub(super) fn next_item(&mut self, peer: PeerId, bytes: usize, streams: usize) -> Option<Item> {
         let queue = self.queues.get_mut(&peer)?;
         loop {
             let &transfer = queue.front()?;
@@ -115,7 +125,8 @@ impl Transfers {
                 continue;
             };
             let region = source.region.clone();
-            let (local, run) = entry.take(bytes.min(u32::MAX as usize) / region.frame_bytes());
+            let share = (entry.left * region.frame_bytes() / (2 * streams.max(1))).max(ITEM_BYTES_MIN);
+            let (local, run) = entry.take(bytes.min(share).min(u32::MAX as usize) / region.frame_bytes());
             entry.unacknowledged += 1;
             let item = self.next_item;
             self.next_item += 1;
@@ -202,6 +213,7 @@ impl Entry {
         let frames = u32::try_from(frames.max(1)).unwrap_or(u32::MAX);
         let (local, remote) = (&mut self.local, &mut self.remote);
         let frames = frames.min(local[0].len).min(remote[0].len);
+        self.left -= frames as usize;
         let next = |runs: &mut VecDeque<Run>| {
             let taken = split(&mut runs[0], frames);
             if runs[0].len == 0 {
@@ -226,5 +238,53 @@ fn refusal(sent: Sent, status: ItemStatus) -> TransportError {
         ItemStatus::UnknownGrant | ItemStatus::Written => {
             TransportError::Unknown { what: "the peer's tag", number: sent.tag.0 }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvpool::storage::HostStorage;
+    use kvpool::transport::{Operation, RegionId};
+    use kvpool::{FrameId, KvLayout};
+
+    use super::*;
+
+    /// Adds a transfer of frames of 1 MiB, and returns the frames of its items.
+    fn items(frames: u32, bytes: usize, streams: usize) -> Vec<u32> {
+        let layout = KvLayout::builder().layers(16).kv_heads(8).head_dim(128).block_tokens(16);
+        let layout = layout.build().unwrap();
+        assert_eq!(layout.packed_bytes(), 1 << 20);
+        let storage = Arc::new(HostStorage::new(layout, 256, 256).unwrap());
+        let region = Arc::new(Region::new(storage).unwrap());
+        let runs = vec![Run { start: FrameId(0), len: frames }];
+        let submission = Submission {
+            operation: Operation::Write,
+            region: RegionId(0),
+            peer: PeerId(0),
+            remote_region: RegionId(0),
+            local: runs.clone(),
+            remote: runs,
+            tag: Tag(1),
+            hold: Arc::new(()),
+        };
+        let mut transfers = Transfers::default();
+        transfers.add(submission, region, &Limits::default(), Arc::default()).unwrap();
+        let items = std::iter::from_fn(|| transfers.next_item(PeerId(0), bytes, streams));
+        items.map(|item| item.head.run.len).collect()
+    }
+
+    #[test]
+    fn items_become_smaller_towards_the_end() {
+        let frames = items(200, 16 << 20, 4);
+        assert_eq!((frames[0], frames.iter().sum::<u32>()), (16, 200));
+        assert!(frames.is_sorted_by(|before, after| before >= after), "{frames:?}");
+        let (last, rest) = frames.split_last().unwrap();
+        assert!(*last <= 4 && rest.iter().all(|&frames| frames >= 4), "{frames:?}");
+        // Each of the streams has one.
+        assert_eq!(items(16, 16 << 20, 4), [4, 4, 4, 4]);
+        assert_eq!(items(16, 16 << 20, 1), [8, 4, 4]);
+        // The limit counts, but a frame is never divided.
+        assert_eq!(items(5, 2 << 20, 4), [2, 2, 1]);
+        assert_eq!(items(2, 1000, 4), [1, 1]);
     }
 }
