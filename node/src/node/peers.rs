@@ -295,7 +295,8 @@ pub(super) fn refuse(link: Arc<Link>, denial: Denial) {
     tokio::spawn(async move {
         let told = async {
             link.send(&NodeMessage::Refused(denial)).await?;
-            link.flush().await
+            // The peer closes it with this reason; closed here first, it might only see the end.
+            Err::<(), _>(link.closed().await)
         };
         let _ = timeout(LAST_WORDS, told).await;
         link.close();

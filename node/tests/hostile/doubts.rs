@@ -5,6 +5,7 @@ use std::pin::Pin;
 
 use kvpool::{MigrateError, MigrationReport, Target};
 use kvpool_node::protocol::ToSource;
+use kvpool_node::transport::tcp::PeerSettings;
 use kvpool_node::wire::Denial;
 use kvpool_node::{Arrivals, Node, Restarts};
 
@@ -69,6 +70,24 @@ async fn another_process_of_a_name_proves_nothing() {
     is_held(&mut moving).await;
     node.declare_ended("b").await.unwrap();
     is_restored(&node, moving).await;
+}
+
+/// Two nodes that were given one name: the second hears why it is not linked, and is once the first
+/// has ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_node_of_a_name_is_told_so() {
+    let (a, _to_a) = start("a", kv::pool(kv::plain(), 50)).await;
+    let (first, _to_first) = start_beside("b", kv::pool(kv::plain(), 50), &[&a]).await;
+    let peers = vec![PeerSettings::new("a", a.addresses()[0].clone())];
+    let second = builder("b", kv::pool(kv::plain(), 50)).peers(peers).start().await.unwrap().0;
+    until("a reason", async || {
+        second.unreached().iter().any(|(_, reason)| reason.contains("another process of this name"))
+    })
+    .await;
+    assert!(first.unreached().is_empty());
+    drop(first);
+    until("a link", async || second.unreached().is_empty()).await;
+    linked(&a, "b", true).await;
 }
 
 /// The same process may come back: its answer counts.
