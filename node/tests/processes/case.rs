@@ -13,6 +13,7 @@
 //! killed. Cached blocks are lost only if the node is killed that has them.
 
 use std::fmt::Write;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,8 @@ const LONG: Duration = TERM.saturating_mul(3).checked_div(2).expect("a half");
 /// Two nodes, and the relay between them.
 pub struct Case {
     fault: Fault,
+    /// Of source and target. No other case has them: a host has one process of a name.
+    names: [String; 2],
     relay: Relay,
     hits: Receiver<()>,
     source: Process,
@@ -51,9 +54,12 @@ impl Case {
     pub fn start(fault: Fault, runtime: &Handle) -> Self {
         let (sender, hits) = channel();
         let relay = Relay::start(runtime, fault.step, fault.when, sender);
-        let target = start_target(&relay);
-        let source = start_source(&relay);
-        let mut case = Self { fault, relay, hits, source, target, dead: Vec::new() };
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Relaxed);
+        let names = ["a", "b"].map(|side| format!("{side}-{}-{number}", std::process::id()));
+        let target = start_target(&relay, &names);
+        let source = start_source(&relay, &names);
+        let mut case = Self { fault, names, relay, hits, source, target, dead: Vec::new() };
         case.wait_until_linked();
         case
     }
@@ -100,11 +106,12 @@ impl Case {
     /// Begins the migration, again and again if it fails before the step of the fault is reached: a
     /// machine under load may cut a link.
     fn provoke(&mut self) {
-        let command = match self.fault.kind {
-            Kind::Migrate => format!("migrate {ID} b"),
-            Kind::Replicate => format!("replicate {ID} b"),
-            Kind::Offload => format!("offload {ID} b"),
+        let verb = match self.fault.kind {
+            Kind::Migrate => "migrate",
+            Kind::Replicate => "replicate",
+            Kind::Offload => "offload",
         };
+        let command = format!("{verb} {ID} {}", self.names[1]);
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             let before = self.source.events().len();
@@ -143,7 +150,7 @@ impl Case {
                 if self.fault.when == When::After {
                     self.target_holds_nothing();
                 }
-                let restarted = start_source(&self.relay);
+                let restarted = start_source(&self.relay, &self.names);
                 self.dead.push(std::mem::replace(&mut self.source, restarted));
             }
             Action::KillTarget => {
@@ -154,7 +161,7 @@ impl Case {
                 if self.fault.when == When::After {
                     self.source_waits_for_nothing();
                 }
-                let restarted = start_target(&self.relay);
+                let restarted = start_target(&self.relay, &self.names);
                 self.dead.push(std::mem::replace(&mut self.target, restarted));
             }
             Action::Cut => {
@@ -337,8 +344,8 @@ impl Case {
             self.source.ask(&format!("admit {ID}"));
         }
         let (from, to, name) = match is_there {
-            true => (&mut self.target, &mut self.source, "a"),
-            false => (&mut self.source, &mut self.target, "b"),
+            true => (&mut self.target, &mut self.source, &self.names[0]),
+            false => (&mut self.source, &mut self.target, &self.names[1]),
         };
         wait_until("it can be moved once more", || {
             let before = from.events().len();
@@ -397,12 +404,12 @@ fn owned(process: &Process) -> Vec<(u64, u64)> {
     spans
 }
 
-fn start_source(relay: &Relay) -> Process {
-    Process::start("source", &format!("node a {}", relay.address))
+fn start_source(relay: &Relay, [name, target]: &[String; 2]) -> Process {
+    Process::start("source", &format!("node {name} {target} {}", relay.address))
 }
 
-fn start_target(relay: &Relay) -> Process {
-    let target = Process::start("target", "node b -");
+fn start_target(relay: &Relay, [_, name]: &[String; 2]) -> Process {
+    let target = Process::start("target", &format!("node {name} - -"));
     relay.lead_to(Some(target.greeting.parse().unwrap()));
     target
 }

@@ -43,11 +43,11 @@ struct Engine {
     requests: Arc<()>,
 }
 
-/// Runs a node until its parent is gone. `peer` is an address or `-`.
-pub fn run(name: &str, peer: &str) {
+/// Runs a node until its parent is gone. Name and address of its peer are `-` for none.
+pub fn run(name: &str, peer: &str, address: &str) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.unwrap();
-    let engine = runtime.block_on(start(name, peer));
+    let engine = runtime.block_on(start(name, peer, address));
     let Some(Address::Tcp(address)) = engine.node.addresses().first() else { panic!("no address") };
     answer(address);
     for line in std::io::stdin().lines() {
@@ -57,8 +57,8 @@ pub fn run(name: &str, peer: &str) {
     std::process::exit(0);
 }
 
-async fn start(name: &str, peer: &str) -> Engine {
-    let layout = if name == "a" { kv::plain() } else { kv::other() };
+async fn start(name: &str, peer: &str, address: &str) -> Engine {
+    let layout = if name.starts_with('a') { kv::plain() } else { kv::other() };
     let term_ms = TERM.as_millis() as u64;
     let mut limits = Limits::default();
     limits.heartbeat = TERM / 8;
@@ -67,7 +67,7 @@ async fn start(name: &str, peer: &str) -> Engine {
     limits.handshake = TERM * 8;
     limits.item_bytes = ITEM_BYTES;
     limits.streams = 2;
-    let peer = (peer != "-").then(|| PeerSettings::new("b", Address::Tcp(peer.parse().unwrap())));
+    let peer = (peer != "-").then(|| PeerSettings::new(peer, Address::Tcp(address.parse().unwrap())));
     let builder = Node::builder(content::pool(layout, BLOCKS))
         .name(name)
         .listen(Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))

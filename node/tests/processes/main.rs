@@ -52,7 +52,7 @@ fn child() {
     let Ok(role) = std::env::var(process::ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
     match words[..] {
-        ["node", name, peer] => child::run(name, peer),
+        ["node", name, peer, address] => child::run(name, peer, address),
         ["server", seed] => crowd::serve(seed.parse().unwrap()),
         ["clients", server, first, count, process] => {
             let [first, count] = [first, count].map(|number| number.parse().unwrap());
