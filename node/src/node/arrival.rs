@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 pub struct Arrival {
     /// The sequence, with the id, tokens, committed length and priority that it had.
     pub sequence: Sequence,
-    /// Name of the node that it came from.
+    /// Name of the node that it came from; of a copy in parts, the node with the first part.
     pub from: String,
     /// Number of its blocks.
     pub blocks: usize,

@@ -28,6 +28,12 @@
 //! the driver or the runtime, the request gets it back. If the peer was told to commit by then, it
 //! comes with [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).
 //!
+//! # Parts
+//!
+//! The parts of a copy share one import, which lives as long as any of them: the first part reserves
+//! the blocks, and the last one's commit takes it. The bytes of a part arrive in a [staging](staging)
+//! and go into the import when they are verified.
+//!
 //! # Incarnations
 //!
 //! Each start of a node has a number. Another number under the same name is another process, and says

@@ -110,12 +110,15 @@ fn with_heads(layout: &KvLayout, heads: u32) -> Result<KvLayout, LayoutError> {
     builder.dtype(layout.dtype()).scales(scales).build()
 }
 
+/// The bytes of staged frames that have arrived.
+type StagedFrames = Vec<Option<Box<[u8]>>>;
+
 /// A storage whose frames hold bytes between their arrival and their check.
 #[derive(Debug)]
 struct Staging {
     layout: KvLayout,
     /// By the first frame of each reservation: the bytes of its frames.
-    staged: Mutex<BTreeMap<u32, Vec<Option<Box<[u8]>>>>>,
+    staged: Mutex<BTreeMap<u32, StagedFrames>>,
 }
 
 impl Staging {
