@@ -172,7 +172,7 @@ fn a_wrong_token_is_refused_and_named() {
     assert_eq!(b.json(&format!("stats {right}"))["extra"]["node"]["peers_up"], 0);
     let (code, errors) = a.end(Signal::TERM);
     assert_eq!(code, Some(0));
-    assert!(errors.contains("not reached, peer: b") && errors.contains("token is wrong"), "{errors}");
+    assert!(errors.contains("no link, peer: b") && errors.contains("token is wrong"), "{errors}");
     let errors = ends_clean(b, &right);
     assert!(errors.contains("a connection was refused") && errors.contains("token is wrong"), "{errors}");
 }

@@ -120,7 +120,7 @@ impl Rank {
     /// Waits until the sources have said their commit.
     async fn has_agreed(&self) {
         let agreed = async {
-            let is_it = |record: &MigrationRecord| record.state == MigrationState::InDoubt;
+            let is_it = |record: &MigrationRecord| record.state == MigrationState::Committing;
             while !self.node.migrations().await.unwrap().iter().any(is_it) {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }

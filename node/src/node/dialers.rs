@@ -16,12 +16,15 @@ const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// A link that lives so long is no failed attempt.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Time between two warnings about connections that were refused.
+/// Time in which a reason for refusing connections is logged once.
 const REPORTS: Duration = Duration::from_secs(1);
+
+/// Reasons that are logged in this time: a hostile host can cause any number of them.
+const REASONS_MAX: usize = 8;
 
 /// Accepts links for as long as the node lives.
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
-    let (mut said, mut unsaid) = (None::<Instant>, 0u64);
+    let mut refusals = Refusals::default();
     while let Some(accepted) = endpoint.next().await {
         match accepted {
             Ok(link) => {
@@ -29,12 +32,33 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
                     return;
                 }
             }
-            // Any host can cause these: they must not fill the log.
-            Err(_) if said.is_some_and(|said| said.elapsed() < REPORTS) => unsaid += 1,
-            Err(error) => {
-                tracing::warn!(%error, and_others = unsaid, "a connection was refused");
-                (said, unsaid) = (Some(Instant::now()), 0);
+            Err(error) => refusals.log(&error),
+        }
+    }
+}
+
+/// The connections that were refused lately.
+#[derive(Default)]
+struct Refusals {
+    since: Option<Instant>,
+    reasons: BTreeSet<String>,
+    unsaid: u64,
+}
+
+impl Refusals {
+    /// Logs the reason of a refusal, unless it or too many others were logged lately.
+    fn log(&mut self, error: &LinkError) {
+        if self.since.is_none_or(|since| since.elapsed() >= REPORTS) {
+            if self.unsaid > 0 {
+                tracing::warn!(connections = self.unsaid, "more connections were refused");
             }
+            *self = Self { since: Some(Instant::now()), ..Self::default() };
+        }
+        let reason = error.to_string();
+        if self.reasons.len() < REASONS_MAX && self.reasons.insert(reason) {
+            tracing::warn!(%error, "a connection was refused");
+        } else {
+            self.unsaid += 1;
         }
     }
 }
