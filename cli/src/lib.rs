@@ -9,7 +9,6 @@
 //! | [`replay`] | the replay of a trace |
 //! | `schedule` | the schedule of a replay |
 //! | `report` | its report, as JSON and as a table |
-//! | `map` | a picture of a pool |
 //! | `serve` | a process around a pool, with the feature `node` |
 //! | `output` | text and files that leave the program |
 //!
@@ -22,7 +21,6 @@
 pub mod args;
 pub mod backend;
 mod commands;
-mod map;
 mod output;
 pub mod prompts;
 pub mod replay;

@@ -5,11 +5,11 @@ use std::ops::ControlFlow;
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::compact::{DefragReport, Snapshot};
+use kvpool_map::{Picture, draw};
 
 use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
-use crate::map::{Picture, draw};
 use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};

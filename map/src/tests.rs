@@ -54,6 +54,44 @@ fn colours_tell_runs_from_crumbs() {
 }
 
 #[test]
+fn classes_and_letters_are_one_to_one() {
+    for class in Class::all() {
+        assert_eq!(Class::of_letter(class.letter()), Some(class));
+    }
+    assert_eq!(Class::all().count(), 7 + usize::from(SHADES));
+    assert_eq!([Class::of_letter('6'), Class::of_letter('x'), Class::of_letter('R')], [None; 3]);
+}
+
+#[test]
+fn a_cell_shows_its_most_common_class() {
+    let cells = Cells::of(&snapshot(frames("....#.a!ssse"), 2), 100);
+    assert_eq!((cells.frames, cells.group, cells.order), (12, 1, 2));
+    assert_eq!(cells.text, "rrrrucafssse");
+    let cells = Cells::of(&snapshot(frames("....##.!!!ae"), 2), 4);
+    assert_eq!((cells.group, cells.text.as_str()), (4, "ruf"), "of two equally common ones, the first");
+    assert_eq!(Cells::of(&snapshot(vec![], 2), 4).text, "");
+}
+
+#[test]
+fn changes_lead_from_one_view_to_the_next() {
+    let cells = |text: &str| Cells::of(&snapshot(frames(text), 1), 1000);
+    let (before, after) = (cells("..!!.!!!!!!!!!e"), cells("..!!e!!!!!!!!!!"));
+    let changes = before.changes(&after).expect("they have the same shape");
+    assert_eq!(
+        changes.iter().map(|run| (run.start, run.text.as_str())).collect::<Vec<_>>(),
+        [(4, "e"), (14, "f")]
+    );
+    let mut patched = before.clone();
+    patched.apply(&changes).unwrap();
+    assert_eq!(patched, after);
+    assert_eq!(before.changes(&before), Some(vec![]));
+    assert_eq!(before.changes(&cells("..")), None, "another shape");
+    assert!(patched.apply(&[CellRun { start: 14, text: "ff".to_owned() }]).is_err());
+    assert!(patched.apply(&[CellRun { start: 3, text: "\u{fc}".to_owned() }]).is_err());
+    assert_eq!(patched, after, "nothing is half done");
+}
+
+#[test]
 fn cells_shrink_and_then_are_shared() {
     for (frames, columns, group, row) in [
         (0, 64, 1, 14),
@@ -140,6 +178,17 @@ fn painted(path: &str, columns: usize) -> Vec<usize> {
 }
 
 proptest! {
+    /// A view and the changes to another one give the other one.
+    #[test]
+    fn changes_are_complete(a in "[.a#e!]{40}", b in "[.a#e!]{40}", cells_max in 1usize..60) {
+        let cells = |text: &str| Cells::of(&snapshot(frames(text), 1), cells_max);
+        let (mut view, after) = (cells(&a), cells(&b));
+        let changes = view.changes(&after).unwrap();
+        prop_assert!(after.text.len() <= cells_max);
+        view.apply(&changes).unwrap();
+        prop_assert_eq!(view, after);
+    }
+
     /// Every cell is painted once, in its own colour; and the colours agree with the figures.
     #[test]
     fn strips_cover_every_cell_once(text in "[.]{0,9}[.a#!0-9]{1,300}", order in 0u8..5) {

@@ -1,4 +1,4 @@
-//! The colour of a frame, and the mix of many.
+//! The colour of a class, and the mix of many.
 //!
 //! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour
 //! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well:
@@ -6,7 +6,9 @@
 
 use std::fmt;
 
-use kvpool::compact::{FrameKind, FrameState, Snapshot};
+use kvpool::compact::Snapshot;
+
+use super::class::{self, Class, SHADES as SHADE_COUNT};
 
 /// A colour: red, green, blue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -33,7 +35,7 @@ pub const EVICTABLE: Colour = Colour(0xf2, 0xdf, 0x86);
 /// Owned by no sequence.
 pub const UNNAMED: Colour = Colour(0x6c, 0x7f, 0x93);
 /// Owned, by sequence.
-pub const SHADES: [Colour; 6] = [
+pub const SHADES: [Colour; SHADE_COUNT as usize] = [
     Colour(0x1c, 0x4f, 0x80),
     Colour(0x5f, 0x9f, 0xd6),
     Colour(0x2f, 0x74, 0xb5),
@@ -47,33 +49,21 @@ const MIX_STEP: u32 = 12;
 
 /// Returns the colour of each frame.
 pub fn colours(snapshot: &Snapshot) -> Vec<Colour> {
-    let frames = snapshot.frames();
-    let colour = |frame: &FrameState| match frame.kind() {
-        FrameKind::Free => CRUMB,
-        FrameKind::Away => AWAY,
-        FrameKind::Spared => SPARED,
-        FrameKind::Evictable => EVICTABLE,
-        FrameKind::Movable => {
-            let sequence = frame.block().and_then(|(index, _)| snapshot.sequences().get(index as usize));
-            sequence.map_or(UNNAMED, |id| shade(id.0))
-        }
-        FrameKind::Fixed => FIXED,
-    };
-    let mut colours: Vec<Colour> = frames.iter().map(colour).collect();
-    let run = snapshot.order().frames();
-    for (colours, frames) in colours.chunks_exact_mut(run).zip(frames.chunks_exact(run)) {
-        if frames.iter().all(|frame| frame.kind() == FrameKind::Free) {
-            colours.fill(RUN);
-        }
-    }
-    colours
+    class::classes(snapshot).into_iter().map(colour).collect()
 }
 
-/// Returns a sequence's shade: the same in every panel, and rarely that of its neighbour.
-fn shade(sequence: u64) -> Colour {
-    // Fibonacci hashing: the upper bits of a product with 2^64 divided by the golden ratio.
-    let hash = sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    SHADES[((hash * SHADES.len() as u64) >> 32) as usize]
+/// Returns the colour of a class.
+pub fn colour(class: Class) -> Colour {
+    match class {
+        Class::Run => RUN,
+        Class::Crumb => CRUMB,
+        Class::Spared => SPARED,
+        Class::Away => AWAY,
+        Class::Owned(shade) => SHADES[usize::from(shade % SHADE_COUNT)],
+        Class::Unnamed => UNNAMED,
+        Class::Evictable => EVICTABLE,
+        Class::Fixed => FIXED,
+    }
 }
 
 /// Returns one colour for several: theirs if they are equal, else the mean, rounded.

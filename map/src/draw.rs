@@ -1,6 +1,5 @@
 //! The sheet: title, legend, and for each panel its figures, its frames and its bars.
 
-use indicatif::HumanCount;
 use kvpool::compact::{FrameKind, Snapshot};
 use svg::Document;
 use svg::node::element::{Group, Path, Rectangle, Text, Title};
@@ -238,8 +237,11 @@ fn layout(grid: Grid) -> String {
     format!("By address, {} frames a row; {cell}.", count(grid.row_frames()))
 }
 
+/// Returns a number with its digits in groups of three.
 fn count(value: usize) -> String {
-    HumanCount(value as u64).to_string()
+    let digits = value.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 fn text(x: usize, y: usize, size: usize, content: &str) -> Text {

@@ -1,0 +1,89 @@
+//! The class of a frame: what a picture distinguishes.
+
+use kvpool::compact::{FrameKind, FrameState, Snapshot};
+
+/// Number of shades of [`Class::Owned`].
+pub const SHADES: u8 = 6;
+
+/// What a picture shows of a frame. See the [crate's documentation](crate) for their meaning.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Class {
+    /// Free, in a whole run.
+    Run,
+    /// Free, outside of whole runs.
+    Crumb,
+    /// Free, in a unit that a sequence spares for its growth.
+    Spared,
+    /// Free, in a magazine or retired.
+    Away,
+    /// A movable block of a sequence, with the sequence's shade, below [`SHADES`].
+    Owned(u8),
+    /// A movable block of no sequence.
+    Unnamed,
+    /// Evictable.
+    Evictable,
+    /// Open or pinned.
+    Fixed,
+}
+
+impl Class {
+    /// Returns all classes, in the order of a legend.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let shades = (0..SHADES).map(Self::Owned);
+        [Self::Run, Self::Crumb, Self::Spared, Self::Away].into_iter().chain(shades).chain([
+            Self::Unnamed,
+            Self::Evictable,
+            Self::Fixed,
+        ])
+    }
+
+    /// Returns its letter in [`Cells`](crate::Cells): a byte of ASCII.
+    pub const fn letter(self) -> char {
+        match self {
+            Self::Run => 'r',
+            Self::Crumb => 'c',
+            Self::Spared => 's',
+            Self::Away => 'a',
+            Self::Owned(shade) => (b'0' + shade % SHADES) as char,
+            Self::Unnamed => 'u',
+            Self::Evictable => 'e',
+            Self::Fixed => 'f',
+        }
+    }
+
+    /// Returns the class of a letter.
+    pub fn of_letter(letter: char) -> Option<Self> {
+        Self::all().find(|class| class.letter() == letter)
+    }
+}
+
+/// Returns the class of each frame.
+pub(crate) fn classes(snapshot: &Snapshot) -> Vec<Class> {
+    let frames = snapshot.frames();
+    let class = |frame: &FrameState| match frame.kind() {
+        FrameKind::Free => Class::Crumb,
+        FrameKind::Away => Class::Away,
+        FrameKind::Spared => Class::Spared,
+        FrameKind::Evictable => Class::Evictable,
+        FrameKind::Movable => {
+            let sequence = frame.block().and_then(|(index, _)| snapshot.sequences().get(index as usize));
+            sequence.map_or(Class::Unnamed, |id| Class::Owned(shade(id.0)))
+        }
+        FrameKind::Fixed => Class::Fixed,
+    };
+    let mut classes: Vec<Class> = frames.iter().map(class).collect();
+    let run = snapshot.order().frames();
+    for (classes, frames) in classes.chunks_exact_mut(run).zip(frames.chunks_exact(run)) {
+        if frames.iter().all(|frame| frame.kind() == FrameKind::Free) {
+            classes.fill(Class::Run);
+        }
+    }
+    classes
+}
+
+/// Returns a sequence's shade: the same in every picture, and rarely that of its neighbour.
+fn shade(sequence: u64) -> u8 {
+    // Fibonacci hashing: the upper bits of a product with 2^64 divided by the golden ratio.
+    let hash = sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    ((hash * u64::from(SHADES)) >> 32) as u8
+}

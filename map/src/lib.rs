@@ -1,0 +1,55 @@
+//! Pictures of a pool: free frames, owned frames, and the runs of free frames.
+//!
+//! [`draw`] turns snapshots of a pool into an SVG of one file without scripts. A panel shows the
+//! pool at one moment, frame by frame in the order of addresses; two panels side by side show what
+//! a defragmentation has changed. [`Cells`] is the same view as text, a letter for each frame or
+//! group of frames, for displays that follow a pool while it changes.
+//!
+//! | file | content |
+//! |---|---|
+//! | `class` | the class of a frame, and its letter |
+//! | `palette` | the colour of a class, and the mix of many |
+//! | `grid` | frames to cells, cells to strips of equal colour |
+//! | `draw` | the sheet: title, legend, figures, panels, bars |
+//! | `cells` | the view as text, and its changes |
+//!
+//! # Classes
+//!
+//! | class | letter | frames |
+//! |---|---|---|
+//! | run | `r` | free, in a free aligned run of 2^k: the pool's order k, at which fragmentation is measured |
+//! | crumb | `c` | free, outside such runs |
+//! | spared | `s` | free, in a unit that a sequence spares for its growth |
+//! | away | `a` | free, but in a thread's magazine, or retired until batches have ended |
+//! | owned | `0` to `5` | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes |
+//! | unnamed | `u` | movable blocks of no sequence: an engine's own |
+//! | evictable | `e` | blocks that only the prefix cache keeps: an allocation evicts them when it needs them |
+//! | fixed | `f` | blocks that cannot be moved: open, pinned, or the null block |
+//!
+//! `run + crumb + spared + away + owned + unnamed + evictable + fixed == frames`. Where no frame is
+//! spared, fragmentation is at least `(crumb + away) / (run + crumb + away)` less the runs that do
+//! not fit.
+
+mod cells;
+mod class;
+mod draw;
+mod grid;
+mod palette;
+#[cfg(test)]
+mod tests;
+
+use kvpool::compact::Snapshot;
+
+pub use cells::{CellRun, Cells};
+pub use class::{Class, SHADES};
+pub use draw::draw;
+
+/// The content of a picture.
+pub struct Picture<'a> {
+    /// The title.
+    pub title: String,
+    /// Lines below the title.
+    pub notes: Vec<String>,
+    /// The panels from left to right: a title, and all frames of a pool at one moment.
+    pub panels: Vec<(&'static str, &'a Snapshot)>,
+}
