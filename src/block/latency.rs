@@ -1,5 +1,5 @@
 //! Latencies of operations: one in so many per thread and kind is timed, the others pay one
-//! increment. Waits are rare, and all of them are timed.
+//! increment. Waits and resizes are rare, and all of them are timed.
 //!
 //! An allocation is one request for blocks: a lease or handles; an append counts if it needs
 //! blocks. The release of a lease whose allocation was timed is timed too, so that other releases
@@ -18,7 +18,7 @@ const GROUPING_POWER: u8 = 4;
 const MAX_VALUE_POWER: u8 = 30;
 
 /// Number of [operations](Operation).
-const OPERATIONS: usize = 5;
+const OPERATIONS: usize = 6;
 
 /// An operation that is timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,6 +33,8 @@ pub(crate) enum Operation {
     Wait,
     /// The release of a lease or a sequence.
     Free,
+    /// A resize, also a refused one. All are timed.
+    Resize,
 }
 
 thread_local_const! {

@@ -7,6 +7,7 @@ use crate::compact::{
     ResizeOptions, ResizeReport, Snapshot,
 };
 
+use crate::block::Operation;
 use crate::error::{GrowError, ShrinkError};
 
 use super::Pool;
@@ -128,6 +129,7 @@ impl Pool {
 
     async fn resize_to(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
+        let _timing = self.0.blocks.latencies().time(Operation::Resize);
         loop {
             let from = self.total_blocks();
             if blocks < from {

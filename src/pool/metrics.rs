@@ -52,7 +52,7 @@ pub struct Metrics {
 
 /// Histograms of the latencies of operations.
 ///
-/// All but waits are sampled: one in [`sampled_every`](Self::sampled_every) per thread and kind.
+/// All but waits and resizes are sampled: one in [`sampled_every`](Self::sampled_every) per thread and kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -71,6 +71,8 @@ pub struct Latencies {
     /// Releases of leases, if their allocation was timed and they gave out no handle, and closings
     /// of sequences. Releases of handles are not timed, because a check would cost each of them.
     pub free: LatencyHistogram,
+    /// Resizes, including refused ones and their waits for batches. Not sampled.
+    pub resize: LatencyHistogram,
 }
 
 impl Latencies {
@@ -82,6 +84,7 @@ impl Latencies {
             admit: sampler.histogram(Operation::Admit),
             wait: sampler.histogram(Operation::Wait),
             free: sampler.histogram(Operation::Free),
+            resize: sampler.histogram(Operation::Resize),
         }
     }
 }

@@ -304,6 +304,31 @@ impl Pool {
         self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
     }
 
+    /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left, and
+    /// returns their number.
+    ///
+    /// Blocks that a batch in flight may see, or that are being moved, stay. Other threads may
+    /// allocate meanwhile: the blocks are evicted in slices.
+    ///
+    /// ```
+    /// # use kvpool::{Pool, storage::KvLayout};
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// assert_eq!(pool.evict_cached(0), 0, "no block is cached");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn evict_cached(&self, keep: usize) -> usize {
+        /// Blocks of a slice.
+        const SLICE: usize = 512;
+        let mut evicted = 0;
+        loop {
+            let over = self.0.blocks.evictable().saturating_sub(keep);
+            match self.0.blocks.evict_free(over.min(SLICE)) {
+                0 => return evicted,
+                more => evicted += more,
+            }
+        }
+    }
+
     /// Recounts every frame and block, and what sequences spare. Call it while no thread allocates
     /// or frees; leases and batches may be open.
     ///

@@ -67,6 +67,9 @@ pub struct Stats {
     pub spared: usize,
     /// Requests that wait in line.
     pub waiting: usize,
+    /// The same by priority: normal, high, urgent.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub waiting_by_priority: [usize; 3],
     /// The part of [`free`](Self::free) that is in threads' magazines and in the depot.
     pub in_magazines: usize,
     /// `used / total`.
@@ -145,6 +148,7 @@ impl Stats {
             held: counts.held,
             spared: blocks.spared(),
             waiting: blocks.waiting(),
+            waiting_by_priority: blocks.waiting_by_priority(),
             in_magazines: counts.in_magazines,
             utilization,
             pressure: Pressure::of(utilization),

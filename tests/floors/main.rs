@@ -30,7 +30,13 @@ const CORE: Plan = Plan { folder: "src", floors: FLOORS, reserved: RESERVED };
 /// The crate for migration between nodes.
 const NODE: Plan = Plan {
     folder: "node/src",
-    floors: &[&["wire", "settings", "protocol"], &["transport"], &["topology", "admin"], &["node"]],
+    floors: &[
+        &["wire", "settings", "protocol"],
+        &["transport"],
+        &["topology", "metrics"],
+        &["admin"],
+        &["node"],
+    ],
     reserved: &[(&["rustls"], "transport"), (&["tokio_rustls"], "transport"), (&["axum"], "admin")],
 };
 

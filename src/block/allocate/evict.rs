@@ -317,11 +317,13 @@ impl Core {
         evict(self, wanted, &mut |frames| frames.iter().for_each(|&frame| freed.push(frame)))
     }
 
-    /// Evicts up to `wanted` blocks, frees and announces them.
-    pub(crate) fn evict_free(&self, wanted: usize) {
-        if wanted > 0 && self.evict_to_free(wanted, Self::evict_any) > 0 {
+    /// Evicts up to `wanted` blocks, frees and announces them. Returns their number.
+    pub(crate) fn evict_free(&self, wanted: usize) -> usize {
+        let evicted = if wanted > 0 { self.evict_to_free(wanted, Self::evict_any) } else { 0 };
+        if evicted > 0 {
             self.announce();
         }
+        evicted
     }
 
     /// Evicts and frees the evictable blocks in these frames.

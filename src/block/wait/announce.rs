@@ -84,6 +84,18 @@ impl Core {
         self.waiters.count()
     }
 
+    /// Returns the number of waiting requests of each priority, from normal to urgent.
+    pub(crate) fn waiting_by_priority(&self) -> [usize; 3] {
+        let mut counts = [0; 3];
+        if self.waiting() > 0 {
+            self.with_line(|line| {
+                let keys = line.places.keys().chain(line.passed.keys());
+                keys.for_each(|&(Reverse(priority), ..)| counts[priority as usize] += 1);
+            });
+        }
+        counts
+    }
+
     /// Sets how long a woken head may stay unpolled before the next request has its turn.
     pub(crate) fn set_turn_patience(&self, patience: Duration) {
         let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
