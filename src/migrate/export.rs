@@ -260,6 +260,16 @@ impl Export {
         self.held().ids().iter().flatten().copied().collect()
     }
 
+    /// Returns the hashes of cached blocks, in the order of the manifest; none for a sequence.
+    ///
+    /// After [`retain`](Self::retain), those that were given back are still listed.
+    pub fn hashes(&self) -> Vec<BlockHash> {
+        match &self.contents {
+            Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
+            Contents::Sequence(_) => Vec::new(),
+        }
+    }
+
     /// Returns the storage with the bytes.
     pub fn storage(&self) -> &Arc<dyn Storage> {
         &self.end().storage

@@ -4,6 +4,7 @@
 //! manifest  ->  Import: blocks are reserved, cached ones shared; the id of a sequence is taken
 //!                 -> pieces, to be granted to the source       or bytes, written by `write`
 //!                 -> verify: the places whose bytes are wrong, to be sent again
+//!                    or arrived: the caller has verified them
 //!                 -> commit: the sequence is open here, the cached blocks can be found
 //!                 -> drop: everything is as before
 //! ```
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use crate::block::Blocks;
 use crate::error::{AllocError, FormError, ManifestError, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
-use crate::prefix::KvEvent;
+use crate::prefix::{BlockHash, KvEvent};
 use crate::sequence::{Arrival, BlockRefs, Outline, Sequence};
 use crate::storage::Storage;
 
@@ -24,7 +25,7 @@ use super::gather::Gather;
 use super::heads::{HeadRange, PackedBlock};
 use super::held::{HeldBlocks, Piece, Refs};
 use super::manifest::{
-    CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_same_form, checksum,
+    CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_distinct, check_same_form, checksum,
 };
 use super::route::End;
 use super::transfers::TransferDirection;
@@ -41,8 +42,10 @@ pub struct Import {
     missing: Vec<u32>,
     /// Of these, the ones that were not found to be right.
     unverified: BTreeSet<u32>,
-    /// Checksum of each place; none between pools of one process.
+    /// Checksum of each place; none between pools of one process, or if the caller verifies.
     checksums: Vec<u64>,
+    /// The caller [states](Self::arrived) which bytes are right.
+    is_stated: bool,
     /// The heads of several sources, if their split differs.
     gather: Option<Gather>,
 }
@@ -135,6 +138,24 @@ impl Import {
         Ok(import)
     }
 
+    /// Prepares the target of cached blocks whose bytes the caller verifies: the blocks of a chain
+    /// from its block `first` on.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; nothing was reserved.
+    pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
+        end.check_alive()?;
+        let depth = |place: u32| first.saturating_add(place);
+        let blocks = (0..).zip(hashes).map(|(place, &hash)| CachedBlock { hash, depth: depth(place) });
+        let cached = CachedBlocks { blocks: blocks.collect(), is_chain: true };
+        check_distinct(&cached.blocks)?;
+        let mut import = Self::cached(end, &cached, end.era())?;
+        import.is_stated = true;
+        import.unverified = import.missing.iter().copied().collect();
+        Ok(import)
+    }
+
     /// Prepares the target of a sequence; `era` is that of the cache before the sequence was read.
     pub(super) fn sequence(end: &End, outline: Outline, era: u64) -> Result<Self, TransferError> {
         let id = outline.id;
@@ -186,8 +207,8 @@ impl Import {
         arriving: Arriving,
     ) -> Self {
         let held = HeldBlocks::new(end, TransferDirection::Import, sequence, ids, Refs::Listed(refs));
-        let (unverified, checksums) = (BTreeSet::new(), Vec::new());
-        Self { held: Arc::new(held), arriving, missing, unverified, checksums, gather: None }
+        let (unverified, checksums, is_stated) = (BTreeSet::new(), Vec::new(), false);
+        Self { held: Arc::new(held), arriving, missing, unverified, checksums, is_stated, gather: None }
     }
 
     /// Returns the number of the transfer, which no other of the pool has.
@@ -232,7 +253,8 @@ impl Import {
     /// Returns the frames of missing blocks, at these places of the manifest, to be written by a
     /// transport in the packed form of this pool.
     ///
-    /// They must be [verified](Self::verify) afterwards, again if they were before.
+    /// They must be [verified](Self::verify), or [stated](Self::arrived) to be right, afterwards,
+    /// again if they were before.
     ///
     /// # Errors
     ///
@@ -245,10 +267,30 @@ impl Import {
         }
         self.check_missing(places)?;
         let piece = self.held.open_piece(places)?;
-        if !self.checksums.is_empty() {
+        if !self.checksums.is_empty() || self.is_stated {
             self.unverified.extend(places);
         }
         Ok(piece)
+    }
+
+    /// States that the bytes of a missing block are in its frame, and are those of its hash: the
+    /// caller has verified them by a checksum of its own.
+    ///
+    /// Only for an import of [hashes](crate::Pool::import_prefix); otherwise the manifest's checksums
+    /// decide.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NotTransferred`]; [`TransferError::InTransfer`] while a transport has a hold;
+    /// [`TransferError::Manifest`] if there is a manifest. Nothing changes.
+    pub fn arrived(&mut self, place: u32) -> Result<(), TransferError> {
+        if !self.is_stated {
+            return Err(ManifestError::Sources { what: "the checksums" }.into());
+        }
+        self.check_missing(&[place])?;
+        self.held.exclusive()?;
+        self.unverified.remove(&place);
+        Ok(())
     }
 
     fn check_missing(&self, places: &[u32]) -> Result<(), TransferError> {
@@ -326,7 +368,7 @@ impl Import {
     /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Storage`].
     pub fn verify(&mut self) -> Result<Vec<u32>, TransferError> {
         self.held.exclusive()?;
-        if self.gather.is_none() {
+        if self.gather.is_none() && !self.is_stated {
             self.verify_checksums()?;
         }
         Ok(self.unverified.iter().copied().collect())

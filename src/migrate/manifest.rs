@@ -280,7 +280,8 @@ fn exactly(what: &'static str, got: u64, want: u64) -> Result<(), ManifestError>
     if got == want { Ok(()) } else { Err(ManifestError::Contradiction { what, got, want }) }
 }
 
-fn check_distinct(blocks: &[CachedBlock]) -> Result<(), ManifestError> {
+/// Checks that no hash is repeated.
+pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), ManifestError> {
     let mut seen = std::collections::HashMap::new();
     for (second, block) in (0..).zip(blocks) {
         if let Some(first) = seen.insert(block.hash, second) {

@@ -78,6 +78,21 @@ impl Pool {
         Import::new(&self.end()?, manifest)
     }
 
+    /// Reserves blocks for cached ones that come from a store outside of any pool, and shares those
+    /// that are cached here.
+    ///
+    /// The hashes are those of a chain from its block `first` on; as many are
+    /// [accepted](Import::accepted) as there is room for. There is no manifest: the caller verifies the
+    /// bytes of each missing block, and [states](Import::arrived) that they are right.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Manifest`] if a hash
+    /// is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
+        Import::prefix(&self.end()?, first, hashes)
+    }
+
     /// Reserves the blocks of a manifest whose source holds other heads of the model.
     ///
     /// `own` are the heads that this pool holds. Further sources are
@@ -115,7 +130,13 @@ impl Pool {
         Ok(())
     }
 
-    fn remote(&self, name: &str) -> Result<Arc<dyn Remote>, TransferError> {
+    /// Returns a node that the pool can [reach](super::Target::node), for transfers of exports and
+    /// hashes.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::UnknownNode`].
+    pub fn remote(&self, name: &str) -> Result<Arc<dyn Remote>, TransferError> {
         let remotes = self.0.remotes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let remote = remotes.and_then(|remotes| remotes.upgrade()?.remote(name));
         remote.ok_or_else(|| TransferError::UnknownNode { name: name.into() })

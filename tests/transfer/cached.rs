@@ -1,7 +1,7 @@
 //! Cached blocks leave by an export and arrive by an import.
 
 use kvpool::prefix::{Chain, PrefixKeys};
-use kvpool::{AllocRequest, Imported, Pool, TransferError};
+use kvpool::{AllocRequest, Imported, Pool, TransferDirection, TransferError};
 
 use super::halves::send_all;
 use super::kv::{admit, cached, is_idle, other, plain, pool, pools, prompt};
@@ -75,5 +75,59 @@ fn a_prefix() {
     let none = from.export_prefix(0, &[]).unwrap();
     assert!(none.is_empty());
     drop(none);
+    [from, to].iter().for_each(is_idle);
+}
+
+/// Blocks of a store outside of any pool: the caller verifies, and says what is right.
+#[test]
+fn hashes_without_a_manifest() {
+    let (from, to) = pools(50);
+    let tokens = prompt(1, 30);
+    drop(admit(&to, 1, &tokens[..13]).unwrap());
+    drop(admit(&from, 7, &tokens).unwrap());
+    let hashes = hashes(&to, &tokens);
+    let export = from.export_prefix(0, &hashes).unwrap();
+    assert_eq!(export.hashes(), hashes);
+    let mut import = to.import_prefix(0, &hashes).unwrap();
+    assert_eq!((import.missing(), import.shared_blocks()), (&[3, 4, 5, 6][..], 3));
+    // A block is missing until its bytes are stated, and again once its frame is given out.
+    for place in [3, 4, 5] {
+        let piece = import.piece(&[place]).unwrap();
+        let packed = export.packed(place, None).unwrap();
+        assert_eq!(import.arrived(place), Err(TransferError::InTransfer { holds: 1 }));
+        // SAFETY: of a piece of an import, whose hold lives.
+        unsafe { import.storage().unpack(&piece.runs, &packed) }.unwrap();
+        drop(piece);
+        import.arrived(place).unwrap();
+    }
+    assert_eq!(import.arrived(0), Err(TransferError::NotTransferred { place: 0 }));
+    drop(import.piece(&[5]).unwrap());
+    assert_eq!(import.verify(), Ok(vec![5, 6]));
+    import = *import.commit().unwrap_err().import;
+    import.arrived(5).unwrap();
+    import.write(6, None, &export.packed(6, None).unwrap()).unwrap();
+    assert!(matches!(import.commit().unwrap(), Imported::Cached(7)));
+    assert_eq!(cached(&to, &[&tokens[..], &[0]].concat()), 7);
+    // With a manifest its checksums decide.
+    let mut import = pool(plain(), 10).import(&export.manifest().unwrap()).unwrap();
+    assert!(matches!(import.arrived(0), Err(TransferError::Manifest(_))));
+    drop((import, export));
+    assert!(matches!(to.import_prefix(0, &[hashes[0]; 2]), Err(TransferError::Manifest(_))));
+    [from, to].iter().for_each(is_idle);
+}
+
+/// A block that is given up while its bytes may still come has no other owner.
+#[test]
+fn a_hash_in_quarantine() {
+    let (from, to) = pools(8);
+    let tokens = prompt(1, 5);
+    let mut import = to.import_prefix(0, &hashes(&from, &tokens)[..1]).unwrap();
+    let piece = import.piece(&[0]).unwrap();
+    drop(import);
+    let [transfer] = &to.owners().transfers[..] else { panic!("{:?}", to.owners()) };
+    assert_eq!((transfer.direction, transfer.quarantined), (TransferDirection::Import, true));
+    assert!(to.allocate(AllocRequest::new(8)).is_err());
+    assert_eq!(cached(&to, &tokens), 0);
+    drop(piece);
     [from, to].iter().for_each(is_idle);
 }
