@@ -337,6 +337,24 @@ async fn parts_are_refused_with_the_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_copy_in_parts_takes_one_place_of_the_arrivals() {
+    let mut there = [start(&model(), "target", (0, 1), &[], |node| node.arrivals(1)).await];
+    let here = ranks(&model(), "source", 2, &there).await;
+    // The place of a copy that has ended is free again: so the second one arrives too.
+    for copy in 0..2 {
+        let send = |rank: usize| {
+            let export = here[rank].pool().export(here[rank].open()).unwrap();
+            here[rank].node.send_part(export, MigrationId(copy), part(rank, 2), "target0")
+        };
+        let (first, second) = tokio::join!(send(0), send(1));
+        first.unwrap();
+        second.unwrap();
+        drop(there[0].arrival().await);
+    }
+    there[0].is_idle().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_for_parts_is_bounded() {
     let blocks = whole(&model().tensor_parallel(2).build().unwrap());
     let needed = (BLOCKS * blocks[0].len()) as u64;

@@ -109,6 +109,13 @@ impl Guest {
     pub fn writing(&self) {
         self.enter(Stage::Writing);
         self.answered.notify_one();
+        // One that waits for a place can cut this connection now.
+        self.connections.left.notify_one();
+    }
+
+    fn is_answering(&self) -> bool {
+        let places = self.connections.places();
+        places.open.iter().any(|place| place.number == self.number && place.stage == Stage::Answering)
     }
 
     fn enter(&self, stage: Stage) {
@@ -124,8 +131,18 @@ impl Guest {
             self.answered.notified().await;
             sleep(write).await;
         };
+        let cut = async {
+            loop {
+                self.cut.notified().await;
+                if !self.is_answering() {
+                    return;
+                }
+                // It was chosen while it waited for its request, which came: another one has to go.
+                self.connections.left.notify_one();
+            }
+        };
         tokio::select! {
-            () = self.cut.notified() => {}
+            () = cut => {}
             () = unread => {}
         }
     }
@@ -186,5 +203,21 @@ mod tests {
         guest.answering();
         guest.writing();
         timeout(LONG, guest.expired(SHORT)).await.expect("the time is over");
+    }
+
+    #[tokio::test]
+    async fn a_request_that_came_meanwhile_is_answered() {
+        let all = Connections::new(1);
+        let first = all.admit().await;
+        let waiting = all.clone();
+        let newcomer = tokio::spawn(async move { drop(waiting.admit().await) });
+        // It chooses the first one, whose request comes now.
+        tokio::task::yield_now().await;
+        first.answering();
+        assert!(timeout(SHORT, first.expired(LONG)).await.is_err(), "the node decides");
+        first.writing();
+        timeout(LONG, first.expired(LONG)).await.expect("it makes room");
+        drop(first);
+        timeout(LONG, newcomer).await.expect("a place").unwrap();
     }
 }

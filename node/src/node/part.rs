@@ -40,7 +40,8 @@ pub enum PartError {
 pub struct SendPartError {
     /// The cause.
     pub error: PartError,
-    /// The export. The target has not committed the copy, and will not.
+    /// The export. The target has not committed the copy, and will not, except if the cause is
+    /// [`TransferError::InDoubt`].
     pub export: Box<Export>,
 }
 
@@ -68,7 +69,7 @@ impl Node {
     /// # Errors
     ///
     /// [`SendPartError`] with the export, whose sequence is as before. A refusal of the peer is a
-    /// [`TransferError::Node`] that says why.
+    /// [`TransferError::Node`] that says why. After [`TransferError::InDoubt`] the peer may have the copy.
     pub async fn send_part(
         &self,
         export: Export,

@@ -9,6 +9,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use kvpool::{HeadRange, Import, Imported, Manifest, Pool, Run, SequenceId, TransferError};
 
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::mpsc::{OwnedPermit, Sender};
+
+use super::arrival::Arrival;
 use super::staging::{Staged, StagingError, Stagings};
 use super::work::{self, Piece, Reserved, Verified, text};
 use crate::protocol::{CopyNumber, CopyPart, ManifestBytes, Part, PartFault, Places, Refusal, Text};
@@ -31,6 +35,8 @@ pub(super) struct Gathering {
 struct Gathered {
     import: Option<Import>,
     sources: Vec<HeadRange>,
+    /// Where the sequence goes.
+    place: Option<OwnedPermit<Arrival>>,
 }
 
 /// A part that arrives.
@@ -65,6 +71,18 @@ impl PartCopies {
 impl Gathering {
     fn state(&self) -> MutexGuard<'_, Gathered> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reserves a place for the arriving sequence, if no other part of the copy did.
+    pub(super) fn reserve_place(&self, arrivals: Sender<Arrival>) -> Result<(), TrySendError<()>> {
+        let mut state = self.state();
+        if state.place.is_none() {
+            state.place = Some(arrivals.try_reserve_owned().map_err(|error| match error {
+                TrySendError::Full(_) => TrySendError::Full(()),
+                TrySendError::Closed(_) => TrySendError::Closed(()),
+            })?);
+        }
+        Ok(())
     }
 
     /// Adds the manifest of a part to the import, which the first one begins.
@@ -107,6 +125,9 @@ pub(super) fn reserve(
     let gathering = gathering.ok_or_else(|| fault(PartFault::HeadsUnknown))?;
     let manifest: Manifest =
         postcard::from_bytes(bytes).map_err(|error| refused(Refusal::Manifest(text(error))))?;
+    if manifest.sequence().is_none() {
+        return Err(fault(PartFault::Cached));
+    }
     let joined = gathering.join(pool, &manifest);
     let (missing, accepted) = joined.map_err(|error| refused(work::refusal_of(pool, &manifest, error)))?;
     gathering.check_heads(part).map_err(fault)?;
@@ -171,6 +192,11 @@ impl PartImport {
             self.staged = None;
         }
         Ok(Verified { bad: places, piece: self.piece() })
+    }
+
+    /// Takes the place for the arriving sequence.
+    pub(super) fn take_place(&self) -> Option<OwnedPermit<Arrival>> {
+        self.gathering.state().place.take()
     }
 
     /// Makes the copy this pool's own, with all of its parts. On an error it is gone.

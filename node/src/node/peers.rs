@@ -46,8 +46,8 @@ pub(super) struct Peer {
     lines: Vec<Arc<Link>>,
     /// Its numbers at the transports.
     ways: HashMap<Way, PeerId>,
-    /// Whether a transport is learning how to reach it.
-    pub(super) is_being_added: bool,
+    /// Whether a transport was told how to reach it.
+    pub(super) was_added: bool,
     /// Whether another process has taken its name.
     is_former: bool,
     /// When its last link was lost, as a count of such events.
@@ -66,7 +66,7 @@ impl Peer {
             lock: of.statement.lock,
             lines: Vec::new(),
             ways: HashMap::new(),
-            is_being_added: false,
+            was_added: false,
             is_former: false,
             lost: 0,
             refused: None,
@@ -168,10 +168,11 @@ impl Peers {
         if peer.is_up() {
             return self.refuse(&new, Denial::SecondProcess);
         }
-        if new.began_ms < peer.began_ms {
+        // A clock may have been set back; a lock is proof.
+        let is_proven = peer.lock.is_some() && peer.lock == new.lock;
+        if !is_proven && new.began_ms < peer.began_ms {
             return self.refuse(&new, Denial::OlderProcess);
         }
-        let is_proven = peer.lock.is_some() && peer.lock == new.lock;
         if is_proven || restarts == Restarts::ByName || !is_at_stake(id) {
             let before = std::mem::replace(peer, new);
             peer.lines.push(link.clone());
@@ -244,7 +245,7 @@ impl Peers {
     pub(super) fn take(&mut self, name: &str) -> Vec<(LinkId, Peer)> {
         let of_name = self.all.iter().filter(|(_, peer)| peer.name == name);
         let mut ended: Vec<_> =
-            of_name.clone().filter(|(_, peer)| peer.is_former || !peer.is_up()).map(|(&id, _)| id).collect();
+            of_name.clone().filter(|(_, peer)| peer.is_former).map(|(&id, _)| id).collect();
         if ended.is_empty() {
             ended = of_name.map(|(&id, _)| id).collect();
         }

@@ -84,7 +84,8 @@ impl Driver {
             ask_at: Instant::now(),
             writing: HashSet::new(),
             said_over: VecDeque::new(),
-            next_tag: 1,
+            // Late messages about grants of another process name none of this one.
+            next_tag: fastrand::u64(1..1 << 62),
             is_draining: false,
         }
     }
@@ -118,7 +119,8 @@ impl Driver {
         self.drain();
         // Requests that are queued get an answer.
         inputs.close();
-        while let Ok(input) = inputs.try_recv() {
+        // Also those whose place in the queue is reserved.
+        while let Some(input) = inputs.recv().await {
             self.input(input);
         }
         self.peers.close().await;

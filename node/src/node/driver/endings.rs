@@ -48,9 +48,13 @@ impl Driver {
         self.setup.counters.ended(&job, &outcome);
         let (mut carried, shared_blocks) = (job.carried, job.shared_blocks());
         carried.took = job.begun.elapsed();
-        let error = |reason: Option<String>| TransferError::Node {
-            node: node.clone(),
-            reason: reason.unwrap_or_else(|| "it did not confirm".into()),
+        let is_unconfirmed = outcome == Outcome::Unconfirmed;
+        let error = |reason: Option<String>| {
+            let (node, reason) = (node.clone(), reason.unwrap_or_else(|| "it did not confirm".into()));
+            match is_unconfirmed {
+                true => TransferError::InDoubt { node, reason },
+                false => TransferError::Node { node, reason },
+            }
         };
         match job.side {
             SideJob::Source { mut export } => {

@@ -106,6 +106,7 @@ impl Driver {
         self.quarantined = rest;
         gone.iter().for_each(|grant| drop(self.end_grant(grant.way, grant.tag, SourceState::Over)));
         self.writing.retain(|(link, ..)| *link != id);
+        self.said_over.retain(|(link, ..)| *link != id);
         self.leave_transports(before);
     }
 
@@ -194,12 +195,12 @@ impl Driver {
         }
     }
 
-    /// Adds a peer to NIXL on a blocking thread; one time at a time.
+    /// Adds a peer to NIXL on a blocking thread; once for each process of it.
     fn reach(&mut self, id: LinkId, metadata: Vec<u8>) {
         let carrier = self.setup.carriers.get(&Way::Nixl).cloned();
         let (Some(carrier), Some(inputs)) = (carrier, self.setup.sender.upgrade()) else { return };
-        let Some(peer) = self.peers.get_mut(id).filter(|peer| !peer.is_being_added) else { return };
-        peer.is_being_added = true;
+        let Some(peer) = self.peers.get_mut(id).filter(|peer| !peer.was_added) else { return };
+        peer.was_added = true;
         let incarnation = peer.incarnation;
         tokio::task::spawn_blocking(move || {
             let reached = carrier.transport.add_peer(&metadata);
@@ -214,9 +215,11 @@ impl Driver {
         reached: Result<PeerId, TransportError>,
     ) {
         let Some(peer) = self.peers.get_mut(id).filter(|peer| peer.incarnation == incarnation) else {
+            if let (Ok(number), Some(carrier)) = (reached, self.setup.carriers.get(&Way::Nixl)) {
+                carrier.transport.remove_peer(number);
+            }
             return;
         };
-        peer.is_being_added = false;
         match reached {
             Ok(number) => peer.set_way(Way::Nixl, number),
             Err(error) => tracing::warn!(peer = peer.name, %error, "NIXL is not used"),

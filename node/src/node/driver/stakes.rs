@@ -45,7 +45,8 @@ impl Driver {
         self.setup.machines.status().any(|status| is_undecidable(&status) && is_up(status.link))
     }
 
-    /// Returns whether this process and a peer may both have a sequence that only one may go on with.
+    /// Returns whether this process and a peer may both have a sequence that only one may go on with, or
+    /// this process may still write into frames of a peer.
     pub(super) fn has_doubts(&self) -> bool {
         let is_in_doubt = |job: &Job| match &job.side {
             SideJob::Source { export: Slot::Here(parcel) } => parcel.is_in_doubt(),
@@ -53,5 +54,6 @@ impl Driver {
         };
         self.setup.machines.status().any(|status| is_undecidable(&status))
             || self.jobs.values().any(is_in_doubt)
+            || !self.writing.is_empty()
     }
 }

@@ -32,7 +32,9 @@ impl Driver {
     /// Sends a message of a machine. One that is dropped is repeated by its machine.
     fn message_to(&mut self, link: LinkId, envelope: Envelope) {
         if matches!(envelope.message, Message::ToTarget(ToTarget::Commit { .. })) {
-            let of = |job: &&mut Job| job.link == link && job.id == envelope.id;
+            let of = |job: &&mut Job| {
+                job.link == link && job.id == envelope.id && matches!(job.side, SideJob::Source { .. })
+            };
             if let Some(Job { side: SideJob::Source { export: Slot::Here(parcel) }, .. }) =
                 self.jobs.values_mut().find(of)
             {
@@ -208,15 +210,24 @@ impl Driver {
         };
         let brings_sequence = matches!(kind, Kind::Migrate | Kind::Replicate);
         let max = arrivals.max_capacity() as u32;
-        let refused = match brings_sequence.then(|| arrivals.try_reserve_owned()) {
+        let reserved = match &gathering {
+            _ if !brings_sequence => Ok(()),
+            // The parts of a copy bring one sequence.
+            Some(gathering) => gathering.reserve_place(arrivals),
+            None => match arrivals.try_reserve_owned() {
+                Ok(permit) => {
+                    *place = Some(permit);
+                    Ok(())
+                }
+                Err(TrySendError::Full(_)) => Err(TrySendError::Full(())),
+                Err(TrySendError::Closed(_)) => Err(TrySendError::Closed(())),
+            },
+        };
+        let refused = match reserved {
             _ if is_draining => Some(Refusal::Closed(Text::new("it is ending"))),
-            None => None,
-            Some(Ok(permit)) => {
-                *place = Some(permit);
-                None
-            }
-            Some(Err(TrySendError::Full(_))) => Some(Refusal::Unread { max }),
-            Some(Err(TrySendError::Closed(_))) => {
+            Ok(()) => None,
+            Err(TrySendError::Full(())) => Some(Refusal::Unread { max }),
+            Err(TrySendError::Closed(())) => {
                 Some(Refusal::Closed(Text::new("its engine takes no sequences")))
             }
         };
@@ -260,8 +271,11 @@ impl Driver {
         else {
             return;
         };
-        let is_taken = place.is_none() || !self.setup.arrivals.is_closed();
         let Some(import) = import.lend() else { return };
+        if let Incoming::Part(part) = &import {
+            *place = part.take_place();
+        }
+        let is_taken = place.is_none() || !self.setup.arrivals.is_closed();
         self.block(machine, move || {
             // What nothing takes is not committed: it would be closed.
             let taken = is_taken.then_some(import).ok_or_else(|| Text::new("its engine takes no sequences"));
