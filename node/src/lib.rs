@@ -34,9 +34,11 @@
 //! | [`transport`] | links, and bytes from frames to frames: TCP, Unix sockets, TLS, NIXL |
 //! | [`topology`] | devices, NUMA nodes, NICs, and the path between any two |
 //! | [`settings`] | settings of a node's process: flags, environment, file |
+//! | [`metrics`] | metrics for Prometheus |
 //! | [`admin`] | the HTTP interface |
 
 pub mod admin;
+pub mod metrics;
 mod node;
 pub mod protocol;
 pub mod settings;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request};
@@ -15,6 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
 use tokio::net::TcpStream;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::settings::{Address, Token};
@@ -103,6 +104,23 @@ pub enum ClientError {
     Problem(Problem),
 }
 
+/// An answer whose body is still to be read.
+pub(super) struct Opened {
+    pub(super) status: u16,
+    pub(super) content_type: String,
+    pub(super) body: Incoming,
+    _driver: Driver,
+}
+
+/// The task of a connection, which ends with this.
+struct Driver(JoinHandle<()>);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// A client of an admin interface.
 #[derive(Clone, Debug)]
 pub struct Client {
@@ -166,6 +184,21 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(u16, String, Bytes), ClientError> {
+        let answer = self.open(method, path, body, None).await?;
+        let (status, content_type) = (answer.status, answer.content_type);
+        let body = Limited::new(answer.body, ANSWER_BYTES_MAX).collect().await;
+        Ok((status, content_type, body.map_err(|error| self.broken(error))?.to_bytes()))
+    }
+
+    /// Sends a request, with the number of the last event if there is one; returns the head of the
+    /// answer, and its body to be read.
+    pub(super) async fn open(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        last_event: Option<&str>,
+    ) -> Result<Opened, ClientError> {
         let connect = TcpStream::connect((self.url.host.as_str(), self.url.port));
         let stream = match timeout(CONNECT, connect).await {
             Ok(Ok(stream)) => stream,
@@ -182,28 +215,31 @@ impl Client {
         if let Some(token) = &self.token {
             request = request.header(AUTHORIZATION, format!("Bearer {}", token.expose()));
         }
+        if let Some(id) = last_event {
+            request = request.header("last-event-id", id);
+        }
         let request = request.body(Full::new(body)).map_err(|error| self.broken(error))?;
-        let driver = tokio::spawn(connection);
-        let answer = async {
-            let response = sender.send_request(request).await.map_err(|error| self.broken(error))?;
-            let status = response.status().as_u16();
-            let content_type = response.headers().get(CONTENT_TYPE);
-            let content_type =
-                content_type.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
-            let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-            let body = body.map_err(|error| self.broken(error))?.to_bytes();
-            Ok((status, content_type, body))
-        };
-        let answer = answer.await;
-        driver.abort();
-        answer
+        let driver = Driver(tokio::spawn(async { drop(connection.await) }));
+        let response = sender.send_request(request).await.map_err(|error| self.broken(error))?;
+        let content_type = response.headers().get(CONTENT_TYPE);
+        Ok(Opened {
+            status: response.status().as_u16(),
+            content_type: content_type.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned(),
+            body: response.into_body(),
+            _driver: driver,
+        })
     }
 
-    fn broken(&self, reason: impl ToString) -> ClientError {
+    /// Returns the address.
+    pub fn url(&self) -> &AdminUrl {
+        &self.url
+    }
+
+    pub(super) fn broken(&self, reason: impl ToString) -> ClientError {
         ClientError::Broken { url: self.url.clone(), reason: reason.to_string() }
     }
 
-    fn foreign(&self, reason: impl ToString) -> ClientError {
+    pub(super) fn foreign(&self, reason: impl ToString) -> ClientError {
         ClientError::Foreign { url: self.url.clone(), reason: reason.to_string() }
     }
 }

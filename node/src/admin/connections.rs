@@ -2,12 +2,15 @@
 //!
 //! ```text
 //! Waiting -- header and body read --> Answering -- answer made --> Writing -- written --> closed
+//!                                         |
+//!                                         +-- an answer without end --> Following -- cut --> closed
 //! ```
 //!
 //! A connection takes one request. While it is `Waiting` or `Writing`, its caller decides how long that
 //! takes: it has deadlines, and when all places are taken, the oldest such connection is cut for a new
 //! one. So a caller that sends nothing, or reads nothing, keeps no other caller out. While it is
-//! `Answering`, the node decides, and the connection is not cut.
+//! `Answering`, the node decides, and the connection is not cut. The number of those that are
+//! `Following` the events is bounded apart, and the events cut one that does not read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,6 +27,8 @@ enum Stage {
     Answering,
     /// The caller, which reads the answer.
     Writing,
+    /// The caller, which reads an answer without end.
+    Following,
 }
 
 /// An open connection.
@@ -31,6 +36,13 @@ struct Place {
     number: u64,
     stage: Stage,
     cut: Arc<Notify>,
+}
+
+impl Place {
+    /// Returns whether the caller decides how long the connection takes.
+    fn is_idle(&self) -> bool {
+        matches!(self.stage, Stage::Waiting | Stage::Writing)
+    }
 }
 
 #[derive(Default)]
@@ -77,7 +89,7 @@ impl Connections {
                         answered: Notify::new(),
                     });
                 }
-                if let Some(idle) = places.open.iter().find(|place| place.stage != Stage::Answering) {
+                if let Some(idle) = places.open.iter().find(|place| place.is_idle()) {
                     idle.cut.notify_one();
                 }
             }
@@ -105,24 +117,40 @@ impl Guest {
         self.enter(Stage::Answering);
     }
 
-    /// States that the answer was made.
-    pub fn writing(&self) {
-        self.enter(Stage::Writing);
-        self.answered.notify_one();
-        // One that waits for a place can cut this connection now.
-        self.connections.left.notify_one();
-    }
-
     fn is_answering(&self) -> bool {
         let places = self.connections.places();
         places.open.iter().any(|place| place.number == self.number && place.stage == Stage::Answering)
     }
 
-    fn enter(&self, stage: Stage) {
-        let mut places = self.connections.places();
-        if let Some(place) = places.open.iter_mut().find(|place| place.number == self.number) {
-            place.stage = stage;
+    /// States that the answer has no end.
+    pub fn following(&self) {
+        self.enter(Stage::Following);
+    }
+
+    /// States that the answer was made.
+    pub fn writing(&self) {
+        if self.enter(Stage::Writing) {
+            self.answered.notify_one();
+            // One that waits for a place can cut this connection now.
+            self.connections.left.notify_one();
         }
+    }
+
+    /// Ends the connection.
+    pub fn cut(&self) {
+        self.cut.notify_one();
+    }
+
+    /// Returns whether the connection is in this stage now: an answer without end stays one.
+    fn enter(&self, stage: Stage) -> bool {
+        let mut places = self.connections.places();
+        let place = places.open.iter_mut().find(|place| place.number == self.number);
+        place.is_some_and(|place| {
+            if place.stage != Stage::Following {
+                place.stage = stage;
+            }
+            place.stage == stage
+        })
     }
 
     /// Waits until the connection must end: it was cut, or the caller did not read the answer in time.

@@ -2,11 +2,16 @@
 
 use std::pin::Pin;
 
+use kvpool::compact::Snapshot;
+
 use super::api::{
     AuditOutcome, DefragOutcome, Health, MigrateOrder, MigrationList, MigrationRecord, ResizeOrder,
     ResizeOutcome, StatsReport,
 };
 use super::problem::AdminError;
+use super::views::{OwnersReport, Readiness, TrimOrder, TrimOutcome};
+use crate::metrics::Scrape;
+use crate::topology::{PeerLink, TopologyReport};
 
 /// The future of an answer.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, AdminError>> + Send + 'a>>;
@@ -18,6 +23,9 @@ pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, AdminError>> + Se
 pub trait Admin: Send + Sync + 'static {
     /// Returns the state.
     fn health(&self) -> Health;
+
+    /// Returns whether the node should get work.
+    fn ready(&self) -> Readiness;
 
     /// Returns the statistics.
     ///
@@ -32,6 +40,49 @@ pub trait Admin: Send + Sync + 'static {
     ///
     /// [`AdminError::Unavailable`] if the node has ended.
     fn migrations(&self) -> Answer<'_, MigrationList>;
+
+    /// Returns the state of every frame.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Failed`].
+    fn snapshot(&self) -> Answer<'_, Snapshot>;
+
+    /// Returns the owners with the most blocks, at most `limit` of them.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Failed`].
+    fn owners(&self, limit: usize) -> Answer<'_, OwnersReport>;
+
+    /// Returns the links to peers; none for a pool alone.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`] if the node has ended.
+    fn peers(&self) -> Answer<'_, Vec<PeerLink>>;
+
+    /// Returns the machine, the paths between its parts, and the links to peers.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`] if the node has ended.
+    fn topology(&self) -> Answer<'_, TopologyReport>;
+
+    /// Returns the values of all metrics.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Failed`].
+    fn scrape(&self) -> Answer<'_, Scrape>;
+
+    /// Returns free blocks that threads cache to the pool, and evicts cached blocks beyond those to
+    /// keep. The memory stays the pool's: a [resize](Self::resize) returns it to the system.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::Unavailable`] if the node ends.
+    fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome>;
 
     /// Compacts the pool.
     ///

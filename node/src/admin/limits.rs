@@ -19,6 +19,10 @@ pub struct Limits {
     pub answer: Duration,
     /// Time in which the caller must have read the answer.
     pub write: Duration,
+    /// Callers that follow the [events](super::Notice) at a time; others are refused.
+    pub followers: usize,
+    /// Time between two events.
+    pub event_period: Duration,
 }
 
 impl Default for Limits {
@@ -31,6 +35,8 @@ impl Default for Limits {
             body: Duration::from_secs(10),
             answer: Duration::from_secs(120),
             write: Duration::from_secs(10),
+            followers: 16,
+            event_period: Duration::from_secs(1),
         }
     }
 }

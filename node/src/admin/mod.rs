@@ -3,11 +3,19 @@
 //! | route | answer |
 //! |---|---|
 //! | `GET /healthz` | [`Health`]; 503 unless the node serves; needs no token |
+//! | `GET /readyz` | [`Readiness`]; 503 unless the node should get work; needs no token |
 //! | `GET /stats` | [`StatsReport`] |
+//! | `GET /metrics` | the [metrics](crate::metrics) |
+//! | `GET /map.svg` | a picture of the pool |
+//! | `GET /owners` | [`OwnersReport`]; `?limit=N` for at most N owners, by default 1,000 |
 //! | `GET /migrations` | [`MigrationList`] |
+//! | `GET /topology` | [`TopologyReport`](crate::topology::TopologyReport) |
+//! | `GET /events` | server-sent [events](Notice) |
+//! | `GET /openapi.json` | the description of all routes |
 //! | `POST /defrag` | [`DefragOutcome`] |
 //! | `POST /resize` | [`ResizeOrder`] to [`ResizeOutcome`] |
 //! | `POST /migrate` | [`MigrateOrder`] to [`MigrationRecord`] |
+//! | `POST /trim` | [`TrimOrder`] to [`TrimOutcome`] |
 //! | `POST /audit` | [`AuditOutcome`] |
 //!
 //! Every error is a [`Problem`], as `application/problem+json` (RFC 9457).
@@ -37,6 +45,8 @@
 //! | `access` | the token, which can be replaced |
 //! | `guard` | who may call |
 //! | `limits` | limits |
+//! | `views` | readiness, owners, what was trimmed |
+//! | `events` | what followers are told |
 //! | `routes` | routes |
 //! | `connections` | the connections, and which of them makes room |
 //! | `server` | binding, and the end |
@@ -46,6 +56,9 @@ mod access;
 mod api;
 mod client;
 mod connections;
+#[cfg(test)]
+mod description_tests;
+mod events;
 mod guard;
 mod interface;
 mod limits;
@@ -55,6 +68,7 @@ mod routes;
 mod server;
 #[cfg(test)]
 mod tests;
+mod views;
 
 pub use access::{AdminAccess, NoToken};
 pub use api::{
@@ -63,8 +77,10 @@ pub use api::{
     ResizeOutcome, StatsReport,
 };
 pub use client::{AdminUrl, Client, ClientError};
+pub use events::{Follower, LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
 pub use interface::{Admin, Answer};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};
 pub use server::{AdminServer, BindError};
+pub use views::{NotReady, OwnerKind, OwnerRecord, OwnersReport, Readiness, TrimOrder, TrimOutcome};

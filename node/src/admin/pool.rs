@@ -1,12 +1,16 @@
 //! An admin interface of a pool alone, without peers.
 
 use std::any::Any;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use kvpool::compact::Snapshot;
 use kvpool::{AuditError, Pool, ResizeError, ResizeOptions};
 use serde_json::{Map, Value};
+use tokio::sync::Mutex;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::api::{
@@ -15,6 +19,9 @@ use super::api::{
 };
 use super::interface::{Admin, Answer};
 use super::problem::AdminError;
+use super::views::{NotReady, OwnersReport, Readiness, TrimOrder, TrimOutcome};
+use crate::metrics::{self, Scrape};
+use crate::topology::{PeerLink, TopologyReport, probe};
 
 /// Time between two attempts at an audit, and the number of attempts.
 const AUDIT_PAUSE: Duration = Duration::from_millis(10);
@@ -26,6 +33,9 @@ const AUDIT_CONFIRMATIONS: usize = 30;
 
 /// Time without progress after which a resize gives up: longer than a step of an engine takes.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Where the system describes its devices.
+const SYSFS: &str = "/sys";
 
 /// Traffic on the pool that an audit can halt.
 pub trait Quiet: Send + Sync + 'static {
@@ -46,6 +56,10 @@ pub struct PoolAdmin {
     started: Instant,
     traffic: Option<Arc<dyn Quiet>>,
     draining: AtomicBool,
+    audits: AtomicU64,
+    audit_failures: AtomicU64,
+    /// Held by a walk over all blocks, so that callers at the same time take one thread.
+    walking: Arc<Mutex<()>>,
 }
 
 impl PoolAdmin {
@@ -57,6 +71,9 @@ impl PoolAdmin {
             started: Instant::now(),
             traffic: None,
             draining: AtomicBool::new(false),
+            audits: AtomicU64::new(0),
+            audit_failures: AtomicU64::new(0),
+            walking: Arc::default(),
         }
     }
 
@@ -70,6 +87,20 @@ impl PoolAdmin {
     pub fn drain(&self) {
         // Relaxed: nothing is published with it.
         self.draining.store(true, Relaxed);
+    }
+
+    /// Does what takes a walk over all blocks on a thread for blocking work, one walk at a time.
+    async fn walk<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Pool) -> T + Send + 'static,
+    ) -> Result<T, AdminError> {
+        let (pool, turn) = (self.pool.clone(), self.walking.clone().lock_owned().await);
+        let walk = spawn_blocking(move || {
+            // Also if the caller has gone meanwhile.
+            let _turn = turn;
+            work(&pool)
+        });
+        walk.await.map_err(|error| AdminError::Failed(error.to_string()))
     }
 
     /// Checks that the node does not end.
@@ -95,6 +126,73 @@ impl Admin for PoolAdmin {
             HealthState::Ok
         };
         Health { state, node: self.name.clone(), version: env!("CARGO_PKG_VERSION").to_owned() }
+    }
+
+    fn ready(&self) -> Readiness {
+        let mut reasons = Vec::new();
+        if self.draining.load(Relaxed) {
+            reasons.push(NotReady::Draining);
+        }
+        if self.pool.is_lost() {
+            reasons.push(NotReady::DeviceLost);
+        }
+        Readiness { ready: reasons.is_empty(), reasons, node: self.name.clone() }
+    }
+
+    fn snapshot(&self) -> Answer<'_, Snapshot> {
+        Box::pin(self.walk(Pool::snapshot))
+    }
+
+    fn owners(&self, limit: usize) -> Answer<'_, OwnersReport> {
+        Box::pin(self.walk(move |pool| OwnersReport::of(&pool.owners(), limit)))
+    }
+
+    fn peers(&self) -> Answer<'_, Vec<PeerLink>> {
+        Box::pin(async { Ok(Vec::new()) })
+    }
+
+    fn topology(&self) -> Answer<'_, TopologyReport> {
+        let name = self.name.clone();
+        Box::pin(self.walk(move |_| TopologyReport::of(probe(&name, Path::new(SYSFS), &[]))))
+    }
+
+    fn scrape(&self) -> Answer<'_, Scrape> {
+        Box::pin(async {
+            let mut scrape = Scrape::new();
+            scrape.count(&metrics::BUILD, &[env!("CARGO_PKG_VERSION")], 1);
+            scrape.number(&metrics::UPTIME, &[], self.started.elapsed().as_secs_f64());
+            let mut scrape = self
+                .walk(move |pool| {
+                    metrics::pool(pool, &mut scrape);
+                    scrape
+                })
+                .await?;
+            scrape.count(&metrics::AUDITS, &[], self.audits.load(Relaxed));
+            scrape.count(&metrics::AUDIT_FAILURES, &[], self.audit_failures.load(Relaxed));
+            if let Some(traffic) = &self.traffic {
+                let counters = traffic.counters();
+                let counters = counters.values().filter_map(Value::as_object).flatten();
+                for (name, value) in counters.filter(|(name, _)| !name.ends_with("_sequence")) {
+                    if let Some(value) = value.as_u64() {
+                        scrape.count(&metrics::TRAFFIC, &[name], value);
+                    }
+                }
+            }
+            Ok(scrape)
+        })
+    }
+
+    fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome> {
+        Box::pin(async move {
+            self.check_serving()?;
+            self.walk(move |pool| {
+                let (begun, before) = (Instant::now(), pool.counts());
+                pool.trim();
+                let evicted = order.keep.map_or(0, |keep| pool.evict_cached(keep));
+                TrimOutcome::of(&before, &pool.counts(), evicted, begun.elapsed().as_secs_f64() * 1e3)
+            })
+            .await
+        })
     }
 
     fn stats(&self) -> Answer<'_, StatsReport> {
@@ -151,6 +249,7 @@ impl Admin for PoolAdmin {
 
     fn audit(&self) -> Answer<'_, AuditOutcome> {
         Box::pin(async {
+            self.audits.fetch_add(1, Relaxed);
             let _halted = self.traffic.as_ref().map(|traffic| traffic.clone().halt());
             let is_loud = || self.traffic.as_ref().is_some_and(|traffic| !traffic.is_quiet());
             let mut found: Option<(AuditError, usize)> = None;
@@ -169,7 +268,10 @@ impl Admin for PoolAdmin {
                     (Err(error), _) => Some((error, 1)),
                 };
                 match found {
-                    Some((finding, AUDIT_CONFIRMATIONS..)) => return Ok(AuditOutcome::unsound(finding)),
+                    Some((finding, AUDIT_CONFIRMATIONS..)) => {
+                        self.audit_failures.fetch_add(1, Relaxed);
+                        return Ok(AuditOutcome::unsound(finding));
+                    }
                     _ => sleep(AUDIT_PAUSE).await,
                 }
             }

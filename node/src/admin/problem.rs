@@ -42,6 +42,9 @@ pub enum AdminError {
     /// It took longer than the limit. Nothing is left half done.
     #[error("{0}")]
     Timeout(String),
+    /// There are as many callers of this kind as the limits permit.
+    #[error("{0}")]
+    TooMany(String),
     /// The node cannot do this.
     #[error("{0}")]
     Unsupported(String),
@@ -66,6 +69,7 @@ impl AdminError {
             Self::TooLarge { .. } => (413, "too-large", "Body too large"),
             Self::ContentType => (415, "content-type", "Wrong content type"),
             Self::Invalid(_) => (422, "invalid", "Invalid body"),
+            Self::TooMany(_) => (429, "too-many", "Too many callers"),
             Self::Failed(_) => (500, "failed", "Failed"),
             Self::Unsupported(_) => (501, "unsupported", "Not supported"),
             Self::Unavailable(_) => (503, "unavailable", "Not serving"),

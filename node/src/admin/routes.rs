@@ -11,13 +11,17 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use kvpool_map::{Picture, draw};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
+use crate::metrics::CONTENT_TYPE as CONTENT_TYPE_OF_METRICS;
+
 use super::access::AdminAccess;
 use super::api::HealthState;
 use super::connections::Guest;
+use super::events::Hub;
 use super::guard;
 use super::interface::Admin;
 use super::limits::Limits;
@@ -29,18 +33,49 @@ pub(super) struct Shared {
     pub admin: Arc<dyn Admin>,
     pub access: AdminAccess,
     pub limits: Limits,
+    pub hub: Arc<Hub>,
 }
+
+/// Declares the routes: a list of them, and their handlers.
+macro_rules! routes {
+    ($($method:ident $path:literal => $handler:ident;)*) => {
+        /// Methods and paths.
+        #[cfg(test)]
+        pub(super) const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path)),*];
+
+        fn routes() -> Router<Shared> {
+            Router::new()$(.route($path, $method($handler)))*
+        }
+    };
+}
+
+routes! {
+    get "/healthz" => health;
+    get "/readyz" => ready;
+    get "/stats" => stats;
+    get "/metrics" => metrics;
+    get "/map.svg" => map;
+    get "/owners" => owners;
+    get "/migrations" => migrations;
+    get "/topology" => topology;
+    get "/events" => events;
+    get "/openapi.json" => openapi;
+    post "/defrag" => defrag;
+    post "/resize" => resize;
+    post "/migrate" => migrate;
+    post "/trim" => trim;
+    post "/audit" => audit;
+}
+
+/// The description of the routes.
+pub(super) const OPENAPI: &str = include_str!("../../../docs/openapi.json");
+
+/// Owners that are listed, unless a request names another number.
+const OWNERS: usize = 1000;
 
 /// Returns the routes, with the checks and limits of every request.
 pub(super) fn router(shared: Shared) -> Router {
-    Router::new()
-        .route("/healthz", get(health))
-        .route("/stats", get(stats))
-        .route("/migrations", get(migrations))
-        .route("/defrag", post(defrag))
-        .route("/resize", post(resize))
-        .route("/migrate", post(migrate))
-        .route("/audit", post(audit))
+    routes()
         .fallback(async |request: Request| {
             AdminError::NotFound(format!("there is no route {}", request.uri().path()))
         })
@@ -53,7 +88,7 @@ pub(super) fn router(shared: Shared) -> Router {
 
 /// Checks who calls, and bounds the time of the answer.
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
-    let is_public = request.uri().path() == "/healthz";
+    let is_public = matches!(request.uri().path(), "/healthz" | "/readyz");
     let token = at.access.token();
     if let Err(error) = guard::check(token.as_deref(), request.method(), request.headers(), is_public) {
         return error.into_response();
@@ -73,6 +108,55 @@ async fn health(State(at): State<Shared>) -> Response {
     let is_ok = health.state == HealthState::Ok;
     let status = if is_ok { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, json(&health)).into_response()
+}
+
+async fn ready(State(at): State<Shared>) -> Response {
+    let readiness = at.admin.ready();
+    let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, json(&readiness)).into_response()
+}
+
+async fn metrics(State(at): State<Shared>) -> Result<Response, AdminError> {
+    let text = at.admin.scrape().await?.encode(&at.admin.health().node);
+    Ok(answer(StatusCode::OK, CONTENT_TYPE_OF_METRICS, text))
+}
+
+async fn map(State(at): State<Shared>) -> Result<Response, AdminError> {
+    let snapshot = at.admin.snapshot().await?;
+    let note = format!("{} frames.", snapshot.frames().len());
+    let picture =
+        Picture { title: at.admin.health().node, notes: vec![note], panels: vec![("Now", &snapshot)] };
+    Ok(answer(StatusCode::OK, "image/svg+xml", draw(&picture)))
+}
+
+async fn owners(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let limit = match request.uri().query() {
+        None => OWNERS,
+        Some(query) => {
+            query.strip_prefix("limit=").and_then(|limit| limit.parse().ok()).ok_or_else(|| {
+                AdminError::BadRequest("the only parameter is limit=N, a whole number of owners".to_owned())
+            })?
+        }
+    };
+    Ok(json(&at.admin.owners(limit).await?))
+}
+
+async fn topology(State(at): State<Shared>) -> Result<Response, AdminError> {
+    Ok(json(&at.admin.topology().await?))
+}
+
+async fn events(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let last = request.headers().get("last-event-id").and_then(|id| id.to_str().ok());
+    Ok(at.hub.follow(last, request.extensions().get().cloned())?.into_response())
+}
+
+async fn openapi() -> Response {
+    answer(StatusCode::OK, "application/json", OPENAPI)
+}
+
+async fn trim(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let order = body(&at, request).await?;
+    Ok(json(&at.admin.trim(order).await?))
 }
 
 async fn stats(State(at): State<Shared>) -> Result<Response, AdminError> {
@@ -138,19 +222,23 @@ async fn nothing(at: &Shared, request: Request) -> Result<(), AdminError> {
     }
 }
 
-fn json(answer: &impl Serialize) -> Response {
-    typed(StatusCode::OK, "application/json", answer)
+fn json(value: &impl Serialize) -> Response {
+    typed(StatusCode::OK, "application/json", value)
 }
 
-fn typed(status: StatusCode, content_type: &'static str, answer: &impl Serialize) -> Response {
-    let (status, text) = match serde_json::to_vec(answer) {
+fn typed(status: StatusCode, content_type: &'static str, value: &impl Serialize) -> Response {
+    let (status, text) = match serde_json::to_vec(value) {
         Ok(text) => (status, text),
         Err(error) => {
             let problem = AdminError::Failed(format!("the answer has no form as JSON: {error}")).problem();
             (StatusCode::INTERNAL_SERVER_ERROR, serde_json::to_vec(&problem).unwrap_or_default())
         }
     };
-    let mut response = Response::new(Body::from(text));
+    answer(status, content_type, text)
+}
+
+fn answer(status: StatusCode, content_type: &'static str, text: impl Into<Body>) -> Response {
+    let mut response = Response::new(text.into());
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));

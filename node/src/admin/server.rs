@@ -23,6 +23,7 @@ use crate::settings::{Address, Token};
 
 use super::access::{AdminAccess, NoToken};
 use super::connections::{Connections, Guest};
+use super::events::Hub;
 use super::interface::Admin;
 use super::limits::Limits;
 use super::routes::{Shared, router};
@@ -139,9 +140,11 @@ impl AdminServer {
     ) -> io::Result<()> {
         let listener = TcpListener::from_std(self.listener)?;
         let limits = self.limits;
-        let routes = router(Shared { admin, access: self.access, limits });
+        let hub = Hub::new(limits);
+        let routes = router(Shared { admin: admin.clone(), access: self.access, limits, hub: hub.clone() });
         let connections = Connections::new(limits.connections);
         let mut tasks = JoinSet::new();
+        let mut news = pin!(hub.clone().run(admin));
         let mut end = pin!(end);
         loop {
             let admitted = async {
@@ -154,12 +157,15 @@ impl AdminServer {
                     while tasks.try_join_next().is_some() {}
                     tasks.spawn(serve(stream, routes.clone(), guest, limits));
                 }
+                () = &mut news => break,
                 () = &mut end => break,
             }
         }
         // The port is free from here on.
         drop(listener);
         connections.cut_waiting();
+        // Otherwise followers would hold up the end.
+        hub.close();
         // Connections that do not end in time are dropped with the set.
         let _ = timeout(drain, async { while tasks.join_next().await.is_some() {} }).await;
         Ok(())

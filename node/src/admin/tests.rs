@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::settings::{Address, Token};
 
-const TOKEN: &str = "a-token-for-the-tests";
+pub(super) const TOKEN: &str = "a-token-for-the-tests";
 
 fn pool() -> Pool {
     let layout = KvLayout::named("tiny").unwrap();
@@ -29,17 +29,17 @@ fn bound(token: Option<&str>, limits: Limits) -> AdminServer {
 }
 
 /// A server on a free port.
-struct Served {
-    address: SocketAddr,
+pub(super) struct Served {
+    pub(super) address: SocketAddr,
     access: AdminAccess,
-    pool: Pool,
-    admin: Arc<PoolAdmin>,
+    pub(super) pool: Pool,
+    pub(super) admin: Arc<PoolAdmin>,
     end: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
 impl Served {
-    fn start(token: Option<&str>, limits: Limits) -> Self {
+    pub(super) fn start(token: Option<&str>, limits: Limits) -> Self {
         let pool = pool();
         let admin = Arc::new(PoolAdmin::new("n1", pool.clone()));
         Self { pool, admin: admin.clone(), ..Self::serve(bound(token, limits), admin) }
@@ -65,18 +65,18 @@ impl Served {
         Self { address, access, pool, admin, end, task }
     }
 
-    fn client(&self, token: Option<&str>) -> Client {
+    pub(super) fn client(&self, token: Option<&str>) -> Client {
         let token = token.map(|token| Token::new(token).unwrap());
         Client::new(format!("http://{}/", self.address).parse().unwrap(), token)
     }
 
-    async fn stop(self) {
+    pub(super) async fn stop(self) {
         let _ = self.end.send(());
         timeout(Duration::from_secs(20), self.task).await.expect("it ends").unwrap();
     }
 
     /// Sends bytes and returns the whole answer.
-    async fn raw(&self, request: &str) -> String {
+    pub(super) async fn raw(&self, request: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = Vec::new();
@@ -86,7 +86,7 @@ impl Served {
     }
 
     /// Sends a request with a header and returns status, content type and JSON of the answer.
-    async fn exchange(&self, line: &str, headers: &str, body: &str) -> (u16, String, Value) {
+    pub(super) async fn exchange(&self, line: &str, headers: &str, body: &str) -> (u16, String, Value) {
         let host = if headers.contains("Host:") { "" } else { "Host: localhost\r\n" };
         let length = body.len();
         let request = format!(
@@ -100,7 +100,14 @@ impl Served {
     }
 
     /// Checks that a request is answered by a problem of this status and kind.
-    async fn refuses(&self, line: &str, headers: &str, body: &str, status: u16, kind: &str) -> Value {
+    pub(super) async fn refuses(
+        &self,
+        line: &str,
+        headers: &str,
+        body: &str,
+        status: u16,
+        kind: &str,
+    ) -> Value {
         let (got, content_type, problem) = self.exchange(line, headers, body).await;
         assert_eq!(got, status, "{line}: {problem}");
         assert_eq!(content_type, "application/problem+json", "{line}");

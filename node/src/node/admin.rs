@@ -1,16 +1,22 @@
 //! The admin interface of a node: that of its pool, with peers and migrations.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use kvpool::SequenceId;
+use kvpool::compact::Snapshot;
 use serde_json::{Map, Value, json};
 
 use super::error::NodeError;
 use super::operator::Operator;
 use crate::admin::{
     Admin, AdminError, Answer, AuditOutcome, DefragOutcome, Health, MigrateOrder, MigrationList,
-    MigrationRecord, PoolAdmin, ResizeOrder, ResizeOutcome, StatsReport,
+    MigrationRecord, MigrationState, NotReady, OwnersReport, PoolAdmin, Readiness, ResizeOrder,
+    ResizeOutcome, StatsReport, TrimOrder, TrimOutcome,
 };
+use crate::metrics::{self, Scrape};
+use crate::settings::Address;
+use crate::topology::{Peer, PeerLink, TopologyReport};
 
 /// Time for which an order waits for a sequence that is in a step of the engine.
 const OFFER_PATIENCE: Duration = Duration::from_secs(2);
@@ -63,6 +69,58 @@ impl NodeAdmin {
         Ok(extra)
     }
 
+    /// Adds the counters of the node to a scrape.
+    async fn add_counters(&self, scrape: &mut Scrape) -> Result<(), NodeError> {
+        let counters = self.operator.counters();
+        let status = self.operator.status().await?;
+        for (outcome, count) in [
+            ("sent", counters.sent),
+            ("received", counters.received),
+            ("refused", counters.refused),
+            ("failed", counters.failed),
+        ] {
+            scrape.count(&metrics::NODE_MIGRATIONS, &[outcome], count);
+        }
+        scrape.count(&metrics::SENT_BYTES, &[], counters.sent_bytes);
+        scrape.count(&metrics::GRANTED_BYTES, &[], counters.granted_bytes);
+        scrape.count(&metrics::BAD_BLOCKS, &[], counters.bad_blocks);
+        scrape.count(&metrics::IN_DOUBT, &[], counters.in_doubt);
+        scrape.count(&metrics::DROPPED_MESSAGES, &[], counters.dropped_messages);
+        scrape.count(&metrics::QUARANTINES, &[], counters.quarantined_transfers);
+        scrape.count(&metrics::QUARANTINED_GRANTS, &[], status.quarantined_grants as u64);
+        let mut running = BTreeMap::<_, u64>::new();
+        for record in status.migrations {
+            if !matches!(record.state, MigrationState::Committed | MigrationState::Aborted) {
+                *running.entry((word(&record.side), word(&record.state))).or_default() += 1;
+            }
+        }
+        for ((side, state), count) in running {
+            scrape.count(&metrics::MIGRATIONS, &[&side, &state], count);
+        }
+        for link in self.links().await? {
+            scrape.count(&metrics::PEER_UP, &[&link.name], u64::from(link.is_up));
+        }
+        Ok(())
+    }
+
+    /// Returns the links to all peers that are configured or were ever linked, by name.
+    async fn links(&self) -> Result<Vec<PeerLink>, NodeError> {
+        let peers = self.operator.status().await?.peers;
+        let mut reasons = BTreeMap::from_iter(self.operator.unreached());
+        let mut links = BTreeMap::new();
+        for (name, address) in self.operator.peer_addresses() {
+            links.insert(name, (Some(address.to_string()), false));
+        }
+        for (name, is_up) in peers {
+            links.entry(name).or_insert((None, false)).1 = is_up;
+        }
+        let link = |(name, (address, is_up)): (String, (Option<String>, bool))| {
+            let reason = reasons.remove(&name).filter(|_| !is_up);
+            PeerLink::new(name, address, is_up, reason)
+        };
+        Ok(links.into_iter().map(link).collect())
+    }
+
     /// Begins a migration; waits while the engine has the sequence in a step.
     async fn begin(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, AdminError> {
         let asked = Instant::now();
@@ -95,6 +153,51 @@ impl From<NodeError> for AdminError {
 impl Admin for NodeAdmin {
     fn health(&self) -> Health {
         self.pool.health()
+    }
+
+    fn ready(&self) -> Readiness {
+        let mut readiness = self.pool.ready();
+        if !self.operator.has_tried_peers() {
+            readiness.reasons.push(NotReady::PeersNotTried);
+            readiness.ready = false;
+        }
+        readiness
+    }
+
+    fn snapshot(&self) -> Answer<'_, Snapshot> {
+        self.pool.snapshot()
+    }
+
+    fn owners(&self, limit: usize) -> Answer<'_, OwnersReport> {
+        self.pool.owners(limit)
+    }
+
+    fn peers(&self) -> Answer<'_, Vec<PeerLink>> {
+        Box::pin(async { Ok(self.links().await?) })
+    }
+
+    fn topology(&self) -> Answer<'_, TopologyReport> {
+        Box::pin(async {
+            let links = self.links().await?;
+            let mut machine = self.pool.topology().await?.machine;
+            machine.peers = links.iter().filter_map(peer).collect();
+            Ok(TopologyReport { links, ..TopologyReport::of(machine) })
+        })
+    }
+
+    fn scrape(&self) -> Answer<'_, Scrape> {
+        Box::pin(async {
+            let mut scrape = self.pool.scrape().await?;
+            match self.add_counters(&mut scrape).await {
+                // The pool is there until the process ends.
+                Ok(()) | Err(NodeError::Stopped) => Ok(scrape),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome> {
+        self.pool.trim(order)
     }
 
     fn stats(&self) -> Answer<'_, StatsReport> {
@@ -132,4 +235,21 @@ impl Admin for NodeAdmin {
     fn audit(&self) -> Answer<'_, AuditOutcome> {
         self.pool.audit()
     }
+}
+
+/// Returns the word of a value in JSON.
+fn word(value: &impl serde::Serialize) -> String {
+    json!(value).as_str().unwrap_or_default().to_owned()
+}
+
+/// Returns a peer as the topology records it; `None` if its address is not known.
+fn peer(link: &PeerLink) -> Option<Peer> {
+    let address: Address = link.address.as_ref()?.parse().ok()?;
+    Some(Peer {
+        name: link.name.clone(),
+        is_local: address.is_loopback(),
+        is_unix: matches!(address, Address::Unix(_)),
+        address: address.to_string(),
+        rdma: None,
+    })
 }

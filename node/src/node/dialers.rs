@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::driver::Input;
-use crate::transport::tcp::{Endpoint, LinkError, PeerSettings};
+use crate::transport::tcp::{Address, Endpoint, LinkError, PeerSettings};
 
 /// Shortest and longest pause between two attempts to reach a peer.
 const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -18,6 +18,8 @@ const SETTLED: Duration = Duration::from_secs(5);
 
 /// Time in which a reason for refusing connections is logged once.
 const REPORTS: Duration = Duration::from_secs(1);
+/// The reason for a peer that was never tried.
+const NOT_TRIED: &str = "not reached yet";
 
 /// Reasons that are logged in this time: a hostile host can cause any number of them.
 const REASONS_MAX: usize = 8;
@@ -102,7 +104,7 @@ impl Dialers {
             let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer.address == peer.address);
             let kept = if is_same { before.remove(&peer.name) } else { None };
             let dialer = kept.unwrap_or_else(|| {
-                let trouble = Trouble::new(Mutex::new(Some("not reached yet".to_owned())));
+                let trouble = Trouble::new(Mutex::new(Some(NOT_TRIED.to_owned())));
                 let dial = dial(endpoint.clone(), peer.clone(), self.inputs.clone(), trouble.clone());
                 Dialer { peer: peer.clone(), task: tokio::spawn(dial), trouble }
             });
@@ -123,6 +125,19 @@ impl Dialers {
         self.replace(Vec::new());
         self.running.drain().for_each(|(_, dialer)| dialer.task.abort());
         self.endpoint = None;
+    }
+
+    /// Returns whether every peer was reached, or refused once.
+    pub(super) fn have_tried(&self) -> bool {
+        let is_tried = |dialer: &Dialer| {
+            dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner).as_deref() != Some(NOT_TRIED)
+        };
+        self.running.values().all(is_tried)
+    }
+
+    /// Returns the addresses of the peers to which this node connects.
+    pub(super) fn addresses(&self) -> Vec<(String, Address)> {
+        self.running.values().map(|dialer| (dialer.peer.name.clone(), dialer.peer.address.clone())).collect()
     }
 
     /// Returns the peers without a link, with the reason.

@@ -143,6 +143,11 @@ impl Node {
         self.operator.migrate(id, to).await
     }
 
+    /// Returns whether every configured peer was reached, or an attempt at it failed.
+    pub fn has_tried_peers(&self) -> bool {
+        self.operator.has_tried_peers()
+    }
+
     /// Returns the configured peers without a link that this node made, with the reason.
     pub fn unreached(&self) -> Vec<(String, String)> {
         self.operator.unreached()

@@ -13,6 +13,7 @@ use super::error::NodeError;
 use super::spill::{self, Offers};
 use super::status::{Counters, NodeCounters, NodeStatus};
 use crate::admin::{MigrationRecord, MigrationSide};
+use crate::transport::tcp::Address;
 
 /// Time between two looks at a migration that was asked for.
 const BEGIN_POLL: Duration = Duration::from_millis(1);
@@ -42,6 +43,18 @@ impl Operator {
         let (answer, answered) = oneshot::channel();
         self.tell(Input::Status(answer)).await?;
         answered.await.map_err(|_| NodeError::Stopped)
+    }
+
+    /// Returns whether every configured peer was reached, or an attempt at it failed.
+    pub(super) fn has_tried_peers(&self) -> bool {
+        let Some(dialers) = self.dialers.upgrade() else { return true };
+        dialers.lock().unwrap_or_else(PoisonError::into_inner).have_tried()
+    }
+
+    /// Returns the addresses of the configured peers.
+    pub(super) fn peer_addresses(&self) -> Vec<(String, Address)> {
+        let Some(dialers) = self.dialers.upgrade() else { return Vec::new() };
+        dialers.lock().unwrap_or_else(PoisonError::into_inner).addresses()
     }
 
     /// Returns the configured peers without a link that this node made, with the reason.

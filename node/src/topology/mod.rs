@@ -15,12 +15,14 @@
 //! | `sysfs` | network interfaces, RDMA ports and memory nodes, from a tree such as `/sys` |
 //! | `driver` | devices and the links between them, from the CUDA driver |
 //! | `probe` | this machine |
+//! | `report` | a machine with its paths |
 
 #[cfg(feature = "cuda")]
 mod driver;
 mod machine;
 mod path;
 mod probe;
+mod report;
 mod sysfs;
 
 pub use machine::{
@@ -28,4 +30,5 @@ pub use machine::{
 };
 pub use path::{Endpoint, Path, PathTransport, UnknownEndpoint, path, paths};
 pub use probe::probe;
+pub use report::{PathRecord, PeerLink, TopologyReport};
 pub use sysfs::{SysfsError, read_sysfs};

@@ -1,0 +1,174 @@
+//! The events.
+
+use kvpool_map::{CellRun, Cells};
+use serde::{Deserialize, Serialize};
+
+use super::super::api::MigrationList;
+
+/// An event of a node.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(tag = "event", content = "data", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Notice {
+    /// Statistics.
+    Stats(StatsSummary),
+    /// All cells of the map.
+    Map(MapView),
+    /// Cells that changed.
+    MapChanges(MapChanges),
+    /// Migrations that are new or changed; to begin with, all.
+    Migrations(MigrationList),
+}
+
+impl Notice {
+    /// Returns the name of the event.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Stats(_) => "stats",
+            Self::Map(_) => "map",
+            Self::MapChanges(_) => "map_changes",
+            Self::Migrations(_) => "migrations",
+        }
+    }
+
+    /// Returns whether it is of a name that this version knows.
+    pub(super) fn is_known(name: &str) -> bool {
+        ["stats", "map", "map_changes", "migrations"].contains(&name)
+    }
+}
+
+/// Statistics of a node in short. Counters count since the node started: rates are the differences
+/// between two of them.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StatsSummary {
+    /// Name of the node.
+    pub node: String,
+    /// Milliseconds since the Unix epoch.
+    pub time_ms: u64,
+    /// Seconds since the node started.
+    pub uptime_s: u64,
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Blocks in the pool.
+    pub total: usize,
+    /// Owned blocks.
+    pub used: usize,
+    /// Blocks that can be allocated without evicting.
+    pub free: usize,
+    /// Cached blocks without an owner.
+    pub evictable: usize,
+    /// Freed blocks that a batch in flight may still read.
+    pub retired: usize,
+    /// Free blocks reserved for urgent requests.
+    pub reserved: usize,
+    /// Free blocks kept by moves or by a shrink in progress.
+    pub held: usize,
+    /// Open sequences.
+    pub sequences: usize,
+    /// Requests that wait in line.
+    pub waiting: usize,
+    /// Batches in flight.
+    pub batches_in_flight: u64,
+    /// Lower bound of the age of the oldest one in seconds, if there is one.
+    pub oldest_batch_s: Option<f64>,
+    /// Fragmentation rate, 0 to 1.
+    pub fragmentation: f64,
+    /// The same over free and evictable frames.
+    pub available_fragmentation: f64,
+    /// Length of the longest free run.
+    pub longest_free_run: usize,
+    /// Mean length of the runs that sequences occupy.
+    pub mean_sequence_run: f64,
+    /// Allocations of the last period, sampled.
+    pub allocation: LatencyWindow,
+    /// Waits that ended in the last period.
+    pub wait: LatencyWindow,
+    /// Counter of requests that got blocks.
+    pub allocations: u64,
+    /// Counter of blocks that were handed out.
+    pub allocated_blocks: u64,
+    /// Counter of refused requests.
+    pub refusals: u64,
+    /// Counter of looked-up tokens of prompts.
+    pub query_tokens: u64,
+    /// Counter of those that were cached.
+    pub hit_tokens: u64,
+    /// Counter of evicted blocks.
+    pub evicted_blocks: u64,
+    /// Counter of blocks that compactions moved.
+    pub moved_blocks: u64,
+    /// Counter of blocks that transfers of this pool copied.
+    pub transferred_blocks: u64,
+    /// Counter of bytes of these.
+    pub transferred_bytes: u64,
+    /// Migrations under way.
+    pub migrations_running: usize,
+    /// Peers with a link.
+    pub peers_up: usize,
+    /// Peers that are known.
+    pub peers: usize,
+}
+
+/// Times of one kind of operation in a period, in nanoseconds; each is at most 1/16 too high.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct LatencyWindow {
+    /// Number of timed operations; the times are 0 without any.
+    pub samples: u64,
+    /// Median.
+    pub p50_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// Maximum.
+    pub max_ns: u64,
+}
+
+/// All cells of the map: see [`kvpool_map::Cells`] for the letters.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MapView {
+    /// Number of frames.
+    pub frames: usize,
+    /// Frames of a cell.
+    pub group: usize,
+    /// The pool's order k: a whole run has 2^k frames.
+    pub order: u8,
+    /// A letter for each cell.
+    pub cells: String,
+}
+
+/// Cells of the map that changed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct MapChanges {
+    /// The number of a cell, and the letters from there on.
+    pub changes: Vec<(usize, String)>,
+}
+
+impl MapView {
+    pub(super) fn of(cells: &Cells) -> Self {
+        let Cells { frames, group, order, text } = cells.clone();
+        Self { frames, group, order, cells: text }
+    }
+
+    /// Changes cells. Returns false, without effect, if the changes do not fit.
+    pub fn apply(&mut self, changes: &MapChanges) -> bool {
+        let runs: Vec<_> = changes
+            .changes
+            .iter()
+            .map(|(start, text)| CellRun { start: *start, text: text.clone() })
+            .collect();
+        let text = std::mem::take(&mut self.cells);
+        let mut cells = Cells { frames: self.frames, group: self.group, order: self.order, text };
+        let is_applied = cells.apply(&runs).is_ok();
+        self.cells = cells.text;
+        is_applied
+    }
+}
+
+impl MapChanges {
+    pub(super) fn of(runs: Vec<CellRun>) -> Self {
+        Self { changes: runs.into_iter().map(|run| (run.start, run.text)).collect() }
+    }
+}

@@ -1,0 +1,149 @@
+//! The state of a node, and what changed since another one.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use kvpool::{LatencyHistogram, Metrics};
+use kvpool_map::Cells;
+
+use super::super::api::{MigrationList, MigrationRecord, MigrationSide, MigrationState};
+use super::super::interface::Admin;
+use super::super::problem::AdminError;
+use super::notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+
+/// Most cells of the map: about as many as a screen shows.
+const CELLS_MAX: usize = 4096;
+
+/// The state of a node at one moment.
+pub(super) struct View {
+    summary: StatsSummary,
+    /// For the times of the next period.
+    metrics: Metrics,
+    cells: Cells,
+    migrations: Vec<MigrationRecord>,
+}
+
+impl View {
+    /// Asks for the state, and for the times since the view before.
+    pub(super) async fn of(admin: &dyn Admin, before: Option<&Self>) -> Result<Self, AdminError> {
+        let stats = admin.stats().await?;
+        let snapshot = admin.snapshot().await?;
+        let migrations = admin.migrations().await?.migrations;
+        let peers = admin.peers().await?;
+        let (metrics, gauges) = (stats.metrics, stats.fragmentation);
+        let before = before.map(|view| &view.metrics.latencies);
+        let (now, at) = (&metrics.latencies, &metrics.stats);
+        let since = |of: fn(&kvpool::Latencies) -> &LatencyHistogram| window(of(now), before.map(of));
+        let is_running = |record: &&MigrationRecord| !has_ended(record);
+        let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let summary = StatsSummary {
+            node: stats.node,
+            time_ms: time.as_millis() as u64,
+            uptime_s: stats.uptime_s,
+            block_bytes: stats.block_bytes,
+            total: at.total,
+            used: at.used,
+            free: at.free,
+            evictable: at.evictable,
+            retired: at.retired,
+            reserved: at.reserved,
+            held: at.held,
+            sequences: stats.sequences,
+            waiting: at.waiting,
+            batches_in_flight: at.batches_in_flight,
+            oldest_batch_s: at.oldest_batch.as_ref().map(|batch| batch.age().as_secs_f64()),
+            fragmentation: gauges.rate,
+            available_fragmentation: stats.available_fragmentation,
+            longest_free_run: gauges.longest_run,
+            mean_sequence_run: snapshot.mean_sequence_run(),
+            allocation: since(|latencies| &latencies.allocate).with(since(|latencies| &latencies.append)),
+            wait: since(|latencies| &latencies.wait).window(),
+            allocations: metrics.allocations.requests,
+            allocated_blocks: metrics.allocations.blocks,
+            refusals: metrics.refusals.total(),
+            query_tokens: metrics.query_tokens,
+            hit_tokens: metrics.hit_tokens,
+            evicted_blocks: metrics.evictions.total(),
+            moved_blocks: metrics.moves.moved_blocks,
+            transferred_blocks: metrics.migrations.blocks,
+            transferred_bytes: metrics.migrations.bytes,
+            migrations_running: migrations.iter().filter(is_running).count(),
+            peers_up: peers.iter().filter(|peer| peer.is_up).count(),
+            peers: peers.len(),
+        };
+        Ok(Self { summary, metrics, cells: Cells::of(&snapshot, CELLS_MAX), migrations })
+    }
+
+    /// Returns all of it.
+    pub(super) fn whole(&self) -> Vec<Notice> {
+        vec![
+            Notice::Stats(self.summary.clone()),
+            Notice::Map(MapView::of(&self.cells)),
+            Notice::Migrations(MigrationList { migrations: self.migrations.clone() }),
+        ]
+    }
+
+    /// Returns what changed since an earlier view.
+    pub(super) fn since(&self, before: &Self) -> Vec<Notice> {
+        let mut notices = vec![Notice::Stats(self.summary.clone())];
+        match before.cells.changes(&self.cells) {
+            Some(runs) if runs.is_empty() => {}
+            // Many small changes are longer than the whole.
+            Some(runs)
+                if runs.iter().map(|run| run.text.len() + 12).sum::<usize>() < self.cells.text.len() =>
+            {
+                notices.push(Notice::MapChanges(MapChanges::of(runs)));
+            }
+            _ => notices.push(Notice::Map(MapView::of(&self.cells))),
+        }
+        let key = |record: &MigrationRecord| (record.id.clone(), record.side == MigrationSide::Source);
+        let known: HashMap<_, _> = before.migrations.iter().map(|record| (key(record), record)).collect();
+        let is_other = |record: &&MigrationRecord| known.get(&key(record)) != Some(record);
+        let migrations: Vec<_> = self.migrations.iter().filter(is_other).cloned().collect();
+        if !migrations.is_empty() {
+            notices.push(Notice::Migrations(MigrationList { migrations }));
+        }
+        notices
+    }
+}
+
+fn has_ended(record: &MigrationRecord) -> bool {
+    matches!(record.state, MigrationState::Committed | MigrationState::Aborted)
+}
+
+/// Times of a period: pairs of an interval's end and a count, ascending.
+struct Times(Vec<(u64, u64)>);
+
+/// Returns the times that were counted since an earlier reading.
+fn window(now: &LatencyHistogram, before: Option<&LatencyHistogram>) -> Times {
+    let counted: HashMap<u64, u64> = before
+        .map(|before| before.buckets.iter().map(|bucket| (bucket.up_to_ns, bucket.count)).collect())
+        .unwrap_or_default();
+    let new = now.buckets.iter().map(|bucket| {
+        (bucket.up_to_ns, bucket.count.saturating_sub(counted.get(&bucket.up_to_ns).copied().unwrap_or(0)))
+    });
+    Times(new.filter(|&(_, count)| count > 0).collect())
+}
+
+impl Times {
+    fn with(mut self, other: Self) -> LatencyWindow {
+        self.0.extend(other.0);
+        self.0.sort_unstable();
+        self.window()
+    }
+
+    fn window(&self) -> LatencyWindow {
+        let samples = self.0.iter().map(|&(_, count)| count).sum();
+        // The end of the first interval at which this share is reached.
+        let quantile = |share: f64| {
+            let rank = ((samples as f64 * share).ceil() as u64).max(1);
+            let mut seen = 0;
+            let at = self.0.iter().find(|&&(_, count)| {
+                seen += count;
+                seen >= rank
+            });
+            at.map_or(0, |&(end, _)| end)
+        };
+        LatencyWindow { samples, p50_ns: quantile(0.5), p99_ns: quantile(0.99), max_ns: quantile(1.0) }
+    }
+}

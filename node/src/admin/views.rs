@@ -1,0 +1,217 @@
+//! More answers of the admin interface: readiness, owners, and what was trimmed.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use kvpool::{BlockOwner, Owners, PinOwner, Priority, TransferDirection};
+use serde::{Deserialize, Serialize};
+
+/// Whether a node should get work.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Readiness {
+    /// Whether it should.
+    pub ready: bool,
+    /// Why it should not; empty if it should.
+    pub reasons: Vec<NotReady>,
+    /// Name of the node.
+    pub node: String,
+}
+
+/// Why a node should not get work.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum NotReady {
+    /// It ends, and accepts no new work.
+    Draining,
+    /// The device of its pool is lost.
+    DeviceLost,
+    /// It has not tried yet to reach each of its peers.
+    PeersNotTried,
+}
+
+/// Asks to give up what the pool keeps in stock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrimOrder {
+    /// Cached blocks to keep; `None`: all of them.
+    #[serde(default)]
+    pub keep: Option<usize>,
+}
+
+/// What was given up.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TrimOutcome {
+    /// Free blocks that left threads' magazines and the depot, and join into runs again.
+    pub flushed_blocks: usize,
+    /// Freed blocks that waited for batches, and are reusable now.
+    pub reclaimed_blocks: usize,
+    /// Cached blocks that were evicted.
+    pub evicted_blocks: usize,
+    /// Cached blocks that are left.
+    pub evictable: usize,
+    /// Free blocks before.
+    pub free_before: usize,
+    /// Free blocks after.
+    pub free_after: usize,
+    /// Milliseconds.
+    pub time_ms: f64,
+}
+
+impl TrimOutcome {
+    pub(super) fn of(before: &kvpool::Counts, after: &kvpool::Counts, evicted: usize, time_ms: f64) -> Self {
+        Self {
+            flushed_blocks: before.in_magazines.saturating_sub(after.in_magazines),
+            reclaimed_blocks: before.retired.saturating_sub(after.retired),
+            evicted_blocks: evicted,
+            evictable: after.evictable,
+            free_before: before.free(),
+            free_after: after.free(),
+            time_ms,
+        }
+    }
+}
+
+/// Who holds the blocks of a pool.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct OwnersReport {
+    /// Those with the most blocks first, up to the limit of the request.
+    pub owners: Vec<OwnerRecord>,
+    /// Number of owners, with those beyond the limit.
+    pub total: usize,
+    /// Distinct blocks that have an owner.
+    pub blocks: usize,
+    /// Pinned blocks, which are neither evicted nor moved; also those of the cache.
+    pub pinned_blocks: usize,
+    /// Freed blocks that are not reused before batches in flight have ended.
+    pub retired_blocks: usize,
+    /// Batches in flight.
+    pub batches_in_flight: u64,
+    /// Lower bound of the age of the oldest one in seconds, if there is one.
+    pub oldest_batch_s: Option<f64>,
+}
+
+/// An owner of blocks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct OwnerRecord {
+    /// Kind.
+    pub kind: OwnerKind,
+    /// Id of its sequence, or of the sequence that its requests named.
+    pub sequence: Option<u64>,
+    /// Its blocks, without reserved ones.
+    pub blocks: usize,
+    /// Blocks that it has reserved beyond its tokens.
+    pub reserved_blocks: usize,
+    /// Its blocks that have other references, which do not become free when it lets go of them.
+    pub shared_blocks: usize,
+    /// Its blocks that are pinned.
+    pub pinned_blocks: usize,
+    /// Tokens of a sequence.
+    pub tokens: Option<usize>,
+    /// Priority of its last request: normal, high or urgent.
+    pub priority: Option<String>,
+    /// Seconds since it has had the first of them, if known: for leases and handles in debug builds
+    /// only.
+    pub held_s: Option<f64>,
+    /// Place in the program that allocated them, in debug builds only.
+    pub allocated_at: Option<String>,
+}
+
+/// Kind of an owner.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum OwnerKind {
+    /// An open sequence.
+    Sequence,
+    /// Leases, and pinned prefixes.
+    Lease,
+    /// Handles whose references the engine counts.
+    Handles,
+    /// A transfer that reads the blocks.
+    Export,
+    /// A transfer that writes the blocks.
+    Import,
+    /// A transfer that was given up, whose bytes a transport may still read or write.
+    Quarantine,
+}
+
+impl OwnersReport {
+    /// Returns a report of at most `limit` owners.
+    pub fn of(found: &Owners, limit: usize) -> Self {
+        let mut pins = HashMap::<Option<u64>, usize>::new();
+        for pinned in &found.pinned {
+            let sequence = if let PinOwner::Sequence(id) = pinned.owner { Some(id.0) } else { None };
+            *pins.entry(sequence).or_default() += 1;
+        }
+        let mut owners: Vec<OwnerRecord> = Vec::new();
+        owners.extend(found.sequences.iter().map(|sequence| OwnerRecord {
+            reserved_blocks: sequence.reserved.len(),
+            shared_blocks: sequence.shared_blocks,
+            pinned_blocks: pins.get(&Some(sequence.id.0)).copied().unwrap_or(0),
+            tokens: Some(sequence.tokens),
+            priority: sequence.priority.map(word),
+            held_s: Some(sequence.held_for.as_secs_f64()),
+            ..OwnerRecord::new(OwnerKind::Sequence, Some(sequence.id.0), sequence.blocks.len())
+        }));
+        let pinned: std::collections::HashSet<_> = found.pinned.iter().map(|pinned| pinned.block).collect();
+        let kinds = [(OwnerKind::Lease, &found.leases), (OwnerKind::Handles, &found.handles)];
+        owners.extend(kinds.into_iter().flat_map(|(kind, all)| {
+            let pinned = &pinned;
+            all.iter().map(move |owner: &BlockOwner| OwnerRecord {
+                pinned_blocks: owner.blocks.iter().filter(|block| pinned.contains(block)).count(),
+                priority: Some(word(owner.priority)),
+                held_s: owner.held_for.map(|held| held.as_secs_f64()),
+                allocated_at: owner.allocated_at.as_ref().map(ToString::to_string),
+                ..OwnerRecord::new(kind, owner.sequence.map(|id| id.0), owner.blocks.len())
+            })
+        }));
+        owners.extend(found.transfers.iter().map(|transfer| {
+            let kind = match transfer.direction {
+                _ if transfer.quarantined => OwnerKind::Quarantine,
+                TransferDirection::Export => OwnerKind::Export,
+                TransferDirection::Import => OwnerKind::Import,
+            };
+            let held_s = Some(transfer.held_for.as_secs_f64());
+            let sequence = transfer.sequence.map(|id| id.0);
+            OwnerRecord { held_s, ..OwnerRecord::new(kind, sequence, transfer.blocks.len()) }
+        }));
+        owners
+            .sort_by_key(|owner| (Reverse(owner.blocks + owner.reserved_blocks), owner.kind, owner.sequence));
+        let total = owners.len();
+        owners.truncate(limit);
+        Self {
+            owners,
+            total,
+            blocks: found.blocks(),
+            pinned_blocks: found.pinned.len(),
+            retired_blocks: found.retired_blocks,
+            batches_in_flight: found.batches_in_flight,
+            oldest_batch_s: found.oldest_batch.as_ref().map(|batch| batch.age().as_secs_f64()),
+        }
+    }
+}
+
+impl OwnerRecord {
+    fn new(kind: OwnerKind, sequence: Option<u64>, blocks: usize) -> Self {
+        Self {
+            kind,
+            sequence,
+            blocks,
+            reserved_blocks: 0,
+            shared_blocks: 0,
+            pinned_blocks: 0,
+            tokens: None,
+            priority: None,
+            held_s: None,
+            allocated_at: None,
+        }
+    }
+}
+
+fn word(priority: Priority) -> String {
+    priority.to_string()
+}

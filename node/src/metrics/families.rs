@@ -1,0 +1,88 @@
+//! All metrics.
+
+use super::family::{Family, FamilyKind};
+
+/// Declares metrics: `CONSTANT: Kind name [labels] help`.
+macro_rules! families {
+    ($($constant:ident: $kind:ident $name:literal [$($label:literal),*] $help:literal;)*) => {
+        $(
+            #[doc = concat!("`", $name, "`: ", $help, ".")]
+            pub const $constant: Family = Family {
+                name: $name,
+                kind: FamilyKind::$kind,
+                labels: &[$($label),*],
+                help: $help,
+            };
+        )*
+
+        /// All metrics, in the order of the text.
+        pub const FAMILIES: &[&Family] = &[$(&$constant),*];
+    };
+}
+
+families! {
+    BUILD: Info "build" ["version"] "Version of the program";
+    UPTIME: Gauge "uptime_seconds" [] "Seconds since the node started";
+
+    BLOCKS: Gauge "blocks" ["state"] "Blocks of the pool by state: used, free, evictable, retired, reserved, held; their sum is the size";
+    USAGE: Gauge "usage_ratio" [] "Share of the blocks that are used, 0 to 1";
+    IN_MAGAZINES: Gauge "magazine_blocks" [] "Free blocks in threads' magazines and in the depot";
+    SPARED: Gauge "spared_blocks" [] "Free blocks that sequences spare behind their last blocks";
+    UNWIPED: Gauge "unwiped_blocks" [] "Blocks held for good because they could not be wiped";
+    CAPACITY: Gauge "capacity_bytes" [] "Bytes of all blocks of the pool";
+    MAPPED: Gauge "mapped_bytes" [] "Bytes of the usable frames of the pool's storage, with the null block's";
+    SEQUENCES: Gauge "sequences" [] "Open sequences";
+    BATCHES: Gauge "batches_in_flight" [] "Batches in flight";
+    OLDEST_BATCH: Gauge "oldest_batch_seconds" [] "Lower bound of the age of the oldest batch in flight; 0 without any";
+
+    FRAGMENTATION: Gauge "fragmentation_ratio" [] "Share of the possible free runs of the pool's order that is missing, 0 to 1";
+    AVAILABLE_FRAGMENTATION: Gauge "available_fragmentation_ratio" [] "The same over free and evictable blocks";
+    LONGEST_RUN: Gauge "longest_free_run_blocks" [] "Length of the longest free run";
+    FREE_RUNS: Gauge "free_runs" ["order"] "Free aligned runs of 2^order blocks, in the smallest set that covers the free blocks";
+    MEAN_RUN: Gauge "mean_sequence_run_blocks" [] "Mean length of the runs that sequences occupy; one descriptor of a transfer moves one run";
+
+    WAITING: Gauge "waiting_requests" ["priority"] "Requests that wait in line";
+    WAIT: Histogram "wait_seconds" [] "Waits in line that ended with blocks; every wait is timed";
+    WAITS: Counter "waits" [] "Requests that joined the line";
+    MISSED_DEADLINES: Counter "missed_deadlines" [] "Waits that ended at their deadline without blocks";
+    ALLOCATION: Histogram "allocation_seconds" ["operation"] "Sampled times of allocations: allocate for leases and handles, append for sequences that grow";
+    ADMISSION: Histogram "admission_seconds" [] "Sampled times to open sequences with a prompt, with the lookup of its prefix";
+    RELEASE: Histogram "release_seconds" [] "Sampled times to release leases and to close sequences";
+    SAMPLED_EVERY: Gauge "sampled_every" [] "Operations per timed one in the sampled histograms; 0 if none is timed";
+    ALLOCATIONS: Counter "allocations" [] "Requests that got blocks";
+    ALLOCATED: Counter "allocated_blocks" [] "Blocks that were handed out";
+    FREED: Counter "freed_blocks" [] "Blocks that were freed";
+    REFUSALS: Counter "refusals" ["reason"] "Refused requests for blocks";
+
+    QUERIES: Counter "prefix_queries" [] "Tokens of the full blocks of prompts that were looked up in the prefix cache";
+    HITS: Counter "prefix_hits" [] "Tokens of the full blocks that were found there";
+    LOOKUPS: Counter "prefix_lookups" [] "Prompts that were looked up";
+    REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
+    EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, first_out, out_of_order";
+    SUBSCRIBERS: Gauge "cache_event_subscribers" [] "Subscribers of the events of the prefix cache";
+    LOST_EVENTS: Counter "lost_cache_events" [] "Events of the prefix cache that subscribers lost because they received too slowly";
+
+    COMPACTIONS: Counter "compactions" [] "Turns of compactions and shrinks, with those that moved nothing";
+    MOVES: Counter "moves" ["outcome"] "Planned moves of blocks: published, or gave_way to an owner or a failure";
+    MOVED_BYTES: Counter "moved_bytes" [] "Bytes of the blocks that compactions and shrinks moved";
+    RESIZE: Histogram "resize_seconds" [] "Times of resizes, with refused ones; every resize is timed";
+    AUDITS: Counter "audits" [] "Audits on request";
+    AUDIT_FAILURES: Counter "audit_failures" [] "Audits on request that found a contradiction";
+
+    TRANSFERS: Counter "pool_transfers" ["kind"] "Transfers that this pool began and that ended well: migrate, replicate, offload, bring_back";
+    TRANSFERS_FAILED: Counter "pool_transfer_failures" [] "Transfers that this pool began and that failed";
+    TRANSFERRED_BLOCKS: Counter "transferred_blocks" [] "Blocks that transfers of this pool copied";
+    TRANSFERRED_BYTES: Counter "transferred_bytes" [] "Bytes that transfers of this pool copied";
+    IN_TRANSFER: Gauge "transfer_blocks" ["state"] "Owned blocks whose bytes are being transferred (active), or that a given-up transfer may still access (quarantined)";
+    MIGRATIONS: Gauge "migrations" ["side", "state"] "Migrations under way";
+    NODE_MIGRATIONS: Counter "node_migrations" ["outcome"] "Migrations of this node that ended: sent, received, refused, failed";
+    SENT_BYTES: Counter "node_sent_bytes" [] "Bytes that this node wrote to peers";
+    GRANTED_BYTES: Counter "node_granted_bytes" [] "Bytes that peers were permitted to write here";
+    BAD_BLOCKS: Counter "node_bad_blocks" [] "Blocks that arrived with a wrong checksum";
+    IN_DOUBT: Counter "node_in_doubt" [] "Times that the owner of a sequence was in doubt";
+    DROPPED_MESSAGES: Counter "node_dropped_messages" [] "Messages that found the queue of a link full";
+    QUARANTINES: Counter "node_quarantines" [] "Transfers of this node that were quarantined";
+    QUARANTINED_GRANTS: Gauge "node_quarantined_grants" [] "Grants into which a peer may still write although their migrations have ended";
+    PEER_UP: Gauge "peer_up" ["peer"] "Whether a link to the peer is up, 0 or 1";
+    TRAFFIC: Gauge "traffic" ["counter"] "Counters of the synthetic traffic of `kvpool serve --load`";
+}

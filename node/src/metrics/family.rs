@@ -1,0 +1,50 @@
+//! A metric: its name, kind and labels.
+
+/// Prefix of all names.
+pub(super) const PREFIX: &str = "kvpool";
+
+/// Kind of a metric.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FamilyKind {
+    /// A value that goes up and down.
+    Gauge,
+    /// A value that only grows; its name ends in `_total`.
+    Counter,
+    /// Times, by intervals.
+    Histogram,
+    /// The value 1, with facts as labels; its name ends in `_info`.
+    Info,
+}
+
+/// A metric, which has a value for each combination of its labels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Family {
+    /// Name without prefix and without the suffix of a counter.
+    pub(super) name: &'static str,
+    /// Kind.
+    pub kind: FamilyKind,
+    /// Names of its labels, beside `pool`.
+    pub labels: &'static [&'static str],
+    /// Meaning.
+    pub help: &'static str,
+}
+
+impl Family {
+    /// Returns the name under which values are found, such as `kvpool_evictions_total`. Those of a
+    /// histogram have the further suffixes `_bucket`, `_sum` and `_count`.
+    pub fn full_name(&self) -> String {
+        let suffix = match self.kind {
+            FamilyKind::Counter => "_total",
+            FamilyKind::Info => "_info",
+            FamilyKind::Gauge | FamilyKind::Histogram => "",
+        };
+        format!("{PREFIX}_{}{suffix}", self.name)
+    }
+
+    /// Returns the unit at the end of its name, if it is one of the units of Prometheus.
+    pub(super) fn unit(&self) -> Option<&'static str> {
+        ["seconds", "bytes"]
+            .into_iter()
+            .find(|unit| self.name.strip_suffix(unit).is_some_and(|rest| rest.ends_with('_')))
+    }
+}

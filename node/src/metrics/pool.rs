@@ -1,0 +1,136 @@
+//! The values of a pool.
+
+use kvpool::{Metrics, Pool, Priority};
+
+use super::families::*;
+use super::scrape::Scrape;
+
+/// Adds the values of a pool.
+///
+/// Reads counters, scans the bitmaps, and takes a [snapshot](Pool::snapshot): some milliseconds per
+/// million blocks, during which no other thread waits. Call it where blocking is permitted.
+pub fn pool(pool: &Pool, scrape: &mut Scrape) {
+    let metrics = pool.metrics();
+    occupancy(pool, &metrics, scrape);
+    runs(pool, scrape);
+    latencies(&metrics, scrape);
+    prefix(pool, &metrics, scrape);
+    moves(&metrics, scrape);
+    transfers(&metrics, scrape);
+}
+
+fn occupancy(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
+    let stats = &metrics.stats;
+    for (state, blocks) in [
+        ("used", stats.used),
+        ("free", stats.free),
+        ("evictable", stats.evictable),
+        ("retired", stats.retired),
+        ("reserved", stats.reserved),
+        ("held", stats.held),
+    ] {
+        scrape.count(&BLOCKS, &[state], blocks as u64);
+    }
+    scrape.number(&USAGE, &[], stats.utilization);
+    scrape.count(&IN_MAGAZINES, &[], stats.in_magazines as u64);
+    scrape.count(&SPARED, &[], stats.spared as u64);
+    scrape.count(&UNWIPED, &[], stats.unwiped as u64);
+    let block_bytes = pool.layout().bytes_per_block() as u64;
+    scrape.count(&CAPACITY, &[], stats.total as u64 * block_bytes);
+    if let Some(storage) = pool.storage() {
+        scrape.count(&MAPPED, &[], storage.frames() as u64 * block_bytes);
+    }
+    scrape.count(&SEQUENCES, &[], pool.sequence_count() as u64);
+    scrape.count(&BATCHES, &[], stats.batches_in_flight);
+    let age = stats.oldest_batch.as_ref().map_or(0.0, |batch| batch.age().as_secs_f64());
+    scrape.number(&OLDEST_BATCH, &[], age);
+    for (place, priority) in [Priority::Normal, Priority::High, Priority::Urgent].into_iter().enumerate() {
+        scrape.count(&WAITING, &[&priority.to_string()], stats.waiting_by_priority[place] as u64);
+    }
+}
+
+fn runs(pool: &Pool, scrape: &mut Scrape) {
+    let fragmentation = pool.fragmentation();
+    scrape.number(&FRAGMENTATION, &[], fragmentation.rate);
+    scrape.number(&AVAILABLE_FRAGMENTATION, &[], pool.available_fragmentation());
+    scrape.count(&LONGEST_RUN, &[], fragmentation.longest_run as u64);
+    for (order, &runs) in fragmentation.free_by_order.iter().enumerate() {
+        scrape.count(&FREE_RUNS, &[&order.to_string()], runs as u64);
+    }
+    scrape.number(&MEAN_RUN, &[], pool.snapshot().mean_sequence_run());
+}
+
+fn latencies(metrics: &Metrics, scrape: &mut Scrape) {
+    let latencies = &metrics.latencies;
+    scrape.times(&WAIT, &[], &latencies.wait);
+    scrape.count(&WAITS, &[], metrics.waits.waits);
+    scrape.count(&MISSED_DEADLINES, &[], metrics.waits.missed_deadlines);
+    scrape.times(&ALLOCATION, &["allocate"], &latencies.allocate);
+    scrape.times(&ALLOCATION, &["append"], &latencies.append);
+    scrape.times(&ADMISSION, &[], &latencies.admit);
+    scrape.times(&RELEASE, &[], &latencies.free);
+    scrape.times(&RESIZE, &[], &latencies.resize);
+    scrape.count(&SAMPLED_EVERY, &[], latencies.sampled_every);
+    scrape.count(&ALLOCATIONS, &[], metrics.allocations.requests);
+    scrape.count(&ALLOCATED, &[], metrics.allocations.blocks);
+    scrape.count(&FREED, &[], metrics.allocations.freed_blocks);
+    let refusals = &metrics.refusals;
+    for (reason, count) in [
+        ("exhausted", refusals.exhausted),
+        ("no_run", refusals.no_run),
+        ("too_large", refusals.too_large),
+        ("reserved", refusals.reserved),
+        ("behind", refusals.behind),
+        ("fence_refused", refusals.fence_refused),
+        ("device_lost", refusals.device_lost),
+        ("invalid", refusals.invalid),
+    ] {
+        scrape.count(&REFUSALS, &[reason], count);
+    }
+}
+
+fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
+    let Some(cache) = pool.prefix_cache() else { return };
+    scrape.count(&QUERIES, &[], metrics.query_tokens);
+    scrape.count(&HITS, &[], metrics.hit_tokens);
+    scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
+    scrape.count(&REGISTERED, &[], metrics.prefix.registered_blocks);
+    let (policy, evictions) = (cache.policy().name(), &metrics.evictions);
+    for (queue, &count) in evictions.by_queue.iter().enumerate() {
+        scrape.count(&EVICTIONS, &[policy, &format!("queue_{queue}")], count);
+    }
+    for (reason, count) in [
+        ("useless", evictions.useless),
+        ("first_out", evictions.first_out),
+        ("out_of_order", evictions.out_of_order),
+    ] {
+        scrape.count(&EVICTIONS, &[policy, reason], count);
+    }
+    scrape.count(&SUBSCRIBERS, &[], metrics.event_subscribers as u64);
+    scrape.count(&LOST_EVENTS, &[], metrics.lost_events);
+}
+
+fn moves(metrics: &Metrics, scrape: &mut Scrape) {
+    let moves = &metrics.moves;
+    scrape.count(&COMPACTIONS, &[], moves.runs);
+    scrape.count(&MOVES, &["published"], moves.moved_blocks);
+    scrape.count(&MOVES, &["gave_way"], moves.given_up.total() as u64);
+    scrape.count(&MOVED_BYTES, &[], moves.moved_bytes);
+}
+
+fn transfers(metrics: &Metrics, scrape: &mut Scrape) {
+    let counts = &metrics.migrations;
+    for (kind, count) in [
+        ("migrate", counts.migrated),
+        ("replicate", counts.replicated),
+        ("offload", counts.offloads),
+        ("bring_back", counts.brought_back),
+    ] {
+        scrape.count(&TRANSFERS, &[kind], count);
+    }
+    scrape.count(&TRANSFERS_FAILED, &[], counts.failed);
+    scrape.count(&TRANSFERRED_BLOCKS, &[], counts.blocks);
+    scrape.count(&TRANSFERRED_BYTES, &[], counts.bytes);
+    scrape.count(&IN_TRANSFER, &["active"], metrics.stats.in_transfer as u64);
+    scrape.count(&IN_TRANSFER, &["quarantined"], metrics.stats.quarantined as u64);
+}

@@ -1,0 +1,70 @@
+//! A machine with the paths between its parts, as JSON.
+
+use serde::{Deserialize, Serialize};
+
+use super::machine::Machine;
+use super::path::{Endpoint, Path, paths};
+
+/// A machine, the paths between its parts, and the links to its peers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TopologyReport {
+    /// The machine.
+    pub machine: Machine,
+    /// The paths.
+    pub paths: Vec<PathRecord>,
+    /// Links to peers, of a node that runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<PeerLink>,
+}
+
+/// The path of a transfer, with its ends.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PathRecord {
+    /// One end.
+    pub from: String,
+    /// The other end.
+    pub to: String,
+    /// The path.
+    #[serde(flatten)]
+    pub path: Path,
+}
+
+/// The link to a peer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct PeerLink {
+    /// Name of the peer.
+    pub name: String,
+    /// Address to which this node connects; `None` for a peer that connects by itself.
+    pub address: Option<String>,
+    /// Whether a link is up.
+    pub is_up: bool,
+    /// Why there is none, if this node knows.
+    pub reason: Option<String>,
+}
+
+impl TopologyReport {
+    /// Returns a machine with these paths.
+    pub fn new(machine: Machine, paths: impl IntoIterator<Item = (Endpoint, Endpoint, Path)>) -> Self {
+        let record = |(from, to, path): (Endpoint, Endpoint, Path)| PathRecord {
+            from: from.to_string(),
+            to: to.to_string(),
+            path,
+        };
+        Self { machine, paths: paths.into_iter().map(record).collect(), links: Vec::new() }
+    }
+
+    /// Returns a machine with all paths between its parts.
+    pub fn of(machine: Machine) -> Self {
+        let paths = paths(&machine);
+        Self::new(machine, paths)
+    }
+}
+
+impl PeerLink {
+    /// Describes the link to a peer.
+    pub fn new(name: String, address: Option<String>, is_up: bool, reason: Option<String>) -> Self {
+        Self { name, address, is_up, reason }
+    }
+}
