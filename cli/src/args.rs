@@ -95,6 +95,15 @@ pub enum Command {
     /// Print the migrations of a node
     #[cfg(feature = "node")]
     MigrationStatus(AdminArgs),
+    /// Print who holds the blocks of a node's pool, and since when
+    #[cfg(feature = "node")]
+    Owners(OwnersArgs),
+    /// Follow a node: statistics each second, changes of the map, migrations
+    ///
+    /// After a lost connection it connects again, and continues behind the last event if the node
+    /// still has what followed. With --json, each line is an object with the event's name and data.
+    #[cfg(feature = "node")]
+    Events(EventsArgs),
     /// Recount every frame of a node's pool
     ///
     /// Exit code: 0 if the recount agrees, 1 if it does not or was not possible, 2 for bad usage.
@@ -214,6 +223,30 @@ pub struct ResizeArgs {
     /// The number of blocks
     #[arg(value_name = "BLOCKS", value_parser = whole(1..=BLOCKS_MAX), allow_negative_numbers = true)]
     pub blocks: u64,
+    /// The node.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+}
+
+/// `kvpool owners`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct OwnersArgs {
+    /// Print at most N owners, those with the most blocks
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = whole(0..=BLOCKS_MAX), allow_negative_numbers = true)]
+    pub limit: u64,
+    /// The node.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+}
+
+/// `kvpool events`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct EventsArgs {
+    /// End after N events
+    #[arg(long, value_name = "N", value_parser = whole(1..=u64::MAX), allow_negative_numbers = true)]
+    pub count: Option<u64>,
     /// The node.
     #[command(flatten)]
     pub admin: AdminArgs,

@@ -65,6 +65,10 @@ pub fn run(cli: Cli) -> ExitCode {
         #[cfg(feature = "node")]
         Command::MigrationStatus(args) => commands::migration_status(args),
         #[cfg(feature = "node")]
+        Command::Owners(args) => commands::owners(args),
+        #[cfg(feature = "node")]
+        Command::Events(args) => commands::events(args),
+        #[cfg(feature = "node")]
         Command::Audit(args) => commands::audit(args),
         #[cfg(feature = "node")]
         Command::Topology(args) => commands::topology(args),

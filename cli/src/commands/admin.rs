@@ -4,21 +4,22 @@
 use indicatif::HumanCount;
 use kvpool_node::admin::{
     AuditOutcome, Client, ClientError, DefragOutcome, MigrateOrder, MigrationList, MigrationRecord,
-    ResizeOrder, ResizeOutcome, StatsReport,
+    OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use kvpool_node::settings::Token;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
+use tokio::runtime::Runtime;
 
 use super::CommandError;
 use super::tables;
-use crate::args::{AdminArgs, MigrateArgs, ResizeArgs};
+use crate::args::{AdminArgs, MigrateArgs, OwnersArgs, ResizeArgs};
 use crate::output::{self, printable};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// Prints the statistics of a node.
 pub fn stats(args: &AdminArgs) -> Result<u8, CommandError> {
-    let answer = ask(args, Ask::Get("/stats"))?;
+    let answer = ask(args, Ask::Get("/stats".to_owned()))?;
     show(args, &answer, |stats: &StatsReport| Ok(tables::stats(stats)))
 }
 
@@ -62,8 +63,14 @@ pub fn migrate(args: &MigrateArgs) -> Result<u8, CommandError> {
 
 /// Prints the migrations of a node.
 pub fn migration_status(args: &AdminArgs) -> Result<u8, CommandError> {
-    let answer = ask(args, Ask::Get("/migrations"))?;
+    let answer = ask(args, Ask::Get("/migrations".to_owned()))?;
     show(args, &answer, |list: &MigrationList| Ok(tables::migrations(&list.migrations)))
+}
+
+/// Prints the owners of a node's blocks.
+pub fn owners(args: &OwnersArgs) -> Result<u8, CommandError> {
+    let answer = ask(&args.admin, Ask::Get(format!("/owners?limit={}", args.limit)))?;
+    show(&args.admin, &answer, |report: &OwnersReport| Ok(tables::owners(report)))
 }
 
 /// Recounts every frame of a node's pool.
@@ -90,12 +97,24 @@ pub fn audit(args: &AdminArgs) -> Result<u8, CommandError> {
 
 /// A request.
 enum Ask {
-    Get(&'static str),
+    Get(String),
     Post(&'static str, Value),
 }
 
 /// Sends a request and returns the answer.
 fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
+    let (runtime, client) = connect(args)?;
+    let answer = runtime.block_on(async {
+        match ask {
+            Ask::Get(path) => client.get(&path).await,
+            Ask::Post(path, order) => client.post(path, &order).await,
+        }
+    });
+    Ok(answer?)
+}
+
+/// Returns a client of a node, and the runtime for it. Nothing is sent yet.
+pub(super) fn connect(args: &AdminArgs) -> Result<(Runtime, Client), CommandError> {
     let variable = || std::env::var_os("KVPOOL_TOKEN_FILE").map(Into::into);
     let token = match args.token_file.clone().or_else(variable) {
         Some(path) => Some(Token::read(&path)?),
@@ -103,14 +122,7 @@ fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(CommandError::Output)?;
-    let client = Client::new(args.url.clone(), token);
-    let answer = runtime.block_on(async {
-        match ask {
-            Ask::Get(path) => client.get(path).await,
-            Ask::Post(path, order) => client.post(path, &order).await,
-        }
-    });
-    Ok(answer?)
+    Ok((runtime, Client::new(args.url.clone(), token)))
 }
 
 /// Prints an answer, as it came or as text.

@@ -3,6 +3,8 @@
 #[cfg(feature = "node")]
 mod admin;
 mod error;
+#[cfg(feature = "node")]
+mod events;
 mod info;
 mod interrupt;
 mod map;
@@ -18,8 +20,10 @@ mod topology;
 mod workload;
 
 #[cfg(feature = "node")]
-pub use admin::{audit, defrag, migrate, migration_status, resize, stats};
+pub use admin::{audit, defrag, migrate, migration_status, owners, resize, stats};
 pub use error::CommandError;
+#[cfg(feature = "node")]
+pub use events::events;
 pub use info::info;
 pub use map::map;
 pub use policy::policy;

@@ -5,7 +5,9 @@ use std::time::Duration;
 use comfy_table::CellAlignment;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
-use kvpool_node::admin::{MigrationRecord, MigrationSide, MigrationState, StatsReport};
+use kvpool_node::admin::{
+    MigrationRecord, MigrationSide, MigrationState, OwnerRecord, OwnersReport, StatsReport,
+};
 use serde_json::{Value, json};
 
 use crate::output;
@@ -154,8 +156,58 @@ fn summary(migrations: &[MigrationRecord]) -> String {
     text
 }
 
+/// Returns the owners of blocks as a table.
+pub(super) fn owners(report: &OwnersReport) -> String {
+    let oldest = report.oldest_batch_s.map_or(String::new(), |age| format!(", the oldest for {age:.1} s"));
+    let mut text = format!(
+        "{} owners of {} blocks; {} pinned, {} retired; {} batches in flight{oldest}",
+        count(report.total),
+        count(report.blocks),
+        count(report.pinned_blocks),
+        count(report.retired_blocks),
+        HumanCount(report.batches_in_flight),
+    );
+    if report.owners.is_empty() {
+        return text;
+    }
+    let mut table = output::table(UTF8_FULL_CONDENSED);
+    table.set_header([
+        "kind",
+        "sequence",
+        "blocks",
+        "reserved",
+        "shared",
+        "pinned",
+        "tokens",
+        "priority",
+        "held for",
+        "allocated at",
+    ]);
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    table.add_rows(report.owners.iter().map(|owner: &OwnerRecord| {
+        [
+            word(&json!(owner.kind)),
+            or_none(owner.sequence.map(|id| id.to_string())),
+            count(owner.blocks),
+            count(owner.reserved_blocks),
+            count(owner.shared_blocks),
+            count(owner.pinned_blocks),
+            or_none(owner.tokens.map(count)),
+            or_none(owner.priority.clone()),
+            or_none(owner.held_s.map(|held| format!("{held:.1} s"))),
+            or_none(owner.allocated_at.clone()),
+        ]
+    }));
+    text += &format!("\n{table}");
+    let more = report.total - report.owners.len().min(report.total);
+    if more > 0 {
+        text += &format!("\n{} more with as many blocks or fewer", count(more));
+    }
+    text
+}
+
 /// Returns a word of the JSON as words.
-fn word(value: &Value) -> String {
+pub(super) fn word(value: &Value) -> String {
     value.as_str().unwrap_or_default().replace('_', " ")
 }
 
@@ -163,7 +215,7 @@ fn count(number: usize) -> String {
     HumanCount(number as u64).to_string()
 }
 
-fn percent(value: f64) -> String {
+pub(super) fn percent(value: f64) -> String {
     format!("{value:.1} %")
 }
 

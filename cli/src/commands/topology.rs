@@ -6,7 +6,7 @@ use std::path::Path as FilePath;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use indicatif::BinaryBytes;
 use kvpool_node::settings::{CONFIG, Key, Sources};
-use kvpool_node::topology::{Endpoint, Machine, Path, path, paths, probe};
+use kvpool_node::topology::{Endpoint, Machine, Path, TopologyReport, path, paths, probe};
 use serde_json::json;
 
 use super::CommandError;
@@ -25,16 +25,7 @@ pub fn topology(args: &TopologyArgs) -> Result<u8, CommandError> {
         _ => paths(&machine),
     };
     let text = if args.json {
-        let paths = found.iter().map(|(from, to, path)| {
-            json!({
-                "from": from.to_string(),
-                "to": to.to_string(),
-                "transport": path.transport,
-                "hops": path.hops,
-                "reason": path.reason,
-            })
-        });
-        format!("{:#}", json!({ "machine": machine, "paths": paths.collect::<Vec<_>>() }))
+        format!("{:#}", json!(TopologyReport::new(machine, found)))
     } else {
         printable(&render(&machine, &found))
     };

@@ -3,6 +3,7 @@
 
 #[cfg(target_os = "linux")]
 pub mod live;
+pub mod openmetrics;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
