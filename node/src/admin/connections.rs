@@ -248,4 +248,23 @@ mod tests {
         drop(first);
         timeout(LONG, newcomer).await.expect("a place").unwrap();
     }
+
+    #[tokio::test]
+    async fn an_answer_without_end_has_no_deadline_and_ends_when_it_is_cut() {
+        let connections = Connections::new(1);
+        let guest = connections.admit().await;
+        guest.answering();
+        guest.following();
+        // The server says so when the head of the answer is made.
+        guest.writing();
+        assert!(timeout(SHORT, guest.expired(Duration::ZERO)).await.is_err(), "its caller reads for ever");
+        // It makes no room for another, and the end of the server finds it elsewhere.
+        assert!(timeout(SHORT, connections.admit()).await.is_err(), "there is one place");
+        connections.cut_waiting();
+        assert!(timeout(SHORT, guest.expired(LONG)).await.is_err(), "it is not cut");
+        guest.cut();
+        timeout(LONG, guest.expired(LONG)).await.expect("it is cut");
+        drop(guest);
+        timeout(LONG, connections.admit()).await.expect("there is room");
+    }
 }

@@ -18,7 +18,7 @@ use crate::settings::{Address, Token};
 
 pub(super) const TOKEN: &str = "a-token-for-the-tests";
 
-fn pool() -> Pool {
+pub(super) fn pool() -> Pool {
     let layout = KvLayout::named("tiny").unwrap();
     Pool::builder(layout).blocks(200).blocks_max(400).build().unwrap()
 }
@@ -46,7 +46,7 @@ impl Served {
     }
 
     /// Starts a server over something made of the interface of a pool.
-    fn start_as<A: Admin>(
+    pub(super) fn start_as<A: Admin>(
         token: Option<&str>,
         limits: Limits,
         make: impl FnOnce(PoolAdmin) -> Arc<A>,

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Nothing is registered and nothing is counted for a scrape: it reads the counters that a pool and
-//! a node keep anyway. So allocations do not notice it (`node/benches/scrape.rs`).
+//! a node keep anyway.
 //!
 //! # Invariants
 //!

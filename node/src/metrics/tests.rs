@@ -103,8 +103,8 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         assert_eq!(is_there, !others.contains(family), "{}", family.full_name());
     }
     for line in [
-        r#"kvpool_blocks{state="used",pool="a \"pool\"\\"} 25"#,
-        r#"kvpool_blocks{state="free",pool="a \"pool\"\\"} 75"#,
+        r#"kvpool_blocks{pool="a \"pool\"\\",state="used"} 25"#,
+        r#"kvpool_blocks{pool="a \"pool\"\\",state="free"} 75"#,
         r#"kvpool_usage_ratio{pool="a \"pool\"\\"} 0.25"#,
         "# TYPE kvpool_evictions counter",
         "# UNIT kvpool_wait_seconds seconds",

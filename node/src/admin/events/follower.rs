@@ -121,6 +121,8 @@ struct Raw {
 #[derive(Default)]
 struct Lines {
     bytes: Vec<u8>,
+    /// Of these, the first ones in which no event ends.
+    searched: usize,
 }
 
 impl Lines {
@@ -134,8 +136,14 @@ impl Lines {
 
     /// Takes the next event, if all of it is there.
     fn event(&mut self) -> Option<Raw> {
-        let end = self.bytes.windows(2).position(|pair| pair == b"\n\n")?;
-        let event: Vec<u8> = self.bytes.drain(..end + 2).collect();
+        // The last byte of those may begin the end.
+        let from = self.searched.saturating_sub(1);
+        let Some(end) = self.bytes[from..].windows(2).position(|pair| pair == b"\n\n") else {
+            self.searched = self.bytes.len();
+            return None;
+        };
+        let event: Vec<u8> = self.bytes.drain(..from + end + 2).collect();
+        self.searched = 0;
         let text = String::from_utf8_lossy(&event);
         let mut raw = Raw { name: "message".to_owned(), data: String::new(), id: None };
         for line in text.lines() {
@@ -151,5 +159,28 @@ impl Lines {
             }
         }
         Some(raw)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_ends_wherever_the_bytes_are_split() {
+        let text = b": a comment\n\nid: 1\nevent: map\ndata: a\ndata: b\n\ndata: c\n\n";
+        let mut one_by_one = Lines::default();
+        let mut events = Vec::new();
+        for byte in text {
+            one_by_one.add(&[*byte]);
+            events.extend(one_by_one.event());
+        }
+        let mut at_once = Lines::default();
+        at_once.add(text);
+        let all: Vec<_> = std::iter::from_fn(|| at_once.event()).collect();
+        assert_eq!(events, all);
+        assert_eq!(all.len(), 3);
+        assert_eq!((all[1].name.as_str(), all[1].data.as_str()), ("map", "a\nb"));
+        assert_eq!((one_by_one.len(), at_once.len()), (0, 0));
     }
 }

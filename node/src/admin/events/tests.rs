@@ -1,13 +1,14 @@
+use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool::{AllocRequest, BlockHandle};
+use kvpool::AllocRequest;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
-use super::super::tests::Served;
-use super::super::{ClientError, Limits};
+use super::super::tests::{Served, pool};
+use super::super::{ClientError, Limits, PoolAdmin};
 use super::*;
 
 /// Longest time of a step.
@@ -174,25 +175,16 @@ async fn a_token_is_needed_to_follow() {
 /// It costs a place until the ring has left it behind, and then nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_never_reads_is_cut() {
-    let served = Served::start(None, Limits { followers: 1, ..limits(Duration::from_millis(1)) });
+    // Long events, so that the buffers of the system fill.
+    let name = "n".repeat(64 << 10);
+    let limits = Limits { followers: 1, ..limits(Duration::from_millis(1)) };
+    let served = Served::start_as(None, limits, |_| Arc::new(PoolAdmin::new(name, pool())));
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(2048).unwrap();
     let mut silent = socket.connect(served.address).await.unwrap();
     silent.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
     sleep(Duration::from_millis(50)).await;
     assert!(served.client(None).follow().next().await.is_err(), "the place is taken");
-    // Maps change all the time, so that the buffers of the system fill.
-    let pool = served.pool.clone();
-    let churn = tokio::spawn(async move {
-        let mut held: Vec<BlockHandle> = Vec::new();
-        loop {
-            pool.allocate_raw(AllocRequest::new(100), &mut held).unwrap();
-            sleep(Duration::from_millis(1)).await;
-            pool.free(&held).unwrap();
-            held.clear();
-            sleep(Duration::from_millis(1)).await;
-        }
-    });
     timeout(PATIENCE, async {
         while served.client(None).follow().next().await.is_err() {
             sleep(Duration::from_millis(20)).await;
@@ -200,7 +192,6 @@ async fn a_follower_that_never_reads_is_cut() {
     })
     .await
     .expect("the place is free again");
-    churn.abort();
     // The connection has ended: what was buffered can be read, and then it is over.
     let mut buffered = Vec::new();
     let _ = timeout(PATIENCE, silent.read_to_end(&mut buffered)).await.expect("the connection ends");

@@ -2,11 +2,14 @@
 
 use std::time::Instant;
 
+use kvpool::compact::Snapshot;
 use tokio::net::TcpSocket;
 use tokio::time::interval;
 
 use super::super::interface::Answer;
 use super::*;
+use crate::metrics::Scrape;
+use crate::topology::{PeerLink, TopologyReport};
 
 /// Longer than any test takes.
 const NEVER: Duration = Duration::from_secs(120);
@@ -127,6 +130,10 @@ impl Admin for Verbose {
         self.0.health()
     }
 
+    fn ready(&self) -> Readiness {
+        self.0.ready()
+    }
+
     fn stats(&self) -> Answer<'_, StatsReport> {
         Box::pin(async {
             let mut report = self.0.stats().await?;
@@ -137,6 +144,30 @@ impl Admin for Verbose {
 
     fn migrations(&self) -> Answer<'_, MigrationList> {
         self.0.migrations()
+    }
+
+    fn snapshot(&self) -> Answer<'_, Snapshot> {
+        self.0.snapshot()
+    }
+
+    fn owners(&self, limit: usize) -> Answer<'_, OwnersReport> {
+        self.0.owners(limit)
+    }
+
+    fn peers(&self) -> Answer<'_, Vec<PeerLink>> {
+        self.0.peers()
+    }
+
+    fn topology(&self) -> Answer<'_, TopologyReport> {
+        self.0.topology()
+    }
+
+    fn scrape(&self) -> Answer<'_, Scrape> {
+        self.0.scrape()
+    }
+
+    fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome> {
+        self.0.trim(order)
     }
 
     fn defragment(&self) -> Answer<'_, DefragOutcome> {
