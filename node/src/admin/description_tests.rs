@@ -77,7 +77,7 @@ fn the_description_has_the_routes_and_no_others() {
     let public = of_routes
         .iter()
         .filter(|(method, path)| description.json["paths"][path][method]["security"] == json!([]));
-    assert_eq!(public.collect::<Vec<_>>(), [&("get", "/healthz"), &("get", "/readyz")]);
+    assert_eq!(public.collect::<Vec<_>>(), [&("get", "/"), &("get", "/healthz"), &("get", "/readyz")]);
 }
 
 #[test]
@@ -104,6 +104,7 @@ async fn answers_are_as_described() {
     let _batch = pool.begin_batch();
     const JSON: &str = "Content-Type: application/json\r\n";
     for (line, body, status) in [
+        ("GET /", "", 200),
         ("GET /healthz", "", 200),
         ("GET /readyz", "", 200),
         ("GET /stats", "", 200),

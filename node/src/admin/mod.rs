@@ -2,6 +2,7 @@
 //!
 //! | route | answer |
 //! |---|---|
+//! | `GET /` | the live page, which follows the events; needs no token |
 //! | `GET /healthz` | [`Health`]; 503 unless the node serves; needs no token |
 //! | `GET /readyz` | [`Readiness`]; 503 unless the node should get work; needs no token |
 //! | `GET /stats` | [`StatsReport`] |
@@ -47,6 +48,7 @@
 //! | `limits` | limits |
 //! | `views` | readiness, owners, what was trimmed |
 //! | `events` | what followers are told |
+//! | `page` | the live page, and the headers that restrict it |
 //! | `routes` | routes |
 //! | `connections` | the connections, and which of them makes room |
 //! | `server` | binding, and the end |
@@ -62,6 +64,7 @@ mod events;
 mod guard;
 mod interface;
 mod limits;
+mod page;
 mod pool;
 mod problem;
 mod routes;

@@ -25,6 +25,7 @@ use super::events::Hub;
 use super::guard;
 use super::interface::Admin;
 use super::limits::Limits;
+use super::page::{self, PAGE};
 use super::problem::AdminError;
 
 /// What every route sees.
@@ -50,6 +51,7 @@ macro_rules! routes {
 }
 
 routes! {
+    get "/" => page;
     get "/healthz" => health;
     get "/readyz" => ready;
     get "/stats" => stats;
@@ -88,7 +90,7 @@ pub(super) fn router(shared: Shared) -> Router {
 
 /// Checks who calls, and bounds the time of the answer.
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
-    let is_public = matches!(request.uri().path(), "/healthz" | "/readyz");
+    let is_public = matches!(request.uri().path(), "/" | "/healthz" | "/readyz");
     let token = at.access.token();
     if let Err(error) = guard::check(token.as_deref(), request.method(), request.headers(), is_public) {
         return error.into_response();
@@ -101,6 +103,12 @@ async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Respon
         Ok(response) => response,
         Err(_) => AdminError::Timeout(format!("no answer within {:?}", at.limits.answer)).into_response(),
     }
+}
+
+async fn page() -> Response {
+    let mut response = answer(StatusCode::OK, "text/html; charset=utf-8", PAGE);
+    page::restrict(response.headers_mut());
+    response
 }
 
 async fn health(State(at): State<Shared>) -> Response {

@@ -1,4 +1,5 @@
 mod callers;
+mod page;
 
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -180,7 +181,8 @@ async fn bad_requests_are_problems() {
     let refuses =
         async |line, headers, body, status, kind| served.refuses(line, headers, body, status, kind).await;
     refuses("GET /nothing", "", "", 404, "not-found").await;
-    refuses("GET /", "", "", 404, "not-found").await;
+    refuses("GET /index.html", "", "", 404, "not-found").await;
+    refuses("POST /", JSON, "", 405, "method-not-allowed").await;
     refuses("GET /defrag", "", "", 405, "method-not-allowed").await;
     refuses("POST /stats", JSON, "{}", 405, "method-not-allowed").await;
     refuses("POST /resize", JSON, "", 422, "invalid").await;
