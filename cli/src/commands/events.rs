@@ -79,7 +79,7 @@ impl Printer {
         match notice {
             Notice::Stats(stats) => {
                 let line = self.stats(stats);
-                self.before = Some(stats.clone());
+                self.before = Some((**stats).clone());
                 line
             }
             Notice::Map(map) => format!(

@@ -11,7 +11,7 @@ use super::super::api::MigrationList;
 #[non_exhaustive]
 pub enum Notice {
     /// Statistics.
-    Stats(StatsSummary),
+    Stats(Box<StatsSummary>),
     /// All cells of the map.
     Map(MapView),
     /// Cells that changed.

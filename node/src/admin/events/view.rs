@@ -77,7 +77,7 @@ impl View {
     /// Returns all of it.
     pub(super) fn whole(&self) -> Vec<Notice> {
         vec![
-            Notice::Stats(self.summary.clone()),
+            Notice::Stats(Box::new(self.summary.clone())),
             Notice::Map(MapView::of(&self.cells)),
             Notice::Migrations(MigrationList { migrations: self.migrations.clone() }),
         ]
@@ -85,7 +85,7 @@ impl View {
 
     /// Returns what changed since an earlier view.
     pub(super) fn since(&self, before: &Self) -> Vec<Notice> {
-        let mut notices = vec![Notice::Stats(self.summary.clone())];
+        let mut notices = vec![Notice::Stats(Box::new(self.summary.clone()))];
         match before.cells.changes(&self.cells) {
             Some(runs) if runs.is_empty() => {}
             // Many small changes are longer than the whole.
