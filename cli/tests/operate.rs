@@ -108,7 +108,8 @@ fn owners_are_listed_with_their_ages() {
     let mut owners = Value::Null;
     wait_until("sequences have blocks", || {
         owners = node.json("owners --limit 2");
-        owners["owners"].as_array().is_some_and(|all| all.len() == 2) && owners["total"].as_u64() > Some(2)
+        let blocks = |at: usize| owners["owners"][at]["blocks"].as_u64();
+        blocks(0) > Some(0) && blocks(1).is_some() && owners["total"].as_u64() > Some(2)
     });
     let first = &owners["owners"][0];
     assert_eq!(first["kind"], "sequence");
@@ -127,7 +128,8 @@ fn events_are_followed_and_end_with_their_reader() {
     assert_eq!(events.len(), 6);
     let names: Vec<_> = events.iter().map(|event| event["event"].as_str().unwrap()).collect();
     assert_eq!(names[..3], ["stats", "map", "migrations"]);
-    assert!(names[3..].contains(&"map_changes"), "{names:?}");
+    // Many changes come as the whole map.
+    assert!(names[3..].iter().any(|name| ["map", "map_changes"].contains(name)), "{names:?}");
     assert_eq!(events[0]["data"]["node"], "n1");
     let text = node.text("events --count 3");
     assert!(text.starts_with("n1: used ") && text.contains("map: 2,001 frames, 1 a cell"), "{text}");

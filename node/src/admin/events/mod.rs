@@ -10,7 +10,7 @@
 //! | event | data | when |
 //! |---|---|---|
 //! | `stats` | [`StatsSummary`] | every period, by default a second |
-//! | `map` | [`MapView`]: all cells | to begin with, and when the pool has another size |
+//! | `map` | [`MapView`]: all cells | to begin with, for another size of the pool, and for many changes |
 //! | `map_changes` | [`MapChanges`]: cells that changed | when cells changed |
 //! | `migrations` | [`MigrationList`](super::MigrationList) | all to begin with; then those that began, changed or ended |
 //!
