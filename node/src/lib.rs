@@ -36,12 +36,14 @@
 //! | [`settings`] | settings of a node's process: flags, environment, file |
 //! | [`metrics`] | metrics for Prometheus |
 //! | [`admin`] | the HTTP interface |
+//! | [`tier`] | a cluster-wide tier of cached blocks: in process, a node, Redis, Mooncake |
 
 pub mod admin;
 pub mod metrics;
 mod node;
 pub mod protocol;
 pub mod settings;
+pub mod tier;
 pub mod topology;
 pub mod transport;
 pub mod wire;

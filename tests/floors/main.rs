@@ -36,6 +36,7 @@ const NODE: Plan = Plan {
         &["topology", "metrics"],
         &["admin"],
         &["node"],
+        &["tier"],
     ],
     reserved: &[(&["rustls"], "transport"), (&["tokio_rustls"], "transport"), (&["axum"], "admin")],
 };

@@ -1,0 +1,147 @@
+//! The circuit breaker of a tier.
+//!
+//! ```text
+//! closed     --[failures in a row]-->  open  --[rest]-->  trying: one call  --[success]-->  closed
+//!                                        ^                      |
+//!                                        +------[failure]-------+
+//! ```
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+/// State of a circuit breaker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BreakerState {
+    /// The store is asked.
+    #[default]
+    Closed,
+    /// The store failed, and is not asked for a while.
+    Open,
+    /// The store is tried by one call.
+    Trying,
+}
+
+/// A circuit breaker.
+#[derive(Debug)]
+pub(super) struct Breaker {
+    state: BreakerState,
+    failures_max: u32,
+    rest: Duration,
+    /// Failures since the last success.
+    failures: u32,
+    /// End of the rest, or of the time for the trial.
+    until: Instant,
+    opened: u64,
+}
+
+impl Breaker {
+    pub(super) fn new(failures_max: u32, rest: Duration, now: Instant) -> Self {
+        Self { state: BreakerState::Closed, failures_max, rest, failures: 0, until: now, opened: 0 }
+    }
+
+    pub(super) fn state(&self) -> BreakerState {
+        self.state
+    }
+
+    /// Returns how often it opened.
+    pub(super) fn opened(&self) -> u64 {
+        self.opened
+    }
+
+    /// Returns whether a call may go to the store.
+    pub(super) fn admits(&mut self, now: Instant) -> bool {
+        if self.state == BreakerState::Closed {
+            return true;
+        }
+        if now < self.until {
+            return false;
+        }
+        // Also after a trial that never ended.
+        self.state = BreakerState::Trying;
+        self.until = now + self.rest;
+        true
+    }
+
+    /// Notes that the store answered. A late answer does not close an open breaker.
+    pub(super) fn succeeded(&mut self) {
+        if self.state != BreakerState::Open {
+            (self.state, self.failures) = (BreakerState::Closed, 0);
+        }
+    }
+
+    /// Notes that the store failed.
+    pub(super) fn failed(&mut self, now: Instant) {
+        self.failures = self.failures.saturating_add(1);
+        let opens = match self.state {
+            BreakerState::Closed => self.failures >= self.failures_max,
+            BreakerState::Trying => true,
+            BreakerState::Open => false,
+        };
+        if opens {
+            self.open(now);
+        }
+    }
+
+    /// Opens at once: all threads wait for the store.
+    pub(super) fn open(&mut self, now: Instant) {
+        if self.state != BreakerState::Open {
+            (self.state, self.until) = (BreakerState::Open, now + self.rest);
+            self.opened += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REST: Duration = Duration::from_secs(5);
+
+    fn opened(now: Instant) -> Breaker {
+        let mut breaker = Breaker::new(3, REST, now);
+        (0..3).for_each(|_| breaker.failed(now));
+        assert_eq!((breaker.state(), breaker.opened()), (BreakerState::Open, 1));
+        breaker
+    }
+
+    #[test]
+    fn failures_in_a_row_open_it() {
+        let now = Instant::now();
+        let mut breaker = Breaker::new(3, REST, now);
+        for _ in 0..10 {
+            breaker.failed(now);
+            breaker.failed(now);
+            breaker.succeeded();
+        }
+        assert!(breaker.admits(now));
+        assert!(!opened(now).admits(now));
+    }
+
+    #[test]
+    fn one_call_tries_after_the_rest() {
+        let now = Instant::now();
+        let mut breaker = opened(now);
+        breaker.succeeded();
+        assert!(!breaker.admits(now + REST - Duration::from_millis(1)), "a late answer");
+        assert!(breaker.admits(now + REST));
+        assert!(!breaker.admits(now + REST), "a second call");
+        breaker.failed(now + REST);
+        assert!(!breaker.admits(now + REST * 2 - Duration::from_millis(1)));
+        assert!(breaker.admits(now + REST * 2));
+        breaker.succeeded();
+        assert!(breaker.admits(now + REST * 2) && breaker.state() == BreakerState::Closed);
+        breaker.failed(now);
+        assert!(breaker.admits(now + REST * 2), "the count begins anew");
+    }
+
+    #[test]
+    fn a_trial_that_never_ends_is_repeated() {
+        let now = Instant::now();
+        let mut breaker = opened(now);
+        assert!(breaker.admits(now + REST));
+        assert!(breaker.admits(now + REST * 2));
+        assert_eq!(breaker.state(), BreakerState::Trying);
+    }
+}

@@ -1,0 +1,70 @@
+//! Errors of a tier's construction. What fails later is an [outcome](super::Outcome).
+
+use kvpool::{PrefixError, TransferError};
+use thiserror::Error;
+
+use super::store_error::StoreError;
+
+/// Reason why a tier cannot be used.
+#[derive(Clone, PartialEq, Debug, Error)]
+#[non_exhaustive]
+pub enum TierError {
+    /// The namespace is empty.
+    #[error("the namespace of a tier is empty: name the model and the revision of its weights")]
+    Namespace,
+    /// A setting is out of range.
+    #[error("{what} of a tier must be at least 1")]
+    Zero {
+        /// Name of the setting.
+        what: &'static str,
+    },
+    /// The address of the store is not valid.
+    #[error("`{address}` is no address of a {store} server: {reason}")]
+    Address {
+        /// Kind of store.
+        store: &'static str,
+        /// The address, without a password.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The store's client is not part of this build.
+    #[error("this program was built without {store}: build it with the feature `{feature}`")]
+    NotBuilt {
+        /// Kind of store.
+        store: &'static str,
+        /// Name of the feature.
+        feature: &'static str,
+    },
+    /// The store's library cannot be loaded.
+    #[error("{store}: {reason}")]
+    Library {
+        /// Kind of store.
+        store: &'static str,
+        /// Why, and the places that were tried.
+        reason: String,
+    },
+    /// The store does not do what it confirms.
+    #[error("{store} is not used: {reason}")]
+    Probe {
+        /// Kind of store.
+        store: &'static str,
+        /// What it did with a value that was put and read back.
+        reason: String,
+    },
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The pool cannot send or receive cached blocks.
+    #[error(transparent)]
+    Pool(#[from] TransferError),
+    /// The events of the pool cannot be followed.
+    #[error(transparent)]
+    Events(#[from] PrefixError),
+    /// A thread could not be started.
+    #[error("a thread of the tier cannot be started: {reason}")]
+    Thread {
+        /// What the system reported.
+        reason: String,
+    },
+}

@@ -1,0 +1,86 @@
+//! Names of values in a tier.
+
+use std::fmt;
+
+use kvpool::prefix::BlockHash;
+use kvpool::{PackedForm, Pool, TransferError};
+
+use super::error::TierError;
+
+/// Number that pools have in common if and only if they may share bytes of blocks.
+///
+/// It is derived from the packed form of a block (layers, heads, dtype, scales), the hashing of the
+/// prefix cache with its key, and the namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Fingerprint([u8; 16]);
+
+impl Fingerprint {
+    /// Returns the fingerprint of a pool in a namespace.
+    ///
+    /// The namespace names what form and hashes do not know: the model, and the revision of its weights.
+    ///
+    /// # Errors
+    ///
+    /// [`TierError::Namespace`] if it is empty; [`TierError::Pool`] for a pool without a prefix cache.
+    pub fn of(pool: &Pool, namespace: &str) -> Result<Self, TierError> {
+        if namespace.is_empty() {
+            return Err(TierError::Namespace);
+        }
+        let cache = pool.prefix_cache().ok_or(TransferError::NoCache { pool: pool.tag() })?;
+        let mut hasher = blake3::Hasher::new_derive_key("kvpool shared tier, fingerprint, version 1");
+        hasher.update(&PackedForm::of(pool.layout()).fingerprint());
+        hasher.update(&cache.hasher().fingerprint());
+        hasher.update(namespace.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        Ok(Self(bytes))
+    }
+
+    /// Creates a fingerprint from its bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// Returns its bytes.
+    pub const fn to_bytes(self) -> [u8; 16] {
+        self.0
+    }
+}
+
+/// 32 hexadecimal digits.
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Name of a block in a tier.
+///
+/// Its text is `kvp1/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools look blocks
+/// up. The 64-bit check of the hash is in the value.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct TierKey {
+    /// Pools that may share the value.
+    pub fingerprint: Fingerprint,
+    /// The block.
+    pub hash: BlockHash,
+}
+
+impl fmt::Display for TierKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kvp1/{}/{:032x}", self.fingerprint, self.hash.key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_text_with_all_bits_of_its_parts() {
+        let fingerprint = Fingerprint::from_bytes(std::array::from_fn(|at| at as u8));
+        let key = TierKey { fingerprint, hash: BlockHash::new(0xAB, 7) };
+        let text = "kvp1/000102030405060708090a0b0c0d0e0f/000000000000000000000000000000ab";
+        assert_eq!(key.to_string(), text);
+    }
+}

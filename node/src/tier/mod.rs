@@ -1,0 +1,83 @@
+//! A cluster-wide tier of cached blocks by hash, on an engine that the cluster runs anyway.
+//!
+//! [`Tiered`] connects a pool with a [`SharedTier`]: it brings prefixes back before a request is
+//! admitted, and stores blocks when they are computed or before they are evicted. Tiers are
+//! [`StoreTier`]s over a [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake`
+//! (feature `mooncake`).
+//!
+//! # State of one get
+//!
+//! ```text
+//! asked      the caller has frames that no other owner has, and a hold on each      Tiered, an Import per block
+//! queued     key and memory wait for a thread                                       Queue
+//! begun      a thread is in a call of the store                                     StoreTier, Session
+//! landed     the value was verified, and its block is in the frame                  Landing
+//! hit        the memory was dropped; the caller states that the block arrived       Outcome::Hit, Import::arrived
+//! committed  the block can be found in the prefix cache                             Import::commit
+//! ```
+//!
+//! | at the deadline it is | the caller gets | its frame |
+//! |---|---|---|
+//! | queued | failed (late) | is free again at once: no thread begins with a key of a call that is over |
+//! | begun | in flight | is quarantined: the thread keeps the hold until the store has answered |
+//! | hit | a hit | is in the cache once committed |
+//!
+//! # Invariants
+//!
+//! ```text
+//! a block is registered only after its value was verified: fingerprint, both hashes, length, checksum
+//! the memory of a get is dropped before its outcome can be seen; then no byte of it is written any more
+//! a call returns by its deadline, whatever the store does
+//! any failure is a miss: no error of a store reaches the engine
+//! ```
+//!
+//! # Files
+//!
+//! `key`, `value` names and bytes · `outcome`, `error`, `store_error` · `store` the trait of stores, whose
+//! calls block · `shared_tier` the trait of tiers · `work` one call and its results · `queue` · `perform` one task ·
+//! `store_tier` threads, and a tier over a store · `breaker` and `failed_keys` what is remembered of
+//! failures · `counters`, `settings` · `in_process`, `peer`, `redis`, `mooncake` the stores · `connect`
+//! stores by address · `tiered` the
+//! pool's side
+
+mod breaker;
+mod connect;
+mod counters;
+mod error;
+mod failed_keys;
+mod in_process;
+mod key;
+#[cfg(feature = "mooncake")]
+pub mod mooncake;
+mod outcome;
+mod peer;
+mod perform;
+mod queue;
+#[cfg(feature = "redis")]
+mod redis;
+mod settings;
+mod shared_tier;
+mod store;
+mod store_error;
+mod store_tier;
+mod tiered;
+mod value;
+mod work;
+
+#[cfg(feature = "redis")]
+pub use self::redis::Redis;
+pub use breaker::BreakerState;
+pub use connect::{ADDRESSES, connect};
+pub use counters::TierCounters;
+pub use error::TierError;
+pub use in_process::{Fault, InProcess};
+pub use key::{Fingerprint, TierKey};
+pub use outcome::{Outcome, TierFailure};
+pub use peer::Peer;
+pub use settings::TierSettings;
+pub use shared_tier::{Landing, SharedTier, TierFuture, TierRead};
+pub use store::{Answer, Session, Store};
+pub use store_error::StoreError;
+pub use store_tier::StoreTier;
+pub use tiered::{TierPolicy, TierReport, Tiered, TieredCounters, TieredSettings};
+pub use value::{HEADER_BYTES, TierValue, ValueError, value_bytes, verify};

@@ -1,0 +1,162 @@
+//! The calls of one thread to a Mooncake store.
+
+use std::ffi::{c_char, c_int, c_void};
+use std::sync::Arc;
+
+use super::super::key::TierKey;
+use super::super::store::{Answer, Session};
+use super::super::store_error::StoreError;
+use super::super::value::TierValue;
+use super::api::{NAME, NOT_FOUND, NOT_READY, is_uncertain, is_unreachable, meaning};
+use super::handle::{Handle, Texts, refused};
+use super::staging::Memory;
+
+pub(super) struct Client {
+    handle: Arc<Handle>,
+}
+
+/// Parts of one memory, one for each key of a call.
+struct Slots {
+    pointers: Vec<*mut c_void>,
+    sizes: Vec<usize>,
+}
+
+impl Slots {
+    fn new(memory: &Memory, count: usize, bytes: usize) -> Self {
+        // Within the memory: it has room for all.
+        let at = |slot: usize| memory.start().wrapping_add(slot * bytes).cast::<c_void>();
+        Self { pointers: (0..count).map(at).collect(), sizes: vec![bytes; count] }
+    }
+}
+
+/// Returns an error of a call as a whole.
+fn unreachable(call: &str, code: i64) -> StoreError {
+    StoreError::Unreachable { store: NAME, reason: format!("{call} answered {}", meaning(code)) }
+}
+
+fn texts(keys: impl IntoIterator<Item = TierKey>) -> Result<Texts, StoreError> {
+    Texts::new(keys.into_iter().map(|key| key.to_string()))
+}
+
+impl Client {
+    pub(super) fn new(handle: &Arc<Handle>) -> Self {
+        Self { handle: handle.clone() }
+    }
+
+    fn exist(&self, keys: &[*const c_char]) -> Result<Vec<bool>, StoreError> {
+        let mut found: Vec<c_int> = vec![0; keys.len()];
+        let (api, raw) = (self.handle.api(), self.handle.raw());
+        // SAFETY: a client, texts that outlive the call, and room for as many results.
+        let code = unsafe { (api.batch_is_exist)(raw, keys.as_ptr(), keys.len(), found.as_mut_ptr()) };
+        if code < 0 {
+            return Err(unreachable("batch_is_exist", code.into()));
+        }
+        if let Some(&code) = found.iter().find(|code| is_unreachable(i64::from(**code))) {
+            return Err(unreachable("batch_is_exist", code.into()));
+        }
+        Ok(found.into_iter().map(|found| found == 1).collect())
+    }
+
+    /// Puts values from memory. Returns the code of each.
+    fn put_from(&self, memory: &mut Memory, keys: &Texts, values: &[TierValue]) -> (c_int, Vec<c_int>) {
+        let bytes = memory.len() / values.len();
+        for (slot, value) in values.iter().enumerate() {
+            // SAFETY: taken from the spare ones: no transfer has it.
+            unsafe { memory.write(slot * bytes, value.bytes()) };
+        }
+        let pointers = Slots::new(memory, values.len(), bytes).pointers;
+        let sizes: Vec<usize> = values.iter().map(|value| value.bytes().len()).collect();
+        let mut codes: Vec<c_int> = vec![0; values.len()];
+        let (config, count) = (self.handle.config(), values.len());
+        let (keys, bufs, sizes) = (keys.pointers.as_ptr(), pointers.as_ptr(), sizes.as_ptr());
+        let (api, raw) = (self.handle.api(), self.handle.raw());
+        // SAFETY: a client, texts and parts of registered memory that outlive the call, and room for as
+        // many results.
+        let code =
+            unsafe { (api.batch_put_from)(raw, keys, bufs, sizes, count, &config, codes.as_mut_ptr()) };
+        (code, codes)
+    }
+
+    /// Reads values into memory. Returns the number of bytes of each, or a code.
+    fn get_into(&self, memory: &Memory, keys: &Texts, bytes: usize) -> (c_int, Vec<i64>) {
+        let count = keys.pointers.len();
+        let slots = Slots::new(memory, count, bytes);
+        let mut got = vec![0i64; count];
+        let (keys, bufs, sizes) = (keys.pointers.as_ptr(), slots.pointers.as_ptr(), slots.sizes.as_ptr());
+        let (api, raw) = (self.handle.api(), self.handle.raw());
+        // SAFETY: as in `put_from`; no other call has the memory.
+        let code = unsafe { (api.batch_get_into)(raw, keys, bufs, sizes, count, got.as_mut_ptr()) };
+        (code, got)
+    }
+}
+
+impl Session for Client {
+    fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
+        self.exist(&texts(keys.iter().copied())?.pointers)
+    }
+
+    fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+        let Some(bytes) = values.iter().map(|value| value.bytes().len()).max() else { return Ok(Vec::new()) };
+        let keys = texts(values.iter().map(|value| *value.key()))?;
+        let mut memory = self.handle.memory(bytes * values.len())?;
+        let (code, codes) = self.put_from(&mut memory, &keys, values);
+        let all = || codes.iter().map(|&code| i64::from(code));
+        if code < 0 || all().any(is_uncertain) {
+            self.handle.set_aside(memory);
+        } else {
+            self.handle.give_back(memory);
+        }
+        if let Some(code) = [i64::from(code)].into_iter().chain(all()).find(|code| is_unreachable(*code)) {
+            return Err(unreachable("batch_put_from", code));
+        }
+        if code < 0 {
+            return Err(unreachable("batch_put_from", code.into()));
+        }
+        // It confirms puts that it does not store.
+        let exist = self.exist(&keys.pointers)?;
+        let stored = codes.iter().zip(exist).map(|(&code, exists)| match (code, exists) {
+            (_, true) => Ok(()),
+            (0, false) => Err(refused("a put was confirmed, and the key does not exist".into())),
+            (code, false) => Err(refused(meaning(code.into()))),
+        });
+        Ok(stored.collect())
+    }
+
+    fn get(
+        &mut self,
+        keys: &[TierKey],
+        bytes: usize,
+        answer: &mut dyn FnMut(usize, Answer<'_>),
+    ) -> Result<(), StoreError> {
+        let names = texts(keys.iter().copied())?;
+        let memory = self.handle.memory(bytes * keys.len())?;
+        let (code, got) = self.get_into(&memory, &names, bytes);
+        if code < 0 {
+            self.handle.set_aside(memory);
+            return Err(unreachable("batch_get_into", code.into()));
+        }
+        for (place, &got) in got.iter().enumerate() {
+            match usize::try_from(got) {
+                Ok(len) if len <= bytes => {
+                    // SAFETY: this get has ended well, and no other one has this part of the memory.
+                    answer(place, Ok(Some(unsafe { memory.bytes(place * bytes, len) })));
+                }
+                Ok(len) => {
+                    let reason = format!("{len} bytes for a buffer of {bytes}");
+                    answer(place, Err(StoreError::Answer { store: NAME, reason }));
+                }
+                Err(_) if matches!(got, NOT_FOUND | NOT_READY) => answer(place, Ok(None)),
+                Err(_) => answer(place, Err(refused(meaning(got)))),
+            }
+        }
+        if got.iter().any(|&got| is_uncertain(got)) {
+            self.handle.set_aside(memory);
+        } else {
+            self.handle.give_back(memory);
+        }
+        match got.iter().find(|got| is_unreachable(**got)) {
+            Some(&code) => Err(unreachable("batch_get_into", code)),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Settings of a tier's threads, queue and memory of failures.
+
+use std::time::Duration;
+
+use super::error::TierError;
+
+/// Settings of a [`StoreTier`](super::StoreTier).
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct TierSettings {
+    /// Number of threads, each with a session of its own. Default 2.
+    pub threads: usize,
+    /// Number of values that may wait to be put; further ones are dropped. Default 64.
+    pub puts_max: usize,
+    /// Number of keys that may wait to be read or looked up; further ones fail. Default 16,384.
+    pub reads_max: usize,
+    /// Time after which a call of the store counts as failed, although it has not returned. Default 1 s.
+    pub patience: Duration,
+    /// Consecutive failures that open the circuit breaker. Default 3.
+    pub failures: u32,
+    /// Time for which the breaker stays open before the store is tried again. Default 5 s.
+    pub rest: Duration,
+    /// Number of failed keys that are remembered. Default 4,096.
+    pub failed_keys: usize,
+    /// Time for which a failed key is not asked for. Default 10 s.
+    pub failed_for: Duration,
+}
+
+impl Default for TierSettings {
+    fn default() -> Self {
+        Self {
+            threads: 2,
+            puts_max: 64,
+            reads_max: 16_384,
+            patience: Duration::from_secs(1),
+            failures: 3,
+            rest: Duration::from_secs(5),
+            failed_keys: 4096,
+            failed_for: Duration::from_secs(10),
+        }
+    }
+}
+
+impl TierSettings {
+    /// Checks that the tier can work.
+    pub(super) fn check(&self) -> Result<(), TierError> {
+        let counts = [
+            ("the number of threads", self.threads),
+            ("the number of waiting puts", self.puts_max),
+            ("the number of waiting reads", self.reads_max),
+            ("the number of failures", self.failures as usize),
+        ];
+        match counts.into_iter().find(|(_, count)| *count == 0) {
+            Some((what, _)) => Err(TierError::Zero { what }),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Brings a prefix back from the tier.
+//!
+//! ```text
+//! 1  references on the leading blocks that are cached here: they stay
+//! 2  one look-up of all following blocks                              the first no ends the prefix
+//! 3  one import per block: frames without another owner               the first refusal ends the prefix
+//! 4  one batch of gets, into the frames
+//! 5  the leading blocks that arrived are committed;  the others go back, or into quarantine
+//! ```
+//!
+//! The frames are reserved for all blocks before the first byte is read: otherwise the allocation of a
+//! later block could evict an earlier one.
+
+use std::time::Instant;
+
+use kvpool::Import;
+use kvpool::prefix::BlockHash;
+
+use super::super::outcome::Outcome;
+use super::super::shared_tier::TierRead;
+use super::super::value::value_bytes;
+use super::link::{FrameLanding, Link, TierReport, add};
+
+impl Link {
+    pub(super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
+        let (began, mut report) = (Instant::now(), TierReport::default());
+        // Kept until the rest has come.
+        let Ok(here) = self.pool.export_prefix(0, hashes) else { return report };
+        let first = here.len();
+        let rest = &hashes[first..];
+        let rest = &rest[..rest.len().min(self.settings.blocks_max)];
+        if !rest.is_empty() {
+            add(&self.counters.asked, 1);
+            self.fetch(first, rest, deadline, &mut report).await;
+        }
+        // Counts them, and releases them in the order of the prefix: its end is evicted first.
+        if let Ok(all) = self.pool.export_prefix(0, hashes) {
+            drop(here);
+            report.cached_blocks = all.len();
+        }
+        report.took = began.elapsed();
+        report
+    }
+
+    async fn fetch(&self, first: usize, hashes: &[BlockHash], deadline: Instant, report: &mut TierReport) {
+        let claimed = self.tier.exists(self.keys(hashes), deadline).await;
+        report.note(&claimed);
+        let there = claimed.iter().take_while(|outcome| **outcome == Outcome::Hit).count();
+        let mut imports = self.reserve(first, &hashes[..there]);
+        let (mut reads, mut read_of) = (Vec::new(), vec![None; imports.len()]);
+        for (place, import) in imports.iter_mut().enumerate() {
+            if import.missing().is_empty() {
+                continue;
+            }
+            let Ok(piece) = import.piece(&[0]) else { continue };
+            read_of[place] = Some(reads.len());
+            let key = self.key(hashes[place]);
+            let (packed_bytes, storage) = (self.packed_bytes, self.storage.clone());
+            let memory =
+                Box::new(FrameLanding { key, packed_bytes, storage, runs: piece.runs, _hold: piece.hold });
+            reads.push(TierRead { key, bytes: value_bytes(packed_bytes), memory });
+        }
+        let outcomes = if reads.is_empty() { Vec::new() } else { self.tier.get(reads, deadline).await };
+        report.note(&outcomes);
+        let moved = commit(imports, &read_of, &outcomes);
+        report.moved_blocks = moved;
+        report.bytes = (moved * self.packed_bytes) as u64;
+        add(&self.counters.fetched, moved);
+    }
+
+    /// Reserves a block for each hash, as far as there is room.
+    fn reserve(&self, first: usize, hashes: &[BlockHash]) -> Vec<Import> {
+        let depth = |place: usize| u32::try_from(first + place).unwrap_or(u32::MAX);
+        let import = |(place, &hash)| self.pool.import_prefix(depth(place), &[hash]).ok();
+        hashes.iter().enumerate().map_while(import).collect()
+    }
+}
+
+/// Commits the leading blocks that arrived. Returns the number of those that moved.
+///
+/// The others are dropped: blocks behind a gap would never be found, and blocks that a thread of the
+/// tier still holds are quarantined.
+fn commit(imports: Vec<Import>, read_of: &[Option<usize>], outcomes: &[Outcome]) -> usize {
+    let mut moved = 0;
+    for (mut import, read) in imports.into_iter().zip(read_of) {
+        if let Some(read) = *read {
+            if outcomes.get(read) != Some(&Outcome::Hit) || import.arrived(0).is_err() {
+                break;
+            }
+            moved += 1;
+        }
+        if let Err(error) = import.commit() {
+            tracing::debug!(%error, "a block that came from the tier is dropped");
+            break;
+        }
+    }
+    moved
+}

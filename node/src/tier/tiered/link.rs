@@ -1,0 +1,176 @@
+//! A pool, a tier, and blocks between them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kvpool::prefix::BlockHash;
+use kvpool::storage::Storage;
+use kvpool::{Export, Pool, Run, TransferError};
+use serde::{Deserialize, Serialize};
+
+use super::super::error::TierError;
+use super::super::key::{Fingerprint, TierKey};
+use super::super::outcome::Outcome;
+use super::super::shared_tier::{Landing, SharedTier};
+use super::super::value::{TierValue, ValueError, verify};
+use super::settings::TieredSettings;
+
+/// Blocks of one batch of puts.
+pub(super) const PUTS_AT_ONCE: usize = 32;
+
+/// What one operation with a tier did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct TierReport {
+    /// Of a bring-back, leading blocks of the prefix that are cached here now. Of an offload, blocks that
+    /// left the cache.
+    pub cached_blocks: usize,
+    /// Blocks whose bytes moved.
+    pub moved_blocks: usize,
+    /// Their packed bytes.
+    pub bytes: u64,
+    /// Blocks that the tier claimed to have already, and that were not put.
+    pub present_blocks: usize,
+    /// Blocks that failed, for any reason.
+    pub failed_blocks: usize,
+    /// Blocks without an answer by the deadline.
+    pub overdue_blocks: usize,
+    /// Duration of the operation.
+    pub took: Duration,
+}
+
+impl TierReport {
+    /// Counts outcomes other than successes.
+    pub(super) fn note(&mut self, outcomes: &[Outcome]) {
+        let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
+        self.failed_blocks += count(|outcome| matches!(outcome, Outcome::Failed(_)));
+        self.overdue_blocks += count(|outcome| matches!(outcome, Outcome::InFlight));
+    }
+}
+
+/// Counts of a pool's use of its tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct TieredCounters {
+    /// Prefixes for which the tier was asked.
+    pub asked: u64,
+    /// Blocks that were brought back.
+    pub fetched_blocks: u64,
+    /// Packed bytes of these.
+    pub fetched_bytes: u64,
+    /// Blocks that were put.
+    pub stored_blocks: u64,
+    /// Packed bytes of these.
+    pub stored_bytes: u64,
+    /// Blocks that were not put, because the tier claimed to have them.
+    pub present_blocks: u64,
+    /// Blocks that were not put, because too many waited.
+    pub dropped_blocks: u64,
+    /// Times that events of the cache were lost, and its blocks listed again.
+    pub resyncs: u64,
+}
+
+/// The same, while they change.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    pub(super) asked: AtomicU64,
+    pub(super) fetched: AtomicU64,
+    pub(super) stored: AtomicU64,
+    pub(super) present: AtomicU64,
+    pub(super) dropped: AtomicU64,
+    pub(super) resyncs: AtomicU64,
+}
+
+/// Adds to a counter.
+pub(super) fn add(counter: &AtomicU64, count: usize) {
+    // Relaxed: counters order nothing.
+    counter.fetch_add(count as u64, Relaxed);
+}
+
+pub(super) struct Link {
+    pub(super) pool: Pool,
+    pub(super) storage: Arc<dyn Storage>,
+    pub(super) tier: Arc<dyn SharedTier>,
+    pub(super) settings: TieredSettings,
+    pub(super) counters: Counters,
+    pub(super) packed_bytes: usize,
+    fingerprint: Fingerprint,
+}
+
+impl Link {
+    pub(super) fn new(
+        pool: Pool,
+        tier: Arc<dyn SharedTier>,
+        settings: TieredSettings,
+    ) -> Result<Self, TierError> {
+        let fingerprint = Fingerprint::of(&pool, &settings.namespace)?;
+        let storage = pool.storage().cloned().ok_or(TransferError::NoStorage { pool: pool.tag() })?;
+        let packed_bytes = storage.layout().packed_bytes();
+        let counters = Counters::default();
+        Ok(Self { pool, storage, tier, settings, counters, packed_bytes, fingerprint })
+    }
+
+    pub(super) fn key(&self, hash: BlockHash) -> TierKey {
+        TierKey { fingerprint: self.fingerprint, hash }
+    }
+
+    pub(super) fn keys(&self, hashes: &[BlockHash]) -> Vec<TierKey> {
+        hashes.iter().map(|&hash| self.key(hash)).collect()
+    }
+
+    /// Returns a block of an export as a value.
+    pub(super) fn value(
+        &self,
+        export: &Export,
+        place: usize,
+        hash: BlockHash,
+    ) -> Result<TierValue, TransferError> {
+        let piece = export.piece(&[place as u32])?;
+        TierValue::new(self.key(hash), self.packed_bytes, |bytes| {
+            // SAFETY: no thread writes the block, which stays in its frame while the piece lives.
+            unsafe { self.storage.pack(&piece.runs, bytes) }.map_err(TransferError::Storage)
+        })
+    }
+
+    /// Puts values, and counts what was stored. Returns the outcomes.
+    pub(super) async fn put(&self, values: Vec<TierValue>, deadline: Instant) -> Vec<Outcome> {
+        let outcomes = self.tier.put(values, deadline).await;
+        let stored = outcomes.iter().filter(|outcome| **outcome == Outcome::Stored).count();
+        add(&self.counters.stored, stored);
+        outcomes
+    }
+
+    pub(super) fn read_counters(&self) -> TieredCounters {
+        let of = |counter: &AtomicU64| counter.load(Relaxed);
+        let (fetched, stored) = (of(&self.counters.fetched), of(&self.counters.stored));
+        TieredCounters {
+            asked: of(&self.counters.asked),
+            fetched_blocks: fetched,
+            fetched_bytes: fetched * self.packed_bytes as u64,
+            stored_blocks: stored,
+            stored_bytes: stored * self.packed_bytes as u64,
+            present_blocks: of(&self.counters.present),
+            dropped_blocks: of(&self.counters.dropped),
+            resyncs: of(&self.counters.resyncs),
+        }
+    }
+}
+
+/// The frame of a block that is read.
+pub(super) struct FrameLanding {
+    pub(super) key: TierKey,
+    pub(super) packed_bytes: usize,
+    pub(super) storage: Arc<dyn Storage>,
+    pub(super) runs: Vec<Run>,
+    /// Keeps the frame.
+    pub(super) _hold: kvpool::transport::Hold,
+}
+
+impl Landing for FrameLanding {
+    fn land(&mut self, value: &[u8]) -> Result<(), ValueError> {
+        let packed = verify(&self.key, self.packed_bytes, value)?;
+        // SAFETY: of a piece of an import, whose hold lives: no other thread accesses the frame.
+        unsafe { self.storage.unpack(&self.runs, packed) }.map_err(ValueError::Storage)
+    }
+}

@@ -1,0 +1,16 @@
+//! A pool with a tier.
+//!
+//! `link` the pool, the tier, and blocks between them · `fetch` brings a prefix back · `offload` moves
+//! blocks out before they are evicted · `follow` stores blocks when they are computed · `tiered` the whole
+
+mod fetch;
+mod follow;
+mod link;
+mod offload;
+mod settings;
+#[expect(clippy::module_inception, reason = "the room is named after its main type")]
+mod tiered;
+
+pub use link::{TierReport, TieredCounters};
+pub use settings::{TierPolicy, TieredSettings};
+pub use tiered::Tiered;

@@ -1,0 +1,123 @@
+//! A pool with a tier, as an engine has it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvpool::prefix::{BlockHash, Chain, PrefixKeys};
+use kvpool::{Pool, PrefixError, TransferError};
+use tokio::task::JoinHandle;
+
+use super::super::error::TierError;
+use super::super::shared_tier::SharedTier;
+use super::link::{Link, TierReport, TieredCounters};
+use super::settings::{TierPolicy, TieredSettings};
+
+/// A pool whose cached blocks are shared through a tier.
+///
+/// Ask it for the prefix of a request, within the time that a hit is worth, and admit the request then:
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use std::time::{Duration, Instant};
+/// # use kvpool::{AdmitRequest, Pool, SequenceId, prefix::PrefixKeys};
+/// # use kvpool_node::tier::{InProcess, StoreTier, TierSettings, Tiered, TieredSettings};
+/// # async fn run(pool: Pool, prompt: Vec<u32>) -> Result<(), Box<dyn std::error::Error>> {
+/// let tier = StoreTier::start(InProcess::new(1 << 30), TierSettings::default())?;
+/// let tiered = Tiered::new(pool.clone(), Arc::new(tier), TieredSettings::new("qwen2.5-7b, revision 3"))?;
+/// let deadline = Instant::now() + Duration::from_millis(500);
+/// tiered.bring_back(&PrefixKeys::new(), &prompt, deadline).await?;
+/// let sequence = pool.admit(&AdmitRequest::new(SequenceId(7), &prompt))?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clearing the prefix cache does not clear the tier: give other weights another namespace. Dropping it
+/// ends the tasks that store blocks; values on their way are stored or not.
+pub struct Tiered {
+    link: Arc<Link>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Tiered {
+    /// Connects a pool with a tier, and starts to store blocks as the policy says, on the current tokio
+    /// runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`TierError::Namespace`]; [`TierError::Pool`] for a pool without storage or prefix cache;
+    /// [`TierError::Events`].
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime, unless the policy is [`TierPolicy::Manual`].
+    pub fn new(pool: Pool, tier: Arc<dyn SharedTier>, settings: TieredSettings) -> Result<Self, TierError> {
+        let link = Arc::new(Link::new(pool, tier, settings)?);
+        let task = match link.settings.policy {
+            TierPolicy::Manual => None,
+            TierPolicy::OnEviction => Some(tokio::spawn(link.clone().offload_on_eviction())),
+            TierPolicy::WriteThrough => {
+                let cache = link.pool.prefix_cache();
+                let cache = cache.ok_or(TransferError::NoCache { pool: link.pool.tag() })?;
+                let events = cache.events().subscribe()?;
+                Some(tokio::spawn(link.clone().write_through(events)))
+            }
+        };
+        Ok(Self { link, task })
+    }
+
+    /// Returns the pool.
+    pub fn pool(&self) -> &Pool {
+        &self.link.pool
+    }
+
+    /// Returns the tier.
+    pub fn tier(&self) -> &Arc<dyn SharedTier> {
+        &self.link.tier
+    }
+
+    /// Returns counts since it was created.
+    pub fn counters(&self) -> TieredCounters {
+        self.link.read_counters()
+    }
+
+    /// Copies the longest cached prefix of these tokens from the tier into the pool's cache, as far as it
+    /// comes by the deadline.
+    ///
+    /// Whatever fails is a miss. The future may be dropped at any time.
+    ///
+    /// # Errors
+    ///
+    /// [`PrefixError::EmptyKey`].
+    pub async fn bring_back(
+        &self,
+        keys: &PrefixKeys<'_>,
+        tokens: &[u32],
+        deadline: Instant,
+    ) -> Result<TierReport, PrefixError> {
+        let Some(cache) = self.link.pool.prefix_cache() else { return Ok(TierReport::default()) };
+        let (hasher, mut hashes) = (cache.hasher(), Vec::new());
+        Chain::new(hasher.root(keys)?).extend(hasher, tokens, |hash| hashes.push(hash));
+        Ok(self.bring_back_hashes(&hashes, deadline).await)
+    }
+
+    /// As [`bring_back`](Self::bring_back), for the hashes of a prefix from its first block on.
+    pub async fn bring_back_hashes(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
+        self.link.bring_back(hashes, deadline).await
+    }
+
+    /// Moves up to `blocks_max` evictable blocks to the tier, in eviction order. Those that it does not
+    /// take stay cached.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`] of the pool; all blocks stay.
+    pub async fn offload(&self, blocks_max: usize, deadline: Instant) -> Result<TierReport, TransferError> {
+        self.link.offload(blocks_max, deadline).await
+    }
+}
+
+impl Drop for Tiered {
+    fn drop(&mut self) {
+        self.task.iter().for_each(JoinHandle::abort);
+    }
+}

@@ -1,0 +1,238 @@
+//! Stores that fail: deadlines, the breaker, the queue, keys that failed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvpool_node::tier::{
+    BreakerState, Fault, InProcess, Outcome, SharedTier, StoreError, StoreTier, TierError, TierFailure,
+    TierSettings, ValueError,
+};
+
+use super::support::{SLACK, WAIT, all, get, hasty, in_process, keys, put, reads, soon, until, values};
+
+const SHORT: Duration = Duration::from_millis(50);
+
+fn is_unreachable(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Unreachable { .. })))
+}
+
+/// A store that hangs: calls return at their deadline, memory stays with the thread until it returns,
+/// and what no thread has begun is taken back at once.
+#[tokio::test]
+async fn a_hang() {
+    let mut settings = TierSettings::default();
+    settings.threads = 1;
+    let (store, tier) = in_process(settings);
+    let some = keys(0..40);
+    put(&*tier, &some).await;
+    store.set_fault(Fault::Hang);
+    let (first, memory) = reads(&some);
+    let deadline = Instant::now() + SHORT;
+    let outcomes = tier.get(first, deadline).await;
+    assert!(Instant::now() >= deadline && Instant::now() < deadline + SLACK);
+    // One call of the session is under way.
+    let late = Outcome::Failed(TierFailure::Late);
+    assert_eq!(outcomes[..16], all(Outcome::InFlight, &some[..16]));
+    assert_eq!(outcomes[16..], all(late.clone(), &some[16..]));
+    let counters = tier.counters();
+    assert_eq!((counters.in_flight, counters.overdue, counters.failed), (16, 16, 24));
+    let held = || memory.iter().filter(|memory| Arc::strong_count(memory) > 1).count();
+    assert!(held() >= 16);
+    // A later call waits in the queue, and is taken back too.
+    let (second, memory_of_second) = reads(&some[..2]);
+    assert_eq!(tier.get(second, Instant::now() + SHORT).await, all(late, &some[..2]));
+    store.set_fault(Fault::None);
+    until("memory is given back", || held() == 0).await;
+    until("of the second call too", || memory_of_second.iter().all(|own| Arc::strong_count(own) == 1)).await;
+    assert!(memory_of_second.iter().all(|own| own.lock().unwrap().is_empty()), "it was never begun");
+    assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));
+}
+
+/// Dropping the future of a call takes back what has not begun.
+#[tokio::test]
+async fn a_dropped_call() {
+    let mut settings = TierSettings::default();
+    settings.threads = 1;
+    let (store, tier) = in_process(settings);
+    let some = keys(0..20);
+    put(&*tier, &some).await;
+    store.set_fault(Fault::Hang);
+    let (all_of_it, memory) = reads(&some);
+    let call = tier.get(all_of_it, soon());
+    tokio::time::timeout(SHORT, call).await.unwrap_err();
+    store.set_fault(Fault::None);
+    until("memory is given back", || memory.iter().all(|own| Arc::strong_count(own) == 1)).await;
+    assert!(memory[16..].iter().all(|own| own.lock().unwrap().is_empty()), "it was never begun");
+}
+
+#[tokio::test]
+async fn the_breaker_opens_and_closes() {
+    let mut settings = hasty();
+    settings.rest = Duration::from_millis(500);
+    let (store, tier) = in_process(settings);
+    let some = keys(0..1);
+    put(&*tier, &some).await;
+    store.set_fault(Fault::Refuse);
+    for _ in 0..3 {
+        assert!(is_unreachable(&get(&*tier, &some).await[0]));
+    }
+    let counters = tier.counters();
+    assert_eq!((counters.breaker, counters.breaker_opened), (BreakerState::Open, 1));
+    store.set_fault(Fault::None);
+    let open = Outcome::Failed(TierFailure::Open);
+    assert_eq!(get(&*tier, &some).await, all(open.clone(), &some));
+    assert_eq!(put(&*tier, &some).await, all(open.clone(), &some));
+    assert_eq!(tier.exists(some.clone(), soon()).await, all(open, &some));
+    // After the rest one call tries, and closes it.
+    let began = Instant::now();
+    while get(&*tier, &some).await != [Outcome::Hit] {
+        assert!(began.elapsed() < WAIT);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(tier.counters().breaker, BreakerState::Closed);
+    // No key was blamed for the store.
+    assert_eq!(tier.counters().remembered, 0);
+}
+
+/// All threads in a call that does not return: further calls do not wait for their deadline.
+#[tokio::test]
+async fn stuck_threads_open_the_breaker() {
+    let (store, tier) = in_process(hasty());
+    let some = keys(0..8);
+    put(&*tier, &some).await;
+    store.set_fault(Fault::Hang);
+    for half in some.chunks(4) {
+        let (reads, _memory) = reads(half);
+        let outcomes = tier.get(reads, Instant::now() + SHORT).await;
+        assert!(outcomes.iter().all(|outcome| *outcome != Outcome::Hit));
+    }
+    until("both threads are stuck", || {
+        drop(tier.exists(some.clone(), Instant::now()));
+        tier.counters().breaker == BreakerState::Open
+    })
+    .await;
+    let (reads, memory) = reads(&some);
+    let outcomes = tier.get(reads, soon()).await;
+    assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed(_))), "{outcomes:?}");
+    assert!(memory.iter().all(|own| Arc::strong_count(own) == 1));
+    // It can be closed and dropped meanwhile.
+    tier.close();
+    assert!(tier.threads_left() > 0);
+    store.set_fault(Fault::None);
+    until("the threads end", || tier.threads_left() == 0).await;
+}
+
+#[tokio::test]
+async fn puts_that_find_no_room_are_dropped() {
+    let mut settings = TierSettings::default();
+    (settings.threads, settings.puts_max) = (1, 10);
+    let (store, tier) = in_process(settings);
+    store.set_fault(Fault::Hang);
+    let some = keys(0..40);
+    // The first call keeps the thread, the second one the queue.
+    let first = tier.put(values(&some[..1]), soon());
+    until("the thread has begun", || tier.counters().in_flight == 1).await;
+    let second = tier.put(values(&some[1..11]), soon());
+    let busy = Outcome::Failed(TierFailure::Busy);
+    assert_eq!(tier.put(values(&some[11..13]), soon()).await, all(busy, &some[11..13]));
+    assert_eq!(tier.counters().dropped_puts, 2);
+    store.set_fault(Fault::None);
+    assert_eq!(first.await, [Outcome::Stored]);
+    assert_eq!(second.await, all(Outcome::Stored, &some[1..11]));
+    assert_eq!(store.len(), 11);
+}
+
+/// A key whose value is wrong is not asked for again for a while, or until it is put.
+#[tokio::test]
+async fn keys_that_failed() {
+    let mut settings = TierSettings::default();
+    settings.failed_for = Duration::from_secs(3600);
+    let (store, tier) = in_process(settings);
+    let some = keys(0..2);
+    put(&*tier, &some).await;
+    store.set_fault(Fault::Corrupt);
+    assert_eq!(get(&*tier, &some[..1]).await, [Outcome::Failed(ValueError::Checksum.into())]);
+    store.set_fault(Fault::None);
+    let remembered = Outcome::Failed(TierFailure::Remembered);
+    assert_eq!(get(&*tier, &some).await, [remembered, Outcome::Hit]);
+    assert_eq!((tier.counters().bad_values, tier.counters().remembered), (1, 1));
+    assert_eq!(put(&*tier, &some[..1]).await, [Outcome::Stored]);
+    assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));
+}
+
+/// Every way in which an answer can be wrong has its outcome, and none is a hit.
+#[tokio::test]
+async fn wrong_answers() {
+    let some = keys(0..10);
+    for fault in [
+        Fault::Short,
+        Fault::Long,
+        Fault::Foreign,
+        Fault::Corrupt,
+        Fault::ClaimsAll,
+        Fault::Miscounts,
+        Fault::Panic,
+        Fault::Refuse,
+    ] {
+        let (store, tier) = in_process(hasty());
+        put(&*tier, &some).await;
+        store.set_fault(fault);
+        let outcomes = get(&*tier, &some).await;
+        match fault {
+            Fault::ClaimsAll => assert_eq!(outcomes, all(Outcome::Miss, &some)),
+            Fault::Miscounts => {
+                let hits = outcomes.iter().filter(|outcome| **outcome == Outcome::Hit).count();
+                assert!((1..10).contains(&hits), "{outcomes:?}");
+                let answer = |outcome: &Outcome| {
+                    matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Answer { .. })))
+                };
+                assert_eq!(outcomes.iter().filter(|outcome| answer(outcome)).count(), 10 - hits);
+            }
+            Fault::Panic => assert_eq!(outcomes, all(Outcome::Failed(TierFailure::Panicked), &some)),
+            Fault::Refuse => assert!(outcomes.iter().all(is_unreachable)),
+            _ => assert!(
+                outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed(TierFailure::Value(_)))),
+                "{fault:?}: {outcomes:?}"
+            ),
+        }
+        // A count that is wrong is no answer.
+        if fault == Fault::Miscounts {
+            let found = tier.exists(some.clone(), soon()).await;
+            assert!(found.iter().all(|found| matches!(found, Outcome::Failed(_))), "{found:?}");
+        }
+        // The threads live on.
+        store.set_fault(Fault::None);
+        until("it works again", || tier.counters().in_flight == 0).await;
+        let began = Instant::now();
+        while get(&*tier, &some).await != all(Outcome::Hit, &some) {
+            assert!(began.elapsed() < WAIT, "{fault:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn settings_that_cannot_work() {
+    let set: [fn(&mut TierSettings); 4] =
+        [|own| own.threads = 0, |own| own.puts_max = 0, |own| own.reads_max = 0, |own| own.failures = 0];
+    for set in set {
+        let mut settings = TierSettings::default();
+        set(&mut settings);
+        let error = StoreTier::start(InProcess::new(1), settings).err();
+        assert!(matches!(error, Some(TierError::Zero { .. })), "{error:?}");
+    }
+}
+
+/// A full store forgets its oldest values, and refuses one that it has no room for.
+#[tokio::test]
+async fn a_full_store() {
+    let bytes = values(&keys(0..1))[0].bytes().len();
+    let tier = super::support::tier(InProcess::new(4 * bytes), hasty());
+    let some = keys(0..10);
+    assert_eq!(put(&*tier, &some).await, all(Outcome::Stored, &some));
+    let hits = get(&*tier, &some).await.iter().filter(|outcome| **outcome == Outcome::Hit).count();
+    assert_eq!(hits, 4);
+    let tier = super::support::tier(InProcess::new(bytes - 1), hasty());
+    let outcomes = put(&*tier, &some[..1]).await;
+    assert!(matches!(outcomes[..], [Outcome::Failed(TierFailure::Store(StoreError::Refused { .. }))]));
+}

@@ -1,0 +1,316 @@
+//! Pools that share blocks through a tier.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
+use kvpool::{AllocRequest, Dtype, KvLayout, Pool};
+use kvpool_node::tier::{
+    Fault, InProcess, SharedTier, StoreTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings,
+};
+
+use super::kv;
+use super::support::{NAMESPACE, WAIT, bring_back, hasty, idle, in_process, soon, tiered, until};
+
+/// A pool that has computed a prompt of ten full blocks, and stored them; and another pool.
+async fn stored() -> (InProcess, Arc<StoreTier>, [Pool; 2], Vec<u32>) {
+    let (store, tier) = in_process(hasty());
+    let (a, b) = kv::pools(50);
+    let tokens = kv::prompt(1, 41);
+    drop(kv::admit(&a, 7, &tokens).unwrap());
+    let of_a = tiered(&a, &tier, TierPolicy::Manual);
+    let report = of_a.offload(100, soon()).await.unwrap();
+    assert_eq!((report.moved_blocks, report.cached_blocks, store.len()), (10, 10, 10));
+    (store, tier, [a, b], tokens)
+}
+
+#[tokio::test]
+async fn a_prefix_comes_back_in_another_pool() {
+    let (_store, tier, [a, b], tokens) = stored().await;
+    assert_eq!(kv::cached(&a, &tokens), 0, "it was evicted");
+    let of_b = tiered(&b, &tier, TierPolicy::Manual);
+    // A part is here already.
+    drop(kv::admit(&b, 1, &tokens[..13]).unwrap());
+    let report = bring_back(&of_b, &tokens, WAIT).await;
+    assert_eq!((report.cached_blocks, report.moved_blocks), (10, 7));
+    assert_eq!(report.bytes, 7 * super::support::packed_bytes() as u64);
+    assert_eq!(kv::cached(&b, &tokens), 10);
+    // Nothing more to do.
+    let report = bring_back(&of_b, &tokens, WAIT).await;
+    assert_eq!((report.cached_blocks, report.moved_blocks), (10, 0));
+    // Another prompt shares four blocks with it.
+    let other = [&tokens[..18], &kv::prompt(9, 20)].concat();
+    let of_a = tiered(&a, &tier, TierPolicy::Manual);
+    let report = bring_back(&of_a, &other, WAIT).await;
+    assert_eq!((report.cached_blocks, report.moved_blocks), (4, 4));
+    assert_eq!(kv::cached(&a, &other), 4);
+    assert_eq!(of_b.counters().fetched_blocks, 7);
+    // Keys are part of the hashes.
+    let salted = PrefixKeys::new().salt(b"tenant");
+    let report = of_a.bring_back(&salted, &tokens, soon()).await.unwrap();
+    assert_eq!((report.cached_blocks, report.moved_blocks), (0, 0));
+    for pool in [&a, &b] {
+        idle(pool).await;
+    }
+}
+
+/// The end of a prefix is evicted first, so that what is left can be found.
+#[tokio::test]
+async fn the_end_of_a_prefix_is_evicted_first() {
+    let (_store, tier, [_a, b], tokens) = stored().await;
+    let of_b = tiered(&b, &tier, TierPolicy::Manual);
+    bring_back(&of_b, &tokens, WAIT).await;
+    drop(b.allocate(AllocRequest::new(46)).unwrap());
+    assert_eq!(kv::cached(&b, &tokens), 4);
+    idle(&b).await;
+}
+
+/// As many blocks as there is room for, from the beginning on.
+#[tokio::test]
+async fn a_pool_that_is_too_small() {
+    let (_store, tier, [_a, _b], tokens) = stored().await;
+    let small = kv::pool(kv::plain(), 6);
+    let of_small = tiered(&small, &tier, TierPolicy::Manual);
+    let taken = small.allocate(AllocRequest::new(2)).unwrap();
+    let report = bring_back(&of_small, &tokens, WAIT).await;
+    assert_eq!((report.cached_blocks, report.moved_blocks), (4, 4));
+    drop(taken);
+    assert_eq!(kv::cached(&small, &tokens[..17]), 4);
+    idle(&small).await;
+}
+
+/// Pools with another hash key, layout or namespace find nothing.
+#[tokio::test]
+async fn only_pools_that_agree_share() {
+    let (_store, tier, [_a, _b], tokens) = stored().await;
+    let other_key = PrefixConfig::new().key(HashKey::from_bytes([8; 32]));
+    let other_key = kv::builder(kv::plain(), 50).prefix_cache(other_key).build().unwrap();
+    let of_other = tiered(&other_key, &tier, TierPolicy::Manual);
+    assert_eq!(bring_back(&of_other, &tokens, WAIT).await.cached_blocks, 0);
+    let wider = KvLayout::builder().layers(2).kv_heads(2).head_dim(8).block_tokens(4);
+    let wider = kv::pool(wider.dtype(Dtype::Bf16).build().unwrap(), 50);
+    let of_wider = tiered(&wider, &tier, TierPolicy::Manual);
+    assert_eq!(bring_back(&of_wider, &tokens, WAIT).await.cached_blocks, 0);
+    let same = kv::pool(kv::plain(), 50);
+    let settings = TieredSettings::new("another model").policy(TierPolicy::Manual);
+    let elsewhere = Tiered::new(same.clone(), tier.clone(), settings).unwrap();
+    assert_eq!(bring_back(&elsewhere, &tokens, WAIT).await.cached_blocks, 0);
+    let no_name = Tiered::new(same, tier.clone(), TieredSettings::new(""));
+    assert_eq!(no_name.err(), Some(TierError::Namespace));
+    let bare = kv::builder(kv::plain(), 50).build().unwrap();
+    let no_cache = Tiered::new(bare, tier, TieredSettings::new(NAMESPACE));
+    assert!(matches!(no_cache.err(), Some(TierError::Pool(_))));
+}
+
+/// A tier that lies in every way: never a wrong byte, never a wait beyond the deadline, and nothing is
+/// left behind.
+#[tokio::test]
+async fn a_tier_that_lies() {
+    let limit = Duration::from_millis(300);
+    for fault in [
+        Fault::Refuse,
+        Fault::Short,
+        Fault::Long,
+        Fault::Foreign,
+        Fault::Corrupt,
+        Fault::ClaimsAll,
+        Fault::Miscounts,
+        Fault::Panic,
+    ] {
+        let (store, tier, [_a, b], tokens) = stored().await;
+        let of_b = tiered(&b, &tier, TierPolicy::Manual);
+        store.set_fault(fault);
+        let report = bring_back(&of_b, &tokens, limit).await;
+        assert_eq!((report.cached_blocks, report.moved_blocks), (0, 0), "{fault:?}");
+        assert_eq!(kv::cached(&b, &tokens), 0, "{fault:?}");
+        idle(&b).await;
+        // It is of use again when it stops.
+        store.set_fault(Fault::None);
+        let began = Instant::now();
+        while bring_back(&of_b, &tokens, WAIT).await.cached_blocks < 10 {
+            assert!(began.elapsed() < WAIT, "{fault:?}: {:?}", tier.counters());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(kv::cached(&b, &tokens), 10);
+        idle(&b).await;
+    }
+}
+
+/// One wrong block: the blocks before it are of use.
+#[tokio::test]
+async fn a_prefix_ends_at_the_first_wrong_block() {
+    let (store, tier, [a, b], tokens) = stored().await;
+    // A second prompt, computed where the fault begins after four of its blocks are stored.
+    let of_a = tiered(&a, &tier, TierPolicy::Manual);
+    let long = kv::prompt(2, 41);
+    drop(kv::admit(&a, 8, &long[..17]).unwrap());
+    of_a.offload(100, soon()).await.unwrap();
+    store.set_fault(Fault::StoresNothing);
+    drop(kv::admit(&a, 8, &long).unwrap());
+    let report = of_a.offload(100, soon()).await.unwrap();
+    assert_eq!(report.moved_blocks, 6, "it says so");
+    store.set_fault(Fault::None);
+    let of_b = tiered(&b, &tier, TierPolicy::Manual);
+    let report = bring_back(&of_b, &long, WAIT).await;
+    assert_eq!((report.cached_blocks, report.moved_blocks), (4, 4));
+    assert_eq!((kv::cached(&b, &long), bring_back(&of_b, &tokens, WAIT).await.cached_blocks), (4, 10));
+    for pool in [&a, &b] {
+        idle(pool).await;
+    }
+}
+
+/// Frames whose get has not returned are quarantined: no other owner gets them until it has.
+#[tokio::test]
+async fn frames_of_a_get_that_hangs() {
+    let (store, tier, [_a, b], tokens) = stored().await;
+    let of_b = tiered(&b, &tier, TierPolicy::Manual);
+    store.set_fault(Fault::HangInGets);
+    let report = bring_back(&of_b, &tokens, Duration::from_millis(200)).await;
+    assert_eq!((report.cached_blocks, report.overdue_blocks), (0, 10), "{report:?}");
+    let counts = b.stats();
+    assert_eq!((counts.in_transfer, counts.quarantined), (0, 10));
+    assert!(b.owners().transfers.iter().all(|transfer| transfer.quarantined));
+    // No other owner gets them.
+    let rest = b.allocate(AllocRequest::new(40)).unwrap();
+    b.allocate(AllocRequest::new(1)).unwrap_err();
+    drop(rest);
+    b.audit().unwrap();
+    store.set_fault(Fault::None);
+    idle(&b).await;
+    let began = Instant::now();
+    while bring_back(&of_b, &tokens, WAIT).await.cached_blocks < 10 {
+        assert!(began.elapsed() < WAIT);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(kv::cached(&b, &tokens), 10);
+    idle(&b).await;
+}
+
+/// The quarantine, without a race: the store hangs in the get itself.
+#[tokio::test]
+async fn a_pool_that_is_dropped_meanwhile() {
+    let (store, tier, [_a, b], tokens) = stored().await;
+    let of_b = Arc::new(tiered(&b, &tier, TierPolicy::Manual));
+    store.set_fault(Fault::Slow(Duration::from_millis(100)));
+    let bringing = {
+        let (of_b, tokens) = (of_b.clone(), tokens.clone());
+        tokio::spawn(async move { bring_back(&of_b, &tokens, Duration::from_millis(150)).await })
+    };
+    let report = bringing.await.unwrap();
+    assert!(report.took < Duration::from_millis(150) + super::support::SLACK);
+    // The threads hold frames of a pool whose other owners are gone.
+    drop((of_b, b));
+    store.set_fault(Fault::None);
+    until("the threads go on", || tier.counters().in_flight == 0).await;
+}
+
+#[tokio::test]
+async fn write_through_stores_what_is_computed() {
+    let (store, tier) = in_process(hasty());
+    let (a, b) = kv::pools(50);
+    // From before, and from now on.
+    let [before, after] = [kv::prompt(1, 41), kv::prompt(2, 29)];
+    drop(kv::admit(&a, 7, &before).unwrap());
+    let of_a = tiered(&a, &tier, TierPolicy::WriteThrough);
+    let of_b = tiered(&b, &tier, TierPolicy::WriteThrough);
+    let open = kv::admit(&a, 8, &after).unwrap();
+    until("all blocks are stored", || store.len() == 17).await;
+    for tokens in [&before, &after] {
+        let report = bring_back(&of_b, tokens, WAIT).await;
+        assert_eq!(report.cached_blocks, tokens.len() / 4);
+        assert_eq!(kv::cached(&b, tokens), tokens.len() / 4);
+    }
+    // What came from the tier is not stored again.
+    until("they were looked at", || of_b.counters().present_blocks == 17).await;
+    assert_eq!(of_b.counters().stored_blocks, 0);
+    until("they were counted", || of_a.counters().stored_blocks == 17).await;
+    drop(open);
+    drop((of_a, of_b));
+    for pool in [&a, &b] {
+        idle(pool).await;
+    }
+}
+
+/// Cleared blocks are not stored, and a store that hangs does not keep the pool.
+#[tokio::test]
+async fn write_through_under_failures() {
+    let (store, tier) = in_process(hasty());
+    let (a, _) = kv::pools(50);
+    let of_a = {
+        let mut settings = TieredSettings::new(NAMESPACE);
+        settings.put_limit = Duration::from_millis(50);
+        settings.waiting_max = 8;
+        Tiered::new(a.clone(), tier.clone(), settings).unwrap()
+    };
+    store.set_fault(Fault::Hang);
+    for first in 1..8 {
+        drop(kv::admit(&a, 7, &kv::prompt(first, 21)).unwrap());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    until("some are dropped", || of_a.counters().dropped_blocks > 0).await;
+    a.clear_prefix_cache();
+    store.set_fault(Fault::None);
+    // It goes on behind the breaker's rest.
+    let mut first = 100;
+    let began = Instant::now();
+    while of_a.counters().stored_blocks == 0 {
+        assert!(began.elapsed() < WAIT, "{:?}", tier.counters());
+        drop(kv::admit(&a, 7, &kv::prompt(first, 9)).unwrap());
+        first += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    drop(of_a);
+    idle(&a).await;
+}
+
+#[tokio::test]
+async fn blocks_leave_before_they_are_evicted() {
+    let (store, tier) = in_process(hasty());
+    let (a, b) = kv::pools(40);
+    let mut settings = TieredSettings::new(NAMESPACE).policy(TierPolicy::OnEviction);
+    settings.keep_free = Some(15);
+    let of_a = Tiered::new(a.clone(), tier.clone(), settings).unwrap();
+    let prompts: Vec<_> = (1..4).map(|first| kv::prompt(first, 41)).collect();
+    for tokens in &prompts {
+        drop(kv::admit(&a, 7, tokens).unwrap());
+    }
+    until("room is made", || a.free_blocks() >= 15).await;
+    let left = store.len();
+    assert!((5..=10).contains(&left), "{left}");
+    assert_eq!(of_a.counters().stored_blocks, left as u64);
+    // The coldest ones: the ends of the first prompt. With the blocks that are left here, it is whole.
+    let here = kv::cached(&a, &prompts[0]);
+    let report = bring_back(&of_a, &prompts[0], WAIT).await;
+    assert!(report.cached_blocks == 10 && report.moved_blocks == 10 - here, "{report:?}, {here}");
+    // A store that refuses: everything stays.
+    store.set_fault(Fault::Refuse);
+    let stored = of_a.counters().stored_blocks;
+    for first in 10..14 {
+        drop(kv::admit(&a, 7, &kv::prompt(first, 41)).unwrap());
+    }
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(of_a.counters().stored_blocks, stored);
+    assert_eq!(kv::cached(&a, &kv::prompt(13, 41)), 10);
+    drop(of_a);
+    for pool in [&a, &b] {
+        idle(pool).await;
+    }
+}
+
+/// Blocks that the tier did not take stay cached, in their places.
+#[tokio::test]
+async fn an_offload_that_fails() {
+    let (store, tier) = in_process(TierSettings::default());
+    let (a, _) = kv::pools(50);
+    let tokens = kv::prompt(1, 41);
+    drop(kv::admit(&a, 7, &tokens).unwrap());
+    let of_a = tiered(&a, &tier, TierPolicy::Manual);
+    for fault in [Fault::Refuse, Fault::Panic, Fault::Hang] {
+        store.set_fault(fault);
+        let report = of_a.offload(100, Instant::now() + Duration::from_millis(50)).await.unwrap();
+        assert_eq!((report.cached_blocks, report.moved_blocks), (0, 0), "{fault:?}");
+        assert_eq!(kv::cached(&a, &tokens), 10, "{fault:?}");
+    }
+    store.set_fault(Fault::None);
+    idle(&a).await;
+}
