@@ -8,8 +8,9 @@
 //! get   value <--[packed]---- window <--[as in a bring-back]- cache of the peer
 //! ```
 //!
-//! A node has no question for existence: [`exists`](Session::exists) fetches the blocks into the window,
-//! where the get that follows finds them.
+//! A node has no question for existence: [`exists`](Session::exists) fetches the blocks into the window, up
+//! to the first one that the peer does not have, and says no for those behind it. The get that follows
+//! finds them there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,9 +105,9 @@ impl Window {
         self.pool().export_prefix(0, &[hash]).is_ok_and(|export| !export.is_empty())
     }
 
-    /// Fetches the blocks that the window does not have: a fetch ends at the first block that the peer
-    /// does not have, and goes on after it.
-    fn fetch(&self, keys: &[TierKey]) -> Result<(), StoreError> {
+    /// Fetches the blocks that the window does not have. A fetch ends at the first block that the peer
+    /// does not have; with `over_gaps` it goes on after it, which takes a round trip each time.
+    fn fetch(&self, keys: &[TierKey], over_gaps: bool) -> Result<(), StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut hashes: Vec<BlockHash> = Vec::new();
         for key in keys.iter().filter(|key| key.fingerprint == self.fingerprint) {
@@ -119,6 +120,9 @@ impl Window {
         while !hashes.is_empty() {
             self.within(remote.fetch(0, hashes.clone()))?.map_err(|error| failed(&error))?;
             let came = hashes.iter().take_while(|hash| self.is_here(**hash)).count();
+            if !over_gaps {
+                break;
+            }
             // The next one is not there.
             hashes.drain(..(came + 1).min(hashes.len()));
         }
@@ -142,7 +146,7 @@ impl Window {
 
 impl Session for Window {
     fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        self.fetch(keys)?;
+        self.fetch(keys, false)?;
         Ok(keys.iter().map(|key| key.fingerprint == self.fingerprint && self.is_here(key.hash)).collect())
     }
 
@@ -177,7 +181,7 @@ impl Session for Window {
         _bytes: usize,
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError> {
-        self.fetch(keys)?;
+        self.fetch(keys, true)?;
         for (place, key) in keys.iter().enumerate() {
             if key.fingerprint != self.fingerprint {
                 answer(place, Ok(None));
