@@ -32,6 +32,7 @@
 //! | [`wire`] | the form of what peers send, and its bounds |
 //! | [`protocol`] | who owns a copy when, without input or output |
 //! | [`transport`] | links, and bytes from frames to frames: TCP, Unix sockets, TLS, NIXL |
+//! | [`membership`] | the nodes of a cluster, by a fixed list or etcd |
 //! | [`topology`] | devices, NUMA nodes, NICs, and the path between any two |
 //! | [`settings`] | settings of a node's process: flags, environment, file |
 //! | [`metrics`] | metrics for Prometheus |
@@ -39,6 +40,7 @@
 //! | [`tier`] | a cluster-wide tier of cached blocks: in process, a node, Redis, Mooncake |
 
 pub mod admin;
+pub mod membership;
 pub mod metrics;
 mod node;
 pub mod protocol;

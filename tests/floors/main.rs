@@ -36,7 +36,7 @@ const NODE: Plan = Plan {
         &["topology", "metrics"],
         &["admin"],
         &["node"],
-        &["tier"],
+        &["tier", "membership"],
     ],
     reserved: &[(&["rustls"], "transport"), (&["tokio_rustls"], "transport"), (&["axum"], "admin")],
 };

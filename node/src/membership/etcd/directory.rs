@@ -1,0 +1,58 @@
+//! The directory, as a [`Membership`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::entry::keep;
+use super::watch::follow;
+use crate::membership::directory::Membership;
+use crate::membership::error::MembershipError;
+use crate::membership::joined::Joined;
+use crate::membership::location::EtcdLocation;
+use crate::membership::member::Member;
+use crate::membership::members::{MemberList, Members};
+
+/// Limits of the time after which an entry expires.
+const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
+
+/// A directory in etcd. It is reached in the background; this value has no connection.
+#[derive(Clone, Debug)]
+pub struct EtcdMembership {
+    location: EtcdLocation,
+    grace: Duration,
+}
+
+impl EtcdMembership {
+    /// Creates a directory.
+    pub fn new(location: EtcdLocation) -> Self {
+        Self { location, grace: Duration::from_secs(10) }
+    }
+
+    /// Sets the time for which a member stays that was lost while etcd was out of reach. Default: 10 s.
+    ///
+    /// Choose it not below the lease of the members, so that all of them can join again.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.grace = grace;
+        self
+    }
+}
+
+impl Membership for EtcdMembership {
+    fn join(&self, member: Member, lease: Duration) -> Result<Joined, MembershipError> {
+        member.check()?;
+        if !(LEASE.0..=LEASE.1).contains(&lease) {
+            return Err(MembershipError::Lease { lease });
+        }
+        let location = self.location.clone();
+        Ok(Joined::start(move |sender| keep(location, member, lease, sender)))
+    }
+
+    fn watch(&self) -> Members {
+        let (lists, receiver) = watch::channel(Arc::new(MemberList::default()));
+        tokio::spawn(follow(self.location.clone(), self.grace, lists));
+        Members::new(receiver)
+    }
+}

@@ -1,0 +1,59 @@
+//! Lists of members, as they change.
+
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::member::Member;
+
+/// The members of a cluster at a time.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct MemberList {
+    /// The members, by name.
+    pub members: Vec<Member>,
+    /// Whether the directory was in reach when the list was made. If not, the list is the last known
+    /// one.
+    pub is_current: bool,
+}
+
+/// The sending side of a list that changes.
+pub(super) type ListSender = watch::Sender<Arc<MemberList>>;
+
+/// Lists of members: the newest one, whenever it changes.
+///
+/// Each list is complete: a receiver that is slow misses lists, and no member.
+#[derive(Debug)]
+pub struct Members(watch::Receiver<Arc<MemberList>>);
+
+impl Members {
+    pub(super) fn new(mut receiver: watch::Receiver<Arc<MemberList>>) -> Self {
+        // The first list counts as a change.
+        receiver.mark_changed();
+        Self(receiver)
+    }
+
+    /// Returns the newest list.
+    pub fn current(&self) -> Arc<MemberList> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for a list that was not returned before; at first, returns the current one. `None` once
+    /// the directory was dropped. Cancel safe.
+    pub async fn next(&mut self) -> Option<Arc<MemberList>> {
+        self.0.changed().await.ok()?;
+        Some(self.0.borrow_and_update().clone())
+    }
+}
+
+/// Replaces a list if the new one is different.
+#[cfg(feature = "etcd")]
+pub(super) fn publish(lists: &ListSender, list: MemberList) {
+    lists.send_if_modified(|current| {
+        let is_other = **current != list;
+        if is_other {
+            *current = Arc::new(list);
+        }
+        is_other
+    });
+}

@@ -1,0 +1,164 @@
+//! Members of a cluster become peers of a node, and peers that left are dropped, but not during a
+//! migration.
+
+#[path = "../../tests/migration/kv.rs"]
+#[allow(dead_code)]
+mod kv;
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvpool::Target;
+use kvpool_node::membership::{FixedMembers, Follower, Member, Membership};
+use kvpool_node::protocol::Timing;
+use kvpool_node::transport::tcp::{Address, PeerSettings};
+use kvpool_node::{Node, NodeBuilder};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+fn local() -> Address {
+    Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
+}
+
+fn builder(name: &str) -> NodeBuilder {
+    Node::builder(kv::pool(kv::plain(), 100)).name(name).listen(local())
+}
+
+async fn node(name: &str) -> Arc<Node> {
+    Arc::new(builder(name).start().await.unwrap().0)
+}
+
+fn member(node: &Node) -> Member {
+    at(node, &node.addresses()[0].to_string())
+}
+
+fn at(node: &Node, address: &str) -> Member {
+    Member::new(node.name(), address.parse().unwrap())
+}
+
+async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
+    let met = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WAIT, met).await.expect(what);
+}
+
+async fn linked(node: &Node, peer: &str, is_up: bool) {
+    let wanted = (peer.to_owned(), is_up);
+    until("a change of links", async || node.peers().await.unwrap().contains(&wanted)).await;
+}
+
+/// Returns the peers to which a node connects and has no link.
+fn unreached(node: &Node) -> Vec<String> {
+    node.unreached().into_iter().map(|(name, _)| name).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_are_linked_and_unlinked() {
+    let (a, b, c) = (node("a").await, node("b").await, node("c").await);
+    let list = FixedMembers::new([member(&a), member(&b)]);
+    let _followers = [&a, &b, &c].map(|node| Follower::start(node, list.watch(), vec![]));
+    linked(&a, "b", true).await;
+    linked(&c, "a", true).await;
+    let joined = list.join(member(&c), Duration::from_secs(1)).unwrap();
+    linked(&b, "c", true).await;
+    // It follows the others until it ends, and they connect to it no more.
+    drop(_followers);
+    let _followers = [&a, &b].map(|node| Follower::start(node, list.watch(), vec![]));
+    linked(&a, "c", true).await;
+    joined.leave().await;
+    linked(&a, "c", false).await;
+    linked(&b, "c", false).await;
+    assert_eq!(unreached(&a), Vec::<String>::new(), "a member that left is a peer no more");
+    linked(&a, "b", true).await;
+    assert!(a.migrate(kvpool::SequenceId(1), "c").await.is_err());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_with_a_new_address_is_linked_again() {
+    let (a, b) = (node("a").await, node("b").await);
+    let list = FixedMembers::new([at(&b, "no-such-host.invalid:1")]);
+    let _follower = Follower::start(&a, list.watch(), vec![]);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(unreached(&a), Vec::<String>::new(), "nothing to connect to");
+    list.set([at(&b, "127.0.0.1:1")]);
+    until("a peer", async || unreached(&a) == ["b"]).await;
+    list.set([member(&b)]);
+    linked(&a, "b", true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn configured_peers_count_first_and_stay() {
+    let (a, b, c) = (node("a").await, node("b").await, node("c").await);
+    let peer = |node: &Node| PeerSettings::new(node.name(), node.addresses()[0].clone());
+    // The entry of b is wrong; its configured address is right.
+    let list = FixedMembers::new([at(&b, "127.0.0.1:1")]);
+    let follower = Follower::start(&a, list.watch(), vec![peer(&b)]);
+    linked(&a, "b", true).await;
+    list.set([]);
+    follower.configure(vec![peer(&b), peer(&c)]);
+    linked(&a, "c", true).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    linked(&a, "b", true).await;
+}
+
+/// A relay that forwards bytes while it is told to.
+async fn relay(to: String) -> (String, watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (open, is_open) = watch::channel(true);
+    tokio::spawn(async move {
+        while let Ok((here, _)) = listener.accept().await {
+            let Ok(there) = TcpStream::connect(&to).await else { continue };
+            let (from_here, to_here) = here.into_split();
+            let (from_there, to_there) = there.into_split();
+            tokio::spawn(forward(from_here, to_there, is_open.clone()));
+            tokio::spawn(forward(from_there, to_here, is_open.clone()));
+        }
+    });
+    (address, open)
+}
+
+async fn forward(
+    mut from: tokio::net::tcp::OwnedReadHalf,
+    mut to: tokio::net::tcp::OwnedWriteHalf,
+    mut is_open: watch::Receiver<bool>,
+) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut bytes = vec![0; 65536];
+    while let Ok(length @ 1..) = from.read(&mut bytes).await {
+        if is_open.wait_for(|is_open| *is_open).await.is_err()
+            || to.write_all(&bytes[..length]).await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_that_leaves_during_a_migration_is_dropped_after_it() {
+    let timing = Timing { term_ms: 3_000, ..Timing::default() };
+    let a = Arc::new(builder("a").timing(timing).start().await.unwrap().0);
+    let b = node("b").await;
+    let (address, open) = relay(b.addresses()[0].to_string()).await;
+    let list = FixedMembers::new([at(&b, &address)]);
+    let _follower = Follower::start(&a, list.watch(), vec![]);
+    linked(&a, "b", true).await;
+    open.send_replace(false);
+    let sequence = kv::admit(a.pool(), 7, &kv::prompt(1, 42)).unwrap();
+    let pool = a.pool().clone();
+    let moving = tokio::spawn(async move { pool.migrate(sequence, Target::node("b")).await });
+    until("a migration", async || !a.migrations().await.unwrap().is_empty()).await;
+    list.set([]);
+    tokio::time::sleep(Duration::from_millis(1_200)).await;
+    assert!(!moving.is_finished());
+    assert!(a.peers().await.unwrap().contains(&("b".into(), true)), "the link stays for the migration");
+    assert!(moving.await.unwrap().is_err(), "b does not answer");
+    linked(&a, "b", false).await;
+    assert_eq!(unreached(&a), Vec::<String>::new());
+}
