@@ -35,11 +35,13 @@
 //! | [`membership`] | the nodes of a cluster, by a fixed list or etcd |
 //! | [`topology`] | devices, NUMA nodes, NICs, and the path between any two |
 //! | [`settings`] | settings of a node's process: flags, environment, file |
+//! | [`events`] | events of the prefix cache for request routers, over ZeroMQ |
 //! | [`metrics`] | metrics for Prometheus |
 //! | [`admin`] | the HTTP interface |
 //! | [`tier`] | a cluster-wide tier of cached blocks: in process, a node, Redis, Mooncake |
 
 pub mod admin;
+pub mod events;
 pub mod membership;
 pub mod metrics;
 mod node;

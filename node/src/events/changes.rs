@@ -1,0 +1,71 @@
+//! Changes of the cache, as routers see them.
+
+use kvpool::prefix::BlockHash;
+
+/// What is known of a cached block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct StoredBlock {
+    pub(super) hash: BlockHash,
+    /// `None` for the first block of a prefix, or if unknown: then there are no tokens either.
+    pub(super) parent: Option<BlockHash>,
+    /// Its tokens; empty if unknown.
+    pub(super) tokens: Box<[u32]>,
+    pub(super) block_tokens: u32,
+}
+
+/// A change of the set of hashes that can be found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Change {
+    /// Blocks of a chain, in order: the hash of each is the parent of the next.
+    Stored(Vec<StoredBlock>),
+    Removed(Vec<BlockHash>),
+    Cleared,
+}
+
+/// Changes in order, as few as possible.
+#[derive(Debug, Default)]
+pub(super) struct Changes(Vec<Change>);
+
+impl Changes {
+    pub(super) fn stored(&mut self, block: StoredBlock) {
+        if let Some(Change::Stored(chain)) = self.0.last_mut()
+            && let Some(last) = chain.last()
+            && continues(last, &block)
+        {
+            chain.push(block);
+        } else {
+            self.0.push(Change::Stored(vec![block]));
+        }
+    }
+
+    pub(super) fn removed(&mut self, hash: BlockHash) {
+        match self.0.last_mut() {
+            Some(Change::Removed(hashes)) => hashes.push(hash),
+            _ => self.0.push(Change::Removed(vec![hash])),
+        }
+    }
+
+    /// Adds a clear, which covers everything before it.
+    pub(super) fn cleared(&mut self) {
+        self.0.clear();
+        self.0.push(Change::Cleared);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn as_slice(&self) -> &[Change] {
+        &self.0
+    }
+}
+
+/// Returns whether a block extends a chain. The tokens of a chain are one list, so that all blocks need
+/// theirs.
+fn continues(last: &StoredBlock, next: &StoredBlock) -> bool {
+    let is_whole = |block: &StoredBlock| block.tokens.len() == block.block_tokens as usize;
+    next.parent == Some(last.hash)
+        && next.block_tokens == last.block_tokens
+        && is_whole(last)
+        && is_whole(next)
+}

@@ -1,0 +1,248 @@
+//! The task that follows the pool's events, and the sockets.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use kvpool::prefix::{KvEvents, Numbered};
+use kvpool::{DeviceId, Pool};
+use serde::Serialize;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use super::changes::Changes;
+use super::history::History;
+use super::payload::Writer;
+use super::server::{Counts, Shared, Snapshot, listen};
+use super::settings::{KvEventError, KvEventSettings};
+use super::view::CacheView;
+use super::zmtp::SocketType;
+
+/// Most events of a batch.
+const BATCH_EVENTS: usize = 1024;
+
+/// Time in which events gather into a batch, unless there are many.
+const GATHER: Duration = Duration::from_millis(2);
+
+/// Most requests for a listing that wait.
+const REQUESTS: usize = 16;
+
+/// Bytes of the longest topic.
+const TOPIC_MAX: usize = 255;
+
+/// Publishes the events of a pool's prefix cache until it is dropped.
+///
+/// It keeps the pool open.
+#[derive(Debug)]
+pub struct KvEventPublisher {
+    shared: Arc<Shared>,
+    published: Arc<Published>,
+    address: SocketAddr,
+    replay: Option<SocketAddr>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// Counts of a publisher.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct KvEventCounters {
+    /// Batches that were published.
+    pub batches: u64,
+    /// Number of the newest batch.
+    pub newest: u64,
+    /// Events of the pool in them.
+    pub events: u64,
+    /// Times that events of the pool were lost, and the cache was listed again.
+    pub resyncs: u64,
+    /// Subscribers that are connected.
+    pub subscribers: u64,
+    /// Batches that a subscriber was too slow for; each counts once for each of them.
+    pub skipped_batches: u64,
+    /// Replays that were asked for.
+    pub replays: u64,
+    /// Listings of the whole cache in replays.
+    pub snapshots: u64,
+}
+
+#[derive(Debug, Default)]
+struct Published {
+    batches: AtomicU64,
+    events: AtomicU64,
+    resyncs: AtomicU64,
+}
+
+impl KvEventPublisher {
+    /// Starts to publish on the current tokio runtime. The first batch lists the cache.
+    ///
+    /// # Errors
+    ///
+    /// [`KvEventError`]. Nothing is left running.
+    ///
+    /// # Panics
+    ///
+    /// Outside of a tokio runtime.
+    pub async fn start(pool: Pool, settings: KvEventSettings) -> Result<Self, KvEventError> {
+        let KvEventSettings { topic, medium, hashes, rank, connections, .. } = settings;
+        if topic.len() > TOPIC_MAX {
+            return Err(KvEventError::Topic { bytes: topic.len() });
+        }
+        let cache = pool.prefix_cache().ok_or(KvEventError::NoCache)?;
+        let (listener, address) = bind(settings.listen).await?;
+        let replay = match settings.replay {
+            Some(address) => Some(bind(address).await?),
+            None => None,
+        };
+        let events = cache.events().subscribe()?;
+        let block_tokens = cache.hasher().block_tokens() as u32;
+        let is_on_host = pool.storage().is_some_and(|storage| storage.device() == DeviceId::Host);
+        let medium = medium.unwrap_or_else(|| if is_on_host { "CPU".into() } else { "GPU".into() });
+        let (snapshots, requests) = mpsc::channel(REQUESTS);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        // Above all numbers of a former process, which made less than a batch a microsecond.
+        let first = now.as_micros() as u64;
+        let history = History::new(first, settings.history_batches, settings.history_bytes);
+        let shared =
+            Arc::new(Shared { history, topic: topic.into_bytes(), snapshots, counts: Counts::default() });
+        let published = Arc::new(Published::default());
+        let mut publishing = Publishing {
+            pool,
+            block_tokens,
+            events,
+            view: CacheView::default(),
+            writer: Writer { hashes, medium, rank },
+            shared: shared.clone(),
+            published: published.clone(),
+            snapshot: None,
+        };
+        let mut changes = Changes::default();
+        publishing.relist(&mut changes).await;
+        publishing.publish(&changes);
+        let mut tasks = vec![
+            tokio::spawn(publishing.run(requests)),
+            tokio::spawn(listen(listener, shared.clone(), SocketType::Pub, connections)),
+        ];
+        let replay = replay.map(|(listener, address)| {
+            let answering = listen(listener, shared.clone(), SocketType::Router, connections);
+            tasks.push(tokio::spawn(answering));
+            address
+        });
+        Ok(Self { shared, published, address, replay, tasks })
+    }
+
+    /// Returns the address for subscribers, with the port that the system selected.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Returns the address for replays.
+    pub fn replay_address(&self) -> Option<SocketAddr> {
+        self.replay
+    }
+
+    /// Returns counts since it began.
+    pub fn counters(&self) -> KvEventCounters {
+        let (published, counts) = (&self.published, &self.shared.counts);
+        KvEventCounters {
+            batches: published.batches.load(Relaxed),
+            newest: self.shared.history.range().1.saturating_sub(1),
+            events: published.events.load(Relaxed),
+            resyncs: published.resyncs.load(Relaxed),
+            subscribers: counts.subscribers.load(Relaxed),
+            skipped_batches: counts.skipped.load(Relaxed),
+            replays: counts.replays.load(Relaxed),
+            snapshots: counts.snapshots.load(Relaxed),
+        }
+    }
+}
+
+impl Drop for KvEventPublisher {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), KvEventError> {
+    let refused = |error| KvEventError::Listen { address, error };
+    let listener = TcpListener::bind(address).await.map_err(refused)?;
+    let bound = listener.local_addr().map_err(refused)?;
+    Ok((listener, bound))
+}
+
+struct Publishing {
+    pool: Pool,
+    block_tokens: u32,
+    events: KvEvents,
+    view: CacheView,
+    writer: Writer,
+    shared: Arc<Shared>,
+    published: Arc<Published>,
+    /// The listing at the newest number, once one was asked for.
+    snapshot: Option<Snapshot>,
+}
+
+impl Publishing {
+    async fn run(mut self, mut requests: mpsc::Receiver<oneshot::Sender<Snapshot>>) {
+        loop {
+            tokio::select! {
+                first = self.events.recv() => {
+                    let Some(first) = first else { return };
+                    let events = self.batch(first).await;
+                    if events < BATCH_EVENTS / 4 {
+                        tokio::time::sleep(GATHER).await;
+                    }
+                }
+                Some(answer) = requests.recv() => {
+                    // The connection may have ended meanwhile.
+                    let _ = answer.send(self.snapshot());
+                }
+            }
+        }
+    }
+
+    /// Publishes an event and those behind it. Returns their number.
+    async fn batch(&mut self, first: Numbered) -> usize {
+        let (mut next, mut events, mut changes) = (Some(first), 0, Changes::default());
+        while let Some(Numbered { event, .. }) = next {
+            events += 1;
+            if !self.view.apply(event, &mut changes) {
+                self.published.resyncs.fetch_add(1, Relaxed);
+                self.relist(&mut changes).await;
+            }
+            next = if events < BATCH_EVENTS { self.events.try_recv() } else { None };
+        }
+        self.published.events.fetch_add(events as u64, Relaxed);
+        if !changes.is_empty() {
+            self.publish(&changes);
+        }
+        events
+    }
+
+    /// Lists the cached blocks of the pool. Events that follow may repeat what the list has.
+    async fn relist(&mut self, changes: &mut Changes) {
+        let pool = self.pool.clone();
+        // It visits all blocks.
+        // An error is the end of the runtime.
+        if let Ok(cached) = spawn_blocking(move || pool.cached_blocks()).await {
+            self.view.relist(cached, self.block_tokens, changes);
+        }
+    }
+
+    fn publish(&mut self, changes: &Changes) {
+        self.shared.history.push(self.writer.write(changes.as_slice()));
+        self.published.batches.fetch_add(1, Relaxed);
+        self.snapshot = None;
+    }
+
+    fn snapshot(&mut self) -> Snapshot {
+        let (_, next) = self.shared.history.range();
+        let (view, writer) = (&self.view, &self.writer);
+        let made = self.snapshot.get_or_insert_with(|| {
+            let mut changes = Changes::default();
+            view.list(&mut changes);
+            (next.saturating_sub(1), writer.write(changes.as_slice()).into())
+        });
+        made.clone()
+    }
+}

@@ -1,0 +1,255 @@
+//! Connections of subscribers, and of those that ask for a replay.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::history::{At, History};
+use super::zmtp::{self, Inbound, SocketType, ZmtpError};
+
+/// Most subscriptions of a connection.
+const FILTERS_MAX: usize = 64;
+
+/// Number of the message that ends a replay: -1.
+const END: [u8; 8] = [0xff; 8];
+
+/// Pause after a connection could not be accepted, for example because there are too many files.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listing of the whole cache, at the number of the newest batch.
+pub(super) type Snapshot = (u64, Arc<[u8]>);
+
+/// What connections share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) history: History,
+    pub(super) topic: Vec<u8>,
+    pub(super) snapshots: mpsc::Sender<oneshot::Sender<Snapshot>>,
+    pub(super) counts: Counts,
+}
+
+/// Counts of connections.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    pub(super) subscribers: AtomicU64,
+    pub(super) skipped: AtomicU64,
+    pub(super) replays: AtomicU64,
+    pub(super) snapshots: AtomicU64,
+}
+
+/// Accepts connections until it is dropped, and ends them then.
+pub(super) async fn listen(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    socket: SocketType,
+    connections: usize,
+) {
+    let places = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
+    let mut running = JoinSet::new();
+    loop {
+        while running.try_join_next().is_some() {}
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "a connection for events was not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            tracing::warn!(%peer, connections, "too many connections for events");
+            continue;
+        };
+        let shared = shared.clone();
+        running.spawn(async move {
+            let _place = place;
+            let ended = match socket {
+                SocketType::Pub => subscriber(stream, &shared).await,
+                SocketType::Router => requests(stream, &shared).await,
+            };
+            match ended {
+                // The peer has closed the connection.
+                Err(ZmtpError::Io(_)) | Ok(()) => {}
+                Err(error) => tracing::warn!(%peer, %error, "a connection for events was closed"),
+            }
+        });
+    }
+}
+
+/// Serves a subscriber.
+async fn subscriber(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpError> {
+    stream.set_nodelay(true)?;
+    zmtp::handshake(&mut stream, SocketType::Pub).await?;
+    let _counted = Counted::new(&shared.counts.subscribers);
+    let (from, to) = stream.into_split();
+    let (subscribed, is_subscribed) = watch::channel(false);
+    let (pings, pinged) = mpsc::channel(1);
+    tokio::select! {
+        ended = subscriptions(from, &shared.topic, subscribed, pings) => ended,
+        ended = publish(to, shared, is_subscribed, pinged) => ended,
+    }
+}
+
+/// Reads the subscriptions of a peer: messages of ZMTP 3.0, or commands of 3.1.
+async fn subscriptions(
+    mut from: OwnedReadHalf,
+    topic: &[u8],
+    subscribed: watch::Sender<bool>,
+    pings: mpsc::Sender<Vec<u8>>,
+) -> Result<(), ZmtpError> {
+    let mut filters: Vec<Vec<u8>> = Vec::new();
+    loop {
+        let (is_added, filter) = match zmtp::read(&mut from).await? {
+            Inbound::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
+                Some((1, filter)) => (true, filter.to_vec()),
+                Some((0, filter)) => (false, filter.to_vec()),
+                _ => continue,
+            },
+            Inbound::Command { name, body } => match &name[..] {
+                b"SUBSCRIBE" => (true, body),
+                b"CANCEL" => (false, body),
+                b"PING" => {
+                    // A second one before the answer to the first needs none.
+                    let _ = pings.try_send(body);
+                    continue;
+                }
+                _ => continue,
+            },
+        };
+        if is_added {
+            if filters.len() == FILTERS_MAX {
+                return Err(ZmtpError::TooLong("subscriptions", FILTERS_MAX));
+            }
+            filters.push(filter);
+        } else if let Some(place) = filters.iter().position(|other| *other == filter) {
+            filters.remove(place);
+        }
+        subscribed.send_replace(filters.iter().any(|filter| topic.starts_with(filter)));
+    }
+}
+
+/// Writes batches from the subscription on, at the pace of the peer.
+async fn publish(
+    mut to: OwnedWriteHalf,
+    shared: &Shared,
+    mut is_subscribed: watch::Receiver<bool>,
+    mut pinged: mpsc::Receiver<Vec<u8>>,
+) -> Result<(), ZmtpError> {
+    let mut newest = shared.history.follow();
+    let mut cursor = None;
+    loop {
+        let at = if *is_subscribed.borrow_and_update() {
+            let next = *newest.borrow_and_update();
+            let number = *cursor.get_or_insert(next);
+            (number, shared.history.at(number))
+        } else {
+            cursor = None;
+            (0, At::Ahead)
+        };
+        match at {
+            (number, At::Batch(payload)) => {
+                let number_bytes = number.to_be_bytes();
+                send(&mut to, &[&shared.topic, &number_bytes], &payload).await?;
+                cursor = Some(number + 1);
+                if let Ok(ping) = pinged.try_recv() {
+                    zmtp::write_pong(&mut to, &ping).await?;
+                }
+            }
+            (number, At::Gone { oldest }) => {
+                shared.counts.skipped.fetch_add(oldest - number, Relaxed);
+                cursor = Some(oldest);
+            }
+            (_, At::Ahead) => tokio::select! {
+                changed = newest.changed() => if changed.is_err() { return Ok(()) },
+                changed = is_subscribed.changed() => if changed.is_err() { return Ok(()) },
+                Some(ping) = pinged.recv() => zmtp::write_pong(&mut to, &ping).await?,
+            },
+        }
+    }
+}
+
+/// Answers requests for replays.
+async fn requests(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpError> {
+    stream.set_nodelay(true)?;
+    zmtp::handshake(&mut stream, SocketType::Router).await?;
+    loop {
+        let frames = match zmtp::read(&mut stream).await? {
+            Inbound::Message(frames) => frames,
+            Inbound::Command { name, body } => {
+                if name == b"PING" {
+                    zmtp::write_pong(&mut stream, &body).await?;
+                }
+                continue;
+            }
+        };
+        let [delimiter, number] = &frames[..] else {
+            return Err(ZmtpError::Malformed("a request is an empty frame and a number"));
+        };
+        if !delimiter.is_empty() || number.is_empty() || number.len() > 8 {
+            return Err(ZmtpError::Malformed("a request is an empty frame and a number of 8 bytes"));
+        }
+        let begin = number.iter().fold(0, |sum, &byte| sum << 8 | u64::from(byte));
+        shared.counts.replays.fetch_add(1, Relaxed);
+        replay(&mut stream, shared, begin).await?;
+    }
+}
+
+/// Sends the batches from a number on, up to the newest one, and the end.
+async fn replay(to: &mut (impl AsyncWrite + Unpin), shared: &Shared, begin: u64) -> Result<(), ZmtpError> {
+    let (oldest, end) = shared.history.range();
+    let mut next = begin;
+    // A number ahead was never reached by this process.
+    if begin < oldest || begin > end {
+        next = snapshot(to, shared).await?;
+    }
+    while next < end {
+        next = match shared.history.at(next) {
+            At::Batch(payload) => {
+                send(to, &[b"", &next.to_be_bytes()], &payload).await?;
+                next + 1
+            }
+            // The peer reads more slowly than batches are made.
+            At::Gone { .. } => snapshot(to, shared).await?,
+            At::Ahead => break,
+        };
+    }
+    send(to, &[b"", &END], b"").await
+}
+
+/// Sends a listing of the cache. Returns the number behind it.
+async fn snapshot(to: &mut (impl AsyncWrite + Unpin), shared: &Shared) -> Result<u64, ZmtpError> {
+    let (answer, answered) = oneshot::channel();
+    let ended = || ZmtpError::Io(std::io::ErrorKind::BrokenPipe.into());
+    shared.snapshots.send(answer).await.map_err(|_| ended())?;
+    let (number, payload) = answered.await.map_err(|_| ended())?;
+    shared.counts.snapshots.fetch_add(1, Relaxed);
+    send(to, &[b"", &number.to_be_bytes()], &payload).await?;
+    Ok(number + 1)
+}
+
+async fn send(to: &mut (impl AsyncWrite + Unpin), first: &[&[u8]], payload: &[u8]) -> Result<(), ZmtpError> {
+    to.write_all(&zmtp::multipart(first, payload.len())).await?;
+    Ok(to.write_all(payload).await?)
+}
+
+/// Counts a connection while it lives.
+struct Counted<'a>(&'a AtomicU64);
+
+impl<'a> Counted<'a> {
+    fn new(count: &'a AtomicU64) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,429 @@
+//! Events of a pool's cache over ZeroMQ: a router in Python that does not use kvpool ends with exactly
+//! the cached blocks, through lost connections, replays, lost events and a restart; and subscribers that
+//! never read, or that send garbage, cost nothing.
+//!
+//! The router needs Python with `pyzmq` and `msgpack`: `KVPOOL_ZMQ_PYTHON` names the interpreter. Without
+//! them its tests print that they are skipped; with the variable, they fail.
+
+#[path = "../../tests/migration/kv.rs"]
+#[allow(dead_code)]
+mod kv;
+
+use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{Pool, SequenceId};
+use kvpool_node::events::{KvEventError, KvEventPublisher, KvEventSettings};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+
+const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+const TOPIC: &str = "kv";
+
+fn settings() -> KvEventSettings {
+    let mut settings = KvEventSettings::new(LOCAL);
+    settings.replay = Some(LOCAL);
+    settings.topic = TOPIC.into();
+    settings
+}
+
+/// A pool whose subscribers have a queue of this many events.
+fn pool(blocks: usize, events: usize) -> Pool {
+    kv::builder(kv::plain(), blocks).prefix_cache(kv::config().events(events)).build().unwrap()
+}
+
+/// Runs prompts that share prefixes and evict each other, on two threads.
+fn traffic(pool: &Pool, rounds: u32, seed: u64) {
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            scope.spawn(move || {
+                let mut rng = fastrand::Rng::with_seed(seed + thread);
+                for round in 0..rounds {
+                    let id = (seed << 40) + (thread << 32) + u64::from(round);
+                    let tokens = kv::prompt(rng.u32(1..9), rng.usize(4..120));
+                    // Both threads compute some prompts at once, so that blocks have equal hashes.
+                    drop(kv::admit(pool, id, &tokens));
+                    if rng.u32(0..400) == 0 {
+                        pool.clear_prefix_cache();
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// A router in another process.
+struct Router {
+    child: Child,
+    to: ChildStdin,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Router {
+    /// Starts a router; `None` if there is no Python for it.
+    fn start(events: SocketAddr, replay: SocketAddr) -> Option<Self> {
+        let named = std::env::var("KVPOOL_ZMQ_PYTHON").ok();
+        let python = named.clone().unwrap_or_else(|| "python3".into());
+        let has_it = Command::new(&python).args(["-c", "import zmq, msgpack"]).output();
+        if !has_it.as_ref().is_ok_and(|output| output.status.success()) {
+            assert!(named.is_none(), "{python}: {has_it:?}");
+            eprintln!("SKIPPED: there is no Python with pyzmq and msgpack ({python})");
+            return None;
+        }
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kv_events/subscriber.py");
+        let addresses = [events, replay].map(|address| format!("tcp://{address}"));
+        let mut command = Command::new(python);
+        command.arg(script).args(addresses).arg(TOPIC).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let to = child.stdin.take().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut router = Self { child, to, lines };
+        assert!(router.line()["ready"].is_u64());
+        Some(router)
+    }
+
+    fn line(&mut self) -> Value {
+        let line = self.lines.next().expect("the router goes on").unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    /// Waits until the router has the newest batch, and compares its set with the pool. Returns its
+    /// counts.
+    async fn agrees(&mut self, pool: &Pool, publisher: &KvEventPublisher) -> Value {
+        settled(publisher).await;
+        writeln!(self.to, "{}", publisher.counters().newest).unwrap();
+        let answer = tokio::task::block_in_place(|| self.line());
+        let mut wanted: Vec<u64> = pool.cached_blocks().iter().map(|(_, hash)| hash.words()[0]).collect();
+        wanted.sort();
+        wanted.dedup();
+        let hashes: Vec<u64> =
+            answer["hashes"].as_array().unwrap().iter().map(|hash| hash.as_u64().unwrap()).collect();
+        assert_eq!(hashes, wanted, "{answer}\n{:?}", publisher.counters());
+        answer
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Waits until nothing is published any more.
+async fn settled(publisher: &KvEventPublisher) {
+    let mut before = publisher.counters();
+    let mut since = Instant::now();
+    while since.elapsed() < Duration::from_millis(300) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let now = publisher.counters();
+        if (now.batches, now.events, now.resyncs) != (before.batches, before.events, before.resyncs) {
+            (before, since) = (now, Instant::now());
+        }
+    }
+}
+
+/// A relay that refuses and cuts connections when told to.
+async fn relay(to: SocketAddr) -> (SocketAddr, watch::Sender<bool>) {
+    let listener = TcpListener::bind(LOCAL).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (open, is_open) = watch::channel(true);
+    tokio::spawn(async move {
+        while let Ok((mut here, _)) = listener.accept().await {
+            let mut is_open = is_open.clone();
+            if !*is_open.borrow() {
+                continue;
+            }
+            tokio::spawn(async move {
+                let Ok(mut there) = TcpStream::connect(to).await else { return };
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut here, &mut there) => {}
+                    _ = is_open.wait_for(|is_open| !is_open) => {}
+                }
+            });
+        }
+    });
+    (address, open)
+}
+
+async fn run(pool: &Pool, rounds: u32, seed: u64) {
+    let pool = pool.clone();
+    tokio::task::spawn_blocking(move || traffic(&pool, rounds, seed)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_ends_with_the_cached_blocks_through_lost_connections() {
+    let pool = pool(150, 4096);
+    run(&pool, 50, 1).await;
+    let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
+    let (address, open) = relay(publisher.address()).await;
+    let Some(mut router) = Router::start(address, publisher.replay_address().unwrap()) else { return };
+    let first = router.agrees(&pool, &publisher).await;
+    assert_eq!(first["clears"], 1, "one listing: {first}");
+    for seed in 2..6 {
+        run(&pool, 150, seed * 10).await;
+        open.send_replace(false);
+        run(&pool, 150, seed * 10 + 2).await;
+        open.send_replace(true);
+        run(&pool, 150, seed * 10 + 4).await;
+    }
+    let last = router.agrees(&pool, &publisher).await;
+    let count = |name: &str| last[name].as_u64().unwrap();
+    assert!(count("replayed") > 10 && count("live") > 10, "{last}");
+    assert!(count("removed") > 1000 && count("tokens") > 1000, "{last}");
+    let counters = publisher.counters();
+    assert_eq!((counters.resyncs, counters.snapshots), (0, 1), "only the first replay needs a listing");
+    // Again, with nothing cached.
+    pool.clear_prefix_cache();
+    let empty = router.agrees(&pool, &publisher).await;
+    assert_eq!(empty["hashes"], Value::Array(vec![]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_agrees_when_events_are_lost_and_the_history_is_short() {
+    let pool = pool(150, 16);
+    let mut settings = settings();
+    settings.history_batches = 3;
+    let publisher = KvEventPublisher::start(pool.clone(), settings).await.unwrap();
+    let (address, open) = relay(publisher.address()).await;
+    run(&pool, 100, 3).await;
+    let Some(mut router) = Router::start(address, publisher.replay_address().unwrap()) else { return };
+    for seed in 2..6 {
+        run(&pool, 150, seed * 10).await;
+        open.send_replace(false);
+        run(&pool, 150, seed * 10 + 2).await;
+        open.send_replace(true);
+        router.agrees(&pool, &publisher).await;
+    }
+    let counters = publisher.counters();
+    assert!(counters.resyncs > 0, "the pool's queue was too short: {counters:?}");
+    assert!(counters.snapshots > 0, "the history was too short: {counters:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_router_agrees_after_a_restart() {
+    let pool = pool(150, 4096);
+    let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
+    let (events, replay) = (publisher.address(), publisher.replay_address().unwrap());
+    let Some(mut router) = Router::start(events, replay) else { return };
+    run(&pool, 300, 5).await;
+    router.agrees(&pool, &publisher).await;
+    drop(publisher);
+    run(&pool, 100, 7).await;
+    let mut again = settings();
+    (again.listen, again.replay) = (events, Some(replay));
+    let publisher = loop {
+        match KvEventPublisher::start(pool.clone(), again.clone()).await {
+            Ok(publisher) => break publisher,
+            Err(KvEventError::Listen { .. }) => tokio::time::sleep(Duration::from_millis(20)).await,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    // The router sees a gap, and gets a listing.
+    run(&pool, 100, 9).await;
+    router.agrees(&pool, &publisher).await;
+    assert!(publisher.counters().snapshots > 0);
+}
+
+/// The greeting and `READY` of a SUB socket, or of another one.
+fn greeting(socket: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; 64];
+    (bytes[0], bytes[9], bytes[10]) = (0xff, 0x7f, 3);
+    bytes[12..16].copy_from_slice(b"NULL");
+    let property = [&b"\x05READY\x0bSocket-Type"[..], &(socket.len() as u32).to_be_bytes(), socket].concat();
+    bytes.extend([4, property.len() as u8]);
+    bytes.extend(property);
+    bytes
+}
+
+/// Returns whether the other side closes a connection on which these bytes are sent.
+async fn is_closed(address: SocketAddr, bytes: &[u8]) -> bool {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    // It may be closed before all is sent.
+    let _ = stream.write_all(bytes).await;
+    let mut got = Vec::new();
+    let end = tokio::time::timeout(Duration::from_secs(2), stream.read_to_end(&mut got)).await;
+    end.is_ok()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_send_garbage_are_closed() {
+    let publisher = KvEventPublisher::start(pool(50, 64), settings()).await.unwrap();
+    let (events, replay) = (publisher.address(), publisher.replay_address().unwrap());
+    let sub = greeting(b"SUB");
+    assert!(!is_closed(events, &[&sub[..], b"\0\x01\x01"].concat()).await, "a subscription to all");
+    assert!(is_closed(events, b"GET / HTTP/1.1\r\n\r\n").await);
+    assert!(is_closed(events, &greeting(b"PUSH")).await);
+    assert!(is_closed(replay, &sub).await);
+    let huge = [&sub[..], &[2, 0x7f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]].concat();
+    assert!(is_closed(events, &huge).await);
+    assert!(is_closed(events, &[&sub[..], &b"\0\x02\x01x".repeat(65)].concat()).await, "too many topics");
+    let req = greeting(b"REQ");
+    for request in
+        [&b"\0\x08\0\0\0\0\0\0\0\0"[..], b"\x01\0\0\0", b"\x01\0\0\x09123456789", b"\x01\x01x\0\x011"]
+    {
+        assert!(is_closed(replay, &[&req[..], request].concat()).await, "{request:?}");
+    }
+    let mut settings = KvEventSettings::new(events);
+    assert!(matches!(
+        KvEventPublisher::start(pool(50, 64), settings.clone()).await,
+        Err(KvEventError::Listen { address, .. }) if address == events
+    ));
+    settings.topic = "x".repeat(256);
+    let long = KvEventPublisher::start(pool(50, 64), settings.clone()).await;
+    assert!(matches!(long, Err(KvEventError::Topic { bytes: 256 })));
+    settings.topic.clear();
+    let none = kv::builder(kv::plain(), 50).build().unwrap();
+    assert!(matches!(KvEventPublisher::start(none, settings).await, Err(KvEventError::NoCache)));
+}
+
+/// A pool of large blocks without bytes, whose events are large.
+fn large() -> Pool {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::Bf16).block_tokens(512);
+    let builder = Pool::builder(layout.build().unwrap()).blocks(200).without_storage();
+    builder.prefix_cache(kv::config()).build().unwrap()
+}
+
+/// Returns the processor time of this thread.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes the time to a valid place.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// Caches this many blocks, one after another, and returns the processor time that it took: other
+/// processes do not count. An allocation that waited for a subscriber would never end.
+fn fill(pool: &Pool, blocks: usize, first: u32) -> Duration {
+    let begun = processor_time();
+    for n in 0..blocks as u32 {
+        let tokens: Vec<u32> = (0..513).map(|token| (first + n) * 100_000 + token).collect();
+        let mut sequence = pool.sequence(SequenceId(u64::from(first + n))).tokens(&tokens).unwrap();
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, 513).unwrap();
+        batch.finish();
+    }
+    processor_time() - begun
+}
+
+fn resident_bytes() -> usize {
+    let status = std::fs::read_to_string("/proc/self/statm").unwrap();
+    status.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+/// In a process of its own: it measures memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn child() {
+    if std::env::var_os("KVPOOL_TEST_NEVER_READS").is_none() {
+        return;
+    }
+    let pool = large();
+    let mut settings = settings();
+    settings.history_bytes = 256 << 10;
+    let publisher = KvEventPublisher::start(pool.clone(), settings).await.unwrap();
+    let work = async |blocks, first| {
+        let pool = pool.clone();
+        tokio::task::spawn_blocking(move || fill(&pool, blocks, first)).await.unwrap()
+    };
+    work(500, 0).await;
+    let mut fastest = [Duration::MAX; 2];
+    let mut silent = Vec::new();
+    let mut before = 0;
+    for round in 0..4 {
+        let side = round % 2;
+        if side == 0 {
+            silent.clear();
+            while publisher.counters().subscribers > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        } else {
+            for _ in 0..8 {
+                let socket = TcpSocket::new_v4().unwrap();
+                // So that the system holds little of what is sent.
+                socket.set_recv_buffer_size(4096).unwrap();
+                let mut stream = socket.connect(publisher.address()).await.unwrap();
+                stream.write_all(&[&greeting(b"SUB")[..], b"\0\x01\x01"].concat()).await.unwrap();
+                silent.push(stream);
+            }
+            while publisher.counters().subscribers < 8 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+        if round == 1 {
+            before = resident_bytes();
+        }
+        let took = work(3_000, 1_000 + round * 3_000).await;
+        fastest[side as usize] = fastest[side as usize].min(took);
+        settled(&publisher).await;
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    // One of them reads after all, and finds that it missed much.
+    let mut late = silent.pop().unwrap();
+    let reading = tokio::spawn(async move {
+        let mut bytes = vec![0; 65536];
+        while late.read(&mut bytes).await.is_ok_and(|length| length > 0) {}
+    });
+    let begun = Instant::now();
+    while publisher.counters().skipped_batches == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", publisher.counters());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    reading.abort();
+    println!("grown {grown}");
+    println!("alone {} silent {}", fastest[0].as_micros(), fastest[1].as_micros());
+}
+
+#[test]
+fn subscribers_that_never_read_cost_no_memory_and_slow_nothing_down() {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture", "--test-threads=1"])
+        .env("KVPOOL_TEST_NEVER_READS", "1")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let number = |name: &str| -> u64 {
+        let mut words = text.split_whitespace().skip_while(|word| *word != name);
+        words.nth(1).unwrap().parse().unwrap()
+    };
+    // Each round publishes more than 7 MB, above what the system's buffers of a connection hold; 8
+    // subscribers that hold it all would have 56 MB a round.
+    assert!(number("grown") < 24 << 20, "{text}");
+    assert!(number("silent") < 2 * number("alone"), "{text}");
+}
+
+/// Threads that cache and clear while publishers come and go.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn publishers_come_and_go_under_traffic() {
+    let pool = pool(100, 64);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (busy, is_stopped) = (pool.clone(), stop.clone());
+    let threads = tokio::task::spawn_blocking(move || {
+        for seed in 0.. {
+            if is_stopped.load(Relaxed) {
+                return;
+            }
+            traffic(&busy, 20, seed);
+        }
+    });
+    for _ in 0..20 {
+        let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
+        let mut stream = TcpStream::connect(publisher.address()).await.unwrap();
+        stream.write_all(&[&greeting(b"SUB")[..], b"\0\x01\x01"].concat()).await.unwrap();
+        let mut got = [0; 300];
+        stream.read_exact(&mut got).await.unwrap();
+        drop(publisher);
+        // Its connections end with it.
+        while stream.read(&mut got).await.is_ok_and(|length| length > 0) {}
+    }
+    stop.store(true, Relaxed);
+    threads.await.unwrap();
+    kv::is_idle(&pool);
+}
