@@ -160,13 +160,15 @@ async fn run(pool: &Pool, rounds: u32, seed: u64) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_router_ends_with_the_cached_blocks_through_lost_connections() {
-    let pool = pool(150, 4096);
+    // The queue holds all events of the test, however late the publisher is.
+    let pool = pool(150, 1 << 17);
     run(&pool, 50, 1).await;
     let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
     let (address, open) = relay(publisher.address()).await;
     let Some(mut router) = Router::start(address, publisher.replay_address().unwrap()) else { return };
     let first = router.agrees(&pool, &publisher).await;
     assert_eq!(first["clears"], 1, "one listing: {first}");
+    let listings = publisher.counters().snapshots;
     for seed in 2..6 {
         run(&pool, 150, seed * 10).await;
         open.send_replace(false);
@@ -179,7 +181,11 @@ async fn a_router_ends_with_the_cached_blocks_through_lost_connections() {
     assert!(count("replayed") > 10 && count("live") > 10, "{last}");
     assert!(count("removed") > 1000 && count("tokens") > 1000, "{last}");
     let counters = publisher.counters();
-    assert_eq!((counters.resyncs, counters.snapshots), (0, 1), "only the first replay needs a listing");
+    assert_eq!(
+        (counters.resyncs, counters.snapshots),
+        (0, listings),
+        "only the first replay needs a listing"
+    );
     // Again, with nothing cached.
     pool.clear_prefix_cache();
     let empty = router.agrees(&pool, &publisher).await;
