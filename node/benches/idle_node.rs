@@ -14,14 +14,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use kvpool::{KvLayout, Pool};
-use kvpool_node::admin::{AdminServer, Client, Limits, PoolAdmin};
+use kvpool_node::Node;
+use kvpool_node::admin::{AdminServer, Client, Limits};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
-use kvpool_node::{Node, NodeAdmin};
 
 /// What a process does: absent for the one that starts the others.
 const ROLE: &str = "KVPOOL_IDLE_NODE_BENCH_ROLE";
@@ -171,14 +170,11 @@ fn with_node(addresses: &[&str]) {
     let peers: Vec<PeerSettings> = addresses.iter().enumerate().map(peer).collect();
     let pool = pool(BLOCKS);
     runtime().block_on(async {
-        let builder = Node::builder(pool.clone()).name("idle").listen(local()).peers(peers);
-        let (node, _arrivals) = builder.start().await.expect("a free port");
-        let node = Arc::new(node);
-        let admin = Arc::new(NodeAdmin::new(node.clone(), PoolAdmin::new("idle", pool.clone())));
         let address = "127.0.0.1:0".parse().expect("an address");
         let server = AdminServer::bind(&address, None, Limits::default()).expect("a free port");
         let url = format!("http://{}", server.address());
-        tokio::spawn(server.run(admin, std::future::pending(), Duration::ZERO));
+        let builder = Node::builder(pool.clone()).name("idle").listen(local()).peers(peers).admin(server);
+        let (node, _arrivals) = builder.start().await.expect("a free port");
         while node.peers().await.expect("it runs").iter().filter(|(_, is_up)| *is_up).count()
             < addresses.len()
         {

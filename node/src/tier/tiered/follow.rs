@@ -89,9 +89,8 @@ impl Link {
     fn note(&self, event: &KvEvent, waiting: &mut Waiting) {
         match event {
             KvEvent::Stored { hash, .. } => {
-                if !waiting.push(*hash) {
-                    add(&self.counters.dropped, 1);
-                }
+                let is_noted = waiting.push(*hash);
+                add(&self.counters.dropped, usize::from(!is_noted));
             }
             KvEvent::Cleared => waiting.clear(),
             KvEvent::Resync { .. } => {
