@@ -1,6 +1,7 @@
 //! Descriptors per sequence of a migration, with and without a compaction before. Counts only.
 //!
-//! A transfer takes one descriptor for each run of consecutive frames and each tensor of the layout.
+//! A transfer takes one descriptor for each run of consecutive frames and each tensor of the
+//! layout.
 //! The runs are those of the transfers' own reports: every sequence is copied to an empty pool
 //! before the compaction and after it, and its bytes there are checked. A report counts the runs of
 //! the source or of the target, whichever has more; the targets are empty, so that the source's

@@ -1,4 +1,4 @@
-//! Signals to `kvpool serve`: the end in every phase, the end at once, and settings that are read again.
+//! Signals to `kvpool serve`: the end in every phase, the end at once, and settings read again.
 #![cfg(target_os = "linux")]
 
 #[path = "common/authority.rs"]

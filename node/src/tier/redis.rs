@@ -1,9 +1,9 @@
 //! Redis or Valkey as the store of a tier.
 //!
-//! The client is the crate `redis`. Of the two candidates it was compared with `fred`: both move
-//! values of 1 MiB equally fast one at a time, and slowly in arrays; `redis` has releases every few
+//! The client is the crate `redis`. The other candidate, `fred`, was the faster one with values of
+//! 1 MiB in most measurements, although their ranges overlap. But `redis` has releases every few
 //! weeks, half of the dependencies, and calls that block with a time limit, as the threads of a tier
-//! want them. The last release of `fred` is 21 months older.
+//! need them. The last release of `fred` is 21 months older.
 //!
 //! A batch of gets is written at once and its answers are read one by one: an array of values would be
 //! parsed again from its start with every piece that arrives.
