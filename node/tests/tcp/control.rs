@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool_node::transport::tcp::LinkError;
+use kvpool_node::transport::tcp::{Address, LinkError};
 use kvpool_node::wire::{FRAME_HEAD, FrameHead, FrameKind, WireError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -30,6 +30,31 @@ async fn messages_arrive_in_order_and_before_the_end_of_the_link() {
         assert_eq!(there.recv::<u32>().await, Err(LinkError::Ended));
     };
     tokio::join!(sent, received);
+}
+
+/// A side that closes leaves heartbeats of the other unread, whose bytes must not cost messages.
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_that_were_flushed_outlive_the_end_of_a_link() {
+    let mut chatty = limits();
+    chatty.heartbeat = Duration::from_millis(1);
+    let a = silent(identity("a"), limits()).await;
+    for address in [loopback(), Address::Unix(socket_path())] {
+        let b = listen(identity("b"), address, chatty.clone()).await;
+        for round in 0..50u32 {
+            let (here, there) = link(&a, &b).await;
+            for number in 0..200u32 {
+                here.send(&(number, vec![round as u8; 1 << 10])).await.unwrap();
+            }
+            here.flush().await.unwrap();
+            drop(here);
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            for number in 0..200u32 {
+                let message: Result<(u32, Vec<u8>), _> = there.recv().await;
+                assert_eq!(message.map(|(number, _)| number), Ok(number), "round {round}");
+            }
+            assert_eq!(there.recv::<u32>().await, Err(LinkError::Ended));
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

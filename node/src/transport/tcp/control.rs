@@ -1,6 +1,7 @@
 //! The loops of a control stream: messages and heartbeats.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
@@ -17,6 +18,21 @@ const GROWTH: usize = 64 << 10;
 /// Reads frames until the link is closed. Cuts a peer that is silent, or slow within a frame.
 pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mpsc::Sender<Queued>) {
     link.run(read_frames(&link, &mut socket, inbox)).await;
+    if link.closed().await == LinkError::Closed {
+        drain(socket, link.limits.heartbeat).await;
+    }
+}
+
+/// Discards what still arrives, for a short time.
+///
+/// A connection that is closed with unread bytes is reset, and a reset takes from the peer what it
+/// has not read: the last messages that this side sent.
+async fn drain(mut socket: ReadSide, time: Duration) {
+    let ended = async {
+        let mut bytes = [0; 1 << 10];
+        while matches!(socket.read(&mut bytes).await, Ok(1..)) {}
+    };
+    let _ = timeout(time, ended).await;
 }
 
 async fn read_frames(
@@ -60,7 +76,9 @@ async fn read_frames(
 
 /// Writes frames until the link is closed, and a heartbeat whenever the queue stays empty.
 pub(super) async fn write(link: Arc<LinkShared>, mut socket: WriteSide, mut queue: mpsc::Receiver<Outgoing>) {
-    link.run(write_frames(&link, &mut socket, &mut queue)).await;
+    // The reader ends the link of a peer that is gone, once it has read what that sent before.
+    link.run_beside(link.limits.silence, write_frames(&link, &mut socket, &mut queue)).await;
+    let _ = timeout(link.limits.heartbeat, socket.shutdown()).await;
 }
 
 async fn write_frames(
@@ -101,5 +119,5 @@ async fn write_frames(
 
 /// Waits; for loops that must not spin on a system error.
 pub(super) async fn pause() {
-    sleep(std::time::Duration::from_millis(20)).await;
+    sleep(Duration::from_millis(20)).await;
 }

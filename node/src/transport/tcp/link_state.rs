@@ -1,8 +1,10 @@
 //! The state of a link: an authenticated peer, its data streams, and whether it is closed.
 
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::time::sleep;
 
 use super::error::LinkError;
 use super::lock::lock;
@@ -144,6 +146,19 @@ impl LinkShared {
             _ = self.closed() => {}
             ended = part => self.close(ended.err().unwrap_or(LinkError::Ended)),
         }
+    }
+
+    /// Like [`run`](Self::run), for a loop beside the one that reads messages. If the peer is gone,
+    /// that one has `time` to read what the peer sent before, and to close the link itself.
+    pub(super) async fn run_beside(&self, time: Duration, part: impl Future<Output = Result<(), LinkError>>) {
+        self.run(async {
+            let ended = part.await;
+            if ended == Err(LinkError::Ended) {
+                sleep(time).await;
+            }
+            ended
+        })
+        .await;
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) async fn run(
     stream: Arc<Stream>,
     mut socket: ReadSide,
 ) {
-    link.run(async {
+    link.run_beside(link.limits.heartbeat, async {
         loop {
             let mut head = [0; ITEM_HEAD];
             // Between items a stream may be idle; the control stream says if the peer is alive.

@@ -26,7 +26,7 @@ pub(super) async fn run(
     stream: Arc<Stream>,
     mut socket: WriteSide,
 ) {
-    link.run(async {
+    link.run_beside(link.limits.heartbeat, async {
         loop {
             match stream.next(&link.limits, || inner.next_item(peer, link.number, &stream)) {
                 Work::Ack(ack) => {

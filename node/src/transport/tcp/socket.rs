@@ -1,11 +1,13 @@
 //! A connection, with or without TLS, whole or as two sides.
 
 use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf, ReadHalf, WriteHalf};
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
@@ -283,7 +285,16 @@ impl WriteSide {
         match self {
             // These do not buffer.
             Self::Tcp(_) | Self::Unix(_) => Ok(()),
-            Self::Tls(stream) => tokio::io::AsyncWriteExt::flush(stream).await,
+            Self::Tls(stream) => AsyncWriteExt::flush(stream).await,
+        }
+    }
+
+    /// Tells the peer that nothing more comes. The other side of the connection stays open.
+    pub(super) async fn shutdown(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => SockRef::from(&**stream).shutdown(Shutdown::Write),
+            Self::Unix(stream) => SockRef::from(&**stream).shutdown(Shutdown::Write),
+            Self::Tls(stream) => AsyncWriteExt::shutdown(stream).await,
         }
     }
 }
