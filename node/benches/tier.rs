@@ -229,6 +229,10 @@ mod redis_server {
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
+    if !std::env::args().any(|argument| argument == "--bench") {
+        println!("tier: to measure, run `cargo bench -p kvpool-node --features redis --bench tier`");
+        return;
+    }
     let rounds = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(9);
     println!("{CLIENTS} clients, prefixes of {BLOCKS} blocks of 1 MiB, {THREADS} threads a tier");
     let store = InProcess::new(1 << 30);

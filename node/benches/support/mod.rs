@@ -28,9 +28,18 @@ pub fn pin(index: usize) -> bool {
 
 /// Returns the processor time of this process.
 pub fn processor_time() -> Duration {
+    time_of(libc::CLOCK_PROCESS_CPUTIME_ID)
+}
+
+/// Returns the processor time of this thread.
+pub fn thread_time() -> Duration {
+    time_of(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn time_of(clock: libc::clockid_t) -> Duration {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes only the struct passed to it.
-    let status = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut now) };
+    let status = unsafe { libc::clock_gettime(clock, &raw mut now) };
     assert_eq!(status, 0, "the clock of processor time");
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

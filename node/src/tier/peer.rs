@@ -10,13 +10,14 @@
 //!
 //! A node has no question for existence: [`exists`](Session::exists) fetches the blocks into the window, up
 //! to the first one that the peer does not have, and says no for those behind it. The get that follows
-//! finds them there.
+//! finds them there, unless the window is smaller than the prefixes that are brought back at a time: it
+//! then fetches them again.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::prefix::BlockHash;
-use kvpool::{Pool, TransferError};
+use kvpool::{Export, Pool, TransferError};
 use tokio::runtime::Handle;
 
 use super::error::TierError;
@@ -27,6 +28,9 @@ use super::value::{TierValue, verify};
 use crate::node::Node;
 
 const NAME: &str = "peer";
+
+/// Number of times that blocks are fetched again because another thread took their room.
+const ATTEMPTS: u32 = 3;
 
 /// A peer of a node as a [`Store`].
 pub struct Peer {
@@ -73,8 +77,7 @@ impl Store for Peer {
     }
 
     fn keys_per_call(&self) -> usize {
-        // Two threads may fill the window at the same time.
-        (self.inner.node.pool().total_blocks() / 4).clamp(1, 32)
+        self.inner.blocks_per_call()
     }
 }
 
@@ -91,6 +94,12 @@ impl Window {
         self.node.pool()
     }
 
+    /// Returns the number of blocks that one call may hold: two threads may do so at the same time,
+    /// and each may fetch as many.
+    fn blocks_per_call(&self) -> usize {
+        (self.pool().total_blocks() / 4).clamp(1, 32)
+    }
+
     fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
         let limit = self.limit;
         // The timer must be created on the runtime.
@@ -101,32 +110,53 @@ impl Window {
         })
     }
 
-    fn is_here(&self, hash: BlockHash) -> bool {
-        self.pool().export_prefix(0, &[hash]).is_ok_and(|export| !export.is_empty())
+    /// Keeps a block in the window, if it is there, as long as the result lives.
+    fn hold(&self, key: &TierKey) -> Option<Export> {
+        let export = || self.pool().export_prefix(0, &[key.hash]).ok().filter(|export| !export.is_empty());
+        (key.fingerprint == self.fingerprint).then(export).flatten()
     }
 
-    /// Fetches the blocks that the window does not have. A fetch ends at the first block that the peer
-    /// does not have; with `over_gaps` it goes on after it, which takes a round trip each time.
-    fn fetch(&self, keys: &[TierKey], over_gaps: bool) -> Result<(), StoreError> {
+    /// Holds the blocks of these keys, of which it fetches those that the window does not have.
+    ///
+    /// A fetch ends at the first block that the peer does not have; with `over_gaps` it goes on after
+    /// it, which takes a round trip each time.
+    fn bring(&self, keys: &[TierKey], over_gaps: bool) -> Result<Vec<Option<Export>>, StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
-        let mut hashes: Vec<BlockHash> = Vec::new();
-        for key in keys.iter().filter(|key| key.fingerprint == self.fingerprint) {
-            if !self.is_here(key.hash) && !hashes.contains(&key.hash) {
+        let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();
+        let (mut absent, mut attempts) = (Vec::new(), ATTEMPTS);
+        loop {
+            let hashes = self.lacking(keys, &held, &absent);
+            if hashes.is_empty() {
+                return Ok(held);
+            }
+            let carried = self.within(remote.fetch(0, hashes.clone()))?.map_err(|error| failed(&error))?;
+            for (key, held) in keys.iter().zip(&mut held).filter(|(_, held)| held.is_none()) {
+                *held = self.hold(key);
+            }
+            let lacking = self.lacking(keys, &held, &absent);
+            let came = hashes.iter().take_while(|hash| !lacking.contains(hash)).count();
+            if came < carried.blocks && attempts > 0 {
+                // Another thread needed the room before the blocks were held.
+                attempts -= 1;
+                continue;
+            }
+            if !over_gaps {
+                return Ok(held);
+            }
+            absent.extend(hashes.get(came));
+        }
+    }
+
+    /// Returns the hashes of the blocks that are not held, each once.
+    fn lacking(&self, keys: &[TierKey], held: &[Option<Export>], absent: &[BlockHash]) -> Vec<BlockHash> {
+        let mut hashes = Vec::new();
+        let lacking = keys.iter().zip(held).filter(|(_, held)| held.is_none()).map(|(key, _)| key);
+        for key in lacking.filter(|key| key.fingerprint == self.fingerprint) {
+            if !absent.contains(&key.hash) && !hashes.contains(&key.hash) {
                 hashes.push(key.hash);
             }
         }
-        let hashes_max = self.pool().total_blocks() / 4;
-        hashes.truncate(hashes_max.max(1));
-        while !hashes.is_empty() {
-            self.within(remote.fetch(0, hashes.clone()))?.map_err(|error| failed(&error))?;
-            let came = hashes.iter().take_while(|hash| self.is_here(**hash)).count();
-            if !over_gaps {
-                break;
-            }
-            // The next one is not there.
-            hashes.drain(..(came + 1).min(hashes.len()));
-        }
-        Ok(())
+        hashes
     }
 
     /// Puts a value into the window.
@@ -146,21 +176,30 @@ impl Window {
 
 impl Session for Window {
     fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        self.fetch(keys, false)?;
-        Ok(keys.iter().map(|key| key.fingerprint == self.fingerprint && self.is_here(key.hash)).collect())
+        let mut there = Vec::with_capacity(keys.len());
+        for part in keys.chunks(self.blocks_per_call()) {
+            there.extend(self.bring(part, false)?.iter().map(Option::is_some));
+            if there.last() != Some(&true) {
+                break;
+            }
+        }
+        there.resize(keys.len(), false);
+        Ok(there)
     }
 
     fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         let mut stored = Vec::with_capacity(values.len());
-        let mut hashes = Vec::new();
+        let (mut hashes, mut held) = (Vec::new(), Vec::new());
         for value in values {
             let taken = self.take_in(value);
+            held.extend(self.hold(value.key()));
             if taken.is_ok() && !hashes.contains(&value.key().hash) {
                 hashes.push(value.key().hash);
             }
             stored.push(taken);
         }
         let export = self.pool().export_prefix(0, &hashes).map_err(|error| failed(&error))?;
+        drop(held);
         let sent = export.len();
         if sent > 0 {
             let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
@@ -181,17 +220,12 @@ impl Session for Window {
         _bytes: usize,
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError> {
-        self.fetch(keys, true)?;
-        for (place, key) in keys.iter().enumerate() {
-            if key.fingerprint != self.fingerprint {
+        let held = self.bring(keys, true)?;
+        for (place, (key, held)) in keys.iter().zip(held).enumerate() {
+            let Some(export) = held else {
                 answer(place, Ok(None));
                 continue;
-            }
-            let export = self.pool().export_prefix(0, &[key.hash]).map_err(|error| failed(&error))?;
-            if export.is_empty() {
-                answer(place, Ok(None));
-                continue;
-            }
+            };
             let packed = export.packed(0, None).map_err(|error| failed(&error))?;
             let fill = |bytes: &mut [u8]| {
                 bytes.copy_from_slice(&packed);
