@@ -74,6 +74,21 @@ impl Queue {
         }
     }
 
+    /// Removes the tasks of calls that are over, and returns them: their memory is free again, even
+    /// if no thread ever takes a task.
+    pub(super) fn sweep(&self) -> Vec<Task> {
+        let mut waiting = self.waiting();
+        let is_over = |task: &Task| task.results.is_over();
+        let (mut over, reads): (VecDeque<_>, _) = waiting.reads.drain(..).partition(is_over);
+        let (puts_over, puts): (VecDeque<_>, _) = waiting.puts.drain(..).partition(is_over);
+        (waiting.reads, waiting.puts) = (reads, puts);
+        let keys = |tasks: &VecDeque<Task>| tasks.iter().map(|task| task.work.len()).sum::<usize>();
+        waiting.read_keys -= keys(&over);
+        waiting.put_values -= keys(&puts_over);
+        over.extend(puts_over);
+        over.into()
+    }
+
     /// Accepts no further tasks, and returns those that wait.
     pub(super) fn close(&self) -> Vec<Task> {
         let mut waiting = self.waiting();
@@ -121,7 +136,11 @@ mod tests {
         }
         let next = || shape(&queue.pop().unwrap());
         assert_eq!([next(), next(), next()], [(false, 10), (true, 3), (true, 1)]);
-        assert!(queue.push(task(4, true)).is_ok());
+        let (over, put) = (task(7, false), task(4, true));
+        drop(over.results.clone().wait(std::time::Instant::now()));
+        assert!(queue.push(over).is_ok() && queue.push(put).is_ok());
+        assert_eq!(queue.sweep().iter().map(shape).collect::<Vec<_>>(), [(false, 7)]);
+        assert!(queue.push(task(11, false)).is_err() && queue.push(task(1, true)).is_err());
         assert_eq!(queue.close().iter().map(shape).collect::<Vec<_>>(), [(true, 4)]);
         assert!(queue.pop().is_none() && queue.push(task(1, false)).is_err());
     }

@@ -5,6 +5,7 @@
 //! and the memory of its one call. When all threads are stuck, the circuit breaker opens.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -202,14 +203,8 @@ impl Shared {
 
     /// Waits for the outcomes of a call, and counts them.
     fn answer(self: Arc<Self>, results: Arc<Results>, deadline: Instant) -> TierFuture {
-        let waiting = results.wait(deadline);
-        Box::pin(async move {
-            let outcomes = waiting.await;
-            let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
-            add(&self.counters.failed, count(|outcome| matches!(outcome, Outcome::Failed(_))));
-            add(&self.counters.overdue, count(|outcome| matches!(outcome, Outcome::InFlight)));
-            outcomes
-        })
+        let waiting = Box::pin(results.clone().wait(deadline));
+        Box::pin(Waiting { waiting, after: Sweep { shared: self, results } }.outcomes())
     }
 
     /// A thread: takes tasks until the queue is closed.
@@ -289,6 +284,37 @@ impl Shared {
                 lock(&self.failed).note(*key, Instant::now());
             }
             _ => {}
+        }
+    }
+}
+
+/// A call under way. What it drops, it drops in this order.
+struct Waiting<F> {
+    waiting: Pin<Box<F>>,
+    after: Sweep,
+}
+
+impl<F: Future<Output = Vec<Outcome>>> Waiting<F> {
+    async fn outcomes(mut self) -> Vec<Outcome> {
+        let outcomes = self.waiting.as_mut().await;
+        let counters = &self.after.shared.counters;
+        let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
+        add(&counters.failed, count(|outcome| matches!(outcome, Outcome::Failed(_))));
+        add(&counters.overdue, count(|outcome| matches!(outcome, Outcome::InFlight)));
+        outcomes
+    }
+}
+
+/// Takes back what has not begun of a call that is over: all threads may be stuck for ever.
+struct Sweep {
+    shared: Arc<Shared>,
+    results: Arc<Results>,
+}
+
+impl Drop for Sweep {
+    fn drop(&mut self) {
+        if !self.results.is_complete() {
+            drop(self.shared.queue.sweep());
         }
     }
 }

@@ -102,7 +102,12 @@ impl Results {
         places.iter().for_each(|&place| self.set(place, Outcome::Failed(failure.clone())));
     }
 
-    fn is_complete(&self) -> bool {
+    /// Returns whether the call has returned, or its future was dropped.
+    pub(super) fn is_over(&self) -> bool {
+        self.state().is_over
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
         self.state().left == 0
     }
 

@@ -44,18 +44,18 @@ async fn conformance() {
 /// Two pools share prefixes through a node, although the window is smaller than a prompt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pools_share_through_a_node() {
-    let ([window, cache], _arrivals) = nodes(12).await;
+    let ([window, cache], _arrivals) = nodes(8).await;
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
     let shared = tier(store, hasty());
     let (a, b) = kv::pools(100);
-    let tokens = kv::prompt(1, 9);
+    let tokens = kv::prompt(1, 4 * 13 + 1);
     drop(kv::admit(&a, 7, &tokens).unwrap());
     let report = tiered(&a, &shared, TierPolicy::Manual).offload(100, soon()).await.unwrap();
-    assert_eq!(report.cached_blocks, 2, "{report:?}");
-    assert_eq!(kv::cached(cache.pool(), &tokens), 2);
+    assert_eq!(report.cached_blocks, 13, "{report:?}");
+    assert_eq!(kv::cached(cache.pool(), &tokens), 13);
     let report = bring_back(&tiered(&b, &shared, TierPolicy::Manual), &tokens, WAIT).await;
-    assert_eq!(report.cached_blocks, 2, "{report:?}");
-    assert_eq!(kv::cached(&b, &tokens), 2);
+    assert_eq!(report.cached_blocks, 13, "{report:?}");
+    assert_eq!(kv::cached(&b, &tokens), 13);
     for pool in [&a, &b, cache.pool()] {
         idle(pool).await;
     }
