@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -21,6 +22,9 @@ const END: [u8; 8] = [0xff; 8];
 
 /// Pause after a connection could not be accepted, for example because there are too many files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Silence after which the system asks whether a peer is there.
+const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 /// A listing of the whole cache, at the number of the newest batch.
 pub(super) type Snapshot = (u64, Arc<[u8]>);
@@ -66,6 +70,9 @@ pub(super) async fn listen(
             tracing::warn!(%peer, connections, "too many connections for events");
             continue;
         };
+        if let Err(error) = keep_alive(&stream) {
+            tracing::debug!(%peer, %error, "a connection for events has no keepalive");
+        }
         let shared = shared.clone();
         running.spawn(async move {
             let _place = place;
@@ -80,6 +87,13 @@ pub(super) async fn listen(
             }
         });
     }
+}
+
+/// Makes the system ask a silent peer whether it is there: otherwise the connection of a host that
+/// is gone would keep its place until the next batch.
+fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
+    let probes = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE / 4);
+    SockRef::from(stream).set_tcp_keepalive(&probes)
 }
 
 /// Serves a subscriber.

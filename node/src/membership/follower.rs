@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::member::Member;
 use super::members::Members;
@@ -17,6 +18,9 @@ use crate::transport::tcp::{Address as LinkAddress, PeerSettings};
 
 /// Time between two looks at members that left during a migration, or whose names are unknown.
 const AGAIN: Duration = Duration::from_millis(500);
+
+/// Longest time in which the system finds the address of a name. Other members wait meanwhile.
+const RESOLVE: Duration = Duration::from_secs(2);
 
 /// Makes the members of a cluster peers of a node, until it is dropped.
 ///
@@ -73,6 +77,8 @@ struct Following {
 /// A member that is a peer.
 struct Followed {
     address: Address,
+    /// Of its process.
+    started_ms: u64,
     settings: PeerSettings,
     has_left: bool,
 }
@@ -129,14 +135,19 @@ impl Following {
     /// Makes a member a peer, with its present address.
     async fn take(&mut self, member: &Member) {
         let known = self.followed.get(&member.name);
-        if known.is_some_and(|followed| followed.address == member.address) {
+        // Another process may be on another host of the same name.
+        let is_same = |followed: &Followed| {
+            followed.address == member.address && followed.started_ms == member.started_ms
+        };
+        if known.is_some_and(is_same) {
             return;
         }
         match resolve(&member.address).await {
             Ok(address) => {
                 self.unresolved.remove(&member.name);
                 let settings = PeerSettings::new(&member.name, address);
-                let followed = Followed { address: member.address.clone(), settings, has_left: false };
+                let Member { address, started_ms, .. } = member.clone();
+                let followed = Followed { address, started_ms, settings, has_left: false };
                 self.followed.insert(member.name.clone(), followed);
             }
             Err(error) => {
@@ -169,7 +180,8 @@ async fn resolve(address: &Address) -> std::io::Result<LinkAddress> {
     match address {
         Address::Unix(path) => Ok(LinkAddress::Unix(path.clone())),
         Address::Tcp { host, port } => {
-            let first = lookup_host((host.as_str(), *port)).await?.next();
+            let found = timeout(RESOLVE, lookup_host((host.as_str(), *port))).await;
+            let first = found.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??.next();
             let none = || std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
             first.map(LinkAddress::Tcp).ok_or_else(none)
         }
