@@ -40,6 +40,39 @@ fn no_number_of_clears_brings_a_held_block_back() {
     pool.audit().unwrap();
 }
 
+/// A trim evicts in the policy's order, down to a number of blocks, over several slices of its own,
+/// and leaves blocks with owners, and those that a batch may see.
+#[test]
+fn a_trim_keeps_the_blocks_that_would_be_evicted_last() {
+    let pool = pool(2_000);
+    // One after another: 0 is evicted first.
+    for number in 0..400 {
+        drop(admit(&pool, number.into(), &prompt(number, 4 * BLOCK_TOKENS)));
+    }
+    let (held, _) = admit(&pool, 1_000, &prompt(1_000, 9));
+    let found = |number| pool.sequence(SequenceId(2_000)).tokens(&prompt(number, 16)).unwrap().len();
+    assert_eq!(pool.stats().evictable, 1_600);
+    assert_eq!(pool.evict_cached(1_600), 0);
+    assert_eq!(pool.evict_cached(usize::MAX), 0);
+    let freed = pool.free_blocks();
+    assert_eq!(pool.evict_cached(40), 1_560);
+    assert_eq!((pool.stats().evictable, pool.free_blocks()), (40, freed + 1_560));
+    assert_eq!((found(0), found(389)), (0, 0));
+    // A prompt's last token is always computed.
+    assert_eq!([found(390), found(399)], [3 * BLOCK_TOKENS; 2]);
+    let batch = pool.begin_batch();
+    drop(admit(&pool, 3_000, &prompt(3_000, 4 * BLOCK_TOKENS)));
+    // These were released while the batch was in flight: it may see them.
+    let left = pool.stats().evictable - pool.evict_cached(0);
+    assert!(left >= 4, "{left} are left");
+    batch.finish();
+    assert_eq!(pool.evict_cached(0), left);
+    assert_eq!(pool.stats().evictable, 0);
+    assert_eq!(pool.sequence(SequenceId(4_000)).tokens(&prompt(1_000, 9)).unwrap().len(), 8);
+    drop(held);
+    pool.audit().unwrap();
+}
+
 /// A router's view of the cache.
 #[derive(Default)]
 struct Router {

@@ -1,6 +1,7 @@
 //! Counters, gauges and histograms agree with what was done; owners and audits name who holds
 //! blocks.
 
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use kvpool::storage::KvLayout;
@@ -151,6 +152,39 @@ async fn waits_count_and_are_timed() {
     let wait = &metrics.latencies.wait;
     assert_eq!(wait.count(), 1);
     assert!(wait.sum_ns >= 4_000_000 && wait.quantiles().max_ns >= 4_000_000, "{wait:?}");
+}
+
+#[tokio::test]
+async fn waiting_requests_are_counted_by_priority() {
+    let pool = pool(4);
+    let all = pool.allocate_owned(AllocRequest::new(4)).unwrap();
+    let of = |priority| Box::pin(pool.allocate_async(AllocRequest::new(1).priority(priority)));
+    let mut waiting =
+        [Priority::Urgent, Priority::Normal, Priority::Normal].map(of).into_iter().collect::<Vec<_>>();
+    for request in &mut waiting {
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(request.as_mut().poll(&mut context).is_pending());
+    }
+    assert_eq!(pool.stats().waiting_by_priority, [2, 0, 1]);
+    drop(waiting.pop());
+    assert_eq!(pool.stats().waiting_by_priority, [1, 0, 1], "a dropped future leaves the line");
+    drop(all);
+    for request in waiting {
+        drop(request.await.unwrap());
+    }
+    assert_eq!(pool.stats().waiting_by_priority, [0; 3]);
+}
+
+#[tokio::test]
+async fn resizes_are_timed_with_refused_ones() {
+    let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(64).blocks_max(256).segment_blocks(64);
+    let pool = pool.build().unwrap();
+    assert_eq!(pool.metrics().latencies.resize.count(), 0);
+    pool.resize(128).await.unwrap();
+    pool.resize(1 << 20).await.unwrap_err();
+    let resize = pool.metrics().latencies.resize;
+    assert_eq!(resize.count(), 2);
+    assert!(resize.sum_ns > 0 && resize.quantiles().max_ns <= resize.sum_ns, "{resize:?}");
 }
 
 #[test]
