@@ -5,13 +5,20 @@
 #[allow(dead_code)]
 mod kv;
 
+use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::Target;
-use kvpool_node::membership::{FixedMembers, Follower, Member, Membership};
+use kvpool::prefix::PrefixKeys;
+use kvpool_node::admin::{Admin, PoolAdmin, Reporters};
+use kvpool_node::events::{KvEventPublisher, KvEventReporter, KvEventSettings};
+use kvpool_node::membership::{FixedMembers, Follower, Member, Membership, MembershipReporter};
 use kvpool_node::protocol::Timing;
+use kvpool_node::tier::{
+    InProcess, StoreTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
+};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Node, NodeBuilder};
 use tokio::net::{TcpListener, TcpStream};
@@ -161,4 +168,62 @@ async fn a_member_that_leaves_during_a_migration_is_dropped_after_it() {
     assert!(moving.await.unwrap().is_err(), "b does not answer");
     linked(&a, "b", false).await;
     assert_eq!(unreached(&a), Vec::<String>::new());
+}
+
+/// The services beside a pool are in its statistics and metrics, and not when they have ended.
+#[tokio::test]
+async fn services_are_reported() {
+    let (pool, reporters) = (kv::pool(kv::plain(), 100), Reporters::new());
+    let admin = PoolAdmin::new("a", pool.clone()).reporters(reporters.clone());
+    assert_eq!(admin.stats().await.unwrap().extra.get("tiers"), None);
+    let tier = StoreTier::start(InProcess::new(1 << 20), TierSettings::default()).unwrap();
+    let settings = TieredSettings::new("reports").policy(TierPolicy::Manual);
+    let tiered = Tiered::new(pool.clone(), Arc::new(tier), settings).unwrap();
+    reporters.add(TierReporter::new("memory", &tiered));
+    let directory = FixedMembers::new([member(&*node("b").await)]);
+    let own = Member::new("a", "127.0.0.1:9".parse().unwrap());
+    let mut joined = directory.join(own, Duration::from_secs(10)).unwrap();
+    joined.wait(|state| state.joins == 1).await;
+    let members = directory.watch();
+    reporters.add(MembershipReporter::new("static", &members, Some(&joined)));
+    let settings = KvEventSettings::new("127.0.0.1:0".parse().unwrap());
+    let publisher = KvEventPublisher::start(pool.clone(), settings).await.unwrap();
+    reporters.add(KvEventReporter::new("zmq", &publisher));
+
+    let tokens = kv::prompt(1, 41);
+    drop(kv::admit(&pool, 7, &tokens).unwrap());
+    let soon = std::time::Instant::now() + WAIT;
+    tiered.offload(100, soon).await.unwrap();
+    let brought = tiered.bring_back(&PrefixKeys::new(), &tokens, soon).await.unwrap();
+    assert_eq!(brought.moved_blocks, 10);
+    let stats = serde_json::Value::Object(admin.stats().await.unwrap().extra);
+    let tier = &stats["tiers"]["memory"];
+    assert_eq!(
+        (&tier["stored"], &tier["hits"], &tier["breaker"]),
+        (&10.into(), &10.into(), &"closed".into())
+    );
+    assert_eq!(tier["pool"]["fetched_blocks"], 10, "{stats}");
+    assert_eq!(stats["membership"]["static"]["members"], serde_json::json!(["a", "b"]), "{stats}");
+    assert_eq!(stats["membership"]["static"]["joined"], true, "{stats}");
+    assert!(stats["kv_events"]["zmq"]["batches"].as_u64() > Some(0), "{stats}");
+    let text = admin.scrape().await.unwrap().encode("a");
+    for line in [
+        r#"kvpool_tier_keys_total{tier="memory",outcome="hit",pool="a"} 10"#,
+        r#"kvpool_tier_up{tier="memory",pool="a"} 1"#,
+        r#"kvpool_members{directory="static",pool="a"} 2"#,
+        r#"kvpool_joined{directory="static",pool="a"} 1"#,
+        r#"kvpool_event_subscribers{pool="a"} 0"#,
+    ] {
+        let parts: BTreeSet<&str> = line.split(['{', '}', ',']).collect();
+        let is_it = |other: &str| other.split(['{', '}', ',']).collect::<BTreeSet<_>>() == parts;
+        assert!(text.lines().any(is_it), "{line} is not in\n{text}");
+    }
+
+    drop((tiered, publisher, members, joined, directory));
+    until("the end", async || {
+        let stats = admin.stats().await.unwrap().extra;
+        ["tiers", "membership", "kv_events"].iter().all(|group| !stats.contains_key(*group))
+    })
+    .await;
+    assert!(!admin.scrape().await.unwrap().encode("a").contains("kvpool_tier"));
 }

@@ -31,12 +31,12 @@ const CORE: Plan = Plan { folder: "src", floors: FLOORS, reserved: RESERVED };
 const NODE: Plan = Plan {
     folder: "node/src",
     floors: &[
-        &["wire", "settings", "protocol", "events"],
+        &["wire", "settings", "protocol"],
         &["transport"],
         &["topology", "metrics"],
         &["admin"],
         &["node"],
-        &["tier", "membership"],
+        &["tier", "membership", "events"],
     ],
     reserved: &[(&["rustls"], "transport"), (&["tokio_rustls"], "transport"), (&["axum"], "admin")],
 };

@@ -43,6 +43,7 @@
 //! | `problem` | errors |
 //! | `interface` | the trait [`Admin`], which a node or a pool implements |
 //! | `pool` | a pool alone |
+//! | `reporter` | services beside a pool, such as a tier, that report counters |
 //! | `access` | the token, which can be replaced |
 //! | `guard` | who may call |
 //! | `limits` | limits |
@@ -67,6 +68,7 @@ mod limits;
 mod page;
 mod pool;
 mod problem;
+mod reporter;
 mod routes;
 mod server;
 #[cfg(test)]
@@ -85,5 +87,6 @@ pub use interface::{Admin, Answer};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};
+pub use reporter::{Reporter, Reporters};
 pub use server::{AdminServer, BindError};
 pub use views::{NotReady, OwnerKind, OwnerRecord, OwnersReport, Readiness, TrimOrder, TrimOutcome};

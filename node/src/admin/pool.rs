@@ -19,6 +19,7 @@ use super::api::{
 };
 use super::interface::{Admin, Answer};
 use super::problem::AdminError;
+use super::reporter::Reporters;
 use super::views::{NotReady, OwnersReport, Readiness, TrimOrder, TrimOutcome};
 use crate::metrics::{self, Scrape};
 use crate::topology::{PeerLink, TopologyReport, probe};
@@ -55,6 +56,7 @@ pub struct PoolAdmin {
     pool: Pool,
     started: Instant,
     traffic: Option<Arc<dyn Quiet>>,
+    reporters: Reporters,
     draining: AtomicBool,
     audits: AtomicU64,
     audit_failures: AtomicU64,
@@ -70,6 +72,7 @@ impl PoolAdmin {
             pool,
             started: Instant::now(),
             traffic: None,
+            reporters: Reporters::default(),
             draining: AtomicBool::new(false),
             audits: AtomicU64::new(0),
             audit_failures: AtomicU64::new(0),
@@ -80,6 +83,12 @@ impl PoolAdmin {
     /// Adds traffic that audits halt and statistics count.
     pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
         self.traffic = Some(traffic);
+        self
+    }
+
+    /// Sets the services beside the pool, whose counters statistics and metrics have too.
+    pub fn reporters(mut self, reporters: Reporters) -> Self {
+        self.reporters = reporters;
         self
     }
 
@@ -169,6 +178,7 @@ impl Admin for PoolAdmin {
                 .await?;
             scrape.count(&metrics::AUDITS, &[], self.audits.load(Relaxed));
             scrape.count(&metrics::AUDIT_FAILURES, &[], self.audit_failures.load(Relaxed));
+            self.reporters.scrape(&mut scrape);
             if let Some(traffic) = &self.traffic {
                 let counters = traffic.counters();
                 let counters = counters.values().filter_map(Value::as_object).flatten();
@@ -201,6 +211,7 @@ impl Admin for PoolAdmin {
             if let Some(traffic) = &self.traffic {
                 report.extra = traffic.counters();
             }
+            self.reporters.stats(&mut report.extra);
             Ok(report)
         })
     }

@@ -61,10 +61,12 @@ mod changes;
 mod history;
 mod payload;
 mod publisher;
+mod reporter;
 mod server;
 mod settings;
 mod view;
 mod zmtp;
 
 pub use publisher::{KvEventCounters, KvEventPublisher};
+pub use reporter::KvEventReporter;
 pub use settings::{HashForm, KvEventError, KvEventSettings};

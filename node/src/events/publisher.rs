@@ -1,8 +1,8 @@
 //! The task that follows the pool's events, and the sockets.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvpool::prefix::{KvEvents, Numbered};
@@ -37,8 +37,7 @@ const TOPIC_MAX: usize = 255;
 /// It keeps the pool open.
 #[derive(Debug)]
 pub struct KvEventPublisher {
-    shared: Arc<Shared>,
-    published: Arc<Published>,
+    publication: Arc<Publication>,
     address: SocketAddr,
     replay: Option<SocketAddr>,
     tasks: Vec<JoinHandle<()>>,
@@ -66,8 +65,10 @@ pub struct KvEventCounters {
     pub snapshots: u64,
 }
 
-#[derive(Debug, Default)]
-struct Published {
+/// What connections share, and counts.
+#[derive(Debug)]
+pub(super) struct Publication {
+    shared: Arc<Shared>,
     batches: AtomicU64,
     events: AtomicU64,
     resyncs: AtomicU64,
@@ -105,7 +106,10 @@ impl KvEventPublisher {
         let history = History::new(first, settings.history_batches, settings.history_bytes);
         let shared =
             Arc::new(Shared { history, topic: topic.into_bytes(), snapshots, counts: Counts::default() });
-        let published = Arc::new(Published::default());
+        let zero = AtomicU64::default;
+        let (batches, events_count, resyncs) = (zero(), zero(), zero());
+        let publication =
+            Arc::new(Publication { shared: shared.clone(), batches, events: events_count, resyncs });
         let mut publishing = Publishing {
             pool,
             block_tokens,
@@ -113,7 +117,7 @@ impl KvEventPublisher {
             view: CacheView::default(),
             writer: Writer { hashes, medium, rank },
             shared: shared.clone(),
-            published: published.clone(),
+            publication: publication.clone(),
             snapshot: None,
         };
         let mut changes = Changes::default();
@@ -128,7 +132,7 @@ impl KvEventPublisher {
             tasks.push(tokio::spawn(answering));
             address
         });
-        Ok(Self { shared, published, address, replay, tasks })
+        Ok(Self { publication, address, replay, tasks })
     }
 
     /// Returns the address for subscribers, with the port that the system selected.
@@ -143,12 +147,23 @@ impl KvEventPublisher {
 
     /// Returns counts since it began.
     pub fn counters(&self) -> KvEventCounters {
-        let (published, counts) = (&self.published, &self.shared.counts);
+        self.publication.counters()
+    }
+
+    /// Returns what it publishes, for those that do not keep it.
+    pub(super) fn downgrade(&self) -> Weak<Publication> {
+        Arc::downgrade(&self.publication)
+    }
+}
+
+impl Publication {
+    pub(super) fn counters(&self) -> KvEventCounters {
+        let counts = &self.shared.counts;
         KvEventCounters {
-            batches: published.batches.load(Relaxed),
+            batches: self.batches.load(Relaxed),
             newest: self.shared.history.range().1.saturating_sub(1),
-            events: published.events.load(Relaxed),
-            resyncs: published.resyncs.load(Relaxed),
+            events: self.events.load(Relaxed),
+            resyncs: self.resyncs.load(Relaxed),
             subscribers: counts.subscribers.load(Relaxed),
             skipped_batches: counts.skipped.load(Relaxed),
             replays: counts.replays.load(Relaxed),
@@ -177,7 +192,7 @@ struct Publishing {
     view: CacheView,
     writer: Writer,
     shared: Arc<Shared>,
-    published: Arc<Published>,
+    publication: Arc<Publication>,
     /// The listing at the newest number, once one was asked for.
     snapshot: Option<Snapshot>,
 }
@@ -207,12 +222,12 @@ impl Publishing {
         while let Some(Numbered { event, .. }) = next {
             events += 1;
             if !self.view.apply(event, &mut changes) {
-                self.published.resyncs.fetch_add(1, Relaxed);
+                self.publication.resyncs.fetch_add(1, Relaxed);
                 self.relist(&mut changes).await;
             }
             next = if events < BATCH_EVENTS { self.events.try_recv() } else { None };
         }
-        self.published.events.fetch_add(events as u64, Relaxed);
+        self.publication.events.fetch_add(events as u64, Relaxed);
         if !changes.is_empty() {
             self.publish(&changes);
         }
@@ -231,7 +246,7 @@ impl Publishing {
 
     fn publish(&mut self, changes: &Changes) {
         self.shared.history.push(self.writer.write(changes.as_slice()));
-        self.published.batches.fetch_add(1, Relaxed);
+        self.publication.batches.fetch_add(1, Relaxed);
         self.snapshot = None;
     }
 

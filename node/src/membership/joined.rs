@@ -68,6 +68,11 @@ impl Joined {
         self.state.borrow().clone()
     }
 
+    /// Returns the state as it changes.
+    pub(super) fn watch(&self) -> JoinedState {
+        JoinedState(self.state.clone())
+    }
+
     /// Waits until the state satisfies a condition. Cancel safe.
     pub async fn wait(&mut self, condition: impl FnMut(&JoinState) -> bool) {
         // The task, which has the sender, ends after this value.
@@ -78,5 +83,16 @@ impl Joined {
     pub async fn leave(self) {
         let _ = self.leave.send(());
         let _ = tokio::time::timeout(LEAVE, self.task).await;
+    }
+}
+
+/// The state of an entry, for those that do not keep it.
+#[derive(Debug)]
+pub(super) struct JoinedState(watch::Receiver<JoinState>);
+
+impl JoinedState {
+    /// Returns the state; the last one, if the entry was left.
+    pub(super) fn current(&self) -> JoinState {
+        self.0.borrow().clone()
     }
 }

@@ -33,6 +33,16 @@ impl Members {
         Self(receiver)
     }
 
+    /// Returns the lists once more, for another receiver.
+    pub(super) fn again(&self) -> Self {
+        Self::new(self.0.clone())
+    }
+
+    /// Returns whether no list will come any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.has_changed().is_err()
+    }
+
     /// Returns the newest list.
     pub fn current(&self) -> Arc<MemberList> {
         self.0.borrow().clone()

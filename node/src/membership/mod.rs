@@ -38,6 +38,7 @@
 //! | `location` | addresses of etcd |
 //! | `etcd` | etcd, with the feature `etcd` |
 //! | `follower` | members become peers |
+//! | `reporter` | counters for the admin interface |
 
 mod directory;
 mod error;
@@ -49,6 +50,7 @@ mod joined;
 mod location;
 mod member;
 mod members;
+mod reporter;
 
 pub use directory::Membership;
 pub use error::MembershipError;
@@ -60,3 +62,4 @@ pub use joined::{JoinState, JoinStatus, Joined};
 pub use location::EtcdLocation;
 pub use member::Member;
 pub use members::{MemberList, Members};
+pub use reporter::MembershipReporter;

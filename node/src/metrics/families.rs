@@ -84,5 +84,21 @@ families! {
     QUARANTINES: Counter "node_quarantines" [] "Transfers of this node that were quarantined";
     QUARANTINED_GRANTS: Gauge "node_quarantined_grants" [] "Grants into which a peer may still write although their migrations have ended";
     PEER_UP: Gauge "peer_up" ["peer"] "Whether a link to the peer is up, 0 or 1";
+    TIER_UP: Gauge "tier_up" ["tier"] "Whether the tier is asked: 0 while its circuit breaker is open, 1 otherwise";
+    TIER_KEYS: Counter "tier_keys" ["tier", "outcome"] "Keys that a tier was asked for: stored, hit, miss, failed, overdue, or dropped because too many waited";
+    TIER_BYTES: Counter "tier_bytes" ["tier", "direction"] "Bytes of the values that were read and verified (read), or stored (written)";
+    TIER_BAD_VALUES: Counter "tier_bad_values" ["tier"] "Values that were not what their keys say; none of them was used";
+    TIER_FETCHED: Counter "tier_fetched_blocks" ["tier"] "Blocks that were brought back into the prefix cache";
+    TIER_IN_FLIGHT: Gauge "tier_keys_in_flight" ["tier"] "Keys of calls that the tier has not answered";
+    TIER_BREAKER_OPENED: Counter "tier_breaker_opened" ["tier"] "Times that the circuit breaker opened";
+    MEMBERS: Gauge "members" ["directory"] "Members of the cluster that are known";
+    DIRECTORY_UP: Gauge "directory_up" ["directory"] "Whether the directory of members is in reach, 0 or 1";
+    JOINED: Gauge "joined" ["directory"] "Whether this node has an entry in the directory, 0 or 1";
+    JOINS: Counter "joins" ["directory"] "Times that this node joined; above 1, it had lost its entry";
+    EVENT_BATCHES: Counter "event_batches" [] "Batches of cache events that were published";
+    EVENT_SUBSCRIBERS: Gauge "event_subscribers" [] "Connected subscribers of the published events";
+    EVENTS_SKIPPED: Counter "event_batches_skipped" [] "Batches for which subscribers were too slow, once for each of them";
+    EVENT_RESYNCS: Counter "event_resyncs" [] "Times that the publisher lost events of the cache, and listed it again";
+    EVENT_REPLAYS: Counter "event_replays" [] "Replays that subscribers asked for";
     TRAFFIC: Gauge "traffic" ["counter"] "Counters of the synthetic traffic of `kvpool serve --load`";
 }

@@ -95,6 +95,22 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         QUARANTINES,
         QUARANTINED_GRANTS,
         PEER_UP,
+        TIER_UP,
+        TIER_KEYS,
+        TIER_BYTES,
+        TIER_BAD_VALUES,
+        TIER_FETCHED,
+        TIER_IN_FLIGHT,
+        TIER_BREAKER_OPENED,
+        MEMBERS,
+        DIRECTORY_UP,
+        JOINED,
+        JOINS,
+        EVENT_BATCHES,
+        EVENT_SUBSCRIBERS,
+        EVENTS_SKIPPED,
+        EVENT_RESYNCS,
+        EVENT_REPLAYS,
         TRAFFIC,
     ];
     for family in FAMILIES {
@@ -181,7 +197,8 @@ fn every_query_of_the_dashboard_names_a_metric_and_its_labels() {
             "Prefix cache",
             "Compaction",
             "Migrations and peers",
-            "Tiers"
+            "Tiers",
+            "Membership and published events"
         ]
     );
     let (mut ids, mut queries) = (HashSet::new(), 0);

@@ -25,7 +25,7 @@ use super::spill::{self, Offers, Spill};
 use super::staging::Stagings;
 use super::status::Counters;
 use super::work::Carrier;
-use crate::admin::{AdminServer, PoolAdmin, Quiet};
+use crate::admin::{AdminServer, PoolAdmin, Quiet, Reporters};
 use crate::protocol::{self, Incarnation, Migrations, Timing};
 use crate::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
@@ -54,6 +54,7 @@ pub struct NodeBuilder {
     nixl: Option<Arc<dyn Transport>>,
     admin: Option<AdminServer>,
     traffic: Option<Arc<dyn Quiet>>,
+    reporters: Reporters,
     restarts: Restarts,
     arrivals: usize,
 }
@@ -83,6 +84,7 @@ impl NodeBuilder {
             nixl: None,
             admin: None,
             traffic: None,
+            reporters: Reporters::default(),
             restarts: Restarts::default(),
             arrivals: ARRIVALS,
         }
@@ -123,6 +125,14 @@ impl NodeBuilder {
     #[must_use]
     pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
         self.traffic = Some(traffic);
+        self
+    }
+
+    /// Sets the services beside the pool, such as a tier, whose counters the admin interface reports.
+    /// They can be added after the start, to a clone of the list.
+    #[must_use]
+    pub fn reporters(mut self, reporters: Reporters) -> Self {
+        self.reporters = reporters;
         self
     }
 
@@ -292,7 +302,7 @@ impl NodeBuilder {
             offers: self.offers,
         };
         let serving = self.admin.map(|server| {
-            let mut pool = PoolAdmin::new(&self.name, operator.pool.clone());
+            let mut pool = PoolAdmin::new(&self.name, operator.pool.clone()).reporters(self.reporters);
             if let Some(traffic) = self.traffic {
                 pool = pool.traffic(traffic);
             }

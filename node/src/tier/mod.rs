@@ -38,7 +38,7 @@
 //! `store_tier` threads, and a tier over a store · `breaker` and `failed_keys` what is remembered of
 //! failures · `counters`, `settings` · `in_process`, `peer`, `redis`, `mooncake` the stores · `connect`
 //! stores by address · `tiered` the
-//! pool's side
+//! pool's side · `reporter` counters for the admin interface
 
 mod breaker;
 mod connect;
@@ -55,6 +55,7 @@ mod perform;
 mod queue;
 #[cfg(feature = "redis")]
 mod redis;
+mod reporter;
 mod settings;
 mod shared_tier;
 mod store;
@@ -74,6 +75,7 @@ pub use in_process::{Fault, InProcess};
 pub use key::{Fingerprint, TierKey};
 pub use outcome::{Outcome, TierFailure};
 pub use peer::Peer;
+pub use reporter::TierReporter;
 pub use settings::TierSettings;
 pub use shared_tier::{Landing, SharedTier, TierFuture, TierRead};
 pub use store::{Answer, Session, Store};

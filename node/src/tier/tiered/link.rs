@@ -1,5 +1,6 @@
 //! A pool, a tier, and blocks between them.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -88,14 +89,20 @@ pub(super) fn add(counter: &AtomicU64, count: usize) {
     counter.fetch_add(count as u64, Relaxed);
 }
 
-pub(super) struct Link {
+pub(in super::super) struct Link {
     pub(super) pool: Pool,
     pub(super) storage: Arc<dyn Storage>,
-    pub(super) tier: Arc<dyn SharedTier>,
+    pub(in super::super) tier: Arc<dyn SharedTier>,
     pub(super) settings: TieredSettings,
     pub(super) counters: Counters,
     pub(super) packed_bytes: usize,
     fingerprint: Fingerprint,
+}
+
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("tier", &self.tier.name()).finish_non_exhaustive()
+    }
 }
 
 impl Link {
@@ -141,7 +148,7 @@ impl Link {
         outcomes
     }
 
-    pub(super) fn read_counters(&self) -> TieredCounters {
+    pub(in super::super) fn read_counters(&self) -> TieredCounters {
         let of = |counter: &AtomicU64| counter.load(Relaxed);
         let (fetched, stored) = (of(&self.counters.fetched), of(&self.counters.stored));
         TieredCounters {

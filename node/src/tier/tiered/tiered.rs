@@ -1,6 +1,6 @@
 //! A pool with a tier, as an engine has it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvpool::prefix::{BlockHash, Chain, PrefixKeys};
@@ -73,6 +73,11 @@ impl Tiered {
     /// Returns the tier.
     pub fn tier(&self) -> &Arc<dyn SharedTier> {
         &self.link.tier
+    }
+
+    /// Returns its inside, for those that do not keep it.
+    pub(in super::super) fn downgrade(&self) -> Weak<Link> {
+        Arc::downgrade(&self.link)
     }
 
     /// Returns counts since it was created.

@@ -1,0 +1,74 @@
+//! Services beside a pool, such as a tier, whose counters the admin interface reports.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Map, Value};
+
+use crate::metrics::Scrape;
+
+/// Counters of a service beside a pool.
+pub trait Reporter: Send + Sync + 'static {
+    /// Returns the name of the group in `/stats`: `tiers`, `membership` or `kv_events`.
+    fn group(&self) -> &'static str;
+
+    /// Returns the name of the service, of which a group has one entry.
+    fn name(&self) -> &str;
+
+    /// Returns its counters for `/stats`; `None` once the service has ended.
+    fn stats(&self) -> Option<Value>;
+
+    /// Adds its counters to a scrape, or nothing once the service has ended.
+    fn scrape(&self, scrape: &mut Scrape);
+}
+
+/// The services beside a pool. Clones are the same list.
+///
+/// An admin interface gets the list before it starts, and services are added at any time: a follower
+/// of a membership, for example, needs a node that runs.
+#[derive(Clone, Default)]
+pub struct Reporters(Arc<Mutex<Vec<Arc<dyn Reporter>>>>);
+
+impl Reporters {
+    /// Returns an empty list.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a service. It replaces one of the same group and name.
+    pub fn add(&self, reporter: impl Reporter) {
+        let mut list = self.list();
+        list.retain(|other| (other.group(), other.name()) != (reporter.group(), reporter.name()));
+        list.push(Arc::new(reporter));
+    }
+
+    /// Adds the counters of all services to an object: group, name, counters.
+    pub(super) fn stats(&self, stats: &mut Map<String, Value>) {
+        for reporter in self.all() {
+            let Some(counters) = reporter.stats() else { continue };
+            let group = stats.entry(reporter.group()).or_insert_with(|| Map::new().into());
+            if let Some(group) = group.as_object_mut() {
+                group.insert(reporter.name().to_owned(), counters);
+            }
+        }
+    }
+
+    pub(super) fn scrape(&self, scrape: &mut Scrape) {
+        self.all().iter().for_each(|reporter| reporter.scrape(scrape));
+    }
+
+    /// Returns the services, so that none is asked under the lock.
+    fn all(&self) -> Vec<Arc<dyn Reporter>> {
+        self.list().clone()
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Arc<dyn Reporter>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Reporters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.all().iter().map(|reporter| (reporter.group(), reporter.name()))).finish()
+    }
+}
