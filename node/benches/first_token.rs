@@ -92,7 +92,7 @@ impl Served {
         self.first_token(place).await
     }
 
-    async fn from_tier(&mut self, place: usize) -> Duration {
+    async fn fetched(&mut self, place: usize) -> Duration {
         self.tiered.pool().clear_prefix_cache();
         let (began, prefix) = (Instant::now(), &self.prompts[place][..PREFIX_TOKENS]);
         let report = self.tiered.bring_back(&PrefixKeys::new(), prefix, began + LIMIT).await.unwrap();
@@ -113,10 +113,10 @@ async fn measure(name: &str, tier: StoreTier, rounds: usize) {
             let (computed, tier, local);
             if round % 2 == 0 {
                 computed = served.computed(place).await;
-                tier = served.from_tier(place).await;
+                tier = served.fetched(place).await;
                 local = served.first_token(place).await;
             } else {
-                tier = served.from_tier(place).await;
+                tier = served.fetched(place).await;
                 local = served.first_token(place).await;
                 computed = served.computed(place).await;
             }
