@@ -324,6 +324,45 @@ fn resident_bytes() -> usize {
     status.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
+/// Connects a socket of a kind, sends bytes, and reads nothing.
+async fn silent(address: SocketAddr, socket: &[u8], bytes: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    stream.write_all(&[&greeting(socket)[..], bytes].concat()).await.unwrap();
+    stream
+}
+
+/// A peer that asks and never reads keeps its place for a bounded time only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_never_read_give_their_places_up() {
+    let (pool, mut settings) = (large(), settings());
+    (settings.connections, settings.patience) = (1, Duration::from_millis(300));
+    let publisher = KvEventPublisher::start(pool.clone(), settings).await.unwrap();
+    fill(&pool, 200, 0);
+    // The whole cache, again and again: far more than the buffers of a connection take.
+    let requests = b"\x01\0\0\x08\0\0\0\0\0\0\0\0".repeat(60);
+    let replay = silent(publisher.replay_address().unwrap(), b"DEALER", &requests).await;
+    let events = silent(publisher.address(), b"SUB", b"\0\x01\x01").await;
+    while publisher.counters().subscribers == 0 {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for first in (1..60).map(|round| round * 200) {
+        fill(&pool, 200, first);
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    for address in [publisher.replay_address().unwrap(), publisher.address()] {
+        let began = Instant::now();
+        loop {
+            let (mut stream, mut greeting) = (TcpStream::connect(address).await.unwrap(), [0; 64]);
+            if stream.read_exact(&mut greeting).await.is_ok() {
+                break;
+            }
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", publisher.counters());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+    drop((replay, events));
+}
+
 /// In a process of its own: it measures memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {

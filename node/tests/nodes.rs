@@ -286,6 +286,10 @@ impl Offers for Engine {
     fn take_back(&self, sequence: Sequence) {
         self.0.lock().unwrap().push(sequence);
     }
+
+    fn take_doubtful(&self, sequence: Sequence, _peer: &str) {
+        self.take_back(sequence);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -313,6 +317,31 @@ async fn blocks_move_by_themselves_when_few_are_free() {
         }
     };
     tokio::time::timeout(WAIT, free).await.expect("room");
+}
+
+/// A node that is dropped while a sequence moves by itself: the engine has it again, or the peer has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequence_that_moves_by_itself_outlives_the_node() {
+    for round in 0..12 {
+        let (b, mut to_b) = listening("b", kv::pool(kv::other(), 400)).await;
+        let (engine, pool) = (Arc::new(Engine::default()), kv::pool(kv::plain(), 100));
+        let builder = Node::builder(pool.clone()).name("a").peers(vec![peer_of(&b)]).offers(engine.clone());
+        let (a, to_a) = builder.spill(Spill { below: 101, to: "b".into() }).start().await.unwrap();
+        linked(&a, "b", true).await;
+        engine.take_back(kv::admit(&pool, 2, &kv::prompt(2, 120)).unwrap());
+        let is_here = || !engine.0.lock().unwrap().is_empty();
+        while is_here() {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(Duration::from_micros(200 * round)).await;
+        drop((a, to_a));
+        let has_owner = async {
+            while !is_here() && to_b.try_recv().is_none() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(WAIT / 2, has_owner).await.expect("an owner");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -42,7 +42,8 @@
 //! - A replay that begins before the history, also because the node was restarted, answers with one batch that lists the whole cache at the newest number, and is complete by itself.
 //! - A subscriber that reads slowly, or never, costs a socket and the batch that is being written:
 //!   connections read the common history at their own pace. What leaves the history before a
-//!   subscriber read it is skipped; it sees a gap in the numbers, and asks for a replay.
+//!   subscriber read it is skipped; it sees a gap in the numbers, and asks for a replay. A connection
+//!   whose peer takes nothing for a minute is closed: otherwise a few such peers would take all places.
 //! - The pool never waits for the publisher: see [`kvpool::prefix::KvEvents`].
 //!
 //! # The protocol below

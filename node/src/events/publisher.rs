@@ -85,7 +85,7 @@ impl KvEventPublisher {
     ///
     /// Outside of a tokio runtime.
     pub async fn start(pool: Pool, settings: KvEventSettings) -> Result<Self, KvEventError> {
-        let KvEventSettings { topic, medium, hashes, rank, connections, .. } = settings;
+        let KvEventSettings { topic, medium, hashes, rank, connections, patience, .. } = settings;
         if topic.len() > TOPIC_MAX {
             return Err(KvEventError::Topic { bytes: topic.len() });
         }
@@ -104,8 +104,8 @@ impl KvEventPublisher {
         // Above all numbers of a former process, which made less than a batch a microsecond.
         let first = now.as_micros() as u64;
         let history = History::new(first, settings.history_batches, settings.history_bytes);
-        let shared =
-            Arc::new(Shared { history, topic: topic.into_bytes(), snapshots, counts: Counts::default() });
+        let (topic, counts) = (topic.into_bytes(), Counts::default());
+        let shared = Arc::new(Shared { history, topic, patience, snapshots, counts });
         let zero = AtomicU64::default;
         let (batches, events_count, resyncs) = (zero(), zero(), zero());
         let publication =

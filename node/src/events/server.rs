@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncWrite, AsyncWriteExt};
+use tokio::io::AsyncWrite;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -34,6 +34,8 @@ pub(super) type Snapshot = (u64, Arc<[u8]>);
 pub(super) struct Shared {
     pub(super) history: History,
     pub(super) topic: Vec<u8>,
+    /// Time after which a peer that takes nothing of what is sent is given up.
+    pub(super) patience: Duration,
     pub(super) snapshots: mpsc::Sender<oneshot::Sender<Snapshot>>,
     pub(super) counts: Counts,
 }
@@ -169,10 +171,10 @@ async fn publish(
         match at {
             (number, At::Batch(payload)) => {
                 let number_bytes = number.to_be_bytes();
-                send(&mut to, &[&shared.topic, &number_bytes], &payload).await?;
+                send(&mut to, shared, &[&shared.topic, &number_bytes], &payload).await?;
                 cursor = Some(number + 1);
                 if let Ok(ping) = pinged.try_recv() {
-                    zmtp::write_pong(&mut to, &ping).await?;
+                    zmtp::write_pong(&mut to, &ping, shared.patience).await?;
                 }
             }
             (number, At::Gone { oldest }) => {
@@ -182,7 +184,7 @@ async fn publish(
             (_, At::Ahead) => tokio::select! {
                 changed = newest.changed() => if changed.is_err() { return Ok(()) },
                 changed = is_subscribed.changed() => if changed.is_err() { return Ok(()) },
-                Some(ping) = pinged.recv() => zmtp::write_pong(&mut to, &ping).await?,
+                Some(ping) = pinged.recv() => zmtp::write_pong(&mut to, &ping, shared.patience).await?,
             },
         }
     }
@@ -197,7 +199,7 @@ async fn requests(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpErro
             Inbound::Message(frames) => frames,
             Inbound::Command { name, body } => {
                 if name == b"PING" {
-                    zmtp::write_pong(&mut stream, &body).await?;
+                    zmtp::write_pong(&mut stream, &body, shared.patience).await?;
                 }
                 continue;
             }
@@ -225,7 +227,7 @@ async fn replay(to: &mut (impl AsyncWrite + Unpin), shared: &Shared, begin: u64)
     while next < end {
         next = match shared.history.at(next) {
             At::Batch(payload) => {
-                send(to, &[b"", &next.to_be_bytes()], &payload).await?;
+                send(to, shared, &[b"", &next.to_be_bytes()], &payload).await?;
                 next + 1
             }
             // The peer reads more slowly than batches are made.
@@ -233,7 +235,7 @@ async fn replay(to: &mut (impl AsyncWrite + Unpin), shared: &Shared, begin: u64)
             At::Ahead => break,
         };
     }
-    send(to, &[b"", &END], b"").await
+    send(to, shared, &[b"", &END], b"").await
 }
 
 /// Sends a listing of the cache. Returns the number behind it.
@@ -243,13 +245,18 @@ async fn snapshot(to: &mut (impl AsyncWrite + Unpin), shared: &Shared) -> Result
     shared.snapshots.send(answer).await.map_err(|_| ended())?;
     let (number, payload) = answered.await.map_err(|_| ended())?;
     shared.counts.snapshots.fetch_add(1, Relaxed);
-    send(to, &[b"", &number.to_be_bytes()], &payload).await?;
+    send(to, shared, &[b"", &number.to_be_bytes()], &payload).await?;
     Ok(number + 1)
 }
 
-async fn send(to: &mut (impl AsyncWrite + Unpin), first: &[&[u8]], payload: &[u8]) -> Result<(), ZmtpError> {
-    to.write_all(&zmtp::multipart(first, payload.len())).await?;
-    Ok(to.write_all(payload).await?)
+async fn send(
+    to: &mut (impl AsyncWrite + Unpin),
+    shared: &Shared,
+    first: &[&[u8]],
+    payload: &[u8],
+) -> Result<(), ZmtpError> {
+    zmtp::write_all(to, &zmtp::multipart(first, payload.len()), shared.patience).await?;
+    zmtp::write_all(to, payload, shared.patience).await
 }
 
 /// Counts a connection while it lives.

@@ -1,6 +1,7 @@
 //! Settings of a publisher, and its errors.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use kvpool::PrefixError;
 
@@ -38,6 +39,8 @@ pub struct KvEventSettings {
     pub history_bytes: usize,
     /// Connections at a time, for each socket.
     pub connections: usize,
+    /// Time after which a connection is closed whose peer takes no byte of what is sent. Default 60 s.
+    pub patience: Duration,
 }
 
 impl KvEventSettings {
@@ -53,6 +56,7 @@ impl KvEventSettings {
             history_batches: 10_000,
             history_bytes: 64 << 20,
             connections: 64,
+            patience: Duration::from_secs(60),
         }
     }
 

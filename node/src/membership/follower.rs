@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tokio::net::lookup_host;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -19,8 +20,11 @@ use crate::transport::tcp::{Address as LinkAddress, PeerSettings};
 /// Time between two looks at members that left during a migration, or whose names are unknown.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// Longest time in which the system finds the address of a name. Other members wait meanwhile.
+/// Longest time in which the system finds the address of a name.
 const RESOLVE: Duration = Duration::from_secs(2);
+
+/// Names that are resolved at the same time: each takes a thread of the runtime.
+const RESOLVED_AT_ONCE: usize = 64;
 
 /// Makes the members of a cluster peers of a node, until it is dropped.
 ///
@@ -103,11 +107,13 @@ impl Following {
     async fn step(&mut self) -> Result<bool, NodeError> {
         let node = self.node.upgrade().ok_or(NodeError::Stopped)?;
         let list = self.members.current();
-        for member in list.members.iter().filter(|member| member.name != node.name()) {
-            self.take(member).await;
+        let others = list.members.iter().filter(|member| member.name != node.name());
+        let unknown: Vec<Member> = others.filter(|member| !self.is_followed(member)).cloned().collect();
+        self.unresolved.retain(|name| unknown.iter().any(|member| member.name == *name));
+        for (member, address) in resolve_all(unknown, resolve).await {
+            self.take(member, address);
         }
         let is_listed = |name: &str| list.members.iter().any(|member| member.name == name);
-        self.unresolved.retain(|name| is_listed(name));
         for (name, followed) in &mut self.followed {
             followed.has_left = !is_listed(name);
         }
@@ -132,23 +138,22 @@ impl Following {
         Ok(self.unresolved.is_empty() && self.followed.values().all(|followed| !followed.has_left))
     }
 
-    /// Makes a member a peer, with its present address.
-    async fn take(&mut self, member: &Member) {
-        let known = self.followed.get(&member.name);
+    /// Returns whether a member is a peer, with its present address.
+    fn is_followed(&self, member: &Member) -> bool {
         // Another process may be on another host of the same name.
-        let is_same = |followed: &Followed| {
+        self.followed.get(&member.name).is_some_and(|followed| {
             followed.address == member.address && followed.started_ms == member.started_ms
-        };
-        if known.is_some_and(is_same) {
-            return;
-        }
-        match resolve(&member.address).await {
+        })
+    }
+
+    /// Makes a member a peer, if its address is known.
+    fn take(&mut self, member: Member, address: std::io::Result<LinkAddress>) {
+        match address {
             Ok(address) => {
                 self.unresolved.remove(&member.name);
                 let settings = PeerSettings::new(&member.name, address);
-                let Member { address, started_ms, .. } = member.clone();
-                let followed = Followed { address, started_ms, settings, has_left: false };
-                self.followed.insert(member.name.clone(), followed);
+                let Member { name, address, started_ms, .. } = member;
+                self.followed.insert(name, Followed { address, started_ms, settings, has_left: false });
             }
             Err(error) => {
                 if self.unresolved.insert(member.name.clone()) {
@@ -176,14 +181,47 @@ fn busy_peers(migrations: &[MigrationRecord]) -> HashSet<String> {
     busy.map(|record| record.peer.clone()).collect()
 }
 
-async fn resolve(address: &Address) -> std::io::Result<LinkAddress> {
+/// Finds the addresses of members, of many at the same time: one that takes long delays no other.
+async fn resolve_all<F>(members: Vec<Member>, resolve: impl Fn(Address) -> F) -> Vec<(Member, F::Output)>
+where
+    F: Future,
+{
+    let resolved = futures_util::stream::iter(members).map(|member| {
+        let address = resolve(member.address.clone());
+        async move { (member, address.await) }
+    });
+    resolved.buffer_unordered(RESOLVED_AT_ONCE).collect().await
+}
+
+async fn resolve(address: Address) -> std::io::Result<LinkAddress> {
     match address {
-        Address::Unix(path) => Ok(LinkAddress::Unix(path.clone())),
+        Address::Unix(path) => Ok(LinkAddress::Unix(path)),
         Address::Tcp { host, port } => {
-            let found = timeout(RESOLVE, lookup_host((host.as_str(), *port))).await;
+            let found = timeout(RESOLVE, lookup_host((host.as_str(), port))).await;
             let first = found.map_err(|_| std::io::Error::from(std::io::ErrorKind::TimedOut))??.next();
             let none = || std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
             first.map(LinkAddress::Tcp).ok_or_else(none)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn names_that_take_long_are_resolved_at_the_same_time() {
+        let (slow, began) = (Duration::from_millis(200), Instant::now());
+        let member = |at: usize| Member::new(format!("n{at}"), format!("h{at}:1").parse().unwrap());
+        let resolved = resolve_all((0..100).map(member).collect(), |address| async move {
+            tokio::time::sleep(slow).await;
+            address
+        });
+        let resolved = resolved.await;
+        assert!(began.elapsed() < 20 * slow, "{:?}", began.elapsed());
+        assert_eq!(resolved.len(), 100);
+        assert!(resolved.iter().all(|(member, address)| member.address == *address));
     }
 }

@@ -118,7 +118,7 @@ pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offer
         let available = pool.available_blocks();
         if available < spill.below && sequence_next.is_due() {
             let blocks = spill.below - available;
-            let result = sequence(&pool, &spill, blocks, offers.as_deref()).await;
+            let result = sequence(&pool, &spill, blocks, offers.as_ref()).await;
             pause = sequence_next.note(result).min(pause);
         }
     }
@@ -139,17 +139,25 @@ async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> Option<bool> {
 }
 
 /// Returns whether a sequence moved; `None` if none is on offer.
-async fn sequence(pool: &Pool, spill: &Spill, blocks: usize, offers: Option<&dyn Offers>) -> Option<bool> {
+async fn sequence(
+    pool: &Pool,
+    spill: &Spill,
+    blocks: usize,
+    offers: Option<&Arc<dyn Offers>>,
+) -> Option<bool> {
     let offers = offers?;
     let sequence = offers.offer(blocks)?;
-    Some(match pool.migrate(sequence, Target::node(&spill.to)).await {
-        Ok(_) => true,
-        Err(error) => {
-            tracing::debug!(to = spill.to, %error, "a sequence stays");
-            give_back(offers, error);
-            false
-        }
-    })
+    let (pool, to, offers) = (pool.clone(), spill.to.clone(), offers.clone());
+    // A task of its own: this one ends with the node, and a request that is dropped closes its
+    // sequence. The request ends with the node too, and the engine has the sequence again.
+    let moved = tokio::spawn(async move {
+        let moved = pool.migrate(sequence, Target::node(&to)).await;
+        moved.map(drop).map_err(|error| {
+            tracing::debug!(to, %error, "a sequence stays");
+            give_back(&*offers, error);
+        })
+    });
+    Some(matches!(moved.await, Ok(Ok(()))))
 }
 
 #[cfg(test)]

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use super::settings::after;
+
 /// State of a circuit breaker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -60,7 +62,7 @@ impl Breaker {
         }
         // Also after a trial that never ended.
         self.state = BreakerState::Trying;
-        self.until = now + self.rest;
+        self.until = after(now, self.rest);
         true
     }
 
@@ -87,7 +89,7 @@ impl Breaker {
     /// Opens at once: all threads wait for the store.
     pub(super) fn open(&mut self, now: Instant) {
         if self.state != BreakerState::Open {
-            (self.state, self.until) = (BreakerState::Open, now + self.rest);
+            (self.state, self.until) = (BreakerState::Open, after(now, self.rest));
             self.opened += 1;
         }
     }

@@ -8,6 +8,9 @@
 //! get   value <--[packed]---- window <--[as in a bring-back]- cache of the peer
 //! ```
 //!
+//! The caches of window and peer find blocks by their hashes, which do not know the namespace. So a block
+//! is there under a hash of its key, in which the fingerprint is: see [`place_of`].
+//!
 //! A node has no question for existence: [`exists`](Session::exists) fetches the blocks into the window, up
 //! to the first one that the peer does not have, and says no for those behind it. The get that follows
 //! finds them there, unless the window is smaller than the prefixes that are brought back at a time: it
@@ -89,6 +92,16 @@ fn refused(reason: impl ToString) -> StoreError {
     StoreError::Refused { store: NAME, reason: reason.to_string() }
 }
 
+/// Returns the hash under which the caches of window and peer have the block of a key.
+///
+/// The peer's own blocks, and those of other namespaces, are under other hashes: the bytes of two
+/// models can differ where their layouts and hashes are the same.
+fn place_of(key: &TierKey) -> BlockHash {
+    let mut hasher = blake3::Hasher::new_derive_key("kvpool shared tier, place in a node, version 1");
+    hasher.update(&key.fingerprint.to_bytes()).update(&key.hash.to_bytes());
+    BlockHash::from_bytes(*hasher.finalize().as_bytes().first_chunk().expect("32 bytes"))
+}
+
 impl Window {
     fn pool(&self) -> &Pool {
         self.node.pool()
@@ -112,7 +125,8 @@ impl Window {
 
     /// Keeps a block in the window, if it is there, as long as the result lives.
     fn hold(&self, key: &TierKey) -> Option<Export> {
-        let export = || self.pool().export_prefix(0, &[key.hash]).ok().filter(|export| !export.is_empty());
+        let export =
+            || self.pool().export_prefix(0, &[place_of(key)]).ok().filter(|export| !export.is_empty());
         (key.fingerprint == self.fingerprint).then(export).flatten()
     }
 
@@ -152,8 +166,9 @@ impl Window {
         let mut hashes = Vec::new();
         let lacking = keys.iter().zip(held).filter(|(_, held)| held.is_none()).map(|(key, _)| key);
         for key in lacking.filter(|key| key.fingerprint == self.fingerprint) {
-            if !absent.contains(&key.hash) && !hashes.contains(&key.hash) {
-                hashes.push(key.hash);
+            let place = place_of(key);
+            if !absent.contains(&place) && !hashes.contains(&place) {
+                hashes.push(place);
             }
         }
         hashes
@@ -166,7 +181,7 @@ impl Window {
         }
         let packed = verify(value.key(), self.pool().layout().packed_bytes(), value.bytes());
         let packed = packed.map_err(refused)?;
-        let mut import = self.pool().import_prefix(0, &[value.key().hash]).map_err(refused)?;
+        let mut import = self.pool().import_prefix(0, &[place_of(value.key())]).map_err(refused)?;
         if !import.missing().is_empty() {
             import.write(0, None, packed).map_err(refused)?;
         }
@@ -193,8 +208,9 @@ impl Session for Window {
         for value in values {
             let taken = self.take_in(value);
             held.extend(self.hold(value.key()));
-            if taken.is_ok() && !hashes.contains(&value.key().hash) {
-                hashes.push(value.key().hash);
+            let place = place_of(value.key());
+            if taken.is_ok() && !hashes.contains(&place) {
+                hashes.push(place);
             }
             stored.push(taken);
         }
@@ -207,7 +223,7 @@ impl Session for Window {
         }
         for (value, stored) in values.iter().zip(&mut stored) {
             // Another thread may have needed the room.
-            if stored.is_ok() && !hashes[..sent].contains(&value.key().hash) {
+            if stored.is_ok() && !hashes[..sent].contains(&place_of(value.key())) {
                 *stored = Err(refused("the window is full"));
             }
         }

@@ -8,6 +8,9 @@
 //! A batch of gets is written at once and its answers are read one by one: an array of values would be
 //! parsed again from its start with every piece that arrives.
 //!
+//! A get asks for one byte more than a value has: the answer is in memory before it is looked at, and
+//! a key may have up to 512 MiB.
+//!
 //! # State of a connection
 //!
 //! ```text
@@ -121,17 +124,18 @@ impl Connected {
     }
 }
 
-fn questions(command: &str, keys: &[TierKey]) -> Vec<u8> {
+/// Returns a command for each key, with the same further arguments.
+fn questions(command: &str, keys: &[TierKey], further: &[usize]) -> Vec<u8> {
     let mut all = Vec::new();
     for key in keys {
-        all.extend(redis::cmd(command).arg(key.to_string()).get_packed_command());
+        all.extend(redis::cmd(command).arg(key.to_string()).arg(further).get_packed_command());
     }
     all
 }
 
 impl Session for Connected {
     fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        self.ask(&questions("EXISTS", keys))?;
+        self.ask(&questions("EXISTS", keys, &[]))?;
         let mut found = Vec::with_capacity(keys.len());
         for _ in keys {
             match self.answer()?? {
@@ -160,14 +164,16 @@ impl Session for Connected {
     fn get(
         &mut self,
         keys: &[TierKey],
-        _bytes: usize,
+        bytes: usize,
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError> {
-        self.ask(&questions("GET", keys))?;
+        // The end is inclusive.
+        self.ask(&questions("GETRANGE", keys, &[0, bytes]))?;
         for place in 0..keys.len() {
             match self.answer()? {
+                // Of a key that is not there.
+                Ok(Value::BulkString(bytes)) if bytes.is_empty() => answer(place, Ok(None)),
                 Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(&bytes))),
-                Ok(Value::Nil) => answer(place, Ok(None)),
                 Ok(other) => return Err(unexpected(&other)),
                 Err(refused) => answer(place, Err(refused)),
             }

@@ -1,8 +1,16 @@
 //! Settings of a tier's threads, queue and memory of failures.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::error::TierError;
+
+/// The longest time that is added to the present: 30 years.
+const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// Returns the end of a time that begins now, however long it is.
+pub(super) fn after(now: Instant, time: Duration) -> Instant {
+    now + time.min(FAR)
+}
 
 /// Settings of a [`StoreTier`](super::StoreTier).
 #[derive(Clone, PartialEq, Eq, Debug)]

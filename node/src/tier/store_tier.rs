@@ -100,13 +100,21 @@ impl SharedTier for StoreTier {
 
     fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> TierFuture {
         add(&self.shared.counters.lookups, keys.len());
-        let results = Results::new(keys.len());
-        // Small answers: in one call, and without waiting for each other.
-        let places: Vec<usize> = (0..keys.len()).collect();
-        if !keys.is_empty() && self.shared.admits() {
+        let (results, now) = (Results::new(keys.len()), Instant::now());
+        // A get of these would fail, and a put replaces what is wrong there.
+        let (failed, mut asked): (Vec<_>, Vec<_>) = {
+            let failed = lock(&self.shared.failed);
+            keys.into_iter().enumerate().partition(|(_, key)| failed.has(key, now))
+        };
+        failed.iter().for_each(|(place, _)| results.set(*place, Outcome::Miss));
+        if !asked.is_empty() && !self.shared.admits() {
+            refuse(&mut asked, &results);
+        }
+        // Small answers: in one call, and without waiting for each other, as far as the queue permits.
+        let mut asked = asked.into_iter().peekable();
+        while asked.peek().is_some() {
+            let (places, keys) = asked.by_ref().take(self.shared.settings.reads_max).unzip();
             self.shared.submit(Work::Exists(keys), places, &results);
-        } else {
-            results.fail(&places, &TierFailure::Open);
         }
         self.shared.clone().answer(results, deadline)
     }
@@ -117,7 +125,7 @@ impl SharedTier for StoreTier {
         if !values.is_empty() && !self.shared.admits() {
             refuse(&mut values, &results);
         }
-        let chunk = self.shared.chunk(values.len());
+        let chunk = self.shared.chunk(values.len(), self.shared.settings.puts_max);
         let mut values = values.into_iter().peekable();
         while values.peek().is_some() {
             let (places, values) = values.by_ref().take(chunk).unzip();
@@ -141,7 +149,7 @@ impl SharedTier for StoreTier {
         if !asked.is_empty() && !self.shared.admits() {
             refuse(&mut asked, &results);
         }
-        let chunk = self.shared.chunk(asked.len());
+        let chunk = self.shared.chunk(asked.len(), self.shared.settings.reads_max);
         let mut asked = asked.into_iter().peekable();
         while asked.peek().is_some() {
             let (places, reads) = asked.by_ref().take(chunk).unzip();
@@ -163,9 +171,10 @@ impl SharedTier for StoreTier {
 }
 
 impl Shared {
-    /// Returns the number of keys per task, so that all threads have a share of a call.
-    fn chunk(&self, keys: usize) -> usize {
-        keys.div_ceil(self.settings.threads).clamp(1, self.store.keys_per_call().max(1))
+    /// Returns the number of keys per task, so that all threads have a share of a call, and that a
+    /// task fits into a queue of `queued_max` keys.
+    fn chunk(&self, keys: usize, queued_max: usize) -> usize {
+        keys.div_ceil(self.settings.threads).clamp(1, self.store.keys_per_call().clamp(1, queued_max))
     }
 
     fn submit(&self, work: Work, places: Vec<usize>, results: &Arc<Results>) {

@@ -142,6 +142,43 @@ async fn puts_that_find_no_room_are_dropped() {
     assert_eq!(store.len(), 11);
 }
 
+/// A queue that is shorter than a call takes a part of it: otherwise long calls would never succeed.
+#[tokio::test]
+async fn calls_that_are_longer_than_the_queue() {
+    let mut settings = TierSettings::default();
+    (settings.puts_max, settings.reads_max) = (8, 8);
+    let (store, tier) = in_process(settings);
+    let some = keys(0..40);
+    let stored = put(&*tier, &some).await;
+    assert!(stored[..8].iter().all(|outcome| *outcome == Outcome::Stored), "{stored:?}");
+    for some in some.chunks(8) {
+        until("they are stored", || tier.counters().in_flight == 0).await;
+        put(&*tier, some).await;
+    }
+    assert_eq!(store.len(), 40);
+    let found = tier.exists(some.clone(), soon()).await;
+    assert!(found[..8].iter().all(|outcome| *outcome == Outcome::Hit), "{found:?}");
+    let read = get(&*tier, &some).await;
+    assert!(read[..8].iter().all(|outcome| *outcome == Outcome::Hit), "{read:?}");
+}
+
+/// A store whose failures are not forgiven: no time is too long to be added to the present.
+#[tokio::test]
+async fn times_without_an_end() {
+    let mut settings = TierSettings::default();
+    (settings.patience, settings.rest, settings.failed_for) = (Duration::MAX, Duration::MAX, Duration::MAX);
+    let (store, tier) = in_process(settings);
+    let some = keys(0..1);
+    store.set_fault(Fault::Refuse);
+    for _ in 0..3 {
+        assert!(is_unreachable(&get(&*tier, &some).await[0]));
+    }
+    store.set_fault(Fault::None);
+    assert_eq!(get(&*tier, &some).await, all(Outcome::Failed(TierFailure::Open), &some));
+    tier.close();
+    until("the threads end", || tier.threads_left() == 0).await;
+}
+
 /// A key whose value is wrong is not asked for again for a while, or until it is put.
 #[tokio::test]
 async fn keys_that_failed() {
@@ -155,6 +192,8 @@ async fn keys_that_failed() {
     store.set_fault(Fault::None);
     let remembered = Outcome::Failed(TierFailure::Remembered);
     assert_eq!(get(&*tier, &some).await, [remembered, Outcome::Hit]);
+    // A get is not worth a try, and a put is.
+    assert_eq!(tier.exists(some.clone(), soon()).await, [Outcome::Miss, Outcome::Hit]);
     assert_eq!((tier.counters().bad_values, tier.counters().remembered), (1, 1));
     assert_eq!(put(&*tier, &some[..1]).await, [Outcome::Stored]);
     assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));

@@ -4,7 +4,11 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool_node::tier::{Peer, SharedTier, TierError, TierPolicy, TierSettings};
+use kvpool::Pool;
+use kvpool::prefix::PrefixKeys;
+use kvpool_node::tier::{
+    Peer, SharedTier, StoreTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings,
+};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Arrivals, Node};
 
@@ -52,8 +56,34 @@ async fn pools_share_through_a_node() {
     drop(kv::admit(&a, 7, &tokens).unwrap());
     let report = tiered(&a, &shared, TierPolicy::Manual).offload(100, soon()).await.unwrap();
     assert_eq!(report.cached_blocks, 13, "{report:?}");
-    assert_eq!(kv::cached(cache.pool(), &tokens), 13);
+    // Under hashes of its own: the node does not know the namespace.
+    assert_eq!((cache.pool().stats().evictable, kv::cached(cache.pool(), &tokens)), (13, 0));
     let report = bring_back(&tiered(&b, &shared, TierPolicy::Manual), &tokens, WAIT).await;
+    assert_eq!(report.cached_blocks, 13, "{report:?}");
+    assert_eq!(kv::cached(&b, &tokens), 13);
+    for pool in [&a, &b, cache.pool()] {
+        idle(pool).await;
+    }
+}
+
+/// Pools of two models whose layout and hashes are the same share nothing, also through one node.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn namespaces_are_apart_in_one_node() {
+    let ([window, cache], _arrivals) = nodes(200).await;
+    let store = |namespace| Peer::new(window.clone(), "cache", namespace, WAIT).unwrap();
+    let (one, other) = (tier(store("one"), hasty()), tier(store("other"), hasty()));
+    let of = |pool: &Pool, tier: &Arc<StoreTier>, namespace| {
+        let settings = TieredSettings::new(namespace).policy(TierPolicy::Manual);
+        Tiered::new(pool.clone(), tier.clone(), settings).unwrap()
+    };
+    let (a, b) = kv::pools(100);
+    let tokens = kv::prompt(1, 4 * 13 + 1);
+    drop(kv::admit(&a, 7, &tokens).unwrap());
+    let report = of(&a, &one, "one").offload(100, soon()).await.unwrap();
+    assert_eq!(report.cached_blocks, 13, "{report:?}");
+    let report = of(&b, &other, "other").bring_back(&PrefixKeys::new(), &tokens, soon()).await.unwrap();
+    assert_eq!(report.cached_blocks, 0, "blocks of another model: {report:?}");
+    let report = of(&b, &one, "one").bring_back(&PrefixKeys::new(), &tokens, soon()).await.unwrap();
     assert_eq!(report.cached_blocks, 13, "{report:?}");
     assert_eq!(kv::cached(&b, &tokens), 13);
     for pool in [&a, &b, cache.pool()] {

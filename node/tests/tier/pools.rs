@@ -314,3 +314,73 @@ async fn an_offload_that_fails() {
     store.set_fault(Fault::None);
     idle(&a).await;
 }
+
+/// More blocks than may wait to be put: they are stored batch by batch, and none is dropped.
+#[tokio::test]
+async fn an_offload_of_everything() {
+    let (store, tier) = in_process(TierSettings::default());
+    let a = kv::pool(kv::plain(), 400);
+    let tokens = kv::prompt(1, 4 * 300 + 1);
+    drop(kv::admit(&a, 7, &tokens).unwrap());
+    let report = tiered(&a, &tier, TierPolicy::Manual).offload(usize::MAX, soon()).await.unwrap();
+    assert_eq!(
+        (report.moved_blocks, report.cached_blocks, report.failed_blocks),
+        (300, 300, 0),
+        "{report:?}"
+    );
+    assert_eq!((store.len(), tier.counters().dropped_puts), (300, 0));
+    idle(&a).await;
+}
+
+/// Blocks that are computed while the store is gone are stored when it is back.
+#[tokio::test]
+async fn write_through_goes_on_behind_an_outage() {
+    for fault in [Fault::Refuse, Fault::Hang, Fault::Panic] {
+        let (store, tier) = in_process(hasty());
+        let (a, _) = kv::pools(50);
+        let mut settings = TieredSettings::new(NAMESPACE);
+        settings.put_limit = Duration::from_millis(50);
+        let of_a = Tiered::new(a.clone(), tier.clone(), settings).unwrap();
+        store.set_fault(fault);
+        drop(kv::admit(&a, 7, &kv::prompt(1, 41)).unwrap());
+        let has_failed = || tier.counters().failed + tier.counters().overdue > 0;
+        until("it was tried", has_failed).await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(store.len(), 0);
+        store.set_fault(Fault::None);
+        until("all blocks are stored", || store.len() == 10).await;
+        until("they were counted", || of_a.counters().stored_blocks + of_a.counters().present_blocks >= 10)
+            .await;
+        drop(of_a);
+        idle(&a).await;
+    }
+}
+
+/// A value that is damaged in the store is replaced by the node that found it, once it has the block.
+#[tokio::test]
+async fn a_damaged_value_is_replaced() {
+    let (store, tier, [_a, b], tokens) = stored().await;
+    store.set_fault(Fault::Corrupt);
+    let of_b = tiered(&b, &tier, TierPolicy::WriteThrough);
+    assert_eq!(bring_back(&of_b, &tokens, WAIT).await.cached_blocks, 0);
+    store.set_fault(Fault::None);
+    let before = tier.counters().stored;
+    drop(kv::admit(&b, 7, &tokens).unwrap());
+    until("it is stored again", || tier.counters().stored == before + 10).await;
+    drop(of_b);
+    idle(&b).await;
+}
+
+/// A time limit that cannot be added to the present.
+#[tokio::test]
+async fn write_through_without_a_limit() {
+    let (store, tier) = in_process(hasty());
+    let (a, _) = kv::pools(50);
+    let mut settings = TieredSettings::new(NAMESPACE);
+    settings.put_limit = Duration::MAX;
+    let of_a = Tiered::new(a.clone(), tier.clone(), settings).unwrap();
+    drop(kv::admit(&a, 7, &kv::prompt(1, 41)).unwrap());
+    until("all blocks are stored", || store.len() == 10).await;
+    drop(of_a);
+    idle(&a).await;
+}

@@ -10,7 +10,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use kvpool_node::tier::{
-    Outcome, Redis, SharedTier, StoreError, StoreTier, TierFailure, TierPolicy, TierSettings, value_bytes,
+    Outcome, Redis, SharedTier, StoreError, StoreTier, TierFailure, TierPolicy, TierSettings, ValueError,
+    value_bytes,
 };
 
 use super::kv;
@@ -172,6 +173,25 @@ async fn prefixes_of_two_pools() {
     for pool in [&a, &b] {
         idle(pool).await;
     }
+}
+
+/// A value of another program under a key, far longer than a block: no more of it is read than is
+/// needed to see that it is too long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_with_a_huge_value() {
+    let Some(server) = Server::start("64mb") else { return };
+    let shared = server.tier(hasty());
+    let key = keys(0..1);
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
+    let text = key[0].to_string();
+    write!(stream, "*4\r\n$8\r\nSETRANGE\r\n${}\r\n{text}\r\n$8\r\n16777216\r\n$1\r\nx\r\n", text.len())
+        .unwrap();
+    stream.read_exact(&mut [0; 11]).unwrap();
+    let want = value_bytes(packed_bytes());
+    let size = Outcome::Failed(ValueError::Size { got: want + 1, want }.into());
+    assert_eq!(get(&*shared, &key).await, [size]);
+    assert_eq!(put(&*shared, &key).await, [Outcome::Stored]);
+    assert_eq!(get(&*shared, &key).await, [Outcome::Hit]);
 }
 
 /// A server that stands still: the call ends at its deadline; afterwards no late answer is taken for

@@ -1,6 +1,9 @@
 //! Frames, messages and commands.
 
+use std::time::Duration;
+
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::time::timeout;
 
 /// Bytes of the longest body that is read: subscriptions and requests are short.
 pub(in crate::events) const BODY_MAX: usize = 1024;
@@ -27,6 +30,8 @@ pub(in crate::events) enum ZmtpError {
     TooLong(&'static str, usize),
     #[error("no handshake within {0:?}")]
     Slow(std::time::Duration),
+    #[error("it took nothing of what was sent for {0:?}")]
+    Stuck(std::time::Duration),
 }
 
 /// What a peer sent.
@@ -114,9 +119,27 @@ pub(super) fn command_bytes(name: &[u8], body: &[u8]) -> Vec<u8> {
 pub(in crate::events) async fn write_pong(
     stream: &mut (impl AsyncWrite + Unpin),
     ping: &[u8],
+    patience: Duration,
 ) -> Result<(), ZmtpError> {
     let context = ping.get(2..).ok_or(ZmtpError::Malformed("a short PING"))?;
-    Ok(stream.write_all(&command_bytes(b"PONG", context)).await?)
+    write_all(stream, &command_bytes(b"PONG", context), patience).await
+}
+
+/// Writes all bytes, at the pace of the peer. Gives up one that takes none for this time: otherwise
+/// it would keep its place for ever.
+pub(in crate::events) async fn write_all(
+    stream: &mut (impl AsyncWrite + Unpin),
+    mut bytes: &[u8],
+    patience: Duration,
+) -> Result<(), ZmtpError> {
+    while !bytes.is_empty() {
+        let written = timeout(patience, stream.write(bytes)).await;
+        match written.map_err(|_| ZmtpError::Stuck(patience))?? {
+            0 => return Err(std::io::Error::from(std::io::ErrorKind::WriteZero).into()),
+            written => bytes = &bytes[written..],
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -140,9 +163,10 @@ mod tests {
             Ok(Inbound::Command { name: b"PING".into(), body: b"\0\x05context".into() })
         );
         let mut pong = Vec::new();
-        write_pong(&mut pong, b"\0\x05context").await.unwrap();
+        let patience = Duration::from_secs(20);
+        write_pong(&mut pong, b"\0\x05context", patience).await.unwrap();
         assert_eq!(pong, command_bytes(b"PONG", b"context"));
-        assert!(write_pong(&mut pong, b"\0").await.is_err());
+        assert!(write_pong(&mut pong, b"\0", patience).await.is_err());
     }
 
     #[tokio::test]

@@ -12,5 +12,5 @@
 mod frame;
 mod greeting;
 
-pub(super) use frame::{Inbound, ZmtpError, multipart, read, write_pong};
+pub(super) use frame::{Inbound, ZmtpError, multipart, read, write_all, write_pong};
 pub(super) use greeting::{SocketType, handshake};

@@ -49,12 +49,13 @@ impl KnownMembers {
     /// Removes members that have been missing for longer than the grace period.
     pub(super) fn expire(&mut self, now: Instant) {
         let grace = self.grace;
-        self.entries.retain(|_, known| known.missing_since.is_none_or(|since| now < since + grace));
+        let is_over = |since| now.saturating_duration_since(since) >= grace;
+        self.entries.retain(|_, known| !known.missing_since.is_some_and(is_over));
     }
 
-    /// Returns the time at which the next member expires.
+    /// Returns the time at which the next member expires; `None` also if that is too far away.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
-        self.entries.values().filter_map(|known| known.missing_since).min().map(|since| since + self.grace)
+        self.entries.values().filter_map(|known| known.missing_since).min()?.checked_add(self.grace)
     }
 
     /// Returns the members, by name.
@@ -91,6 +92,16 @@ mod tests {
         assert_eq!(names(&known), "abc");
         known.expire(begin + 10 * second);
         assert_eq!((names(&known).as_str(), known.next_expiry()), ("b", None));
+    }
+
+    #[test]
+    fn members_may_stay_for_ever() {
+        let now = Instant::now();
+        let mut known = KnownMembers::new(Duration::MAX);
+        known.relist(vec![member("a")], now);
+        known.relist(vec![], now);
+        known.expire(now + Duration::from_secs(3600));
+        assert_eq!((names(&known).as_str(), known.next_expiry()), ("a", None));
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! A task follows the events of the prefix cache, and keeps the hashes of new blocks. It takes them in
 //! batches: one look-up, then the blocks that the tier lacks. A block that was evicted meanwhile is
 //! skipped. Blocks that came from the tier are in it already.
+//!
+//! Blocks of which the tier did not answer wait again, behind a pause that becomes longer: a store that
+//! was gone for a while gets them when it is back. A value that the store refuses is given up.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
@@ -13,13 +16,18 @@ use std::time::{Duration, Instant};
 use futures_core::Stream;
 use kvpool::prefix::{BlockHash, KvEvent, KvEvents};
 
-use super::super::outcome::Outcome;
+use super::super::outcome::{Outcome, TierFailure};
+use super::super::settings::after;
+use super::super::store_error::StoreError;
 use super::super::value::TierValue;
 use super::link::{Link, PUTS_AT_ONCE, add};
 
 /// Time between a block's event and the look-up of its bytes: the event comes shortly before the block
 /// can be found.
 const SETTLE: Duration = Duration::from_millis(1);
+
+/// Shortest and longest pause behind a batch of which the tier did not answer.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The hashes of blocks that wait to be stored.
 struct Waiting {
@@ -53,6 +61,18 @@ impl Waiting {
     }
 }
 
+/// Returns whether another attempt may have another outcome: the store was not asked, or did not answer.
+fn is_unanswered(outcome: &Outcome) -> bool {
+    match outcome {
+        Outcome::InFlight => true,
+        Outcome::Failed(failure) => !matches!(
+            failure,
+            TierFailure::Closed | TierFailure::Value(_) | TierFailure::Store(StoreError::Refused { .. })
+        ),
+        Outcome::Stored | Outcome::Hit | Outcome::Miss => false,
+    }
+}
+
 /// Receives an event: waits for one, or returns `None` if there is none now. `Err` at the end.
 async fn next(events: &mut KvEvents, waits: bool) -> Result<Option<KvEvent>, ()> {
     std::future::poll_fn(|context| match Pin::new(&mut *events).poll_next(context) {
@@ -71,27 +91,47 @@ impl Link {
             Waiting { hashes: VecDeque::new(), known: HashSet::new(), max: self.settings.waiting_max };
         // Blocks from before.
         self.list(&mut waiting);
+        let (mut pause, mut due) = (PAUSE.0, Instant::now());
         loop {
-            match next(&mut events, waiting.hashes.is_empty()).await {
+            let is_early = Instant::now() < due;
+            let received = tokio::select! {
+                biased;
+                received = next(&mut events, is_early || waiting.hashes.is_empty()) => received,
+                () = tokio::time::sleep_until(due.into()), if is_early => Ok(None),
+            };
+            match received {
                 Ok(Some(event)) => {
                     self.note(&event, &mut waiting);
                     // All that there are, before the store is asked.
                     continue;
                 }
+                Ok(None) if waiting.hashes.is_empty() => continue,
                 Ok(None) => {}
                 Err(()) => return,
             }
             tokio::time::sleep(SETTLE).await;
-            self.store(waiting.take()).await;
+            let unanswered = self.store(waiting.take()).await;
+            if unanswered.is_empty() {
+                pause = PAUSE.0;
+                continue;
+            }
+            for hash in unanswered {
+                self.push(&mut waiting, hash);
+            }
+            due = Instant::now() + pause;
+            pause = (pause * 2).min(PAUSE.1);
         }
+    }
+
+    /// Adds a block, or counts it as dropped.
+    fn push(&self, waiting: &mut Waiting, hash: BlockHash) {
+        let is_noted = waiting.push(hash);
+        add(&self.counters.dropped, usize::from(!is_noted));
     }
 
     fn note(&self, event: &KvEvent, waiting: &mut Waiting) {
         match event {
-            KvEvent::Stored { hash, .. } => {
-                let is_noted = waiting.push(*hash);
-                add(&self.counters.dropped, usize::from(!is_noted));
-            }
+            KvEvent::Stored { hash, .. } => self.push(waiting, *hash),
             KvEvent::Cleared => waiting.clear(),
             KvEvent::Resync { .. } => {
                 add(&self.counters.resyncs, 1);
@@ -103,21 +143,22 @@ impl Link {
 
     /// Adds all cached blocks, as far as there is room.
     fn list(&self, waiting: &mut Waiting) {
-        let refused = self.pool.cached_blocks().into_iter().filter(|(_, hash)| !waiting.push(*hash)).count();
-        add(&self.counters.dropped, refused);
+        self.pool.cached_blocks().into_iter().for_each(|(_, hash)| self.push(waiting, hash));
     }
 
-    /// Stores the blocks that the tier does not have.
-    async fn store(self: &Arc<Self>, hashes: Vec<BlockHash>) {
-        let deadline = Instant::now() + self.settings.put_limit;
+    /// Stores the blocks that the tier does not have. Returns those of which it did not answer.
+    async fn store(self: &Arc<Self>, hashes: Vec<BlockHash>) -> Vec<BlockHash> {
+        let deadline = after(Instant::now(), self.settings.put_limit);
         let claimed = self.tier.exists(self.keys(&hashes), deadline).await;
         let present = claimed.iter().filter(|outcome| **outcome == Outcome::Hit).count();
         add(&self.counters.present, present);
         let is_missing =
             |(hash, claimed): (&BlockHash, &Outcome)| (*claimed == Outcome::Miss).then_some(*hash);
         let missing: Vec<BlockHash> = hashes.iter().zip(&claimed).filter_map(is_missing).collect();
+        let unanswered = |(hash, outcome): (&BlockHash, &Outcome)| is_unanswered(outcome).then_some(*hash);
+        let mut again: Vec<BlockHash> = hashes.iter().zip(&claimed).filter_map(unanswered).collect();
         if missing.is_empty() {
-            return;
+            return again;
         }
         let link = self.clone();
         let packed = tokio::task::spawn_blocking(move || {
@@ -125,8 +166,11 @@ impl Link {
         });
         let values = packed.await.unwrap_or_default();
         if !values.is_empty() {
-            self.put(values, deadline).await;
+            let hashes: Vec<BlockHash> = values.iter().map(|value| value.key().hash).collect();
+            let outcomes = self.put(values, deadline).await;
+            again.extend(hashes.iter().zip(&outcomes).filter_map(unanswered));
         }
+        again
     }
 
     /// Returns a cached block as a value; `None` if it is not cached any more.

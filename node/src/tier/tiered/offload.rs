@@ -7,6 +7,7 @@ use kvpool::prefix::BlockHash;
 use kvpool::{Export, TransferError};
 
 use super::super::outcome::Outcome;
+use super::super::settings::after;
 use super::super::value::TierValue;
 use super::link::{Link, PUTS_AT_ONCE, TierReport, add};
 
@@ -37,12 +38,41 @@ async fn pack(
 impl Link {
     /// Moves up to `blocks_max` evictable blocks, in eviction order. Those that the tier has, or claims
     /// to have, are evicted here; the others return to their places.
+    ///
+    /// Batch by batch: until a batch is stored, its blocks cannot be evicted for an allocation, and
+    /// their values take up memory. Ends at a batch of which nothing leaves.
     pub(super) async fn offload(
         self: &Arc<Self>,
         blocks_max: usize,
         deadline: Instant,
     ) -> Result<TierReport, TransferError> {
         let (began, mut report) = (Instant::now(), TierReport::default());
+        let mut left = blocks_max.min(self.pool.total_blocks());
+        loop {
+            let (batch, leaving_blocks) = self.offload_batch(left.min(PUTS_AT_ONCE), deadline).await?;
+            report.cached_blocks += batch.cached_blocks;
+            report.moved_blocks += batch.moved_blocks;
+            report.present_blocks += batch.present_blocks;
+            report.bytes += batch.bytes;
+            // Blocks that stay are in the next batch again.
+            (report.failed_blocks, report.overdue_blocks) = (batch.failed_blocks, batch.overdue_blocks);
+            left -= batch.cached_blocks;
+            // Blocks that leave later would be taken twice.
+            if left == 0 || batch.cached_blocks == 0 || leaving_blocks > 0 {
+                report.took = began.elapsed();
+                return Ok(report);
+            }
+        }
+    }
+
+    /// Moves up to `blocks_max` blocks at once. Returns also the number of those that were marked to be
+    /// evicted, because a batch in flight may see them.
+    async fn offload_batch(
+        self: &Arc<Self>,
+        blocks_max: usize,
+        deadline: Instant,
+    ) -> Result<(TierReport, usize), TransferError> {
+        let mut report = TierReport::default();
         let export = self.pool.export_cached(blocks_max)?;
         let hashes = export.hashes();
         let claimed = self.tier.exists(self.keys(&hashes), deadline).await;
@@ -71,8 +101,7 @@ impl Link {
         export.retain(&leaving)?;
         let finished = export.finish();
         report.cached_blocks = finished.evicted_blocks + finished.leaving_blocks;
-        report.took = began.elapsed();
-        Ok(report)
+        Ok((report, finished.leaving_blocks))
     }
 
     /// Moves blocks while few are free. Never returns.
@@ -87,7 +116,7 @@ impl Link {
                 continue;
             }
             let (blocks, deadline) =
-                ((keep_free - free).min(PUTS_AT_ONCE), Instant::now() + self.settings.put_limit);
+                ((keep_free - free).min(PUTS_AT_ONCE), after(Instant::now(), self.settings.put_limit));
             match self.offload(blocks, deadline).await {
                 Ok(report) if report.cached_blocks > 0 => (pause, failure_pause) = (SOON, INTERVAL),
                 result => {
