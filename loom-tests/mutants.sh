@@ -99,6 +99,7 @@ events_late_to_none kv_events
 events_late_number kv_events
 events_two_at_once kv_events
 events_late_unchecked kv_events
+events_lost_early kv_events
 events_after_clear kv_events
 events_early_era kv_events
 wheel_no_tag eviction_queue

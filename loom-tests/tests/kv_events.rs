@@ -223,17 +223,22 @@ fn look(pool: &CachedBlocks) -> BTreeSet<(BlockId, BlockHash)> {
     models::cached_blocks(&pool.cache, &pool.blocks).into_iter().collect()
 }
 
-/// A thread that looked once, and follows the events to their end, knows which blocks are cached.
-fn follow(pool: &CachedBlocks, events: &mut KvEvents, mut known: BTreeSet<(BlockId, BlockHash)>) {
+/// Receives the events that are there, and changes what a thread knows by them.
+fn receive_all(pool: &CachedBlocks, events: &mut KvEvents, known: &mut BTreeSet<(BlockId, BlockHash)>) {
     while let Some(told) = events.try_recv() {
         match told.event {
             KvEvent::Stored { block, hash, .. } => drop(known.insert((block, hash))),
             KvEvent::Removed { block, hash } => drop(known.remove(&(block, hash))),
             KvEvent::Cleared => known.clear(),
-            KvEvent::Resync { .. } => known = look(pool),
+            KvEvent::Resync { .. } => *known = look(pool),
             other => panic!("received {other:?}, which was not published"),
         }
     }
+}
+
+/// A thread that looked once, and follows the events to their end, knows which blocks are cached.
+fn follow(pool: &CachedBlocks, events: &mut KvEvents, mut known: BTreeSet<(BlockId, BlockHash)>) {
+    receive_all(pool, events, &mut known);
     assert_eq!(known, look(pool));
 }
 
@@ -318,6 +323,29 @@ fn followed_while_a_stored_block_is_evicted() {
         let known = look(&pool);
         pool.leave(block);
         pool.put(&pool.take(1).expect("it is free, or evictable"));
+        thread.join().unwrap();
+        follow(&pool, &mut events, known);
+    });
+}
+
+/// A block is stored while the queue is full: its event is lost. The subscriber may receive the loss,
+/// and look, before the block is cached.
+#[test]
+fn followed_while_a_stored_block_is_lost() {
+    check("kv_events::followed_while_a_stored_block_is_lost", || {
+        let pool = CachedBlocks::with_events(1, 2);
+        let mut events = pool.cache.events().subscribe().unwrap();
+        for _ in 0..2 {
+            pool.cache
+                .events()
+                .publish(|| KvEvent::Removed { block: BlockId(9), hash: CachedBlocks::hash(9) });
+        }
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.fill(1);
+        });
+        let mut known = look(&pool);
+        receive_all(&pool, &mut events, &mut known);
         thread.join().unwrap();
         follow(&pool, &mut events, known);
     });

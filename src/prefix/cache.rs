@@ -56,7 +56,7 @@ use crate::ids::{BlockHandle, BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*, heavy_fence};
 
 use super::config::{CacheParts, Now, PrefixConfig};
-use super::events::{EventQueue, KvEvent};
+use super::events::{EventQueue, KvEvent, Published};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;
@@ -392,14 +392,24 @@ impl PrefixCache {
             self.tell_late(core, &mut registered, &mut subscriptions);
             // Published before the block can be hit, released and evicted: the eviction is
             // published too.
-            let told = is_found
-                && self.events.publish_to(noted, ..=subscriptions, || {
+            let published = if is_found {
+                self.events.publish_to(noted, ..=subscriptions, || {
                     stored.map_or_else(|| self.stored(id, hash), |stored| *stored)
-                });
+                })
+            } else {
+                Published::ToNone
+            };
             if core.seal_cached(handle) {
                 let told = if is_found { subscriptions } else { u64::MAX };
-                registered.push(Registered { hash, handle, era: noted, told });
-            } else if told {
+                let mut block = Registered { hash, handle, era: noted, told };
+                if published == Published::Lost && !cfg!(kvpool_mutant = "events_lost_early") {
+                    // A subscriber that knows of the loss may have listed the blocks before this one
+                    // was cached. Reached by the model `followed_while_a_stored_block_is_lost`.
+                    block.told = 0;
+                    self.tell_late_of(core, &mut block, subscriptions);
+                }
+                registered.push(block);
+            } else if published != Published::ToNone {
                 self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }
@@ -431,7 +441,7 @@ impl PrefixCache {
     }
 
     /// Publishes the event of a cached block to the subscriptions up to `now` that it was not told
-    /// to. Reached by the models that subscribe during a registration.
+    /// to. Reached by the models that subscribe during a registration, or lose its event.
     #[cold]
     fn tell_late_of(&self, core: &Core, block: &mut Registered, now: u64) {
         let (hash, handle, id) = (block.hash, block.handle, block.handle.id);
@@ -439,7 +449,8 @@ impl PrefixCache {
             return;
         }
         let before = std::mem::replace(&mut block.told, now);
-        if self.events.publish_to(block.era, before + 1..=now, || self.stored(id, hash)) {
+        let published = self.events.publish_to(block.era, before + 1..=now, || self.stored(id, hash));
+        if published != Published::ToNone {
             // The block may have been evicted since, and that event published first. Pairs with the
             // light fence of the evicting thread's `publish`: either that fence comes after ours,
             // or we see the word that the eviction left.

@@ -11,7 +11,7 @@
 //! - [`Numbered::number`] counts all events published since the subscription, including lost ones.
 //! - Every change before the subscription is visible in the pool after it; every other change is an
 //!   event. So: subscribe, list the cached blocks, then follow the events. An event may repeat what
-//!   the list showed.
+//!   the list or an earlier event showed.
 //! - After a [`KvEvent::Cleared`] no event concerns a block that was noted before the clear: such a
 //!   block is never found, and its removal is not announced.
 //! - The stream ends when no block can be stored, found or evicted any more: when the last `Pool`,
@@ -58,7 +58,9 @@
 //! A subscription that begins in between may have listed the cached blocks too early to see the
 //! block. The registration therefore reads `newest` before the announcement, which goes to the
 //! subscriptions up to that number, and again once the block is cached: later subscriptions are
-//! told then.
+//! told then. An announcement that finds a ring full is repeated once the block is cached: the
+//! subscriber may have received the loss, and listed the cached blocks, in between. If the second
+//! one is lost too, that loss is received after the block was cached.
 //!
 //! By the asymmetric fence, a publisher sees `active` and the number, or the subscriber sees the
 //! publisher's change of the pool. By the waker (an `atomic-waker`), the second `pop` sees a
@@ -106,6 +108,18 @@ pub use self::subscriber::KvEvents;
 
 /// Default capacity of a subscriber's queue of events.
 pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
+
+/// What became of an event.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Published {
+    /// There was no subscriber; the event was not constructed.
+    ToNone,
+    /// Every subscription that it was for has it in its ring.
+    ToAll,
+    /// The ring of at least one subscription was full. Its subscriber may receive the `Resync` at
+    /// once, and list the cached blocks before the caller's next step.
+    Lost,
+}
 
 /// The pool's end of its events. Dropping it ends the subscribers' streams, if they have not
 /// ended before.
@@ -159,7 +173,7 @@ impl EventQueue {
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        self.publish_to(era, .., event)
+        self.publish_to(era, .., event) != Published::ToNone
     }
 
     /// As [`publish_in`](Self::publish_in), to the subscriptions of these numbers, after a call of
@@ -170,12 +184,11 @@ impl EventQueue {
         era: u64,
         numbers: impl RangeBounds<u64>,
         event: impl FnOnce() -> KvEvent,
-    ) -> bool {
-        let is_active = self.is_subscribed();
-        if is_active {
-            self.push(numbers, Told { era, event: event() });
+    ) -> Published {
+        if !self.is_subscribed() {
+            return Published::ToNone;
         }
-        is_active
+        self.push(numbers, Told { era, event: event() })
     }
 
     /// Returns the number of subscriptions begun so far. One that begins later sees the changes of
@@ -190,11 +203,11 @@ impl EventQueue {
     }
 
     #[cold]
-    fn push(&self, numbers: impl RangeBounds<u64>, told: Told) {
+    fn push(&self, numbers: impl RangeBounds<u64>, told: Told) -> Published {
         let mut slots = self.0.slots().filter(|slot| slot.follows(&numbers));
-        let Some(first) = slots.next() else { return };
-        slots.for_each(|slot| slot.push(told.clone()));
-        first.push(told);
+        let Some(first) = slots.next() else { return Published::ToAll };
+        let others = slots.fold(true, |all, slot| slot.push(told.clone()) && all);
+        if first.push(told) && others { Published::ToAll } else { Published::Lost }
     }
 
     /// Returns whether there is a subscriber.

@@ -27,7 +27,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
-use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
+use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Published, Queues, key_of};
 
 /// Index entries per block and two: one hash is usual, some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -159,7 +159,7 @@ impl PrefixCache {
         let Some(names) = &self.names else { return false };
         // Published before the block can be hit by it.
         let before = self.events.subscriptions_now();
-        self.events.publish_to(era, ..=before, || self.stored(id, hash));
+        let published = self.events.publish_to(era, ..=before, || self.stored(id, hash));
         if !names.add(id, self.row(id).holds(hash, era), hash) {
             return false;
         }
@@ -170,9 +170,12 @@ impl PrefixCache {
             names.take(id);
             return false;
         }
-        // A thread that subscribed in between may have listed the hashes too early to see this one.
+        // A thread that subscribed in between, or lost the event, may have listed the hashes too early
+        // to see this one.
         let now = self.events.subscriptions_now();
-        if now != before {
+        if published == Published::Lost {
+            self.events.publish_to(era, ..=now, || self.stored(id, hash));
+        } else if now != before {
             self.events.publish_to(era, before + 1..=now, || self.stored(id, hash));
         }
         true

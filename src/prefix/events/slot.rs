@@ -108,9 +108,11 @@ impl Slot {
         number != 0 && numbers.contains(&number)
     }
 
-    pub(super) fn push(&self, told: Told) {
-        self.ring.push(told);
+    /// Appends an event and returns true, or counts it as lost and returns false.
+    pub(super) fn push(&self, told: Told) -> bool {
+        let has_room = self.ring.push(told);
         self.wake();
+        has_room
     }
 
     pub(super) fn wake(&self) {

@@ -101,7 +101,11 @@ fn what_is_left_of_the_last_subscription_is_skipped() {
     let queue = EventQueue::new(2);
     drop(queue.subscribe().unwrap());
     let late = |i| Told { era: ANY_ERA, event: removed(i) };
-    (0..5).for_each(|i| queue.0.slots().for_each(|slot| slot.push(late(i))));
+    for i in 0..5 {
+        queue.0.slots().for_each(|slot| {
+            slot.push(late(i));
+        });
+    }
     let mut events = queue.subscribe().unwrap();
     queue.publish(|| removed(5));
     assert_eq!(
@@ -157,8 +161,8 @@ fn an_event_goes_to_the_subscriptions_of_a_range() {
     let before = queue.subscriptions_now();
     let mut second = queue.subscribe().unwrap();
     let now = queue.subscriptions_now();
-    assert!(queue.publish_to(ANY_ERA, before + 1..=now, || removed(1)));
-    assert!(queue.publish_to(ANY_ERA, ..=before, || removed(2)));
+    assert_eq!(queue.publish_to(ANY_ERA, before + 1..=now, || removed(1)), Published::ToAll);
+    assert_eq!(queue.publish_to(ANY_ERA, ..=before, || removed(2)), Published::ToAll);
     assert_eq!(drain(&mut first), [(0, removed(2))]);
     assert_eq!(drain(&mut second), [(0, removed(1))]);
 }
