@@ -3,6 +3,9 @@
 //! A task follows the events of the prefix cache, and keeps the hashes of new blocks. It takes them in
 //! batches: one look-up, then the blocks that the tier lacks. A block that was evicted meanwhile is
 //! skipped. Blocks that came from the tier are in it already.
+//!
+//! A flush is answered when no event and no hash is left: what the cache had when it was asked for was
+//! then stored, or did not need to be, or failed.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
@@ -12,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use kvpool::prefix::{BlockHash, KvEvent, KvEvents};
+use tokio::sync::{mpsc, oneshot};
 
 use super::super::outcome::Outcome;
 use super::super::value::TierValue;
@@ -20,6 +24,9 @@ use super::link::{Link, PUTS_AT_ONCE, add};
 /// Time between a block's event and the look-up of its bytes: the event comes shortly before the block
 /// can be found.
 const SETTLE: Duration = Duration::from_millis(1);
+
+/// Requests for the news that nothing waits to be stored.
+pub(super) type Flushes = mpsc::UnboundedSender<oneshot::Sender<()>>;
 
 /// The hashes of blocks that wait to be stored.
 struct Waiting {
@@ -66,13 +73,27 @@ async fn next(events: &mut KvEvents, waits: bool) -> Result<Option<KvEvent>, ()>
 
 impl Link {
     /// Follows the events to their end.
-    pub(super) async fn write_through(self: Arc<Self>, mut events: KvEvents) {
+    pub(super) async fn write_through(
+        self: Arc<Self>,
+        mut events: KvEvents,
+        mut flushes: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
+    ) {
+        let mut asked: Vec<oneshot::Sender<()>> = Vec::new();
         let mut waiting =
             Waiting { hashes: VecDeque::new(), known: HashSet::new(), max: self.settings.waiting_max };
         // Blocks from before.
         self.list(&mut waiting);
         loop {
-            match next(&mut events, waiting.hashes.is_empty()).await {
+            let is_idle = waiting.hashes.is_empty();
+            let found = tokio::select! {
+                found = next(&mut events, is_idle && asked.is_empty()) => found,
+                Some(flush) = flushes.recv(), if is_idle => {
+                    // Answered below, once no event is left.
+                    asked.push(flush);
+                    continue;
+                }
+            };
+            match found {
                 Ok(Some(event)) => {
                     self.note(&event, &mut waiting);
                     // All that there are, before the store is asked.
@@ -80,6 +101,13 @@ impl Link {
                 }
                 Ok(None) => {}
                 Err(()) => return,
+            }
+            if waiting.hashes.is_empty() {
+                // The caller may have gone.
+                for flush in asked.drain(..) {
+                    let _ = flush.send(());
+                }
+                continue;
             }
             tokio::time::sleep(SETTLE).await;
             self.store(waiting.take()).await;
