@@ -290,6 +290,76 @@ async fn connections_that_send_garbage_are_closed() {
     assert!(matches!(KvEventPublisher::start(none, settings).await, Err(KvEventError::NoCache)));
 }
 
+/// Reads a message of a PUB socket: its sequence number, or `None` at the end of the connection.
+async fn number(stream: &mut TcpStream) -> Option<u64> {
+    let mut number = None;
+    for frame in 0.. {
+        let flags = stream.read_u8().await.ok()?;
+        let length = if flags & 2 == 0 {
+            stream.read_u8().await.ok()?.into()
+        } else {
+            stream.read_u64().await.ok()?
+        };
+        let mut body = vec![0; length as usize];
+        stream.read_exact(&mut body).await.ok()?;
+        if frame == 1 {
+            number = Some(u64::from_be_bytes(body.try_into().unwrap()));
+        }
+        if flags & 1 == 0 {
+            break;
+        }
+    }
+    number
+}
+
+/// Those that read are sent the last batch; those that do not read are cut off at the deadline.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publisher_that_closes_sends_what_it_has() {
+    for reads in [true, false] {
+        let pool = large();
+        let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
+        let counters = publisher.counters();
+        let socket = TcpSocket::new_v4().unwrap();
+        if !reads {
+            socket.set_recv_buffer_size(4096).unwrap();
+        }
+        let mut stream = socket.connect(publisher.address()).await.unwrap();
+        // One that never says who it is does not keep it.
+        let _silent = TcpStream::connect(publisher.replay_address().unwrap()).await.unwrap();
+        stream.write_all(&[&greeting(b"SUB")[..], b"\0\x01\x01"].concat()).await.unwrap();
+        let mut theirs = vec![0; 64 + 2 + 25];
+        stream.read_exact(&mut theirs).await.unwrap();
+        while publisher.counters().subscribers == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // Until the subscription is known.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        let last = async {
+            let mut last = None;
+            while let Some(number) = number(&mut stream).await {
+                last = Some(number);
+            }
+            last
+        };
+        let blocks = if reads { 100 } else { 6_000 };
+        let work = async {
+            let busy = pool.clone();
+            tokio::task::spawn_blocking(move || fill(&busy, blocks, 0)).await.unwrap();
+            publisher.close(Instant::now() + Duration::from_secs(if reads { 20 } else { 1 })).await
+        };
+        if reads {
+            let (last, is_closed) = tokio::join!(last, work);
+            assert!(is_closed);
+            // The events of all blocks, in at least one batch behind the listing.
+            assert!(last.unwrap() > counters.newest, "{last:?} {counters:?}");
+        } else {
+            let begun = Instant::now();
+            assert!(!work.await, "it was not sent everything");
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+    }
+}
+
 /// A pool of large blocks without bytes, whose events are large.
 fn large() -> Pool {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::Bf16).block_tokens(512);

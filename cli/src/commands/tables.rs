@@ -22,11 +22,32 @@ pub(super) fn stats(stats: &StatsReport) -> String {
     let mut text = format!("{} (kvpool {}), up {up}\n", stats.node, stats.version);
     text += &three_columns(&of_the_pool(stats));
     for (group, counters) in &stats.extra {
-        let counters = counters.as_object().into_iter().flatten();
-        let rows: Vec<_> = counters.map(|(name, value)| counter(name, value)).collect();
-        text += &format!("\n{group}\n{}", three_columns(&rows));
+        let (members, counters): (Vec<_>, Vec<_>) =
+            counters.as_object().into_iter().flatten().partition(|(_, value)| value.is_object());
+        if !counters.is_empty() {
+            let rows: Vec<_> = counters.into_iter().map(|(name, value)| counter(name, value)).collect();
+            text += &format!("\n{group}\n{}", three_columns(&rows));
+        }
+        // A group of services, each with counters of its own.
+        for (name, counters) in members {
+            text += &format!("\n{group}: {name}\n{}", three_columns(&nested("", counters)));
+        }
     }
     text
+}
+
+/// Returns the counters of a service, and those of its parts by the names of both.
+fn nested(of: &str, counters: &Value) -> Vec<Row> {
+    let rows = counters.as_object().into_iter().flatten().map(|(name, value)| {
+        let name = format!("{of}{name}");
+        match value {
+            Value::Object(_) => nested(&format!("{name}_"), value),
+            // A reason that there is not.
+            Value::Null => Vec::new(),
+            _ => vec![counter(&name, value)],
+        }
+    });
+    rows.flatten().collect()
 }
 
 /// A row: a name, a figure, and a note.
@@ -95,6 +116,11 @@ fn counter(name: &str, value: &Value) -> Row {
             (words, HumanCount(bytes).to_string(), BinaryBytes(bytes).to_string())
         }
         (_, Some(number)) => (words, HumanCount(number).to_string(), String::new()),
+        (Value::Array(names), _) => {
+            let names: Vec<_> = names.iter().map(|name| name.as_str().unwrap_or_default()).collect();
+            (words, HumanCount(names.len() as u64).to_string(), names.join(", "))
+        }
+        (Value::Bool(is_so), _) => (words, if *is_so { "yes" } else { "no" }.to_owned(), String::new()),
         _ => (words, value.to_string(), String::new()),
     }
 }

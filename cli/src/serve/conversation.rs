@@ -5,8 +5,10 @@
 //! their slots, and closed. The thread then rests for as long as the step took, so that the traffic
 //! takes at most half of a core per thread. Meanwhile its sequences may leave: see
 //! [`Exchange`](super::exchange::Exchange). A sequence that arrives is read back before it
-//! continues.
+//! continues. With a tier, the prefixes of the next requests are brought back meanwhile: see
+//! [`Coming`].
 
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,11 +17,11 @@ use kvpool::storage::DeviceStream;
 use kvpool::{Batch, Pool};
 use kvpool_node::settings::{LoadKind, LoadSettings};
 
-use super::running::{Running, Turn};
+use super::coming::Coming;
+use super::running::Running;
+use super::services::Fetching;
 use super::shared::Shared;
-use crate::replay::{Access, Rows, Shape, Text, Transfer, full};
-use crate::trace::Request;
-use crate::workload;
+use crate::replay::{Access, Rows, Shape, Transfer, full};
 
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 64;
@@ -37,20 +39,23 @@ const REST_MAX: Duration = Duration::from_millis(100);
 /// Of the pool, one in so many blocks is left to running sequences when a request is admitted.
 const MARGIN: usize = 16;
 
+/// Requests whose prefixes a thread brings back from the tier at a time.
+const AHEAD: usize = 4;
+
 /// A thread of the traffic. See the [module](self).
 pub(super) struct Conversing<'a> {
     pool: &'a Pool,
     shared: &'a Shared,
+    fetching: Option<Fetching>,
     /// Its number among the threads.
     thread: usize,
     settings: LoadSettings,
     shape: Shape,
     stream: Option<DeviceStream>,
     running: Vec<Running>,
-    /// A request that found no room yet.
-    waiting: Option<(Turn, Request)>,
+    /// The next requests: they found no room yet, or wait for their prefixes.
+    coming: VecDeque<Coming>,
     transfer: Transfer<'a>,
-    prompt: Vec<u32>,
 }
 
 impl<'a> Conversing<'a> {
@@ -60,18 +65,19 @@ impl<'a> Conversing<'a> {
         shared: &'a Shared,
         (thread, settings): (usize, LoadSettings),
         stream: Option<DeviceStream>,
+        fetching: Option<Fetching>,
     ) -> Self {
         Self {
             pool,
             shared,
+            fetching,
             thread,
             settings,
             shape: rows.shape(),
             stream,
             running: Vec::new(),
-            waiting: None,
+            coming: VecDeque::new(),
             transfer: Transfer::new(rows, &shared.counters.transfers),
-            prompt: Vec::new(),
         }
     }
 
@@ -94,6 +100,9 @@ impl<'a> Conversing<'a> {
 
     /// Reads back and closes all sequences.
     fn end(&mut self) -> Result<(), String> {
+        if let Some(fetching) = &self.fetching {
+            self.coming.drain(..).for_each(|coming| coming.give_up(fetching));
+        }
         self.running = self.shared.exchange.pick_up(self.thread);
         let batch = self.begin();
         self.adopt(&batch)?;
@@ -168,34 +177,53 @@ impl<'a> Conversing<'a> {
     /// Opens sequences while there is room for them, beside what those of this thread will need.
     fn admit(&mut self) -> Result<(), String> {
         while self.running.len() < RUNNING_MAX {
-            let next = || {
-                let turn = self.shared.turn();
-                (turn, workload::turn(turn.seed, turn.number))
-            };
-            let (turn, request) = self.waiting.take().unwrap_or_else(next);
+            self.look_ahead();
+            let Some(next) = self.coming.front() else { return Ok(()) };
             let total = self.pool.total_blocks();
-            let margin = total / MARGIN;
-            if self.shape.blocks(request.tokens()) + margin > total {
+            let blocks = next.blocks(self.shape);
+            if blocks + total / MARGIN > total {
+                self.coming.pop_front();
                 self.shared.counters.rejected.fetch_add(1, Relaxed);
                 // One per step, so that a pool that is too small for all does not keep a core busy.
                 return Ok(());
             }
-            let pending: usize = self.running.iter().map(|running| running.pending(self.shape)).sum();
-            let needed = self.shape.blocks(request.tokens()) + pending + margin;
-            if self.pool.available_blocks() < needed || !self.open(turn, &request)? {
-                self.waiting = Some((turn, request));
+            let is_ready = self.fetching.is_none() || next.has_come();
+            if !is_ready || self.pool.available_blocks() < blocks + self.needed() || !self.open()? {
                 return Ok(());
             }
         }
         Ok(())
     }
 
-    /// Opens a sequence with the cached part of its prompt; false if the pool has no room for it.
-    fn open(&mut self, turn: Turn, request: &Request) -> Result<bool, String> {
-        let text = Text::of_conversation(turn.number, request);
-        self.prompt.clear();
-        text.ids(request.input_tokens as usize, &mut self.prompt);
-        let opened = self.pool.sequence(turn.id()).tokens(&self.prompt);
+    /// Returns the number of blocks that are left to sequences that run.
+    fn needed(&self) -> usize {
+        let pending: usize = self.running.iter().map(|running| running.pending(self.shape)).sum();
+        pending + self.pool.total_blocks() / MARGIN
+    }
+
+    /// Takes the next requests, and begins to bring back the prefixes of those that have room.
+    fn look_ahead(&mut self) {
+        let ahead = if self.fetching.is_some() { AHEAD } else { 1 };
+        while self.coming.len() < ahead {
+            self.coming.push_back(Coming::new(self.shared.turn()));
+        }
+        let (mut needed, available) = (self.needed(), self.pool.available_blocks());
+        let Some(fetching) = &self.fetching else { return };
+        for coming in &mut self.coming {
+            needed += coming.blocks(self.shape);
+            if needed > available {
+                return;
+            }
+            coming.fetch(fetching);
+        }
+    }
+
+    /// Opens the sequence of the next request, with the cached part of its prompt; false if the pool has
+    /// no room for it.
+    fn open(&mut self) -> Result<bool, String> {
+        let Some(next) = self.coming.front() else { return Ok(false) };
+        let (turn, prompt) = (next.turn, next.prompt());
+        let opened = self.pool.sequence(turn.id()).tokens(&prompt);
         let sequence = match opened.map_err(full) {
             Ok(sequence) => sequence,
             Err(Ok(_)) => return Ok(false),
@@ -203,6 +231,7 @@ impl<'a> Conversing<'a> {
         };
         self.shared.counters.cached_tokens.fetch_add(sequence.len() as u64, Relaxed);
         self.shared.counters.open.fetch_add(1, Relaxed);
+        let Some(Coming { request, text, .. }) = self.coming.pop_front() else { return Ok(false) };
         let (prompt, total) = (request.input_tokens as usize, request.tokens() as usize);
         self.running.push(Running { turn, sequence, text, prompt, total, is_arrived: false });
         Ok(true)

@@ -18,6 +18,7 @@ use kvpool_node::settings::LoadSettings;
 
 use super::conversation::Conversing;
 use super::exchange::Exchange;
+use super::services::Fetching;
 use super::shared::Shared;
 use crate::replay::Rows;
 
@@ -28,7 +29,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts traffic, with the streams of the pool's device, if any.
+    /// Starts traffic, with the streams of the pool's device and the pool's tier, if any.
     ///
     /// Processes that exchange sequences need different seeds.
     ///
@@ -40,6 +41,7 @@ impl Load {
         streams: Vec<DeviceStream>,
         settings: LoadSettings,
         seed: u32,
+        fetching: Option<Fetching>,
     ) -> Result<Self, String> {
         let rows = Rows::of(pool)?;
         let mut load = Self { shared: Arc::new(Shared::new(settings.threads, seed)), threads: Vec::new() };
@@ -47,7 +49,9 @@ impl Load {
         for thread in 0..settings.threads {
             let (pool, rows, shared, stream) =
                 (pool.clone(), rows.clone(), load.shared.clone(), streams.next());
-            let run = move || Conversing::new(&pool, &rows, &shared, (thread, settings), stream).run();
+            let fetching = fetching.clone();
+            let run =
+                move || Conversing::new(&pool, &rows, &shared, (thread, settings), stream, fetching).run();
             let named = thread::Builder::new().name(format!("kvpool-load-{thread}"));
             load.threads.push(named.spawn(run).map_err(|error| format!("cannot start a thread: {error}"))?);
         }
@@ -112,7 +116,7 @@ mod tests {
     }
 
     fn start_as(pool: &Pool, threads: usize, kind: LoadKind, rest: Duration, seed: u32) -> Load {
-        Load::start(pool, Vec::new(), LoadSettings { kind, threads, rest }, seed).unwrap()
+        Load::start(pool, Vec::new(), LoadSettings { kind, threads, rest }, seed, None).unwrap()
     }
 
     fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -8,12 +8,15 @@
 //! | `network` | settings for the network side of the node, and its certificates |
 //! | `reload` | settings that are taken over at SIGHUP |
 //! | `warnings` | warnings of the node on the standard error |
+//! | `services` | the shared tier, the published events and the membership |
 //! | `load` | synthetic traffic |
 //! | `conversation` | one thread of it |
+//! | `coming` | its next requests, whose prefixes come from the tier |
 //! | `running` | a conversation that runs |
 //! | `exchange` | conversations that leave and arrive |
 //! | `shared` | what its threads share: requests, counters, halts |
 
+mod coming;
 mod conversation;
 mod exchange;
 mod flags;
@@ -22,6 +25,7 @@ mod network;
 mod process;
 mod reload;
 mod running;
+mod services;
 mod shared;
 mod signals;
 mod warnings;

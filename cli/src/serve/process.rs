@@ -1,19 +1,21 @@
 //! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the end.
 //!
 //! ```text
-//! settings, certificates -> admin address bound -> pool built -> compaction, traffic, node
-//!                                                        | SIGTERM, SIGINT; a second one ends at once
-//! exit code <- audit <- traffic ended <- requests finished <- transfers finished or handed back
+//! settings, certificates -> admin address bound, store of the tier -> pool built -> compaction, tier, events -> traffic -> node -> membership
+//!                                                                       | SIGTERM, SIGINT; a second one ends at once
+//! exit code <- audit <- events, tier <- traffic ended <- requests finished <- transfers finished or handed back <- left
 //! ```
 //!
 //! The address is bound first, so that a second node on the same port ends before it takes memory.
 
 use std::io;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::{BuildError, DefragConfig, DefragError, Pool, StorageError};
-use kvpool_node::admin::{AdminServer, BindError, Limits};
+use kvpool::{AuditError, BuildError, DefragConfig, DefragError, Pool, StorageError};
+use kvpool_node::admin::{AdminServer, BindError, Limits, Reporters};
 use kvpool_node::settings::{Loaded, PoolSettings, Settings, SettingsError, Sources};
 use kvpool_node::{Arrivals, Node, NodeError, Offers};
 use thiserror::Error;
@@ -25,6 +27,7 @@ use super::load::Load;
 use super::network::{self, Credentials, NetworkError};
 use super::reload::{Reloader, Reread, Taken};
 use super::running::Turn;
+use super::services::{self, Membership, ServiceError, Services};
 use super::signals::{Signal, Signals};
 use super::warnings;
 use crate::backend::Backend;
@@ -35,6 +38,10 @@ const WORKERS: usize = 2;
 
 /// One allocation in so many is timed. A process that only serves has few, and each matters.
 const LATENCY_SAMPLE: u32 = 16;
+
+/// Audits at the end that may find something before it counts, and the pause between two.
+const AUDITS: usize = 20;
+const AUDIT_PAUSE: Duration = Duration::from_millis(10);
 
 /// Purpose of the key that is derived from the token of a cluster.
 const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
@@ -62,6 +69,8 @@ pub enum ServeError {
     Load(String),
     #[error(transparent)]
     Network(#[from] NetworkError),
+    #[error(transparent)]
+    Service(#[from] ServiceError),
     #[error("cannot start the node: {0}")]
     Node(#[from] NodeError),
     #[error("cannot start: {0}")]
@@ -82,16 +91,20 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
     let signals = Signals::new()?;
+    let tier = services::prepare(&settings)?;
     let key = settings.token.as_ref().map(|token| HashKey::from_bytes(token.key(HASH_KEY)));
     let (pool, backend) = build(&settings.pool, key)?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
     });
     let compaction = compaction.transpose()?;
+    let reporters = Reporters::new();
+    let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
     let load = match settings.load {
         Some(load) => {
-            let streams = backend.streams(load.threads)?;
-            Some(Load::start(&pool, streams, load, Turn::fresh_seed()).map_err(ServeError::Load)?)
+            let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
+            let started = Load::start(&pool, streams, load, Turn::fresh_seed(), fetching);
+            Some(started.map_err(ServeError::Load)?)
         }
         None => None,
     };
@@ -101,7 +114,7 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
         None => shelf.clone(),
     };
     let mut builder = network::configure(&settings, &credentials, Node::builder(pool.clone()))?;
-    builder = builder.offers(offers.clone());
+    builder = builder.offers(offers.clone()).reporters(reporters.clone());
     if let Some(server) = server {
         builder = builder.admin(server);
     }
@@ -109,11 +122,17 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
         builder = builder.traffic(load.quiet());
     }
     let (node, arrivals) = runtime.block_on(builder.start())?;
+    let node = Arc::new(node);
     let arriving = runtime.spawn(take_in(arrivals, offers));
-    print(&greeting(&settings, &node))?;
+    let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
+    let membership = settings.membership.as_ref().map(join).transpose()?;
+    print(&greeting(&settings, &node, &services))?;
     let (reloader, drain) = (Reloader::start(sources)?, settings.drain);
     let is_drained = runtime.block_on(async {
-        run(&node, Taken::new(settings, credentials), reloader, signals).await;
+        run(&node, membership.as_ref(), Taken::new(settings, credentials), reloader, signals).await;
+        if let Some(membership) = membership {
+            membership.leave().await;
+        }
         let is_drained = node.shutdown(drain).await;
         // The stream ends with the node.
         let _ = timeout(drain, arriving).await;
@@ -122,20 +141,32 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
 
     let mut findings = load.map(Load::end).unwrap_or_default();
     shelf.clear();
+    runtime.block_on(services.end(drain));
     if !is_drained {
         findings.push(format!("migrations were under way after {drain:?}: what became of them is unknown"));
     }
     if let Some(compaction) = compaction {
         runtime.block_on(compaction.stop());
     }
-    // The threads that used the pool have ended.
-    if let Err(error) = pool.audit() {
+    if let Err(error) = audit(&pool) {
         findings.push(format!("the last audit: {error}"));
     }
     for finding in &findings {
         complain(format_args!("{finding}"));
     }
     Ok(findings.is_empty())
+}
+
+/// Recounts the pool. The threads of the traffic have ended; one of the tier, which a store kept waiting,
+/// may give a frame back meanwhile: only what stays wrong is an error.
+fn audit(pool: &Pool) -> Result<(), AuditError> {
+    for _ in 0..AUDITS {
+        match pool.audit() {
+            Ok(_) => return Ok(()),
+            Err(_) => thread::sleep(AUDIT_PAUSE),
+        }
+    }
+    pool.audit().map(drop)
 }
 
 /// Gives arriving sequences to the traffic, or keeps them.
@@ -146,14 +177,20 @@ async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>) {
 }
 
 /// Takes over settings at each SIGHUP, until a signal to end.
-async fn run(node: &Node, mut taken: Taken, mut reloader: Reloader<Reread>, mut signals: Signals) {
+async fn run(
+    node: &Node,
+    membership: Option<&Membership>,
+    mut taken: Taken,
+    mut reloader: Reloader<Reread>,
+    mut signals: Signals,
+) {
     loop {
         tokio::select! {
             signal = signals.next() => match signal {
                 Signal::End => return,
                 Signal::Reload => reloader.order(),
             },
-            read = reloader.read() => taken.take_over(read, node),
+            read = reloader.read() => taken.take_over(read, node, membership),
         }
     }
 }
@@ -189,7 +226,7 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 /// Returns the lines of the standard output: what is served, and where.
-fn greeting(settings: &Settings, node: &Node) -> String {
+fn greeting(settings: &Settings, node: &Node, services: &Services) -> String {
     let PoolSettings { blocks, layout, layout_name, device, .. } = &settings.pool;
     let pool = format!(
         "node: {}, {blocks} blocks of {} tokens and {} bytes ({layout_name} on {device})",
@@ -199,5 +236,12 @@ fn greeting(settings: &Settings, node: &Node) -> String {
     );
     let admin = node.admin_address().map_or("off".to_owned(), |address| format!("http://{address}"));
     let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);
-    format!("{pool}\nadmin: {admin}\nlisten: {listen}")
+    let mut text = format!("{pool}\nadmin: {admin}\nlisten: {listen}");
+    if let Some(publisher) = &services.publisher {
+        text += &format!("\nkv_events: tcp://{}", publisher.address());
+        if let Some(replay) = publisher.replay_address() {
+            text += &format!("\nkv_events_replay: tcp://{replay}");
+        }
+    }
+    text
 }

@@ -14,6 +14,7 @@ use kvpool_node::{Node, NodeError};
 use tokio::sync::mpsc;
 
 use super::network::{self, Credentials};
+use super::services::Membership;
 use crate::output::complain;
 
 /// What was read.
@@ -110,9 +111,9 @@ impl Taken {
     }
 
     /// Takes over what was read, or nothing of it. Reports which.
-    pub fn take_over(&mut self, read: Result<Reread, String>, node: &Node) {
+    pub fn take_over(&mut self, read: Result<Reread, String>, node: &Node, membership: Option<&Membership>) {
         let taken = read.and_then(|read| {
-            self.replace(&read, node).map_err(|error| error.to_string())?;
+            self.replace(&read, node, membership).map_err(|error| error.to_string())?;
             Ok(self.changes(read))
         });
         match taken {
@@ -121,10 +122,14 @@ impl Taken {
         }
     }
 
-    fn replace(&self, read: &Reread, node: &Node) -> Result<(), NodeError> {
+    fn replace(&self, read: &Reread, node: &Node, membership: Option<&Membership>) -> Result<(), NodeError> {
         let Credentials { tls, token, admin, .. } = &read.credentials;
         node.set_access(tls.clone(), token.clone(), admin.clone())?;
-        node.set_peers(read.peers.clone());
+        match membership {
+            // It adds the members.
+            Some(membership) => membership.configure(read.peers.clone()),
+            None => node.set_peers(read.peers.clone()),
+        }
         Ok(())
     }
 
@@ -170,6 +175,9 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("peer_quota", first.peer_quota_bytes != now.peer_quota_bytes),
         ("nixl", first.nixl != now.nixl),
         ("migrate", first.migrate != now.migrate),
+        ("tier", first.tier != now.tier),
+        ("membership", first.membership != now.membership),
+        ("kv_events", first.kv_events != now.kv_events),
         ("load", first.load != now.load),
         ("drain", first.drain != now.drain),
     ];

@@ -7,8 +7,9 @@
 //! |---|---|---|
 //! | `n` | `n / (OPEN * TURNS) * OPEN + n % OPEN` | `n / OPEN % TURNS` |
 //!
-//! Lengths are those of [`Conversations`](super::Conversations). System prompts are the same for all
-//! seeds, so that sequences of different nodes share blocks. Times of arrival are zero.
+//! Lengths are those of [`Conversations`](super::Conversations). System prompts and documents are the
+//! same for all seeds, so that sequences of different nodes share blocks: the documents are the part of
+//! the cluster's prefixes that does not fit into the cache of one node. Times of arrival are zero.
 
 use std::time::Duration;
 
@@ -28,25 +29,39 @@ const OPEN: u64 = 32;
 /// Turns of each conversation.
 const TURNS: u64 = 5;
 
+/// Documents that conversations of all seeds share, and the exponent of their popularity. Each stands
+/// behind the system prompt of its number.
+const DOCUMENTS: u64 = 64;
+const DOCUMENT_SKEW: f64 = 0.6;
+
 /// Hash ids of one text: more than the longest has blocks.
 const HASH_IDS: u64 = 1024;
 
-/// The generator of the system prompts' lengths. No conversation has it: seeds have 32 bits.
+/// The generators of the lengths of system prompts and documents. No conversation has them: seeds have
+/// 21 bits.
 const SYSTEM: u64 = 1 << 63;
+const DOCUMENT: u64 = 1 << 62;
 
 /// Returns the turn of this number in the conversations of a seed.
 pub fn turn(seed: u32, number: u32) -> Request {
     let number = u64::from(number);
     let conversation = number / (OPEN * TURNS) * OPEN + number % OPEN;
     let mut rng = rng(u64::from(seed) << 32 | conversation);
-    let popularity = Zipf::new(SYSTEM_PROMPTS as f64, SYSTEM_PROMPT_SKEW).expect("a positive count and skew");
-    let system = popularity.sample(&mut rng) as u64 - 1;
-    let system_tokens = SYSTEM_TOKENS.draw_tokens(&mut self::rng(SYSTEM | system));
+    let drawn = |rng: &mut Pcg64Mcg, count: u64, skew: f64| {
+        Zipf::new(count as f64, skew).expect("a positive count and skew").sample(rng) as u64 - 1
+    };
+    let mut system = drawn(&mut rng, SYSTEM_PROMPTS as u64, SYSTEM_PROMPT_SKEW);
     let own = rng.next_u64();
-    let mut prompt = system_tokens;
-    if rng.random_bool(DOCUMENT_SHARE) {
-        prompt += DOCUMENT_TOKENS.draw_tokens(&mut rng);
+    let document = rng.random_bool(DOCUMENT_SHARE).then(|| drawn(&mut rng, DOCUMENTS, DOCUMENT_SKEW));
+    if let Some(document) = document {
+        system = document % SYSTEM_PROMPTS as u64;
     }
+    let system_tokens = SYSTEM_TOKENS.draw_tokens(&mut self::rng(SYSTEM | system));
+    let mut prompt = system_tokens;
+    if let Some(document) = document {
+        prompt += DOCUMENT_TOKENS.draw_tokens(&mut self::rng(DOCUMENT | document));
+    }
+    let shared_tokens = prompt;
     let mut draw = || (MESSAGE_TOKENS.draw_tokens(&mut rng), ANSWER_TOKENS.draw_tokens(&mut rng));
     let (message, mut answer) = draw();
     prompt += message;
@@ -58,10 +73,16 @@ pub fn turn(seed: u32, number: u32) -> Request {
         prompt += answer + message;
         answer = next;
     }
-    // The end of a system prompt that fills no block of its own differs between conversations.
-    let shared = u64::from(system_tokens / HASH_BLOCK_TOKENS);
+    // The end of a shared text that fills no block of its own differs between conversations, or
+    // documents.
+    let of_system = u64::from(system_tokens / HASH_BLOCK_TOKENS);
+    let shared = u64::from(shared_tokens / HASH_BLOCK_TOKENS);
     let blocks = u64::from((prompt + answer).div_ceil(HASH_BLOCK_TOKENS));
-    let id = |block| if block < shared { system * HASH_IDS + block } else { own.wrapping_add(block) };
+    let id = |block| match document {
+        _ if block < of_system => system * HASH_IDS + block,
+        Some(document) if block < shared => (SYSTEM_PROMPTS as u64 + document) * HASH_IDS + block,
+        _ => own.wrapping_add(block),
+    };
     Request {
         arrival: Duration::ZERO,
         input_tokens: prompt,
@@ -99,19 +120,24 @@ mod tests {
     }
 
     #[test]
-    fn conversations_differ_behind_the_system_prompt_also_between_seeds() {
-        let first = |seed, number| turn(seed, number);
-        let all: Vec<_> = (0..3).flat_map(|seed| (0..OPEN as u32).map(move |n| first(seed, n))).collect();
+    fn conversations_share_system_prompts_and_documents_also_between_seeds() {
+        let all: Vec<_> =
+            (0..3).flat_map(|seed| (0..OPEN as u32).map(move |n| (seed, turn(seed, n)))).collect();
         let system_blocks = (SYSTEM_TOKENS.max as u32 / HASH_BLOCK_TOKENS) as usize;
-        let mut shared = 0;
-        for (place, a) in all.iter().enumerate() {
-            for b in &all[..place] {
-                assert!(common(a, b) <= system_blocks, "{a:?} {b:?}");
-                shared += usize::from(common(a, b) > 0);
+        let (mut shared, mut documents) = (0, 0);
+        for (place, (seed, a)) in all.iter().enumerate() {
+            for (other, b) in &all[..place] {
+                let common = common(a, b);
+                assert!(common < a.hash_ids.len().max(b.hash_ids.len()), "each has a part of its own");
+                // Every id behind the system prompt is that of a document of both.
+                let is_shared = |id: &u64| *id < (SYSTEM_PROMPTS as u64 + DOCUMENTS) * HASH_IDS;
+                assert!(a.hash_ids[..common].iter().all(is_shared), "{a:?} {b:?}");
+                shared += usize::from(common > 0);
+                documents += usize::from(seed != other && common > system_blocks);
             }
             assert_eq!(a.hash_ids.len(), a.tokens().div_ceil(u64::from(HASH_BLOCK_TOKENS)) as usize);
         }
-        assert!(shared > 100, "{shared}");
+        assert!(shared > 100 && documents > 3, "{shared} {documents}");
     }
 
     #[test]

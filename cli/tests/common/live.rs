@@ -1,8 +1,9 @@
 //! Nodes in processes of their own.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Lines, Read};
 use std::path::Path;
-use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,7 @@ pub fn said(output: &Output) -> String {
 pub struct Node {
     child: Child,
     stderr: Option<ChildStderr>,
+    lines: Mutex<Lines<BufReader<ChildStdout>>>,
     pub greeting: String,
     pub url: String,
     /// Address for peers.
@@ -57,7 +59,13 @@ impl Node {
         let greeting = lines.next().expect("the node starts").unwrap();
         let mut line = |name: &str| lines.next().unwrap().unwrap().strip_prefix(name).unwrap().to_owned();
         let (url, listen) = (line("admin: "), line("listen: "));
-        Self { child, stderr, greeting, url, listen }
+        Self { child, stderr, lines: Mutex::new(lines), greeting, url, listen }
+    }
+
+    /// Reads the next line of the standard output, which begins with a name; returns the rest.
+    pub fn line(&self, name: &str) -> String {
+        let line = self.lines.lock().unwrap().next().unwrap().unwrap();
+        line.strip_prefix(name).unwrap_or_else(|| panic!("{line}")).to_owned()
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -3,13 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kvpool::prefix::{KvEvents, Numbered};
 use kvpool::{DeviceId, Pool};
 use serde::Serialize;
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::changes::Changes;
@@ -40,7 +40,10 @@ pub struct KvEventPublisher {
     publication: Arc<Publication>,
     address: SocketAddr,
     replay: Option<SocketAddr>,
-    tasks: Vec<JoinHandle<()>>,
+    /// To the task that follows the pool.
+    flushes: mpsc::Sender<oneshot::Sender<()>>,
+    following: JoinHandle<()>,
+    listening: Vec<JoinHandle<()>>,
 }
 
 /// Counts of a publisher.
@@ -104,8 +107,9 @@ impl KvEventPublisher {
         // Above all numbers of a former process, which made less than a batch a microsecond.
         let first = now.as_micros() as u64;
         let history = History::new(first, settings.history_batches, settings.history_bytes);
+        let is_closing = watch::Sender::new(false);
         let (topic, counts) = (topic.into_bytes(), Counts::default());
-        let shared = Arc::new(Shared { history, topic, patience, snapshots, counts });
+        let shared = Arc::new(Shared { history, topic, patience, snapshots, counts, is_closing });
         let zero = AtomicU64::default;
         let (batches, events_count, resyncs) = (zero(), zero(), zero());
         let publication =
@@ -123,16 +127,33 @@ impl KvEventPublisher {
         let mut changes = Changes::default();
         publishing.relist(&mut changes).await;
         publishing.publish(&changes);
-        let mut tasks = vec![
-            tokio::spawn(publishing.run(requests)),
-            tokio::spawn(listen(listener, shared.clone(), SocketType::Pub, connections)),
-        ];
+        let (flushes, flushed) = mpsc::channel(1);
+        let following = tokio::spawn(publishing.run(requests, flushed));
+        let mut listening =
+            vec![tokio::spawn(listen(listener, shared.clone(), SocketType::Pub, connections))];
         let replay = replay.map(|(listener, address)| {
             let answering = listen(listener, shared.clone(), SocketType::Router, connections);
-            tasks.push(tokio::spawn(answering));
+            listening.push(tokio::spawn(answering));
             address
         });
-        Ok(Self { publication, address, replay, tasks })
+        Ok(Self { publication, address, replay, flushes, following, listening })
+    }
+
+    /// Publishes the events that the pool has emitted, and ends when all subscribers were sent the newest
+    /// batch. Returns whether they were by the deadline; others are cut off then.
+    pub async fn close(mut self, deadline: Instant) -> bool {
+        let closed = async {
+            let (done, is_done) = oneshot::channel();
+            // The task ends with the pool.
+            if self.flushes.send(done).await.is_ok() {
+                let _ = is_done.await;
+            }
+            self.publication.shared.is_closing.send_replace(true);
+            for listening in &mut self.listening {
+                let _ = listening.await;
+            }
+        };
+        tokio::time::timeout_at(deadline.into(), closed).await.is_ok()
     }
 
     /// Returns the address for subscribers, with the port that the system selected.
@@ -174,7 +195,8 @@ impl Publication {
 
 impl Drop for KvEventPublisher {
     fn drop(&mut self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.following.abort();
+        self.listening.iter().for_each(JoinHandle::abort);
     }
 }
 
@@ -198,7 +220,11 @@ struct Publishing {
 }
 
 impl Publishing {
-    async fn run(mut self, mut requests: mpsc::Receiver<oneshot::Sender<Snapshot>>) {
+    async fn run(
+        mut self,
+        mut requests: mpsc::Receiver<oneshot::Sender<Snapshot>>,
+        mut flushes: mpsc::Receiver<oneshot::Sender<()>>,
+    ) {
         loop {
             tokio::select! {
                 first = self.events.recv() => {
@@ -211,6 +237,12 @@ impl Publishing {
                 Some(answer) = requests.recv() => {
                     // The connection may have ended meanwhile.
                     let _ = answer.send(self.snapshot());
+                }
+                Some(flushed) = flushes.recv() => {
+                    while let Some(first) = self.events.try_recv() {
+                        self.batch(first).await;
+                    }
+                    let _ = flushed.send(());
                 }
             }
         }

@@ -38,6 +38,16 @@ pub(super) struct Shared {
     pub(super) patience: Duration,
     pub(super) snapshots: mpsc::Sender<oneshot::Sender<Snapshot>>,
     pub(super) counts: Counts,
+    /// Whether no batch follows: connections end when they have sent the newest one.
+    pub(super) is_closing: watch::Sender<bool>,
+}
+
+impl Shared {
+    /// Waits until the publisher closes. Cancel safe.
+    async fn closing(&self) {
+        // The sender is in the same value.
+        let _ = self.is_closing.subscribe().wait_for(|is_closing| *is_closing).await;
+    }
 }
 
 /// Counts of connections.
@@ -49,7 +59,8 @@ pub(super) struct Counts {
     pub(super) snapshots: AtomicU64,
 }
 
-/// Accepts connections until it is dropped, and ends them then.
+/// Accepts connections until it is dropped, and ends them then. Once the publisher closes, it waits for
+/// the connections that exist.
 pub(super) async fn listen(
     listener: TcpListener,
     shared: Arc<Shared>,
@@ -60,7 +71,11 @@ pub(super) async fn listen(
     let mut running = JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
-        let (stream, peer) = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = shared.closing() => break,
+        };
+        let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "a connection for events was not accepted");
@@ -89,6 +104,8 @@ pub(super) async fn listen(
             }
         });
     }
+    drop(listener);
+    while running.join_next().await.is_some() {}
 }
 
 /// Makes the system ask a silent peer whether it is there: otherwise the connection of a host that
@@ -101,7 +118,10 @@ fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
 /// Serves a subscriber.
 async fn subscriber(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpError> {
     stream.set_nodelay(true)?;
-    zmtp::handshake(&mut stream, SocketType::Pub).await?;
+    tokio::select! {
+        ended = zmtp::handshake(&mut stream, SocketType::Pub) => ended?,
+        () = shared.closing() => return Ok(()),
+    }
     let _counted = Counted::new(&shared.counts.subscribers);
     let (from, to) = stream.into_split();
     let (subscribed, is_subscribed) = watch::channel(false);
@@ -158,8 +178,11 @@ async fn publish(
     mut pinged: mpsc::Receiver<Vec<u8>>,
 ) -> Result<(), ZmtpError> {
     let mut newest = shared.history.follow();
+    let mut closing = shared.is_closing.subscribe();
     let mut cursor = None;
     loop {
+        // First: the newest batch is there before the publisher closes.
+        let is_closing = *closing.borrow_and_update();
         let at = if *is_subscribed.borrow_and_update() {
             let next = *newest.borrow_and_update();
             let number = *cursor.get_or_insert(next);
@@ -181,7 +204,9 @@ async fn publish(
                 shared.counts.skipped.fetch_add(oldest - number, Relaxed);
                 cursor = Some(oldest);
             }
+            (_, At::Ahead) if is_closing => return Ok(to.shutdown().await?),
             (_, At::Ahead) => tokio::select! {
+                _ = closing.changed() => {}
                 changed = newest.changed() => if changed.is_err() { return Ok(()) },
                 changed = is_subscribed.changed() => if changed.is_err() { return Ok(()) },
                 Some(ping) = pinged.recv() => zmtp::write_pong(&mut to, &ping, shared.patience).await?,
@@ -193,9 +218,16 @@ async fn publish(
 /// Answers requests for replays.
 async fn requests(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpError> {
     stream.set_nodelay(true)?;
-    zmtp::handshake(&mut stream, SocketType::Router).await?;
+    tokio::select! {
+        ended = zmtp::handshake(&mut stream, SocketType::Router) => ended?,
+        () = shared.closing() => return Ok(()),
+    }
     loop {
-        let frames = match zmtp::read(&mut stream).await? {
+        let read = tokio::select! {
+            read = zmtp::read(&mut stream) => read?,
+            () = shared.closing() => return Ok(stream.shutdown().await?),
+        };
+        let frames = match read {
             Inbound::Message(frames) => frames,
             Inbound::Command { name, body } => {
                 if name == b"PING" {

@@ -1,9 +1,11 @@
 //! Settings of a publisher, and its errors.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvpool::PrefixError;
+
+use crate::settings;
 
 /// Form of block hashes in events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -66,12 +68,7 @@ impl KvEventSettings {
     ///
     /// [`KvEventError::Address`].
     pub fn address(text: &str) -> Result<SocketAddr, KvEventError> {
-        let refused = || KvEventError::Address { text: text.to_owned() };
-        let rest = text.strip_prefix("tcp://").ok_or_else(refused)?;
-        match rest.strip_prefix("*:") {
-            Some(port) => Ok((Ipv4Addr::UNSPECIFIED, port.parse().map_err(|_| refused())?).into()),
-            None => rest.parse().map_err(|_| refused()),
-        }
+        settings::socket(text).map_err(|_| KvEventError::Address { text: text.to_owned() })
     }
 }
 

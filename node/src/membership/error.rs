@@ -2,18 +2,10 @@
 
 use std::time::Duration;
 
-/// Reason for which a node cannot join, or a directory cannot be addressed.
+/// Reason for which a node cannot join.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// The text is no address of a directory.
-    #[error("{text:?} is no address of a directory: {reason} (such as etcd://127.0.0.1:2379/cluster)")]
-    Location {
-        /// The text.
-        text: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
     /// The description of a node cannot be entered.
     #[error("a node cannot join as {name:?}: {reason}")]
     Member {

@@ -35,7 +35,6 @@
 //! | `joined` | an entry that is kept alive |
 //! | `members` | lists of members, as they change |
 //! | `fixed` | a list in memory |
-//! | `location` | addresses of etcd |
 //! | `etcd` | etcd, with the feature `etcd` |
 //! | `follower` | members become peers |
 //! | `reporter` | counters for the admin interface |
@@ -47,11 +46,11 @@ mod etcd;
 mod fixed;
 mod follower;
 mod joined;
-mod location;
 mod member;
 mod members;
 mod reporter;
 
+pub use crate::settings::EtcdLocation;
 pub use directory::Membership;
 pub use error::MembershipError;
 #[cfg(feature = "etcd")]
@@ -59,7 +58,6 @@ pub use etcd::EtcdMembership;
 pub use fixed::FixedMembers;
 pub use follower::Follower;
 pub use joined::{JoinState, JoinStatus, Joined};
-pub use location::EtcdLocation;
 pub use member::Member;
 pub use members::{MemberList, Members};
 pub use reporter::MembershipReporter;

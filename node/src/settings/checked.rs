@@ -8,8 +8,8 @@ use kvpool_policies::PolicyName;
 
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
-use super::keys::Key;
-use super::origin::Origin;
+use super::reader::Reader;
+use super::services::{EventSettings, MembershipSettings, SharedTierSettings};
 use super::token::Token;
 use super::value::{self, Address, PeerAddress, Size};
 
@@ -48,6 +48,12 @@ pub struct Settings {
     pub nixl: Option<NixlLocation>,
     /// Automatic migration.
     pub migrate: Option<MigrateBelow>,
+    /// The shared tier; `None`: there is none.
+    pub tier: Option<SharedTierSettings>,
+    /// The directory of nodes; `None`: peers are the configured ones.
+    pub membership: Option<MembershipSettings>,
+    /// Events of the cache over ZeroMQ; `None`: they are not published.
+    pub kv_events: Option<EventSettings>,
     /// Synthetic traffic; `None`: no traffic.
     pub load: Option<LoadSettings>,
     /// Time that requests and transfers have to finish after a signal to end.
@@ -147,9 +153,6 @@ pub struct Loaded {
     pub warnings: Vec<String>,
 }
 
-/// The entries, and errors about them.
-struct Reader<'a>(&'a Entries);
-
 impl Loaded {
     /// Parses all entries, and checks what holds between them.
     pub(super) fn check(entries: &Entries, mut warnings: Vec<String>) -> Result<Self, SettingsError> {
@@ -165,6 +168,9 @@ impl Loaded {
             peer_quota_bytes: read.required("peer-quota", quota)?,
             nixl: read.value("nixl", nixl)?,
             migrate: read.migrate(&peers, pool.blocks)?,
+            tier: read.tier()?,
+            membership: read.membership()?,
+            kv_events: read.kv_events(&mut warnings)?,
             load: read.load(&pool)?,
             drain: read.required("drain", |text| value::time(text, Duration::ZERO..=HOUR))?,
             pool,
@@ -190,46 +196,6 @@ impl Loaded {
 }
 
 impl Reader<'_> {
-    /// Returns the key and the entry; `off` counts as none.
-    fn entry(&self, name: &str) -> Option<(&'static Key, &Entry)> {
-        let key = Key::find(name).expect("a key of the list");
-        self.0.get(key.name).filter(|entry| entry.text != "off").map(|entry| (key, entry))
-    }
-
-    /// Returns the error about a value.
-    fn refuse(&self, name: &str, reason: impl Into<String>) -> SettingsError {
-        let key = Key::find(name).expect("a key of the list");
-        let entry = self.0.get(key.name).cloned();
-        let Entry { text, origin } = entry.unwrap_or(Entry { text: String::new(), origin: Origin::Default });
-        SettingsError::Value { key, origin, value: text, reason: reason.into() }
-    }
-
-    /// Parses a value, if there is one.
-    fn value<T, E: ToString>(
-        &self,
-        name: &str,
-        parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Result<Option<T>, SettingsError> {
-        let Some((_, entry)) = self.entry(name) else { return Ok(None) };
-        parse(&entry.text).map(Some).map_err(|error| self.refuse(name, error.to_string()))
-    }
-
-    /// Parses a value of a key that has a default and cannot be off.
-    fn required<T, E: ToString>(
-        &self,
-        name: &str,
-        parse: impl FnOnce(&str) -> Result<T, E>,
-    ) -> Result<T, SettingsError> {
-        self.value(name, parse)?.ok_or_else(|| self.refuse(name, "it cannot be off"))
-    }
-
-    /// Returns the error about a key that needs another one.
-    fn needs(&self, name: &str, needs: &str, reason: &'static str) -> SettingsError {
-        let (key, entry) = self.entry(name).expect("a key with a value");
-        let needs = Key::find(needs).expect("a key of the list");
-        SettingsError::Needs { key, origin: entry.origin.clone(), needs, reason }
-    }
-
     fn pool(&self) -> Result<PoolSettings, SettingsError> {
         let layout_name = self.required("layout", |text| Ok::<_, String>(text.to_owned()))?;
         let layout = self.layout(&layout_name)?;

@@ -21,6 +21,9 @@
 //! | `token` | the token, compared in constant time |
 //! | `files` | reading of files, in bounds |
 //! | `entries` | what the sources say, before it is parsed |
+//! | `location` | addresses of etcd |
+//! | `reader` | values of keys, and errors about them |
+//! | `services` | the shared tier, the membership and the published events |
 //! | `checked` | the struct, and the checks between keys |
 //! | `sources` | reading of the sources, and which of them decides |
 
@@ -29,7 +32,10 @@ mod entries;
 mod error;
 mod files;
 mod keys;
+mod location;
 mod origin;
+mod reader;
+mod services;
 mod sources;
 #[cfg(test)]
 mod tests;
@@ -43,7 +49,10 @@ pub use checked::{
 pub use error::SettingsError;
 pub use files::read_file;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
+pub use location::EtcdLocation;
 pub use origin::Origin;
+pub use services::{EventSettings, MembershipSettings, SharedTierSettings, TierUse};
 pub use sources::Sources;
 pub use token::{Token, TokenError};
+pub(crate) use value::socket;
 pub use value::{Address, PeerAddress, Size};

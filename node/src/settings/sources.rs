@@ -17,6 +17,9 @@ use super::value::PeerAddress;
 /// Maximum size of the settings file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
+/// Variables with the prefix that have a meaning elsewhere: the library of a tier.
+const OTHER_VARIABLES: [&str; 1] = ["KVPOOL_MOONCAKE"];
+
 /// Where settings come from. They can be loaded again, which reads the file again.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
@@ -96,6 +99,9 @@ impl Sources {
             let name = name.to_string_lossy().into_owned();
             let named = KEYS.iter().chain([&CONFIG]).find(|key| key.variable() == name);
             let Some(key) = named else {
+                if OTHER_VARIABLES.contains(&&*name) {
+                    continue;
+                }
                 let near = Key::nearest(&name[VARIABLE_PREFIX.len()..]);
                 let near = near.map(|key| format!("; did you mean {}?", key.variable())).unwrap_or_default();
                 warnings.push(format!("the variable {name} names no setting and is ignored{near}"));

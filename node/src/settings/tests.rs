@@ -7,6 +7,9 @@ use kvpool::{DeviceId, Dtype};
 
 use super::*;
 
+const REDIS: &str = "redis://127.0.0.1:6379";
+const ETCD: &str = "etcd://127.0.0.1:2379/prod";
+
 fn key(name: &str) -> &'static Key {
     Key::find(name).unwrap_or_else(|| panic!("no key {name}"))
 }
@@ -94,6 +97,19 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("nixl", "/opt/nixl"),
         ("migrate-below", "20"),
         ("migrate-to", "c"),
+        ("tier", "redis://:secret@10.0.0.9:6379/2"),
+        ("tier-namespace", "qwen2.5-7b, revision 3"),
+        ("tier-policy", "on-eviction"),
+        ("tier-wait", "50ms"),
+        ("tier-patience", "2s"),
+        ("tier-threads", "3"),
+        ("membership", "etcd://10.0.0.5:2379,etcd-2:2379/prod"),
+        ("membership-lease", "5s"),
+        ("advertise", "gpu-node-1:7411"),
+        ("kv-events", "tcp://127.0.0.1:5557"),
+        ("kv-events-replay", "tcp://[::1]:5558"),
+        ("kv-events-topic", "off"),
+        ("kv-events-hashes", "bytes"),
         ("load", "conversations"),
         ("load-threads", "5"),
         ("load-rest", "20ms"),
@@ -131,7 +147,35 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         let (kind, rest) = (LoadKind::Conversations, Duration::from_millis(20));
         assert_eq!(settings.load, Some(LoadSettings { kind, threads: 5, rest }));
         assert_eq!(settings.drain, Duration::from_secs(30));
+        check_services(settings.tier, settings.membership, settings.kv_events);
     }
+}
+
+fn check_services(
+    tier: Option<SharedTierSettings>,
+    membership: Option<MembershipSettings>,
+    events: Option<EventSettings>,
+) {
+    let tier = tier.unwrap();
+    assert_eq!(
+        (&*tier.address, &*tier.namespace),
+        ("redis://:secret@10.0.0.9:6379/2", "qwen2.5-7b, revision 3")
+    );
+    assert_eq!((tier.policy, tier.threads), (TierUse::OnEviction, 3));
+    assert_eq!((tier.wait, tier.patience), (Duration::from_millis(50), Duration::from_secs(2)));
+    let MembershipSettings { location, lease, advertise } = membership.unwrap();
+    assert_eq!(location.to_string(), "etcd://10.0.0.5:2379,etcd-2:2379/prod");
+    assert_eq!(
+        (lease, advertise.unwrap().to_string()),
+        (Duration::from_secs(5), "gpu-node-1:7411".to_owned())
+    );
+    let events = events.unwrap();
+    assert_eq!(
+        (events.listen.to_string(), events.replay.unwrap().to_string()),
+        ("127.0.0.1:5557".to_owned(), "[::1]:5558".to_owned())
+    );
+    // A topic may have any name.
+    assert_eq!((&*events.topic, events.full_hashes), ("off", true));
 }
 
 #[test]
@@ -214,6 +258,29 @@ fn each_bad_value_is_named_with_its_place_and_what_is_accepted() {
         ("peer-quota", "100B"),
         ("migrate-below", "0"),
         ("migrate-to", "a/b"),
+        ("tier", "127.0.0.1:6379"),
+        ("tier", "memcached://127.0.0.1:1"),
+        ("tier", "redis://127.0.0.1"),
+        ("tier", "redis://:6379"),
+        ("tier", "redis://127.0.0.1:0"),
+        ("tier", "redis://127.0.0.1:6379/x"),
+        ("tier", "redis+unix://x"),
+        ("tier", "mooncake://"),
+        ("tier", "mooncake://127.0.0.1:1/x"),
+        ("tier-namespace", ""),
+        ("tier-policy", "sometimes"),
+        ("tier-wait", "11s"),
+        ("tier-patience", "1ms"),
+        ("tier-threads", "0"),
+        ("membership", "127.0.0.1:2379/prod"),
+        ("membership", "etcd://127.0.0.1:2379"),
+        ("membership", "etcd://127.0.0.1/prod"),
+        ("membership-lease", "500ms"),
+        ("advertise", "10.0.0.1"),
+        ("kv-events", "127.0.0.1:5557"),
+        ("kv-events", "tcp://localhost:5557"),
+        ("kv-events-replay", "tcp://*"),
+        ("kv-events-hashes", "hex"),
         ("load", "storms"),
         ("load-threads", "65"),
         ("load-rest", "2s"),
@@ -247,7 +314,11 @@ fn unknown_keys_of_the_file_are_all_named() {
 
 #[test]
 fn an_unknown_variable_is_a_warning() {
-    let sources = Sources::new().environment(variables(&[("KVPOOL_TRACES", "/x"), ("KVPOOL_SIZES", "3")]));
+    let sources = Sources::new().environment(variables(&[
+        ("KVPOOL_TRACES", "/x"),
+        ("KVPOOL_MOONCAKE", "/x"),
+        ("KVPOOL_SIZES", "3"),
+    ]));
     let warnings = sources.load().unwrap().warnings;
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[1].contains("KVPOOL_SIZES") && warnings[1].ends_with("did you mean KVPOOL_SIZE?"));
@@ -313,6 +384,29 @@ fn keys_that_belong_together() {
         (&[("listen", "10.0.0.1:1")], "--listen: listen needs tls_cert as well"),
         (&[("peers", "b=gpu-node-2:7411")], "--peers: peers needs tls_cert as well"),
         (&[("peers", "a=localhost:1"), ("name", "a")], "a is the name of this node"),
+        (&[("tier", REDIS)], "--tier: tier needs tier_namespace as well"),
+        (&[("tier", REDIS), ("tier-namespace", "m")], "--tier: tier needs token_file as well"),
+        (&[("tier-namespace", "m")], "--tier-namespace: tier_namespace needs tier as well"),
+        (&[("membership", ETCD), ("listen", "off")], "--membership: membership needs listen as well"),
+        (&[("advertise", "a:1")], "--advertise: advertise needs membership as well"),
+        (
+            &[("membership", ETCD), ("listen", "0.0.0.0:1")],
+            "--membership: membership needs advertise as well",
+        ),
+        (
+            &[("membership", ETCD), ("advertise", "0.0.0.0:1")],
+            "members cannot reach an address that stands for all",
+        ),
+        (
+            &[("membership", ETCD), ("advertise", "a:0"), ("listen", "unix:/x")],
+            "is a Unix socket and has no port",
+        ),
+        (
+            &[("kv-events-replay", "tcp://*:1")],
+            "--kv-events-replay: kv_events_replay needs kv_events as well",
+        ),
+        (&[("kv-events", "tcp://*:1"), ("kv-events-replay", "tcp://*:1")], "subscribers have this address"),
+        (&[("kv-events", "tcp://*:1"), ("eviction", "off")], "eviction is off"),
         (&[("load", "conversations"), ("dtype", "int8")], "bytes of int8 cannot be compared"),
     ] {
         let error = refused(with);
@@ -321,11 +415,31 @@ fn keys_that_belong_together() {
 }
 
 #[test]
+fn a_password_of_a_tier_is_not_repeated() {
+    for address in ["redis://:secret@host", "redis://user:secret@host:1/x", "http://user:secret@host:1"] {
+        let error = refused(&[("tier", address)]);
+        assert!(error.contains("tier = ") && error.contains("host") && !error.contains("secret"), "{error}");
+    }
+}
+
+#[test]
+fn events_that_other_hosts_can_read_are_a_warning() {
+    let warnings = |address| flags(&[("kv-events", address)]).load().unwrap().warnings;
+    assert!(warnings("tcp://127.0.0.1:5557").is_empty());
+    for open in ["tcp://*:5557", "tcp://10.0.0.1:5557"] {
+        let [warning] = &warnings(open)[..] else { panic!("{open}") };
+        assert!(warning.starts_with("--kv-events: other hosts can read"), "{warning}");
+    }
+}
+
+#[test]
 fn what_can_be_off_is_off() {
-    let all = ["defrag-threshold", "eviction", "listen", "admin", "load"].map(|name| (name, "off"));
+    let all = ["defrag-threshold", "eviction", "listen", "admin", "load", "tier", "membership", "kv-events"]
+        .map(|name| (name, "off"));
     let settings = load(&all);
     assert_eq!((settings.pool.defrag, settings.pool.eviction, settings.load), (None, None, None));
     assert_eq!((settings.listen, settings.admin), (None, None));
+    assert_eq!((settings.tier, settings.membership, settings.kv_events), (None, None, None));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! adds the key and the accepted values.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -150,6 +150,17 @@ pub(super) fn name(text: &str) -> Result<String, String> {
         return Err(format!("{text:?} is no name: 1 to 64 letters, digits, dots, hyphens and underscores"));
     }
     Ok(text.to_owned())
+}
+
+/// Parses the address of a ZeroMQ socket: `tcp://IP:PORT`, or `tcp://*:PORT` for all interfaces.
+pub(crate) fn socket(text: &str) -> Result<SocketAddr, &'static str> {
+    let rest = text.strip_prefix("tcp://").ok_or("it does not begin with tcp://")?;
+    match rest.strip_prefix("*:") {
+        Some(port) => {
+            port.parse().map(|port| (Ipv4Addr::UNSPECIFIED, port).into()).map_err(|_| "a port is missing")
+        }
+        None => rest.parse().map_err(|_| "neither an IP address with a port, nor *:PORT"),
+    }
 }
 
 /// Parses a whole number in a range.

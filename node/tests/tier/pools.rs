@@ -10,7 +10,7 @@ use kvpool_node::tier::{
 };
 
 use super::kv;
-use super::support::{NAMESPACE, WAIT, bring_back, hasty, idle, in_process, soon, tiered, until};
+use super::support::{NAMESPACE, SLACK, WAIT, bring_back, hasty, idle, in_process, soon, tiered, until};
 
 /// A pool that has computed a prompt of ten full blocks, and stored them; and another pool.
 async fn stored() -> (InProcess, Arc<StoreTier>, [Pool; 2], Vec<u32>) {
@@ -228,6 +228,38 @@ async fn write_through_stores_what_is_computed() {
     drop((of_a, of_b));
     for pool in [&a, &b] {
         idle(pool).await;
+    }
+}
+
+/// At the end of a node: what the policy says is stored, or the deadline ends it.
+#[tokio::test]
+async fn a_flush_stores_what_is_cached() {
+    let (store, tier) = in_process(TierSettings::default());
+    let (a, _) = kv::pools(50);
+    for policy in [TierPolicy::WriteThrough, TierPolicy::OnEviction, TierPolicy::Manual] {
+        store.clear();
+        store.set_fault(Fault::Slow(Duration::from_millis(20)));
+        let of_a = tiered(&a, &tier, policy);
+        drop(kv::admit(&a, 7, &kv::prompt(1, 81)).unwrap());
+        assert!(of_a.flush(soon()).await, "{policy:?}");
+        let (stored, kept) = if policy == TierPolicy::Manual { (0, 20) } else { (20, 0) };
+        assert_eq!(store.len(), stored, "{policy:?}");
+        if policy == TierPolicy::OnEviction {
+            assert_eq!(a.stats().evictable, kept, "they left");
+        }
+        // A store that hangs.
+        store.clear();
+        a.clear_prefix_cache();
+        store.set_fault(Fault::Hang);
+        drop(kv::admit(&a, 8, &kv::prompt(2, 41)).unwrap());
+        let began = Instant::now();
+        let is_flushed = of_a.flush(began + Duration::from_millis(100)).await;
+        assert_eq!(is_flushed, policy == TierPolicy::Manual, "{policy:?}");
+        assert!(began.elapsed() < Duration::from_millis(100) + SLACK, "{policy:?}");
+        store.set_fault(Fault::None);
+        drop(of_a);
+        idle(&a).await;
+        a.clear_prefix_cache();
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use etcd_client::{Client, ConnectOptions};
 use tokio::time::timeout;
 
-use crate::membership::location::EtcdLocation;
+use crate::settings::EtcdLocation;
 
 /// Longest time of a call.
 const CALL: Duration = Duration::from_secs(2);

@@ -10,9 +10,9 @@ use super::watch::follow;
 use crate::membership::directory::Membership;
 use crate::membership::error::MembershipError;
 use crate::membership::joined::Joined;
-use crate::membership::location::EtcdLocation;
 use crate::membership::member::Member;
 use crate::membership::members::{MemberList, Members};
+use crate::settings::EtcdLocation;
 
 /// Limits of the time after which an entry expires.
 const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));

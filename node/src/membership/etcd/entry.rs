@@ -8,8 +8,8 @@ use tokio::time::sleep;
 
 use super::connection::{Pauses, Trouble, call, connect};
 use crate::membership::joined::{JoinSender, JoinState, JoinStatus};
-use crate::membership::location::EtcdLocation;
 use crate::membership::member::Member;
+use crate::settings::EtcdLocation;
 
 /// Keeps the entry of a node until it leaves, or until nothing holds the entry any more.
 pub(super) async fn keep(location: EtcdLocation, member: Member, lease: Duration, sender: JoinSender) {

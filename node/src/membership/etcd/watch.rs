@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep_until};
 
 use super::connection::{Pauses, Trouble, call, connect};
 use super::known::KnownMembers;
-use crate::membership::location::EtcdLocation;
 use crate::membership::member::Member;
 use crate::membership::members::{ListSender, MemberList, publish};
+use crate::settings::EtcdLocation;
 
 /// Follows the members until nothing receives the lists any more.
 pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListSender) {

@@ -6,6 +6,9 @@
 //!
 //! Blocks of which the tier did not answer wait again, behind a pause that becomes longer: a store that
 //! was gone for a while gets them when it is back. A value that the store refuses is given up.
+//!
+//! A flush is answered when no event and no hash is left: what the cache had when it was asked for was
+//! then stored, or did not need to be, or was refused. The caller bounds the time.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
@@ -15,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use futures_core::Stream;
 use kvpool::prefix::{BlockHash, KvEvent, KvEvents};
+use tokio::sync::{mpsc, oneshot};
 
 use super::super::outcome::{Outcome, TierFailure};
 use super::super::settings::after;
@@ -28,6 +32,9 @@ const SETTLE: Duration = Duration::from_millis(1);
 
 /// Shortest and longest pause behind a batch of which the tier did not answer.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+/// Requests for the news that nothing waits to be stored.
+pub(super) type Flushes = mpsc::UnboundedSender<oneshot::Sender<()>>;
 
 /// The hashes of blocks that wait to be stored.
 struct Waiting {
@@ -86,17 +93,27 @@ async fn next(events: &mut KvEvents, waits: bool) -> Result<Option<KvEvent>, ()>
 
 impl Link {
     /// Follows the events to their end.
-    pub(super) async fn write_through(self: Arc<Self>, mut events: KvEvents) {
+    pub(super) async fn write_through(
+        self: Arc<Self>,
+        mut events: KvEvents,
+        mut flushes: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
+    ) {
+        let mut asked: Vec<oneshot::Sender<()>> = Vec::new();
         let mut waiting =
             Waiting { hashes: VecDeque::new(), known: HashSet::new(), max: self.settings.waiting_max };
         // Blocks from before.
         self.list(&mut waiting);
         let (mut pause, mut due) = (PAUSE.0, Instant::now());
         loop {
-            let is_early = Instant::now() < due;
+            let (is_idle, is_early) = (waiting.hashes.is_empty(), Instant::now() < due);
             let received = tokio::select! {
                 biased;
-                received = next(&mut events, is_early || waiting.hashes.is_empty()) => received,
+                received = next(&mut events, is_early || is_idle && asked.is_empty()) => received,
+                Some(flush) = flushes.recv(), if is_idle => {
+                    // Answered below, once no event is left.
+                    asked.push(flush);
+                    continue;
+                }
                 () = tokio::time::sleep_until(due.into()), if is_early => Ok(None),
             };
             match received {
@@ -105,9 +122,15 @@ impl Link {
                     // All that there are, before the store is asked.
                     continue;
                 }
-                Ok(None) if waiting.hashes.is_empty() => continue,
                 Ok(None) => {}
                 Err(()) => return,
+            }
+            if waiting.hashes.is_empty() {
+                // The caller may have gone.
+                for flush in asked.drain(..) {
+                    let _ = flush.send(());
+                }
+                continue;
             }
             tokio::time::sleep(SETTLE).await;
             let unanswered = self.store(waiting.take()).await;

@@ -5,11 +5,13 @@ use std::time::Instant;
 
 use kvpool::prefix::{BlockHash, Chain, PrefixKeys};
 use kvpool::{Pool, PrefixError, TransferError};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::super::error::TierError;
 use super::super::shared_tier::SharedTier;
-use super::link::{Link, TierReport, TieredCounters};
+use super::follow::Flushes;
+use super::link::{Link, PUTS_AT_ONCE, TierReport, TieredCounters};
 use super::settings::{TierPolicy, TieredSettings};
 
 /// A pool whose cached blocks are shared through a tier.
@@ -36,6 +38,8 @@ use super::settings::{TierPolicy, TieredSettings};
 pub struct Tiered {
     link: Arc<Link>,
     task: Option<JoinHandle<()>>,
+    /// To the task, if it stores blocks when they are computed.
+    flushes: Flushes,
 }
 
 impl Tiered {
@@ -52,6 +56,7 @@ impl Tiered {
     /// Outside of a tokio runtime, unless the policy is [`TierPolicy::Manual`].
     pub fn new(pool: Pool, tier: Arc<dyn SharedTier>, settings: TieredSettings) -> Result<Self, TierError> {
         let link = Arc::new(Link::new(pool, tier, settings)?);
+        let (flushes, asked) = mpsc::unbounded_channel();
         let task = match link.settings.policy {
             TierPolicy::Manual => None,
             TierPolicy::OnEviction => Some(tokio::spawn(link.clone().offload_on_eviction())),
@@ -59,10 +64,10 @@ impl Tiered {
                 let cache = link.pool.prefix_cache();
                 let cache = cache.ok_or(TransferError::NoCache { pool: link.pool.tag() })?;
                 let events = cache.events().subscribe()?;
-                Some(tokio::spawn(link.clone().write_through(events)))
+                Some(tokio::spawn(link.clone().write_through(events, asked)))
             }
         };
-        Ok(Self { link, task })
+        Ok(Self { link, task, flushes })
     }
 
     /// Returns the pool.
@@ -118,6 +123,44 @@ impl Tiered {
     /// [`TransferError`] of the pool; all blocks stay.
     pub async fn offload(&self, blocks_max: usize, deadline: Instant) -> Result<TierReport, TransferError> {
         self.link.offload(blocks_max, deadline).await
+    }
+
+    /// Stores what the policy says of the blocks that are cached now. Returns whether that was done by
+    /// the deadline; the tier may have failed to store some.
+    ///
+    /// With [`TierPolicy::OnEviction`], these are all evictable blocks, which leave the cache: for the end
+    /// of a node, of which the cluster keeps the blocks.
+    pub async fn flush(&self, deadline: Instant) -> bool {
+        let flushed = async {
+            match self.link.settings.policy {
+                TierPolicy::Manual => true,
+                TierPolicy::WriteThrough => {
+                    let (done, is_done) = oneshot::channel();
+                    self.flushes.send(done).is_ok() && is_done.await.is_ok()
+                }
+                TierPolicy::OnEviction => loop {
+                    match self.link.offload(PUTS_AT_ONCE, deadline).await {
+                        Ok(report) if report.cached_blocks > 0 => {}
+                        Ok(_) => break self.link.pool.stats().evictable == 0,
+                        Err(_) => break false,
+                    }
+                },
+            }
+        };
+        tokio::time::timeout_at(deadline.into(), flushed).await.unwrap_or(false)
+    }
+}
+
+impl Tiered {
+    /// Ends the task that stores blocks, and waits until it uses the pool no more. Values on their way
+    /// are stored or not.
+    pub async fn close(mut self) {
+        self.link.tier.close();
+        if let Some(task) = self.task.take() {
+            task.abort();
+            // An error says that it was aborted.
+            let _ = task.await;
+        }
     }
 }
 

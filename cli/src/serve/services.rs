@@ -1,0 +1,218 @@
+//! Services beside the pool: a shared tier, events of the cache over ZeroMQ, and membership.
+//!
+//! ```text
+//! start   tier, events -> traffic -> node -> membership
+//! end     membership left -> transfers of the node -> traffic -> tier drained -> events flushed
+//! ```
+//!
+//! The tier and the events begin before the traffic, so that they have all blocks, and end after it, so
+//! that they have the last ones. A node is a member only while it serves.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvpool::Pool;
+use kvpool_node::Node;
+use kvpool_node::admin::Reporters;
+use kvpool_node::events::{HashForm, KvEventError, KvEventPublisher, KvEventReporter, KvEventSettings};
+use kvpool_node::membership::{Follower, Joined, MembershipError};
+use kvpool_node::settings::{EventSettings, MembershipSettings, Settings, SharedTierSettings, TierUse};
+use kvpool_node::tier::{
+    self, SharedTier, TierError, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
+};
+use kvpool_node::transport::tcp::PeerSettings;
+use thiserror::Error;
+use tokio::runtime::Handle;
+
+use crate::output::complain;
+
+/// Longest time in which subscribers are sent the last events.
+const EVENTS_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why a service cannot be started.
+#[derive(Debug, Error)]
+pub enum ServiceError {
+    #[error("--tier: {0}")]
+    Tier(#[from] TierError),
+    #[error("--kv-events: {0}")]
+    KvEvents(#[from] KvEventError),
+    #[cfg(not(feature = "etcd"))]
+    #[error("--membership: this program was built without the feature `etcd`")]
+    NoEtcd,
+    #[error("--membership: {0}")]
+    Membership(#[from] MembershipError),
+}
+
+/// The tier of a pool, for the threads of the traffic.
+#[derive(Clone)]
+pub(super) struct Fetching {
+    pub tiered: Arc<Tiered>,
+    pub runtime: Handle,
+    /// Longest time that a request waits for its prefix.
+    pub wait: Duration,
+}
+
+/// Connects to the store of a tier, and refuses services that are not part of this build: before the pool
+/// takes memory.
+pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<dyn SharedTier>>, ServiceError> {
+    #[cfg(not(feature = "etcd"))]
+    if settings.membership.is_some() {
+        return Err(ServiceError::NoEtcd);
+    }
+    let connect = |tier: &SharedTierSettings| {
+        let mut of_store = TierSettings::default();
+        (of_store.threads, of_store.patience) = (tier.threads, tier.patience);
+        tier::connect(&tier.address, of_store)
+    };
+    Ok(settings.tier.as_ref().map(connect).transpose()?)
+}
+
+/// Services that begin before the traffic.
+pub(super) struct Services {
+    pub fetching: Option<Fetching>,
+    pub publisher: Option<KvEventPublisher>,
+}
+
+impl Services {
+    /// Starts the tier and the events, and reports their counters.
+    pub async fn start(
+        pool: &Pool,
+        settings: &Settings,
+        tier: Option<Arc<dyn SharedTier>>,
+        reporters: &Reporters,
+    ) -> Result<Self, ServiceError> {
+        let tier = settings.tier.as_ref().zip(tier);
+        let fetching = tier.map(|(settings, tier)| fetching(pool, settings, tier)).transpose()?;
+        if let Some(Fetching { tiered, .. }) = &fetching {
+            reporters.add(TierReporter::new(tiered.tier().name(), tiered));
+        }
+        let publisher = match &settings.kv_events {
+            Some(settings) => Some(KvEventPublisher::start(pool.clone(), published(settings)).await?),
+            None => None,
+        };
+        if let Some(publisher) = &publisher {
+            reporters.add(KvEventReporter::new("publisher", publisher));
+        }
+        Ok(Self { fetching, publisher })
+    }
+
+    /// Stores and publishes what the pool has, as far as it is possible within the time, and ends. What
+    /// is not stored or published is lost to others, and no block of this node.
+    pub async fn end(self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        if let Some(Fetching { tiered, .. }) = self.fetching {
+            if !tiered.flush(deadline).await {
+                complain(format_args!("the tier was not given all cached blocks within {patience:?}"));
+            }
+            // The traffic, which had it too, has ended.
+            if let Some(tiered) = Arc::into_inner(tiered) {
+                tiered.close().await;
+            }
+        }
+        if let Some(publisher) = self.publisher
+            && !publisher.close(Instant::now() + EVENTS_PATIENCE.min(patience)).await
+        {
+            complain(format_args!("a subscriber was not sent the last events: it reads too slowly"));
+        }
+    }
+}
+
+fn fetching(
+    pool: &Pool,
+    settings: &SharedTierSettings,
+    tier: Arc<dyn SharedTier>,
+) -> Result<Fetching, TierError> {
+    let policy = match settings.policy {
+        TierUse::OnEviction => TierPolicy::OnEviction,
+        // Nothing asks for an offload.
+        TierUse::ReadOnly => TierPolicy::Manual,
+        _ => TierPolicy::WriteThrough,
+    };
+    let of_pool = TieredSettings::new(&settings.namespace).policy(policy);
+    let tiered = Arc::new(Tiered::new(pool.clone(), tier, of_pool)?);
+    Ok(Fetching { tiered, runtime: Handle::current(), wait: settings.wait })
+}
+
+fn published(settings: &EventSettings) -> KvEventSettings {
+    let mut of_publisher = KvEventSettings::new(settings.listen);
+    of_publisher.replay = settings.replay;
+    of_publisher.topic.clone_from(&settings.topic);
+    of_publisher.hashes = if settings.full_hashes { HashForm::Bytes } else { HashForm::Integer };
+    of_publisher
+}
+
+/// A node's place in a directory, and the members that are its peers.
+#[cfg_attr(not(feature = "etcd"), allow(dead_code, reason = "this build has no directory"))]
+pub(super) struct Membership {
+    follower: Follower,
+    joined: Joined,
+}
+
+impl Membership {
+    /// Joins the directory, and follows its members.
+    #[cfg(feature = "etcd")]
+    pub fn start(
+        node: &Arc<Node>,
+        settings: &MembershipSettings,
+        peers: Vec<PeerSettings>,
+        reporters: &Reporters,
+    ) -> Result<Self, ServiceError> {
+        use kvpool_node::membership::{EtcdMembership, Member, Membership, MembershipReporter};
+        use kvpool_node::settings::Address;
+        let address = advertised(node, settings);
+        let mut member = Member::new(node.name(), address.clone());
+        if let Some(admin) = node.admin_address() {
+            let host = match (&address, admin.ip().is_unspecified()) {
+                (Address::Tcp { host, .. }, true) => host.clone(),
+                _ => admin.ip().to_string(),
+            };
+            member = member.admin(Address::Tcp { host, port: admin.port() }.to_string());
+        }
+        let directory = EtcdMembership::new(settings.location.clone()).grace(GRACE.max(settings.lease));
+        let joined = directory.join(member, settings.lease)?;
+        let members = directory.watch();
+        reporters.add(MembershipReporter::new("etcd", &members, Some(&joined)));
+        Ok(Self { follower: Follower::start(node, members, peers), joined })
+    }
+
+    /// Refuses: the client of etcd is not part of this build.
+    #[cfg(not(feature = "etcd"))]
+    pub fn start(
+        _: &Arc<Node>,
+        _: &MembershipSettings,
+        _: Vec<PeerSettings>,
+        _: &Reporters,
+    ) -> Result<Self, ServiceError> {
+        Err(ServiceError::NoEtcd)
+    }
+
+    /// Replaces the configured peers.
+    pub fn configure(&self, peers: Vec<PeerSettings>) {
+        self.follower.configure(peers);
+    }
+
+    /// Removes the entry, so that members drop this node at once.
+    pub async fn leave(self) {
+        drop(self.follower);
+        self.joined.leave().await;
+    }
+}
+
+/// Shortest time for which members stay that were lost while etcd was out of reach.
+#[cfg(feature = "etcd")]
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Returns the address at which members reach a node.
+#[cfg(feature = "etcd")]
+fn advertised(node: &Node, settings: &MembershipSettings) -> kvpool_node::settings::Address {
+    use kvpool_node::settings::Address;
+    let bound = node.addresses().first().expect("a membership needs an address to listen on");
+    let bound: Address = bound.to_string().parse().expect("an address that is in use");
+    match (&settings.advertise, bound) {
+        (Some(Address::Tcp { host, port: 0 }), Address::Tcp { port, .. }) => {
+            Address::Tcp { host: host.clone(), port }
+        }
+        (Some(address), _) => address.clone(),
+        (None, bound) => bound,
+    }
+}

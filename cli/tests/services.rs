@@ -1,0 +1,411 @@
+//! `kvpool serve` with a shared tier, published events and a membership, end to end.
+//!
+//! Redis and etcd are real servers, which die, hang and return. Without their programs the tests that
+//! need them say that they were skipped.
+#![cfg(target_os = "linux")]
+
+mod common;
+#[path = "common/servers.rs"]
+mod servers;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::live::{Node, program, run, said, wait_until};
+use common::openmetrics::{read, value};
+use rustix::process::Signal;
+use serde_json::Value;
+use servers::Server;
+
+/// Writes a token that only this user can read, and returns the flag.
+fn token(folder: &Path) -> String {
+    let path = folder.join("token");
+    fs::write(&path, "one-token-of-the-tests").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    format!("--token-file {}", path.display())
+}
+
+/// A node with a token, whose statistics are read with it.
+struct Member {
+    node: Node,
+    token: String,
+}
+
+impl Member {
+    fn start(token: &str, flags: &str) -> Self {
+        Self { node: Node::start(&format!("serve {token} {flags}")), token: token.to_owned() }
+    }
+
+    fn extra(&self, pointer: &str) -> Value {
+        let stats = self.node.json(&format!("stats {}", self.token));
+        stats["extra"].pointer(pointer).cloned().unwrap_or_default()
+    }
+
+    fn count(&self, pointer: &str) -> u64 {
+        self.extra(pointer).as_u64().unwrap_or_default()
+    }
+
+    /// Checks that no byte was wrong and that the audit agrees, and ends the node. Returns its errors.
+    fn end(self) -> String {
+        assert_eq!(self.node.json(&format!("audit {}", self.token))["sound"], true);
+        if !self.extra("/load").is_null() {
+            assert_eq!((self.count("/load/blocks_corrupt"), self.count("/load/findings")), (0, 0));
+            assert!(self.count("/load/tokens_verified") > 0);
+        }
+        let (code, errors) = self.node.end(Signal::TERM);
+        assert_eq!(code, Some(0), "{errors}");
+        errors
+    }
+}
+
+/// Starts `kvpool serve` with flags that it refuses; returns what it says.
+fn refused(flags: &str) -> String {
+    let output = run(&format!("serve {flags}"));
+    assert_eq!(output.status.code(), Some(2), "{flags}: {}", said(&output));
+    assert!(output.stdout.is_empty(), "{flags}");
+    said(&output)
+}
+
+#[test]
+fn bad_settings_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = token(folder.path());
+    let file = folder.path().join("kvpool.toml");
+    fs::write(&file, "tier_namespaces = \"m\"\nkv_event = \"tcp://*:1\"\n").unwrap();
+    let said = refused(&format!("--config {}", file.display()));
+    for part in [
+        "kvpool.toml:1: there is no key `tier_namespaces`; did you mean `tier_namespace`?",
+        "kvpool.toml:2: there is no key `kv_event`; did you mean `kv_events`?",
+    ] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    for (flags, part) in [
+        ("--tier redis://127.0.0.1:1", "--tier: tier needs tier_namespace as well"),
+        ("--tier redis://127.0.0.1:1 --tier-namespace m", "--tier: tier needs token_file as well"),
+        (
+            "--tier redis://127.0.0.1 --tier-namespace m",
+            "--tier: tier = \"redis://127.0.0.1\": a port is missing",
+        ),
+        ("--tier peer://b --tier-namespace m", "no store is named by \"peer\"; accepted: redis://HOST"),
+        (
+            "--membership etcd://127.0.0.1/x",
+            "--membership: membership = \"etcd://127.0.0.1/x\": a server is not HOST:PORT",
+        ),
+        (
+            "--kv-events tcp://localhost:1",
+            "--kv-events: kv_events = \"tcp://localhost:1\": neither an IP address",
+        ),
+    ] {
+        let said = refused(flags);
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    // What this program was built without, or whose library is not here.
+    let tier = format!("{token} --tier-namespace m --tier");
+    let expected = match cfg!(feature = "mooncake") {
+        true => "--tier: mooncake: ",
+        false => "--tier: this program was built without mooncake: build it with the feature `mooncake`",
+    };
+    let said = refused(&format!("{tier} mooncake://127.0.0.1:1"));
+    assert!(said.contains(expected), "{said}");
+    if !cfg!(feature = "redis") {
+        let said = refused(&format!("{tier} redis://127.0.0.1:1"));
+        assert!(said.contains("build it with the feature `redis`"), "{said}");
+    }
+    if !cfg!(feature = "etcd") {
+        let said = refused("--membership etcd://127.0.0.1:1/x");
+        assert!(said.contains("--membership: this program was built without the feature `etcd`"), "{said}");
+    }
+    // An address in use.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let said = refused(&format!("--kv-events tcp://{address}"));
+    assert!(said.contains(&format!("--kv-events: cannot listen on {address}: ")), "{said}");
+}
+
+/// What a tier that cannot be reached costs, and what a reload does not take over.
+#[cfg(feature = "redis")]
+#[test]
+fn changes_that_need_a_restart_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (token, file) = (token(folder.path()), folder.path().join("kvpool.toml"));
+    let text = "tier = \"redis://127.0.0.1:1\"\ntier_namespace = \"m\"\nkv_events = \"tcp://127.0.0.1:0\"\n";
+    fs::write(&file, text).unwrap();
+    let node =
+        Node::start_with(program().args(["serve", "--config"]).arg(&file).args(token.split_whitespace()));
+    fs::write(&file, format!("{}[peers]\nc = \"localhost:8\"\n", text.replace("\"m\"", "\"n\""))).unwrap();
+    node.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(300));
+    fs::write(&file, "tier = \"redis://127.0.0.1:1\"\n").unwrap();
+    node.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(300));
+    fs::write(&file, "").unwrap();
+    node.signal(Signal::HUP);
+    thread::sleep(Duration::from_millis(300));
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    for part in [
+        "reloaded; changes of peers: +c=localhost:8; changes that need a restart: tier\n",
+        "not reloaded: ",
+        "tier needs tier_namespace as well",
+        "changes of peers: -c=localhost:8; changes that need a restart: tier, kv_events\n",
+    ] {
+        assert!(errors.contains(part), "no {part:?} in {errors}");
+    }
+}
+
+#[cfg(feature = "redis")]
+const SMALL: &str = "--size 6000 --load conversations --load-rest 2ms --tier-namespace tests --tier";
+
+/// A node that never stores hits what another one computed.
+#[cfg(feature = "redis")]
+#[test]
+fn prefixes_of_one_node_are_hits_on_another() {
+    let Some(mut redis) = Server::redis() else { return };
+    redis.run();
+    let folder = tempfile::tempdir().unwrap();
+    let (token, tier) = (token(folder.path()), format!("redis://127.0.0.1:{}", redis.port()));
+    let a = Member::start(&token, &format!("--name a {SMALL} {tier}"));
+    wait_until("blocks are stored", || a.count("/tiers/redis/stored") > 1000);
+    let b = Member::start(&token, &format!("--name b {SMALL} {tier} --tier-policy read-only"));
+    wait_until("blocks are hit", || b.count("/tiers/redis/pool/fetched_blocks") > 500);
+    assert_eq!((b.count("/tiers/redis/stored"), b.count("/tiers/redis/bad_values")), (0, 0));
+    wait_until("conversations with them are completed", || {
+        b.count("/load/completed") > 20 && b.count("/load/cached_tokens") > 0
+    });
+    // Of another model: not a block.
+    let other = format!("--name c {} {tier} --tier-policy read-only", SMALL.replace("tests", "others"));
+    let c = Member::start(&token, &other);
+    wait_until("it asks", || c.count("/tiers/redis/pool/asked") > 10);
+    assert_eq!(c.count("/tiers/redis/hits"), 0);
+    let text = b.node.text(&format!("stats {token}"));
+    for part in ["tiers: redis", "pool fetched blocks", "pool fetched bytes", "breaker"] {
+        assert!(text.contains(part), "no {part:?} in {text}");
+    }
+    let metrics = scrape(&b);
+    assert!(value(&metrics, "kvpool_tier_fetched_blocks_total", &[("tier", "redis")]) > 500.0);
+    assert_eq!(value(&metrics, "kvpool_tier_up", &[("tier", "redis")]), 1.0);
+    // What was cached at the end is there.
+    let before = a.count("/tiers/redis/pool/stored_blocks");
+    for member in [a, b, c] {
+        assert_eq!(member.end(), "");
+    }
+    assert!(redis.keys() >= before, "{} {before}", redis.keys());
+}
+
+#[cfg(feature = "redis")]
+fn scrape(member: &Member) -> Vec<common::openmetrics::Sample> {
+    let authority = member.node.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(authority).unwrap();
+    write!(
+        stream,
+        "GET /metrics HTTP/1.1\r\nHost: {authority}\r\nAuthorization: Bearer one-token-of-the-tests\r\nConnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    read(answer.split_once("\r\n\r\n").unwrap().1).unwrap()
+}
+
+/// A server that refuses, dies and hangs costs hits, and neither bytes nor the end.
+#[cfg(feature = "redis")]
+#[test]
+fn a_redis_that_refuses_dies_and_hangs() {
+    let Some(mut redis) = Server::redis() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (token, tier) = (token(folder.path()), format!("redis://127.0.0.1:{}", redis.port()));
+    let flags = format!("--name a {SMALL} {tier} --tier-patience 200ms --tier-wait 300ms --drain 2s");
+    let a = Member::start(&token, &flags);
+    let goes_on = |what: &str| {
+        let before = a.count("/load/completed");
+        wait_until(what, || a.count("/load/completed") > before + 5);
+    };
+    let breaker = || a.extra("/tiers/redis/breaker").as_str().unwrap_or_default().to_owned();
+    let stores = |what: &str| {
+        let before = a.count("/tiers/redis/stored");
+        wait_until(what, || a.count("/tiers/redis/stored") > before + 100);
+    };
+    wait_until("the breaker opens without a server", || breaker() == "open");
+    goes_on("requests are served without a server");
+    redis.run();
+    stores("blocks are stored once it is there");
+    redis.kill();
+    wait_until("the breaker opens when it dies", || breaker() == "open");
+    goes_on("requests are served when it dies");
+    redis.run();
+    stores("blocks are stored when it returns");
+    redis.signal(Signal::STOP);
+    wait_until("the breaker opens when it hangs", || breaker() == "open");
+    goes_on("requests are served while it hangs");
+    assert_eq!(a.node.json(&format!("audit {token}"))["sound"], true);
+    redis.signal(Signal::CONT);
+    stores("blocks are stored when it goes on");
+    redis.signal(Signal::STOP);
+    // The end waits for it no longer than for the drain of transfers and of the tier.
+    let begun = Instant::now();
+    a.end();
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    redis.signal(Signal::CONT);
+}
+
+/// A SUB socket that subscribes to everything.
+struct Subscriber(TcpStream);
+
+impl Subscriber {
+    fn connect(address: &str) -> Self {
+        let mut stream = TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
+        let mut bytes = vec![0; 64];
+        (bytes[0], bytes[9], bytes[10]) = (0xff, 0x7f, 3);
+        bytes[12..16].copy_from_slice(b"NULL");
+        bytes.extend(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB\0\x01\x01");
+        stream.write_all(&bytes).unwrap();
+        stream.read_exact(&mut [0; 64 + 27]).unwrap();
+        Self(stream)
+    }
+
+    /// Reads a message; returns its topic and number, or `None` at the end.
+    fn next(&mut self) -> Option<(Vec<u8>, u64)> {
+        let mut frames = Vec::new();
+        loop {
+            let mut head = [0; 2];
+            self.0.read_exact(&mut head).ok()?;
+            let mut length = u64::from(head[1]);
+            if head[0] & 2 != 0 {
+                let mut rest = [0; 7];
+                self.0.read_exact(&mut rest).ok()?;
+                length = rest.iter().fold(length, |sum, byte| sum << 8 | u64::from(*byte));
+            }
+            let mut body = vec![0; length as usize];
+            self.0.read_exact(&mut body).ok()?;
+            frames.push(body);
+            if head[0] & 1 == 0 {
+                let number = u64::from_be_bytes(frames[1].as_slice().try_into().unwrap());
+                return Some((frames.swap_remove(0), number));
+            }
+        }
+    }
+}
+
+/// One subscriber has every batch, the last one too; one that never reads delays nothing.
+#[test]
+fn subscribers_that_read_and_that_never_do() {
+    let mut command = program();
+    command.args(["serve", "--load", "conversations", "--size", "12000"]);
+    command.args([
+        "--kv-events",
+        "tcp://127.0.0.1:0",
+        "--kv-events-topic",
+        "kv",
+        "--kv-events-replay",
+        "tcp://127.0.0.1:0",
+    ]);
+    let node = Node::start_with(&mut command);
+    let address = node.line("kv_events: ");
+    node.line("kv_events_replay: ");
+    let (mut reading, silent) = (Subscriber::connect(&address), Subscriber::connect(&address));
+    let received = thread::spawn(move || {
+        let mut numbers = Vec::new();
+        while let Some((topic, number)) = reading.next() {
+            assert_eq!(topic, b"kv");
+            numbers.push(number);
+        }
+        numbers
+    });
+    let count = |name: &str| node.json("stats")["extra"]["kv_events"]["publisher"][name].as_u64().unwrap();
+    // Events have five bytes for each of them: more than the system's buffers of a connection hold.
+    let tokens = || node.json("stats")["extra"]["load"]["tokens"].as_u64();
+    wait_until("many events are published", || tokens() > Some(3_000_000));
+    assert_eq!(count("subscribers"), 2);
+    assert!(node.text("stats").contains("kv_events: publisher"));
+    assert_eq!(node.json("audit")["sound"], true);
+    let newest = count("newest");
+    let begun = Instant::now();
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    assert!(errors.contains("a subscriber was not sent the last events"), "{errors}");
+    drop(silent);
+    let numbers = received.join().unwrap();
+    assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "no gap");
+    assert!(numbers.last() > Some(&newest), "the blocks of the last conversations have events");
+}
+
+#[cfg(feature = "etcd")]
+mod directory {
+    use super::*;
+
+    fn member(etcd: &Server, name: &str) -> Node {
+        let at = format!("--membership etcd://127.0.0.1:{}/tests --membership-lease 2s", etcd.port());
+        Node::start(&format!("serve --name {name} --load arrivals {at}"))
+    }
+
+    fn of(node: &Node, name: &str) -> Value {
+        node.json("stats")["extra"]["membership"]["etcd"][name].clone()
+    }
+
+    fn is_linked(node: &Node, peer: &str) -> bool {
+        node.json("stats")["extra"]["peers"][peer] == "up"
+    }
+
+    #[test]
+    fn an_etcd_that_disappears_and_returns() {
+        let Some(mut etcd) = Server::etcd() else { return };
+        // One node starts before etcd.
+        let a = member(&etcd, "a");
+        assert_eq!((of(&a, "joined"), of(&a, "current")), (false.into(), false.into()));
+        etcd.run();
+        let b = member(&etcd, "b");
+        wait_until("the nodes are linked", || is_linked(&a, "b") && is_linked(&b, "a"));
+        assert_eq!(of(&b, "members"), serde_json::json!(["a", "b"]));
+        etcd.kill();
+        wait_until("the loss is noticed", || of(&a, "current") == false);
+        // Longer than the lease.
+        thread::sleep(Duration::from_secs(3));
+        assert!(is_linked(&a, "b") && is_linked(&b, "a"), "links stay");
+        assert_eq!(of(&a, "members"), serde_json::json!(["a", "b"]));
+        // A reload keeps the members.
+        a.signal(Signal::HUP);
+        etcd.run();
+        wait_until("both are members again", || of(&a, "joined") == true && of(&b, "joined") == true);
+        wait_until("the list is current", || of(&a, "current") == true);
+        assert!(is_linked(&a, "b"));
+        let text = a.text("stats");
+        assert!(text.contains("membership: etcd") && text.contains("a, b"), "{text}");
+        // In order: at once, not by the lease.
+        let begun = Instant::now();
+        let (code, errors) = b.end(Signal::TERM);
+        assert_eq!(code, Some(0), "{errors}");
+        wait_until("the other one sees that it left", || of(&a, "members") == serde_json::json!(["a"]));
+        assert!(begun.elapsed() < Duration::from_secs(2) + Duration::from_secs(3));
+        // Without the directory the node ends all the same.
+        etcd.kill();
+        let begun = Instant::now();
+        let (code, errors) = a.end(Signal::TERM);
+        assert_eq!(code, Some(0), "{errors}");
+        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    }
+
+    #[test]
+    fn a_node_that_is_paused_for_longer_than_its_lease_joins_again() {
+        let Some(mut etcd) = Server::etcd() else { return };
+        etcd.run();
+        let (a, b) = (member(&etcd, "a"), member(&etcd, "b"));
+        wait_until("the nodes are linked", || is_linked(&a, "b"));
+        wait_until("it is a member", || of(&b, "joins") == 1);
+        b.signal(Signal::STOP);
+        wait_until("its lease expires", || of(&a, "members") == serde_json::json!(["a"]));
+        thread::sleep(Duration::from_secs(1));
+        b.signal(Signal::CONT);
+        wait_until("it joins again", || of(&b, "joins") == 2);
+        wait_until("the nodes are linked again", || is_linked(&a, "b") && is_linked(&b, "a"));
+        for node in [a, b] {
+            assert_eq!(node.json("audit")["sound"], true);
+            let (code, errors) = node.end(Signal::TERM);
+            assert_eq!(code, Some(0), "{errors}");
+        }
+    }
+}

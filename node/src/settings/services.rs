@@ -1,0 +1,223 @@
+//! Settings of services beside the pool: the shared tier, the membership and the published events.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::error::SettingsError;
+use super::location::EtcdLocation;
+use super::reader::Reader;
+use super::value::{self, Address};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Longest namespace of a tier, and longest topic of events, in bytes.
+const NAMESPACE_MAX: usize = 256;
+const TOPIC_MAX: usize = 255;
+
+/// Schemes of addresses of a tier.
+const REDIS: [&str; 2] = ["redis", "valkey"];
+const REDIS_UNIX: [&str; 2] = ["redis+unix", "valkey+unix"];
+const MOONCAKE: &str = "mooncake";
+
+/// A shared tier of cached blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SharedTierSettings {
+    /// Address of the store, which may have a password.
+    pub address: String,
+    /// Names the model and the revision of its weights.
+    pub namespace: String,
+    /// When blocks go there.
+    pub policy: TierUse,
+    /// Longest time that a request waits for its prefix.
+    pub wait: Duration,
+    /// Time after which a call of the store counts as failed.
+    pub patience: Duration,
+    /// Threads that call the store.
+    pub threads: usize,
+}
+
+/// When blocks go to a tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum TierUse {
+    /// When they are computed.
+    WriteThrough,
+    /// Before they are evicted.
+    OnEviction,
+    /// Never: blocks of other nodes are read.
+    ReadOnly,
+}
+
+/// A directory of nodes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct MembershipSettings {
+    /// The directory.
+    pub location: EtcdLocation,
+    /// Time after which an entry expires that is not renewed.
+    pub lease: Duration,
+    /// Address at which members reach this node; port 0 stands for that of `listen`. `None`: that of
+    /// `listen`.
+    pub advertise: Option<Address>,
+}
+
+/// Events of the prefix cache over ZeroMQ.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct EventSettings {
+    /// Address for subscribers.
+    pub listen: SocketAddr,
+    /// Address for replays.
+    pub replay: Option<SocketAddr>,
+    /// Topic of all batches.
+    pub topic: String,
+    /// Whether hashes are 24 bytes instead of 64 bits.
+    pub full_hashes: bool,
+}
+
+impl Reader<'_> {
+    pub(super) fn tier(&self) -> Result<Option<SharedTierSettings>, SettingsError> {
+        let policy = self.required("tier-policy", |text| match text {
+            "write-through" => Ok(TierUse::WriteThrough),
+            "on-eviction" => Ok(TierUse::OnEviction),
+            "read-only" => Ok(TierUse::ReadOnly),
+            _ => Err("no such policy"),
+        })?;
+        let wait = |text: &str| value::time(text, Duration::from_millis(1)..=Duration::from_secs(10));
+        let wait = self.required("tier-wait", wait)?;
+        let patience = |text: &str| value::time(text, Duration::from_millis(10)..=MINUTE);
+        let patience = self.required("tier-patience", patience)?;
+        let threads = self.required("tier-threads", |text| value::whole(text, 1..=64))? as usize;
+        let namespace = self.text("tier-namespace").map(str::to_owned);
+        if let Some(name) = &namespace
+            && !(1..=NAMESPACE_MAX).contains(&name.len())
+        {
+            return Err(self.refuse("tier-namespace", format!("it has {} bytes", name.len())));
+        }
+        let address = self.value("tier", |text| store(text).map(|()| text.to_owned()))?;
+        let Some(address) = address else {
+            if namespace.is_some() {
+                return Err(self.needs("tier-namespace", "tier", "it names what is shared through a tier"));
+            }
+            return Ok(None);
+        };
+        let reason = "nodes that agree on it share blocks, and two models must not";
+        let namespace = namespace.ok_or_else(|| self.needs("tier", "tier-namespace", reason))?;
+        if self.entry("token-file").is_none() {
+            let reason = "nodes without a common token hash cached blocks differently, and share none";
+            return Err(self.needs("tier", "token-file", reason));
+        }
+        if self.entry("eviction").is_none() {
+            return Err(self.refuse("tier", "it shares the blocks of the prefix cache, and eviction is off"));
+        }
+        Ok(Some(SharedTierSettings { address, namespace, policy, wait, patience, threads }))
+    }
+
+    pub(super) fn membership(&self) -> Result<Option<MembershipSettings>, SettingsError> {
+        let lease = |text: &str| value::time(text, Duration::from_secs(1)..=HOUR);
+        let lease = self.required("membership-lease", lease)?;
+        let advertise = self.value("advertise", str::parse::<Address>)?;
+        let Some(location) = self.value("membership", str::parse::<EtcdLocation>)? else {
+            return match advertise {
+                Some(_) => Err(self.needs("advertise", "membership", "members are told the address")),
+                None => Ok(None),
+            };
+        };
+        let Some(listen) = self.value("listen", str::parse::<Address>)? else {
+            return Err(self.needs("membership", "listen", "members must reach this node"));
+        };
+        match &advertise {
+            // Any address of this host is none for another one.
+            None if is_unspecified(&listen) => {
+                let reason = "members cannot reach an address that stands for all of this host's";
+                Err(self.needs("membership", "advertise", reason))
+            }
+            Some(address) if is_unspecified(address) => {
+                Err(self.refuse("advertise", "members cannot reach an address that stands for all"))
+            }
+            Some(Address::Tcp { port: 0, .. }) if matches!(listen, Address::Unix(_)) => {
+                Err(self.refuse("advertise", "`listen` is a Unix socket and has no port"))
+            }
+            _ => Ok(Some(MembershipSettings { location, lease, advertise })),
+        }
+    }
+
+    pub(super) fn kv_events(
+        &self,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<EventSettings>, SettingsError> {
+        let full_hashes = self.required("kv-events-hashes", |text| match text {
+            "integer" => Ok(false),
+            "bytes" => Ok(true),
+            _ => Err("no such form"),
+        })?;
+        let topic = self.text("kv-events-topic").unwrap_or_default().to_owned();
+        if topic.len() > TOPIC_MAX {
+            return Err(self.refuse("kv-events-topic", format!("it has {} bytes", topic.len())));
+        }
+        let listen = self.value("kv-events", value::socket)?;
+        let replay = self.value("kv-events-replay", value::socket)?;
+        let Some(listen) = listen else {
+            return match replay {
+                Some(_) => {
+                    Err(self.needs("kv-events-replay", "kv-events", "events are replayed to subscribers"))
+                }
+                None => Ok(None),
+            };
+        };
+        if self.entry("eviction").is_none() {
+            return Err(self.refuse("kv-events", "events are those of the prefix cache, and eviction is off"));
+        }
+        if replay.is_some_and(|replay| replay == listen && listen.port() != 0) {
+            return Err(self.refuse("kv-events-replay", "subscribers have this address"));
+        }
+        for (name, address) in [("kv-events", Some(listen)), ("kv-events-replay", replay)] {
+            let (Some(address), Some((_, entry))) = (address, self.entry(name)) else { continue };
+            if !address.ip().is_loopback() {
+                warnings.push(format!(
+                    "{}: other hosts can read the tokens of prompts: events are neither authenticated nor encrypted",
+                    entry.origin
+                ));
+            }
+        }
+        Ok(Some(EventSettings { listen, replay, topic, full_hashes }))
+    }
+}
+
+fn is_unspecified(address: &Address) -> bool {
+    let Address::Tcp { host, .. } = address else { return false };
+    host.parse().is_ok_and(|ip: std::net::IpAddr| ip.to_canonical().is_unspecified())
+}
+
+/// Checks the address of a store, as far as it does not take its client.
+fn store(text: &str) -> Result<(), String> {
+    let (scheme, rest) = text.split_once("://").ok_or("it names no store")?;
+    if REDIS_UNIX.contains(&scheme) {
+        return if rest.starts_with('/') {
+            Ok(())
+        } else {
+            Err("the path of the socket is missing".to_owned())
+        };
+    }
+    if scheme != MOONCAKE && !REDIS.contains(&scheme) {
+        return Err(format!("no store is named by {scheme:?}"));
+    }
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    let (server, database) = match rest.split_once('/') {
+        Some(_) if scheme == MOONCAKE => return Err("a master is HOST:PORT".to_owned()),
+        Some((server, database)) => (server, Some(database)),
+        None => (rest, None),
+    };
+    match server.parse::<Address>()? {
+        Address::Tcp { port: 1.., .. } => {}
+        _ => return Err("a port above 0 is needed".to_owned()),
+    }
+    match database {
+        Some(number) if !number.is_empty() && number.parse::<u16>().is_err() => {
+            Err(format!("{number:?} is no number of a database"))
+        }
+        _ => Ok(()),
+    }
+}
