@@ -7,7 +7,8 @@
 //! | `signals` | signals to the process |
 //! | `network` | settings for the network side of the node, and its certificates |
 //! | `reload` | settings that are taken over at SIGHUP |
-//! | `warnings` | warnings of the node on the standard error |
+//! | `log` | messages on the standard error |
+//! | `telemetry`, `traces` | messages and traces of the process, from the start to the end |
 //! | `load` | synthetic traffic |
 //! | `conversation` | one thread of it |
 //! | `running` | a conversation that runs |
@@ -18,13 +19,16 @@ mod conversation;
 mod exchange;
 mod flags;
 mod load;
+mod log;
 mod network;
 mod process;
 mod reload;
 mod running;
 mod shared;
 mod signals;
-mod warnings;
+mod telemetry;
+#[cfg(feature = "otel")]
+mod traces;
 
 pub use flags::SettingsArgs;
-pub use process::{ServeError, serve};
+pub use process::{ServeError, Served, serve};

@@ -40,7 +40,8 @@ impl Figures {
             Notice::Map(map) => self.map = Some(map),
             Notice::MapChanges(changes) => {
                 // Changes that do not fit are of another map: a whole one follows.
-                if self.map.as_mut().is_some_and(|map| !map.apply(&changes)) {
+                let fits = self.map.as_mut().is_none_or(|map| map.apply(&changes));
+                if !fits {
                     self.map = None;
                 }
             }

@@ -19,6 +19,7 @@
 //! | `error` | errors, which name the key, the place and the accepted values |
 //! | `value` | values: sizes, durations, addresses, peers |
 //! | `token` | the token, compared in constant time |
+//! | `telemetry` | messages and traces of the process |
 //! | `files` | reading of files, in bounds |
 //! | `entries` | what the sources say, before it is parsed |
 //! | `checked` | the struct, and the checks between keys |
@@ -31,6 +32,7 @@ mod files;
 mod keys;
 mod origin;
 mod sources;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -45,5 +47,6 @@ pub use files::read_file;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 pub use origin::Origin;
 pub use sources::Sources;
+pub use telemetry::{LogFormat, LogLevels, TraceTarget};
 pub use token::{Token, TokenError};
 pub use value::{Address, PeerAddress, Size};
