@@ -89,7 +89,7 @@ async fn calls_of_a_tier_and_requests_are_spans() {
     }
     store.set_fault(Fault::Refuse);
     drop(kv::admit(&pool, 8, &kv::prompt(2, 41)).unwrap());
-    let _ = tiered.offload(100, soon).await;
+    let _ = tiered.offload(100, Instant::now() + Duration::from_secs(5)).await;
     let failed = spans("kvpool.tier", "otel.status_code", "ERROR");
     assert!(!failed.is_empty() && failed.iter().all(|of| !of["error"].is_empty()), "{failed:?}");
 
