@@ -104,6 +104,16 @@ pub enum Command {
     /// still has what followed. With --json, each line is an object with the event's name and data.
     #[cfg(feature = "node")]
     Events(EventsArgs),
+    /// Show a node on the terminal: occupancy, memory map, latencies, owners, migrations, peers and
+    /// tiers
+    ///
+    /// Keys: q ends, h helps, s sorts the owners, d compacts the pool, p pauses. When the node goes
+    /// away, the last figures stay, and it connects again by itself.
+    ///
+    /// Exit code: 0 after q, 1 if the node cannot be reached to begin with, 2 without a terminal, 128
+    /// and the number of the signal after a signal.
+    #[cfg(feature = "top")]
+    Top(TopArgs),
     /// Recount every frame of a node's pool
     ///
     /// Exit code: 0 if the recount agrees, 1 if it does not or was not possible, 2 for bad usage.
@@ -250,6 +260,18 @@ pub struct EventsArgs {
     /// The node.
     #[command(flatten)]
     pub admin: AdminArgs,
+}
+
+/// `kvpool top`.
+#[cfg(feature = "top")]
+#[derive(Clone, Debug, Args)]
+pub struct TopArgs {
+    /// The admin interface of the node
+    #[arg(value_name = "URL", default_value = "http://127.0.0.1:7410")]
+    pub url: kvpool_node::admin::AdminUrl,
+    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
 }
 
 /// `kvpool migrate`.

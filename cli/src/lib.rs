@@ -10,6 +10,8 @@
 //! | `schedule` | the schedule of a replay |
 //! | `report` | its report, as JSON and as a table |
 //! | `serve` | a process around a pool, with the feature `node` |
+//! | `top` | a node on the terminal, with the feature `top` |
+//! | `figures` | numbers, shares and times as text |
 //! | `output` | text and files that leave the program |
 //!
 //! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken, or
@@ -21,6 +23,8 @@
 pub mod args;
 pub mod backend;
 mod commands;
+#[cfg(feature = "node")]
+mod figures;
 mod output;
 pub mod prompts;
 pub mod replay;
@@ -28,6 +32,8 @@ mod report;
 mod schedule;
 #[cfg(feature = "node")]
 mod serve;
+#[cfg(feature = "top")]
+pub mod top;
 pub mod trace;
 pub mod workload;
 
@@ -68,6 +74,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Owners(args) => commands::owners(args),
         #[cfg(feature = "node")]
         Command::Events(args) => commands::events(args),
+        #[cfg(feature = "top")]
+        Command::Top(args) => commands::top(args),
         #[cfg(feature = "node")]
         Command::Audit(args) => commands::audit(args),
         #[cfg(feature = "node")]

@@ -20,6 +20,8 @@ const FONT: &str = "system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans
 /// Heights of the parts above and below the frames of a panel, in pixels.
 const NOTE: usize = 22;
 const LEGEND: usize = 44;
+/// Height of each further row of the legend.
+const LEGEND_ROW: usize = 26;
 const TILES: usize = 98;
 const BARS: usize = 186;
 const BAR_MAX: f64 = 84.0;
@@ -32,7 +34,9 @@ pub fn draw(picture: &Picture<'_>) -> String {
     let width = 2 * MARGIN + panels * WIDTH + (panels - 1) * GAP;
     let notes_y = MARGIN + 36;
     let legend_y = notes_y + picture.notes.len() * NOTE + 12;
-    let panels_y = legend_y + LEGEND;
+    let legend_entries = entries(picture, width - 2 * MARGIN);
+    let rows_more = legend_entries.last().map_or(0, |entry| entry.row);
+    let panels_y = legend_y + LEGEND + rows_more * LEGEND_ROW;
     let height = panels_y + TILES + grid.height() + BARS + MARGIN;
 
     let mut document = Document::new()
@@ -47,7 +51,7 @@ pub fn draw(picture: &Picture<'_>) -> String {
     for (index, note) in picture.notes.iter().enumerate() {
         document = document.add(faint(text(MARGIN, notes_y + 14 + index * NOTE, 15, note)));
     }
-    document = document.add(legend(picture, legend_y));
+    document = document.add(legend(&legend_entries, legend_y));
     let shares: Vec<Vec<f64>> = picture.panels.iter().map(|(_, snapshot)| shares(snapshot)).collect();
     let share_max = shares.iter().flatten().copied().fold(0.0, f64::max);
     for (index, (&(title, snapshot), shares)) in picture.panels.iter().zip(&shares).enumerate() {
@@ -188,12 +192,20 @@ fn bars(shares: &[f64], order: u8, share_max: f64) -> Group {
         .add(faint(text(0, base as usize + 34, 13, caption)))
 }
 
-/// Draws the legend of the colours.
-fn legend(picture: &Picture<'_>, y: usize) -> Group {
+/// An entry of the legend: its colours, its caption, and its place.
+struct Entry {
+    colours: Vec<Colour>,
+    caption: String,
+    x: usize,
+    row: usize,
+}
+
+/// Returns the legend of the colours, in rows that fit into this width.
+fn entries(picture: &Picture<'_>, width: usize) -> Vec<Entry> {
     let run = picture.panels.first().map_or(1, |(_, snapshot)| snapshot.order().frames());
     let colours: Vec<_> =
         picture.panels.iter().flat_map(|(_, snapshot)| palette::colours(snapshot)).collect();
-    let entries: [(&[Colour], String); 8] = [
+    let all: [(&[Colour], String); 8] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
         (&[palette::SPARED], "free, spared for growth".to_owned()),
@@ -203,27 +215,41 @@ fn legend(picture: &Picture<'_>, y: usize) -> Group {
         (&[palette::EVICTABLE], "evictable".to_owned()),
         (&[palette::FIXED], "open or pinned".to_owned()),
     ];
-    let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
-    let mut x = 0;
-    for (entry, caption) in &entries {
+    let (mut x, mut row, mut placed) = (0, 0, Vec::new());
+    for (entry, caption) in all {
         let is_optional =
             matches!(entry[0], palette::SPARED | palette::AWAY | palette::UNNAMED | palette::EVICTABLE);
         if is_optional && !colours.contains(&entry[0]) {
             continue;
         }
-        let swatch = if entry.len() == 1 { 18 } else { 9 };
-        for colour in *entry {
-            group = group.add(rectangle(x, 0, swatch, 18).set("fill", colour.to_string()));
-            x += swatch;
-        }
-        group = group.add(outline(x - swatch * entry.len(), 0, swatch * entry.len(), 18)).add(text(
-            x + 7,
-            14,
-            14,
-            caption,
-        ));
         // The approximate width of the caption, without access to a font.
-        x += 7 + caption.len() * 15 / 2 + 24;
+        let wide = swatch(entry) * entry.len() + 7 + caption.len() * 15 / 2;
+        if x > 0 && x + wide > width {
+            (x, row) = (0, row + 1);
+        }
+        placed.push(Entry { colours: entry.to_vec(), caption, x, row });
+        x += wide + 24;
+    }
+    placed
+}
+
+/// Returns the width of each colour of an entry.
+fn swatch(colours: &[Colour]) -> usize {
+    if colours.len() == 1 { 18 } else { 9 }
+}
+
+/// Draws the legend.
+fn legend(entries: &[Entry], y: usize) -> Group {
+    let mut group = Group::new().set("transform", format!("translate({MARGIN} {y})"));
+    for Entry { colours, caption, x, row } in entries {
+        let (swatch, top) = (swatch(colours), row * LEGEND_ROW);
+        let mut at = *x;
+        for colour in colours {
+            group = group.add(rectangle(at, top, swatch, 18).set("fill", colour.to_string()));
+            at += swatch;
+        }
+        group =
+            group.add(outline(*x, top, swatch * colours.len(), 18)).add(text(at + 7, top + 14, 14, caption));
     }
     group
 }

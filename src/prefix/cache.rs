@@ -402,7 +402,7 @@ impl PrefixCache {
             if core.seal_cached(handle) {
                 let told = if is_found { subscriptions } else { u64::MAX };
                 let mut block = Registered { hash, handle, era: noted, told };
-                if published == Published::Lost && !cfg!(kvpool_mutant = "events_lost_early") {
+                if published == Published::Lost {
                     // A subscriber that knows of the loss may have listed the blocks before this one
                     // was cached. Reached by the model `followed_while_a_stored_block_is_lost`.
                     block.told = 0;

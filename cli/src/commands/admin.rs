@@ -1,9 +1,11 @@
 //! The commands over a live pool: each sends one request to an admin interface and prints the
 //! answer.
 
+use std::path::Path;
+
 use indicatif::HumanCount;
 use kvpool_node::admin::{
-    AuditOutcome, Client, ClientError, DefragOutcome, MigrateOrder, MigrationList, MigrationRecord,
+    AdminUrl, AuditOutcome, Client, ClientError, DefragOutcome, MigrateOrder, MigrationList, MigrationRecord,
     OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use kvpool_node::settings::Token;
@@ -103,7 +105,7 @@ enum Ask {
 
 /// Sends a request and returns the answer.
 fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
-    let (runtime, client) = connect(args)?;
+    let (runtime, client) = connect(&args.url, args.token_file.as_deref())?;
     let answer = runtime.block_on(async {
         match ask {
             Ask::Get(path) => client.get(&path).await,
@@ -114,15 +116,15 @@ fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
 }
 
 /// Returns a client of a node, and the runtime for it. Nothing is sent yet.
-pub(super) fn connect(args: &AdminArgs) -> Result<(Runtime, Client), CommandError> {
+pub(super) fn connect(url: &AdminUrl, token_file: Option<&Path>) -> Result<(Runtime, Client), CommandError> {
     let variable = || std::env::var_os("KVPOOL_TOKEN_FILE").map(Into::into);
-    let token = match args.token_file.clone().or_else(variable) {
+    let token = match token_file.map(Path::to_owned).or_else(variable) {
         Some(path) => Some(Token::read(&path)?),
         None => None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(CommandError::Output)?;
-    Ok((runtime, Client::new(args.url.clone(), token)))
+    Ok((runtime, Client::new(url.clone(), token)))
 }
 
 /// Prints an answer, as it came or as text.

@@ -53,6 +53,9 @@ pub enum CommandError {
     #[cfg(feature = "node")]
     #[error(transparent)]
     Client(#[from] kvpool_node::admin::ClientError),
+    #[cfg(feature = "top")]
+    #[error(transparent)]
+    Top(#[from] crate::top::TopError),
     #[cfg(feature = "node")]
     #[error("--token-file: {0}")]
     Token(#[from] kvpool_node::settings::TokenError),
@@ -71,6 +74,8 @@ impl CommandError {
             Self::Output(_) | Self::NoPicture(_) => EXIT_UNSOUND,
             #[cfg(feature = "node")]
             Self::Client(_) => EXIT_UNSOUND,
+            #[cfg(feature = "top")]
+            Self::Top(error) if !error.is_usage() => EXIT_UNSOUND,
             _ => EXIT_USAGE,
         }
     }

@@ -9,9 +9,9 @@ use serde_json::json;
 
 use super::CommandError;
 use super::admin::connect;
-use super::tables::{percent, word};
 use crate::EXIT_OK;
 use crate::args::EventsArgs;
+use crate::figures::{percent, word};
 use crate::output::{complain, printable};
 
 /// Time without a connection after which the command gives up, and between two attempts.
@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints the events of a node until it is interrupted, and returns the exit code.
 pub fn events(args: &EventsArgs) -> Result<u8, CommandError> {
-    let (runtime, client) = connect(&args.admin)?;
+    let (runtime, client) = connect(&args.admin.url, args.admin.token_file.as_deref())?;
     let mut follower = client.follow();
     let (mut printer, mut left) = (Printer::default(), args.count.unwrap_or(u64::MAX));
     runtime.block_on(async {

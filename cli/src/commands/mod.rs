@@ -15,6 +15,8 @@ mod serve;
 mod shell;
 #[cfg(feature = "node")]
 mod tables;
+#[cfg(feature = "top")]
+mod top;
 #[cfg(feature = "node")]
 mod topology;
 mod workload;
@@ -31,5 +33,7 @@ pub use replay::replay;
 #[cfg(feature = "node")]
 pub use serve::serve;
 pub use shell::{completions, man};
+#[cfg(feature = "top")]
+pub use top::top;
 #[cfg(feature = "node")]
 pub use topology::topology;

@@ -2,11 +2,14 @@
 
 use super::CommandError;
 use crate::args::ServeArgs;
-use crate::serve;
-use crate::{EXIT_OK, EXIT_UNSOUND};
+use crate::serve::{self, Served};
+use crate::{EXIT_OK, EXIT_UNSOUND, EXIT_USAGE};
 
 /// Serves until a signal, and returns the exit code.
 pub fn serve(args: &ServeArgs) -> Result<u8, CommandError> {
-    let is_sound = serve::serve(&args.settings.sources())?;
-    Ok(if is_sound { EXIT_OK } else { EXIT_UNSOUND })
+    Ok(match serve::serve(&args.settings.sources())? {
+        Served::Sound => EXIT_OK,
+        Served::Unsound => EXIT_UNSOUND,
+        Served::NotStarted => EXIT_USAGE,
+    })
 }

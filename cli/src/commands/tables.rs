@@ -10,6 +10,7 @@ use kvpool_node::admin::{
 };
 use serde_json::{Value, json};
 
+use crate::figures::{count, latency, percent, word};
 use crate::output;
 
 /// Digits of a migration's id in the table; `--json` has all of them.
@@ -232,27 +233,6 @@ pub(super) fn owners(report: &OwnersReport) -> String {
     text
 }
 
-/// Returns a word of the JSON as words.
-pub(super) fn word(value: &Value) -> String {
-    value.as_str().unwrap_or_default().replace('_', " ")
-}
-
-fn count(number: usize) -> String {
-    HumanCount(number as u64).to_string()
-}
-
-pub(super) fn percent(value: f64) -> String {
-    format!("{value:.1} %")
-}
-
-fn latency(ns: f64) -> String {
-    match ns {
-        ns if ns < 1e3 => format!("{ns:.0} ns"),
-        ns if ns < 1e6 => format!("{:.1} us", ns / 1e3),
-        ns => format!("{:.1} ms", ns / 1e6),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -288,13 +268,6 @@ mod tests {
         assert!(text.contains("in doubt") && text.contains("1 under way, 0 committed"), "{text}");
         assert!(text.contains("1 IN DOUBT"), "{text}");
         assert_eq!(migrations(&[]), "no migrations");
-    }
-
-    #[test]
-    fn times_have_a_unit_that_suits_them() {
-        for (ns, text) in [(6.2, "6 ns"), (870.0, "870 ns"), (61_439.0, "61.4 us"), (2_500_000.0, "2.5 ms")] {
-            assert_eq!(latency(ns), text);
-        }
     }
 
     #[test]

@@ -7,8 +7,9 @@
 //! | `signals` | signals to the process |
 //! | `network` | settings for the network side of the node, and its certificates |
 //! | `reload` | settings that are taken over at SIGHUP |
-//! | `warnings` | warnings of the node on the standard error |
 //! | `services` | the shared tier, the published events and the membership |
+//! | `log` | messages on the standard error |
+//! | `telemetry`, `traces` | messages and traces of the process, from the start to the end |
 //! | `load` | synthetic traffic |
 //! | `conversation` | one thread of it |
 //! | `coming` | its next requests, whose prefixes come from the tier |
@@ -21,6 +22,7 @@ mod conversation;
 mod exchange;
 mod flags;
 mod load;
+mod log;
 mod network;
 mod process;
 mod reload;
@@ -28,7 +30,9 @@ mod running;
 mod services;
 mod shared;
 mod signals;
-mod warnings;
+mod telemetry;
+#[cfg(feature = "otel")]
+mod traces;
 
 pub use flags::SettingsArgs;
-pub use process::{ServeError, serve};
+pub use process::{ServeError, Served, serve};

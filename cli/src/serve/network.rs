@@ -10,8 +10,6 @@ use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
 use thiserror::Error;
 
-use crate::output::complain;
-
 /// Why the network side cannot be configured.
 #[derive(Debug, Error)]
 pub enum NetworkError {
@@ -114,7 +112,7 @@ pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
         Ok(address) => Some(PeerSettings::new(&peer.name, address)),
         Err(error) => {
             let PeerAddress { name, address } = peer;
-            complain(format_args!("peer {name} is left out until the next SIGHUP: {address}: {error}"));
+            tracing::warn!("peer {name} is left out until the next SIGHUP: {address}: {error}");
             None
         }
     });

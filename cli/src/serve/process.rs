@@ -29,9 +29,9 @@ use super::reload::{Reloader, Reread, Taken};
 use super::running::Turn;
 use super::services::{self, Membership, ServiceError, Services};
 use super::signals::{Signal, Signals};
-use super::warnings;
+use super::telemetry::{Telemetry, TelemetryError};
 use crate::backend::Backend;
-use crate::output::{complain, print};
+use crate::output::print;
 
 /// Worker threads of the runtime: few, because they wait most of the time.
 const WORKERS: usize = 2;
@@ -51,6 +51,8 @@ const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 pub enum ServeError {
     #[error(transparent)]
     Settings(#[from] SettingsError),
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     #[error(transparent)]
     Bind(#[from] BindError),
     #[error("device {device}: {reason}")]
@@ -77,17 +79,46 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
-/// Serves until a signal. Returns whether nothing was lost or corrupt.
-pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
+/// How the process ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Served {
+    /// After a signal; nothing was lost or corrupt.
+    Sound,
+    /// After a signal; the messages say what was lost or corrupt.
+    Unsound,
+    /// It did not start; a message says why.
+    NotStarted,
+}
+
+/// Serves until a signal.
+///
+/// # Errors
+///
+/// Errors from before the time at which messages have the form of the settings.
+pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
     let Loaded { settings, warnings, .. } = sources.load()?;
+    let runtime = runtime()?;
+    let telemetry = Telemetry::start(&settings, runtime.handle())?;
     for warning in warnings {
-        complain(format_args!("{warning}"));
+        tracing::warn!("{warning}");
     }
+    let served = match serve_with(settings, sources, &runtime) {
+        Ok(true) => Served::Sound,
+        Ok(false) => Served::Unsound,
+        Err(error) => {
+            tracing::error!("{error}");
+            Served::NotStarted
+        }
+    };
+    telemetry.end();
+    Ok(served)
+}
+
+/// Serves until a signal. Returns whether nothing was lost or corrupt.
+fn serve_with(settings: Settings, sources: &Sources, runtime: &Runtime) -> Result<bool, ServeError> {
     let credentials = Credentials::read(&settings)?;
     let bind = |address| AdminServer::bind(address, settings.token.clone(), Limits::default());
     let server = settings.admin.as_ref().map(bind).transpose()?;
-    warnings::show();
-    let runtime = runtime()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
     let signals = Signals::new()?;
@@ -152,7 +183,7 @@ pub fn serve(sources: &Sources) -> Result<bool, ServeError> {
         findings.push(format!("the last audit: {error}"));
     }
     for finding in &findings {
-        complain(format_args!("{finding}"));
+        tracing::error!("{finding}");
     }
     Ok(findings.is_empty())
 }

@@ -15,7 +15,6 @@ use tokio::sync::mpsc;
 
 use super::network::{self, Credentials};
 use super::services::Membership;
-use crate::output::complain;
 
 /// What was read.
 pub(super) struct Reread {
@@ -65,14 +64,14 @@ impl<T: Send + 'static> Reloader<T> {
     /// Orders that the settings are read. Waits for nothing.
     pub fn order(&self) {
         if self.is_reading.load(Relaxed) {
-            complain(format_args!(
+            tracing::info!(
                 "settings are still being read for the SIGHUP before; they will be read once more after that"
-            ));
+            );
         }
         match self.orders.try_send(()) {
             Ok(()) | Err(TrySendError::Full(())) => {}
             Err(TrySendError::Disconnected(())) => {
-                complain(format_args!("not reloaded: the thread that reads settings has ended"));
+                tracing::error!("not reloaded: the thread that reads settings has ended");
             }
         }
     }
@@ -91,7 +90,7 @@ fn read(sources: &Sources) -> Result<Reread, String> {
     let Loaded { settings, warnings, .. } = sources.load().map_err(|error| error.to_string())?;
     let credentials = Credentials::read(&settings).map_err(|error| error.to_string())?;
     for warning in warnings {
-        complain(format_args!("{warning}"));
+        tracing::warn!("{warning}");
     }
     let peers = network::peers(&settings.peers);
     Ok(Reread { settings, peers, credentials })
@@ -117,8 +116,8 @@ impl Taken {
             Ok(self.changes(read))
         });
         match taken {
-            Ok(changes) => complain(format_args!("reloaded; {changes}")),
-            Err(reason) => complain(format_args!("not reloaded: {reason}")),
+            Ok(changes) => tracing::info!("reloaded; {changes}"),
+            Err(reason) => tracing::error!("not reloaded: {reason}"),
         }
     }
 
@@ -180,6 +179,9 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("kv_events", first.kv_events != now.kv_events),
         ("load", first.load != now.load),
         ("drain", first.drain != now.drain),
+        ("log", first.log != now.log),
+        ("log_level", first.log_levels != now.log_levels),
+        ("otel_endpoint", first.traces != now.traces),
     ];
     all.into_iter().filter(|&(_, is_other)| is_other).map(|(name, _)| name).collect()
 }

@@ -24,8 +24,6 @@ use kvpool_node::transport::tcp::PeerSettings;
 use thiserror::Error;
 use tokio::runtime::Handle;
 
-use crate::output::complain;
-
 /// Longest time in which subscribers are sent the last events.
 const EVENTS_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -102,7 +100,7 @@ impl Services {
         let deadline = Instant::now() + patience;
         if let Some(Fetching { tiered, .. }) = self.fetching {
             if !tiered.flush(deadline).await {
-                complain(format_args!("the tier was not given all cached blocks within {patience:?}"));
+                tracing::warn!("the tier was not given all cached blocks within {patience:?}");
             }
             // The traffic, which had it too, has ended.
             if let Some(tiered) = Arc::into_inner(tiered) {
@@ -112,7 +110,7 @@ impl Services {
         if let Some(publisher) = self.publisher
             && !publisher.close(Instant::now() + EVENTS_PATIENCE.min(patience)).await
         {
-            complain(format_args!("a subscriber was not sent the last events: it reads too slowly"));
+            tracing::warn!("a subscriber was not sent the last events: it reads too slowly");
         }
     }
 }

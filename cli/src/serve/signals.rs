@@ -9,8 +9,6 @@ use std::sync::Arc;
 
 use tokio::sync::{Notify, watch};
 
-use crate::output::complain;
-
 /// A signal to this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Signal {
@@ -40,9 +38,7 @@ impl Signals {
                 match sources.next().await {
                     Source::Reload => reloads.notify_one(),
                     Source::End(number) if end.send_replace(true) => {
-                        complain(format_args!(
-                            "ended at once by a second signal; transfers were not finished"
-                        ));
+                        tracing::warn!("ended at once by a second signal; transfers were not finished");
                         process::exit(128 + number);
                     }
                     Source::End(_) => {}

@@ -15,6 +15,7 @@ use kvpool_map::{Picture, draw};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+use tracing::Instrument;
 
 use crate::metrics::CONTENT_TYPE as CONTENT_TYPE_OF_METRICS;
 
@@ -75,6 +76,9 @@ pub(super) const OPENAPI: &str = include_str!("../../../docs/openapi.json");
 /// Owners that are listed, unless a request names another number.
 const OWNERS: usize = 1000;
 
+/// Most characters of a path in a span: more than any route has.
+const SPAN_PATH_CHARS: usize = 64;
+
 /// Returns the routes, with the checks and limits of every request.
 pub(super) fn router(shared: Shared) -> Router {
     routes()
@@ -88,8 +92,33 @@ pub(super) fn router(shared: Shared) -> Router {
         .with_state(shared)
 }
 
-/// Checks who calls, and bounds the time of the answer.
+/// Answers a request within a span.
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
+    use tracing::field::Empty;
+    let (method, path) = (request.method(), request.uri().path());
+    // What the caller sends is bounded before it is recorded.
+    let path: String = path.chars().take(SPAN_PATH_CHARS).collect();
+    let span = tracing::info_span!(
+        parent: None,
+        "kvpool.admin",
+        otel.name = format!("{method} {path}"),
+        otel.kind = "server",
+        otel.status_code = Empty,
+        http.request.method = %method,
+        url.path = path,
+        http.response.status_code = Empty,
+    );
+    let response = admit_within(at, request, next).instrument(span.clone()).await;
+    let status = response.status();
+    span.record("http.response.status_code", status.as_u16());
+    if status.is_server_error() {
+        span.record("otel.status_code", "ERROR");
+    }
+    response
+}
+
+/// Checks who calls, and bounds the time of the answer.
+async fn admit_within(at: Shared, request: Request, next: Next) -> Response {
     let is_public = matches!(request.uri().path(), "/" | "/healthz" | "/readyz");
     let token = at.access.token();
     if let Err(error) = guard::check(token.as_deref(), request.method(), request.headers(), is_public) {

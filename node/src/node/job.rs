@@ -117,6 +117,8 @@ pub(super) struct Job {
     pub(super) is_cleared: bool,
     /// Dropped to tell the running task to stop.
     pub(super) stop: Option<oneshot::Sender<()>>,
+    /// From the beginning of this side of the migration to its end.
+    pub(super) span: tracing::Span,
     pub(super) side: SideJob,
 }
 
@@ -151,6 +153,7 @@ impl Job {
             outcome: None,
             is_cleared: false,
             stop: None,
+            span: span(id),
             side,
         }
     }
@@ -182,4 +185,25 @@ impl Job {
         self.stop = Some(stop);
         stopped
     }
+}
+
+/// Returns the span of one side of a migration. Its fields are recorded at the end.
+fn span(id: MigrationId) -> tracing::Span {
+    use tracing::field::Empty;
+    tracing::info_span!(
+        parent: None,
+        "kvpool.node.migration",
+        migration = %id,
+        kind = Empty,
+        side = Empty,
+        peer = Empty,
+        sequence = Empty,
+        state = Empty,
+        transport = Empty,
+        blocks = Empty,
+        bytes = Empty,
+        runs = Empty,
+        reason = Empty,
+        otel.status_code = Empty,
+    )
 }

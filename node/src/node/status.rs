@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::job::{Job, SideJob};
 use crate::admin::{MigrationKind, MigrationRecord, MigrationSide, MigrationState};
@@ -136,6 +137,32 @@ pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationReco
         runs: job.carried.runs,
         time_ms: job.begun.elapsed().as_millis() as u64,
         reason: reason(job, outcome),
+    }
+}
+
+/// Records on the span of a migration what it did.
+pub(super) fn trace(job: &Job, record: &MigrationRecord) {
+    let span = &job.span;
+    if span.is_disabled() {
+        return;
+    }
+    let word = |value: serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    span.record("kind", word(json!(record.kind)));
+    span.record("side", word(json!(record.side)));
+    span.record("state", word(json!(record.state)));
+    span.record("peer", &*record.peer);
+    span.record("blocks", record.blocks as u64);
+    span.record("bytes", record.bytes);
+    span.record("runs", record.runs as u64);
+    if let Some(sequence) = record.sequence {
+        span.record("sequence", sequence);
+    }
+    if let Some(transport) = record.transport {
+        span.record("transport", word(json!(transport)));
+    }
+    if let Some(reason) = &record.reason {
+        span.record("reason", &**reason);
+        span.record("otel.status_code", "ERROR");
     }
 }
 

@@ -10,6 +10,7 @@ use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::reader::Reader;
 use super::services::{EventSettings, MembershipSettings, SharedTierSettings};
+use super::telemetry::{self, LogFormat, LogLevels, TraceTarget};
 use super::token::Token;
 use super::value::{self, Address, PeerAddress, Size};
 
@@ -58,6 +59,12 @@ pub struct Settings {
     pub load: Option<LoadSettings>,
     /// Time that requests and transfers have to finish after a signal to end.
     pub drain: Duration,
+    /// Form of the messages on the standard error.
+    pub log: LogFormat,
+    /// Messages that are printed.
+    pub log_levels: LogLevels,
+    /// Where traces are sent.
+    pub traces: TraceTarget,
 }
 
 /// Settings of a node's pool.
@@ -173,6 +180,13 @@ impl Loaded {
             kv_events: read.kv_events(&mut warnings)?,
             load: read.load(&pool)?,
             drain: read.required("drain", |text| value::time(text, Duration::ZERO..=HOUR))?,
+            log: read.required("log", str::parse)?,
+            log_levels: read.value("log-level", str::parse)?.unwrap_or_else(LogLevels::off),
+            traces: match read.value("otel-endpoint", telemetry::collector)? {
+                Some(url) => TraceTarget::Url(url),
+                None if entries.contains_key("otel-endpoint") => TraceTarget::Off,
+                None => TraceTarget::Environment,
+            },
             pool,
             peers,
         };

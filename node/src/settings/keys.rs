@@ -145,6 +145,12 @@ pub const KEYS: &[Key] = &[
         "Shortest time that a thread of the synthetic traffic rests between two steps"),
     key("drain", "TIME", Some("10s"), "a time from 0s to 1h, such as 10s",
         "Time that requests and transfers have to finish after a signal to end"),
+    key("log", "FORMAT", Some("text"), "text or json",
+        "Form of the messages on the standard error: lines of text, or of JSON objects"),
+    key("log-level", "LEVELS", Some("warn,kvpool_cli=info"), "off, error, warn, info, debug or trace, also by module, such as warn,kvpool_node::tier=debug",
+        "Messages that are printed"),
+    key("otel-endpoint", "URL", None, "http://HOST:PORT or https://HOST:PORT, with a path if it has one, or `off`",
+        "Send traces to this OpenTelemetry collector, by OTLP over HTTP; by default to that of OTEL_EXPORTER_OTLP_ENDPOINT; needs a build with the feature `otel`"),
 ];
 
 fn same_name(a: &str, b: &str) -> bool {

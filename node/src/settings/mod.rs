@@ -19,6 +19,7 @@
 //! | `error` | errors, which name the key, the place and the accepted values |
 //! | `value` | values: sizes, durations, addresses, peers |
 //! | `token` | the token, compared in constant time |
+//! | `telemetry` | messages and traces of the process |
 //! | `files` | reading of files, in bounds |
 //! | `entries` | what the sources say, before it is parsed |
 //! | `location` | addresses of etcd |
@@ -37,6 +38,7 @@ mod origin;
 mod reader;
 mod services;
 mod sources;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -53,6 +55,7 @@ pub use location::EtcdLocation;
 pub use origin::Origin;
 pub use services::{EventSettings, MembershipSettings, SharedTierSettings, TierUse};
 pub use sources::Sources;
+pub use telemetry::{LogFormat, LogLevels, TraceTarget};
 pub use token::{Token, TokenError};
 pub(crate) use value::socket;
 pub use value::{Address, PeerAddress, Size};

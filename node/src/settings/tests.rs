@@ -114,6 +114,9 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("load-threads", "5"),
         ("load-rest", "20ms"),
         ("drain", "30s"),
+        ("log", "json"),
+        ("log-level", "info,kvpool_node::tier=debug"),
+        ("otel-endpoint", "http://127.0.0.1:4318"),
     ];
     assert_eq!(values.map(|(name, _)| name).to_vec(), KEYS.iter().map(|key| key.name).collect::<Vec<_>>());
     let by_flag = load(&values);

@@ -254,22 +254,47 @@ impl Shared {
 
     /// Asks the store. Returns whether it did what it was asked for, for one key at least.
     fn ask(&self, session: &mut Option<Box<dyn Session>>, task: Task) -> Result<bool, StoreError> {
+        let span = tracing::info_span!(
+            parent: None,
+            "kvpool.tier",
+            tier = self.name,
+            operation = task.work.name(),
+            keys = task.places.len() as u64,
+            served = tracing::field::Empty,
+            error = tracing::field::Empty,
+            otel.kind = "client",
+            otel.status_code = tracing::field::Empty,
+        );
+        let _entered = span.enter();
+        let served = self.ask_within(session, task);
+        match &served {
+            Ok(keys) => span.record("served", *keys as u64),
+            Err(error) => {
+                span.record("error", error.to_string());
+                span.record("otel.status_code", "ERROR")
+            }
+        };
+        Ok(served? > 0)
+    }
+
+    /// Asks the store. Returns for how many keys it did what it was asked for.
+    fn ask_within(&self, session: &mut Option<Box<dyn Session>>, task: Task) -> Result<usize, StoreError> {
         let open = match session {
             Some(open) => open,
             None => session.insert(self.store.open()?),
         };
         let ((keys, bytes), is_get) = (keys_of(&task.work), matches!(task.work, Work::Get(_)));
-        let (began, mut is_success) = (Instant::now(), false);
+        let (began, mut served) = (Instant::now(), 0);
         let mut note = |place: usize, outcome: &Outcome| {
             self.note(&keys[place], outcome, bytes, is_get);
             let is_good = matches!(outcome, Outcome::Stored | Outcome::Hit | Outcome::Miss);
-            if is_good && !is_success && began.elapsed() <= self.settings.patience {
+            if is_good && served == 0 && began.elapsed() <= self.settings.patience {
                 lock(&self.breaker).succeeded();
             }
-            is_success |= is_good;
+            served += usize::from(is_good);
         };
         perform(self.name, &mut **open, task, &mut note)?;
-        Ok(is_success)
+        Ok(served)
     }
 
     /// Counts an outcome, and remembers a key that failed.

@@ -26,6 +26,15 @@ pub(super) enum Work {
 }
 
 impl Work {
+    /// Returns the name of the call.
+    pub(super) const fn name(&self) -> &'static str {
+        match self {
+            Self::Exists(_) => "exists",
+            Self::Put(_) => "put",
+            Self::Get(_) => "get",
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         match self {
             Self::Exists(keys) => keys.len(),

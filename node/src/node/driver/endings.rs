@@ -43,7 +43,9 @@ impl Driver {
         let outcome = job.outcome.clone().unwrap_or_else(|| unreachable!("checked above"));
         let node = self.peers.name(job.link).to_owned();
         let reason = status::reason(&job, &outcome);
-        self.history.push_front(status::ended(&job, node.clone(), &outcome));
+        let record = status::ended(&job, node.clone(), &outcome);
+        status::trace(&job, &record);
+        self.history.push_front(record);
         self.history.truncate(HISTORY);
         self.setup.counters.ended(&job, &outcome);
         let (mut carried, shared_blocks) = (job.carried, job.shared_blocks());

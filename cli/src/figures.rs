@@ -1,0 +1,65 @@
+//! Figures as text: numbers, shares, times, and words of the JSON.
+
+use indicatif::HumanCount;
+use serde_json::Value;
+
+/// Returns a word of the JSON as words.
+pub(crate) fn word(value: &Value) -> String {
+    value.as_str().unwrap_or_default().replace('_', " ")
+}
+
+pub(crate) fn count(number: usize) -> String {
+    HumanCount(number as u64).to_string()
+}
+
+pub(crate) fn percent(value: f64) -> String {
+    format!("{value:.1} %")
+}
+
+pub(crate) fn latency(ns: f64) -> String {
+    match ns {
+        ns if ns < 1e3 => format!("{ns:.0} ns"),
+        ns if ns < 1e6 => format!("{:.1} us", ns / 1e3),
+        ns if ns < 1e9 => format!("{:.1} ms", ns / 1e6),
+        ns => format!("{:.1} s", ns / 1e9),
+    }
+}
+
+/// Returns a time in its two largest units.
+#[cfg(feature = "top")]
+pub(crate) fn duration(seconds: u64) -> String {
+    match seconds {
+        s if s < 60 => format!("{s} s"),
+        s if s < 3600 => format!("{} min {} s", s / 60, s % 60),
+        s if s < 86_400 => format!("{} h {} min", s / 3600, s / 60 % 60),
+        s => format!("{} d {} h", s / 86_400, s / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_a_unit_that_suits_them() {
+        for (ns, text) in [
+            (6.2, "6 ns"),
+            (870.0, "870 ns"),
+            (61_439.0, "61.4 us"),
+            (2_500_000.0, "2.5 ms"),
+            (1.25e10, "12.5 s"),
+        ] {
+            assert_eq!(latency(ns), text);
+        }
+    }
+
+    #[cfg(feature = "top")]
+    #[test]
+    fn durations_have_two_units() {
+        for (seconds, text) in
+            [(0, "0 s"), (59, "59 s"), (61, "1 min 1 s"), (7_380, "2 h 3 min"), (180_000, "2 d 2 h")]
+        {
+            assert_eq!(duration(seconds), text);
+        }
+    }
+}

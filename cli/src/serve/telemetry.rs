@@ -1,0 +1,67 @@
+//! Messages and traces of the process, from the start to the end.
+
+use std::io;
+
+use kvpool_node::settings::Settings;
+#[cfg(not(feature = "otel"))]
+use kvpool_node::settings::TraceTarget;
+use thiserror::Error;
+use tokio::runtime::Handle;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::{Layer, Registry, registry};
+
+use super::log;
+#[cfg(feature = "otel")]
+use super::traces::Traces;
+
+/// Why messages or traces could not be set up.
+#[derive(Debug, Error)]
+pub enum TelemetryError {
+    #[cfg(not(feature = "otel"))]
+    #[error("otel-endpoint: this program was built without the feature `otel`")]
+    NoTraces,
+    #[cfg(feature = "otel")]
+    #[error("traces cannot be sent: {0}")]
+    Traces(String),
+}
+
+/// The traces under way, if any are sent.
+pub(super) struct Telemetry {
+    #[cfg(feature = "otel")]
+    traces: Option<Traces>,
+}
+
+impl Telemetry {
+    /// Writes messages and sends traces from now on.
+    pub fn start(settings: &Settings, runtime: &Handle) -> Result<Self, TelemetryError> {
+        #[allow(unused_mut, reason = "without traces it is one layer")]
+        let mut layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> =
+            vec![log::layer(settings.log, &settings.log_levels, io::stderr)];
+        #[cfg(feature = "otel")]
+        let traces = match Traces::start(settings, runtime).map_err(TelemetryError::Traces)? {
+            Some((traces, layer)) => {
+                layers.push(layer);
+                Some(traces)
+            }
+            None => None,
+        };
+        #[cfg(not(feature = "otel"))]
+        if let (TraceTarget::Url(_), _) = (&settings.traces, runtime) {
+            return Err(TelemetryError::NoTraces);
+        }
+        // Refused if there is a subscriber already, as in a test of this process.
+        let _ = tracing::subscriber::set_global_default(registry().with(layers));
+        Ok(Self {
+            #[cfg(feature = "otel")]
+            traces,
+        })
+    }
+
+    /// Sends what is left, for a bounded time.
+    pub fn end(self) {
+        #[cfg(feature = "otel")]
+        if let Some(traces) = self.traces {
+            traces.end();
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Traces by OTLP over HTTP.
+//!
+//! ```text
+//! spans of kvpool, kvpool_node, kvpool_cli --> queue --> a thread, in batches --> collector
+//!                                              (full: spans are dropped)
+//! ```
+//!
+//! A span that ends is put into a bounded queue and nothing waits for it, so that a collector that
+//! refuses, hangs or is away slows nothing. What it does not take is lost, and a warning says so once a
+//! minute. The standard variables of OpenTelemetry for headers, batches, samplers and attributes hold.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hyper_rustls::HttpsConnectorBuilder;
+use kvpool_node::settings::{Settings, TraceTarget};
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider;
+use opentelemetry_http::hyper::HyperClient;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig, WithHttpConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tokio::runtime::Handle;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::{Layer, Registry};
+
+/// Time that a collector has for a batch.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Time for what is left at the end.
+const FLUSH: Duration = Duration::from_secs(3);
+
+/// Time between two warnings about a collector.
+const WARNINGS: Duration = Duration::from_secs(60);
+
+/// What [`Traces::start`] returns.
+type Started = (Traces, Box<dyn Layer<Registry> + Send + Sync>);
+
+/// Traces that are sent.
+pub(super) struct Traces {
+    provider: SdkTracerProvider,
+}
+
+impl Traces {
+    /// Begins to send traces, if there is a collector. It need not be reachable.
+    pub fn start(settings: &Settings, runtime: &Handle) -> Result<Option<Started>, String> {
+        let named = match &settings.traces {
+            TraceTarget::Url(url) => Some(url.clone()),
+            TraceTarget::Environment => in_environment(|name| std::env::var(name).ok()),
+            _ => None,
+        };
+        let Some(url) = named else { return Ok(None) };
+        let client = OnRuntime::new(&url, runtime.clone())?;
+        let mut exporter = SpanExporter::builder().with_http().with_http_client(client);
+        if let TraceTarget::Url(url) = &settings.traces {
+            exporter = exporter.with_endpoint(format!("{url}/v1/traces"));
+        }
+        // Otherwise the library takes the address of the environment, by its own rules.
+        let exporter = exporter.with_timeout(ANSWER).build().map_err(|error| error.to_string())?;
+        let mut resource = Resource::builder()
+            .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
+            .with_attribute(KeyValue::new("service.instance.id", settings.name.clone()));
+        if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("kvpool");
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_resource(resource.build())
+            .build();
+        let layer = tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("kvpool"))
+            .with_location(false)
+            .with_threads(false)
+            .with_tracked_inactivity(false);
+        let ours = Targets::new()
+            .with_targets(["kvpool", "kvpool_node", "kvpool_cli"].map(|target| (target, LevelFilter::INFO)));
+        Ok(Some((Self { provider }, layer.with_filter(ours).boxed())))
+    }
+
+    /// Sends the spans that are left.
+    pub fn end(self) {
+        if let Err(error) = self.provider.shutdown_with_timeout(FLUSH) {
+            tracing::warn!(%error, "the last spans were not sent");
+        }
+    }
+}
+
+/// Returns the collector that the standard variables name, if they ask for traces.
+fn in_environment(read: impl Fn(&str) -> Option<String>) -> Option<String> {
+    let is = |name: &str, value: &str| read(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
+    if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
+        return None;
+    }
+    let names = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+    names.iter().find_map(|name| read(name).filter(|url| !url.trim().is_empty()))
+}
+
+/// A client whose requests run on the process's runtime: the thread that sends spans has none.
+#[derive(Debug)]
+struct OnRuntime {
+    client: Arc<dyn HttpClient>,
+    runtime: Handle,
+    warned: Mutex<Option<Instant>>,
+}
+
+impl OnRuntime {
+    /// Creates a client of an address, with TLS if it asks for that.
+    fn new(url: &str, runtime: Handle) -> Result<Self, String> {
+        let client: Arc<dyn HttpClient> = if url.starts_with("https://") {
+            let connector = HttpsConnectorBuilder::new()
+                .with_native_roots()
+                .map_err(|error| format!("no certificates of authorities: {error}"))?
+                .https_only()
+                .enable_http1()
+                .build();
+            Arc::new(HyperClient::new(connector, ANSWER, None))
+        } else {
+            Arc::new(HyperClient::with_default_connector(ANSWER, None))
+        };
+        Ok(Self { client, runtime, warned: Mutex::default() })
+    }
+
+    /// Tells of spans that were lost.
+    fn warn(&self, reason: &str) {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned.is_none_or(|last| last.elapsed() >= WARNINGS) {
+            *warned = Some(Instant::now());
+            tracing::warn!(reason, "the collector does not take spans; they are lost");
+        }
+    }
+}
+
+impl HttpClient for OnRuntime {
+    fn send_bytes<'a, 'b>(
+        &'a self,
+        request: Request<Bytes>,
+    ) -> Pin<Box<dyn Future<Output = Result<Response<Bytes>, HttpError>> + Send + 'b>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        Box::pin(async move {
+            let client = self.client.clone();
+            let sent = self.runtime.spawn(async move { client.send_bytes(request).await }).await;
+            let answer = sent.map_err(HttpError::from).and_then(|answer| answer);
+            match &answer {
+                Ok(answer) if answer.status().is_success() => {}
+                Ok(answer) => self.warn(&format!("status {}", answer.status())),
+                Err(error) => self.warn(&reasons(&**error)),
+            }
+            answer
+        })
+    }
+}
+
+/// Returns an error with its causes.
+fn reasons(error: &(dyn std::error::Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_standard_variables_decide_without_a_setting() {
+        let asked = |variables: &[(&str, &str)]| {
+            in_environment(|name| {
+                let found = variables.iter().find(|(other, _)| *other == name);
+                found.map(|(_, value)| (*value).to_owned())
+            })
+        };
+        let (all, traces) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT");
+        assert_eq!(asked(&[]), None);
+        assert_eq!(asked(&[(all, "http://a:4318")]).unwrap(), "http://a:4318");
+        assert_eq!(asked(&[(all, "http://a:4318"), (traces, "https://b/x")]).unwrap(), "https://b/x");
+        assert_eq!(asked(&[(all, " ")]), None);
+        assert_eq!(asked(&[(all, "http://a"), ("OTEL_SDK_DISABLED", "TRUE")]), None);
+        assert_eq!(asked(&[(all, "http://a"), ("OTEL_TRACES_EXPORTER", "none")]), None);
+    }
+}

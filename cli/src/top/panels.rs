@@ -1,0 +1,256 @@
+//! The parts of the screen as lines of text.
+
+use std::time::Instant;
+
+use indicatif::BinaryBytes;
+use kvpool_node::admin::{MigrationRecord, MigrationSide, OwnerRecord, StatsSummary};
+use serde_json::json;
+
+use super::cells::{CLASSES, Drawn};
+use super::figures::Figures;
+use super::state::{Link, State};
+use crate::figures::{count, duration, latency, percent, word};
+use crate::output::printable;
+
+/// Keys, as the last line and the help name them.
+pub(super) const KEYS: &str = "q quit  h help  s sort owners  d defragment  p pause  arrows scroll";
+
+/// Returns the first line: the node, and at the right whether the figures are live.
+pub(super) fn header(state: &State, now: Instant) -> (String, String) {
+    let figures = state.figures();
+    let node = figures.last().map_or("kvpool top".to_owned(), |stats| printable(&stats.node));
+    let mut left = format!("{node}  {}", state.url);
+    if !figures.version.is_empty() {
+        left += &format!("  kvpool {}", figures.version);
+    }
+    if let Some(stats) = figures.last() {
+        left += &format!("  up {}", duration(stats.uptime_s));
+    }
+    let right = match (state.link(now), state.paused_for(now)) {
+        (Link::Lost { .. }, _) => "NOT REACHABLE".to_owned(),
+        (Link::Silent(_), _) => "SILENT".to_owned(),
+        (_, Some(time)) => format!("PAUSED {}", duration(time.as_secs())),
+        (Link::Connecting, None) => "connecting".to_owned(),
+        (Link::Live, None) => "live".to_owned(),
+    };
+    (left, right)
+}
+
+/// Returns the line about a node that says nothing, if that is so.
+pub(super) fn trouble(state: &State, now: Instant) -> Option<String> {
+    match state.link(now) {
+        Link::Lost { since, reason } => {
+            let old = duration(since.as_secs());
+            Some(match state.figures().last() {
+                Some(_) => format!("figures of {old} ago; connecting again: {reason}"),
+                None => format!("connecting again for {old}: {reason}"),
+            })
+        }
+        Link::Silent(time) => {
+            Some(format!("nothing came for {}: the figures are of then", duration(time.as_secs())))
+        }
+        Link::Connecting | Link::Live => None,
+    }
+}
+
+/// Returns the occupancy as a bar of this width, in the characters of the map.
+pub(super) fn bar(stats: &StatsSummary, width: usize) -> String {
+    let total = stats.total.max(1);
+    // Ends of the parts, so that rounding leaves no gap.
+    let end = |blocks: usize| (blocks.min(total) as f64 / total as f64 * width as f64).round() as usize;
+    let used = end(stats.used);
+    let evictable = end(stats.used + stats.evictable);
+    let free = end(stats.used + stats.evictable + stats.free);
+    let part = |symbol: &str, from: usize, to: usize| symbol.repeat(to.saturating_sub(from));
+    part("#", 0, used) + &part("+", used, evictable) + &part(".", evictable, free) + &part("~", free, width)
+}
+
+/// Returns the figures of the pool, the most important ones first.
+pub(super) fn fields(figures: &Figures) -> Vec<String> {
+    let Some(stats) = figures.last() else { return vec!["no figures yet".to_owned()] };
+    let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
+    let rate = |counter: fn(&StatsSummary) -> u64| {
+        figures.rate(counter).map_or("-".to_owned(), |rate| count(rate.round() as usize))
+    };
+    let time = |samples: u64, ns: u64| if samples == 0 { "-".to_owned() } else { latency(ns as f64) };
+    let (allocation, wait) = (&stats.allocation, &stats.wait);
+    let batches = stats.oldest_batch_s.map_or(String::new(), |age| format!(", oldest {age:.1} s"));
+    let sent = figures.rate(|stats| stats.transferred_bytes);
+    vec![
+        format!("used {} of {} ({})", count(stats.used), count(stats.total), share(stats.used)),
+        format!("cached {}", count(stats.evictable)),
+        format!("free {}", count(stats.free)),
+        format!("retired {}", count(stats.retired)),
+        format!("reserved {}", count(stats.reserved)),
+        format!("held {}", count(stats.held)),
+        format!("fragmentation {}", percent(100.0 * stats.fragmentation)),
+        format!("with cached {}", percent(100.0 * stats.available_fragmentation)),
+        format!("longest free run {}", count(stats.longest_free_run)),
+        format!("mean run of a sequence {:.1}", stats.mean_sequence_run),
+        format!("sequences {}", count(stats.sequences)),
+        format!("waiting {}", count(stats.waiting)),
+        format!("batches {}{batches}", stats.batches_in_flight),
+        format!(
+            "allocation p50 {} p99 {} max {}",
+            time(allocation.samples, allocation.p50_ns),
+            time(allocation.samples, allocation.p99_ns),
+            time(allocation.samples, allocation.max_ns)
+        ),
+        format!("wait p99 {}", time(wait.samples, wait.p99_ns)),
+        format!("blocks/s {}", rate(|stats| stats.allocated_blocks)),
+        format!("refused/s {}", rate(|stats| stats.refusals)),
+        format!("prefix hits {}", figures.hit_rate().map_or("-".to_owned(), |rate| percent(100.0 * rate))),
+        format!("evicted/s {}", rate(|stats| stats.evicted_blocks)),
+        format!("moved/s {}", rate(|stats| stats.moved_blocks)),
+        format!(
+            "transferred/s {}",
+            sent.map_or("-".to_owned(), |rate| BinaryBytes(rate.round() as u64).to_string())
+        ),
+    ]
+}
+
+/// Fills lines of at most this width with fields. What is longer than a line is cut by the screen.
+pub(super) fn flow(fields: &[String], width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for field in fields {
+        match lines.last_mut() {
+            Some(line) if line.len() + 2 + field.len() <= width => *line += &format!("  {field}"),
+            _ => lines.push(field.clone()),
+        }
+    }
+    lines
+}
+
+/// Returns occupancy and allocation times of the last minutes as two lines, if there is room.
+pub(super) fn history(figures: &Figures, width: usize) -> Vec<String> {
+    let room = width.saturating_sub(28);
+    if room < 60 || figures.history.len() < 2 {
+        return Vec::new();
+    }
+    let latest: Vec<_> = figures.history.iter().skip(figures.history.len().saturating_sub(room)).collect();
+    let used = latest.iter().map(|stats| stats.used as f64 / stats.total.max(1) as f64);
+    // From 10 ns to 10 ms, in powers of ten.
+    let times = latest.iter().map(|stats| match stats.allocation.samples {
+        0 => 0.0,
+        _ => ((stats.allocation.p99_ns.max(1) as f64).log10() - 1.0) / 6.0,
+    });
+    vec![
+        format!("{:<28}{}", "used, 0 to 100 %", ramp(used)),
+        format!("{:<28}{}", "p99, 10 ns to 10 ms (log)", ramp(times)),
+    ]
+}
+
+/// Returns shares from 0 to 1 as characters of growing height.
+fn ramp(shares: impl Iterator<Item = f64>) -> String {
+    const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    shares.map(|share| LEVELS[((share.clamp(0.0, 1.0) * 8.0) as usize).min(7)]).collect()
+}
+
+/// Returns the legend of the map: the classes that it has, with their shares.
+pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
+    let all = drawn.counts.iter().sum::<usize>().max(1);
+    let classes = CLASSES.iter().zip(drawn.counts).filter(|&(_, cells)| cells > 0);
+    classes
+        .map(|(class, cells)| {
+            format!("{} {} {}", class.symbol, class.name, percent(100.0 * cells as f64 / all as f64))
+        })
+        .collect()
+}
+
+/// Returns the title and the lines of the owners: a head, and then one line each.
+pub(super) fn owners(state: &State, rows: usize) -> (String, Vec<String>) {
+    let report = match &state.figures().owners {
+        None => return ("Owners".to_owned(), vec!["not asked yet".to_owned()]),
+        Some(Err(reason)) => return ("Owners".to_owned(), vec![format!("no answer: {reason}")]),
+        Some(Ok(report)) => report,
+    };
+    let title = format!(
+        "Owners by {}: {} of {} blocks",
+        state.order.name(),
+        count(report.total),
+        count(report.blocks)
+    );
+    let mut lines = vec![format!(
+        "{:<10} {:>16} {:>8} {:>9} {:>7} {:>9}",
+        "kind", "sequence", "blocks", "held", "shared", "tokens"
+    )];
+    let sorted = state.order.sorted(&report.owners);
+    let room = rows.saturating_sub(1);
+    // The last page stays full.
+    let first = state.scrolled.min(sorted.len().saturating_sub(room));
+    lines.extend(sorted.into_iter().skip(first).take(room).map(owner));
+    if report.owners.is_empty() {
+        lines.push("none".to_owned());
+    }
+    (title, lines)
+}
+
+fn owner(owner: &OwnerRecord) -> String {
+    let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    format!(
+        "{:<10} {:>16} {:>8} {:>9} {:>7} {:>9}",
+        word(&json!(owner.kind)),
+        or_none(owner.sequence.map(|id| id.to_string())),
+        count(owner.blocks),
+        or_none(owner.held_s.map(|held| match held {
+            held if held < 60.0 => format!("{held:.1} s"),
+            held => duration(held as u64),
+        })),
+        count(owner.shared_blocks),
+        or_none(owner.tokens.map(count)),
+    )
+}
+
+/// Returns the lines of the migrations, those under way first.
+pub(super) fn migrations(figures: &Figures) -> Vec<String> {
+    let has_ended = |record: &&MigrationRecord| {
+        let state = word(&json!(record.state));
+        state == "committed" || state == "aborted"
+    };
+    let mut sorted: Vec<_> = figures.migrations.iter().collect();
+    sorted.sort_by_key(has_ended);
+    if sorted.is_empty() {
+        return vec!["none".to_owned()];
+    }
+    sorted.into_iter().map(migration).collect()
+}
+
+fn migration(record: &MigrationRecord) -> String {
+    let direction = if record.side == MigrationSide::Source { "to" } else { "from" };
+    let sequence = record.sequence.map_or(String::new(), |id| format!(" of {id}"));
+    let reason = record.reason.as_ref().map_or(String::new(), |reason| format!(": {}", printable(reason)));
+    format!(
+        "{} {direction} {} {}{sequence}, {} blocks, {}{reason}",
+        word(&json!(record.state)),
+        printable(&record.peer),
+        word(&json!(record.kind)),
+        count(record.blocks),
+        BinaryBytes(record.bytes),
+    )
+}
+
+/// Returns the lines of peers, tiers and directories.
+pub(super) fn services(figures: &Figures) -> Vec<String> {
+    if figures.services.is_empty() {
+        return vec!["none".to_owned()];
+    }
+    let line =
+        |service: &super::services::Service| format!("{} {}: {}", service.kind, service.name, service.state);
+    figures.services.iter().map(line).collect()
+}
+
+/// Returns the lines of the help.
+pub(super) fn help() -> Vec<String> {
+    let keys = [
+        "q, Esc, Ctrl-C   quit",
+        "h, ?             this help",
+        "s                sort owners by blocks, age, tokens, shared blocks, sequence",
+        "up, down, pages  scroll the owners",
+        "d                defragment: compact the pool now",
+        "p, space         pause: keep the figures; again: go on",
+        "",
+        "The bar and the map have a character for each class:",
+    ];
+    let classes = CLASSES.iter().map(|class| format!("  {}  {}", class.symbol, class.name));
+    keys.iter().map(|&key| key.to_owned()).chain(classes).collect()
+}

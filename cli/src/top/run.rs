@@ -1,0 +1,261 @@
+//! The loop over events, keys and signals.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crossterm::event::{Event, EventStream, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use futures_util::StreamExt;
+use kvpool_node::admin::{Client, ClientError};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc::{Sender, channel};
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use super::screen::Screen;
+use super::state::{Effect, Input, Key, State};
+use super::view::{self, Styles};
+use crate::EXIT_OK;
+use crate::output::is_plain;
+
+/// Time between two attempts to connect.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Time between two readings of what is not among the events.
+const POLL: Duration = Duration::from_secs(2);
+
+/// Time after which the screen is drawn again if nothing happens.
+const TICK: Duration = Duration::from_millis(500);
+
+/// Owners that are asked for.
+const OWNERS: usize = 500;
+
+/// Why the program did not run, or ended.
+#[derive(Debug, Error)]
+pub enum TopError {
+    /// The standard input or output is no terminal.
+    #[error(
+        "`kvpool top` needs a terminal; `kvpool events`, `kvpool stats` and `kvpool owners` write to pipes and files"
+    )]
+    NoTerminal,
+    /// The node gave no answer to begin with.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The terminal cannot be used, or has gone away.
+    #[error("the terminal: {0}")]
+    Terminal(#[from] io::Error),
+}
+
+impl TopError {
+    /// Returns whether the usage was wrong, and not the node.
+    pub(crate) const fn is_usage(&self) -> bool {
+        matches!(self, Self::NoTerminal)
+    }
+}
+
+/// Shows a node until a key or a signal, and returns the exit code.
+///
+/// # Errors
+///
+/// [`TopError`]: without a terminal, or if the node gives no answer to begin with.
+pub fn run(runtime: &Runtime, client: &Client) -> Result<u8, TopError> {
+    if !Screen::is_there() {
+        return Err(TopError::NoTerminal);
+    }
+    runtime.block_on(async {
+        let mut state = State::new(client.url());
+        // A wrong address or token is an error on the usual screen.
+        let stats = read(client, "/stats").await?;
+        state.update(Input::Stats(Box::new(stats)), Instant::now());
+        let mut signals = Signals::new()?;
+        let mut screen = Screen::open()?;
+        show(&mut state, &mut screen, client, &mut signals).await
+    })
+}
+
+async fn show(
+    state: &mut State,
+    screen: &mut Screen,
+    client: &Client,
+    signals: &mut Signals,
+) -> Result<u8, TopError> {
+    let styles = if is_plain() { Styles::None } else { Styles::Used };
+    let (sender, mut inputs) = channel(64);
+    let mut tasks = JoinSet::new();
+    tasks.spawn(follow(client.clone(), sender.clone()));
+    tasks.spawn(poll(client.clone(), sender.clone()));
+    let mut keys = EventStream::new();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let input = tokio::select! {
+            Some(input) = inputs.recv() => input,
+            event = keys.next() => match event {
+                Some(event) => key(&event?).map_or(Input::Tick, Input::Key),
+                // The terminal has gone away.
+                None => return Ok(EXIT_OK),
+            },
+            number = signals.next() => return Ok(128 + number),
+            // A panic in a task is one of the program.
+            Some(Err(error)) = tasks.join_next() => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => continue,
+            },
+            _ = ticks.tick() => Input::Tick,
+        };
+        match state.update(input, Instant::now()) {
+            Some(Effect::Quit) => return Ok(EXIT_OK),
+            Some(Effect::Compact) => {
+                tasks.spawn(compact(client.clone(), sender.clone()));
+            }
+            None => {}
+        }
+        screen.draw(|frame| view::draw(frame, state, styles, Instant::now()))?;
+    }
+}
+
+/// Follows the events, and connects again whenever the connection is lost.
+async fn follow(client: Client, inputs: Sender<Input>) {
+    let mut follower = client.follow();
+    loop {
+        let (input, pause) = match follower.next().await {
+            Ok(notice) => (Input::Notice(notice), Duration::ZERO),
+            Err(error) => (Input::Lost(error.to_string()), PAUSE),
+        };
+        if inputs.send(input).await.is_err() {
+            return;
+        }
+        sleep(pause).await;
+    }
+}
+
+/// Reads owners and services again and again.
+async fn poll(client: Client, inputs: Sender<Input>) {
+    let path = format!("/owners?limit={OWNERS}");
+    loop {
+        // A node that is not reachable is told by the events.
+        if let Ok(stats) = read(&client, "/stats").await
+            && inputs.send(Input::Stats(Box::new(stats))).await.is_err()
+        {
+            return;
+        }
+        let owners = match read(&client, &path).await {
+            Ok(owners) => Some(Ok(owners)),
+            Err(ClientError::Problem(problem)) => Some(Err(problem.to_string())),
+            Err(_) => None,
+        };
+        if let Some(owners) = owners
+            && inputs.send(Input::Owners(owners)).await.is_err()
+        {
+            return;
+        }
+        sleep(POLL).await;
+    }
+}
+
+async fn compact(client: Client, inputs: Sender<Input>) {
+    let answer = client.post("/defrag", &json!({})).await;
+    let outcome = answer.and_then(|value| parse(&client, value)).map_err(|error| error.to_string());
+    // Nothing waits for it if the program ends.
+    let _ = inputs.send(Input::Compacted(outcome)).await;
+}
+
+async fn read<T: DeserializeOwned>(client: &Client, path: &str) -> Result<T, ClientError> {
+    parse(client, client.get(path).await?)
+}
+
+fn parse<T: DeserializeOwned>(client: &Client, value: Value) -> Result<T, ClientError> {
+    let url = client.url().clone();
+    serde_json::from_value(value).map_err(|error| ClientError::Foreign { url, reason: error.to_string() })
+}
+
+/// Returns the key of an event, if it has an effect.
+fn key(event: &Event) -> Option<Key> {
+    let &Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press | KeyEventKind::Repeat, .. }) =
+        event
+    else {
+        return None;
+    };
+    Some(match code {
+        KeyCode::Char('c') if modifiers.contains(KeyModifiers::CONTROL) => Key::Quit,
+        KeyCode::Char(_) if modifiers.intersects(KeyModifiers::CONTROL | KeyModifiers::ALT) => return None,
+        KeyCode::Char('q' | 'Q') => Key::Quit,
+        KeyCode::Char('h' | '?') | KeyCode::F(1) => Key::Help,
+        KeyCode::Char('s') => Key::Sort,
+        KeyCode::Char('d') => Key::Compact,
+        KeyCode::Char('p' | ' ') => Key::Pause,
+        KeyCode::Up | KeyCode::Char('k') => Key::Up,
+        KeyCode::Down | KeyCode::Char('j') => Key::Down,
+        KeyCode::PageUp => Key::PageUp,
+        KeyCode::PageDown => Key::PageDown,
+        KeyCode::Esc => Key::Escape,
+        _ => return None,
+    })
+}
+
+/// Signals that end the program.
+#[cfg(unix)]
+struct Signals(Vec<(u8, tokio::signal::unix::Signal)>);
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        let kinds =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
+        let signals = kinds.into_iter().map(|kind| Ok((kind.as_raw_value() as u8, signal(kind)?)));
+        signals.collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Waits for one of them, and returns its number.
+    async fn next(&mut self) -> u8 {
+        std::future::poll_fn(|context| {
+            for (number, signal) in &mut self.0 {
+                if signal.poll_recv(context).is_ready() {
+                    return std::task::Poll::Ready(*number);
+                }
+            }
+            std::task::Poll::Pending
+        })
+        .await
+    }
+}
+
+#[cfg(not(unix))]
+struct Signals;
+
+#[cfg(not(unix))]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self)
+    }
+
+    async fn next(&mut self) -> u8 {
+        // An interrupt is a key.
+        std::future::pending().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_have_effects_and_others_none() {
+        let press = |code, modifiers| key(&Event::Key(KeyEvent::new(code, modifiers)));
+        let plain = |code| press(code, KeyModifiers::NONE);
+        assert_eq!(plain(KeyCode::Char('q')), Some(Key::Quit));
+        assert_eq!(press(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Key::Quit));
+        assert_eq!(plain(KeyCode::Char('?')), Some(Key::Help));
+        assert_eq!(plain(KeyCode::Char(' ')), Some(Key::Pause));
+        assert_eq!(plain(KeyCode::PageDown), Some(Key::PageDown));
+        assert_eq!(plain(KeyCode::Char('c')), None, "only with Ctrl");
+        // It would compact the pool.
+        assert_eq!(press(KeyCode::Char('d'), KeyModifiers::CONTROL), None);
+        assert_eq!(key(&Event::Resize(80, 24)), None);
+        let release = KeyEvent { kind: KeyEventKind::Release, ..KeyEvent::from(KeyCode::Char('q')) };
+        assert_eq!(key(&Event::Key(release)), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Peers, tiers and directories of members, from the statistics of a node.
+
+use kvpool_node::admin::StatsReport;
+use serde_json::Value;
+
+use crate::figures::{count, percent};
+use crate::output::printable;
+
+/// Something beside the pool that the node uses.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Service {
+    pub kind: &'static str,
+    pub name: String,
+    pub state: String,
+}
+
+/// Returns the services that a node reports.
+pub(super) fn services(stats: &StatsReport) -> Vec<Service> {
+    let group = |name: &str| stats.extra.get(name).and_then(Value::as_object).into_iter().flatten();
+    let service =
+        |kind, name: &str, state: String| Service { kind, name: printable(name), state: printable(&state) };
+    let peers = group("peers").map(|(name, state)| service("peer", name, peer(state)));
+    let tiers = group("tiers").map(|(name, counters)| service("tier", name, tier(counters)));
+    let members = group("membership").map(|(name, state)| service("members", name, membership(state)));
+    peers.chain(tiers).chain(members).collect()
+}
+
+fn peer(state: &Value) -> String {
+    state.as_str().map_or_else(|| state.to_string(), str::to_owned)
+}
+
+/// Returns the state of a tier: that of its circuit breaker, and how often it had a key.
+fn tier(counters: &Value) -> String {
+    let of = |name: &str| counters[name].as_u64().unwrap_or(0) as usize;
+    let state = match counters["breaker"].as_str() {
+        Some("closed") => "up",
+        Some("open") => "DOWN",
+        Some("trying") => "trying again",
+        _ => "state unknown",
+    };
+    let asked = of("hits") + of("misses");
+    let rate = match asked {
+        0 => "nothing asked".to_owned(),
+        _ => format!("hits {}", percent(100.0 * of("hits") as f64 / asked as f64)),
+    };
+    let failed = match of("failed") + of("overdue") {
+        0 => String::new(),
+        failed => format!(", {} failed", count(failed)),
+    };
+    format!("{state}, {rate}, {} stored{failed}", count(of("stored")))
+}
+
+fn membership(state: &Value) -> String {
+    let members = state["members"].as_array().map_or(0, Vec::len);
+    let reach = if state["current"] == true { "" } else { ", directory OUT OF REACH" };
+    let joined = match (state["joined"].as_bool(), state["reason"].as_str()) {
+        (None, _) => String::new(),
+        (Some(true), _) => ", joined".to_owned(),
+        (Some(false), reason) => format!(", NOT joined: {}", reason.unwrap_or("no reason given")),
+    };
+    format!("{} known{joined}{reach}", count(members))
+}
