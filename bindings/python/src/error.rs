@@ -6,8 +6,8 @@ use std::fmt::{Debug, Display};
 use kvpool::compact::Blocker;
 use kvpool::{
     AllocError, AuditError, BuildError, DecodeError, DefragError, FrameError, FrameShrinkError, GrowError,
-    HandleError, LayoutError, MigrateError, PrefixError, ResizeError, SequenceError, SettleError,
-    ShrinkError, SizingError, StorageError, TransferError,
+    HandleError, LayoutError, PrefixError, ResizeError, SequenceError, SettleError, ShrinkError, SizingError,
+    StorageError, TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -75,7 +75,7 @@ pub fn invalid(message: impl Display) -> Failure {
 }
 
 /// The name of an enum's variant, which derived `Debug` writes first.
-fn kind(error: &impl Debug) -> String {
+pub fn kind(error: &impl Debug) -> String {
     let text = format!("{error:?}");
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
 }
@@ -265,6 +265,21 @@ impl From<SettleError> for Failure {
     }
 }
 
+impl From<TransferError> for Failure {
+    fn from(error: TransferError) -> Self {
+        match error {
+            TransferError::Alloc(error) => error.into(),
+            TransferError::Sequence(error) => error.into(),
+            TransferError::Storage(error) => error.into(),
+            TransferError::ForeignSequence { .. } => plain("ForeignHandle", &error),
+            TransferError::BeingWritten { batch, .. } => {
+                raise("Timeout", &error, fields![kind: "BeingWritten", batch: batch.0])
+            }
+            error => plain("MigrateError", &error),
+        }
+    }
+}
+
 impl From<GrowError> for Failure {
     fn from(error: GrowError) -> Self {
         plain("ResizeError", &error)
@@ -309,13 +324,6 @@ impl From<ResizeError> for Failure {
     }
 }
 
-impl From<MigrateError> for Failure {
-    fn from(error: MigrateError) -> Self {
-        let inner = kind(&error.error);
-        raise("MigrateError", &error, fields![kind: inner, sequence: error.sequence.id().0])
-    }
-}
-
 /// Errors whose message says everything.
 macro_rules! plainly {
     ($($error:ty => $class:literal),* $(,)?) => {
@@ -334,5 +342,6 @@ plainly! {
     LayoutError => "BuildError",
     PrefixError => "CacheError",
     SizingError => "BuildError",
-    TransferError => "MigrateError",
+    kvpool_node::NodeError => "NodeError",
+    kvpool_node::transport::tcp::LinkError => "NodeError",
 }

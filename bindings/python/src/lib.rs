@@ -6,16 +6,49 @@
 
 use pyo3::prelude::*;
 
-#[allow(dead_code)]
+mod args;
+mod batch;
+mod buffers;
+mod call;
+mod defragmenter;
+mod dlpack;
 mod error;
+mod events;
+mod exclusive;
 mod frame_pool;
-#[allow(dead_code)]
+mod handle;
+mod layout;
+mod lease;
+mod node;
+mod pool;
+mod prefix;
 mod process;
+mod record;
+mod runtime;
+mod sequence;
+mod stats;
+mod table;
+mod tensor;
+mod waiting;
 
 /// The compiled part of kvpool.
 #[pymodule(gil_used = false)]
 fn _kvpool(module: &Bound<'_, PyModule>) -> PyResult<()> {
     process::follow_forks();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<call::Call>()?;
+    layout::register(module)?;
+    pool::register(module)?;
+    handle::register(module)?;
+    lease::register(module)?;
+    sequence::register(module)?;
+    batch::register(module)?;
+    table::register(module)?;
+    tensor::register(module)?;
+    prefix::register(module)?;
+    events::register(module)?;
+    stats::register(module)?;
+    defragmenter::register(module)?;
+    node::register(module)?;
     frame_pool::register(module)
 }

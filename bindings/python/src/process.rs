@@ -1,6 +1,7 @@
 //! Use after `fork()`: a child process has the parent's objects, but neither its threads nor the
 //! right to its memory.
 
+use std::mem::ManuallyDrop;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -49,5 +50,34 @@ impl Process {
             self.0, now.0
         );
         raise("Forked", message, fields![made_in: self.0, used_in: now.0])
+    }
+}
+
+/// A value that is dropped only in the process that made it.
+pub struct Own<T> {
+    made_in: Process,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> Own<T> {
+    /// Wraps a value.
+    pub fn new(value: T) -> Self {
+        Self { made_in: Process::current(), value: ManuallyDrop::new(value) }
+    }
+}
+
+impl<T> Own<T> {
+    /// Returns the value.
+    pub fn get(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> Drop for Own<T> {
+    fn drop(&mut self) {
+        if self.made_in == Process::current() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
     }
 }
