@@ -60,6 +60,16 @@ ENGINES = {
         build=("setuptools", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "jinja2"),
         environment={"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
     ),
+    # The only nano-vllm on the index: a copy of its main branch with guidance added.
+    "nano-vllm-fork": Engine(
+        "nano-vllm-fork", "20260210", ("numpy", "xxhash", "pytest"), is_wheel=True
+    ),
+    "lmcache": Engine(
+        "lmcache",
+        "0.5.6",
+        ("numpy msgspec pyzmq psutil pyyaml prometheus_client sortedcontainers pytest requests blake3").split(),
+        environment={"NO_CUDA_EXT": "1", "NO_NATIVE_EXT": "1"},
+    ),
 }
 
 
