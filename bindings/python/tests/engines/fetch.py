@@ -41,7 +41,7 @@ class Engine:
     version: str
     needs: tuple[str, ...]
     is_wheel: bool = False
-    build: tuple[str, ...] = ("setuptools", "setuptools-scm", "wheel", "packaging")
+    build: tuple[str, ...] = ("setuptools>=77", "setuptools-scm", "wheel", "packaging")
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -57,7 +57,7 @@ ENGINES = {
             "numpy msgspec pyzmq cbor2 cloudpickle pydantic regex cachetools psutil pybase64 blake3 pillow"
             " prometheus_client requests pyyaml jinja2 pytest"
         ).split(),
-        build=("setuptools", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "jinja2"),
+        build=("setuptools>=77", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "jinja2"),
         environment={"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
     ),
     # The only nano-vllm on the index: a copy of its main branch with guidance added.
@@ -67,7 +67,7 @@ ENGINES = {
     "lmcache": Engine(
         "lmcache",
         "0.5.6",
-        ("numpy msgspec pyzmq psutil pyyaml prometheus_client sortedcontainers pytest requests blake3").split(),
+        ("numpy msgspec pyzmq psutil pyyaml prometheus_client sortedcontainers cachetools pydantic pytest requests blake3").split(),
         environment={"NO_CUDA_EXT": "1", "NO_NATIVE_EXT": "1"},
     ),
 }

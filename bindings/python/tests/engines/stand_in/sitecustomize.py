@@ -30,7 +30,7 @@ ABSENT = set(os.environ.get("KVPOOL_STAND_INS", "").split()) | {
 # Modules of the engine itself that need a device.
 INNER = (
     "vllm.ir", "vllm._custom_ops", "vllm.v1.worker", "vllm.model_executor.layers.attention",
-    "vllm.vllm_flash_attn", "vllm._C", "vllm._rs", "vllm.third_party",
+    "lmcache.lmcache_native", "vllm.vllm_flash_attn", "vllm._C", "vllm._rs", "vllm.third_party",
 )
 
 
