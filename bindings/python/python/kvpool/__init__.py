@@ -87,5 +87,5 @@ __all__ = [
     "Tensor",
     "__version__",
     "errors",
-    *errors.__all__,
 ]
+__all__ += errors.__all__
