@@ -130,6 +130,7 @@ impl Call {
     }
 
     /// Resumes the coroutine.
+    #[pyo3(signature = (value, /))]
     fn send(&self, py: Python<'_>, value: Py<PyAny>) -> PyResult<Py<PyAny>> {
         let _ = value;
         self.__next__(py)

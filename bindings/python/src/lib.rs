@@ -35,6 +35,7 @@ mod waiting;
 #[pymodule(gil_used = false)]
 fn _kvpool(module: &Bound<'_, PyModule>) -> PyResult<()> {
     process::follow_forks();
+    runtime::end_with(module.py())?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<call::Call>()?;
     layout::register(module)?;

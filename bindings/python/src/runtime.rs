@@ -3,16 +3,16 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::null_mut;
-use std::sync::atomic::{
-    AtomicPtr,
-    Ordering::{AcqRel, Acquire},
-};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 use pyo3_async_runtimes::TaskLocals;
 use pyo3_async_runtimes::generic;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinError, JoinHandle};
 
 use crate::error::Outcome;
@@ -21,40 +21,90 @@ use crate::process::Process;
 /// Threads that poll futures. They do little work: copies run on tokio's blocking threads.
 const THREADS: usize = 2;
 
+/// Time that the end of the interpreter gives to copies that are under way.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Time between two looks at pending signals in a call that waits.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
 struct Made {
     process: Process,
-    runtime: Runtime,
+    handle: Handle,
+    /// Taken by the end of the interpreter.
+    runtime: Mutex<Option<Runtime>>,
 }
 
-/// The runtime, of this process or of the one that it is a fork of. Never freed: its threads end
-/// with the process.
+/// The runtime, of this process or of the one that it is a fork of. Never freed: any thread may be
+/// using it.
 static MADE: AtomicPtr<Made> = AtomicPtr::new(null_mut());
 
-/// Returns the runtime. The first call in each process starts it.
-pub fn runtime() -> &'static Runtime {
+/// Set when the interpreter ends: no future is polled from then on.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+fn made() -> &'static Made {
     // Acquire: pairs with the Release of the exchange below.
     let mut seen = MADE.load(Acquire);
     loop {
         // SAFETY: null, or leaked by the exchange below.
         if let Some(made) = unsafe { seen.as_ref() }.filter(|made| made.process == Process::current()) {
-            return &made.runtime;
+            return made;
         }
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(THREADS).thread_name("kvpool-python").enable_all();
         let runtime = builder.build().expect("the system starts two threads");
-        let made = Box::into_raw(Box::new(Made { process: Process::current(), runtime }));
+        let handle = runtime.handle().clone();
+        let made = Made { process: Process::current(), handle, runtime: Mutex::new(Some(runtime)) };
+        let made = Box::into_raw(Box::new(made));
         // Release: publishes the runtime. Acquire: of the other thread's, if that was faster.
         match MADE.compare_exchange(seen, made, AcqRel, Acquire) {
             Ok(_) => seen = made,
             Err(other) => {
                 // SAFETY: made above, and not published.
-                drop(unsafe { Box::from_raw(made) });
+                let made = unsafe { Box::from_raw(made) };
+                let runtime = made.runtime.into_inner().unwrap_or_else(PoisonError::into_inner);
+                runtime.into_iter().for_each(Runtime::shutdown_background);
                 seen = other;
             }
         }
+    }
+}
+
+/// Returns the runtime. The first call in each process starts it.
+pub fn runtime() -> &'static Handle {
+    &made().handle
+}
+
+/// Ends the runtime at the end of the interpreter: a thread that delivered a result later would find
+/// none. Futures are dropped where they wait.
+#[pyfunction]
+fn end_runtime(py: Python<'_>) {
+    // SAFETY: null, or leaked by `made`.
+    let Some(made) = (unsafe { MADE.load(Acquire).as_ref() }) else { return };
+    if made.process != Process::current() {
+        return;
+    }
+    // Release: pairs with the Acquire in `wait`, of a thread that a timer of the runtime wakes.
+    ENDING.store(true, Release);
+    let runtime = made.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(runtime) = runtime {
+        // Without the GIL, for which a thread of the runtime may be waiting.
+        py.detach(|| runtime.shutdown_timeout(PATIENCE));
+    }
+}
+
+/// Has the runtime ended with the interpreter.
+pub fn end_with(py: Python<'_>) -> PyResult<()> {
+    let end = wrap_pyfunction!(end_runtime, py)?;
+    py.import("atexit")?.call_method1("register", (end,))?;
+    Ok(())
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
     }
 }
 
@@ -63,7 +113,25 @@ pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> 
     let mut future = Box::pin(future);
     loop {
         let ready = py.detach(|| {
-            runtime().block_on(async { tokio::time::timeout(SIGNALS_EVERY, future.as_mut()).await.ok() })
+            let _runtime = runtime().enter();
+            let waker = Waker::from(Arc::new(Unpark(thread::current())));
+            let mut context = Context::from_waker(&waker);
+            let until = Instant::now() + SIGNALS_EVERY;
+            loop {
+                // Acquire: pairs with the Release of the end. Only a daemon thread gets here then,
+                // and Python lets none of them return.
+                while ENDING.load(Acquire) {
+                    thread::park();
+                }
+                if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+                    return Some(value);
+                }
+                let rest = until.saturating_duration_since(Instant::now());
+                if rest.is_zero() {
+                    return None;
+                }
+                thread::park_timeout(rest);
+            }
         });
         match ready {
             Some(value) => return Ok(value),
@@ -98,7 +166,7 @@ pub struct Task(JoinHandle<()>);
 impl Future for Task {
     type Output = Result<(), Ended>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.0).poll(context).map_err(Ended)
     }
 }

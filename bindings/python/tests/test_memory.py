@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 
 import kvpool
 import numpy as np
@@ -45,7 +46,7 @@ def test_a_view_keeps_its_block(pool: kvpool.Pool) -> None:
     with pytest.raises(kvpool.Busy, match="cannot seal blocks: 1 writable views"):
         lease.seal()
     address = array.ctypes.data
-    del lease  # the view keeps it
+    del lease, call  # the view keeps it
     gc.collect()
     array[:] = 3
     assert pool.stats().used == 4 and array.ctypes.data == address
@@ -104,9 +105,8 @@ def test_interleaved_planes_have_strides() -> None:
     k, v = np.asarray(pool.plane(0, "k")), np.asarray(pool.plane(0, "v"))
     assert k.strides[0] == 2 * k[0].nbytes and v.ctypes.data == k.ctypes.data + k[0].nbytes
     assert (np.from_dlpack(pool.plane(0, "v")).strides, k.shape) == (v.strides, (5, TOKENS, 2, 8))
-    with pytest.raises(BufferError, match="not contiguous|accept strides"):
-        bytes_of_all = (memoryview(pool.plane(0, "k")).cast("B"), None)
-        del bytes_of_all
+    with pytest.raises(BufferError, match="the consumer must accept strides"):
+        hashlib.sha256(pool.plane(0, "k"))
 
 
 def test_dlpack_refuses_what_it_cannot_do(pool: kvpool.Pool) -> None:

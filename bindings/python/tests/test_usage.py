@@ -113,12 +113,13 @@ def test_the_prefix_cache_finds_what_was_computed(pool: kvpool.Pool) -> None:
             batch.append_tokens(sequence, np.array([1, 2, 3], np.int64))
     cache = pool.prefix_cache
     assert cache is not None and cache.stats().hit_blocks == 10
-    assert len(cache.blocks()) == pool.stats().evictable == 11
+    # 12: the last full block was computed twice.
+    assert len(cache.blocks()) == pool.stats().evictable == 12
     with pool.sequence(8, prompt, tenant=b"another") as other:
         assert len(other) == 0
     with cache.pin(prompt) as pinned:
         assert (pinned.tokens, len(pinned.blocks)) == (40, 10)
-        assert cache.evict() == 1
+        assert cache.evict() == 2
     assert cache.clear() == 10
     assert pool.free_blocks == 100
 

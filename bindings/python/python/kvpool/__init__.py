@@ -95,5 +95,5 @@ __all__ = [
     "Tensor",
     "__version__",
     "errors",
-    *errors.__all__,
 ]
+__all__ += errors.__all__
