@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 use pyo3_async_runtimes::generic::future_into_py;
 
 use crate::error::Outcome;
+use crate::parcel::Parcel;
 use crate::runtime::{Bridge, runtime};
 
 /// What a call came to when it was first awaited.
@@ -99,9 +100,13 @@ impl Call {
         waiting: Waiting,
         step: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<Py<PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let yielded = step(waiting.iterator.bind(py))?;
-        self.replace(State::Waiting(waiting));
-        Ok(yielded)
+        match step(waiting.iterator.bind(py)) {
+            Ok(yielded) => {
+                self.replace(State::Waiting(waiting));
+                Ok(yielded)
+            }
+            Err(end) => Err(opened(py, end)),
+        }
     }
 }
 
@@ -118,7 +123,7 @@ impl Call {
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.replace(State::Done) {
             State::New(first) => match first(py)? {
-                Begun::Ready(value) => Err(PyStopIteration::new_err((value,))),
+                Begun::Ready(value) => Err(opened(py, PyStopIteration::new_err((value,)))),
                 Begun::Waits(future) => {
                     let iterator = future.bind(py).call_method0("__await__")?.unbind();
                     self.resume(py, Waiting { future, iterator }, next)
@@ -167,6 +172,18 @@ impl Call {
             waiting.future.bind(py).call_method0("cancel")?;
         }
         Ok(())
+    }
+}
+
+/// Opens the parcel that a call ends with, if it does.
+fn opened(py: Python<'_>, end: PyErr) -> PyErr {
+    let result = end.value(py).getattr("value").ok().filter(|_| end.is_instance_of::<PyStopIteration>(py));
+    match result.as_ref().and_then(|result| result.cast::<Parcel>().ok()) {
+        Some(parcel) => match parcel.get().open(py) {
+            Ok(result) => PyStopIteration::new_err((result,)),
+            Err(error) => error,
+        },
+        None => end,
     }
 }
 

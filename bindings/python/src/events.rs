@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 use tokio::sync::Mutex;
 
 use crate::call::{Begun, Call};
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
+use crate::parcel::{Parcel, Received, Returned, take_back};
 use crate::process::{Own, Process};
 use crate::record::record;
 use crate::runtime::wait;
@@ -76,12 +77,17 @@ impl From<Numbered> for Event {
 pub struct PyEvents {
     made_in: Process,
     events: Own<Arc<Mutex<KvEvents>>>,
+    returned: Returned<Event>,
 }
 
 impl PyEvents {
     /// Wraps a subscription.
     pub fn new(events: KvEvents) -> Self {
-        Self { made_in: Process::current(), events: Own::new(Arc::new(Mutex::new(events))) }
+        Self {
+            made_in: Process::current(),
+            events: Own::new(Arc::new(Mutex::new(events))),
+            returned: Returned::default(),
+        }
     }
 
     async fn recv(events: Arc<Mutex<KvEvents>>) -> Option<Event> {
@@ -102,6 +108,9 @@ impl PyEvents {
 
     fn __next__(&self, py: Python<'_>) -> Outcome<Option<Event>> {
         let events = self.share()?;
+        if let Some(event) = take_back(&self.returned) {
+            return Ok(Some(event));
+        }
         // Most often there is one.
         if let Ok(mut events) = events.try_lock()
             && let Some(event) = events.try_recv()
@@ -116,11 +125,15 @@ impl PyEvents {
     }
 
     fn __anext__(&self) -> Outcome<Call> {
-        let events = self.share()?;
+        let (events, returned) = (self.share()?, Arc::clone(&self.returned));
         Ok(Call::new(move |py| {
             Begun::start(py, async move {
-                let ended = || PyStopAsyncIteration::new_err("the pool is closed").into();
-                Self::recv(events).await.ok_or_else(ended)
+                let ended = || Failure::from(PyStopAsyncIteration::new_err("the pool is closed"));
+                let event = match take_back(&returned) {
+                    Some(event) => event,
+                    None => Self::recv(events).await.ok_or_else(ended)?,
+                };
+                Ok(Parcel::new(Received::new(event, &returned)))
             })
         }))
     }
@@ -131,7 +144,8 @@ impl PyEvents {
         let events = self.share()?;
         let Ok(mut events) = events.try_lock() else { return Ok(Vec::new()) };
         let limit = limit.unwrap_or(usize::MAX);
-        Ok(std::iter::from_fn(|| events.try_recv()).take(limit).map(Event::from).collect())
+        let returned = std::iter::from_fn(|| take_back(&self.returned));
+        Ok(returned.chain(std::iter::from_fn(|| events.try_recv()).map(Event::from)).take(limit).collect())
     }
 
     /// Number of events that were not received yet; None while another task receives.

@@ -20,6 +20,7 @@ mod handle;
 mod layout;
 mod lease;
 mod node;
+mod parcel;
 mod pool;
 mod prefix;
 mod process;

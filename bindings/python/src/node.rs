@@ -14,8 +14,9 @@ use tokio::sync::Mutex;
 
 use crate::args::Seconds;
 use crate::call::{Begun, Call};
-use crate::error::{Outcome, invalid};
+use crate::error::{Failure, Outcome, invalid};
 use crate::exclusive::Open;
+use crate::parcel::{Parcel, Received, Returned, take_back};
 use crate::pool::PyPool;
 use crate::process::Own;
 use crate::record::record;
@@ -29,6 +30,7 @@ use crate::sequence::PySequence;
 pub struct PyNode {
     node: Open<Node>,
     arrivals: Own<Arc<Mutex<Arrivals>>>,
+    returned: Returned<(PySequence, String)>,
 }
 
 record! {
@@ -89,7 +91,7 @@ async fn start(
     }
     let (node, arrivals) = builder.start().await?;
     let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
-    Ok(PyNode { node: Open::new("node", node), arrivals })
+    Ok(PyNode { node: Open::new("node", node), arrivals, returned: Returned::default() })
 }
 
 #[pymethods]
@@ -168,12 +170,19 @@ impl PyNode {
 
     fn __anext__(&self) -> Outcome<Call> {
         let arrivals = self.node.get().map(|_| Arc::clone(self.arrivals.get()));
+        let returned = Arc::clone(&self.returned);
         Ok(Call::new(move |py| {
-            let ended = || PyStopAsyncIteration::new_err("the node has ended").into();
+            let ended = || Failure::from(PyStopAsyncIteration::new_err("the node has ended"));
             let Ok(arrivals) = arrivals else { return Err(ended()) };
             Begun::start(py, async move {
-                let arrival = arrivals.lock().await.recv().await.ok_or_else(ended)?;
-                Ok((PySequence::new(arrival.sequence), arrival.from))
+                let arrival = match take_back(&returned) {
+                    Some(arrival) => arrival,
+                    None => {
+                        let arrival = arrivals.lock().await.recv().await.ok_or_else(ended)?;
+                        (PySequence::new(arrival.sequence), arrival.from)
+                    }
+                };
+                Ok(Parcel::new(Received::new(arrival, &returned)))
             })
         }))
     }

@@ -9,6 +9,7 @@ use kvpool::{
     AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, Target,
     TransferError,
 };
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -19,6 +20,7 @@ use crate::call::{Begun, Call};
 use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::Lent;
 use crate::lease::PyLease;
+use crate::parcel::{Contents, Parcel};
 use crate::pool::{PyPool, with_options};
 use crate::runtime::{runtime, wait};
 use crate::sequence::PySequence;
@@ -110,33 +112,50 @@ impl To {
 /// A sequence that arrived in another pool, and the report. On a node there is no sequence here.
 type Arrived = (Option<PySequence>, Migrated);
 
-fn arrived(sequence: Option<Sequence>, report: MigrationReport) -> Arrived {
-    (sequence.map(PySequence::new), report.into())
+/// What a migration came to. Dropped before it is delivered, the copy is closed, and the sequence
+/// stays where it was.
+struct Moved {
+    copy: Option<Sequence>,
+    report: MigrationReport,
+    /// Of a migration to a pool of this process.
+    source: Option<Lent<Sequence>>,
 }
 
-/// To a pool of this process, the sequence is copied, and closed here when it has arrived: dropping
-/// the future leaves it as it was. To a node, the migration goes on in a task when the future is
-/// dropped, because the node may have the sequence already.
-async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Instant>) -> Outcome<Arrived> {
+impl Moved {
+    /// Closes the sequence at its source.
+    fn complete(mut self) -> Arrived {
+        drop(self.source.as_mut().map(Lent::take));
+        (self.copy.take().map(PySequence::new), self.report.into())
+    }
+}
+
+impl Contents for Moved {
+    fn deliver(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.complete().into_py_any(py)
+    }
+}
+
+/// To a pool of this process, the sequence is copied: dropping the future leaves it as it was. To a
+/// node, the migration goes on in a task when the future is dropped, because the node may have the
+/// sequence already.
+async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Instant>) -> Outcome<Moved> {
     match to {
-        To::Pool(to) => {
-            // Without a deadline, it waits for the batches that write it for as long as they run.
-            let copied = loop {
-                let outcome = match until {
-                    Some(until) => pool.replicate_until(lent.value(), &to, until).await,
-                    None => pool.replicate(lent.value(), &to).await,
-                };
-                match outcome {
-                    Err(TransferError::BeingWritten { .. }) if until.is_none() => {
-                        pool.settled(lent.value()).await?
-                    }
-                    outcome => break outcome,
-                }
+        To::Pool(to) => loop {
+            let outcome = match until {
+                Some(until) => pool.replicate_until(lent.value(), &to, until).await,
+                None => pool.replicate(lent.value(), &to).await,
             };
-            let (sequence, report) = copied?;
-            drop(lent.take());
-            Ok(arrived(Some(sequence), report))
-        }
+            match outcome {
+                // Without a deadline, it waits for the batches that write it for as long as they run.
+                Err(TransferError::BeingWritten { .. }) if until.is_none() => {
+                    pool.settled(lent.value()).await?
+                }
+                outcome => {
+                    let (copy, report) = outcome?;
+                    return Ok(Moved { copy: Some(copy), report, source: Some(lent) });
+                }
+            }
+        },
         To::Node(name) => {
             detached(async move {
                 let (sequence, target) = (lent.take(), Target::node(&name));
@@ -145,7 +164,7 @@ async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Ins
                     None => pool.migrate(sequence, target).await,
                 };
                 match moved {
-                    Ok(report) => Ok(arrived(None, report)),
+                    Ok(report) => Ok(Moved { copy: None, report, source: None }),
                     Err(error) => Err(put_back(lent, error)),
                 }
             })
@@ -404,7 +423,8 @@ impl PyPool {
             let this = sequence.bind(py).get();
             this.views.check("move the sequence")?;
             let lent = Arc::clone(&this.sequence).lend()?;
-            Begun::waits(py, migrate(pool, lent, to, deadline(timeout)))
+            let until = deadline(timeout);
+            Begun::waits(py, async move { Ok(Parcel::new(migrate(pool, lent, to, until).await?)) })
         }))
     }
 
@@ -419,7 +439,8 @@ impl PyPool {
     ) -> Outcome<Arrived> {
         let to = To::of(target)?;
         let lent = self.lend(sequence, "move the sequence")?;
-        wait(py, migrate(self.share()?, lent, to, deadline(timeout)))?
+        let moved = wait(py, migrate(self.share()?, lent, to, deadline(timeout)))?;
+        Ok(moved?.complete())
     }
 
     /// Takes the blocks of a running sequence, when the batches that write it have ended: closes it,

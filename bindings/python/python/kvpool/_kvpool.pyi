@@ -14,7 +14,6 @@ _Dtype = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 _Numbers = Iterable[int] | Buffer
 
 __version__: str
-__all__: list[str]
 
 @final
 class Call(Coroutine[Any, Any, _T], Generic[_T]):
