@@ -216,3 +216,36 @@ def test_compaction_refuses_vllms_own_pool() -> None:
 
     with pytest.raises(InvalidArgument, match="VLLM_PLUGINS"):
         Compactor(manager_of("off", 10).block_pool)
+
+
+def test_offloading_spec_builds_kvpools_manager_and_places_stay_apart() -> None:
+    from types import SimpleNamespace
+
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+    from vllm.v1.kv_offload.cpu import manager as stock
+
+    from kvpool.vllm.offload import KvpoolOffloadingManager, KvpoolOffloadingSpec
+
+    spec = KvpoolOffloadingSpec.__new__(KvpoolOffloadingSpec)
+    spec._manager, spec.num_chunks, spec.extra_config = None, 256, {}
+    spec.eviction_policy, spec.cache_policy_module_path, spec.cpu_info = "lru", None, None
+    spec.kv_events_config = SimpleNamespace(enable_kv_cache_events=False)
+    manager = spec.get_manager()
+    assert type(manager) is KvpoolOffloadingManager
+    assert stock.CPUOffloadingManager is not KvpoolOffloadingManager
+    dice = random.Random(9)
+    for number in range(400):
+        keys = [make_offload_key(bytes([dice.randrange(40), index]) * 16, 0) for index in range(dice.randrange(1, 60))]
+        context = ReqContext(req_id=f"{number}")
+        manager.on_new_request(context)
+        stored = manager.prepare_store(keys, context)
+        assert stored is not None
+        manager.complete_store(stored.keys_to_store, context, success=dice.random() < 0.9)
+        found = [key for key in keys if manager.lookup(key, context) is LookupResult.HIT]
+        ids = manager.prepare_load(found, context).chunk_ids.tolist()
+        assert len(set(ids)) == len(found) and all(0 <= chunk < 256 for chunk in ids)
+        manager.complete_load(found, context)
+        assert manager.frames.used == manager._num_allocated_chunks
+    manager.frames.audit()
+    manager.reset_cache()
+    assert manager.frames.available == 256 == manager._get_num_free_chunks()

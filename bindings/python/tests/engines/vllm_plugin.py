@@ -11,6 +11,13 @@ from vllm.v1.core import block_pool, kv_cache_utils
 from kvpool import vllm as kvpool_vllm
 
 part = os.environ["KVPOOL_VLLM"]
+if part == "offload":
+    from vllm.v1.kv_offload.cpu import manager
+
+    from kvpool.vllm.offload import KvpoolOffloadingManager
+
+    manager.CPUOffloadingManager = KvpoolOffloadingManager
+    part = "off"
 kvpool_vllm.install(part)
 if part == "pool":
     block_pool.BlockPool = kvpool_vllm.BlockPool
