@@ -189,6 +189,24 @@ impl FramePool {
         Ok(found.first().map_or(0, |run| run.start.0))
     }
 
+    /// Allocates ``count`` runs of ``blocks`` consecutive frames each, or none, and returns their first
+    /// frames.
+    #[pyo3(signature = (blocks, count, *, sequence=None))]
+    fn allocate_equal_runs(&self, blocks: usize, count: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
+        let pool = self.here()?;
+        let mut found: Vec<Run> = Vec::new();
+        for _ in 0..count {
+            let mut run = Vec::with_capacity(1);
+            if let Err(error) = pool.allocate_runs(request(blocks, sequence).contiguous(), &mut run) {
+                let frames: Vec<u32> = found.iter().flat_map(|run| run.start.0..run.end()).collect();
+                pool.free(&frames)?;
+                return Err(error.into());
+            }
+            found.extend(run);
+        }
+        Ok(found.into_iter().map(|run| run.start.0).collect())
+    }
+
     /// Allocates the named frames, each with one reference. They must have no references; cached
     /// ones are evicted.
     fn claim(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {

@@ -169,6 +169,17 @@ def test_runs_and_claims(pool: FramePool) -> None:
     assert pool.references([start + 1]) == [0]
     with pytest.raises(NoRun):
         pool.allocate_run(154)
+    used = pool.used
+    firsts = pool.allocate_equal_runs(10, 5)
+    assert pool.used == used + 50
+    pool.free_run(firsts[0], 10)
+    with pytest.raises(FrameRefused, match=f"frame {firsts[0]} is free"):
+        pool.free_run(firsts[0], 10)
+    with pytest.raises(FrameRefused, match="of a pool of"):
+        pool.free_run(FRAMES, 10)
+    with pytest.raises(OutOfBlocks):
+        pool.allocate_equal_runs(20, 10)
+    assert pool.used == used + 40
     assert pool.is_writable(start)
 
 

@@ -27,6 +27,8 @@ TARGET = ROOT / "target" / "engines"
 STAND_IN = HERE / "stand_in"
 PACKAGE = ROOT / "bindings" / "python" / "python"
 TIMEOUT_S = 300
+KEPT = (".py", ".json", ".txt", ".toml")
+"""Ends of the names of files that are unpacked."""
 
 
 class Unavailable(Exception):
@@ -41,7 +43,7 @@ class Engine:
     version: str
     needs: tuple[str, ...]
     is_wheel: bool = False
-    build: tuple[str, ...] = ("setuptools", "setuptools-scm", "wheel", "packaging")
+    build: tuple[str, ...] = ("setuptools>=77", "setuptools-scm", "wheel", "packaging")
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -57,7 +59,7 @@ ENGINES = {
             "numpy msgspec pyzmq cbor2 cloudpickle pydantic regex cachetools psutil pybase64 blake3 pillow"
             " prometheus_client requests pyyaml jinja2 pytest"
         ).split(),
-        build=("setuptools", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "jinja2"),
+        build=("setuptools>=77", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "jinja2"),
         environment={"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
     ),
     # The only nano-vllm on the index: a copy of its main branch with guidance added.
@@ -67,14 +69,18 @@ ENGINES = {
     "lmcache": Engine(
         "lmcache",
         "0.5.6",
-        ("numpy msgspec pyzmq psutil pyyaml prometheus_client sortedcontainers pytest requests blake3").split(),
+        ("numpy msgspec pyzmq psutil pyyaml prometheus_client sortedcontainers cachetools pydantic pytest requests blake3").split(),
         environment={"NO_CUDA_EXT": "1", "NO_NATIVE_EXT": "1"},
+    ),
+    "lmdeploy": Engine(
+        "lmdeploy", "0.18.0", ("numpy", "pydantic", "pyyaml", "requests", "pillow", "pytest"), is_wheel=True
     ),
 }
 
 
-def python_of(engine: Engine) -> Path:
-    return engine.folder / "venv" / "bin" / "python"
+def python_of(_: Engine) -> Path:
+    """The Python of the engines, with the packages that they need."""
+    return TARGET / "venv" / "bin" / "python"
 
 
 def environment_of(engine: Engine) -> dict[str, str]:
@@ -89,10 +95,11 @@ def fetch(name: str) -> Engine:
     engine = ENGINES[name]
     TARGET.mkdir(parents=True, exist_ok=True)
     # Several test processes may want it at once.
-    with open(TARGET / f"{name}.lock", "w") as lock:
+    with open(TARGET / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = engine.folder / "done"
         if not done.exists():
+            engine.folder.mkdir(exist_ok=True)
             _venv(engine)
             _unpack(_download(engine), engine.folder / "source")
             done.touch()
@@ -109,7 +116,8 @@ def _run(command: list[str | Path], what: str, **more: object) -> None:
 
 
 def _venv(engine: Engine) -> None:
-    _run([sys.executable, "-m", "venv", engine.folder / "venv"], "no virtual environment")
+    if not python_of(engine).exists():
+        _run([sys.executable, "-m", "venv", TARGET / "venv"], "no virtual environment")
     _run(
         [python_of(engine), "-m", "pip", "install", "-q", *engine.needs, *engine.build],
         f"packages that {engine.name} needs cannot be installed",
@@ -133,13 +141,13 @@ def _download(engine: Engine) -> Path:
 def _unpack(archive: Path, folder: Path) -> None:
     if archive.suffix == ".whl":
         with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(folder)
+            wheel.extractall(folder, [name for name in wheel.namelist() if name.endswith(KEPT)])
         return
     with tarfile.open(archive) as source:
         members = []
         for member in source.getmembers():
             _, _, member.name = member.name.partition("/")
-            if member.name.endswith((".py", ".json", ".txt", ".toml")):
+            if member.name.endswith(KEPT):
                 members.append(member)
         source.extractall(folder, members, filter="data")
 

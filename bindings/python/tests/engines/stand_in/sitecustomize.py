@@ -25,12 +25,12 @@ ABSENT = set(os.environ.get("KVPOOL_STAND_INS", "").split()) | {
     "transformers", "triton", "uvicorn", "uvloop", "watchfiles", "xgrammar", "py_cpuinfo", "cpuinfo", "pynvml",
     "amdsmi", "soundfile", "librosa", "av", "datasets", "tblib", "pytest_asyncio", "xformers", "httpx",
     "python_json_logger", "pythonjsonlogger", "dill", "blake3", "pybase64", "quack", "cutlass",
-    "zstandard", "lz4", "flash_attn", "peft", "accelerate", "fire", "aiofiles", "nixl", "redis", "sortedcontainers_stub",
+    "zstandard", "lz4", "flash_attn", "mmengine", "dlblas", "dlslime", "deep_gemm", "deep_ep", "shortuuid", "addict", "peft", "accelerate", "fire", "aiofiles", "nixl", "redis", "sortedcontainers_stub",
 }
 # Modules of the engine itself that need a device.
 INNER = (
     "vllm.ir", "vllm._custom_ops", "vllm.v1.worker", "vllm.model_executor.layers.attention",
-    "vllm.vllm_flash_attn", "vllm._C", "vllm._rs", "vllm.third_party",
+    "lmcache.lmcache_native", "vllm.vllm_flash_attn", "vllm._C", "vllm._rs", "vllm.third_party",
 )
 
 
