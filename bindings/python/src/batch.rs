@@ -94,6 +94,9 @@ fn end_void(batch: Batch) {
 
 struct Unwound;
 
+/// Bytes that become `bytes`.
+type Bytes = std::borrow::Cow<'static, [u8]>;
+
 #[pymethods]
 impl PyBatch {
     /// Its place in the order of batches.
@@ -261,7 +264,7 @@ impl PyBatch {
         start: Tokens,
         stop: Tokens,
         dtype: Option<&str>,
-    ) -> Outcome<(std::borrow::Cow<'static, [u8]>, std::borrow::Cow<'static, [u8]>)> {
+    ) -> Outcome<(Bytes, Bytes)> {
         let dtype = self.dtype(dtype)?;
         let (mut batch, sequence) = (self.batch.enter()?, sequence.get().sequence.enter()?);
         let Some(pool) = sequence.pool() else {

@@ -7,8 +7,6 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::tensor::PyTensor;
-
 #[repr(C)]
 struct Device {
     kind: i32,
@@ -54,39 +52,32 @@ const READ_ONLY: u64 = 1;
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
 
-/// What a consumer holds: shape, strides and the Python object that owns the memory.
+/// Memory to be exported.
+pub struct Memory {
+    /// Address of the first element.
+    pub data: usize,
+    /// Code and bits of the element type.
+    pub element: (u8, u8),
+    /// Extents.
+    pub shape: Box<[i64]>,
+    /// Elements from one index to the next, by dimension.
+    pub strides: Box<[i64]>,
+    /// The device.
+    pub device: DeviceId,
+    /// Whether it must not be written.
+    pub readonly: bool,
+    /// The Python object that keeps the memory.
+    pub owner: Py<PyAny>,
+}
+
+/// What a consumer holds.
 struct Context {
     shape: Box<[i64]>,
     strides: Box<[i64]>,
-    tensor: Py<PyTensor>,
+    _owner: Py<PyAny>,
 }
 
 impl Context {
-    fn of(tensor: &Bound<'_, PyTensor>) -> Box<Self> {
-        let this = tensor.get();
-        let size = this.item_bytes() as i64;
-        Box::new(Self {
-            shape: this.shape.iter().map(|&extent| extent as i64).collect(),
-            strides: this.strides.iter().map(|&stride| stride as i64 / size).collect(),
-            tensor: tensor.clone().unbind(),
-        })
-    }
-
-    fn tensor(&mut self) -> Tensor {
-        let this = self.tensor.get();
-        let (code, bits) = this.element.dlpack();
-        let (kind, id) = device(this.device);
-        Tensor {
-            data: this.data as *mut c_void,
-            device: Device { kind, id },
-            ndim: self.shape.len() as i32,
-            dtype: DataType { code, bits, lanes: 1 },
-            shape: self.shape.as_mut_ptr(),
-            strides: self.strides.as_mut_ptr(),
-            byte_offset: 0,
-        }
-    }
-
     /// Drops a context. Consumers call it on any thread.
     ///
     /// # Safety
@@ -137,16 +128,24 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
 }
 
 /// Makes a capsule for a consumer: versioned if it reads that.
-pub fn capsule(tensor: &Bound<'_, PyTensor>, is_versioned: bool) -> PyResult<Py<PyAny>> {
-    let py = tensor.py();
-    let readonly = tensor.get().readonly;
+pub fn capsule(py: Python<'_>, memory: Memory, is_versioned: bool) -> PyResult<Py<PyAny>> {
+    let Memory { data, element: (code, bits), shape, strides, device, readonly, owner } = memory;
     if readonly && !is_versioned {
         return Err(PyBufferError::new_err(
             "the block is sealed: it can be read only by consumers of DLPack 1.0 and later, which know read-only tensors",
         ));
     }
-    let mut context = Context::of(tensor);
-    let inner = context.tensor();
+    let mut context = Box::new(Context { shape, strides, _owner: owner });
+    let (kind, id) = self::device(device);
+    let inner = Tensor {
+        data: data as *mut c_void,
+        device: Device { kind, id },
+        ndim: context.shape.len() as i32,
+        dtype: DataType { code, bits, lanes: 1 },
+        shape: context.shape.as_mut_ptr(),
+        strides: context.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
     let context = Box::into_raw(context).cast();
     let (pointer, name): (*mut c_void, _) = if is_versioned {
         let flags = if readonly { READ_ONLY } else { 0 };

@@ -162,7 +162,8 @@ impl PyLease {
     }
 
     /// Turns the lease into handles: the blocks stay allocated until `Pool.free`. Closes the lease.
-    fn into_handles(&self) -> Outcome<Vec<PyHandle>> {
+    #[pyo3(name = "into_handles")]
+    fn give_handles(&self) -> Outcome<Vec<PyHandle>> {
         let lease = self.lease.enter()?;
         self.views.check("turn the lease into handles")?;
         Ok(lease.take().into_raw().into_iter().map(PyHandle).collect())

@@ -42,7 +42,9 @@ impl<T: std::fmt::Debug> std::fmt::Display for Text<'_, T> {
         match text.as_str() {
             "true" => f.write_str("True"),
             "false" => f.write_str("False"),
-            text => f.write_str(&text.replace("Some(", "(").replace("None", "None")),
+            text => f.write_str(
+                text.strip_prefix("Some(").and_then(|some| some.strip_suffix(')')).unwrap_or(text),
+            ),
         }
     }
 }

@@ -28,24 +28,24 @@ use crate::process::Own;
 #[pyclass(frozen, name = "Tensor", module = "kvpool._kvpool")]
 pub struct PyTensor {
     /// Address, of the host or the device.
-    pub(crate) data: usize,
-    pub(crate) element: Element,
-    pub(crate) shape: Box<[isize]>,
+    data: usize,
+    element: Element,
+    shape: Box<[isize]>,
     /// In bytes.
-    pub(crate) strides: Box<[isize]>,
-    pub(crate) readonly: bool,
-    pub(crate) device: DeviceId,
+    strides: Box<[isize]>,
+    readonly: bool,
+    device: DeviceId,
     _memory: Own<Arc<dyn Any + Send + Sync>>,
     _owner: Option<Own<Owner>>,
 }
 
 /// Type of the elements.
 #[derive(Clone, Copy)]
-pub struct Element(Dtype);
+struct Element(Dtype);
 
 impl Element {
     /// Code and bits of DLPack.
-    pub fn dlpack(self) -> (u8, u8) {
+    fn dlpack(self) -> (u8, u8) {
         match self.0 {
             Dtype::F32 => (2, 32),
             Dtype::F16 => (2, 16),
@@ -150,7 +150,7 @@ pub fn whole(pool: &Pool, layer: Place, part: &str) -> Outcome<PyTensor> {
 
 impl PyTensor {
     /// Bytes of one element.
-    pub fn item_bytes(&self) -> usize {
+    fn item_bytes(&self) -> usize {
         self.element.0.bytes()
     }
 
@@ -240,7 +240,18 @@ impl PyTensor {
                 "the memory is on device {own:?}; it is exported there only"
             )));
         }
-        dlpack::capsule(slf, max_version.is_some_and(|(major, _)| major >= 1))
+        let this = slf.get();
+        let size = this.item_bytes() as i64;
+        let memory = dlpack::Memory {
+            data: this.data,
+            element: this.element.dlpack(),
+            shape: this.shape.iter().map(|&extent| extent as i64).collect(),
+            strides: this.strides.iter().map(|&stride| stride as i64 / size).collect(),
+            device: this.device,
+            readonly: this.readonly,
+            owner: slf.clone().into_any().unbind(),
+        };
+        dlpack::capsule(slf.py(), memory, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     /// The CUDA array interface, version 3, of device memory.

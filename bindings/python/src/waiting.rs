@@ -61,10 +61,11 @@ impl Admission {
 }
 
 async fn reserve(pool: Pool, mut lent: Lent<Sequence>, tokens: usize, until: Option<Instant>) -> Outcome<()> {
-    Ok(match until {
+    match until {
         None => pool.reserve_async(lent.value(), tokens).await?,
         Some(until) => pool.reserve_until(lent.value(), tokens, until).await?,
-    })
+    }
+    Ok(())
 }
 
 async fn defragment(pool: Pool, options: DefragOptions) -> Outcome<DefragmentReport> {
