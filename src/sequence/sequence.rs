@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
 use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
-use crate::ids::{BlockId, FrameId, PoolTag, SequenceId, Ticket};
+use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache};
 use crate::sync::{Ordering::*, fence, panicking};
 
@@ -124,6 +124,12 @@ impl Sequence {
     /// Returns its blocks, in order.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + DoubleEndedIterator {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
+    }
+
+    /// Returns a handle for each block, for inspection and pins; valid while the block is in the
+    /// sequence.
+    pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + DoubleEndedIterator {
+        self.blocks().map(|id| self.pool_blocks().handle(id))
     }
 
     /// Returns the number of tokens whose ids are known.

@@ -6,7 +6,7 @@ use crate::block::{AllocRequest, AuditError, AuditReport, Blocks, Counts};
 use crate::clock::InFlight;
 use crate::compact::MoveCounts;
 use crate::error::{AllocError, FrameError};
-use crate::ids::{FrameId, Order, PoolTag, Run, Ticket};
+use crate::ids::{FrameId, Order, PoolTag, Run, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixStats};
 use crate::sync::{Arc, Mutex};
 
@@ -106,6 +106,8 @@ pub struct FrameInfo {
     pub moving: bool,
     /// Newest batch when it was allocated.
     pub last_access: Ticket,
+    /// Sequence that it was allocated for.
+    pub sequence: Option<SequenceId>,
 }
 
 /// A batch in flight: one step of the engine. Dropping it ends it.
@@ -262,12 +264,14 @@ impl FramePool {
         for (index, &frame) in frames.iter().enumerate() {
             let used = blocks.used_in_place(index, frame).inspect_err(|_| out.truncate(before));
             let (id, word) = used?;
+            let block = blocks.info_of(id, word);
             out.push(FrameInfo {
                 frame: FrameId(frame),
                 references: word.refs(),
                 hashes: cache.hashes_of(blocks, id).len(),
                 moving: word.is_moving(),
-                last_access: blocks.info_of(id, word).last_access,
+                last_access: block.last_access,
+                sequence: block.sequence,
             });
         }
         Ok(())
@@ -293,6 +297,30 @@ impl FramePool {
         let in_flight = blocks.begin_batch();
         let ticket = in_flight.ticket();
         FrameBatch { blocks, in_flight: Some(in_flight), ticket }
+    }
+
+    /// Evicts up to `frames` cached frames without references, in the order of an allocation, and
+    /// returns the number of frames that it freed.
+    ///
+    /// An engine that evicts ahead of its requests allocates longer runs: the frames of several
+    /// evicted requests join, and [`allocate_runs`](Self::allocate_runs) chooses among them.
+    ///
+    /// ```
+    /// # use kvpool::{AllocRequest, FrameGroup, FramePool};
+    /// let pool = FramePool::builder(100).build()?;
+    /// let mut table = Vec::new();
+    /// pool.allocate(AllocRequest::new(100), &mut table)?;
+    /// for &frame in &table {
+    ///     pool.register(&[(frame, pool.key(FrameGroup(0), &frame.to_le_bytes())?)])?;
+    /// }
+    /// pool.free(&table)?;
+    /// assert_eq!((pool.counts().free(), pool.counts().evictable), (0, 100));
+    /// assert_eq!(pool.evict(30), 30);
+    /// assert_eq!((pool.counts().free(), pool.counts().evictable), (30, 70));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn evict(&self, frames: usize) -> usize {
+        self.0.blocks.evict_free(frames)
     }
 
     /// Returns free frames cached by threads to the bitmaps, where they join into runs.

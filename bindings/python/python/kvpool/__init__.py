@@ -1,0 +1,99 @@
+"""A lock-free concurrent pool for the KV-cache blocks of LLM inference engines.
+
+A **block** holds the K and V of a number of tokens, over all layers; its id never changes while it
+lives. A **frame** is the place in memory that holds it. A `Sequence` is a list of blocks with the
+tokens of one request, a `Lease` owns blocks without tokens, and a `Batch` is one step of the engine.
+
+    import kvpool
+
+    pool = kvpool.Pool(kvpool.Layout.named("qwen2.5-0.5b"), 10_000)
+    with pool.sequence(7) as sequence, pool.begin_batch() as batch:
+        new = batch.append(sequence, 100)
+        slots = batch.slots(sequence, new.start, new.stop)
+
+Calls that may wait are coroutines (`await pool.allocate(4)`), and have a form that blocks
+(`pool.allocate_blocking(4)`); those that begin with `try_` never wait. All errors are subclasses of
+`KvPoolError`.
+"""
+
+from __future__ import annotations
+
+from . import errors
+from ._kvpool import (
+    Append,
+    Audit,
+    Batch,
+    BlockState,
+    BlockTable,
+    CacheStats,
+    Call,
+    Candidate,
+    DecodeStep,
+    Defragmenter,
+    DefragmenterTotals,
+    DefragmentReport,
+    Event,
+    Events,
+    FragmentationState,
+    FrameBatch,
+    FrameKeys,
+    FrameMoves,
+    FramePool,
+    Handle,
+    Layout,
+    Lease,
+    Map,
+    Migrated,
+    MigrationState,
+    Node,
+    PinnedPrefix,
+    Pool,
+    PreemptReport,
+    PrefixCache,
+    Resized,
+    Sequence,
+    Stats,
+    Tensor,
+    __version__,
+)
+from .errors import *  # noqa: F403
+
+__all__ = [
+    "Append",
+    "Audit",
+    "Batch",
+    "BlockState",
+    "BlockTable",
+    "CacheStats",
+    "Call",
+    "Candidate",
+    "DecodeStep",
+    "DefragmentReport",
+    "Defragmenter",
+    "DefragmenterTotals",
+    "Event",
+    "Events",
+    "FragmentationState",
+    "FrameBatch",
+    "FrameKeys",
+    "FrameMoves",
+    "FramePool",
+    "Handle",
+    "Layout",
+    "Lease",
+    "Map",
+    "Migrated",
+    "MigrationState",
+    "Node",
+    "PinnedPrefix",
+    "Pool",
+    "PreemptReport",
+    "PrefixCache",
+    "Resized",
+    "Sequence",
+    "Stats",
+    "Tensor",
+    "__version__",
+    "errors",
+]
+__all__ += errors.__all__

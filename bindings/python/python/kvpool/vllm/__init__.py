@@ -1,0 +1,20 @@
+"""kvpool under vLLM: the blocks of the KV cache are frames of a pool of kvpool.
+
+Installed by vLLM's plugins: ``pip install kvpool``, then ``VLLM_PLUGINS=kvpool vllm serve ...``. It can
+be imported only where vLLM is installed, and refuses a vLLM whose block pool has changed.
+
+| environment variable | meaning |
+|---|---|
+| ``KVPOOL_VLLM`` | ``pool`` (default): the block pool. ``queue``: its queue of free blocks only. ``off`` |
+| ``KVPOOL_VLLM_AHEAD`` | frames to evict ahead of a request, from which its runs are chosen; 512 |
+"""
+
+from __future__ import annotations
+
+from .._drift import EngineChanged
+from .plugin import check, install, register
+from .owners import Owners, owners
+from .pool import BlockPool
+from .queue import AHEAD, FreeQueue
+
+__all__ = ["AHEAD", "BlockPool", "EngineChanged", "FreeQueue", "Owners", "check", "install", "owners", "register"]

@@ -1,0 +1,83 @@
+"""Puts kvpool's classes in the places where vLLM builds its own."""
+
+from __future__ import annotations
+
+import os
+
+import vllm
+from vllm.logger import init_logger
+from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_utils
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+
+from .._drift import check_methods
+from ..errors import InvalidArgument
+from .pool import BlockPool
+from .queue import FreeQueue
+
+__all__ = ["check", "install", "register"]
+
+logger = init_logger("vllm.kvpool")
+
+_STOCK_POOL = block_pool.BlockPool
+_STOCK_QUEUE = block_pool.FreeKVCacheBlockQueue
+
+# What the classes use without overriding it.
+_POOL_USES = (
+    "_maybe_evict_cached_block",
+    "_notify_reuse",
+    "_remove_cached_block_hashes",
+    "get_num_free_blocks",
+    "unpin_blocks",
+)
+_BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt")
+
+
+def _make_block_hash_with_group_id(block_hash, group_id): ...
+
+
+def _resolve_block_hashes(
+    block_hashes, hash_block_size, block_size, *, supports_fine_grained_hash_lookup=False, alignment_tokens=None
+): ...
+
+
+def check() -> None:
+    """Compares the installed vLLM with the one that these classes were written for.
+
+    Raises :class:`EngineChanged`, which names each method that differs.
+    """
+    engine = f"vLLM {vllm.__version__}"
+    functions = (
+        (kv_cache_utils.make_block_hash_with_group_id, _make_block_hash_with_group_id),
+        (kv_cache_utils.resolve_block_hashes, _resolve_block_hashes),
+    )
+    check_methods(engine, _STOCK_POOL, BlockPool, _POOL_USES, functions)
+    check_methods(engine, _STOCK_QUEUE, FreeQueue)
+    check_methods(engine, KVCacheBlock, object, _BLOCK_USES)
+    # Their own methods: one that kvpool lacks would be called on its queue.
+    names = {name for name in vars(_STOCK_QUEUE) if not name.startswith("_")}
+    check_methods(engine, FreeQueue, object, sorted(names))
+    check_methods(engine, kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
+
+
+def install(part: str = "pool") -> None:
+    """Makes vLLM build kvpool's classes from now on: ``"pool"``, ``"queue"``, or ``"off"``.
+
+    May be called again. Raises :class:`EngineChanged` if the installed vLLM differs.
+    """
+    parts = {
+        "pool": (BlockPool, _STOCK_QUEUE),
+        "queue": (_STOCK_POOL, FreeQueue),
+        "off": (_STOCK_POOL, _STOCK_QUEUE),
+    }
+    if part not in parts:
+        raise InvalidArgument(f"KVPOOL_VLLM is {part!r}, expected one of {', '.join(parts)}")
+    if part != "off":
+        check()
+    kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
+
+
+def register() -> None:
+    """The entry point of the group ``vllm.general_plugins``."""
+    part = os.environ.get("KVPOOL_VLLM", "pool")
+    install(part)
+    logger.info("kvpool: %s", "not in use" if part == "off" else f"vLLM's block {part} is kvpool's")

@@ -1,0 +1,192 @@
+//! Awaitable calls: coroutines in the sense of asyncio.
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::prelude::*;
+use pyo3_async_runtimes::generic::future_into_py;
+
+use crate::error::Outcome;
+use crate::parcel::Parcel;
+use crate::runtime::{Bridge, runtime};
+
+/// What a call came to when it was first awaited.
+pub enum Begun {
+    /// It had its result at once.
+    Ready(Py<PyAny>),
+    /// It waits: a future of asyncio.
+    Waits(Py<PyAny>),
+}
+
+impl Begun {
+    /// The result of a call that need not wait.
+    fn ready<'py>(py: Python<'py>, value: impl IntoPyObjectExt<'py>) -> Outcome<Self> {
+        Ok(Self::Ready(value.into_py_any(py)?))
+    }
+
+    /// Polls a future once, and begins to wait for it unless it is ready.
+    pub fn start<T>(
+        py: Python<'_>,
+        future: impl Future<Output = Outcome<T>> + Send + 'static,
+    ) -> Outcome<Self>
+    where
+        T: for<'py> IntoPyObject<'py> + Send + 'static,
+    {
+        let mut future = Box::pin(future);
+        let polled = {
+            let _runtime = runtime().enter();
+            future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        };
+        match polled {
+            Poll::Ready(value) => Self::ready(py, value?),
+            // The task polls it again, and so replaces the waker.
+            Poll::Pending => Self::waits(py, future),
+        }
+    }
+
+    /// Begins to wait for a future, as a task of the extension's runtime. Cancelling the future of
+    /// asyncio drops it.
+    pub fn waits<T>(
+        py: Python<'_>,
+        future: impl Future<Output = Outcome<T>> + Send + 'static,
+    ) -> Outcome<Self>
+    where
+        T: for<'py> IntoPyObject<'py> + Send + 'static,
+    {
+        let future = future_into_py::<Bridge, _, T>(py, async move { Ok(future.await?) })?;
+        Ok(Self::Waits(future.unbind()))
+    }
+}
+
+/// The future of asyncio that a call waits for, and its iterator.
+struct Waiting {
+    future: Py<PyAny>,
+    iterator: Py<PyAny>,
+}
+
+type First = Box<dyn FnOnce(Python<'_>) -> Outcome<Begun> + Send>;
+
+enum State {
+    New(First),
+    Waiting(Waiting),
+    Done,
+}
+
+/// A call to be awaited. Nothing happens before it is awaited; then it is tried at once, and waits
+/// only if it must.
+///
+/// It has the interface of a coroutine, so that `await`, `asyncio.create_task`, `gather`,
+/// `wait_for` and task groups take it.
+#[pyclass(frozen, name = "Call", module = "kvpool._kvpool")]
+pub struct Call(Mutex<State>);
+
+impl Call {
+    /// Makes a call of the function that tries it, and begins to wait.
+    pub fn new(first: impl FnOnce(Python<'_>) -> Outcome<Begun> + Send + 'static) -> Self {
+        Self(Mutex::new(State::New(Box::new(first))))
+    }
+
+    fn replace(&self, state: State) -> State {
+        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), state)
+    }
+
+    /// Resumes the future's iterator by one of its methods.
+    fn resume(
+        &self,
+        py: Python<'_>,
+        waiting: Waiting,
+        step: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        match step(waiting.iterator.bind(py)) {
+            Ok(yielded) => {
+                self.replace(State::Waiting(waiting));
+                Ok(yielded)
+            }
+            Err(end) => Err(opened(py, end)),
+        }
+    }
+}
+
+#[pymethods]
+impl Call {
+    fn __await__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        match self.replace(State::Done) {
+            State::New(first) => match first(py)? {
+                Begun::Ready(value) => Err(opened(py, PyStopIteration::new_err((value,)))),
+                Begun::Waits(future) => {
+                    let iterator = future.bind(py).call_method0("__await__")?.unbind();
+                    self.resume(py, Waiting { future, iterator }, next)
+                }
+            },
+            State::Waiting(waiting) => self.resume(py, waiting, next),
+            State::Done => Err(PyRuntimeError::new_err("cannot reuse already awaited coroutine")),
+        }
+    }
+
+    /// Resumes the coroutine.
+    #[pyo3(signature = (value, /))]
+    fn send(&self, py: Python<'_>, value: Py<PyAny>) -> PyResult<Py<PyAny>> {
+        let _ = value;
+        self.__next__(py)
+    }
+
+    /// Raises an exception inside of the coroutine.
+    #[pyo3(signature = (kind, value=None, traceback=None))]
+    fn throw(
+        &self,
+        py: Python<'_>,
+        kind: Py<PyAny>,
+        value: Option<Py<PyAny>>,
+        traceback: Option<Py<PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let _ = traceback;
+        let error = match value {
+            Some(value) if !value.is_none(py) => value.into_bound(py),
+            _ => kind.into_bound(py),
+        };
+        match self.replace(State::Done) {
+            State::Waiting(waiting) => {
+                self.resume(py, waiting, |iterator| Ok(iterator.call_method1("throw", (error,))?.unbind()))
+            }
+            State::New(_) | State::Done => {
+                let error = if error.is_callable() { error.call0()? } else { error };
+                Err(PyErr::from_value(error))
+            }
+        }
+    }
+
+    /// Ends the coroutine: what it waits for is dropped.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if let State::Waiting(waiting) = self.replace(State::Done) {
+            waiting.future.bind(py).call_method0("cancel")?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens the parcel that a call ends with, if it does.
+fn opened(py: Python<'_>, end: PyErr) -> PyErr {
+    let result = end.value(py).getattr("value").ok().filter(|_| end.is_instance_of::<PyStopIteration>(py));
+    match result.as_ref().and_then(|result| result.cast::<Parcel>().ok()) {
+        Some(parcel) => match parcel.get().open(py) {
+            Ok(result) => PyStopIteration::new_err((result,)),
+            Err(error) => error,
+        },
+        None => end,
+    }
+}
+
+fn next(iterator: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+    Ok(iterator.call_method0("__next__")?.unbind())
+}

@@ -1,0 +1,162 @@
+//! `Events`: changes of a prefix cache, as an iterator and as an asynchronous one.
+
+use std::sync::Arc;
+
+use kvpool::prefix::{KvEvent, KvEvents, Numbered};
+use pyo3::exceptions::PyStopAsyncIteration;
+use pyo3::prelude::*;
+use tokio::sync::Mutex;
+
+use crate::call::{Begun, Call};
+use crate::error::{Failure, Outcome};
+use crate::parcel::{Parcel, Received, Returned, take_back};
+use crate::process::{Own, Process};
+use crate::record::record;
+use crate::runtime::wait;
+
+record! {
+    /// A change of a prefix cache.
+    Event {
+        /// "stored", "removed", "cleared" or "resync". After a resync, events were lost because they
+        /// were received too slowly: list the cached blocks again.
+        kind: &'static str,
+        /// Number of events before it, since the subscription.
+        number: u64,
+        /// The block that was stored or removed.
+        block: Option<u32>,
+        /// The hash by which it is, or was, found.
+        hash: Option<String>,
+        /// Hash of the block before a stored one.
+        parent: Option<String>,
+        /// Token ids of a stored block; empty if unknown.
+        tokens: Vec<u32>,
+        /// Tokens per block.
+        block_tokens: Option<u32>,
+        /// Number of lost events.
+        lost: u64,
+    }
+}
+
+impl From<Numbered> for Event {
+    fn from(Numbered { number, event }: Numbered) -> Self {
+        let empty = Self {
+            kind: "cleared",
+            number,
+            block: None,
+            hash: None,
+            parent: None,
+            tokens: Vec::new(),
+            block_tokens: None,
+            lost: 0,
+        };
+        match event {
+            KvEvent::Stored { block, hash, parent, tokens, block_tokens } => Self {
+                kind: "stored",
+                block: Some(block.0),
+                hash: Some(hash.to_string()),
+                parent: parent.map(|parent| parent.to_string()),
+                tokens: tokens.to_vec(),
+                block_tokens: Some(block_tokens),
+                ..empty
+            },
+            KvEvent::Removed { block, hash } => {
+                Self { kind: "removed", block: Some(block.0), hash: Some(hash.to_string()), ..empty }
+            }
+            KvEvent::Resync { lost } => Self { kind: "resync", lost, ..empty },
+            _ => empty,
+        }
+    }
+}
+
+/// A subscription to the events of a prefix cache.
+///
+/// `for event in events` blocks this thread without the GIL until there is one; `async for event in
+/// events` waits on asyncio. Both end with the pool: when it, its sequences and batches are closed.
+/// `drain` takes what is there. An `Events` is received from by one task at a time; others wait.
+#[pyclass(frozen, name = "Events", module = "kvpool._kvpool")]
+pub struct PyEvents {
+    made_in: Process,
+    events: Own<Arc<Mutex<KvEvents>>>,
+    returned: Returned<Event>,
+}
+
+impl PyEvents {
+    /// Wraps a subscription.
+    pub fn new(events: KvEvents) -> Self {
+        Self {
+            made_in: Process::current(),
+            events: Own::new(Arc::new(Mutex::new(events))),
+            returned: Returned::default(),
+        }
+    }
+
+    async fn recv(events: Arc<Mutex<KvEvents>>) -> Option<Event> {
+        events.lock().await.recv().await.map(Event::from)
+    }
+
+    fn share(&self) -> Outcome<Arc<Mutex<KvEvents>>> {
+        self.made_in.check()?;
+        Ok(Arc::clone(self.events.get()))
+    }
+}
+
+#[pymethods]
+impl PyEvents {
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__(&self, py: Python<'_>) -> Outcome<Option<Event>> {
+        let events = self.share()?;
+        if let Some(event) = take_back(&self.returned) {
+            return Ok(Some(event));
+        }
+        // Most often there is one.
+        if let Ok(mut events) = events.try_lock()
+            && let Some(event) = events.try_recv()
+        {
+            return Ok(Some(event.into()));
+        }
+        wait(py, Self::recv(events))
+    }
+
+    fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __anext__(&self) -> Outcome<Call> {
+        let (events, returned) = (self.share()?, Arc::clone(&self.returned));
+        Ok(Call::new(move |py| {
+            Begun::start(py, async move {
+                let ended = || Failure::from(PyStopAsyncIteration::new_err("the pool is closed"));
+                let event = match take_back(&returned) {
+                    Some(event) => event,
+                    None => Self::recv(events).await.ok_or_else(ended)?,
+                };
+                Ok(Parcel::new(Received::new(event, &returned)))
+            })
+        }))
+    }
+
+    /// Returns the events that are there, without waiting; at most `limit`.
+    #[pyo3(signature = (limit=None))]
+    fn drain(&self, limit: Option<usize>) -> Outcome<Vec<Event>> {
+        let events = self.share()?;
+        let Ok(mut events) = events.try_lock() else { return Ok(Vec::new()) };
+        let limit = limit.unwrap_or(usize::MAX);
+        let returned = std::iter::from_fn(|| take_back(&self.returned));
+        Ok(returned.chain(std::iter::from_fn(|| events.try_recv()).map(Event::from)).take(limit).collect())
+    }
+
+    /// Number of events that were not received yet; None while another task receives.
+    #[getter]
+    fn lag(&self) -> Outcome<Option<u64>> {
+        Ok(self.share()?.try_lock().ok().map(|events| events.lag()))
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Event>()?;
+    module.add_class::<PyEvents>()
+}

@@ -1,0 +1,529 @@
+//! `FramePool`, for engines with their own ids and hashes. Calls take whole lists: one crossing a
+//! list.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `lists` | lists and buffers of frames, and hashes, from Python |
+//! | `keys` | keys that are derived once |
+//! | `moves` | compaction in two steps, and batches |
+
+mod keys;
+mod lists;
+mod moves;
+
+use std::sync::OnceLock;
+
+use kvpool::compact::Goal;
+use kvpool::{
+    AllocRequest, FrameGroup, FrameKey, FramePool as Pool, Order, Run, SequenceId, prefix::HashKey,
+};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{Outcome, invalid};
+use crate::process::Process;
+
+use keys::FrameKeys;
+use lists::{frames_of, keys_of, room, write_frames};
+use moves::{FrameBatch, FrameMoves};
+
+/// Group of the keys by which [`FramePool::keep`] caches frames.
+const OWN_GROUP: FrameGroup = FrameGroup(u32::MAX);
+
+/// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
+///
+/// Frames are given as lists of integers or as buffers of u32, such as ``array("I")`` and numpy
+/// arrays. A list is checked as a whole: it is refused with the position of the first wrong entry,
+/// and changes nothing. A frame that is freed twice is refused by name. All methods may be called
+/// from several threads at once.
+///
+/// ``frames`` is the number of frames beside the null block's, which is frame 0 unless
+/// ``null_block`` is false.
+#[pyclass(frozen, module = "kvpool")]
+pub struct FramePool {
+    pool: Pool,
+    process: Process,
+    /// The keys of [`keep`](Self::keep), by frame.
+    own_keys: OnceLock<Vec<FrameKey>>,
+}
+
+impl FramePool {
+    fn here(&self) -> Outcome<&Pool> {
+        self.process.check()?;
+        Ok(&self.pool)
+    }
+
+    /// Evicts so many frames that `frames` can be chosen among more than that number.
+    fn evict_ahead(pool: &Pool, frames: usize, ahead: usize) {
+        let free = pool.counts().free();
+        if ahead == 0 || free >= frames + ahead {
+            return;
+        }
+        // At least a part of `ahead`, so that single frames do not evict one by one.
+        let mut missing = (frames + ahead - free).max(ahead / 4);
+        while missing > 0 {
+            match pool.evict(missing) {
+                0 => break,
+                evicted => missing = missing.saturating_sub(evicted),
+            }
+        }
+    }
+
+    fn allocated(&self, blocks: usize, runs: bool, ahead: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
+        let pool = self.here()?;
+        Self::evict_ahead(pool, blocks, ahead);
+        let request = request(blocks, sequence);
+        let mut frames = Vec::new();
+        if runs && blocks > 1 {
+            let mut found = Vec::new();
+            pool.allocate_runs(request, &mut found)?;
+            found.sort_unstable_by_key(|run| run.start);
+            frames.extend(found.into_iter().flat_map(|run| run.start.0..run.end()));
+        } else {
+            pool.allocate(request, &mut frames)?;
+        }
+        Ok(frames)
+    }
+
+    fn own_keys(&self, pool: &Pool, frames: &[u32]) -> Outcome<Vec<(u32, FrameKey)>> {
+        let own = |frame: u32| pool.key(OWN_GROUP, &frame.to_le_bytes());
+        // A pool that has grown since derives the keys of its new frames each time.
+        let known = self.own_keys.get_or_init(|| (0..pool.frames() as u32).flat_map(own).collect());
+        let named = frames.iter().map(|&frame| {
+            let key = known.get(frame as usize).copied().map_or_else(|| own(frame), Ok)?;
+            Ok((frame, key))
+        });
+        named.collect()
+    }
+}
+
+fn request(blocks: usize, sequence: Option<u64>) -> AllocRequest {
+    let request = AllocRequest::new(blocks);
+    sequence.map_or(request, |sequence| request.sequence(SequenceId(sequence)))
+}
+
+#[pymethods]
+impl FramePool {
+    #[new]
+    #[pyo3(signature = (frames, *, frames_max=None, segment_frames=None, magazine_frames=None, threads=None,
+                        null_block=true, fragmentation_order=None, hash_key=None))]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
+    fn new(
+        frames: usize,
+        frames_max: Option<usize>,
+        segment_frames: Option<usize>,
+        magazine_frames: Option<usize>,
+        threads: Option<usize>,
+        null_block: bool,
+        fragmentation_order: Option<u8>,
+        hash_key: Option<[u8; 32]>,
+    ) -> Outcome<Self> {
+        let mut builder = Pool::builder(frames);
+        if let Some(frames) = frames_max {
+            builder = builder.frames_max(frames);
+        }
+        if let Some(frames) = segment_frames {
+            builder = builder.segment_frames(frames);
+        }
+        if let Some(frames) = magazine_frames {
+            builder = builder.magazine_frames(frames);
+        }
+        if let Some(threads) = threads {
+            builder = builder.threads(threads);
+        }
+        if !null_block {
+            builder = builder.without_null_block();
+        }
+        if let Some(order) = fragmentation_order {
+            builder = builder.fragmentation_order(Order(order));
+        }
+        if let Some(key) = hash_key {
+            builder = builder.hash_key(HashKey::from_bytes(key));
+        }
+        Ok(Self { pool: builder.build()?, process: Process::current(), own_keys: OnceLock::new() })
+    }
+
+    /// Allocates ``blocks`` frames, each with one reference.
+    ///
+    /// Free frames come first, then cached ones without references are evicted, in the order in
+    /// which they were freed. With ``runs``, the frames lie in few runs, in ascending order.
+    /// ``ahead`` is the number of frames to keep free beyond the request, by eviction: more to
+    /// choose from makes longer runs. ``sequence`` is noted for :meth:`owners`.
+    #[pyo3(signature = (blocks, *, runs=false, ahead=0, sequence=None))]
+    fn allocate(&self, blocks: usize, runs: bool, ahead: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
+        self.allocated(blocks, runs, ahead, sequence)
+    }
+
+    /// Fills a buffer of u32 with newly allocated frames, as :meth:`allocate` does.
+    #[pyo3(signature = (frames, *, runs=false, ahead=0, sequence=None))]
+    fn allocate_into(
+        &self,
+        frames: &Bound<'_, PyAny>,
+        runs: bool,
+        ahead: usize,
+        sequence: Option<u64>,
+    ) -> Outcome<()> {
+        let allocated = self.allocated(room(frames)?, runs, ahead, sequence)?;
+        write_frames(frames, &allocated).inspect_err(|_| {
+            // The buffer changed its kind since it was measured. Nothing refers to the frames yet.
+            let _ = self.pool.free(&allocated);
+        })
+    }
+
+    /// Allocates ``blocks`` frames in few runs: pairs of first frame and length.
+    #[pyo3(signature = (blocks, *, ahead=0, sequence=None))]
+    fn allocate_runs(&self, blocks: usize, ahead: usize, sequence: Option<u64>) -> Outcome<Vec<(u32, u32)>> {
+        let pool = self.here()?;
+        Self::evict_ahead(pool, blocks, ahead);
+        let mut found: Vec<Run> = Vec::new();
+        pool.allocate_runs(request(blocks, sequence), &mut found)?;
+        Ok(found.into_iter().map(|run| (run.start.0, run.len)).collect())
+    }
+
+    /// Allocates ``blocks`` consecutive frames, and returns the first. Raises :class:`NoRun` if there
+    /// is no such run.
+    #[pyo3(signature = (blocks, *, sequence=None))]
+    fn allocate_run(&self, blocks: usize, sequence: Option<u64>) -> Outcome<u32> {
+        let mut found: Vec<Run> = Vec::new();
+        self.here()?.allocate_runs(request(blocks, sequence).contiguous(), &mut found)?;
+        Ok(found.first().map_or(0, |run| run.start.0))
+    }
+
+    /// Allocates ``count`` runs of ``blocks`` consecutive frames each, or none, and returns their first
+    /// frames.
+    #[pyo3(signature = (blocks, count, *, sequence=None))]
+    fn allocate_equal_runs(&self, blocks: usize, count: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
+        let pool = self.here()?;
+        let mut found: Vec<Run> = Vec::new();
+        for _ in 0..count {
+            let mut run = Vec::with_capacity(1);
+            if let Err(error) = pool.allocate_runs(request(blocks, sequence).contiguous(), &mut run) {
+                let frames: Vec<u32> = found.iter().flat_map(|run| run.start.0..run.end()).collect();
+                pool.free(&frames)?;
+                return Err(error.into());
+            }
+            found.extend(run);
+        }
+        Ok(found.into_iter().map(|run| run.start.0).collect())
+    }
+
+    /// Allocates the named frames, each with one reference. They must have no references; cached
+    /// ones are evicted.
+    fn claim(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        Ok(self.here()?.claim(&frames_of(frames)?)?)
+    }
+
+    /// Drops one reference on each frame. Frames without further references become free, or are
+    /// cached if they have hashes: to be evicted in this order.
+    fn free(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        Ok(self.here()?.free(&frames_of(frames)?)?)
+    }
+
+    /// Drops one reference on each of ``blocks`` consecutive frames.
+    fn free_run(&self, first: u32, blocks: u32) -> Outcome<()> {
+        let pool = self.here()?;
+        let end = u64::from(first) + u64::from(blocks);
+        if end > pool.frames() as u64 {
+            return Err(kvpool::FrameError::OutOfRange {
+                index: (pool.frames() as u64).saturating_sub(first.into()) as usize,
+                frame: kvpool::FrameId(first.max(pool.frames() as u32)),
+                frames: pool.frames(),
+            }
+            .into());
+        }
+        Ok(pool.free(&(first..end as u32).collect::<Vec<_>>())?)
+    }
+
+    /// Frees frames like :meth:`free`, to be evicted before all that were freed in that way.
+    fn free_first_out(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        Ok(self.here()?.free_first_out(&frames_of(frames)?)?)
+    }
+
+    /// Adds one reference to each frame, which must be referenced or cached.
+    fn share(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        Ok(self.here()?.share(&frames_of(frames)?)?)
+    }
+
+    /// Drops one reference on each frame, and caches those without further references: for engines
+    /// that look up hashes themselves. The pool needs to know that contents are worth keeping, and
+    /// not by which hash. They are evicted in this order; :meth:`take` gets them back.
+    fn keep(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        pool.register(&self.own_keys(pool, &frames)?)?;
+        Ok(pool.free(&frames)?)
+    }
+
+    /// Drops one reference on each frame, and forgets what it was cached by: the frame becomes free.
+    fn discard(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        let mut references = Vec::with_capacity(frames.len());
+        pool.references(&frames, &mut references)?;
+        if !references.contains(&0) {
+            pool.uncache(&frames)?;
+        }
+        // A frame without references is refused by name.
+        Ok(pool.free(&frames)?)
+    }
+
+    /// Takes a reference on each frame, with its contents: of those that are in use or cached, and
+    /// of those that were evicted since and not allocated again.
+    ///
+    /// For engines that know themselves which contents a frame still has: a frame keeps them until
+    /// it is allocated.
+    fn take(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        if pool.share(&frames).is_ok() {
+            return Ok(());
+        }
+        for (index, &frame) in frames.iter().enumerate() {
+            let taken = pool.share(&[frame]).or_else(|_| pool.claim(&[frame]));
+            if let Err(error) = taken {
+                // As before: those that were free are free again.
+                pool.free(&frames[..index])?;
+                return Err(at(error, index).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// The number of references of each frame.
+    fn references(&self, frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
+        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        let mut references = Vec::with_capacity(frames.len());
+        pool.references(&frames, &mut references)?;
+        Ok(references)
+    }
+
+    /// Whether the engine may write to a frame: it has one reference and no hash.
+    fn is_writable(&self, frame: u32) -> Outcome<bool> {
+        Ok(self.here()?.is_writable(frame)?)
+    }
+
+    /// The frames with references, in ascending order: ``(frame, references, sequence)``, with the
+    /// sequence that the frame was allocated for, or None.
+    fn owners(&self) -> Outcome<Vec<(u32, u32, Option<u64>)>> {
+        let pool = self.here()?;
+        let mut owners = Vec::new();
+        let mut info = Vec::with_capacity(1);
+        for frame in 0..pool.frames() as u32 {
+            info.clear();
+            // The null block and free frames are refused.
+            if pool.info(&[frame], &mut info).is_ok() && info[0].references > 0 {
+                owners.push((frame, info[0].references, info[0].sequence.map(|sequence| sequence.0)));
+            }
+        }
+        Ok(owners)
+    }
+
+    /// Derives the keys of hashes in a group of layers, for several calls.
+    #[pyo3(signature = (hashes, group=0))]
+    fn keys(&self, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<FrameKeys> {
+        Ok(FrameKeys::new(keys_of(self.here()?, hashes, group)?))
+    }
+
+    /// Makes frames known by hashes: one each. Their contents must be final, and the caller has a
+    /// reference on each.
+    #[pyo3(signature = (frames, hashes, group=0))]
+    fn register(&self, frames: &Bound<'_, PyAny>, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<()> {
+        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        let keys = keys_of(pool, hashes, group)?;
+        if frames.len() != keys.len() {
+            return Err(invalid(format!("{} frames and {} hashes", frames.len(), keys.len())));
+        }
+        Ok(pool.register(&frames.into_iter().zip(keys).collect::<Vec<_>>())?)
+    }
+
+    /// A frame for each of the leading hashes that are known, without references on them.
+    #[pyo3(signature = (hashes, group=0))]
+    fn lookup(&self, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<Vec<u32>> {
+        let pool = self.here()?;
+        let mut frames = Vec::new();
+        pool.cached_prefix(&keys_of(pool, hashes, group)?, &mut frames)?;
+        Ok(frames)
+    }
+
+    /// A frame for each of the leading hashes that are known, with one reference taken on each.
+    #[pyo3(signature = (hashes, group=0))]
+    fn hit(&self, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<Vec<u32>> {
+        let pool = self.here()?;
+        let mut frames = Vec::new();
+        pool.hit(&keys_of(pool, hashes, group)?, &mut frames)?;
+        Ok(frames)
+    }
+
+    /// Takes a hash away from all frames that are known by it. Returns their number.
+    #[pyo3(signature = (hash, group=0))]
+    fn unregister(&self, hash: &[u8], group: u32) -> Outcome<usize> {
+        let pool = self.here()?;
+        Ok(pool.unregister(pool.key(FrameGroup(group), hash)?)?)
+    }
+
+    /// Takes all hashes of these frames away. Those without references become free. Returns the
+    /// number of frames that had any.
+    fn uncache(&self, frames: &Bound<'_, PyAny>) -> Outcome<usize> {
+        Ok(self.here()?.uncache(&frames_of(frames)?)?)
+    }
+
+    /// Moves all hashes of a frame to another one. The caller has a reference on both.
+    fn move_keys(&self, source: u32, target: u32) -> Outcome<usize> {
+        Ok(self.here()?.move_keys(source, target)?)
+    }
+
+    /// Evicts up to ``frames`` cached frames without references, the oldest first. Returns their
+    /// number.
+    fn evict(&self, frames: usize) -> Outcome<usize> {
+        Ok(self.here()?.evict(frames))
+    }
+
+    /// Clears the cache if no frame has references, and returns the number of frames evicted. Raises
+    /// :class:`FrameRefused` otherwise.
+    fn clear(&self) -> Outcome<usize> {
+        Ok(self.here()?.clear_idle()?)
+    }
+
+    /// Clears the cache if no frame has references. Returns whether it did.
+    fn reset(&self) -> Outcome<bool> {
+        Ok(self.here()?.clear_idle().is_ok())
+    }
+
+    /// Proposes at most ``moves_max`` moves of cached frames without references: towards free runs of
+    /// ``2**order`` frames, or towards one run of ``run`` frames.
+    #[pyo3(signature = (moves_max, *, order=4, run=None))]
+    fn propose_moves(
+        &self,
+        py: Python<'_>,
+        moves_max: usize,
+        order: u8,
+        run: Option<u32>,
+    ) -> Outcome<FrameMoves> {
+        let pool = self.here()?;
+        let goal = run.map_or(Goal::Fragmentation { order: Order(order) }, |len| Goal::Run { len });
+        // Visits every frame.
+        Ok(FrameMoves::new(py.detach(|| pool.propose_moves(goal, moves_max))))
+    }
+
+    /// Begins a batch: frames that are freed before it ends are not reused before it ends. A context
+    /// manager.
+    fn begin_batch(&self) -> Outcome<FrameBatch> {
+        Ok(FrameBatch::new(self.here()?.begin_batch()))
+    }
+
+    /// Adds ``frames`` frames while the pool serves, up to ``frames_max``.
+    fn grow(&self, py: Python<'_>, frames: usize) -> Outcome<()> {
+        let pool = self.here()?;
+        Ok(py.detach(|| pool.grow(frames))?)
+    }
+
+    /// Shrinks the pool to ``frames`` frames. Raises :class:`ResizeError`, with the frames in use.
+    fn shrink(&self, py: Python<'_>, frames: usize) -> Outcome<()> {
+        let pool = self.here()?;
+        Ok(py.detach(|| pool.shrink(frames))?)
+    }
+
+    /// Returns free frames cached by threads to the bitmaps, where they join into runs.
+    fn trim(&self) -> Outcome<()> {
+        self.here()?.trim();
+        Ok(())
+    }
+
+    /// The number of frames, with the null block's: all frame numbers are below it.
+    #[getter]
+    fn frames(&self) -> Outcome<usize> {
+        Ok(self.here()?.frames())
+    }
+
+    /// The number of frames that an allocation can get: free, or cached without references.
+    #[getter]
+    fn available(&self) -> Outcome<usize> {
+        Ok(self.here()?.available())
+    }
+
+    /// The number of frames with references. O(threads).
+    #[getter]
+    fn used(&self) -> Outcome<usize> {
+        Ok(self.here()?.counts().used())
+    }
+
+    /// The share of possible free runs of ``2**fragmentation_order`` frames that does not exist.
+    fn fragmentation(&self) -> Outcome<f64> {
+        Ok(self.here()?.fragmentation())
+    }
+
+    /// The number of frames in each state, and counts of the cache since the pool was built.
+    fn stats<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyDict>> {
+        let pool = self.here()?;
+        let (counts, cache) = (pool.counts(), pool.cache_stats());
+        let stats = PyDict::new(py);
+        for (name, value) in [
+            ("total", counts.total as u64),
+            ("used", counts.used() as u64),
+            ("free", counts.free() as u64),
+            ("evictable", counts.evictable as u64),
+            ("retired", counts.retired as u64),
+            ("held", counts.held as u64),
+            ("reserved", counts.reserved as u64),
+            ("lookups", cache.lookups),
+            ("lookup_blocks", cache.lookup_blocks),
+            ("hit_blocks", cache.hit_blocks),
+            ("registered_blocks", cache.registered_blocks),
+            ("forgotten_blocks", cache.forgotten_blocks),
+            ("evicted_blocks", cache.evicted_blocks),
+        ] {
+            stats.set_item(name, value)?;
+        }
+        Ok(stats)
+    }
+
+    /// Recounts every frame, and returns the counts. Raises :class:`AuditError` at the first
+    /// contradiction. To be called while no other thread uses the pool.
+    fn audit<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyDict>> {
+        let pool = self.here()?;
+        let report = py.detach(|| pool.audit())?;
+        let counts = PyDict::new(py);
+        for (name, value) in [
+            ("total", report.total as u64),
+            ("in_bitmap", report.in_bitmap as u64),
+            ("in_magazines", report.in_magazines as u64),
+            ("retired", report.retired as u64),
+            ("held", report.held as u64),
+            ("reserved", report.reserved as u64),
+            ("evictable", report.evictable as u64),
+            ("owned", report.owned as u64),
+            ("references", report.references),
+        ] {
+            counts.set_item(name, value)?;
+        }
+        Ok(counts)
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        let counts = self.here()?.counts();
+        Ok(format!(
+            "FramePool(frames={}, free={}, evictable={}, used={})",
+            counts.total,
+            counts.free(),
+            counts.evictable,
+            counts.used()
+        ))
+    }
+}
+
+/// The error of a single frame, as that of the list which it is in.
+fn at(error: kvpool::FrameError, position: usize) -> kvpool::FrameError {
+    use kvpool::FrameError as E;
+    match error {
+        E::OutOfRange { frame, frames, .. } => E::OutOfRange { index: position, frame, frames },
+        E::Null { frame, .. } => E::Null { index: position, frame },
+        E::Unavailable { frame, .. } => E::Unavailable { index: position, frame },
+        E::InUse { frame, references, .. } => E::InUse { index: position, frame, references },
+        error => error,
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<FramePool>()?;
+    module.add_class::<FrameKeys>()?;
+    module.add_class::<FrameMoves>()?;
+    module.add_class::<FrameBatch>()
+}

@@ -1,0 +1,208 @@
+//! `Lease`: blocks that are freed together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use kvpool::Lease;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::args::{Place, range};
+use crate::buffers::Target;
+use crate::error::{Outcome, fields, raise};
+use crate::exclusive::Exclusive;
+use crate::handle::PyHandle;
+
+/// Owns blocks: frees them when it is closed, or collected. Also a context manager.
+///
+/// The bytes of its blocks can be written through `Pool.view` until they are sealed. Compaction moves
+/// sealed blocks only.
+#[pyclass(frozen, name = "Lease", module = "kvpool._kvpool")]
+pub struct PyLease {
+    pub lease: Exclusive<Lease<'static>>,
+    pub views: Arc<Views>,
+}
+
+/// How many views of an object's blocks exist.
+#[derive(Default)]
+pub struct Views {
+    all: AtomicUsize,
+    writable: AtomicUsize,
+}
+
+impl Views {
+    /// Counts a view until the result is dropped.
+    pub fn begin(self: &Arc<Self>, is_writable: bool) -> ViewGuard {
+        // Relaxed, here and below: the object's lock orders it with the calls that read it.
+        self.all.fetch_add(1, Relaxed);
+        self.writable.fetch_add(usize::from(is_writable), Relaxed);
+        ViewGuard { views: Arc::clone(self), is_writable }
+    }
+
+    /// Refuses a call that would take blocks from under a view.
+    pub fn check(&self, what: &str) -> Outcome<()> {
+        self.refuse(self.all.load(Relaxed), "views", what)
+    }
+
+    /// Refuses a call that makes bytes final which a view can write.
+    pub fn check_writable(&self, what: &str) -> Outcome<()> {
+        self.refuse(self.writable.load(Relaxed), "writable views", what)
+    }
+
+    fn refuse(&self, views: usize, kind: &str, what: &str) -> Outcome<()> {
+        if views == 0 {
+            return Ok(());
+        }
+        let message = format!("cannot {what}: {views} {kind} of its blocks exist; delete them first");
+        Err(raise("Busy", message, fields![views: views]))
+    }
+}
+
+/// Counts one view.
+pub struct ViewGuard {
+    views: Arc<Views>,
+    is_writable: bool,
+}
+
+impl Drop for ViewGuard {
+    fn drop(&mut self) {
+        self.views.all.fetch_sub(1, Relaxed);
+        self.views.writable.fetch_sub(usize::from(self.is_writable), Relaxed);
+    }
+}
+
+impl PyLease {
+    /// Wraps a lease.
+    pub fn new(lease: Lease<'static>) -> Self {
+        Self { lease: Exclusive::new("lease", lease), views: Arc::default() }
+    }
+}
+
+#[pymethods]
+impl PyLease {
+    /// Ids of the blocks, in the order of their allocation.
+    #[getter]
+    fn blocks<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyList>> {
+        let lease = self.lease.enter()?;
+        Ok(PyList::new(py, lease.blocks().iter().map(|id| id.0))?)
+    }
+
+    /// Current frame of each block. Compaction may change those of sealed blocks between batches.
+    #[getter]
+    fn frames<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyList>> {
+        let lease = self.lease.enter()?;
+        Ok(PyList::new(py, lease.frames().map(|frame| frame.0))?)
+    }
+
+    /// The frames as runs: pairs of first frame and length. A transfer needs one descriptor each.
+    #[getter]
+    fn runs(&self) -> Outcome<Vec<(u32, u32)>> {
+        Ok(self.lease.enter()?.runs().map(|run| (run.start.0, run.len)).collect())
+    }
+
+    /// A handle for each block, for inspection and pins; valid while the lease lives.
+    #[getter]
+    fn handles(&self) -> Outcome<Vec<PyHandle>> {
+        Ok(self.lease.enter()?.handles().map(PyHandle).collect())
+    }
+
+    /// Writes the block ids into a one-dimensional int32 or int64 buffer, from its start on. Returns
+    /// their number.
+    fn blocks_into(&self, out: &Bound<'_, PyAny>) -> Outcome<usize> {
+        let lease = self.lease.enter()?;
+        let target = Target::new(out, "out", 1)?;
+        target.check_room(0, lease.blocks().len())?;
+        target.write(0, lease.blocks().iter().map(|id| i64::from(id.0)));
+        Ok(lease.blocks().len())
+    }
+
+    /// Writes the frames into a one-dimensional int32 or int64 buffer, from its start on. Returns
+    /// their number.
+    fn frames_into(&self, out: &Bound<'_, PyAny>) -> Outcome<usize> {
+        let lease = self.lease.enter()?;
+        let target = Target::new(out, "out", 1)?;
+        target.check_room(0, lease.blocks().len())?;
+        target.write(0, lease.frames().map(|frame| i64::from(frame.0)));
+        Ok(lease.blocks().len())
+    }
+
+    /// Frees the blocks from index `keep` on.
+    fn truncate(&self, keep: Place) -> Outcome<()> {
+        let mut lease = self.lease.enter()?;
+        self.views.check("truncate the lease")?;
+        lease.truncate(keep.0);
+        Ok(())
+    }
+
+    /// Splits the blocks from index `at` on into another lease.
+    fn split_off(&self, at: Place) -> Outcome<Self> {
+        let mut lease = self.lease.enter()?;
+        self.views.check("split the lease")?;
+        let len = lease.blocks().len();
+        let range = range(at, None, len, "blocks")?;
+        Ok(Self::new(lease.split_off(range.start)))
+    }
+
+    /// Marks the bytes of the blocks in a range of indices as final: compaction may move them.
+    #[pyo3(signature = (start=Place(0), stop=None))]
+    fn seal(&self, start: Place, stop: Option<Place>) -> Outcome<()> {
+        let mut lease = self.lease.enter()?;
+        self.views.check_writable("seal blocks")?;
+        let range = range(start, stop, lease.blocks().len(), "blocks")?;
+        lease.seal(range);
+        Ok(())
+    }
+
+    /// Makes a sealed block writable again. Returns False if a move is reading its bytes.
+    fn reopen(&self, place: Place) -> Outcome<bool> {
+        let mut lease = self.lease.enter()?;
+        self.views.check("reopen a block")?;
+        let range = range(place, Some(Place(place.0.saturating_add(1))), lease.blocks().len(), "blocks")?;
+        Ok(lease.reopen(range.start))
+    }
+
+    /// Turns the lease into handles: the blocks stay allocated until `Pool.free`. Closes the lease.
+    #[pyo3(name = "into_handles")]
+    fn give_handles(&self) -> Outcome<Vec<PyHandle>> {
+        let lease = self.lease.enter()?;
+        self.views.check("turn the lease into handles")?;
+        Ok(lease.take().into_raw().into_iter().map(PyHandle).collect())
+    }
+
+    /// Frees the blocks. Does nothing if the lease is closed already.
+    fn close(&self) -> Outcome<()> {
+        self.views.check("close the lease")?;
+        self.lease.take_if_any().map(drop)
+    }
+
+    /// Whether the lease was closed, or turned into handles.
+    #[getter]
+    fn closed(&self) -> Outcome<bool> {
+        self.lease.is_gone()
+    }
+
+    fn __len__(&self) -> Outcome<usize> {
+        Ok(self.lease.enter()?.blocks().len())
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+        self.close()
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        Ok(match self.lease.is_gone()? {
+            true => "<kvpool.Lease, closed>".to_owned(),
+            false => format!("<kvpool.Lease of {} blocks>", self.lease.enter()?.blocks().len()),
+        })
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyLease>()
+}

@@ -1,0 +1,221 @@
+//! `Node`: a pool whose sequences can move to pools of other processes and hosts.
+
+use std::collections::HashMap;
+use std::net::ToSocketAddrs;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvpool_node::transport::tcp::{Address, PeerSettings, Tls, Token};
+use kvpool_node::{Arrivals, Node};
+use pyo3::exceptions::PyStopAsyncIteration;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use tokio::sync::Mutex;
+
+use crate::args::Seconds;
+use crate::call::{Begun, Call};
+use crate::error::{Failure, Outcome, invalid};
+use crate::exclusive::Open;
+use crate::parcel::{Parcel, Received, Returned, take_back};
+use crate::pool::PyPool;
+use crate::process::Own;
+use crate::record::record;
+use crate::sequence::PySequence;
+
+/// A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one.
+///
+/// While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
+/// arrive from `async for sequence, peer in node`.
+#[pyclass(frozen, name = "Node", module = "kvpool._kvpool")]
+pub struct PyNode {
+    node: Open<Node>,
+    arrivals: Own<Arc<Mutex<Arrivals>>>,
+    returned: Returned<(PySequence, String)>,
+}
+
+record! {
+    /// A migration, as one of its nodes sees it.
+    MigrationState {
+        /// Id, the same on both nodes.
+        id: String,
+        /// Name of the other node.
+        peer: String,
+        /// Id of the sequence; None for cached blocks.
+        sequence: Option<u64>,
+        /// State.
+        state: String,
+        /// Blocks of the migration.
+        blocks: usize,
+        /// Bytes that were transferred so far.
+        bytes: u64,
+        /// Milliseconds since the beginning, or from the beginning to the end.
+        time_ms: u64,
+        /// Why it failed, if it did.
+        reason: Option<String>,
+    }
+}
+
+/// Reads `host:port` or `unix:/path`.
+fn address(text: &str) -> Outcome<Address> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return Ok(Address::Unix(path.into()));
+    }
+    let found = text.to_socket_addrs().map(|mut addresses| addresses.next());
+    match found {
+        Ok(Some(address)) => Ok(Address::Tcp(address)),
+        Ok(None) => Err(invalid(format!("{text:?} has no address"))),
+        Err(error) => Err(invalid(format!("{text:?} is neither host:port nor unix:/path: {error}"))),
+    }
+}
+
+async fn start(
+    pool: kvpool::Pool,
+    name: String,
+    listen: Vec<String>,
+    peers: HashMap<String, String>,
+    token: Option<Vec<u8>>,
+    tls: Option<[Vec<u8>; 3]>,
+) -> Outcome<PyNode> {
+    let mut builder = Node::builder(pool).name(name);
+    for text in &listen {
+        builder = builder.listen(address(text)?);
+    }
+    let peers: Outcome<Vec<_>> =
+        peers.iter().map(|(name, text)| Ok(PeerSettings::new(name, address(text)?))).collect();
+    builder = builder.peers(peers?);
+    if let Some(token) = token {
+        builder = builder.token(Token::new(&token)?);
+    }
+    if let Some([certificates, key, authorities]) = tls {
+        builder = builder.tls(Tls::mutual(&certificates, &key, &authorities)?);
+    }
+    let (node, arrivals) = builder.start().await?;
+    let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
+    Ok(PyNode { node: Open::new("node", node), arrivals, returned: Returned::default() })
+}
+
+#[pymethods]
+impl PyNode {
+    /// Starts a node of a pool with storage.
+    ///
+    /// Addresses are "host:port" or "unix:/path"; port 0 selects a free one. `peers` has the
+    /// addresses of other nodes by name. Beyond the loopback, links need `tls`: certificates, key and
+    /// authorities in PEM. `token` is a secret that both ends have.
+    #[staticmethod]
+    #[pyo3(signature = (pool, name, *, listen=Vec::new(), peers=HashMap::new(), token=None, tls=None))]
+    fn start(
+        pool: &Bound<'_, PyPool>,
+        name: String,
+        listen: Vec<String>,
+        peers: HashMap<String, String>,
+        token: Option<&Bound<'_, PyBytes>>,
+        tls: Option<(Vec<u8>, Vec<u8>, Vec<u8>)>,
+    ) -> Outcome<Call> {
+        let (pool, token) = (pool.get().share()?, token.map(|token| token.as_bytes().to_vec()));
+        let tls = tls.map(|(certificates, key, authorities)| [certificates, key, authorities]);
+        Ok(Call::new(move |py| Begun::waits(py, start(pool, name, listen, peers, token, tls))))
+    }
+
+    /// Its name.
+    #[getter]
+    fn name(&self) -> Outcome<String> {
+        Ok(self.node.get()?.name().to_owned())
+    }
+
+    /// Addresses at which peers reach it, with the ports that the system selected.
+    #[getter]
+    fn addresses(&self) -> Outcome<Vec<String>> {
+        Ok(self.node.get()?.addresses().iter().map(ToString::to_string).collect())
+    }
+
+    /// Replaces the configured peers: addresses by name.
+    fn set_peers(&self, peers: HashMap<String, String>) -> Outcome<()> {
+        let peers: Outcome<Vec<_>> =
+            peers.iter().map(|(name, text)| Ok(PeerSettings::new(name, address(text)?))).collect();
+        self.node.get()?.set_peers(peers?);
+        Ok(())
+    }
+
+    /// Returns the peers, and whether a link to each is up.
+    fn peers(slf: &Bound<'_, Self>) -> Outcome<Call> {
+        let node = slf.get().node.share()?;
+        Ok(Call::new(move |py| {
+            Begun::waits(py, async move { Ok(node.peers().await?.into_iter().collect::<HashMap<_, _>>()) })
+        }))
+    }
+
+    /// Returns the migrations under way and the latest that ended, the newest first.
+    fn migrations(slf: &Bound<'_, Self>) -> Outcome<Call> {
+        let node = slf.get().node.share()?;
+        Ok(Call::new(move |py| {
+            Begun::waits(py, async move {
+                let records = node.migrations().await?.into_iter().map(|record| MigrationState {
+                    id: record.id,
+                    peer: record.peer,
+                    sequence: record.sequence,
+                    state: format!("{:?}", record.state).to_lowercase(),
+                    blocks: record.blocks,
+                    bytes: record.bytes,
+                    time_ms: record.time_ms,
+                    reason: record.reason,
+                });
+                Ok(records.collect::<Vec<_>>())
+            })
+        }))
+    }
+
+    fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __anext__(&self) -> Outcome<Call> {
+        let arrivals = self.node.get().map(|_| Arc::clone(self.arrivals.get()));
+        let returned = Arc::clone(&self.returned);
+        Ok(Call::new(move |py| {
+            let ended = || Failure::from(PyStopAsyncIteration::new_err("the node has ended"));
+            let Ok(arrivals) = arrivals else { return Err(ended()) };
+            Begun::start(py, async move {
+                let arrival = match take_back(&returned) {
+                    Some(arrival) => arrival,
+                    None => {
+                        let arrival = arrivals.lock().await.recv().await.ok_or_else(ended)?;
+                        (PySequence::new(arrival.sequence), arrival.from)
+                    }
+                };
+                Ok(Parcel::new(Received::new(arrival, &returned)))
+            })
+        }))
+    }
+
+    /// Ends the node in an orderly way: no migration begins, and those under way get `patience`
+    /// seconds. Returns whether nothing was left. Closes the node.
+    #[pyo3(signature = (patience=Seconds(Duration::from_secs(10))))]
+    fn shutdown(slf: &Bound<'_, Self>, patience: Seconds) -> Outcome<Call> {
+        let (node, this) = (slf.get().node.share()?, slf.clone().unbind());
+        Ok(Call::new(move |py| {
+            Begun::waits(py, async move {
+                let is_over = node.shutdown(patience.0).await;
+                this.get().node.close()?;
+                Ok(is_over)
+            })
+        }))
+    }
+
+    /// Ends the node at once: migrations under way fail, and their sequences stay.
+    fn close(&self) -> Outcome<()> {
+        self.node.close()
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        match self.node.is_closed() {
+            true => Ok("<kvpool.Node, closed>".to_owned()),
+            false => Ok(format!("<kvpool.Node {}>", self.node.get()?.name())),
+        }
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<MigrationState>()?;
+    module.add_class::<PyNode>()
+}

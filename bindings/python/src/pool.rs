@@ -1,0 +1,554 @@
+//! `Pool`: construction, and the calls that do not wait.
+
+use std::sync::Arc;
+
+use kvpool::prefix::policy::PolicyKind;
+use kvpool::prefix::{HashKey, Hashing, PrefixConfig};
+use kvpool::{
+    AdmitRequest, BlockHandle, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId,
+};
+use kvpool_map::Picture;
+use kvpool_policies::Foresight;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::args::{Blocks, Count, Id, Keys, Place, Rank, Tokens, range, request};
+use crate::batch::PyBatch;
+use crate::buffers::Numbers;
+use crate::error::{Outcome, fields, invalid, raise};
+use crate::exclusive::{InUse, Open};
+use crate::handle::{BlockState, PyHandle};
+use crate::layout::PyLayout;
+use crate::lease::PyLease;
+use crate::sequence::PySequence;
+use crate::stats::{Audit, Candidate, FragmentationState, Stats};
+use crate::tensor::{Owner, PyTensor, Seen, tile, whole};
+
+/// A pool of KV-cache blocks.
+///
+/// `Pool(layout, blocks)` reserves host memory for `blocks` blocks, and one more for the null block.
+///
+/// - `blocks_max`: size up to which `resize` can grow it.
+/// - `reserve`: blocks that only urgent requests get.
+/// - `prefix_cache`: True or the name of an eviction policy: "lru", "priority" or "foresight".
+/// - `events`: capacity of the queue of each subscriber of the cache's events.
+/// - `hashing`: "fast", or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in all
+///   processes whose caches exchange blocks; random by default.
+/// - `storage`: False for a pool that only manages frame numbers.
+/// - `device`: "host", or "cuda:N" in a build with the feature `cuda`.
+/// - `null_block`: whether block 0 in frame 0 is set aside, to pad tables.
+/// - `threads`: number of threads expected to use it; sizes caches.
+/// - `zero_on_free`: wipe the bytes of freed blocks.
+///
+/// All methods are safe to call from any thread; short ones keep the GIL.
+#[pyclass(frozen, name = "Pool", module = "kvpool._kvpool")]
+pub struct PyPool {
+    pool: Open<Pool>,
+    /// Entry of a block table behind the end of a row.
+    padding: i32,
+}
+
+impl PyPool {
+    /// Returns the pool for the length of a call.
+    pub fn get(&self) -> Outcome<InUse<Pool>> {
+        self.pool.get()
+    }
+
+    /// Returns the pool, for a call that is awaited.
+    pub fn share(&self) -> Outcome<Pool> {
+        Ok(self.pool.get()?.clone())
+    }
+}
+
+/// Configures the prefix cache from the arguments of the constructor.
+fn cache_config(
+    choice: &Bound<'_, PyAny>,
+    blocks_max: usize,
+    events: Option<Count>,
+    hashing: &str,
+    key: Option<&[u8]>,
+) -> Outcome<Option<PrefixConfig>> {
+    let mut config = PrefixConfig::new();
+    match choice.extract::<bool>() {
+        Ok(false) => return Ok(None),
+        Ok(true) => {}
+        Err(_) => {
+            let name = choice.extract::<String>()?;
+            let known = PolicyKind::ALL.into_iter().find(|kind| kind.name() == name);
+            config = match known {
+                Some(kind) => config.policy(kind),
+                None if name == "foresight" => config.policy_of(Arc::new(Foresight::new(blocks_max))),
+                None => {
+                    let message = format!(
+                        "unknown eviction policy {name:?}; the policies are lru, priority and foresight"
+                    );
+                    return Err(raise("BuildError", message, fields![kind: "UnknownPolicy"]));
+                }
+            };
+        }
+    }
+    config = config.hashing(match hashing {
+        "fast" => Hashing::Fast,
+        "keyed" => Hashing::Keyed,
+        _ => return Err(invalid(format!("unknown hashing {hashing:?}; it is fast or keyed"))),
+    });
+    if let Some(key) = key {
+        let key = key
+            .try_into()
+            .map_err(|_| invalid(format!("the hash key has {} bytes; it has 32", key.len())))?;
+        config = config.key(HashKey::from_bytes(key));
+    }
+    if let Some(events) = events {
+        config = config.events(events.0);
+    }
+    Ok(Some(config))
+}
+
+#[cfg(feature = "cuda")]
+fn on_device(
+    builder: PoolBuilder,
+    layout: &KvLayout,
+    device: &str,
+    frames: (usize, usize),
+) -> Outcome<PoolBuilder> {
+    use kvpool::cuda::{CudaStorage, Device};
+    let ordinal = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+    let ordinal: usize = ordinal.ok_or_else(|| unknown_device(device))?;
+    let failed = |error: kvpool::cuda::CudaError| raise("StorageError", error, fields![device: device]);
+    let device = Device::open(ordinal).map_err(failed)?;
+    let storage = CudaStorage::new(&device, layout.clone(), frames.0, frames.1)?;
+    Ok(builder.storage(Arc::new(storage)))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_device(_: PoolBuilder, _: &KvLayout, device: &str, _: (usize, usize)) -> Outcome<PoolBuilder> {
+    if device.strip_prefix("cuda:").is_some_and(|ordinal| ordinal.parse::<u16>().is_ok()) {
+        let message = "this build of kvpool has no CUDA; build it with `maturin build --features cuda`";
+        return Err(raise("StorageError", message, fields![kind: "NoCuda", device: device]));
+    }
+    Err(unknown_device(device))
+}
+
+fn unknown_device(device: &str) -> crate::error::Failure {
+    raise("BuildError", format!("unknown device {device:?}; it is host or cuda:N"), fields![device: device])
+}
+
+/// What admissions and openings of sequences have in common.
+macro_rules! with_options {
+    ($builder:expr, $keys:expr, $priority:expr, $reuse_tail:expr) => {{
+        let builder = $builder.keys($keys.get()).priority($priority.0);
+        if $reuse_tail { builder.reuse_tail() } else { builder }
+    }};
+}
+pub(crate) use with_options;
+
+#[pymethods]
+impl PyPool {
+    #[new]
+    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing="fast", hash_key=None, storage=true, device="host", null_block=true, threads=None, zero_on_free=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        layout: PyLayout,
+        blocks: Blocks,
+        blocks_max: Option<Blocks>,
+        reserve: Blocks,
+        prefix_cache: Option<Bound<'_, PyAny>>,
+        events: Option<Count>,
+        hashing: &str,
+        hash_key: Option<&Bound<'_, PyBytes>>,
+        storage: bool,
+        device: &str,
+        null_block: bool,
+        threads: Option<Count>,
+        zero_on_free: bool,
+    ) -> Outcome<Self> {
+        let layout = layout.0;
+        let max = blocks_max.map_or(blocks.0, |max| max.0);
+        let mut builder = Pool::builder(layout.clone()).blocks(blocks.0).reserve(reserve.0);
+        if blocks_max.is_some() {
+            builder = builder.blocks_max(max);
+        }
+        if let Some(threads) = threads {
+            builder = builder.threads(threads.0);
+        }
+        if !null_block {
+            builder = builder.without_null_block();
+        }
+        if zero_on_free {
+            builder = builder.zero_on_free();
+        }
+        if let Some(choice) = prefix_cache {
+            let key = hash_key.map(|key| key.as_bytes());
+            if let Some(config) = cache_config(&choice, max, events, hashing, key)? {
+                builder = builder.prefix_cache(config);
+            }
+        }
+        if !storage {
+            builder = builder.without_storage();
+        } else if device != "host" {
+            let null = usize::from(null_block);
+            builder = on_device(
+                builder,
+                &layout,
+                device,
+                (blocks.0.saturating_add(null), max.saturating_add(null)),
+            )?;
+        }
+        // Reserves and maps memory.
+        let pool = py.detach(|| builder.build())?;
+        Ok(Self { pool: Open::new("pool", pool), padding: if null_block { 0 } else { -1 } })
+    }
+
+    /// Shape of the blocks.
+    #[getter]
+    fn layout(&self) -> Outcome<PyLayout> {
+        Ok(PyLayout(self.get()?.layout().clone()))
+    }
+
+    /// Number of blocks, without the null block.
+    #[getter]
+    fn total_blocks(&self) -> Outcome<usize> {
+        Ok(self.get()?.total_blocks())
+    }
+
+    /// Number of blocks that an allocation can get without evicting.
+    #[getter]
+    fn free_blocks(&self) -> Outcome<usize> {
+        Ok(self.get()?.free_blocks())
+    }
+
+    /// Number of blocks that an allocation can get, if necessary by evicting.
+    #[getter]
+    fn available_blocks(&self) -> Outcome<usize> {
+        Ok(self.get()?.available_blocks())
+    }
+
+    /// Number of open sequences.
+    #[getter]
+    fn sequence_count(&self) -> Outcome<usize> {
+        Ok(self.get()?.sequence_count())
+    }
+
+    /// Whether the pool's device failed.
+    #[getter]
+    fn lost(&self) -> Outcome<bool> {
+        Ok(self.get()?.is_lost())
+    }
+
+    /// Allocates blocks that are free now, or raises OutOfBlocks. Never waits.
+    ///
+    /// `contiguous` asks for one run of consecutive frames; `pinned` blocks are not moved.
+    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false))]
+    fn try_allocate(
+        &self,
+        blocks: Blocks,
+        sequence: Option<Id>,
+        priority: Rank,
+        pinned: bool,
+        contiguous: bool,
+    ) -> Outcome<PyLease> {
+        let pool = self.get()?;
+        Ok(PyLease::new(pool.allocate_owned(request(blocks, sequence, priority, pinned, contiguous))?))
+    }
+
+    /// Allocates blocks that are free now as handles: one counted reference each. Never waits.
+    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false))]
+    fn allocate_handles(
+        &self,
+        blocks: Blocks,
+        sequence: Option<Id>,
+        priority: Rank,
+        pinned: bool,
+        contiguous: bool,
+    ) -> Outcome<Vec<PyHandle>> {
+        let mut handles = Vec::new();
+        let request = request(blocks, sequence, priority, pinned, contiguous);
+        self.get()?.allocate_raw(request, &mut handles)?;
+        Ok(handles.into_iter().map(PyHandle).collect())
+    }
+
+    /// Releases one reference of each handle. The last one frees the block. All or none.
+    fn free(&self, handles: Vec<PyHandle>) -> Outcome<()> {
+        Ok(self.get()?.free(&raw(&handles))?)
+    }
+
+    /// Adds one reference to each handle. All or none.
+    fn share_handles(&self, handles: Vec<PyHandle>) -> Outcome<()> {
+        Ok(self.get()?.share(&raw(&handles))?)
+    }
+
+    /// Pins a block of a handle: it is neither moved nor evicted until `unpin`.
+    fn pin(&self, handle: PyHandle) -> Outcome<()> {
+        Ok(self.get()?.pin(handle.0)?)
+    }
+
+    /// Removes one pin.
+    fn unpin(&self, handle: PyHandle) -> Outcome<()> {
+        Ok(self.get()?.unpin(handle.0)?)
+    }
+
+    /// Marks the bytes of a block of a handle as final: compaction may move it.
+    fn seal(&self, handle: PyHandle) -> Outcome<()> {
+        Ok(self.get()?.seal(handle.0)?)
+    }
+
+    /// Returns the state of a block.
+    fn info(&self, handle: PyHandle) -> Outcome<BlockState> {
+        Ok(self.get()?.info(handle.0)?.into())
+    }
+
+    /// Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
+    /// the number of cached tokens, and the others must be appended.
+    ///
+    /// Only sequences with equal `salt`, `tenant` and `adapter` share blocks. `reuse_tail` also
+    /// allows hits that fill a block in part.
+    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn sequence(
+        &self,
+        id: Id,
+        tokens: Option<Numbers>,
+        priority: Rank,
+        salt: Option<&Bound<'_, PyBytes>>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+        reuse_tail: bool,
+    ) -> Outcome<PySequence> {
+        let (pool, keys) = (self.get()?, Keys::new(salt, tenant, adapter));
+        let builder: SequenceBuilder<'_> =
+            with_options!(pool.sequence(SequenceId(id.0)), keys, priority, reuse_tail);
+        Ok(PySequence::new(match tokens {
+            Some(tokens) => builder.tokens(&tokens.0)?,
+            None => builder.open()?,
+        }))
+    }
+
+    /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
+    /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false, contiguous=false))]
+    #[allow(clippy::too_many_arguments)]
+    fn try_admit(
+        &self,
+        id: Id,
+        prompt: Numbers,
+        headroom: Tokens,
+        priority: Rank,
+        salt: Option<&Bound<'_, PyBytes>>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+        reuse_tail: bool,
+        contiguous: bool,
+    ) -> Outcome<PySequence> {
+        let keys = Keys::new(salt, tenant, adapter);
+        let new = AdmitRequest::new(SequenceId(id.0), &prompt.0).headroom(headroom.0);
+        let request = with_options!(new, keys, priority, reuse_tail);
+        let request = if contiguous { request.contiguous() } else { request };
+        Ok(PySequence::new(self.get()?.admit(&request)?))
+    }
+
+    /// Begins a batch; with `stream`, the address of a CUDA stream, one whose copies and end are in
+    /// order with the work on it.
+    #[pyo3(signature = (*, stream=None))]
+    fn begin_batch(&self, stream: Option<usize>) -> Outcome<PyBatch> {
+        let pool = self.get()?;
+        let batch = match stream {
+            None => pool.begin_batch(),
+            Some(stream) => on_stream(&pool, stream)?,
+        };
+        Ok(PyBatch::new(batch, self.padding, pool.layout().dtype()))
+    }
+
+    /// Returns the bytes of one block in one layer, where they are stored: `[block_tokens, kv_heads,
+    /// head_dim]`. `place` is the block's index in the lease or sequence; `part` is "k" or "v", or
+    /// "k_scales" or "v_scales" of a layout with dynamic scales.
+    ///
+    /// Writable unless the block is sealed or shared. While the view, or an array made of it, exists,
+    /// its block stays allocated and pinned: it is neither moved nor evicted, and its lease or
+    /// sequence cannot be closed, truncated, split, forked or moved to another pool.
+    #[pyo3(signature = (owner, place, layer, part="k"))]
+    fn view(&self, owner: &Bound<'_, PyAny>, place: Place, layer: Place, part: &str) -> Outcome<PyTensor> {
+        let pool = self.get()?;
+        let one = |len| range(place, Some(Place(place.0.saturating_add(1))), len, "blocks");
+        let pinned = |handle: BlockHandle| {
+            Ok::<_, crate::error::Failure>((pool.pin_scoped(handle)?, pool.info(handle)?))
+        };
+        let _object = owner.clone().unbind();
+        if let Ok(lease) = owner.cast::<PyLease>() {
+            let entered = lease.get().lease.enter()?;
+            let index = one(entered.blocks().len())?.start;
+            // Pinned first: it stays in its frame, sealed or not.
+            let (_pin, info) = pinned(entered.handles().nth(index).expect("the index was checked"))?;
+            let is_writable = !info.sealed;
+            let _guard = lease.get().views.begin(is_writable);
+            return tile(
+                &pool,
+                Seen { frame: info.frame, is_writable },
+                layer,
+                part,
+                Owner { _pin, _guard, _object },
+            );
+        }
+        let sequence = owner.cast::<PySequence>().map_err(PyErr::from)?;
+        let entered = sequence.get().sequence.enter()?;
+        let index = one(entered.block_count())?.start;
+        let (_pin, info) = pinned(entered.handles().nth(index).expect("the index was checked"))?;
+        let is_full = (index + 1) * pool.layout().block_tokens() <= entered.committed();
+        let is_writable = !info.sealed && info.refs == 1;
+        if !is_writable && !is_full {
+            // The next append would copy it, and free this one.
+            let message = format!("block {} of sequence {} is shared and not full", index, entered.id());
+            return Err(raise(
+                "SequenceError",
+                message,
+                fields![kind: "NotReadable", sequence: entered.id().0],
+            ));
+        }
+        let _guard = sequence.get().views.begin(is_writable);
+        tile(&pool, Seen { frame: info.frame, is_writable }, layer, part, Owner { _pin, _guard, _object })
+    }
+
+    /// Returns the memory of all frames of one layer: `[frames, block_tokens, kv_heads, head_dim]`,
+    /// as attention kernels take it. Index it by the frames of a block table.
+    ///
+    /// Only frames that a batch in flight lists may be accessed, and only blocks written that their
+    /// sequence or lease alone owns: the pool does not check it. Memory of frames that a shrink
+    /// removes has unspecified bytes on the host, and is gone on a device.
+    #[pyo3(signature = (layer, part="k"))]
+    fn plane(&self, layer: Place, part: &str) -> Outcome<PyTensor> {
+        whole(&*self.get()?, layer, part)
+    }
+
+    /// Returns the pool's occupancy.
+    fn stats(&self) -> Outcome<Stats> {
+        Ok(self.get()?.stats().into())
+    }
+
+    /// Returns the fragmentation of the free frames. Scans the bitmaps.
+    fn fragmentation(&self) -> Outcome<FragmentationState> {
+        Ok(self.get()?.fragmentation().into())
+    }
+
+    /// Returns the open sequences in the order in which to preempt them: lowest priority first.
+    fn victims(&self) -> Outcome<Vec<Candidate>> {
+        let victims = self.get()?.victims(&LowestPriorityFirst);
+        Ok(victims.into_iter().map(Candidate::from).collect())
+    }
+
+    /// Recounts every frame, while no thread uses the pool. Raises AuditError if anything is wrong.
+    fn audit(&self, py: Python<'_>) -> Outcome<Audit> {
+        let pool = self.share()?;
+        Ok(py.detach(|| pool.audit())?.into())
+    }
+
+    /// Gives the free blocks in threads' caches back to all.
+    fn trim(&self) -> Outcome<()> {
+        self.get()?.trim();
+        Ok(())
+    }
+
+    /// Returns a picture of all frames: which are free, owned, cached or fixed.
+    #[pyo3(signature = (title="kvpool"))]
+    fn map(&self, py: Python<'_>, title: &str) -> Outcome<Map> {
+        let pool = self.share()?;
+        let svg = py.detach(|| {
+            let (snapshot, stats) = (pool.snapshot(), pool.stats());
+            let notes =
+                vec![format!("{} of {} blocks used, {} cached", stats.used, stats.total, stats.evictable)];
+            kvpool_map::draw(&Picture { title: title.to_owned(), notes, panels: vec![("now", &snapshot)] })
+        });
+        Ok(Map { svg })
+    }
+
+    /// Closes the pool: later calls on this object raise Closed, and streams of events end. Memory is
+    /// returned when its leases, sequences, batches and views are gone too.
+    fn close(&self) -> Outcome<()> {
+        self.pool.close()
+    }
+
+    /// Whether `close` was called.
+    #[getter]
+    fn closed(&self) -> bool {
+        self.pool.is_closed()
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+        self.close()
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        if self.closed() {
+            return Ok("<kvpool.Pool, closed>".to_owned());
+        }
+        let pool = self.get()?;
+        let counts = pool.counts();
+        Ok(format!(
+            "<kvpool.Pool of {} blocks, {} used, {} free>",
+            counts.total,
+            counts.used(),
+            counts.free()
+        ))
+    }
+
+    fn _repr_html_(&self) -> Outcome<String> {
+        Ok(Stats::from(self.get()?.stats())._repr_html_())
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_stream(pool: &Pool, stream: usize) -> Outcome<kvpool::Batch> {
+    use kvpool::storage::DeviceStream;
+    let device = pool.storage().map_or(kvpool::DeviceId::Host, |storage| storage.device());
+    // SAFETY: the caller passes a live stream of the device, as the documentation asks; it outlives
+    // the batch.
+    let stream = unsafe { DeviceStream::from_raw(device, stream as *mut std::ffi::c_void, ()) };
+    Ok(pool.begin_batch_on(&stream)?)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn on_stream(_: &Pool, _: usize) -> Outcome<kvpool::Batch> {
+    Err(raise("StorageError", "this build of kvpool has no CUDA streams", fields![kind: "NoCuda"]))
+}
+
+fn raw(handles: &[PyHandle]) -> Vec<BlockHandle> {
+    handles.iter().map(|handle| handle.0).collect()
+}
+
+/// A picture of a pool, as an SVG document; notebooks show it.
+#[pyclass(frozen, name = "Map", module = "kvpool._kvpool")]
+pub struct Map {
+    svg: String,
+}
+
+#[pymethods]
+impl Map {
+    /// The SVG document.
+    #[getter]
+    fn svg(&self) -> &str {
+        &self.svg
+    }
+
+    /// Writes the document to a file.
+    fn save(&self, path: std::path::PathBuf) -> PyResult<()> {
+        Ok(std::fs::write(path, &self.svg)?)
+    }
+
+    fn _repr_svg_(&self) -> &str {
+        &self.svg
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<kvpool.Map, {} bytes of SVG>", self.svg.len())
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyPool>()?;
+    module.add_class::<Map>()
+}

@@ -1,0 +1,164 @@
+//! `PrefixCache`: the cached blocks of a pool, and pins on them.
+
+use kvpool::{PinnedPrefix, Pool};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::args::{Blocks, Keys};
+use crate::buffers::Numbers;
+use crate::error::{Outcome, fields, raise};
+use crate::events::PyEvents;
+use crate::exclusive::{Exclusive, InUse};
+use crate::pool::PyPool;
+use crate::record::record;
+
+record! {
+    /// Counts of the prefix cache since the pool was built.
+    CacheStats {
+        /// Prompts that were looked up.
+        lookups: u64,
+        /// Full blocks of those prompts.
+        lookup_blocks: u64,
+        /// Leading blocks that were cached.
+        hit_blocks: u64,
+        /// Blocks that were registered.
+        registered_blocks: u64,
+        /// Blocks that were evicted.
+        evicted_blocks: u64,
+        /// `hit_blocks / lookup_blocks`, 0 before the first lookup.
+        hit_rate: f64,
+    }
+}
+
+/// The prefix cache of a pool. `Pool.prefix_cache` returns it.
+#[pyclass(frozen, name = "PrefixCache", module = "kvpool._kvpool")]
+pub struct PyPrefixCache {
+    pool: Py<PyPool>,
+}
+
+impl PyPrefixCache {
+    fn pool(&self) -> Outcome<InUse<Pool>> {
+        self.pool.get().get()
+    }
+}
+
+#[pymethods]
+impl PyPool {
+    /// The prefix cache, or None in a pool without one.
+    #[getter]
+    fn prefix_cache(slf: &Bound<'_, Self>) -> Outcome<Option<PyPrefixCache>> {
+        let has_cache = slf.get().get()?.prefix_cache().is_some();
+        Ok(has_cache.then(|| PyPrefixCache { pool: slf.clone().unbind() }))
+    }
+}
+
+#[pymethods]
+impl PyPrefixCache {
+    /// Returns counts of lookups, hits and evictions.
+    fn stats(&self) -> Outcome<CacheStats> {
+        let pool = self.pool()?;
+        let stats = pool.prefix_cache().map(|cache| cache.stats()).unwrap_or_default();
+        Ok(CacheStats {
+            lookups: stats.lookups,
+            lookup_blocks: stats.lookup_blocks,
+            hit_blocks: stats.hit_blocks,
+            registered_blocks: stats.registered_blocks,
+            evicted_blocks: stats.evicted_blocks,
+            hit_rate: stats.hit_rate(),
+        })
+    }
+
+    /// Returns the cached blocks: pairs of block id and hash. Visits the whole pool.
+    fn blocks(&self, py: Python<'_>) -> Outcome<Vec<(u32, String)>> {
+        let pool = self.pool.get().share()?;
+        let blocks = py.detach(|| pool.cached_blocks());
+        Ok(blocks.into_iter().map(|(id, hash)| (id.0, hash.to_string())).collect())
+    }
+
+    /// Makes every cached block unfindable, and evicts those without an owner. Returns their number.
+    fn clear(&self, py: Python<'_>) -> Outcome<usize> {
+        let pool = self.pool.get().share()?;
+        Ok(py.detach(|| pool.clear_prefix_cache()))
+    }
+
+    /// Evicts blocks without an owner until `keep` are left. Returns how many were evicted.
+    #[pyo3(signature = (keep=Blocks(0)))]
+    fn evict(&self, py: Python<'_>, keep: Blocks) -> Outcome<usize> {
+        let pool = self.pool.get().share()?;
+        Ok(py.detach(|| pool.evict_cached(keep.0)))
+    }
+
+    /// Keeps the cached prefix of these tokens from eviction until the result is closed.
+    ///
+    /// Raises CacheError if not even the first block is cached.
+    #[pyo3(signature = (tokens, *, salt=None, tenant=None, adapter=None))]
+    fn pin(
+        &self,
+        tokens: Numbers,
+        salt: Option<&Bound<'_, PyBytes>>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+    ) -> Outcome<PyPinned> {
+        let keys = Keys::new(salt, tenant, adapter);
+        let pinned = self.pool()?.pin_prefix(&keys.get(), &tokens.0)?;
+        Ok(PyPinned(Exclusive::new("pinned prefix", pinned)))
+    }
+
+    /// Subscribes to the events of the cache, from now on.
+    fn events(&self) -> Outcome<PyEvents> {
+        let pool = self.pool()?;
+        let Some(cache) = pool.prefix_cache() else {
+            return Err(raise(
+                "CacheError",
+                "the pool was built without a prefix cache",
+                fields![kind: "NoCache"],
+            ));
+        };
+        Ok(PyEvents::new(cache.events().subscribe()?))
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        let stats = self.stats()?;
+        Ok(format!("<kvpool.PrefixCache, {} lookups, hit rate {:.3}>", stats.lookups, stats.hit_rate))
+    }
+}
+
+/// A cached prefix that stays cached until it is closed, or collected. Also a context manager.
+#[pyclass(frozen, name = "PinnedPrefix", module = "kvpool._kvpool")]
+pub struct PyPinned(Exclusive<PinnedPrefix>);
+
+#[pymethods]
+impl PyPinned {
+    /// Number of tokens of the full blocks that are pinned.
+    #[getter]
+    fn tokens(&self) -> Outcome<usize> {
+        Ok(self.0.enter()?.tokens())
+    }
+
+    /// Ids of the blocks, in order.
+    #[getter]
+    fn blocks(&self) -> Outcome<Vec<u32>> {
+        Ok(self.0.enter()?.blocks().iter().map(|id| id.0).collect())
+    }
+
+    /// Unpins the prefix. Does nothing if that was done already.
+    fn close(&self) -> Outcome<()> {
+        self.0.take_if_any().map(drop)
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+        self.close()
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<CacheStats>()?;
+    module.add_class::<PyPrefixCache>()?;
+    module.add_class::<PyPinned>()
+}

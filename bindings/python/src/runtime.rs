@@ -1,0 +1,198 @@
+//! The extension's tokio runtime, and calls that wait on it.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use pyo3_async_runtimes::TaskLocals;
+use pyo3_async_runtimes::generic;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::task::{JoinError, JoinHandle};
+
+use crate::error::Outcome;
+use crate::process::Process;
+
+/// Threads that poll futures. They do little work: copies run on tokio's blocking threads.
+const THREADS: usize = 2;
+
+/// Time that the end of the interpreter gives to copies that are under way.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Time between two looks at pending signals in a call that waits.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+
+struct Made {
+    process: Process,
+    handle: Handle,
+    /// Taken by the end of the interpreter.
+    runtime: Mutex<Option<Runtime>>,
+}
+
+/// The runtime, of this process or of the one that it is a fork of. Never freed: any thread may be
+/// using it.
+static MADE: AtomicPtr<Made> = AtomicPtr::new(null_mut());
+
+/// Set when the interpreter ends: no future is polled from then on.
+static ENDING: AtomicBool = AtomicBool::new(false);
+
+fn made() -> &'static Made {
+    // Acquire: pairs with the Release of the exchange below.
+    let mut seen = MADE.load(Acquire);
+    loop {
+        // SAFETY: null, or leaked by the exchange below.
+        if let Some(made) = unsafe { seen.as_ref() }.filter(|made| made.process == Process::current()) {
+            return made;
+        }
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(THREADS).thread_name("kvpool-python").enable_all();
+        let runtime = builder.build().expect("the system starts two threads");
+        let handle = runtime.handle().clone();
+        let made = Made { process: Process::current(), handle, runtime: Mutex::new(Some(runtime)) };
+        let made = Box::into_raw(Box::new(made));
+        // Release: publishes the runtime. Acquire: of the other thread's, if that was faster.
+        match MADE.compare_exchange(seen, made, AcqRel, Acquire) {
+            Ok(_) => seen = made,
+            Err(other) => {
+                // SAFETY: made above, and not published.
+                let made = unsafe { Box::from_raw(made) };
+                let runtime = made.runtime.into_inner().unwrap_or_else(PoisonError::into_inner);
+                runtime.into_iter().for_each(Runtime::shutdown_background);
+                seen = other;
+            }
+        }
+    }
+}
+
+/// Returns the runtime. The first call in each process starts it.
+pub fn runtime() -> &'static Handle {
+    &made().handle
+}
+
+/// Ends the runtime at the end of the interpreter: a thread that delivered a result later would find
+/// none. Futures are dropped where they wait.
+#[pyfunction]
+fn end_runtime(py: Python<'_>) {
+    // SAFETY: null, or leaked by `made`.
+    let Some(made) = (unsafe { MADE.load(Acquire).as_ref() }) else { return };
+    if made.process != Process::current() {
+        return;
+    }
+    // Release: pairs with the Acquire in `wait`, of a thread that a timer of the runtime wakes.
+    ENDING.store(true, Release);
+    let runtime = made.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(runtime) = runtime {
+        // Without the GIL, for which a thread of the runtime may be waiting.
+        py.detach(|| runtime.shutdown_timeout(PATIENCE));
+    }
+}
+
+/// Has the runtime ended with the interpreter.
+pub fn end_with(py: Python<'_>) -> PyResult<()> {
+    let end = wrap_pyfunction!(end_runtime, py)?;
+    py.import("atexit")?.call_method1("register", (end,))?;
+    Ok(())
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits for a future without the GIL. Ctrl-C and other signals end the wait: the future is dropped.
+pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> Outcome<T> {
+    let mut future = Box::pin(future);
+    loop {
+        let ready = py.detach(|| {
+            let _runtime = runtime().enter();
+            let waker = Waker::from(Arc::new(Unpark(thread::current())));
+            let mut context = Context::from_waker(&waker);
+            let until = Instant::now() + SIGNALS_EVERY;
+            loop {
+                // Acquire: pairs with the Release of the end. Only a daemon thread gets here then,
+                // and Python lets none of them return.
+                while ENDING.load(Acquire) {
+                    thread::park();
+                }
+                if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+                    return Some(value);
+                }
+                let rest = until.saturating_duration_since(Instant::now());
+                if rest.is_zero() {
+                    return None;
+                }
+                thread::park_timeout(rest);
+            }
+        });
+        match ready {
+            Some(value) => return Ok(value),
+            None => py.check_signals()?,
+        }
+    }
+}
+
+tokio::task_local! {
+    static LOCALS: TaskLocals;
+}
+
+/// The runtime, for the bridge to asyncio.
+pub struct Bridge;
+
+/// The error of a task.
+pub struct Ended(JoinError);
+
+impl generic::JoinError for Ended {
+    fn is_panic(&self) -> bool {
+        self.0.is_panic()
+    }
+
+    fn into_panic(self) -> Box<dyn std::any::Any + Send + 'static> {
+        self.0.into_panic()
+    }
+}
+
+/// A task of the bridge.
+pub struct Task(JoinHandle<()>);
+
+impl Future for Task {
+    type Output = Result<(), Ended>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.0).poll(context).map_err(Ended)
+    }
+}
+
+impl generic::Runtime for Bridge {
+    type JoinError = Ended;
+    type JoinHandle = Task;
+
+    fn spawn<F: Future<Output = ()> + Send + 'static>(future: F) -> Task {
+        Task(runtime().spawn(future))
+    }
+
+    fn spawn_blocking<F: FnOnce() + Send + 'static>(f: F) -> Task {
+        Task(runtime().spawn_blocking(f))
+    }
+}
+
+impl generic::ContextExt for Bridge {
+    fn scope<F, R>(locals: TaskLocals, future: F) -> Pin<Box<dyn Future<Output = R> + Send>>
+    where
+        F: Future<Output = R> + Send + 'static,
+    {
+        Box::pin(LOCALS.scope(locals, future))
+    }
+
+    fn get_task_locals() -> Option<TaskLocals> {
+        LOCALS.try_with(Clone::clone).ok()
+    }
+}

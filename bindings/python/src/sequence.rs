@@ -1,0 +1,164 @@
+//! `Sequence`: the tokens of one request, and their blocks.
+
+use std::sync::Arc;
+
+use kvpool::{Sequence, SequenceId};
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use crate::args::{Id, Tokens};
+use crate::buffers::Numbers;
+use crate::error::Outcome;
+use crate::exclusive::Exclusive;
+use crate::handle::PyHandle;
+use crate::lease::Views;
+
+/// The blocks of one request's tokens. Closed when it is collected; also a context manager.
+///
+/// One thread at a time may use a sequence: another call meanwhile raises Busy.
+#[pyclass(frozen, name = "Sequence", module = "kvpool._kvpool")]
+pub struct PySequence {
+    pub sequence: Arc<Exclusive<Sequence>>,
+    pub views: Arc<Views>,
+    id: SequenceId,
+}
+
+impl PySequence {
+    /// Wraps a sequence.
+    pub fn new(sequence: Sequence) -> Self {
+        let id = sequence.id();
+        Self { sequence: Arc::new(Exclusive::new("sequence", sequence)), views: Arc::default(), id }
+    }
+}
+
+#[pymethods]
+impl PySequence {
+    /// Its id, unique among the open sequences of its pool.
+    #[getter]
+    fn id(&self) -> u64 {
+        self.id.0
+    }
+
+    /// Priority of its allocations.
+    #[getter]
+    fn priority(&self) -> Outcome<String> {
+        Ok(self.sequence.enter()?.priority().to_string())
+    }
+
+    /// Number of final tokens: the length without drafted tokens.
+    #[getter]
+    fn committed(&self) -> Outcome<usize> {
+        Ok(self.sequence.enter()?.committed())
+    }
+
+    /// Number of tokens whose ids are known; 0 in a pool without a prefix cache.
+    #[getter]
+    fn announced(&self) -> Outcome<usize> {
+        Ok(self.sequence.enter()?.announced())
+    }
+
+    /// Ids of its blocks, in order.
+    #[getter]
+    fn blocks<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyList>> {
+        let sequence = self.sequence.enter()?;
+        Ok(PyList::new(py, sequence.blocks().map(|id| id.0))?)
+    }
+
+    /// A handle for each block, for inspection and pins; valid while the block is in the sequence.
+    #[getter]
+    fn handles(&self) -> Outcome<Vec<PyHandle>> {
+        Ok(self.sequence.enter()?.handles().map(PyHandle).collect())
+    }
+
+    /// Number of blocks reserved beyond its tokens. Appends within them cannot fail.
+    #[getter]
+    fn reserved_blocks(&self) -> Outcome<usize> {
+        Ok(self.sequence.enter()?.reserved_blocks())
+    }
+
+    /// Tells the ids of tokens that will be appended, so that the prefix cache can find them.
+    fn announce(&self, tokens: Numbers) -> Outcome<()> {
+        Ok(self.sequence.enter()?.announce(&tokens.0)?)
+    }
+
+    /// Opens another sequence that shares every block until one of the two writes.
+    fn fork(&self, id: Id) -> Outcome<Self> {
+        let sequence = self.sequence.enter()?;
+        self.views.check("fork the sequence")?;
+        Ok(Self::new(sequence.fork(SequenceId(id.0))?))
+    }
+
+    /// Makes drafted tokens final, up to this length.
+    fn commit(&self, length: Tokens) -> Outcome<()> {
+        Ok(self.sequence.enter()?.commit(length.0)?)
+    }
+
+    /// Removes tokens from the end, down to this length.
+    fn truncate(&self, length: Tokens) -> Outcome<()> {
+        let mut sequence = self.sequence.enter()?;
+        self.views.check("truncate the sequence")?;
+        Ok(sequence.truncate(length.0)?)
+    }
+
+    /// Reserves the blocks that the next `tokens` tokens need, without waiting. See also
+    /// `Pool.reserve`.
+    fn reserve(&self, tokens: Tokens) -> Outcome<()> {
+        Ok(self.sequence.enter()?.reserve(tokens.0)?)
+    }
+
+    /// Releases the reserved blocks, and returns their number.
+    fn release_reservation(&self) -> Outcome<usize> {
+        Ok(self.sequence.enter()?.release_reservation())
+    }
+
+    /// Closes the sequence: its blocks are freed, or stay in the prefix cache. Does nothing if it
+    /// is closed already.
+    fn close(&self) -> Outcome<()> {
+        self.views.check("close the sequence")?;
+        self.sequence.take_if_any().map(drop)
+    }
+
+    /// Whether the sequence was closed, or moved to another pool.
+    #[getter]
+    fn closed(&self) -> Outcome<bool> {
+        self.sequence.is_gone()
+    }
+
+    /// Number of tokens, including drafted ones.
+    fn __len__(&self) -> Outcome<usize> {
+        Ok(self.sequence.enter()?.len())
+    }
+
+    fn __bool__(&self) -> bool {
+        true
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+        self.close()
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        Ok(match self.sequence.is_gone()? {
+            true => format!("<kvpool.Sequence {}, closed>", self.id),
+            false => {
+                let sequence = self.sequence.enter()?;
+                format!(
+                    "<kvpool.Sequence {}: {} tokens in {} blocks>",
+                    self.id,
+                    sequence.len(),
+                    sequence.block_count()
+                )
+            }
+        })
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PySequence>()
+}

@@ -1,0 +1,481 @@
+//! The calls of a pool that wait: awaited on asyncio, or blocking without the GIL.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvpool::compact::{DefragOptions, ResizeOptions};
+use kvpool::{
+    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, Target,
+    TransferError,
+};
+use pyo3::IntoPyObjectExt;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::args::{BatchNumber, Blocks, Count, Id, Keys, Rank, Seconds, Tokens, deadline, request};
+use crate::buffers::Numbers;
+use crate::call::{Begun, Call};
+use crate::error::{Failure, Outcome, fields, raise};
+use crate::exclusive::Lent;
+use crate::lease::PyLease;
+use crate::parcel::{Contents, Parcel};
+use crate::pool::{PyPool, with_options};
+use crate::runtime::{runtime, wait};
+use crate::sequence::PySequence;
+use crate::stats::{DefragmentReport, Migrated, PreemptReport, Resized};
+
+async fn allocate(pool: Pool, request: AllocRequest, until: Option<Instant>) -> Outcome<PyLease> {
+    let lease = match until {
+        None => pool.allocate_async(request).await?,
+        Some(until) => pool.allocate_until(request, until).await?,
+    };
+    Ok(PyLease::new(lease))
+}
+
+/// An admission, with what it refers to.
+struct Admission {
+    pool: Pool,
+    id: SequenceId,
+    prompt: Vec<u32>,
+    headroom: usize,
+    priority: Rank,
+    keys: Keys,
+    reuse_tail: bool,
+    contiguous: bool,
+    until: Option<Instant>,
+}
+
+impl Admission {
+    async fn admit(self) -> Outcome<PySequence> {
+        let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom);
+        let request = with_options!(new, self.keys, self.priority, self.reuse_tail);
+        let request = if self.contiguous { request.contiguous() } else { request };
+        let sequence = match self.until {
+            None => self.pool.admit_async(&request).await?,
+            Some(until) => self.pool.admit_until(&request, until).await?,
+        };
+        Ok(PySequence::new(sequence))
+    }
+}
+
+async fn reserve(pool: Pool, mut lent: Lent<Sequence>, tokens: usize, until: Option<Instant>) -> Outcome<()> {
+    match until {
+        None => pool.reserve_async(lent.value(), tokens).await?,
+        Some(until) => pool.reserve_until(lent.value(), tokens, until).await?,
+    }
+    Ok(())
+}
+
+async fn defragment(pool: Pool, options: DefragOptions) -> Outcome<DefragmentReport> {
+    Ok(pool.defragment_with(options).await?.into())
+}
+
+async fn resize(pool: Pool, blocks: usize, options: ResizeOptions) -> Outcome<Resized> {
+    Ok(pool.resize_with(blocks, options).await?.into())
+}
+
+fn defragment_options(order: Option<Count>, budget_bytes: Option<Count>) -> Outcome<DefragOptions> {
+    let mut options = DefragOptions::new();
+    if let Some(Count(order)) = order {
+        let order =
+            u8::try_from(order).map_err(|_| crate::error::invalid(format!("there is no order {order}")))?;
+        options = options.order(Order(order));
+    }
+    if let Some(Count(bytes)) = budget_bytes {
+        options = options.budget_bytes(bytes as u64);
+    }
+    Ok(options)
+}
+
+fn resize_options(patience: Option<Seconds>) -> ResizeOptions {
+    patience.map_or_else(ResizeOptions::new, |Seconds(patience)| ResizeOptions::new().patience(patience))
+}
+
+/// Where a sequence goes.
+enum To {
+    Pool(Pool),
+    Node(String),
+}
+
+impl To {
+    fn of(target: &Bound<'_, PyAny>) -> Outcome<Self> {
+        if let Ok(pool) = target.cast::<PyPool>() {
+            return Ok(Self::Pool(pool.get().share()?));
+        }
+        let name = target.extract::<String>();
+        name.map(Self::Node)
+            .map_err(|_| PyTypeError::new_err("the target is a Pool, or the name of a node").into())
+    }
+}
+
+/// A sequence that arrived in another pool, and the report. On a node there is no sequence here.
+type Arrived = (Option<PySequence>, Migrated);
+
+/// What a migration came to. Dropped before it is delivered, the copy is closed, and the sequence
+/// stays where it was.
+struct Moved {
+    copy: Option<Sequence>,
+    report: MigrationReport,
+    /// Of a migration to a pool of this process.
+    source: Option<Lent<Sequence>>,
+}
+
+impl Moved {
+    /// Closes the sequence at its source.
+    fn complete(mut self) -> Arrived {
+        drop(self.source.as_mut().map(Lent::take));
+        (self.copy.take().map(PySequence::new), self.report.into())
+    }
+}
+
+impl Contents for Moved {
+    fn deliver(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.complete().into_py_any(py)
+    }
+}
+
+/// To a pool of this process, the sequence is copied: dropping the future leaves it as it was. To a
+/// node, the migration goes on in a task when the future is dropped, because the node may have the
+/// sequence already.
+async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Instant>) -> Outcome<Moved> {
+    match to {
+        To::Pool(to) => loop {
+            let outcome = match until {
+                Some(until) => pool.replicate_until(lent.value(), &to, until).await,
+                None => pool.replicate(lent.value(), &to).await,
+            };
+            match outcome {
+                // Without a deadline, it waits for the batches that write it for as long as they run.
+                Err(TransferError::BeingWritten { .. }) if until.is_none() => {
+                    pool.settled(lent.value()).await?
+                }
+                outcome => {
+                    let (copy, report) = outcome?;
+                    return Ok(Moved { copy: Some(copy), report, source: Some(lent) });
+                }
+            }
+        },
+        To::Node(name) => {
+            detached(async move {
+                let (sequence, target) = (lent.take(), Target::node(&name));
+                let moved = match until {
+                    Some(until) => pool.migrate_until(sequence, target, until).await,
+                    None => pool.migrate(sequence, target).await,
+                };
+                match moved {
+                    Ok(report) => Ok(Moved { copy: None, report, source: None }),
+                    Err(error) => Err(put_back(lent, error)),
+                }
+            })
+            .await
+        }
+    }
+}
+
+/// Puts the sequence of a failed migration back. One that another node may have stays closed here.
+fn put_back(mut lent: Lent<Sequence>, error: kvpool::MigrateError) -> Failure {
+    let is_in_doubt = matches!(error.error, TransferError::InDoubt { .. });
+    let message = error.to_string();
+    let kvpool::MigrateError { error: reason, sequence } = error;
+    if is_in_doubt {
+        drop(sequence);
+    } else {
+        lent.put(*sequence);
+    }
+    drop(lent);
+    match reason {
+        TransferError::Node { .. } | TransferError::UnknownNode { .. } | TransferError::InDoubt { .. } => {
+            raise("MigrateError", message, fields![kind: crate::error::kind(&reason)])
+        }
+        reason => reason.into(),
+    }
+}
+
+async fn preempt(
+    pool: Pool,
+    mut lent: Lent<Sequence>,
+    to: Option<Pool>,
+    until: Option<Instant>,
+) -> Outcome<(PreemptReport, Option<PySequence>)> {
+    detached(async move {
+        let how = to.as_ref().map_or(Preempt::Recompute, Preempt::Swap);
+        let sequence = lent.take();
+        let preempted = match until {
+            Some(until) => pool.preempt_until(sequence, how, until).await,
+            None => pool.preempt(sequence, how).await,
+        };
+        match preempted {
+            Ok(preempted) => {
+                let report = PreemptReport::from(&preempted);
+                Ok((report, preempted.swapped.map(|swapped| PySequence::new(swapped.sequence))))
+            }
+            Err(error) => Err(put_back(lent, error)),
+        }
+    })
+    .await
+}
+
+/// Runs a future to its end, also if the result is dropped.
+async fn detached<T: Send + 'static>(
+    future: impl Future<Output = Outcome<T>> + Send + 'static,
+) -> Outcome<T> {
+    match runtime().spawn(future).await {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            Err(raise("KvPoolError", format!("the call was aborted: {error}"), fields![kind: "Aborted"]))
+        }
+    }
+}
+
+impl PyPool {
+    #[allow(clippy::too_many_arguments)]
+    fn admission(
+        &self,
+        id: Id,
+        prompt: Numbers,
+        headroom: Tokens,
+        priority: Rank,
+        keys: Keys,
+        (reuse_tail, contiguous): (bool, bool),
+        timeout: Option<Seconds>,
+    ) -> Outcome<Admission> {
+        Ok(Admission {
+            pool: self.share()?,
+            id: SequenceId(id.0),
+            prompt: prompt.0,
+            headroom: headroom.0,
+            priority,
+            keys,
+            reuse_tail,
+            contiguous,
+            until: deadline(timeout),
+        })
+    }
+
+    fn lend(&self, sequence: &Bound<'_, PySequence>, what: &str) -> Outcome<Lent<Sequence>> {
+        let this = sequence.get();
+        this.views.check(what)?;
+        Arc::clone(&this.sequence).lend()
+    }
+}
+
+#[pymethods]
+impl PyPool {
+    /// Allocates blocks, and waits in line for them if necessary: `await pool.allocate(10)`.
+    ///
+    /// Urgent requests come first, then high, then normal ones, in order of arrival. For a
+    /// `contiguous` request, blocks are moved out of the way. Raises Timeout after `timeout` seconds,
+    /// with what was free. Cancelling passes the turn on.
+    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false, timeout=None))]
+    fn allocate(
+        &self,
+        blocks: Blocks,
+        sequence: Option<Id>,
+        priority: Rank,
+        pinned: bool,
+        contiguous: bool,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, request) = (self.share()?, request(blocks, sequence, priority, pinned, contiguous));
+        Ok(Call::new(move |py| {
+            let future = allocate(pool, request, deadline(timeout));
+            // A contiguous request may move blocks: not while the GIL is held.
+            if contiguous { Begun::waits(py, future) } else { Begun::start(py, future) }
+        }))
+    }
+
+    /// As `allocate`, blocking this thread without the GIL.
+    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false, timeout=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn allocate_blocking(
+        &self,
+        py: Python<'_>,
+        blocks: Blocks,
+        sequence: Option<Id>,
+        priority: Rank,
+        pinned: bool,
+        contiguous: bool,
+        timeout: Option<Seconds>,
+    ) -> Outcome<PyLease> {
+        let request = request(blocks, sequence, priority, pinned, contiguous);
+        wait(py, allocate(self.share()?, request, deadline(timeout)))?
+    }
+
+    /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
+    /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot fail.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false, contiguous=false, timeout=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn admit(
+        &self,
+        id: Id,
+        prompt: Numbers,
+        headroom: Tokens,
+        priority: Rank,
+        salt: Option<&Bound<'_, PyBytes>>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+        reuse_tail: bool,
+        contiguous: bool,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let keys = Keys::new(salt, tenant, adapter);
+        let admission =
+            self.admission(id, prompt, headroom, priority, keys, (reuse_tail, contiguous), timeout)?;
+        Ok(Call::new(move |py| match contiguous {
+            true => Begun::waits(py, admission.admit()),
+            false => Begun::start(py, admission.admit()),
+        }))
+    }
+
+    /// As `admit`, blocking this thread without the GIL.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false, contiguous=false, timeout=None))]
+    #[allow(clippy::too_many_arguments)]
+    fn admit_blocking(
+        &self,
+        py: Python<'_>,
+        id: Id,
+        prompt: Numbers,
+        headroom: Tokens,
+        priority: Rank,
+        salt: Option<&Bound<'_, PyBytes>>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+        reuse_tail: bool,
+        contiguous: bool,
+        timeout: Option<Seconds>,
+    ) -> Outcome<PySequence> {
+        let keys = Keys::new(salt, tenant, adapter);
+        let admission =
+            self.admission(id, prompt, headroom, priority, keys, (reuse_tail, contiguous), timeout)?;
+        wait(py, admission.admit())?
+    }
+
+    /// Reserves the blocks that the next `tokens` tokens of a sequence need, and waits for them if
+    /// necessary, before admissions of its priority.
+    #[pyo3(signature = (sequence, tokens, *, timeout=None))]
+    fn reserve(
+        &self,
+        sequence: &Bound<'_, PySequence>,
+        tokens: Tokens,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        Ok(Call::new(move |py| {
+            let lent = Arc::clone(&sequence.get().sequence).lend()?;
+            Begun::start(py, reserve(pool, lent, tokens.0, deadline(timeout)))
+        }))
+    }
+
+    /// Compacts the pool: moves sealed blocks together, while others are allocated and freed.
+    ///
+    /// `order` is log2 of the length of the free runs to gain, `budget_bytes` a bound on what is
+    /// moved. Cancelling ends it after the moves under way.
+    #[pyo3(signature = (*, order=None, budget_bytes=None))]
+    fn defragment(&self, order: Option<Count>, budget_bytes: Option<Count>) -> Outcome<Call> {
+        let (pool, options) = (self.share()?, defragment_options(order, budget_bytes)?);
+        Ok(Call::new(move |py| Begun::waits(py, defragment(pool, options))))
+    }
+
+    /// As `defragment`, blocking this thread without the GIL.
+    #[pyo3(signature = (*, order=None, budget_bytes=None))]
+    fn defragment_blocking(
+        &self,
+        py: Python<'_>,
+        order: Option<Count>,
+        budget_bytes: Option<Count>,
+    ) -> Outcome<DefragmentReport> {
+        wait(py, defragment(self.share()?, defragment_options(order, budget_bytes)?))?
+    }
+
+    /// Changes the number of blocks while the pool serves. A shrink moves blocks in use below the new
+    /// end, and returns memory to the system.
+    ///
+    /// It gives up after `patience` seconds without progress (0.2 by default): ResizeError then names
+    /// the blocks that cannot move, and the pool keeps its size, as it does when cancelled.
+    #[pyo3(signature = (blocks, *, patience=None))]
+    fn resize(&self, blocks: Blocks, patience: Option<Seconds>) -> Outcome<Call> {
+        let (pool, options) = (self.share()?, resize_options(patience));
+        Ok(Call::new(move |py| Begun::waits(py, resize(pool, blocks.0, options))))
+    }
+
+    /// As `resize`, blocking this thread without the GIL.
+    #[pyo3(signature = (blocks, *, patience=None))]
+    fn resize_blocking(&self, py: Python<'_>, blocks: Blocks, patience: Option<Seconds>) -> Outcome<Resized> {
+        wait(py, resize(self.share()?, blocks.0, resize_options(patience)))?
+    }
+
+    /// Moves a sequence to another pool, or to the node of this name, when the batches that write it
+    /// have ended. It is closed here, and continues there with the same id, tokens and bytes.
+    ///
+    /// Returns the sequence in the other pool (None for a node) and a report. If it fails, the
+    /// sequence is as before. Cancelling a move to a pool leaves the sequence here; a move to a node
+    /// goes on, and the sequence is Busy until its outcome is known.
+    #[pyo3(signature = (sequence, target, *, timeout=None))]
+    fn migrate(
+        &self,
+        sequence: &Bound<'_, PySequence>,
+        target: &Bound<'_, PyAny>,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, to, sequence) = (self.share()?, To::of(target)?, sequence.clone().unbind());
+        Ok(Call::new(move |py| {
+            let this = sequence.bind(py).get();
+            this.views.check("move the sequence")?;
+            let lent = Arc::clone(&this.sequence).lend()?;
+            let until = deadline(timeout);
+            Begun::waits(py, async move { Ok(Parcel::new(migrate(pool, lent, to, until).await?)) })
+        }))
+    }
+
+    /// As `migrate`, blocking this thread without the GIL.
+    #[pyo3(signature = (sequence, target, *, timeout=None))]
+    fn migrate_blocking(
+        &self,
+        py: Python<'_>,
+        sequence: &Bound<'_, PySequence>,
+        target: &Bound<'_, PyAny>,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Arrived> {
+        let to = To::of(target)?;
+        let lent = self.lend(sequence, "move the sequence")?;
+        let moved = wait(py, migrate(self.share()?, lent, to, deadline(timeout)))?;
+        Ok(moved?.complete())
+    }
+
+    /// Takes the blocks of a running sequence, when the batches that write it have ended: closes it,
+    /// or with `swap` moves it to another pool. Returns a report, and the sequence there.
+    #[pyo3(signature = (sequence, *, swap=None, timeout=None))]
+    fn preempt(
+        &self,
+        sequence: &Bound<'_, PySequence>,
+        swap: Option<&Bound<'_, Self>>,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        let swap = swap.map(|pool| pool.get().share()).transpose()?;
+        Ok(Call::new(move |py| {
+            let this = sequence.bind(py).get();
+            this.views.check("preempt the sequence")?;
+            let lent = Arc::clone(&this.sequence).lend()?;
+            Begun::waits(py, preempt(pool, lent, swap, deadline(timeout)))
+        }))
+    }
+
+    /// Waits until every batch up to the one of this number has ended.
+    #[pyo3(signature = (ticket, *, timeout=None))]
+    fn settled(&self, ticket: BatchNumber, timeout: Option<Seconds>) -> Outcome<Call> {
+        let pool = self.share()?;
+        Ok(Call::new(move |py| {
+            let settled = pool.settled_up_to(kvpool::Ticket(ticket.0));
+            Begun::start(py, async move {
+                match deadline(timeout) {
+                    None => settled.await?,
+                    Some(until) => settled.until(until).await?,
+                }
+                Ok(())
+            })
+        }))
+    }
+}

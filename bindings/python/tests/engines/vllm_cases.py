@@ -1,0 +1,251 @@
+"""Cases of kvpool under vLLM, run in vLLM's environment by `test_vllm.py`."""
+
+import os
+import random
+
+import pytest
+import torch
+from vllm.utils.hashing import sha256
+from vllm.v1.core import block_pool, kv_cache_coordinator
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher, init_none_hash
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.sampling_params import SamplingParams
+from vllm.v1.request import Request
+
+import kvpool.vllm
+from kvpool.errors import FrameRefused, InvalidArgument
+
+BLOCK = 16
+PART = os.environ["KVPOOL_VLLM"]
+init_none_hash(sha256)
+
+
+def manager_of(part: str, blocks: int) -> KVCacheManager:
+    kvpool.vllm.install(part)
+    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+    config = KVCacheConfig(
+        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+    )
+    return KVCacheManager(config, max_model_len=8192, scheduler_block_size=BLOCK, hash_block_size=BLOCK)
+
+
+def request_of(name: str, tokens: list[int]) -> Request:
+    params = SamplingParams(max_tokens=17)
+    return Request(name, tokens, params, None, block_hasher=get_request_block_hasher(BLOCK, sha256))
+
+
+def start(manager: KVCacheManager, request: Request) -> bool:
+    blocks, hit, _ = manager.get_computed_blocks(request)
+    new = request.num_tokens - hit
+    if manager.allocate_slots(request, new, hit, blocks) is None:
+        return False
+    request.num_computed_tokens = request.num_tokens
+    return True
+
+
+def test_entry_point_installs_by_name() -> None:
+    kvpool.vllm.register()
+    ours = kvpool.vllm.BlockPool if PART == "pool" else kvpool.vllm.FreeQueue
+    assert ours in (kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue)
+    with pytest.raises(InvalidArgument, match="KVPOOL_VLLM is 'both'"):
+        kvpool.vllm.install("both")
+
+
+def test_changed_engine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def touch(self, blocks, now): ...
+
+    from kvpool.vllm import plugin
+
+    monkeypatch.setattr(plugin._STOCK_POOL, "touch", touch)
+    with pytest.raises(kvpool.vllm.EngineChanged, match=r"BlockPool\.touch\(self, blocks, now\)") as refused:
+        kvpool.vllm.install(PART)
+    assert len(refused.value.differences) == 1
+    monkeypatch.undo()
+    monkeypatch.delattr(plugin._STOCK_QUEUE, "append_n")
+    with pytest.raises(kvpool.vllm.EngineChanged):
+        monkeypatch.setattr(KVCacheBlock, "ref_cnt", None)
+        monkeypatch.delattr(KVCacheBlock, "ref_cnt")
+        kvpool.vllm.install(PART)
+
+
+def test_same_hits_as_stock_over_many_requests() -> None:
+    """A pool that never evicts finds the same prefixes; a full one stays consistent."""
+    stock, ours = manager_of("off", 4001), manager_of(PART, 4001)
+    small = manager_of(PART, 301)
+    dice = random.Random(7)
+    running: list[tuple[Request, Request, Request | None]] = []
+    for step in range(400):
+        prefix = [dice.randrange(8)] * BLOCK * dice.randrange(1, 6)
+        tokens = prefix + [step] * dice.randrange(1, 40)
+        pair = tuple(request_of(f"{step}", tokens) for _ in range(3))
+        hits = [manager.get_computed_blocks(request)[1] for manager, request in zip((stock, ours), pair)]
+        assert hits[0] == hits[1]
+        assert start(stock, pair[0]) and start(ours, pair[1])
+        assert len(ours.get_block_ids(f"{step}")[0]) == len(stock.get_block_ids(f"{step}")[0])
+        running.append((pair[0], pair[1], pair[2] if start(small, pair[2]) else None))
+        if len(running) > 20:
+            done = running.pop(dice.randrange(len(running)))
+            stock.free(done[0])
+            ours.free(done[1])
+            if done[2] is not None:
+                small.free(done[2])
+    for manager in (ours, small):
+        assert manager.block_pool.null_block.block_id == 0
+        held = {id for group in manager.coordinator.single_type_managers for table in group.req_to_blocks.values()
+                for id in (block.block_id for block in table)}
+        pool = manager.block_pool.free_block_queue.pool
+        null = {0} if PART == "queue" else set()
+        assert held | null == {frame for frame, _, _ in pool.owners()}
+        assert pool.audit()["owned"] == len(held | null)
+    assert not kvpool.vllm.owners(ours).unaccounted
+    assert set(kvpool.vllm.owners(ours).requests) == {pair[1].request_id for pair in running}
+    for pair in running:
+        ours.free(pair[1])
+    assert ours.block_pool.get_usage() == 0
+    assert ours.reset_prefix_cache()
+    assert ours.block_pool.free_block_queue.num_free_blocks == 4000
+
+
+def test_owners_name_leaks() -> None:
+    manager = manager_of(PART, 101)
+    request = request_of("a", [1] * 50)
+    assert start(manager, request)
+    (ids,) = manager.get_block_ids("a")
+    manager.coordinator.single_type_managers[0].req_to_blocks["a"].pop()
+    found = kvpool.vllm.owners(manager)
+    assert found.requests == {"a": ids[:-1]}
+    assert found.unaccounted == {ids[-1]: 1}
+
+
+@pytest.mark.skipif(PART == "queue", reason="vLLM's pool counts references, and does not check them")
+def test_double_free_is_refused_and_changes_nothing() -> None:
+    manager = manager_of(PART, 101)
+    pool = manager.block_pool
+    blocks = pool.get_new_blocks(4)
+    free = pool.get_num_free_blocks()
+    with pytest.raises(FrameRefused, match=f"block {blocks[1].block_id} is freed twice") as refused:
+        pool.free_blocks([blocks[0], blocks[1], blocks[2], blocks[1]])
+    assert (refused.value.index, refused.value.frame) == (3, blocks[1].block_id)
+    assert [block.ref_cnt for block in blocks] == [1] * 4
+    assert pool.get_num_free_blocks() == free
+    pool.free_blocks(blocks)
+    with pytest.raises(FrameRefused):
+        pool.free_blocks(blocks[:1])
+    pool.audit()
+
+
+def test_queue_takes_named_blocks_and_orders_evictions() -> None:
+    queue = kvpool.vllm.FreeQueue([KVCacheBlock(i) for i in range(1, 65)])
+    blocks = queue.popleft_n(64)
+    assert queue.num_free_blocks == 0
+    assert sorted(block.block_id for block in blocks) == list(range(1, 65))
+    queue.append_n(blocks[:40])
+    queue.prepend_n(blocks[40:])
+    assert [block.block_id for block in queue.get_all_free_blocks()] == [
+        block.block_id for block in blocks[40:] + blocks[:40]
+    ]
+    after = list(queue.iter_blocks_after(blocks[30]))
+    assert after == blocks[31:40]
+    # Contents are given up only when the others are in use.
+    taken = queue.popleft_n(24)
+    assert {block.block_id for block in taken} == {block.block_id for block in blocks[40:]}
+    queue.remove(blocks[39])
+    assert blocks[39] not in queue.get_all_free_blocks()
+    with pytest.raises(FrameRefused):
+        queue.remove(KVCacheBlock(1000))
+    assert queue.num_free_blocks == 39
+    with pytest.raises(ValueError, match="not consecutive"):
+        kvpool.vllm.FreeQueue([KVCacheBlock(3), KVCacheBlock(5)])
+
+
+@pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
+def test_compaction_keeps_every_cached_byte() -> None:
+    """Copies between steps, with hits in between: what a hash finds is what was written under it."""
+    from kvpool.vllm.compaction import Compactor
+
+    manager = manager_of("pool", 1025)
+    pool = manager.block_pool
+    compactor = Compactor(pool, moves_max=64, fragmentation=0.1)
+    memory: dict[int, bytes] = {}
+    dice = random.Random(3)
+    running: list[Request] = []
+    gained = 0
+    for step in range(600):
+        request = request_of(f"{step}", [dice.randrange(40)] * BLOCK * dice.randrange(1, 6) + [1000 + step] * 30)
+        _, hit, _ = manager.get_computed_blocks(request)
+        if start(manager, request):
+            (ids,) = manager.get_block_ids(request.request_id)
+            for index, block_id in enumerate(ids):
+                wanted = request.block_hashes[index] if index < len(request.block_hashes) else b"tail"
+                if index * BLOCK < hit:
+                    assert memory[block_id] == wanted, "a hit finds what was written under its hash"
+                memory[block_id] = wanted
+            running.append(request)
+        while len(running) > 12 or (running and dice.random() < 0.3):
+            manager.free(running.pop(dice.randrange(len(running))))
+        # What the workers do with the step's pairs; hits of the next step come before the commit.
+        if step % 2 == 0:
+            before = pool.frames.fragmentation()
+            copies = compactor.propose()
+            for source, target in copies:
+                memory[target] = memory[source]
+            assert not set(id for _, id in copies) & {frame for frame, _, _ in pool.frames.owners()}
+        else:
+            gained += compactor.commit()
+            if gained and before > 0.5:
+                assert pool.frames.fragmentation() <= before + 0.2
+        if step % 50 == 49:
+            compactor.commit()
+            pool.audit()
+            for block in pool.blocks[1:]:
+                if block.block_hash is not None:
+                    assert memory[block.block_id] == block.block_hash[:-4]
+    assert compactor.moved > 100
+    compactor.propose()
+    compactor.cancel()
+    for request in running:
+        manager.free(request)
+    assert pool.reset_prefix_cache()
+    pool.audit()
+
+
+@pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
+def test_compaction_refuses_vllms_own_pool() -> None:
+    from kvpool.vllm.compaction import Compactor
+
+    with pytest.raises(InvalidArgument, match="VLLM_PLUGINS"):
+        Compactor(manager_of("off", 10).block_pool)
+
+
+def test_offloading_spec_builds_kvpools_manager_and_places_stay_apart() -> None:
+    from types import SimpleNamespace
+
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext, make_offload_key
+    from vllm.v1.kv_offload.cpu import manager as stock
+
+    from kvpool.vllm.offload import KvpoolOffloadingManager, KvpoolOffloadingSpec
+
+    spec = KvpoolOffloadingSpec.__new__(KvpoolOffloadingSpec)
+    spec._manager, spec.num_chunks, spec.extra_config = None, 256, {}
+    spec.eviction_policy, spec.cache_policy_module_path, spec.cpu_info = "lru", None, None
+    spec.kv_events_config = SimpleNamespace(enable_kv_cache_events=False)
+    manager = spec.get_manager()
+    assert type(manager) is KvpoolOffloadingManager
+    assert stock.CPUOffloadingManager is not KvpoolOffloadingManager
+    dice = random.Random(9)
+    for number in range(400):
+        keys = [make_offload_key(bytes([dice.randrange(40), index]) * 16, 0) for index in range(dice.randrange(1, 60))]
+        context = ReqContext(req_id=f"{number}")
+        manager.on_new_request(context)
+        stored = manager.prepare_store(keys, context)
+        assert stored is not None
+        manager.complete_store(stored.keys_to_store, context, success=dice.random() < 0.9)
+        found = [key for key in keys if manager.lookup(key, context) is LookupResult.HIT]
+        ids = manager.prepare_load(found, context).chunk_ids.tolist()
+        assert len(set(ids)) == len(found) and all(0 <= chunk < 256 for chunk in ids)
+        manager.complete_load(found, context)
+        assert manager.frames.used == manager._num_allocated_chunks
+    manager.frames.audit()
+    manager.reset_cache()
+    assert manager.frames.available == 256 == manager._get_num_free_chunks()

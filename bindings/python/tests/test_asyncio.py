@@ -1,0 +1,319 @@
+"""Calls that wait, on asyncio and blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import kvpool
+import pytest
+from conftest import layout
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 20))
+
+
+def test_a_call_that_need_not_wait_does_not_suspend(pool: kvpool.Pool) -> None:
+    call = pool.allocate(3)
+    with pytest.raises(StopIteration) as ready:
+        call.send(None)  # no event loop runs here
+    assert len(ready.value.value) == 3
+    with pytest.raises(RuntimeError, match="already awaited"):
+        call.send(None)
+    with pytest.raises(kvpool.OutOfBlocks, match="101 blocks"):
+        pool.allocate(101).send(None)
+    unused = pool.allocate(1)
+    del unused  # nothing happens before it is awaited
+    assert pool.stats().used == 3
+
+
+def test_waiting_in_order_of_priority(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        everything = await pool.allocate(100)
+        order: list[str] = []
+
+        async def take(priority: str) -> None:
+            async with asyncio.timeout(10):
+                lease = await pool.allocate(100, priority=priority)
+            order.append(priority)
+            await asyncio.sleep(0)
+            lease.close()
+
+        tasks = [asyncio.create_task(take(priority)) for priority in ("normal", "high", "urgent")]
+        while pool.stats().waiting < 3:
+            await asyncio.sleep(0.001)
+        assert pool.stats().waiting_by_priority == [1, 1, 1]
+        everything.close()
+        await asyncio.gather(*tasks)
+        assert order == ["urgent", "high", "normal"]
+
+    run(main())
+
+
+def test_cancelling_hands_the_turn_on(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        lease = await pool.allocate(95)
+        first = asyncio.create_task(pool.allocate(50))  # a coroutine, for create_task
+        while pool.stats().waiting < 1:
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(pool.admit(1, range(20)))
+        while pool.stats().waiting < 2:
+            await asyncio.sleep(0.001)
+        # Five blocks are free, which the second would take, but it stands behind the first.
+        await asyncio.sleep(0.02)
+        assert not second.done()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        sequence = await second
+        assert sequence.reserved_blocks == 5
+        sequence.close()
+        lease.close()
+        assert pool.stats().waiting == 0 and pool.free_blocks == 100
+
+    run(main())
+
+
+def test_what_a_cancelled_call_got_is_freed(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        for round in range(50):
+            lease = pool.try_allocate(100)
+            waiting = asyncio.ensure_future(pool.allocate(100))
+            while pool.stats().waiting < 1:
+                await asyncio.sleep(0)
+            threading.Thread(target=lease.close).start()  # it gets the blocks in another thread
+            if round % 2:
+                time.sleep(0.002)  # this thread cancels after that, before the result is delivered
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            del waiting
+            while pool.free_blocks < 100:
+                await asyncio.sleep(0.001)
+
+    run(main())
+
+
+def test_deadlines(pool: kvpool.Pool) -> None:
+    lease = pool.try_allocate(100)
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError, match="the deadline of a request for 10 blocks passed; 0 free") as late:
+            await pool.allocate(10, timeout=0.02)
+        assert isinstance(late.value, kvpool.Timeout) and (late.value.asked, late.value.free) == (10, 0)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.admit(1, [1]), 0.02)
+        while pool.sequence_count > 0:  # a thread of the package drops what was cancelled
+            await asyncio.sleep(0.001)
+        with pytest.raises(kvpool.Timeout):
+            await pool.admit(1, [1, 2], timeout=0)
+
+    run(main())
+    with pytest.raises(kvpool.Timeout):
+        pool.allocate_blocking(1, timeout=0.01)
+    with pytest.raises(kvpool.Timeout):
+        pool.admit_blocking(1, [1], timeout=0.01)
+    lease.close()
+    assert len(pool.allocate_blocking(1)) == 1
+
+
+def test_blocking_calls_release_the_gil(pool: kvpool.Pool) -> None:
+    lease = pool.try_allocate(100)
+    freeing = threading.Timer(0.05, lease.close)
+    freeing.start()
+    assert len(pool.allocate_blocking(50, timeout=10)) == 50
+    freeing.join()
+
+
+def test_a_signal_ends_a_blocking_call(pool: kvpool.Pool) -> None:
+    lease = pool.try_allocate(100)
+
+    def interrupt(*_: object) -> None:
+        raise InterruptedError("enough")
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(InterruptedError, match="enough"):
+            pool.allocate_blocking(1)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert pool.stats().waiting == 0
+    lease.close()
+
+
+def test_reserving_for_a_running_sequence(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        sequence = pool.sequence(1)
+        lease = await pool.allocate(98)
+        waiting = asyncio.create_task(pool.reserve(sequence, 40))
+        while pool.stats().waiting < 1:
+            await asyncio.sleep(0.001)
+        with pytest.raises(kvpool.Busy, match="another call is using this sequence"):
+            len(sequence)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        while True:  # the runtime's thread puts it back
+            try:
+                assert len(sequence) == 0
+                break
+            except kvpool.Busy:
+                await asyncio.sleep(0.001)
+        lease.close()
+        await pool.reserve(sequence, 40)
+        assert sequence.reserved_blocks == 10
+        sequence.close()
+
+    run(main())
+
+
+def test_compaction_and_resizes(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        handles = pool.allocate_handles(100)
+        pool.free(handles[::2])
+        with pytest.raises(kvpool.ResizeError, match="not sealed") as blocked:
+            await pool.resize(60, patience=0.01)
+        assert blocked.value.kind == "Blocked" and blocked.value.blocks[0][1] == "not sealed"
+        with pytest.raises(kvpool.ResizeError, match="do not fit"):
+            await pool.resize(40)
+        for handle in handles[1::2]:
+            pool.seal(handle)
+        report, run_of = await asyncio.gather(pool.defragment(), pool.allocate(32, contiguous=True))
+        assert len(run_of.runs) == 1 and report.seconds >= 0
+        run_of.close()
+        assert (await pool.resize(60)).after == 60
+        assert (await pool.resize(150)).after == 150
+        pool.free(handles[1::2])
+        task = pool.start_defragmenter(interval=0.005)
+        await asyncio.sleep(0.02)
+        assert (await task.stop()).failed == 0
+
+    run(main())
+
+
+def test_sequences_move_between_pools(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        other = kvpool.Pool(layout(), 50)
+        sequence = pool.sequence(1)
+        batch = pool.begin_batch()
+        batch.append(sequence, 10)
+        with pytest.raises(kvpool.Timeout, match="written by batch"):
+            await pool.migrate(sequence, other, timeout=0.02)
+        ticket = batch.ticket
+        settled = asyncio.create_task(pool.settled(ticket))
+        moving = asyncio.create_task(pool.migrate(sequence, other))
+        await asyncio.sleep(0.01)
+        assert not settled.done() and not moving.done()
+        batch.finish()
+        await settled
+        there, report = await moving
+        assert (len(there), report.copied_blocks, sequence.closed, pool.free_blocks) == (10, 3, True, 100)
+        with pytest.raises(kvpool.ForeignHandle):
+            await pool.migrate(there, other)
+        assert len(there) == 10
+        small = kvpool.Pool(layout(), 1)
+        with pytest.raises(kvpool.OutOfBlocks):
+            await other.migrate(there, small)
+        with pytest.raises(kvpool.MigrateError, match="nowhere"):
+            await other.migrate(there, "nowhere")
+        report, back = await other.preempt(there, swap=pool)
+        assert (report.freed_blocks, report.tokens_lost, len(back), other.free_blocks) == (3, 0, 10, 50)
+        report, gone = await pool.preempt(back)
+        assert (report.tokens_lost, gone, pool.sequence_count) == (10, None, 0)
+
+    run(main())
+
+
+def test_a_cancelled_move_leaves_the_sequence(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        other = kvpool.Pool(layout(), 50)
+        sequence, batch = pool.sequence(1), pool.begin_batch()
+        batch.append(sequence, 10)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.migrate(sequence, other), 0.02)
+        # It may be cancelled only after this has let it go on.
+        batch.finish()
+        while True:
+            try:
+                assert len(sequence) == 10
+                break
+            except kvpool.Busy:
+                await asyncio.sleep(0.001)
+        while other.sequence_count > 0:
+            await asyncio.sleep(0.001)
+        sequence.close()
+        assert other.free_blocks == 50
+
+    run(main())
+
+
+def test_events_as_iterators(pool: kvpool.Pool) -> None:
+    events = pool.prefix_cache.events()
+
+    def compute(id: int, prompt: list[int]) -> None:
+        with pool.sequence(id, prompt) as sequence, pool.begin_batch() as batch:
+            batch.append(sequence, len(prompt))
+
+    compute(1, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    first, second = events.drain()
+    assert (first.kind, first.number, first.tokens, first.parent) == ("stored", 0, [1, 2, 3, 4], None)
+    assert (second.parent, second.block_tokens, events.lag) == (first.hash, 4, 0)
+
+    threading.Timer(0.02, lambda: compute(2, [9, 9, 9, 9])).start()
+    assert next(events).tokens == [9, 9, 9, 9]
+
+    async def main() -> None:
+        seen = []
+
+        async def follow() -> None:
+            async for event in events:
+                seen.append(event.kind)
+
+        following = asyncio.create_task(follow())
+        await asyncio.sleep(0.01)
+        compute(3, [7, 7, 7, 7])
+        pool.prefix_cache.clear()
+        while len(seen) < 2:
+            await asyncio.sleep(0.001)
+        pool.audit()
+        pool.close()
+        await following  # ends with the pool
+        assert seen[:2] == ["stored", "cleared"]
+
+    run(main())
+    assert list(events) == []
+
+
+def test_nodes_exchange_sequences(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        other = kvpool.Pool(layout(), 50)
+        token = b"a secret of thirty-two bytes ....."
+        there = await kvpool.Node.start(other, "b", listen=["127.0.0.1:0"], token=token)
+        here = await kvpool.Node.start(pool, "a", peers={"b": there.addresses[0]}, token=token)
+        with pytest.raises(kvpool.NodeError, match="another node has this pool"):
+            await kvpool.Node.start(pool, "c")
+        with pytest.raises(kvpool.InvalidArgument, match="neither host:port nor unix:/path"):
+            await kvpool.Node.start(kvpool.Pool(layout(), 5), "c", listen=["nonsense"])
+        while (await here.peers()) != {"b": True}:
+            await asyncio.sleep(0.01)
+        sequence = pool.sequence(9)
+        with pool.begin_batch() as batch:
+            batch.append(sequence, 10)
+        moved, report = await pool.migrate(sequence, "b", timeout=10)
+        assert (moved, report.tokens, sequence.closed) == (None, 10, True)
+        async for arrived, peer in there:
+            assert (arrived.id, len(arrived), peer) == (9, 10, "a")
+            arrived.close()
+            break
+        assert (await here.migrations())[0].state == "committed"
+        assert await here.shutdown(5) and await there.shutdown(5)
+        async for _ in there:
+            raise AssertionError("the node has ended")
+        with pytest.raises(kvpool.Closed):
+            _ = there.name
+
+    run(main())

@@ -1,0 +1,224 @@
+"""Allocation, sequences, batches, the prefix cache, and what they report."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+
+import kvpool
+import numpy as np
+import pytest
+from conftest import TOKENS, layout
+
+
+def test_a_lease_frees_its_blocks(pool: kvpool.Pool) -> None:
+    with pool.try_allocate(10, sequence=7, priority="high") as lease:
+        assert len(lease) == len(set(lease.blocks)) == 10
+        assert sum(length for _, length in lease.runs) == 10
+        assert pool.info(lease.handles[0]).sequence == 7
+        rest = lease.split_off(6)
+        rest.truncate(1)
+        assert (len(lease), len(rest), pool.free_blocks) == (6, 1, 93)
+        rest.close()
+        rest.close()
+        assert rest.closed
+    assert pool.free_blocks == 100
+
+
+def test_lists_and_buffers_agree(pool: kvpool.Pool) -> None:
+    with pool.try_allocate(10) as lease:
+        for dtype in (np.int32, np.int64):
+            out = np.full(12, -7, dtype)
+            assert lease.blocks_into(out) == 10
+            assert out.tolist() == lease.blocks + [-7, -7]
+            assert lease.frames_into(out) == 10
+            assert out[:10].tolist() == lease.frames
+
+
+def test_handles_are_counted_references(pool: kvpool.Pool) -> None:
+    handles = pool.allocate_handles(3)
+    pool.share_handles(handles)
+    assert pool.info(handles[0]).references == 2
+    pool.free(handles)
+    pool.pin(handles[0])
+    assert pool.info(handles[0]).pins == 1
+    pool.unpin(handles[0])
+    assert len({*handles, *handles}) == 3
+    pool.free(handles)
+    assert pool.free_blocks == 100
+
+
+def test_contiguous_and_pinned(pool: kvpool.Pool) -> None:
+    with pool.try_allocate(20, contiguous=True, pinned=True) as lease:
+        assert len(lease.runs) == 1
+        assert pool.info(lease.handles[0]).pins == 1
+
+
+def test_appends_tables_and_slots(pool: kvpool.Pool) -> None:
+    with pool.sequence(1) as first, pool.sequence(2) as second, pool.begin_batch() as batch:
+        new = batch.append(first, 10)
+        assert (new.start, new.stop, new.new_blocks, new.copied) == (0, 10, 3, None)
+        batch.append(second, 3)
+        table = np.full((3, 5), -1, np.int32)
+        assert batch.block_table([first, second], table) == (2, 3)
+        assert table[0].tolist()[3:] == [0, 0] and table[1].tolist()[1:] == [0] * 4
+        assert table[2].tolist() == [-1] * 5, "rows behind the last sequence are left alone"
+        slots = batch.slots(first, 0, 10)
+        assert slots == [table[0][i // TOKENS] * TOKENS + i % TOKENS for i in range(10)]
+        for dtype in (np.int32, np.int64):
+            out = np.zeros(12, dtype)
+            assert batch.slot_mapping(first, 0, 10, out, 1) == 10
+            assert out[1:11].tolist() == slots
+        own = kvpool.BlockTable(4)
+        assert batch.block_table([first, second], own) == (2, 4)
+        assert (own.rows, own.width, own.lengths) == (2, 4, [10, 3])
+        assert np.asarray(own).tolist() == [own.row(0), own.row(1)] == table[:2, :4].tolist()
+        indptr, indices, last = np.zeros(3, np.int32), np.zeros(8, np.int32), np.zeros(2, np.int32)
+        assert batch.csr_table([first, second], indptr, indices, last) == 4
+        assert indptr.tolist() == [0, 3, 4] and last.tolist() == [2, 3]
+        assert batch.lengths([first, second]) == [10, 3]
+        assert batch.decode([first, second]).new_blocks == 0
+    assert batch.finished and first.closed
+
+
+def test_forks_copy_on_write_and_drafts(pool: kvpool.Pool) -> None:
+    with pool.sequence(1) as parent:
+        with pool.begin_batch() as batch:
+            batch.append(parent, 6)
+            with parent.fork(2) as child:
+                assert child.blocks == parent.blocks
+                assert batch.append(child, 1).copied is not None
+                assert child.blocks[0] == parent.blocks[0] and child.blocks[1] != parent.blocks[1]
+                batch.draft(child, 4)
+                child.truncate(9)
+                child.commit(9)
+                assert (len(child), child.committed) == (9, 9)
+
+
+def test_bytes_are_stored_and_loaded(pool: kvpool.Pool) -> None:
+    k = np.arange(6 * 16, dtype=np.float32).reshape(6, 2, 8)
+    v = -k
+    with pool.sequence(1) as sequence, pool.begin_batch() as batch:
+        batch.append(sequence, 6)
+        batch.store(sequence, 1, 0, 6, k, v)
+        got = batch.load(sequence, 1, 2, 6)
+        assert [np.frombuffer(part, np.float32).reshape(4, 2, 8).tolist() for part in got] == [k[2:].tolist(), v[2:].tolist()]
+
+
+def test_the_prefix_cache_finds_what_was_computed(pool: kvpool.Pool) -> None:
+    prompt = list(range(42))
+    for cached in (0, 40):
+        with pool.sequence(7, prompt) as sequence, pool.begin_batch() as batch:
+            assert len(sequence) == cached
+            batch.append(sequence, 42 - cached)
+            batch.append_tokens(sequence, np.array([1, 2, 3], np.int64))
+    cache = pool.prefix_cache
+    assert cache is not None and cache.stats().hit_blocks == 10
+    # 12: the last full block was computed twice.
+    assert len(cache.blocks()) == pool.stats().evictable == 12
+    with pool.sequence(8, prompt, tenant=b"another") as other:
+        assert len(other) == 0
+    with cache.pin(prompt) as pinned:
+        assert (pinned.tokens, len(pinned.blocks)) == (40, 10)
+        assert cache.evict() == 2
+    assert cache.clear() == 10
+    assert pool.free_blocks == 100
+
+
+def test_admission_reserves(pool: kvpool.Pool) -> None:
+    with pool.try_admit(7, range(42), headroom=100, priority="high") as sequence:
+        assert sequence.reserved_blocks == 36
+        with pool.begin_batch() as batch:
+            batch.append_to(sequence, 42)
+        assert sequence.reserved_blocks == 25
+        assert pool.victims()[0].id == 7
+        assert sequence.release_reservation() == 25
+        sequence.reserve(40)
+        with pytest.raises(kvpool.SequenceError, match="sequence 7 is already open") as refused:
+            pool.try_admit(7, [1])
+        assert (refused.value.sequence, refused.value.kind) == (7, "AlreadyOpen")
+
+
+def test_an_exception_in_a_batch_ends_it_without_caching(pool: kvpool.Pool) -> None:
+    with pool.sequence(1, [1, 2, 3, 4, 5]) as sequence:
+        with pytest.raises(ZeroDivisionError):
+            with pool.begin_batch() as batch:
+                batch.append(sequence, 5)
+                _ = 1 // 0
+        assert batch.finished
+        with pytest.raises(kvpool.BatchEnded, match="this batch has ended"):
+            batch.append(sequence, 1)
+    assert pool.stats().batches_in_flight == 0
+    assert pool.prefix_cache.blocks() == [], "its bytes may not have been computed"
+    # Without an exception, the block is cached.
+    with pool.sequence(1, [1, 2, 3, 4, 5]) as sequence:
+        with pool.begin_batch() as batch:
+            batch.append(sequence, 5)
+    assert len(pool.prefix_cache.blocks()) == 1
+
+
+def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:
+    handles = pool.allocate_handles(100)
+    pool.free(handles[::2])
+    for handle in handles[1::2]:
+        pool.seal(handle)
+    assert pool.fragmentation().rate > 0.5
+    report = pool.defragment_blocking()
+    assert report.moved_blocks > 0 and report.fragmentation_after < 0.1
+    resized = pool.resize_blocking(60)
+    assert (resized.before, resized.after, pool.total_blocks) == (100, 60, 60)
+    assert pool.resize_blocking(200).after == 200
+    pool.free(handles[1::2])
+    with pool.start_defragmenter(threshold=0.5, interval=0.01) as task:
+        assert task.totals().failed == 0
+    with pytest.raises(kvpool.Closed, match="this defragmenter is closed"):
+        task.totals()
+
+
+def test_records_and_pictures(pool: kvpool.Pool) -> None:
+    stats = pool.stats()
+    fields = stats.as_dict()
+    assert fields["total"] == stats.total == 100
+    assert repr(stats).startswith("Stats(total=100, used=0, free=100")
+    assert "oldest_batch=None" in repr(stats)
+    ElementTree.fromstring(stats._repr_html_())
+    ElementTree.fromstring(pool._repr_html_())
+    picture = pool.map(title="a & b")
+    ElementTree.fromstring(picture.svg)
+    assert picture._repr_svg_() == picture.svg
+    assert "100 blocks" in repr(pool)
+    repr(pool.try_allocate(1)), repr(pool.sequence(1)), repr(pool.begin_batch()), repr(kvpool.BlockTable())
+
+
+def test_layouts() -> None:
+    assert "qwen2.5-0.5b" in kvpool.Layout.names()
+    named = kvpool.Layout.named("qwen2.5-0.5b", block_tokens=32)
+    assert named.block_tokens == 32 and named.bytes_per_block == 32 * named.bytes_per_token
+    assert layout() == layout() != layout("f16")
+    with pytest.raises(kvpool.BuildError, match="head_dim is zero or missing") as refused:
+        kvpool.Layout(layers=1, head_dim=0)
+    assert refused.value.kind == "Zero"
+    with pytest.raises(kvpool.BuildError, match="unknown model 'no'|unknown model \"no\""):
+        kvpool.Layout.named("no")
+    with pytest.raises(kvpool.InvalidArgument, match="unknown dtype"):
+        layout("f8")
+
+
+@pytest.mark.parametrize("policy", [True, "lru", "priority", "foresight"])
+def test_policies(policy: bool | str) -> None:
+    assert kvpool.Pool(layout(), 10, prefix_cache=policy, hashing="keyed", hash_key=bytes(32)).prefix_cache is not None
+
+
+def test_pools_that_cannot_be_built() -> None:
+    with pytest.raises(kvpool.BuildError, match="unknown eviction policy"):
+        kvpool.Pool(layout(), 10, prefix_cache="mru")
+    with pytest.raises(kvpool.BuildError, match="at least one block"):
+        kvpool.Pool(layout(), 0)
+    with pytest.raises(kvpool.BuildError, match="reserve of 10 blocks"):
+        kvpool.Pool(layout(), 10, reserve=10)
+    with pytest.raises(kvpool.StorageError, match="CUDA"):
+        kvpool.Pool(layout(), 10, device="cuda:0")
+    with pytest.raises(kvpool.BuildError, match="unknown device"):
+        kvpool.Pool(layout(), 10, device="tpu")
+    with pytest.raises(kvpool.InvalidArgument, match="has 3 bytes"):
+        kvpool.Pool(layout(), 10, prefix_cache=True, hash_key=b"abc")
+    assert kvpool.Pool(layout(), 10, prefix_cache=False).prefix_cache is None
