@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result};
 use kvpool::cuda::params::{
-    CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
+    CopyParams, Lane, Move, NO_MOVES, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
     SCALES_PER_TOKEN_HEAD, ZeroParams,
 };
 use kvpool_testkit::rng::Rng;
@@ -138,6 +138,7 @@ impl Bench<'_> {
                 n_moves: shape.moved as u32,
                 unit: 16,
                 reserved: 0,
+                few: NO_MOVES,
             };
             let mut best: f64 = f64::INFINITY;
             for grid in [8, 16, 32, 64, sms, 2 * sms, 4 * sms, 8 * sms, 16 * sms] {
