@@ -25,17 +25,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const WAVES_MAX: usize = 16;
 
 /// Sizes of a run.
-struct Sizes {
-    layout: KvLayout,
+pub struct Sizes {
+    /// Layout of the blocks.
+    pub layout: KvLayout,
     blocks: usize,
     moved: usize,
     order: Order,
 }
 
 /// Blocks scattered over a pool, every third one, with their own bytes.
-struct Scattered {
-    pool: Pool,
-    kept: Vec<Lease<'static>>,
+pub struct Scattered {
+    /// The pool.
+    pub pool: Pool,
+    /// The blocks, each sealed.
+    pub kept: Vec<Lease<'static>>,
 }
 
 /// Measures both cases.
@@ -43,11 +46,7 @@ struct Scattered {
 /// # Errors
 /// An error of the device or of the pool.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
-    let sizes = if options.quick {
-        Sizes { layout: KvLayout::named("tiny")?, blocks: 96, moved: 20, order: Order(3) }
-    } else {
-        Sizes { layout: KvLayout::named("qwen2.5-7b")?, blocks: 4096, moved: 1000, order: Order(8) }
-    };
+    let sizes = Sizes::new(options)?;
     let kernel_ms = if options.quick { 0.0 } else { KERNEL_MS };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let block = sizes.layout.packed_bytes();
@@ -113,8 +112,33 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     scattered.verify(section, "beside a batch")
 }
 
+impl Sizes {
+    /// Returns the sizes of a run.
+    ///
+    /// # Errors
+    /// If the layout is not known.
+    pub fn new(options: &Options) -> Outcome<Self> {
+        Ok(if options.quick {
+            Self { layout: KvLayout::named("tiny")?, blocks: 96, moved: 20, order: Order(3) }
+        } else {
+            Self { layout: KvLayout::named("qwen2.5-7b")?, blocks: 4096, moved: 1000, order: Order(8) }
+        })
+    }
+
+    /// Returns the options of the compaction.
+    #[must_use]
+    pub fn options(&self) -> DefragOptions {
+        let budget = (self.moved * self.layout.bytes_per_block()) as u64;
+        DefragOptions::new().order(self.order).break_price(0).budget_bytes(budget)
+    }
+}
+
 impl Scattered {
-    fn new(gpu: &Gpu, sizes: &Sizes) -> Outcome<Self> {
+    /// Fills a pool, and frees two of three blocks.
+    ///
+    /// # Errors
+    /// An error of the device or of the pool.
+    pub fn new(gpu: &Gpu, sizes: &Sizes) -> Outcome<Self> {
         let Sizes { layout, blocks, .. } = sizes;
         let storage = CudaStorage::new(&gpu.device, layout.clone(), blocks + 1, blocks + 1)?;
         let pool = Pool::builder(layout.clone()).blocks(*blocks).storage(Arc::new(storage)).build()?;
@@ -143,15 +167,17 @@ impl Scattered {
         runtime: &tokio::runtime::Runtime,
         sizes: &Sizes,
     ) -> Outcome<(DefragReport, Duration)> {
-        let budget = (sizes.moved * sizes.layout.bytes_per_block()) as u64;
-        let options = DefragOptions::new().order(sizes.order).break_price(0).budget_bytes(budget);
+        let options = sizes.options();
         let begin = Instant::now();
         let report = runtime.block_on(self.pool.defragment_with(options))?;
         Ok((report, begin.elapsed()))
     }
 
     /// Checks that each block has its bytes.
-    fn verify(&self, section: &mut Section, when: &str) -> Outcome<()> {
+    ///
+    /// # Errors
+    /// An error of the device, or an audit that fails.
+    pub fn verify(&self, section: &mut Section, when: &str) -> Outcome<()> {
         let storage = self.pool.storage().ok_or("a pool with storage")?;
         let mut got = vec![0; storage.layout().packed_bytes()];
         let mut wrong = 0;
@@ -173,7 +199,8 @@ impl Scattered {
 }
 
 /// Returns a block's bytes, which differ between blocks and between places in a block.
-fn pattern(bytes: usize, block: u32) -> Vec<u8> {
+#[must_use]
+pub fn pattern(bytes: usize, block: u32) -> Vec<u8> {
     let mut out = vec![0; bytes];
     for (at, word) in out.chunks_mut(8).enumerate() {
         let value = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ u64::from(block) << 9).to_le_bytes();

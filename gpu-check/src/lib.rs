@@ -11,6 +11,7 @@
 //! | `compaction` | a pool is defragmented, alone and beside a batch; every byte verified |
 //! | `host` | offloading and bringing back, relative to the best copy over the bus |
 //! | `decode` | the stores of one decode step, on a stream and from a graph |
+//! | `graph` | a graph replayed while a pool is defragmented; every byte verified |
 //! | `interference` | a model's step beside a wave of moves |
 //! | `latency` | events, wake-ups, ends of batches on a stream |
 //! | `mapping` | memory mapped and unmapped |
@@ -28,6 +29,7 @@ mod bandwidth;
 mod compaction;
 mod decode;
 pub mod gpu;
+mod graph;
 mod host;
 mod interference;
 mod kernels;
@@ -78,14 +80,15 @@ impl Part {
 }
 
 /// The sections in order; checks of correctness come first.
-pub const SECTIONS: [Part; 12] = [
-    Part::new("kernels", 70, kernels::run),
+pub const SECTIONS: [Part; 13] = [
+    Part::new("kernels", 60, kernels::run),
     Part::new("protocol", 20, protocol::run),
     Part::new("bandwidth", 40, bandwidth::run),
     Part::new("shapes", 20, shapes::run),
     Part::new("compaction", 25, compaction::run),
-    Part::new("host", 30, host::run),
+    Part::new("host", 20, host::run),
     Part::new("decode", 15, decode::run),
+    Part::new("graph", 20, graph::run),
     Part::new("interference", 25, interference::run),
     Part::new("latency", 15, latency::run),
     Part::new("mapping", 10, mapping::run),
