@@ -42,5 +42,7 @@ staging_early schedules what_is_read
 table_early schedules what_is_read
 scales_left schedules what_is_read
 store_unordered order a_store_comes_behind
+wave_marked_early schedules what_is_read
+nudges_shared order a_wave_is_told
 LIST
 exit "$survivors"

@@ -2,7 +2,8 @@
 // over CTAs.
 //
 // Each thread has four units in flight: with 16-byte units and 256 threads, these make up one
-// piece. All loads are issued before the first store waits for one of them. The outer loops are not
+// piece. For copies of frames, it has eight, so that a team of 128 threads has one piece in flight.
+// All loads are issued before the first store waits for one of them. The outer loops are not
 // unrolled: unrolling costs registers and gains nothing.
 #pragma once
 
@@ -11,21 +12,24 @@
 constexpr u32 THREADS = 256;
 constexpr u32 WARP = 32;
 constexpr u32 IN_FLIGHT = 4;
+constexpr u32 COPY_TEAM = 128;
+constexpr u32 COPY_IN_FLIGHT = 8;
+constexpr u32 COPY_THREADS_MAX = 1024;
 
-// Copies up to `IN_FLIGHT` of the caller's share of `n` units. The caller is one of `TEAM` threads,
+// Copies up to `FLIGHT` of the caller's share of `n` units. The caller is one of `TEAM` threads,
 // and `n` > 0.
 //
 // Uses one address per thread plus constant offsets: one address per unit would cost as many more
 // registers.
-template <u32 TEAM, class T>
+template <u32 TEAM, u32 FLIGHT, class T>
 __device__ __forceinline__ void copy_step(const T* from, T* to, u32 n) {
-  T held[IN_FLIGHT];
+  T held[FLIGHT];
 #pragma unroll
-  for (u32 k = 0; k < IN_FLIGHT; k++) {
+  for (u32 k = 0; k < FLIGHT; k++) {
     if (k * TEAM < n) held[k] = load_once(from + k * TEAM);
   }
 #pragma unroll
-  for (u32 k = 0; k < IN_FLIGHT; k++) {
+  for (u32 k = 0; k < FLIGHT; k++) {
     if (k * TEAM < n) store_once(to + k * TEAM, held[k]);
   }
 }
@@ -36,7 +40,7 @@ __device__ __forceinline__ void copy_units(const u8* from, u8* to, u32 bytes, u3
   const u32 n = bytes / u32(sizeof(T));
 #pragma unroll 1
   for (u32 i = me; i < n; i += IN_FLIGHT * TEAM)
-    copy_step<TEAM, T>(reinterpret_cast<const T*>(from) + i, reinterpret_cast<T*>(to) + i, n - i);
+    copy_step<TEAM, IN_FLIGHT, T>(reinterpret_cast<const T*>(from) + i, reinterpret_cast<T*>(to) + i, n - i);
 }
 
 template <u32 TEAM>
@@ -48,6 +52,17 @@ __device__ __forceinline__ void copy_bytes(const u8* from, u8* to, u32 bytes, u3
   } else {
     copy_units<TEAM, u8>(from, to, bytes, me);
   }
+}
+
+static_assert(COPY_TEAM * COPY_IN_FLIGHT * 16 == PIECE_BYTES_MAX, "a team has a whole piece in flight");
+
+// Copies one piece with a team of threads.
+__device__ __forceinline__ void copy_piece(const u8* from, u8* to, u32 bytes, u32 unit, u32 me) {
+  if (unit != 16) return copy_bytes<COPY_TEAM>(from, to, bytes, unit, me);
+  const u32 n = bytes / 16;
+  if (me >= n) return;
+  const V16* first = reinterpret_cast<const V16*>(from) + me;
+  copy_step<COPY_TEAM, COPY_IN_FLIGHT, V16>(first, reinterpret_cast<V16*>(to) + me, n - me);
 }
 
 template <u32 TEAM, class T>

@@ -5,18 +5,59 @@
 // only memory that its caller holds. The host orders launches; no kernel waits for another.
 #include "entry.h"
 
+#include "bulk.h"
 #include "bytes.h"
 #include "heads.h"
 
-// Copies frames: every piece of every move.
-KVP_KERNEL(kvp_copy, CopyParams) {
-  for (Jobs job(p.n_moves, p.n_pieces); job.more(); job.next()) {
-    const Piece piece = p.pieces[job.column];
-    const Move move = p.moves[job.row];
+__device__ __forceinline__ Move move_at(const CopyParams& p, u32 index) {
+  return p.moves ? p.moves[index] : p.few[index];
+}
+
+// Copies frames: every piece of every move, one piece per team of a CTA.
+KVP_KERNEL_OF(COPY_THREADS_MAX, kvp_copy, CopyParams) {
+  const u32 teams = blockDim.x / COPY_TEAM;
+  const u32 jobs = p.n_moves * p.n_pieces;
+  // A division per job, not `Jobs`, whose state would not fit into the registers.
+#pragma unroll 1
+  for (u32 job = blockIdx.x * teams + threadIdx.x / COPY_TEAM; job < jobs; job += gridDim.x * teams) {
+    const u32 row = job / p.n_pieces;
+    const Piece piece = p.pieces[job - row * p.n_pieces];
+    const Move move = move_at(p, row);
     const u8* from = in_frame(piece.base, piece.frame_stride, move.src);
     u8* to = in_frame(piece.base, piece.frame_stride, move.dst);
-    copy_bytes<THREADS>(from, to, piece.bytes, p.unit, threadIdx.x);
+    copy_piece(from, to, piece.bytes, p.unit, threadIdx.x % COPY_TEAM);
   }
+}
+
+// Does the same by bulk copies, issued by one thread of each CTA. Below compute capability 9.0 it
+// does nothing, and is not launched.
+KVP_KERNEL_OF(BULK_THREADS, kvp_copy_bulk, CopyParams) {
+#if KVP_HAS_BULK
+  KVP_SHARED(ring_memory, marks);
+  if (threadIdx.x != 0) return;
+  Ring ring(ring_memory, marks);
+  Jobs ahead(p.n_moves, p.n_pieces);
+  u32 n_loads = 0;
+  auto load = [&] {
+    if (!ahead.more()) return;
+    const Piece piece = p.pieces[ahead.column];
+    ring.load(n_loads++, in_frame(piece.base, piece.frame_stride, move_at(p, ahead.row).src), piece.bytes);
+    ahead.next();
+  };
+#pragma unroll 1
+  for (u32 i = 0; i < STAGES - 1; i++) load();
+  u32 i = 0;
+#pragma unroll 1
+  for (Jobs job(p.n_moves, p.n_pieces); job.more(); job.next(), i++) {
+    const Piece piece = p.pieces[job.column];
+    ring.loaded(i);
+    ring.store(i, in_frame(piece.base, piece.frame_stride, move_at(p, job.row).dst), piece.bytes);
+    // The next load goes to the stage of the store before this one.
+    ring.wait_read();
+    load();
+  }
+  ring.finish();
+#endif
 }
 
 // Fills frames with zeros.

@@ -12,7 +12,8 @@
 //   - elements of more than one byte, and scales, are aligned to their size;
 //   - slots and frames exist; frames * block_tokens < 2^32; tokens * 2 * heads, moves and packed
 //     frames < 2^31;
-//   - 256 threads per CTA, one dimension, any number of CTAs.
+//   - 256 threads per CTA, one dimension, any number of CTAs; kvp_copy: a multiple of 128 up to 1024;
+//     kvp_copy_bulk: 32, 64 KiB of dynamic shared memory, and a unit of 16.
 #pragma once
 
 typedef unsigned char u8;
@@ -58,12 +59,17 @@ struct Lane {
 KVP_SIZE(Lane, 16);
 KVP_OFFSET(Lane, frame_stride, 8);
 
+// Number of moves that a launch passes as parameters.
+constexpr u32 MOVES_INLINE = 256;
+
 struct CopyParams {
   const Piece* pieces;
-  const Move* moves;
+  const Move* moves;  // null: they are in `few`
   u32 n_pieces, n_moves, unit, reserved;
+  Move few[MOVES_INLINE];
 };
-KVP_SIZE(CopyParams, 32);
+KVP_SIZE(CopyParams, 2080);
+KVP_OFFSET(CopyParams, few, 32);
 KVP_OFFSET(CopyParams, moves, 8);
 KVP_OFFSET(CopyParams, n_pieces, 16);
 KVP_OFFSET(CopyParams, n_moves, 20);

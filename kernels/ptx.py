@@ -79,7 +79,7 @@ def main(arguments):
     library = load_nvrtc()
     failures, registers = [], {}
     for name in SOURCES:
-        kernels = set(re.findall(r"KVP_KERNEL\((\w+),", (HERE / f"{name}.cu").read_text()))
+        kernels = set(re.findall(r"KVP_KERNEL(?:_OF)?\((?:\w+, )?(kvp_\w+),", (HERE / f"{name}.cu").read_text()))
         for capability in CAPABILITIES:
             ptx, warnings = compile_source(library, name, f"--gpu-architecture=compute_{capability}")
             if warnings.strip():

@@ -46,6 +46,7 @@ bool finds_scales(void** arguments) {
 
 const Kernel KERNELS[] = {
     KVP_ENTRY(kvp_copy, is_alone),
+    KVP_ENTRY(kvp_copy_bulk, is_alone),
     KVP_ENTRY(kvp_zero, is_alone),
     KVP_ENTRY(kvp_pack, is_alone),
     KVP_ENTRY(kvp_unpack, is_alone),

@@ -45,6 +45,25 @@ CONTROL(void) kvp_mock_style(int style, void* victim) {
   machine().changed.notify_all();
 }
 
+// Chooses what happens to a device that waits for a failed one: it fails too, or waits for ever.
+CONTROL(void) kvp_mock_hang(int hangs) { LOCKED; machine().rules.hang = hangs != 0; }
+
+// Sets the `Rules` other than `hang` and `compilation`.
+CONTROL(void) kvp_mock_rules(size_t granularity, unsigned queue_limit, unsigned connections, int stalls) {
+  LOCKED;
+  Rules& rules = machine().rules;
+  rules.granularity = granularity, rules.queue_limit = queue_limit, rules.connections = connections, rules.stalls = stalls != 0;
+  // By position: the ids depend on the streams that were created earlier in this process.
+  unsigned lane = 0;
+  for (Stream* stream : machine().streams) stream->lane = lane++;
+}
+
+// Makes every compilation fail with this code; 0: none.
+CONTROL(void) kvp_mock_fail_compilation(int code) { LOCKED; machine().rules.compilation = code; }
+
+// Gives a stream a hardware queue of its own.
+CONTROL(void) kvp_mock_alone(void* raw) { LOCKED; use<Stream>(raw, STREAM, "kvp_mock_alone")->alone = true; }
+
 CONTROL(void) kvp_mock_pause() { LOCKED; machine().paused = true; }
 
 CONTROL(void) kvp_mock_resume() {
@@ -81,9 +100,16 @@ CONTROL(void) kvp_mock_fail(int ordinal, int code) {
 // Makes the call after `skip` more calls of `function` return `code` without any effect.
 CONTROL(void) kvp_mock_fail_call(const char* function, unsigned skip, int code) {
   LOCKED;
-  machine().injected[function] = {skip, code};
+  machine().injected[function] = {skip, code, false};
 }
 
+// Makes every call of `function` return `code` without any effect.
+CONTROL(void) kvp_mock_fail_calls(const char* function, int code) {
+  LOCKED;
+  machine().injected[function] = {0, code, true};
+}
+
+CONTROL(uint64_t) kvp_mock_calls_here() { return calls_here; }
 CONTROL(uint64_t) kvp_mock_calls(const char* function) { LOCKED; return machine().calls[function]; }
 CONTROL(void) kvp_mock_set_version(int version) { LOCKED; machine().version = version; }
 CONTROL(void) kvp_mock_set_devices(int count) { LOCKED; device(count ? count - 1 : 0), machine().count = count; }

@@ -32,7 +32,12 @@ struct Copy : Op {
     return copy;
   }
 
+  // A copy to or from a failed device ends in an error, or never: see `spread_failure`.
+  bool needs_failed() const override { return (to_device && to_device->failed) || (from_device && from_device->failed); }
+  bool ready() const override { return !(machine().rules.hang && needs_failed()); }
+
   void check(const Device& device) const {
+    if (needs_failed()) throw Fault{to_device->failed ? to_device->failed : from_device->failed};
     if (to_host ? !pageable && !pinned(to, bytes) : false) die("the pinned buffer %p was freed before a copy wrote to it", (void*)to);
     if (from_host && !staged && !pinned(from, bytes)) die("the pinned buffer %p was freed before a copy read it", (void*)from);
     if (!to_host && !may_touch(to_device ? *to_device : device, to, bytes, true)) throw Fault{ILLEGAL_ADDRESS};
@@ -63,7 +68,8 @@ struct Fill : Op {
   }
   bool step(Device& device) override {
     if (!may_touch(device, to, count * width, true)) throw Fault{ILLEGAL_ADDRESS};
-    for (size_t i = 0; i < count; i++) memcpy(reinterpret_cast<char*>(to) + i * width, &value, width);
+    if (width == 1) memset(reinterpret_cast<char*>(to), int(value & 0xFF), count);
+    else for (size_t i = 0; i < count; i++) memcpy(reinterpret_cast<char*>(to) + i * width, &value, width);
     return true;
   }
 };

@@ -91,7 +91,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
     case 19: case 31: case 41: case 78: case 90: case 91: case 99: *value = 1; return OK;
     case 75: *value = device.major; return OK;
     case 76: *value = device.minor; return OK;
-    case 102: *value = device.virtual_memory; return OK;
+    case 102: case 103: case 110: *value = device.virtual_memory; return OK;
     case 115: *value = device.pools; return OK;
     default: *value = 0; return attribute > 0 && attribute < 160 ? OK : INVALID_VALUE;
   }
@@ -143,6 +143,30 @@ API cuCtxSetCurrent(void* context) {
   if (device && (device < machine().devices || device >= machine().devices + 8)) die("cuCtxSetCurrent: %p is not a context", context);
   if (device && !device->retained) return CONTEXT_IS_DESTROYED;
   current = device;
+  return OK;
+}
+
+// CUDA: each thread has a stack of contexts; the current one is its top.
+static thread_local std::vector<Device*> below;
+
+API cuCtxPushCurrent_v2(void* context) {
+  ENTER(INIT);
+  Device* device = static_cast<Device*>(context);
+  if (!device) return INVALID_CONTEXT;
+  if (device < machine().devices || device >= machine().devices + 8) die("cuCtxPushCurrent: %p is not a context", context);
+  if (!device->retained) return CONTEXT_IS_DESTROYED;
+  below.push_back(current);
+  current = device;
+  return OK;
+}
+
+// CUDA: the context below becomes current. CUDA_ERROR_INVALID_CONTEXT if the stack is empty.
+API cuCtxPopCurrent_v2(void** context) {
+  ENTER(INIT);
+  if (below.empty()) return INVALID_CONTEXT;
+  if (context) *context = current;
+  current = below.back();
+  below.pop_back();
   return OK;
 }
 

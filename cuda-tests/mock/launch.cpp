@@ -17,9 +17,10 @@ extern "C" void kvp_host_cta(const HostKernel* kernel, unsigned grid, unsigned b
 
 namespace mock {
 struct Function {
-  struct Module* module;
-  const HostKernel* kernel;
+  struct Module* module = nullptr;
+  const HostKernel* kernel = nullptr;
   std::string name;
+  unsigned shared_most = 48u << 10;  // dynamic shared memory that a launch may ask for
 };
 
 struct Module : Handle {
@@ -51,6 +52,7 @@ static int load(void** module, const void* image, Call& call) {
   int major = 0, minor = 0;
   if (sscanf(version, ".version %d.%d", &major, &minor) != 2) return INVALID_PTX;
   if (major * 10 + minor > isa_of_driver(machine().version)) return UNSUPPORTED_PTX_VERSION;
+  if (machine().rules.compilation) return machine().rules.compilation;
   if (atoi(target + strlen(".target sm_")) > call.device->major * 10 + call.device->minor) return INVALID_PTX;
   Module* fresh = new Module(call.device);
   fresh->text = text;
@@ -136,9 +138,18 @@ API cuModuleLoadData(void** module, const void* image) {
   return load(module, image, call);
 }
 
-API cuModuleLoadDataEx(void** module, const void* image, unsigned, void*, void**) {
+// CUDA options: 5 and 6 are the buffer for messages of errors and its size.
+API cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* options, void** values) {
   ENTER(ALIVE | UNSAFE);
-  return load(module, image, call);
+  char* log = nullptr;
+  size_t bytes = 0;
+  for (unsigned i = 0; i < count; i++) {
+    if (options[i] == 5) log = static_cast<char*>(values[i]);
+    if (options[i] == 6) bytes = reinterpret_cast<size_t>(values[i]);
+  }
+  int code = load(module, image, call);
+  if (code && log && bytes) snprintf(log, bytes, "ptxas fatal   : the mock refuses this PTX with code %d", code);
+  return code;
 }
 
 // CUDA: unloads the module with everything in it; a launch in flight must be done before, so the
@@ -161,8 +172,9 @@ API cuModuleGetFunction(void** function, void* raw, const char* name) {
   if (at == std::string::npos) at = module->text.find(entry + "\n");
   const HostKernel* kernel = kvp_host_find(name);
   if (!kernel || at == std::string::npos) return NOT_FOUND;
+  // CUDA: the same function each time, with the attributes set before.
   Function& known = module->functions[name];
-  known = {module, kernel, name};
+  if (!known.kernel) known = {module, kernel, name};
   functions()[&known] = &known;
   *function = &known;
   return OK;
@@ -183,8 +195,12 @@ API cuFuncGetAttribute(int* value, int attribute, void* raw) {
 
 API cuFuncSetAttribute(void* raw, int attribute, int value) {
   ENTER(ALIVE);
-  known(raw, __func__);
-  return attribute >= 0 && attribute < 10 && value >= 0 ? OK : INVALID_VALUE;
+  Function* function = known(raw, __func__);
+  // CUDA: attribute 8 is the maximum dynamic shared memory; devices of compute capability 9.0 have
+  // 227 KiB per block, of 8.0 163 KiB. More than 48 KiB have to be asked for.
+  unsigned most = (call.device->major >= 9 ? 227u : 163u) << 10;
+  if (attribute == 8 && value >= 0 && unsigned(value) <= most) return function->shared_most = unsigned(value), OK;
+  return attribute > 8 && attribute < 10 && value >= 0 ? OK : INVALID_VALUE;
 }
 
 API cuLaunchKernel(void* raw, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void* raw_stream,
@@ -193,9 +209,10 @@ API cuLaunchKernel(void* raw, unsigned gx, unsigned gy, unsigned gz, unsigned bx
   Function* function = known(raw, __func__);
   Stream* stream = stream_of(raw_stream, call, __func__);
   if (call.code) return call.code;
-  // CUDA: no dimension is zero, and a block has at most 1024 threads. The shim runs one-dimensional
+  // CUDA: no dimension is zero, and a block has at most 1024 threads; dynamic shared memory is at
+  // most what the function was allowed. The shim runs one-dimensional
   // grids and blocks.
-  if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 || gx > 0x7fffffffu || shared > (48u << 10)) return INVALID_VALUE;
+  if (!gx || !gy || !gz || !bx || !by || !bz || bx > 1024 || gx > 0x7fffffffu || shared > function->shared_most) return INVALID_VALUE;
   if (gy != 1 || gz != 1 || by != 1 || bz != 1 || extra || !params) return NOT_SUPPORTED;
   // CUDA: CUDA_ERROR_INVALID_HANDLE if function and stream are of different contexts.
   if (function->module->device != stream->device) return INVALID_HANDLE;

@@ -52,8 +52,25 @@ bool take(Device& device, size_t bytes) {
 
 void give(Device& device, size_t bytes) { device.used -= bytes; }
 
-// Returns the bytes that an allocation takes from the device: whole units of 512 bytes.
-static size_t charged(size_t bytes) { return (bytes + 511) / 512 * 512; }
+static size_t up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// CUDA takes physical memory in slabs of 2 MiB. Small allocations share slabs, in units of 512
+// bytes, so that an allocation may change the free memory by a whole slab, or not at all. A slab is
+// returned when the small allocations fit into one less.
+static bool charge(Device& device, size_t bytes) {
+  if (bytes >= SLAB / 2) return take(device, up(bytes, SLAB));
+  size_t small = device.small + up(bytes, ALIGNMENT);
+  if (!take(device, up(small, SLAB) - up(device.small, SLAB))) return false;
+  device.small = small;
+  return true;
+}
+
+static void refund(Device& device, size_t bytes) {
+  if (bytes >= SLAB / 2) return give(device, up(bytes, SLAB));
+  size_t small = device.small - up(bytes, ALIGNMENT);
+  give(device, up(device.small, SLAB) - up(small, SLAB));
+  device.small = small;
+}
 
 static Region place(Kind kind, Device* device, size_t bytes, int access) {
   Region region;
@@ -61,20 +78,19 @@ static Region place(Kind kind, Device* device, size_t bytes, int access) {
   region.device = device;
   region.size = bytes;
   region.id = ++machine().ids;
-  size_t rounded = (bytes + 255) / 256 * 256, pages = (rounded + PAGE - 1) / PAGE * PAGE;
+  size_t rounded = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, pages = (rounded + PAGE - 1) / PAGE * PAGE;
   region.area_bytes = pages + 2 * PAGE;
   region.area = mmap(nullptr, region.area_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (region.area == MAP_FAILED) return region;
   char* inside = static_cast<char*>(region.area) + PAGE;
   if (access != PROT_NONE && mprotect(inside, pages, access)) die("no memory for %zu bytes", bytes);
-  // At the end of the pages: the guard follows the last byte, rounded up to CUDA's alignment of
-  // 256.
+  // At the end of the pages: the guard follows the last byte, rounded up to the alignment.
   region.base = reinterpret_cast<uintptr_t>(inside + pages - rounded);
   return region;
 }
 
 static void fill_fresh(const Region& region) {
-  size_t slack = (region.size + 255) / 256 * 256 - region.size;
+  size_t slack = (region.size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - region.size;
   char* base = reinterpret_cast<char*>(region.base);
   // CUDA: fresh memory is not cleared.
   if (region.size <= (size_t(64) << 20)) memset(base, POISON, region.size);
@@ -83,7 +99,7 @@ static void fill_fresh(const Region& region) {
 
 static void close(Region& region, const char* function) {
   const unsigned char* end = reinterpret_cast<unsigned char*>(region.base + region.size);
-  size_t slack = (region.size + 255) / 256 * 256 - region.size;
+  size_t slack = (region.size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT - region.size;
   for (size_t i = 0; !region.coming && i < slack; i++)
     if (end[i] != CANARY) die("%s: %zu bytes were written past the end of the %zu bytes at %p", function, i + 1, region.size, (void*)region.base);
   // The address range stays reserved and inaccessible: a late access faults.
@@ -120,7 +136,7 @@ struct Leave : Op {
   bool is_bookkeeping() const override { return true; }
   bool step(Device&) override {
     Region& region = regions().at(at);
-    give(*region.device, charged(region.size));
+    refund(*region.device, region.size);
     close(region, "cuMemFreeAsync");
     return true;
   }
@@ -129,14 +145,15 @@ struct Leave : Op {
 
 using namespace mock;
 
-// CUDA: aligned for every type (256 bytes, by the programming guide) and not cleared; a size of 0
+// CUDA: aligned for every type (512 bytes) and not cleared; a size of 0
 // is CUDA_ERROR_INVALID_VALUE.
 API cuMemAlloc_v2(uintptr_t* at, size_t bytes) {
   ENTER(ALIVE | UNSAFE);
+  stall(call, call.device);
   if (!at || !bytes) return INVALID_VALUE;
-  if (!take(*call.device, charged(bytes))) return OUT_OF_MEMORY;
+  if (!charge(*call.device, bytes)) return OUT_OF_MEMORY;
   Region region = place(DEVICE_MEMORY, call.device, bytes, PROT_READ | PROT_WRITE);
-  if (region.area == MAP_FAILED) return give(*call.device, charged(bytes)), OUT_OF_MEMORY;
+  if (region.area == MAP_FAILED) return refund(*call.device, bytes), OUT_OF_MEMORY;
   fill_fresh(region);
   regions()[*at = region.base] = region;
   machine().live[DEVICE_MEMORY]++;
@@ -152,7 +169,7 @@ API cuMemFree_v2(uintptr_t at) {
   Device* device = owned(at, DEVICE_MEMORY, __func__)->device;
   int result = until_all_done(call, device);
   Region* region = owned(at, DEVICE_MEMORY, __func__);
-  give(*device, charged(region->size));
+  refund(*device, region->size);
   close(*region, __func__);
   return result;
 }
@@ -165,9 +182,9 @@ API cuMemAllocAsync(uintptr_t* at, size_t bytes, void* raw) {
   Stream* stream = stream_of(raw, call, __func__);
   if (call.code) return call.code;
   if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;  // a memory node: not used here
-  if (!take(*stream->device, charged(bytes))) return OUT_OF_MEMORY;
+  if (!charge(*stream->device, bytes)) return OUT_OF_MEMORY;
   Region region = place(DEVICE_MEMORY, stream->device, bytes, PROT_NONE);
-  if (region.area == MAP_FAILED) return give(*stream->device, charged(bytes)), OUT_OF_MEMORY;
+  if (region.area == MAP_FAILED) return refund(*stream->device, bytes), OUT_OF_MEMORY;
   region.coming = true;
   regions()[*at = region.base] = region;
   machine().live[DEVICE_MEMORY]++;
@@ -184,7 +201,7 @@ API cuMemFreeAsync(uintptr_t at, void* raw) {
   Stream* stream = stream_of(raw, call, __func__);
   if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
   if (call.code) {  // a failed context: its streams make no more progress
-    give(*region->device, charged(region->size));
+    refund(*region->device, region->size);
     close(*region, __func__);
     return call.code;
   }
@@ -196,7 +213,7 @@ API cuMemFreeAsync(uintptr_t at, void* raw) {
 
 API cuMemGetInfo_v2(size_t* free, size_t* total) {
   ENTER(ALIVE);
-  *free = call.device->capacity - call.device->used;
+  *free = call.device->capacity > call.device->used ? call.device->capacity - call.device->used : 0;
   *total = call.device->capacity;
   return OK;
 }
@@ -205,6 +222,7 @@ API cuMemGetInfo_v2(size_t* free, size_t* total) {
 // copies access when they run, not when they are enqueued.
 API cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
+  stall(call, call.device);
   if (!at || !bytes || flags > 7) return INVALID_VALUE;
   Region region = place(HOST_MEMORY, call.device, bytes, PROT_READ | PROT_WRITE);
   if (region.area == MAP_FAILED) return OUT_OF_MEMORY;
@@ -222,6 +240,7 @@ API cuMemAllocHost_v2(void** at, size_t bytes) { return cuMemHostAlloc(at, bytes
 // and aborts (copy.cpp).
 API cuMemFreeHost(void* at) {
   ENTER(INIT | UNSAFE);
+  stall(call, current);
   Region* region = owned(reinterpret_cast<uintptr_t>(at), HOST_MEMORY, __func__);
   int failed = region->device->failed;
   close(*region, __func__);
@@ -232,6 +251,7 @@ API cuMemFreeHost(void* at) {
 // already is.
 API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
+  stall(call, call.device);
   uintptr_t base = reinterpret_cast<uintptr_t>(at);
   if (!at || !bytes || flags > 15) return INVALID_VALUE;
   auto next = regions().lower_bound(base);

@@ -28,9 +28,12 @@ struct Op {
   uint64_t seq = 0;            // position in the order of enqueueing, over all streams
   MarkRef mark = std::make_shared<Mark>();
   std::vector<MarkRef> after;  // must be done before the first step
+  bool has_begun = false;      // a step of it has run
   virtual ~Op() = default;
   virtual const char* what() const = 0;
   virtual bool ready() const { return true; }
+  // True if the operation accesses the memory of another device that has failed.
+  virtual bool needs_failed() const { return false; }
   virtual bool step(Device& device) = 0;
   // Returns a copy for a replay; null if this kind cannot be captured.
   virtual std::unique_ptr<Op> again() const { return nullptr; }

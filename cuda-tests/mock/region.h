@@ -9,9 +9,10 @@
 
 namespace mock {
 constexpr size_t PAGE = 4096;
-constexpr size_t GRANULARITY = 64 << 10;  // of physical memory
+constexpr size_t ALIGNMENT = 512;         // of allocations
+constexpr size_t SLAB = size_t(2) << 20;  // small allocations share one
 constexpr unsigned char POISON = 0xA5;    // content of fresh memory
-constexpr unsigned char CANARY = 0xC7;    // fills up to the next multiple of 256 bytes
+constexpr unsigned char CANARY = 0xC7;    // fills up to the next multiple of the alignment
 
 struct Region {
   Kind kind = DEVICE_MEMORY;  // DEVICE_MEMORY, HOST_MEMORY, REGISTERED or RESERVATION

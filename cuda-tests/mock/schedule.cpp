@@ -50,7 +50,24 @@ void callback_loop() {
   }
 }
 
-bool runnable(const Stream& stream) { return !stream.device->failed && !stream.queue.empty() && stream.queue.front()->may_run(); }
+// Returns another stream of the same hardware queue whose head was enqueued before this stream's.
+Stream* ahead(const Stream& stream) {
+  unsigned connections = machine().rules.connections;
+  if (!connections || stream.alone || stream.queue.empty()) return nullptr;
+  Stream* first = nullptr;
+  for (Stream* other : machine().streams) {
+    if (other == &stream || other->alone || other->device != stream.device || other->queue.empty()) continue;
+    if (other->lane % connections != stream.lane % connections || other->queue.front()->has_begun) continue;
+    uint64_t seq = other->queue.front()->seq;
+    if (seq < stream.queue.front()->seq && (!first || seq < first->queue.front()->seq)) first = other;
+  }
+  return first;
+}
+
+bool runnable(const Stream& stream) {
+  if (stream.device->failed || stream.queue.empty() || !stream.queue.front()->may_run()) return false;
+  return stream.queue.front()->has_begun || !ahead(stream);
+}
 
 // Returns the stream that must run next for `wanted` to make progress: itself, or the one that its
 // head waits for.
@@ -58,7 +75,7 @@ Stream* needed(Stream* wanted) {
   for (int depth = 0; wanted && depth < 64; depth++) {
     if (wanted->queue.empty()) return nullptr;
     if (runnable(*wanted)) return wanted;
-    Stream* next = nullptr;
+    Stream* next = ahead(*wanted);
     for (const MarkRef& other : wanted->queue.front()->after)
       if (!other->done) next = other->stream;
     if (next == wanted) return nullptr;
@@ -109,9 +126,10 @@ Stream* pick(Stream* wanted) {
 }
 
 // Propagates a failure to devices that wait for the failed one. CUDA does not document the
-// behaviour of the waiting device. Here it fails as well, so that waiting threads get an error and
-// do not hang.
+// behaviour of the waiting device, so both are legal: it fails as well, so that waiting threads get
+// an error; or it waits for ever (`Rules::hang`), and so does a thread that waits for it.
 bool spread_failure() {
+  if (machine().rules.hang) return false;
   bool spread = false;
   for (Stream* stream : machine().streams) {
     if (stream->device->failed || stream->queue.empty()) continue;
@@ -122,6 +140,17 @@ bool spread_failure() {
       }
   }
   return spread;
+}
+
+// Returns true if the head of some stream of a device waits for a failed device.
+bool waits_for_failed() {
+  for (Stream* stream : machine().streams) {
+    if (stream->device->failed || stream->queue.empty()) continue;
+    if (stream->queue.front()->needs_failed()) return true;
+    for (const MarkRef& other : stream->queue.front()->after)
+      if (!other->done && other->stream && other->stream->device->failed) return true;
+  }
+  return false;
 }
 
 [[noreturn]] void die_of_deadlock() {
@@ -186,6 +215,7 @@ bool step_stream(Stream* stream) {
   m.trace = (m.trace ^ place) * 1099511628211ull;
   for (const char* c = op.what(); *c; c++) m.trace = (m.trace ^ uint8_t(*c)) * 1099511628211ull;
   try {
+    op.has_begun = true;
     // Only a fifo machine finishes an operation that it has begun.
     bool finished = op.step(*stream->device);
     while (!finished && m.style == Style::Fifo && op.ready()) finished = op.step(*stream->device);
@@ -210,7 +240,10 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
     call.lock.lock();
     return true;
   }
-  if (m.callbacks == 0) die_of_deadlock();
+  if (m.callbacks == 0) {
+    if (!m.rules.hang || !waits_for_failed()) die_of_deadlock();
+    if (++idle_ms > 30000) die("a thread has waited for a failed device for 30 seconds");
+  }
   m.changed.wait_for(call.lock, std::chrono::milliseconds(1));
   return false;
 }
@@ -219,6 +252,27 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
 void fail_device(Device& device, int code) {
   if (!device.failed) device.failed = code;
   machine().changed.notify_all();
+}
+
+void stall(Call& call, Device* device) {
+  if (!machine().rules.stalls || !device || device->failed) return;
+  std::vector<MarkRef> preceding;
+  for (const Stream* stream : machine().streams)
+    if (stream->device == device && stream->last) preceding.push_back(stream->last);
+  drive(call, device, nullptr, [&] {
+    return std::all_of(preceding.begin(), preceding.end(), [](const MarkRef& mark) { return mark->done; });
+  });
+}
+
+int drive(Call& call, Device* device, Stream* wanted, const std::function<bool()>& done) {
+  if (!machine().paused) return until(call, device, wanted, done);
+  while (!done()) {
+    if (device->failed) return device->failed;
+    if (step_one(wanted)) run_callbacks_out(call.lock);
+    else if (!machine().rules.hang || !waits_for_failed()) die_of_deadlock();
+    else return OK;
+  }
+  return OK;
 }
 
 int until_all_done(Call& call, Device* device) {

@@ -8,6 +8,8 @@
 namespace mock {
 thread_local bool in_host_function = false;
 thread_local Device* current = nullptr;
+thread_local Call* calling = nullptr;
+thread_local uint64_t calls_here = 0;
 
 Machine& machine() {
   // Never freed: the worker and the program's own threads may use it until the process ends.
@@ -43,8 +45,8 @@ uint64_t random_below(uint64_t n) {
 // further CUDA work will return the same error." So a call that is made to fail with one of them
 // fails the context too.
 static bool ends_contexts(int code) {
-  enum { ECC_UNCORRECTABLE = 214, LAUNCH_TIMEOUT = 702, HARDWARE_STACK_ERROR = 714, INVALID_PC = 718 };
-  return code == ECC_UNCORRECTABLE || code == ILLEGAL_ADDRESS || code == LAUNCH_TIMEOUT || code == LAUNCH_FAILED ||
+  enum { ECC_UNCORRECTABLE = 214, CONTAINED = 226, LAUNCH_TIMEOUT = 702, HARDWARE_STACK_ERROR = 714, INVALID_PC = 718, TENSOR_MEMORY_LEAK = 721 };
+  return code == ECC_UNCORRECTABLE || code == CONTAINED || code == TENSOR_MEMORY_LEAK || code == ILLEGAL_ADDRESS || code == LAUNCH_TIMEOUT || code == LAUNCH_FAILED ||
          (code >= HARDWARE_STACK_ERROR && code <= INVALID_PC);
 }
 
@@ -53,12 +55,14 @@ Call::Call(const char* name, unsigned needs) {
   // worse. A program must not rely on that error, so the mock aborts.
   if (in_host_function) die("%s called from a host function, which must not call CUDA", name);
   lock = std::unique_lock<std::mutex>(machine().lock);
+  calling = this;
   Machine& m = machine();
   m.calls[name]++;
+  calls_here++;
   auto injected = m.injected.find(name);
-  if (injected != m.injected.end() && injected->second.skip-- == 0) {
+  if (injected != m.injected.end() && (injected->second.always || injected->second.skip-- == 0)) {
     code = injected->second.code;
-    m.injected.erase(injected);
+    if (!injected->second.always) m.injected.erase(injected);
     if (ends_contexts(code) && current) fail_device(*current, code);
     return;
   }
@@ -74,6 +78,8 @@ Call::Call(const char* name, unsigned needs) {
   if ((needs & ALIVE) == ALIVE && device->failed) { code = device->failed; return; }
   if (needs & UNSAFE) code = unsafe_call();
 }
+
+Call::~Call() { calling = nullptr; }
 
 static const char* const NAMES[KINDS] = {"stream", "event", "module", "graph", "executable graph", "device memory", "host memory",
                                          "registered memory", "reservation", "physical memory", "mapping", "context"};

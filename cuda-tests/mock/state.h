@@ -66,6 +66,8 @@ struct Stream : Handle {
   std::deque<OpRef> queue;
   MarkRef last;         // of the operation that was enqueued last
   Capture* capture = nullptr;
+  unsigned lane = 0;        // chooses the hardware queue
+  bool alone = false;       // never shares a hardware queue
   std::vector<Node*> tail;  // while capturing: the nodes that the next node depends on
   Stream(Device* device, uint64_t id, int priority, bool blocking)
       : Handle(STREAM), device(device), id(id), priority(priority), blocking(blocking) {}
@@ -84,6 +86,7 @@ struct Device {
   int ordinal = 0;
   int failed = 0;  // sticky
   size_t capacity = size_t(4) << 30, used = 0;
+  size_t small = 0;  // bytes of small allocations, in slabs (memory.cpp)
   int major = 9, minor = 0, processors = 4;
   bool virtual_memory = true, pools = true;
   unsigned retained = 0;
@@ -93,7 +96,24 @@ struct Device {
 
 enum class Style { Fifo, Random, Lazy, Starve, Lowest, Ranks };
 
-struct Injected { unsigned skip; int code; };
+// Choices that CUDA leaves to the driver and the device; a test sets them (control.cpp).
+//
+// | choice | rule |
+// |---|---|
+// | granularity | cuMemGetAllocationGranularity: 2 MiB on every device so far |
+// | queue_limit | a stream takes about a thousand operations; a call that enqueues one more blocks until the device has completed one |
+// | connections | streams share hardware queues (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32): operations of streams that share one start in the order in which they were enqueued. 0: each stream has its own |
+// | stalls | a call that allocates, frees, maps or unmaps may wait for all work of the device |
+// | hang | what a device does that waits for a failed one (schedule.cpp) |
+// | compilation | the code with which the compilation of PTX fails, or 0 |
+struct Rules {
+  size_t granularity = size_t(2) << 20;
+  unsigned queue_limit = 1000, connections = 0;
+  bool stalls = false, hang = false;
+  int compilation = 0;
+};
+
+struct Injected { unsigned skip; int code; bool always; };
 
 struct Machine {
   std::mutex lock;
@@ -105,6 +125,7 @@ struct Machine {
   std::unordered_map<const void*, std::unique_ptr<Handle>> handles;
   long live[KINDS] = {};
   std::vector<Capture*> captures;  // begun and not ended
+  Rules rules;
   // the schedule
   Style style = Style::Random;
   Stream* victim = nullptr;
@@ -133,7 +154,12 @@ struct Call {
   Device* device = nullptr;
   int code = OK;
   Call(const char* name, unsigned needs);
+  ~Call();
 };
+// The innermost call of this thread.
+extern thread_local Call* calling;
+// Number of calls that this thread has made.
+extern thread_local uint64_t calls_here;
 #define ENTER(needs)              \
   ::mock::Call call(__func__, needs); \
   if (call.code) return call.code
@@ -178,6 +204,10 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms);
 void call_back(std::function<void()> function);
 void run_callbacks_out(std::unique_lock<std::mutex>& lock);
 void fail_device(Device& device, int code);
+// As `until`, and also runs a paused machine, whose only driver is the thread that waits here.
+int drive(Call& call, Device* device, Stream* wanted, const std::function<bool()>& done);
+// Waits for all work of the device, if calls like this one stall it.
+void stall(Call& call, Device* device);
 // Waits for the work that all streams of the device hold now. Work enqueued later is not included:
 // the wait might never end.
 int until_all_done(Call& call, Device* device);

@@ -7,6 +7,7 @@ namespace mock {
 Stream* new_stream(Device* device, int priority, bool blocking) {
   Stream* stream = new Stream(device, machine().ids++, priority, blocking);
   stream->rank = (1 << 10) + random_below(1 << 20);
+  stream->lane = unsigned(machine().streams.size());
   machine().streams.push_back(stream);
   return stream;
 }
@@ -47,6 +48,12 @@ int enqueue(Stream* stream, OpRef op) {
   Machine& m = machine();
   if (stream->capture) return captured(stream, std::move(op));
   Device* device = stream->device;
+  // CUDA: queues are bounded, and a call that finds its stream's full blocks. The device makes
+  // progress meanwhile, also while a test has paused it.
+  if (stream->queue.size() >= m.rules.queue_limit && calling) {
+    size_t limit = m.rules.queue_limit;
+    if (int failed = drive(*calling, device, stream, [stream, limit] { return stream->queue.size() < limit; })) return failed;
+  }
   // CUDA: the legacy stream is ordered with all streams of its context except non-blocking ones:
   // its work runs after the work that they hold, and their later work runs after it. While one of
   // them is capturing, this order is impossible: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT.

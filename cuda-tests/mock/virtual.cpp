@@ -25,7 +25,7 @@ static int memory_file() {
 
 static size_t memory_end = 0;
 
-static bool granular(size_t value) { return value % GRANULARITY == 0; }
+static bool granular(size_t value) { return value % machine().rules.granularity == 0; }
 
 // CUDA: memory is freed once its handle is released and no mapping of it is left.
 static void free_if_unused(Physical* physical) {
@@ -61,7 +61,7 @@ struct AccessDesc { Location location; int flags; };
 API cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp* prop, int) {
   ENTER(INIT);
   if (!granularity || !prop || prop->type != 1 || prop->location.type != 1) return INVALID_VALUE;
-  *granularity = GRANULARITY;
+  *granularity = machine().rules.granularity;
   return OK;
 }
 
@@ -69,7 +69,7 @@ API cuMemAddressReserve(uintptr_t* at, size_t bytes, size_t alignment, uintptr_t
   ENTER(ALIVE | UNSAFE);
   (void)wish;  // CUDA: a hint
   if (!at || !bytes || !granular(bytes) || flags || (alignment & (alignment - 1))) return INVALID_VALUE;
-  if (alignment < GRANULARITY) alignment = GRANULARITY;
+  if (alignment < machine().rules.granularity) alignment = machine().rules.granularity;
   void* area = mmap(nullptr, bytes + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (area == MAP_FAILED) return OUT_OF_MEMORY;
   Region region;
@@ -96,14 +96,18 @@ API cuMemAddressFree(uintptr_t at, size_t bytes) {
   return OK;
 }
 
+// CUDA: handle types and RDMA capability must be supported (device attributes 103 and 110).
+static bool supported(const AllocationProp& prop) { return (prop.handle_types == 0 || prop.handle_types == 1) && prop.flags[0] == 0 && prop.flags[1] <= 1; }
+
 // CUDA: type CU_MEM_ALLOCATION_TYPE_PINNED, on a device; takes the device's memory immediately,
 // mapped or not.
 API cuMemCreate(unsigned long long* handle, size_t bytes, const AllocationProp* prop, unsigned long long flags) {
   ENTER(ALIVE | UNSAFE);
   if (!handle || !prop || !bytes || !granular(bytes) || flags || prop->type != 1 || prop->location.type != 1) return INVALID_VALUE;
+  stall(call, call.device);
   if (prop->location.id < 0 || prop->location.id >= machine().count) return INVALID_DEVICE;
   Device& device = machine().devices[prop->location.id];
-  if (!device.virtual_memory) return NOT_SUPPORTED;
+  if (!device.virtual_memory || !supported(*prop)) return NOT_SUPPORTED;
   if (!take(device, bytes)) return OUT_OF_MEMORY;
   size_t offset = memory_end;
   memory_end += bytes;
@@ -132,6 +136,7 @@ API cuMemRelease(unsigned long long handle) {
 // mapping is inaccessible.
 API cuMemMap(uintptr_t at, size_t bytes, size_t offset, unsigned long long handle, unsigned long long flags) {
   ENTER(ALIVE | UNSAFE);
+  stall(call, call.device);
   Physical* physical = use<Physical>(reinterpret_cast<void*>(handle), PHYSICAL, __func__);
   if (!bytes || !granular(at) || !granular(bytes) || offset || flags || bytes > physical->bytes) return INVALID_VALUE;
   if (!reservation_of(at, bytes)) return INVALID_VALUE;
@@ -146,11 +151,12 @@ API cuMemMap(uintptr_t at, size_t bytes, size_t offset, unsigned long long handl
   return OK;
 }
 
-// CUDA: the range must consist of whole mappings. The call does not wait: work in flight that
-// accesses the range faults.
+// CUDA: the range must consist of whole mappings. The call need not wait: work in flight that
+// accesses the range faults, unless the call stalls the device.
 API cuMemUnmap(uintptr_t at, size_t bytes) {
   ENTER(INIT | UNSAFE);
   if (!whole_mappings(at, bytes)) return INVALID_VALUE;
+  stall(call, current);
   mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   for (uintptr_t next = at; next < at + bytes;) {
     auto found = mappings().find(next);

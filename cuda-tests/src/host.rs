@@ -49,7 +49,19 @@ unsafe extern "C" {
 ///
 /// # Safety
 /// The requirements of [`kvpool::cuda::params`] on a launch; addresses are those of this process.
-pub unsafe fn launch<P: Copy>(kernel: &str, ctas: u32, mut params: P, order: Order) {
+pub unsafe fn launch<P: Copy>(kernel: &str, ctas: u32, params: P, order: Order) {
+    // SAFETY: the caller's promise.
+    unsafe { launch_with(kernel, ctas, THREADS, params, order) }
+}
+
+/// Runs a kernel on `ctas` CTAs of `threads` threads.
+///
+/// # Panics
+/// As [`launch`].
+///
+/// # Safety
+/// As for [`launch`]; the kernel allows this number of threads.
+pub unsafe fn launch_with<P: Copy>(kernel: &str, ctas: u32, threads: u32, mut params: P, order: Order) {
     let name = CString::new(kernel).expect("the name contains no NUL");
     // SAFETY: a NUL-terminated string.
     let found = unsafe { kvp_host_find(name.as_ptr()) };
@@ -59,7 +71,7 @@ pub unsafe fn launch<P: Copy>(kernel: &str, ctas: u32, mut params: P, order: Ord
     assert_eq!(bytes, size_of::<P>(), "size of the parameters of {kernel}");
     let mut arguments = [(&raw mut params).cast::<c_void>()];
     // SAFETY: the one struct that the kernel takes; its contents are the caller's promise.
-    let code = unsafe { kvp_host_launch(name.as_ptr(), ctas, THREADS, arguments.as_mut_ptr(), order.0) };
+    let code = unsafe { kvp_host_launch(name.as_ptr(), ctas, threads, arguments.as_mut_ptr(), order.0) };
     assert_eq!(code, 0, "launch of {kernel}");
 }
 

@@ -109,6 +109,43 @@ fn control<F: Copy>(name: &str) -> F {
         .unwrap_or_else(|error| panic!("the mock has no function {name}: {error}"))
 }
 
+/// Choices that CUDA leaves to the driver and the device: the struct `Rules` of `mock/state.h` has
+/// the rule of each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rules {
+    /// Unit of physical memory in bytes.
+    pub granularity: usize,
+    /// Maximum number of operations in a stream's queue; a call that enqueues more blocks.
+    pub queue_limit: u32,
+    /// Number of hardware queues that the streams share; 0: each has its own.
+    pub connections: u32,
+    /// True if calls that allocate, free, map or unmap wait for all work of the device.
+    pub stalls: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self { granularity: 2 << 20, queue_limit: 1000, connections: 0, stalls: false }
+    }
+}
+
+impl Rules {
+    /// Returns the choices of a schedule. Half of the schedules have the defaults.
+    pub fn of(seed: u64) -> Self {
+        // Mixed, so that the choices are independent of others made from the seed.
+        let bits = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40;
+        if bits & 1 == 0 {
+            return Self::default();
+        }
+        Self {
+            queue_limit: [6, 20, 1000, 1000][(bits >> 1) as usize % 4],
+            connections: [0, 1, 2, 8][(bits >> 3) as usize % 4],
+            stalls: (bits >> 5) & 1 == 1,
+            ..Self::default()
+        }
+    }
+}
+
 /// Exclusive use of the machine.
 pub struct Session {
     _turn: MutexGuard<'static, ()>,
@@ -162,6 +199,12 @@ impl Session {
         /// Makes the device fail with this CUDA error code; code 0 revives it, without its pending
         /// operations.
         fail = "kvp_mock_fail" (device: c_int, code: c_int);
+        /// Sets whether a device that waits for a failed one waits for ever (1), or fails too (0).
+        hang = "kvp_mock_hang" (hangs: c_int);
+        /// Makes the compilation of kernels fail with this code; 0: not.
+        fail_compilation = "kvp_mock_fail_compilation" (code: c_int);
+        /// Gives a stream, named by its handle, a hardware queue of its own.
+        alone = "kvp_mock_alone" (stream: usize);
         /// Sets the driver's version, in CUDA's encoding: 12080 for 12.8.
         set_version = "kvp_mock_set_version" (version: c_int);
         /// Sets the number of devices, at most [`DEVICES_MAX`]; with 0, `cuInit` finds none.
@@ -175,6 +218,8 @@ impl Session {
         /// Sets whether the device has memory pools, and with them stream-ordered allocation: 0 or
         /// 1.
         set_pools = "kvp_mock_set_pools" (device: c_int, supported: c_int);
+        /// Returns the number of driver calls that this thread has made.
+        calls_here = "kvp_mock_calls_here" () -> u64;
         /// Returns the used memory of the device in bytes.
         used = "kvp_mock_used" (device: c_int) -> usize;
         /// Returns the number of pending operations in all streams.
@@ -190,6 +235,14 @@ impl Session {
         let call: unsafe extern "C" fn(*mut c_void) -> c_int = control("kvp_mock_priority");
         // SAFETY: as in `controls!`; the handle is only looked up.
         unsafe { call(stream as *mut c_void) }
+    }
+
+    /// Sets the choices that CUDA leaves open.
+    pub fn rules(&self, rules: &Rules) {
+        let Rules { granularity, queue_limit, connections, stalls } = *rules;
+        let call: unsafe extern "C" fn(usize, c_uint, c_uint, c_int) = control("kvp_mock_rules");
+        // SAFETY: as in `controls!`.
+        unsafe { call(granularity, queue_limit, connections, c_int::from(stalls)) }
     }
 
     /// Sets the scheduling policy.
@@ -214,6 +267,15 @@ impl Session {
         let call: unsafe extern "C" fn(*const c_char, c_uint, c_int) = control("kvp_mock_fail_call");
         // SAFETY: as in `controls!`; the name lives during the call, which copies it.
         unsafe { call(name.as_ptr(), skip, code) }
+    }
+
+    /// Makes all calls of `function` return `code` without effect, until
+    /// [`forget_injected`](Self::forget_injected).
+    pub fn fail_calls(&self, function: &str, code: c_int) {
+        let name = CString::new(function).expect("a function's name");
+        let call: unsafe extern "C" fn(*const c_char, c_int) = control("kvp_mock_fail_calls");
+        // SAFETY: as in `fail_call`.
+        unsafe { call(name.as_ptr(), code) }
     }
 
     /// Returns the number of calls of a function since the process began.
@@ -253,6 +315,9 @@ impl Session {
 
     fn defaults(&self) {
         self.style(Style::Random);
+        self.hang(0);
+        self.fail_compilation(0);
+        self.rules(&Rules::default());
         self.set_version(12080);
         self.set_devices(DEVICES as c_int);
         for device in 0..DEVICES_MAX as c_int {

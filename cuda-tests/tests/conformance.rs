@@ -3,8 +3,11 @@
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device};
-use kvpool::storage::{AdoptedPlane, Arrangement, KvLayout, Plane, Storage};
-use kvpool_cuda_tests::mock::{Style, session};
+use kvpool::storage::{
+    AdoptedPlane, Arrangement, Dtype, Elements, FrameMove, HostStorage, KvLayout, Plane, Scales, Storage,
+};
+use kvpool::{FrameId, Run};
+use kvpool_cuda_tests::mock::{Rules, Style, session};
 use kvpool_testkit::conformance::{self, FRAMES};
 
 /// An engine's tensors: planes in reverse order with gaps between them and, if layer-first, between
@@ -82,6 +85,8 @@ impl Drop for Engine {
 #[test]
 fn mapped_memory_conforms() {
     let session = session();
+    // Devices have granules of 2 MiB; thousands of storages with these would take minutes.
+    session.rules(&Rules { granularity: 64 << 10, ..Rules::default() });
     for (style, seed) in [(Style::Random, 1), (Style::Lazy, 2)] {
         session.style(style);
         session.seed(seed);
@@ -114,4 +119,76 @@ fn adopted_memory_conforms() {
         let storage = unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, frames, engine, config) };
         Box::new(storage.expect("good planes"))
     });
+}
+
+/// Frames more than 4 GiB apart: offsets in a plane need more than 32 bits. The memory between the
+/// tiles is never touched, so that the machine does not have to hold it.
+#[test]
+fn frames_beyond_four_gibibytes_conform() {
+    const STRIDE: usize = 3 << 30;
+    let session = session();
+    session.set_capacity(0, 64 << 30);
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::builder().layers(1).kv_heads(2).head_dim(128).block_tokens(80);
+    let layout = layout.dtype(Dtype::Fp8E4M3).scales(Scales::PerTokenHead).build().expect("a layout");
+    let planes = layout.planes(1).expect("a small table").planes;
+    let context = CudaContext::new(0).expect("a device");
+    context.bind_to_thread().expect("its context");
+    let bases: Vec<usize> = planes
+        .iter()
+        .scan(0, |end, plane| {
+            let base = *end;
+            *end = base + plane.tile_bytes.next_multiple_of(256);
+            Some(base)
+        })
+        .collect();
+    let bytes = 2 * STRIDE + (1 << 20);
+    // SAFETY: freed below.
+    let memory = unsafe { result::malloc_sync(bytes) }.expect("memory that is not touched");
+    let adopted: Vec<AdoptedPlane> = bases
+        .iter()
+        .map(|base| AdoptedPlane {
+            base: std::ptr::without_provenance_mut(memory as usize + base),
+            frame_stride: STRIDE,
+        })
+        .collect();
+    {
+        // SAFETY: the memory outlives the storage, and is not accessed elsewhere.
+        let far =
+            unsafe { CudaStorage::adopt(&device, layout.clone(), &adopted, 3, (), CudaConfig::default()) };
+        let (far, near) =
+            (far.expect("good planes"), HostStorage::new(layout.clone(), 3, 3).expect("frames"));
+        let tokens = layout.block_tokens();
+        let slots: Vec<i64> =
+            [2, 0].iter().flat_map(|at| (0..tokens).map(move |token| (at * tokens + token) as i64)).collect();
+        let rows: Vec<f32> =
+            (0..slots.len() * layout.row_elements()).map(|at| (at % 509) as f32 * 0.37 - 90.0).collect();
+        let all = |frames: &[u32]| -> Vec<Run> {
+            frames.iter().map(|&frame| Run { start: FrameId(frame), len: 1 }).collect()
+        };
+        let packed = |storage: &dyn Storage| {
+            let mut out = vec![0; 3 * layout.packed_bytes()];
+            // SAFETY: no other thread uses the frames.
+            unsafe { storage.pack(&all(&[0, 1, 2]), &mut out) }.expect("frames");
+            out
+        };
+        for storage in [&far as &dyn Storage, &near] {
+            // SAFETY: no other thread uses the frames.
+            unsafe {
+                storage.zero(&all(&[0, 1, 2])).expect("frames");
+                storage.store(0, Elements::from(&rows), Elements::from(&rows), &slots).expect("good rows");
+                storage.copy(&[FrameMove::new(FrameId(2), FrameId(1))]).expect("frames");
+            }
+        }
+        assert!(packed(&far) == packed(&near), "the bytes differ from those of the host");
+        let bytes = packed(&near);
+        // SAFETY: as above.
+        unsafe { far.unpack(&all(&[2, 1, 0]), &bytes) }.expect("frames");
+        let frame = layout.packed_bytes();
+        let turned = packed(&far);
+        assert!(turned[..frame] == bytes[2 * frame..] && turned[2 * frame..] == bytes[..frame]);
+        far.close().expect("a healthy device");
+    }
+    // SAFETY: allocated above, and no longer used.
+    unsafe { result::free_sync(memory) }.expect("allocated");
 }

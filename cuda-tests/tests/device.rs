@@ -2,7 +2,7 @@
 //! thread waits forever.
 
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::cuda::{CudaError, CudaStorage, Device, StreamPriority, Version, devices};
 use kvpool::storage::{DeviceStream, FrameMove, KvLayout, Storage};
@@ -50,14 +50,35 @@ fn what_is_refused_while_a_device_is_opened_leaves_nothing() {
     drop(Device::open(0).expect("a device"));
     std::thread::sleep(Duration::from_millis(50));
     let before = session.live();
-    for function in
-        ["cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreateWithPriority"]
-    {
+    for function in [
+        "cuDevicePrimaryCtxRetain",
+        "cuModuleLoadDataEx",
+        "cuModuleGetFunction",
+        "cuStreamCreateWithPriority",
+    ] {
         session.fail_call(function, 0, INVALID_VALUE);
         let refused = Device::open(0).expect_err(function);
         assert!(matches!(refused, CudaError::Driver { .. }), "{function}: {refused}");
         session.assert_no_leaks(&before);
     }
+}
+
+/// Kernels that the driver does not compile: the error has the compiler's messages.
+#[test]
+fn a_compilation_that_fails_says_why() {
+    const INVALID_PTX: i32 = 218;
+    const COMPILER_NOT_FOUND: i32 = 221;
+    let session = session();
+    let before = session.live();
+    for code in [INVALID_PTX, COMPILER_NOT_FOUND, OUT_OF_MEMORY] {
+        session.fail_compilation(code);
+        let refused = Device::open(0).expect_err("no kernels");
+        let text = refused.to_string();
+        assert!(text.contains("loading the kernels") && text.contains("ptxas fatal"), "{text}");
+        session.assert_no_leaks(&before);
+    }
+    session.fail_compilation(0);
+    Device::open(0).expect("the compiler works again");
 }
 
 #[test]
@@ -93,9 +114,9 @@ fn a_growth_that_fails_in_the_middle_changes_nothing() {
     let session = session();
     let device = Device::open(0).expect("a device");
     let config = kvpool::cuda::CudaConfig::default().segment_frames(1);
-    // Layer-first, with several regions; every added frame takes chunks of its own.
+    // Layer-first, with several regions; added frames take chunks of their own.
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(256).block_tokens(64).build().unwrap();
-    let storage = CudaStorage::with_config(&device, layout.clone(), 1, 8, config).expect("one frame");
+    let storage = CudaStorage::with_config(&device, layout.clone(), 1, 64, config).expect("one frame");
     let pattern: Vec<u8> = (0..layout.packed_bytes()).map(|at| at as u8).collect();
     // SAFETY: only this thread uses the storage.
     unsafe { storage.unpack(&[all(1)], &pattern) }.expect("a frame");
@@ -103,17 +124,17 @@ fn a_growth_that_fails_in_the_middle_changes_nothing() {
     for function in ["cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemsetD8Async"] {
         for skip in [0, 1, 5] {
             session.fail_call(function, skip, OUT_OF_MEMORY);
-            storage.grow(8).expect_err(function);
+            storage.grow(64).expect_err(function);
             session.forget_injected();
             assert_eq!((storage.frames(), storage.mapped_bytes()), (1, mapped), "{function} {skip}");
             session.assert_no_leaks(&before);
         }
     }
-    storage.grow(8).expect("enough memory");
+    storage.grow(64).expect("enough memory");
     assert!(storage.mapped_bytes() > mapped);
-    let mut read = vec![0; 8 * pattern.len()];
+    let mut read = vec![0; 64 * pattern.len()];
     // SAFETY: only this thread uses the storage.
-    unsafe { storage.pack(&[all(8)], &mut read) }.expect("all frames");
+    unsafe { storage.pack(&[all(64)], &mut read) }.expect("all frames");
     assert!(read[..pattern.len()] == pattern && read[pattern.len()..].iter().all(|&byte| byte == 0));
     // SAFETY: only this thread uses the storage.
     unsafe { storage.shrink(1) };
@@ -326,4 +347,78 @@ fn a_copy_on_write_is_waited_for_though_the_batch_is_finished_on_another_stream(
     });
     drop((sequence, fork));
     pool.audit().expect("a consistent pool");
+}
+
+/// The driver refuses every event: the stream itself tells that its work is complete.
+#[test]
+fn a_stream_without_events_is_asked_itself() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 2, 2).expect("frames");
+    let stream = device.stream().expect("a stream");
+    let (tell, told) = mpsc::channel();
+    let moves = [FrameMove::new(FrameId(0), FrameId(1))];
+    session.pause();
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.copy_on(&stream, &moves) }.expect("a valid stream");
+    session.fail_calls("cuEventRecord", OUT_OF_MEMORY);
+    storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
+    let early = told.recv_timeout(Duration::from_millis(500));
+    assert!(early.is_err(), "{early:?}: the copy has not run");
+    session.resume();
+    assert_eq!(told.recv_timeout(Duration::from_secs(4)), Ok(Ok(())));
+    session.forget_injected();
+    device.good().expect("a healthy device");
+}
+
+/// The driver refuses events for good, and the stream does not say that it is idle: the waiter gets
+/// an error, and does not wait forever.
+#[test]
+fn a_stream_that_cannot_be_asked_loses_the_device() {
+    let session = session();
+    for (query, least, most) in [(Some(400), 4, 12), (None, 4, 12)] {
+        let device = Device::open(0).expect("a device");
+        let storage = CudaStorage::new(&device, tiny(), 2, 2).expect("frames");
+        let stream = device.stream().expect("a stream");
+        let (tell, told) = mpsc::channel();
+        let moves = [FrameMove::new(FrameId(0), FrameId(1))];
+        session.pause();
+        // SAFETY: no other thread uses the frames.
+        unsafe { storage.copy_on(&stream, &moves) }.expect("a valid stream");
+        session.fail_calls("cuEventRecord", 400);
+        if let Some(code) = query {
+            session.fail_calls("cuStreamQuery", code);
+        }
+        let start = Instant::now();
+        storage.after(&stream, Box::new(move |outcome| tell.send(outcome).expect("the test receives")));
+        let outcome = told.recv_timeout(Duration::from_secs(most)).expect("the callback is called");
+        assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
+        assert!(start.elapsed() >= Duration::from_secs(least), "{:?}", start.elapsed());
+        assert!(device.good().is_err());
+        session.forget_injected();
+        session.resume();
+    }
+}
+
+/// A launch makes few driver calls: one context guard around all of them, and no allocation.
+#[test]
+fn a_launch_takes_few_calls() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let storage = CudaStorage::new(&device, tiny(), 600, 600).expect("frames");
+    let stream = device.stream().expect("a stream");
+    session.pause();
+    let moves: Vec<FrameMove> = (0..256).map(|at| FrameMove::new(FrameId(at), FrameId(300 + at))).collect();
+    let calls = |work: &dyn Fn()| {
+        let before = session.calls_here();
+        work();
+        session.calls_here() - before
+    };
+    // SAFETY: nothing runs, and no other thread uses the frames.
+    let wave = calls(&|| unsafe { storage.copy_then(&moves, Box::new(|_| ())) });
+    // SAFETY: as above.
+    let ordered = calls(&|| unsafe { storage.copy_on(&stream, &moves[..1]) }.expect("a valid stream"));
+    assert!(wave <= 8, "{wave} calls for a wave of 256 moves");
+    assert!(ordered <= 8, "{ordered} calls for a copy on a stream");
+    session.resume();
 }

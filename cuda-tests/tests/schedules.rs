@@ -13,13 +13,13 @@ use std::time::Instant;
 use kvpool::compact::DefragOptions;
 use kvpool::cuda::{Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of, poll};
-use kvpool_cuda_tests::mock::{self, Session, Style};
+use kvpool_cuda_tests::mock::{self, Rules, Session, Style};
 use kvpool_testkit::rng::Rng;
 
 /// Number of rounds of one schedule.
 const ROUNDS: usize = 60;
 /// Number of streams of an open device: the watcher's.
-const STREAMS: i64 = 1;
+const STREAMS: i64 = 4;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
@@ -31,6 +31,7 @@ struct Resumed<'a>(&'a Session);
 impl Drop for Resumed<'_> {
     fn drop(&mut self) {
         self.0.style(Style::Fifo);
+        self.0.rules(&Rules::default());
         self.0.resume();
     }
 }
@@ -43,7 +44,7 @@ struct Outcome {
     trace: u64,
 }
 
-fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wrong> {
+fn schedule(session: &Session, device: &Device, seed: u64, rules: &Rules) -> Result<Outcome, Wrong> {
     // The watcher may still hold streams of the previous schedule.
     let streams = mock::Kind::Stream as usize;
     assert!(
@@ -68,6 +69,7 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
     session.pause();
     session.seed(seed);
     let _resumed = Resumed(session);
+    session.rules(rules);
     session.style(match seed % 6 {
         0 => Style::Random,
         1 => Style::Lazy,
@@ -75,7 +77,10 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
         3 | 4 => Style::Lowest,
         _ => Style::Ranks,
     });
+    // The watcher has forgotten the events before the pause.
+    rig.quiet(session);
     let pace = [4, 20, 60, 150][rng.below(4)];
+    let wave_bytes = (1 + seed as usize % 3) * rig.pool.layout().bytes_per_block();
     for _ in 0..ROUNDS {
         let lane = rng.below(lanes.len());
         if lanes[lane].is_full() {
@@ -88,7 +93,9 @@ fn schedule(session: &Session, device: &Device, seed: u64) -> Result<Outcome, Wr
         lanes[lane].go_on(&rig)?;
         let pending = run.get_or_insert_with(|| {
             let pool = rig.pool.clone();
-            Box::pin(async move { pool.defragment_with(DefragOptions::new().break_price(0)).await })
+            // Short waves, so that several are in flight.
+            let options = DefragOptions::new().break_price(0).wave_bytes(wave_bytes);
+            Box::pin(async move { pool.defragment_with(options).await })
         });
         if let std::task::Poll::Ready(report) = poll(pending) {
             moved += report.expect("no failure").moved_blocks as u64;
@@ -143,7 +150,7 @@ fn what_is_read_is_what_was_stored() {
     let mut sum = Outcome::default();
     for seed in seeds {
         let device = opened(&session, &mut device);
-        let outcome = catch_unwind(AssertUnwindSafe(|| schedule(&session, &device, seed)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| schedule(&session, &device, seed, &Rules::of(seed))));
         let why = match outcome {
             Ok(Ok(outcome)) => {
                 sum = Outcome {
@@ -188,8 +195,13 @@ fn a_seed_is_a_schedule() {
     let session = mock::session();
     let device = Device::open(0).expect("the mock has a device");
     for seed in [0, 1, 2, 3, 5, 17] {
+        // A call that blocks lets the device and the watcher run beside it.
+        let rules = Rules { queue_limit: 1000, stalls: false, ..Rules::of(seed) };
         let runs: Vec<Outcome> = (0..3)
-            .map(|_| schedule(&session, &device, seed).unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}")))
+            .map(|_| {
+                schedule(&session, &device, seed, &rules)
+                    .unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"))
+            })
             .collect();
         assert!(runs.iter().all(|run| *run == runs[0]), "seed {seed}: {runs:?}");
     }

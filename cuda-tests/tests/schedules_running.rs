@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kvpool::cuda::{Device, StreamPriority};
 use kvpool::{DefragConfig, ResizeError, ResizeOptions, SequenceId};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
-use kvpool_cuda_tests::mock::{self, Session, Style};
+use kvpool_cuda_tests::mock::{self, Rules, Session, Style};
 use kvpool_testkit::rng::Rng;
 
 const ROUNDS: usize = 150;
@@ -30,6 +30,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
     let rig = Rig::new(device, &shape);
     let streams: Vec<_> = (0..LANES).map(|_| rig.stream(StreamPriority::Highest)).collect();
     session.seed(seed);
+    session.rules(&Rules::of(seed));
     session.style(match seed % 5 {
         0 => Style::Random,
         1 => Style::Lazy,
@@ -41,6 +42,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     let _entered = runtime.enter();
     let config = DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300));
+    let config = config.wave_bytes(2 * rig.pool.layout().bytes_per_block());
     let defragmenter = rig.pool.start_defragmenter(config).expect("a storage and a runtime");
     let (rig, at_work) = (&rig, AtomicUsize::new(streams.len()));
     let (mut compared, mut resized, mut wrong) = (0, 0, None);
@@ -83,6 +85,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
     });
     let totals = runtime.block_on(defragmenter.stop());
     session.style(Style::Fifo);
+    session.rules(&Rules::default());
     if let Some(wrong) = wrong {
         return Err(wrong);
     }

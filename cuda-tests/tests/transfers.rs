@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, TableError};
@@ -96,6 +96,51 @@ fn frames_go_between_devices_and_the_host() {
     // SAFETY: the call is refused.
     let refused = unsafe { target.receive(&*source, &[run(0, 2)], &[run(0, 1)]) };
     assert_eq!(refused, Err(StorageError::RunsDiffer { from: 2, to: 1 }));
+}
+
+/// One of the two devices fails while lots are on their way, and what waits for it hangs: the call
+/// returns an error within seconds. A source that fails does not affect the other device.
+#[test]
+fn a_device_that_fails_during_a_copy_between_devices_leaves_nobody_waiting() {
+    let session = session();
+    let layout = layout(Arrangement::LayerFirst, KvPlanes::Separate);
+    for (failed, steps) in [(0, 0), (0, 3), (0, 9), (1, 0), (1, 3), (1, 9)] {
+        let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
+        let source = CudaStorage::new(&first, layout.clone(), FRAMES, FRAMES).expect("frames");
+        let target = CudaStorage::new(&second, layout.clone(), FRAMES, FRAMES).expect("frames");
+        unpack(&source, &[run(0, 6)], &bytes(FRAMES * layout.packed_bytes(), 7));
+        session.hang(1);
+        session.pause();
+        std::thread::scope(|scope| {
+            // SAFETY: no other thread uses the frames.
+            let copy = || unsafe { target.receive(&source, &[run(0, 6)], &[run(0, 6)]) };
+            let copying = scope.spawn(copy);
+            while session.pending() == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            session.step(steps);
+            session.fail(failed, 719);
+            session.resume();
+            let start = Instant::now();
+            let outcome = copying.join().expect("no panic");
+            assert!(start.elapsed() < Duration::from_secs(5), "{failed}, {steps}: {:?}", start.elapsed());
+            let error = outcome.expect_err("one of the devices is lost");
+            assert!(error.is_lost(), "{failed}, {steps}: {error}");
+        });
+        if failed == 0 {
+            second.good().expect("it has not waited for the other device");
+            let content = bytes(FRAMES * layout.packed_bytes(), 8);
+            unpack(&target, &[run(0, 6)], &content);
+            assert!(packed(&target, &[run(0, 6)]) == content);
+        }
+        drop((source, target, first, second));
+        // Also discards what waits on the other device.
+        for device in [0, 1] {
+            session.fail(device, 719);
+            session.fail(device, 0);
+        }
+        session.hang(0);
+    }
 }
 
 #[test]

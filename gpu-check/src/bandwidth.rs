@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result};
 use kvpool::cuda::params::{
-    CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
+    CopyParams, Lane, Move, NO_MOVES, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
     SCALES_PER_TOKEN_HEAD, ZeroParams,
 };
 use kvpool_testkit::rng::Rng;
@@ -13,11 +13,15 @@ use kvpool_testkit::rng::Rng;
 use crate::Options;
 use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch, layer_first};
 use crate::report::Section;
+use crate::sample;
 
 /// Baseline: the best linear copy of the device, bytes read and written, in GB/s.
 const LINEAR: &str = "best linear copy";
 /// Baseline: the driver's linear write.
 const MEMSET: &str = "driver's memset";
+
+/// Number of frames, or tokens, of an operation whose bytes are verified.
+const SAMPLES: usize = 8;
 
 /// Planes, tiles and frames of the measurement: Qwen2.5-7B in bf16 with 16 tokens per block, unless
 /// the run is quick.
@@ -46,6 +50,14 @@ impl Shape {
     fn payload(&self) -> usize {
         self.moved * self.block_bytes()
     }
+}
+
+/// Returns true if a bf16 is the stored value, of the bits 0x3E3E, up to the error of 8-bit codes with
+/// scales of about a hundredth of a range.
+fn is_about_stored(bits: &[u8]) -> bool {
+    let value = half::bf16::from_le_bytes([bits[0], bits[1]]).to_f32();
+    let stored = half::bf16::from_bits(0x3E3E).to_f32();
+    (value - stored).abs() <= 0.13 * stored
 }
 
 /// Returns a rate in GB/s.
@@ -138,8 +150,16 @@ impl Bench<'_> {
                 n_moves: shape.moved as u32,
                 unit: 16,
                 reserved: 0,
+                few: NO_MOVES,
             };
-            let mut best: f64 = f64::INFINITY;
+            // Some moves, in all planes.
+            let piece_at = |piece: &Piece, frame: u32| piece.base + u64::from(frame) * piece.frame_stride;
+            let (mut best, sampled) = (f64::INFINITY, self.moves());
+            let step = sampled.len().div_ceil(SAMPLES);
+            let tiles = sampled.iter().step_by(step).flat_map(|moved| {
+                list.iter().map(move |piece| (piece_at(piece, moved.src), piece_at(piece, moved.dst)))
+            });
+            let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
             for grid in [8, 16, 32, 64, sms, 2 * sms, 4 * sms, 8 * sms, 16 * sms] {
                 let time = gpu.time(stream, shape.times, || {
                     // SAFETY: pieces, moves and arena are kept until the stream has been waited
@@ -150,6 +170,13 @@ impl Bench<'_> {
                 let got = rate(2 * shape.payload(), time);
                 section.ratio(format!("moves, {name}, {grid} CTAs"), got, "GB/s", got / self.linear, LINEAR);
             }
+            stream.synchronize()?;
+            let missing = sample::missing(gpu, &samples)?;
+            section.check(
+                format!("bytes moved, {name}"),
+                missing == 0,
+                format!("{missing} of {} tiles differ", samples.len()),
+            );
             let kib = shape.block_bytes() / 1024;
             section.figure(format!("{} blocks of {kib} KiB moved, {name}", shape.moved), best, "ms");
         }
@@ -160,9 +187,11 @@ impl Bench<'_> {
         let Self { gpu, shape, stream, arena, .. } = self;
         let count = shape.moved / 2;
         let pieces = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
-        let frames: Vec<u32> = self.moves().iter().take(count).map(|step| step.src).collect();
-        let (n_pieces, pieces, frames) = (pieces.len() as u32, gpu.upload(&pieces)?, gpu.upload(&frames)?);
-        let packed = gpu.buffer(count * shape.block_bytes())?;
+        let sources: Vec<u32> = self.moves().iter().take(count).map(|step| step.src).collect();
+        let (list, block) = (pieces, shape.block_bytes());
+        let (n_pieces, pieces, frames) = (list.len() as u32, gpu.upload(&list)?, gpu.upload(&sources)?);
+        let packed = gpu.buffer(count * block)?;
+        let packed_at = packed.address();
         let params = PackParams {
             pieces: pieces.address(),
             frames: frames.address(),
@@ -175,12 +204,25 @@ impl Bench<'_> {
         };
         for (name, what) in [("kvp_pack", "pack"), ("kvp_unpack", "unpack")] {
             let kernel = gpu.kernel(name)?;
+            let step = count.div_ceil(SAMPLES);
+            let tiles = sources.iter().enumerate().step_by(step).flat_map(|(at, &frame)| {
+                list.iter().map(move |piece| {
+                    let inside = piece.base + u64::from(frame) * piece.frame_stride;
+                    let outside = packed_at + (at * block) as u64 + u64::from(piece.packed_at);
+                    if what == "pack" { (inside, outside) } else { (outside, inside) }
+                })
+            });
+            let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
             let time = gpu.time(stream, shape.times, || {
                 // SAFETY: all buffers are kept until the stream has been waited for.
                 unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
             })?;
             let got = rate(2 * count * shape.block_bytes(), time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+            stream.synchronize()?;
+            let missing = sample::missing(gpu, &samples)?;
+            let detail = format!("{missing} of {} tiles differ", samples.len());
+            section.check(format!("bytes of {what}"), missing == 0, detail);
         }
         Ok(())
     }
@@ -188,8 +230,11 @@ impl Bench<'_> {
     fn zeroes(&self, section: &mut Section) -> Outcome<()> {
         let Self { gpu, shape, stream, arena, .. } = self;
         let pieces = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
-        let frames: Vec<u32> = self.moves().iter().map(|step| step.dst).collect();
-        let (n_pieces, pieces, frames) = (pieces.len() as u32, gpu.upload(&pieces)?, gpu.upload(&frames)?);
+        let targets: Vec<u32> = self.moves().iter().map(|step| step.dst).collect();
+        let list = pieces;
+        // Poison first: the frames may be zero already.
+        arena.fill(stream, 0xA5)?;
+        let (n_pieces, pieces, frames) = (list.len() as u32, gpu.upload(&list)?, gpu.upload(&targets)?);
         let bytes = shape.payload();
         let driver = gpu.time(stream, shape.times, || {
             // SAFETY: inside the arena.
@@ -210,6 +255,16 @@ impl Bench<'_> {
             unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
         })?;
         section.ratio("zero", rate(bytes, time), "GB/s written", driver / time, MEMSET);
+        stream.synchronize()?;
+        let step = targets.len().div_ceil(SAMPLES);
+        let mut nonzero = 0;
+        for &frame in targets.iter().step_by(step) {
+            for piece in &list {
+                let at = piece.base + u64::from(frame) * piece.frame_stride;
+                nonzero += usize::from(gpu.read(at, piece.bytes as usize)?.iter().any(|&byte| byte != 0));
+            }
+        }
+        section.check("bytes of zero", nonzero == 0, format!("{nonzero} tiles are not zero"));
         Ok(())
     }
 
@@ -231,7 +286,8 @@ impl Bench<'_> {
         let row_in = HEADS * HEAD_DIM * 2;
         let plane = |index: u64| arena.address() + index * (shape.frames * shape.tile_bytes as usize) as u64;
         let lane = |index| Lane { base: plane(index), frame_stride: u64::from(shape.tile_bytes) };
-        let slots = gpu.upload(&slots)?;
+        let list = slots;
+        let slots = gpu.upload(&list)?;
         let (k, v) = (gpu.buffer(tokens * row_in as usize)?, gpu.buffer(tokens * row_in as usize)?);
         // Byte pattern of ordinary numbers.
         k.fill(stream, 0x3E)?;
@@ -251,8 +307,21 @@ impl Bench<'_> {
             unit: 16,
         };
         let grid = 8 * gpu.multiprocessors;
+        let inside = |half: u64, slot: i64| {
+            let (frame, offset) =
+                (slot as u64 / u64::from(BLOCK_TOKENS), slot as u64 % u64::from(BLOCK_TOKENS));
+            plane(half) + frame * u64::from(shape.tile_bytes) + offset * u64::from(row_in)
+        };
         for (name, what) in [("kvp_store", "store, bf16"), ("kvp_load", "load, bf16")] {
             let kernel = gpu.kernel(name)?;
+            let rows_of =
+                list.iter().enumerate().step_by(tokens.div_ceil(SAMPLES)).flat_map(|(token, &slot)| {
+                    [(0, k.address()), (1, v.address())].map(|(half, base)| {
+                        let (outside, inside) = (base + token as u64 * u64::from(row_in), inside(half, slot));
+                        if name == "kvp_store" { (outside, inside) } else { (inside, outside) }
+                    })
+                });
+            let samples = sample::plant(gpu, row_in as usize, rows_of)?;
             let time = gpu.time(stream, shape.times, || {
                 // SAFETY: all buffers are kept until the stream has been waited for; slots are
                 // unique.
@@ -260,6 +329,10 @@ impl Bench<'_> {
             })?;
             let got = rate(4 * tokens * row_in as usize, time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+            stream.synchronize()?;
+            let missing = sample::missing(gpu, &samples)?;
+            let detail = format!("{missing} of {} rows differ", samples.len());
+            section.check(format!("bytes of {what}"), missing == 0, detail);
         }
         for code in ["e4m3", "e5m2", "int8"] {
             for (mode, scaled) in [(SCALES_PER_HEAD, "static"), (SCALES_PER_TOKEN_HEAD, "dynamic")] {
@@ -274,7 +347,19 @@ impl Bench<'_> {
                     mode,
                     reserved: 0,
                 };
+                // Ordinary numbers again, which a later load returns approximately.
+                stream.synchronize()?;
+                let ordinary = vec![0x3E; tokens * row_in as usize];
+                gpu.write(k.address(), &ordinary)?;
+                gpu.write(v.address(), &ordinary)?;
                 for (verb, what) in [("quantise", "store"), ("dequantise", "load")] {
+                    if verb == "dequantise" {
+                        // Not what was stored: the load must write it.
+                        stream.synchronize()?;
+                        k.fill(stream, 0)?;
+                        v.fill(stream, 0)?;
+                        stream.synchronize()?;
+                    }
                     let kernel = gpu.kernel(&format!("kvp_{verb}_{code}_bf16"))?;
                     let time = gpu.time(stream, shape.times, || {
                         // SAFETY: as above.
@@ -284,6 +369,13 @@ impl Bench<'_> {
                     let what = format!("{what}, bf16 as {code}, {scaled} scales");
                     section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
                 }
+                stream.synchronize()?;
+                let mut off = 0;
+                for buffer in [&k, &v] {
+                    off += buffer.read()?.chunks_exact(2).filter(|bits| !is_about_stored(bits)).count();
+                }
+                let what = format!("values of bf16 as {code}, {scaled} scales");
+                section.check(what, off == 0, format!("{off} values are off by more than 13 %"));
             }
         }
         stream.synchronize()?;

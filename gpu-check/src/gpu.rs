@@ -14,6 +14,8 @@ use kvpool::cuda::params::{Piece, THREADS};
 use kvpool::cuda::{CudaError, Device};
 use kvpool::storage::DeviceStream;
 
+use sys::CUdevice_attribute as Attribute;
+
 use crate::report::DeviceFacts;
 
 const KERNELS_80: &str = include_str!("../../kernels/ptx/kvpool.sm80.ptx");
@@ -38,6 +40,9 @@ pub struct Gpu {
     ordinal: u16,
     kernels: Arc<CudaModule>,
     probes: Arc<CudaModule>,
+    /// Time to open the device, and to load the kernels again.
+    opened: Duration,
+    loaded: Duration,
 }
 
 /// Device memory that is freed with its owner.
@@ -74,21 +79,24 @@ impl Gpu {
     /// # Errors
     /// An error of the pool's device, or of the driver.
     pub fn open(ordinal: u16) -> Result<Outcome<Self>, CudaError> {
+        let begin = Instant::now();
         let device = Device::open(usize::from(ordinal))?;
-        Ok(Self::beside(device, ordinal))
+        Ok(Self::beside(device, ordinal, begin.elapsed()))
     }
 
-    fn beside(device: Device, ordinal: u16) -> Outcome<Self> {
+    fn beside(device: Device, ordinal: u16, opened: Duration) -> Outcome<Self> {
         let context = CudaContext::new(ordinal as usize)?;
         // SAFETY: all necessary ordering between streams is explicit here.
         unsafe { context.disable_event_tracking() };
         let is_90 = context.compute_capability()? >= (9, 0);
         let load = |text: &str| context.load_module(Ptx::from_src(text));
+        let begin = Instant::now();
         let kernels = load(if is_90 { KERNELS_90 } else { KERNELS_80 })?;
+        let loaded = begin.elapsed();
         let probes = load(if is_90 { PROBES_90 } else { PROBES_80 })?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count)? as u32;
-        Ok(Self { device, context, multiprocessors, ordinal, kernels, probes })
+        Ok(Self { device, context, multiprocessors, ordinal, kernels, probes, opened, loaded })
     }
 
     /// Returns the properties of the device.
@@ -100,7 +108,20 @@ impl Gpu {
         // SAFETY: the pointer is valid.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
         let (major, minor) = self.context.compute_capability()?;
+        let attribute = |which| -> Outcome<u32> { Ok(self.context.attribute(which)?.max(0) as u32) };
         Ok(DeviceFacts {
+            commit: env!("KVPOOL_COMMIT").into(),
+            kernel_driver: kernel_driver(),
+            clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000,
+            memory_clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? / 1000,
+            memory_bus_bits: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+            link: link(
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
+            ),
+            open_ms: self.opened.as_secs_f64() * 1e3,
+            load_ms: self.loaded.as_secs_f64() * 1e3,
             name: self.context.name()?,
             ordinal: self.ordinal as usize,
             capability: format!("{major}.{minor}"),
@@ -183,6 +204,30 @@ impl Gpu {
         Ok(buffer)
     }
 
+    /// Writes bytes to device memory, and waits until they are there.
+    ///
+    /// # Errors
+    /// If the copy fails.
+    pub fn write(&self, address: u64, bytes: &[u8]) -> Outcome<()> {
+        self.context.bind_to_thread()?;
+        // SAFETY: only the caller, which owns the memory, loses its content.
+        unsafe { result::memcpy_htod_sync(address, bytes)? };
+        self.context.synchronize()?;
+        Ok(())
+    }
+
+    /// Returns bytes of device memory. No stream may be writing them.
+    ///
+    /// # Errors
+    /// If the copy fails.
+    pub fn read(&self, address: u64, bytes: usize) -> Outcome<Vec<u8>> {
+        self.context.bind_to_thread()?;
+        let mut read = vec![0; bytes];
+        // SAFETY: the caller owns the memory.
+        unsafe { result::memcpy_dtoh_sync(&mut read, address)? };
+        Ok(read)
+    }
+
     /// Returns the median time of several launches in milliseconds, by the device's clock.
     ///
     /// Short work is launched several times between two events: the device passes the first event
@@ -216,6 +261,26 @@ impl Gpu {
     }
 }
 
+/// Returns the version of the kernel's driver.
+fn kernel_driver() -> String {
+    let text = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
+    text.trim().to_owned()
+}
+
+/// Returns the current speed and width of a device's link to the host, and the maximal ones.
+fn link(domain: u32, bus: u32, device: u32) -> String {
+    let folder = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0");
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
+        text.trim().to_owned()
+    };
+    let (speed, width) = (read("current_link_speed"), read("current_link_width"));
+    if speed.is_empty() || width.is_empty() {
+        return String::new();
+    }
+    format!("{speed} x{width} (at most {} x{})", read("max_link_speed"), read("max_link_width"))
+}
+
 /// Launches a kernel that takes one struct.
 ///
 /// # Errors
@@ -230,7 +295,24 @@ pub unsafe fn launch<P: DeviceRepr>(
     grid: u32,
     params: &P,
 ) -> Outcome<()> {
-    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { launch_as(stream, kernel, (grid, THREADS, 0), params) }
+}
+
+/// Launches a kernel with a number of CTAs, threads of each, and bytes of their shared memory.
+///
+/// # Errors
+/// An error of the driver.
+///
+/// # Safety
+/// As for [`launch`]; the kernel allows the shape.
+pub unsafe fn launch_as<P: DeviceRepr>(
+    stream: &Arc<CudaStream>,
+    kernel: &CudaFunction,
+    (grid, threads, shared_mem_bytes): (u32, u32, u32),
+    params: &P,
+) -> Outcome<()> {
+    let config = LaunchConfig { grid_dim: (grid, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes };
     // SAFETY: the caller's promise.
     unsafe { stream.launch_builder(kernel).arg(params).launch(config) }?;
     Ok(())

@@ -7,7 +7,7 @@
 //! the highest priority. Both are timed alone and together.
 
 use cudarc::driver::sys;
-use kvpool::cuda::params::{CopyParams, Move};
+use kvpool::cuda::params::{CopyParams, Move, NO_MOVES};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
@@ -42,6 +42,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         n_moves,
         unit: 16,
         reserved: 0,
+        few: NO_MOVES,
     };
     let copy = gpu.kernel("kvp_copy")?;
     let low = gpu.lowest()?;

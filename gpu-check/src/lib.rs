@@ -7,30 +7,44 @@
 //! | `kernels` | device storage against the scalar reference, all layouts; adopted memory; an engine's pointers |
 //! | `protocol` | writes, moves and reads on two streams, with waits and without |
 //! | `bandwidth` | every kernel that moves bytes, relative to the best linear copy |
+//! | `shapes` | the copy kernels by CTAs, threads and bytes in flight |
+//! | `compaction` | a pool is defragmented, alone and beside a batch; every byte verified |
 //! | `host` | offloading and bringing back, relative to the best copy over the bus |
+//! | `decode` | the stores of one decode step, on a stream and from a graph |
+//! | `graph` | a graph replayed while a pool is defragmented; every byte verified |
 //! | `interference` | a model's step beside a wave of moves |
 //! | `latency` | events, wake-ups, ends of batches on a stream |
+//! | `mapping` | memory mapped and unmapped |
 //! | `resize` | memory returned to the device, and taken again |
 //! | `replay` | scheduler threads over a pool on the device, under compaction, every byte verified |
+//!
+//! Each section runs in a process of its own ([`supervise`]).
 #![cfg(feature = "cuda")]
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvpool::cuda::CudaError;
 
 mod bandwidth;
+mod compaction;
+mod decode;
 pub mod gpu;
+mod graph;
 mod host;
 mod interference;
 mod kernels;
 mod latency;
+mod mapping;
 mod protocol;
 mod replay;
 pub mod report;
 mod resize;
+mod sample;
+mod shapes;
+pub mod supervise;
 
 use gpu::{Gpu, Outcome};
-use report::{Report, Section};
+use report::{Section, SectionReport};
 
 /// Options of a run.
 #[derive(Clone, Debug, Default)]
@@ -39,51 +53,85 @@ pub struct Options {
     pub ordinal: u16,
     /// Small sizes and few rounds: runs the checks, but the figures are meaningless.
     pub quick: bool,
-    /// Names of the sections to run; all sections if empty.
-    pub only: Vec<String>,
 }
 
 type Run = fn(&Gpu, &Options, &mut Section) -> Outcome<()>;
 
+/// A section of the checks.
+#[derive(Clone, Copy)]
+pub struct Part {
+    /// Name of the section.
+    pub name: &'static str,
+    /// Time limit in seconds. All limits together are five minutes.
+    pub limit_s: u64,
+    run: Run,
+}
+
+impl Part {
+    const fn new(name: &'static str, limit_s: u64, run: Run) -> Self {
+        Self { name, limit_s, run }
+    }
+
+    /// Returns the time after which the section is killed.
+    #[must_use]
+    pub fn limit(&self) -> Duration {
+        Duration::from_secs(self.limit_s)
+    }
+}
+
 /// The sections in order; checks of correctness come first.
-pub const SECTIONS: [(&str, Run); 8] = [
-    ("kernels", kernels::run),
-    ("protocol", protocol::run),
-    ("bandwidth", bandwidth::run),
-    ("host", host::run),
-    ("interference", interference::run),
-    ("latency", latency::run),
-    ("resize", resize::run),
-    ("replay", replay::run),
+pub const SECTIONS: [Part; 13] = [
+    Part::new("kernels", 60, kernels::run),
+    Part::new("protocol", 20, protocol::run),
+    Part::new("bandwidth", 40, bandwidth::run),
+    Part::new("shapes", 20, shapes::run),
+    Part::new("compaction", 25, compaction::run),
+    Part::new("host", 20, host::run),
+    Part::new("decode", 15, decode::run),
+    Part::new("graph", 20, graph::run),
+    Part::new("interference", 25, interference::run),
+    Part::new("latency", 15, latency::run),
+    Part::new("mapping", 10, mapping::run),
+    Part::new("resize", 15, resize::run),
+    Part::new("replay", 15, replay::run),
 ];
 
-/// Runs the sections. A section that fails does not prevent the others from running.
+const _: () = {
+    let (mut sum, mut at) = (0, 0);
+    while at < SECTIONS.len() {
+        sum += SECTIONS[at].limit_s;
+        at += 1;
+    }
+    assert!(sum <= 300, "all sections end within five minutes");
+};
+
+/// Runs one section in this process.
 ///
 /// # Errors
-/// If the device cannot be used at all: [`CudaError::NoDriver`] if there is no driver. The inner
-/// result has errors of the driver while the device is examined, as text.
-pub fn run(options: &Options) -> Result<Outcome<Report>, CudaError> {
+/// If the device cannot be used at all: [`CudaError::NoDriver`] if there is no driver. Errors of the
+/// driver while the device is examined are part of the report.
+pub fn run(part: &Part, options: &Options) -> Result<SectionReport, CudaError> {
+    let mut section = Section::new(part.name);
     let begin = Instant::now();
     let gpu = match Gpu::open(options.ordinal)? {
         Ok(gpu) => gpu,
-        Err(error) => return Ok(Err(error)),
+        Err(error) => {
+            section.error = Some(error.to_string());
+            return Ok(SectionReport { device: None, section });
+        }
     };
     let device = match gpu.facts() {
-        Ok(device) => device,
-        Err(error) => return Ok(Err(error)),
-    };
-    let mut sections = Vec::new();
-    for (name, run) in SECTIONS {
-        if !options.only.is_empty() && !options.only.iter().any(|only| only == name) {
-            continue;
-        }
-        let (mut section, begin) = (Section::new(name), Instant::now());
-        if let Err(error) = run(&gpu, options, &mut section) {
+        Ok(device) => Some(device),
+        Err(error) => {
             section.error = Some(error.to_string());
+            None
         }
-        section.seconds = begin.elapsed().as_secs_f64();
-        sections.push(section);
+    };
+    if section.error.is_none()
+        && let Err(error) = (part.run)(&gpu, options, &mut section)
+    {
+        section.error = Some(error.to_string());
     }
-    let passed = sections.iter().all(Section::passed);
-    Ok(Ok(Report { device, passed, seconds: begin.elapsed().as_secs_f64(), sections }))
+    section.seconds = begin.elapsed().as_secs_f64();
+    Ok(SectionReport { device, section })
 }

@@ -1,12 +1,16 @@
-//! The program `gpu_check`: runs all checks and measurements.
+//! The program `gpu_check`: runs all checks and measurements, each section in a child process.
 
-use std::fs;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
+use std::time::Instant;
 
 use clap::Parser;
 use kvpool::cuda::CudaError;
-use kvpool_gpu_check::{Options, SECTIONS, report, run};
+use kvpool_gpu_check::report::{self, Summary};
+use kvpool_gpu_check::supervise::{self, Job};
+use kvpool_gpu_check::{Options, Part, SECTIONS, run};
 
 /// Exit code if there is no device to check.
 const EXIT_SKIPPED: u8 = 77;
@@ -14,6 +18,8 @@ const EXIT_SKIPPED: u8 = 77;
 const EXIT_ERROR: u8 = 2;
 
 /// Checks and measures kvpool on a GPU
+///
+/// Each section runs in a process of its own, with a time limit. All take at most five minutes.
 ///
 /// Exit code: 0 if every check passed, 1 if one did not, 2 if the device could not be used, 77 if
 /// there is no driver or no device.
@@ -23,42 +29,120 @@ struct Args {
     /// Ordinal of the device
     #[arg(long, default_value_t = 0)]
     device: u16,
-    /// Also write the report as JSON
+    /// Also write the report as JSON: a line per section, as soon as it is done, then one for the run
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Small sizes and few rounds: runs the checks, but the figures are meaningless
     #[arg(long)]
     quick: bool,
     /// Run only these sections
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = SECTIONS.map(|(name, _)| name))]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = SECTIONS.map(|part| part.name))]
     only: Vec<String>,
+    /// List the sections with their time limits
+    #[arg(long)]
+    list: bool,
+    /// Run one section in this process, and print its report as a line
+    #[arg(long, hide = true, value_parser = SECTIONS.map(|part| part.name))]
+    section: Option<String>,
+}
+
+impl Args {
+    fn options(&self) -> Options {
+        Options { ordinal: self.device, quick: self.quick }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = &'static Part> {
+        SECTIONS.iter().filter(|part| self.only.is_empty() || self.only.iter().any(|only| only == part.name))
+    }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    let options = Options { ordinal: args.device, quick: args.quick, only: args.only };
-    let report = match run(&options) {
-        Ok(Ok(report)) => report,
-        Ok(Err(error)) => {
-            eprintln!("cuda:{}: {error}", args.device);
-            return EXIT_ERROR.into();
-        }
-        Err(error @ (CudaError::NoDriver { .. } | CudaError::NoDevice { .. })) => {
-            eprintln!("skipped: {error}");
-            return EXIT_SKIPPED.into();
+    if args.list {
+        SECTIONS.iter().for_each(|part| println!("{:14} {:3} s", part.name, part.limit_s));
+        return ExitCode::SUCCESS;
+    }
+    match &args.section {
+        Some(name) => child(&args, name),
+        None => parent(&args),
+    }
+}
+
+/// Runs one section in this process.
+fn child(args: &Args, name: &str) -> ExitCode {
+    let part = SECTIONS.iter().find(|part| part.name == name).expect("the parser knows the sections");
+    match run(part, &args.options()) {
+        Ok(report) => {
+            supervise::print(&report);
+            ExitCode::from(u8::from(!report.section.passed()))
         }
         Err(error) => {
             eprintln!("cuda:{}: {error}", args.device);
+            EXIT_ERROR.into()
+        }
+    }
+}
+
+/// Runs the sections in child processes. Does not use the device itself: a failure that ends a
+/// process's context must not end this one.
+fn parent(args: &Args) -> ExitCode {
+    if let Err(error) =
+        kvpool::cuda::devices().and_then(|devices| match devices.get(usize::from(args.device)) {
+            None => Err(CudaError::NoDevice { ordinal: args.device.into(), count: devices.len() }),
+            Some(device) => device.unusable.clone().map_or(Ok(()), Err),
+        })
+    {
+        if let CudaError::NoDriver { .. } | CudaError::NoDevice { .. } = error {
+            eprintln!("skipped: {error}");
+            return EXIT_SKIPPED.into();
+        }
+        eprintln!("cuda:{}: {error}", args.device);
+        return EXIT_ERROR.into();
+    }
+    let mut file = match args.json.as_ref().map(File::create).transpose() {
+        Ok(file) => file,
+        Err(error) => {
+            eprintln!("{}: {error}", args.json.as_deref().unwrap_or(std::path::Path::new("")).display());
             return EXIT_ERROR.into();
         }
     };
-    println!("{}", report::render(&report));
-    if let Some(path) = args.json {
-        let text = serde_json::to_string_pretty(&report).expect("numbers and text serialise to JSON");
-        if let Err(error) = fs::write(&path, text + "\n") {
-            eprintln!("{}: {error}", path.display());
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => {
+            eprintln!("this program's own path: {error}");
             return EXIT_ERROR.into();
         }
+    };
+    let job = |part: &'static Part| {
+        let mut command = Command::new(&program);
+        command.args(["--section", part.name, "--device", &args.device.to_string()]);
+        if args.quick {
+            command.arg("--quick");
+        }
+        Job { name: part.name, limit: part.limit(), command }
+    };
+    let mut written = Ok(());
+    let mut write = |line: String| {
+        if let (Some(file), Ok(())) = (&mut file, &written) {
+            // Each line is complete in the file before the next section begins.
+            written = writeln!(file, "{line}").and_then(|()| file.sync_data());
+        }
+    };
+    let (begin, mut device) = (Instant::now(), None);
+    let reports = supervise::run(args.parts().map(job), |report| {
+        if device.is_none() {
+            device.clone_from(&report.device);
+            device.iter().for_each(|facts| println!("{}", report::render_device(facts)));
+        }
+        println!("{}", report::render_section(&report.section));
+        write(report::line(report));
+    });
+    let summary = Summary::of(&reports, begin.elapsed());
+    println!("{}", report::render_summary(&summary));
+    write(report::line(&summary));
+    if let Err(error) = written {
+        eprintln!("{}: {error}", args.json.as_deref().unwrap_or(std::path::Path::new("")).display());
+        return EXIT_ERROR.into();
     }
-    ExitCode::from(u8::from(!report.passed))
+    ExitCode::from(u8::from(!summary.passed))
 }

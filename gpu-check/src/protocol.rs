@@ -2,7 +2,7 @@
 //! stale, without them some are.
 
 use cudarc::driver::result;
-use kvpool::cuda::params::{CopyParams, Move, PackParams};
+use kvpool::cuda::params::{CopyParams, Move, NO_MOVES, PackParams};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
@@ -51,6 +51,7 @@ fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<us
         n_moves: half as u32,
         unit: 16,
         reserved: 0,
+        few: NO_MOVES,
     };
     let pack = PackParams {
         pieces: pieces.address(),

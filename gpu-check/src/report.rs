@@ -5,24 +5,35 @@ use std::time::Duration;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-/// Results of one run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// The device.
-    pub device: DeviceFacts,
-    /// True if no check failed.
-    pub passed: bool,
-    /// Total time in seconds.
-    pub seconds: f64,
-    /// Sections in the order in which they ran.
-    pub sections: Vec<Section>,
+/// Results of one section, as its process reports them.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct SectionReport {
+    /// The device and the program; `None` if the section's process did not get that far.
+    pub device: Option<DeviceFacts>,
+    /// The section.
+    pub section: Section,
 }
 
-/// Properties of the device, as reported by its driver.
-#[derive(Clone, Debug, Serialize)]
+/// Results of one run.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Summary {
+    /// True if no check failed.
+    pub passed: bool,
+    /// Number of sections.
+    pub sections: usize,
+    /// Names of the sections that failed.
+    pub failed: Vec<String>,
+    /// Total time in seconds.
+    pub seconds: f64,
+}
+
+/// Properties of the device, as reported by its driver and the system, and of this program.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct DeviceFacts {
+    /// Commit that the program was built from.
+    pub commit: String,
     /// Product name.
     pub name: String,
     /// Ordinal.
@@ -31,17 +42,31 @@ pub struct DeviceFacts {
     pub capability: String,
     /// CUDA version of the driver.
     pub driver: String,
+    /// Version of the kernel's driver; empty if the system does not tell.
+    pub kernel_driver: String,
     /// Number of multiprocessors.
     pub multiprocessors: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
+    /// Maximum clock of the multiprocessors in MHz.
+    pub clock_mhz: u32,
+    /// Maximum clock of the memory in MHz.
+    pub memory_clock_mhz: u32,
+    /// Width of the memory's bus in bits.
+    pub memory_bus_bits: u32,
+    /// Speed and width of the link to the host; empty if the system does not tell.
+    pub link: String,
+    /// Time to open the device for a pool, with its kernels, in milliseconds.
+    pub open_ms: f64,
+    /// Time to load the kernels a second time, when the driver has cached them, in milliseconds.
+    pub load_ms: f64,
 }
 
 /// One section of checks and measurements.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Section {
     /// Name of the section.
-    pub name: &'static str,
+    pub name: String,
     /// Checks in the section.
     pub checks: Vec<Check>,
     /// Figures in the section.
@@ -53,7 +78,7 @@ pub struct Section {
 }
 
 /// A check.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Check {
     /// Name of the check.
     pub what: String,
@@ -64,25 +89,25 @@ pub struct Check {
 }
 
 /// A measured figure.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Figure {
     /// Name of the figure.
     pub what: String,
     /// Measured value.
     pub value: f64,
     /// Unit of the value.
-    pub unit: &'static str,
+    pub unit: String,
     /// Ratio to the baseline, if there is one.
     pub ratio: Option<f64>,
-    /// Name of the baseline.
-    pub of: Option<&'static str>,
+    /// Name of the baseline, which was measured in the same run.
+    pub of: Option<String>,
 }
 
 impl Section {
     /// Creates an empty section.
     #[must_use]
-    pub fn new(name: &'static str) -> Self {
-        Self { name, checks: Vec::new(), figures: Vec::new(), seconds: 0.0, error: None }
+    pub fn new(name: &str) -> Self {
+        Self { name: name.into(), checks: Vec::new(), figures: Vec::new(), seconds: 0.0, error: None }
     }
 
     /// Adds a check.
@@ -91,20 +116,14 @@ impl Section {
     }
 
     /// Adds a figure without a baseline.
-    pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
-        self.figures.push(Figure { what: what.into(), value, unit, ratio: None, of: None });
+    pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &str) {
+        self.figures.push(Figure { what: what.into(), value, unit: unit.into(), ratio: None, of: None });
     }
 
     /// Adds a figure with its ratio to a baseline.
-    pub fn ratio(
-        &mut self,
-        what: impl Into<String>,
-        value: f64,
-        unit: &'static str,
-        ratio: f64,
-        of: &'static str,
-    ) {
-        self.figures.push(Figure { what: what.into(), value, unit, ratio: Some(ratio), of: Some(of) });
+    pub fn ratio(&mut self, what: impl Into<String>, value: f64, unit: &str, ratio: f64, of: &str) {
+        let (unit, of) = (unit.into(), Some(of.into()));
+        self.figures.push(Figure { what: what.into(), value, unit, ratio: Some(ratio), of });
     }
 
     /// Adds the median and the 99th percentile of the times.
@@ -125,51 +144,90 @@ impl Section {
     }
 }
 
-/// Formats the report as tables.
-#[must_use]
-pub fn render(report: &Report) -> String {
-    let DeviceFacts { name, ordinal, capability, driver, multiprocessors, memory_bytes } = &report.device;
-    let gib = *memory_bytes as f64 / f64::from(1 << 30);
-    let mut text = format!(
-        "cuda:{ordinal}: {name}, compute capability {capability}, {multiprocessors} multiprocessors, {gib:.1} GiB, driver for CUDA {driver}\n"
-    );
-    for section in &report.sections {
-        // Writing to a string does not fail.
-        let _ = writeln!(text, "\n{} ({:.1} s)", section.name, section.seconds);
-        if !section.checks.is_empty() {
-            let mut table = table(["", "check", "observed"]);
-            for check in &section.checks {
-                let mark = if check.passed { "pass" } else { "FAIL" };
-                table.add_row([mark, &check.what, &check.detail]);
-            }
-            let _ = writeln!(text, "{table}");
-        }
-        if !section.figures.is_empty() {
-            let mut table = table(["figure", "value", "unit", "ratio", "to"]);
-            for figure in &section.figures {
-                let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-                table.add_row([
-                    Cell::new(&figure.what),
-                    right(number(figure.value)),
-                    Cell::new(figure.unit),
-                    right(figure.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}"))),
-                    Cell::new(figure.of.unwrap_or("")),
-                ]);
-            }
-            let _ = writeln!(text, "{table}");
-        }
-        if let Some(error) = &section.error {
-            let _ = writeln!(text, "FAIL  ended early: {error}");
-        }
+impl Summary {
+    /// Returns the summary of the sections.
+    #[must_use]
+    pub fn of(reports: &[SectionReport], time: Duration) -> Self {
+        let failed: Vec<String> = reports
+            .iter()
+            .filter(|report| !report.section.passed())
+            .map(|report| report.section.name.clone())
+            .collect();
+        Self { passed: failed.is_empty(), sections: reports.len(), failed, seconds: time.as_secs_f64() }
     }
-    let failed = report.sections.iter().filter(|section| !section.passed()).count();
-    let end = if report.passed {
-        "all checks passed".to_owned()
-    } else {
-        format!("{failed} of {} sections failed", report.sections.len())
-    };
-    let _ = write!(text, "\n{end}, {:.0} s", report.seconds);
+}
+
+/// Formats a report as one line of JSON.
+#[must_use]
+pub fn line(report: &impl Serialize) -> String {
+    serde_json::to_string(report).expect("numbers and text serialise to JSON")
+}
+
+/// Formats the device and the program.
+#[must_use]
+pub fn render_device(facts: &DeviceFacts) -> String {
+    let gib = facts.memory_bytes as f64 / f64::from(1 << 30);
+    let or_unknown = |text: &str| if text.is_empty() { "unknown".to_owned() } else { text.to_owned() };
+    format!(
+        "cuda:{}: {}, compute capability {}, {} multiprocessors at up to {} MHz, {gib:.1} GiB on {} bits at up to {} MHz\n\
+         driver for CUDA {}, kernel driver {}, link {}; opened in {:.0} ms, kernels loaded again in {:.1} ms; commit {}",
+        facts.ordinal,
+        facts.name,
+        facts.capability,
+        facts.multiprocessors,
+        facts.clock_mhz,
+        facts.memory_bus_bits,
+        facts.memory_clock_mhz,
+        facts.driver,
+        or_unknown(&facts.kernel_driver),
+        or_unknown(&facts.link),
+        facts.open_ms,
+        facts.load_ms,
+        facts.commit,
+    )
+}
+
+/// Formats a section as tables.
+#[must_use]
+pub fn render_section(section: &Section) -> String {
+    // Writing to a string does not fail.
+    let mut text = format!("\n{} ({:.1} s)\n", section.name, section.seconds);
+    if !section.checks.is_empty() {
+        let mut table = table(["", "check", "observed"]);
+        for check in &section.checks {
+            let mark = if check.passed { "pass" } else { "FAIL" };
+            table.add_row([mark, &check.what, &check.detail]);
+        }
+        let _ = writeln!(text, "{table}");
+    }
+    if !section.figures.is_empty() {
+        let mut table = table(["figure", "value", "unit", "ratio", "to"]);
+        for figure in &section.figures {
+            let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+            table.add_row([
+                Cell::new(&figure.what),
+                right(number(figure.value)),
+                Cell::new(&figure.unit),
+                right(figure.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}"))),
+                Cell::new(figure.of.as_deref().unwrap_or("")),
+            ]);
+        }
+        let _ = writeln!(text, "{table}");
+    }
+    if let Some(error) = &section.error {
+        let _ = writeln!(text, "FAIL  ended early: {error}");
+    }
     text
+}
+
+/// Formats the end of a run.
+#[must_use]
+pub fn render_summary(summary: &Summary) -> String {
+    let Summary { passed, sections, failed, seconds } = summary;
+    if *passed {
+        return format!("all checks passed, {seconds:.0} s");
+    }
+    format!("{} of {sections} sections failed: {}, {seconds:.0} s", failed.len(), failed.join(", "))
 }
 
 fn table<const N: usize>(head: [&str; N]) -> Table {
@@ -192,33 +250,34 @@ fn number(value: f64) -> String {
 mod tests {
     use super::*;
 
-    fn report(section: Section) -> Report {
-        let device = DeviceFacts {
-            name: "a device".into(),
-            ordinal: 0,
-            capability: "9.0".into(),
-            driver: "12.8".into(),
-            multiprocessors: 4,
-            memory_bytes: 1 << 32,
-        };
-        Report { device, passed: section.passed(), seconds: 1.0, sections: vec![section] }
+    fn reports(section: Section) -> [SectionReport; 1] {
+        [SectionReport { device: None, section }]
     }
 
     #[test]
     fn a_failure_is_seen() {
         let mut section = Section::new("kernels");
         section.check("good", true, "");
-        assert!(render(&report(section.clone())).contains("all checks passed"));
+        let end = |section: &Section| render_summary(&Summary::of(&reports(section.clone()), Duration::ZERO));
+        assert!(end(&section).contains("all checks passed"));
         section.check("bad", false, "3 bytes differ");
-        let text = render(&report(section.clone()));
-        assert!(
-            text.contains("FAIL")
-                && text.contains("3 bytes differ")
-                && text.contains("1 of 1 sections failed")
-        );
+        let text = render_section(&section);
+        assert!(text.contains("FAIL") && text.contains("3 bytes differ"));
+        assert!(end(&section).contains("1 of 1 sections failed: kernels"));
         let mut early = Section::new("early");
         early.error = Some("out of memory".into());
         assert!(!early.passed());
+    }
+
+    #[test]
+    fn a_report_is_one_line_and_is_read_back() {
+        let mut section = Section::new("host");
+        section.check("two\nlines", true, "\"quoted\"");
+        section.ratio("copies", 1.25, "GB/s", 0.5, "a baseline");
+        let [report] = reports(section);
+        let line = line(&report);
+        assert!(!line.contains('\n'));
+        assert_eq!(serde_json::from_str::<SectionReport>(&line).expect("valid"), report);
     }
 
     #[test]

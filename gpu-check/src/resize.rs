@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use half::bf16;
-use kvpool::cuda::CudaStorage;
+use kvpool::cuda::{CudaConfig, CudaStorage};
 use kvpool::storage::{Dtype, Elements, ElementsMut, KvLayout};
 use kvpool::{AllocRequest, Pool, Sequence, SequenceId};
 
@@ -15,17 +15,25 @@ use crate::report::Section;
 
 const SEQUENCES: u64 = 8;
 
-/// Shrinks to a quarter and grows again.
+/// Shrinks to an eighth and grows again.
 ///
 /// # Errors
 /// An error of the device or of the pool.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
-    let (layout, blocks) =
-        if options.quick { (KvLayout::named("tiny")?, 8192) } else { (KvLayout::named("qwen2.5-7b")?, 8192) };
+    // Memory is mapped in steps of at least 32 MiB of each plane, or a 64th of it. A pool of fewer
+    // steps would return little.
+    let (layout, blocks, segment) = if options.quick {
+        (KvLayout::named("tiny")?, 8192, Some(256))
+    } else {
+        (KvLayout::named("qwen2.5-7b")?, 8192, None)
+    };
+    let layout = if options.quick { wide(&layout)? } else { layout };
     let free = || gpu.context.mem_get_info().map(|(free, _)| free as f64);
     let before = free()?;
     let begin = Instant::now();
-    let storage = CudaStorage::new(&gpu.device, layout.clone(), blocks + 1, blocks + 1)?;
+    let config =
+        segment.map_or_else(CudaConfig::default, |frames| CudaConfig::default().segment_frames(frames));
+    let storage = CudaStorage::with_config(&gpu.device, layout.clone(), blocks + 1, blocks + 1, config)?;
     section.figure("memory mapped", begin.elapsed().as_secs_f64() * 1e3, "ms");
     let pool = Pool::builder(layout.clone()).blocks(blocks).storage(Arc::new(storage)).build()?;
     let built = free()?;
@@ -45,8 +53,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     drop(ballast);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let begin = Instant::now();
-    let report = runtime.block_on(pool.resize(blocks / 4))?;
-    section.figure("shrunk to a quarter", begin.elapsed().as_secs_f64() * 1e3, "ms");
+    let report = runtime.block_on(pool.resize(blocks / 8))?;
+    section.figure("shrunk to an eighth", begin.elapsed().as_secs_f64() * 1e3, "ms");
     section.figure("blocks moved out of the way", report.moved.moved_blocks as f64, "blocks");
     let small = free()?;
     let (returned, taken) = (small - built, before - built);
@@ -73,6 +81,12 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         format!("{:.1} MiB are missing", (before - after) / f64::from(1 << 20)),
     );
     Ok(())
+}
+
+/// Returns a layout of one layer whose planes have many times the device's granule of 2 MiB.
+fn wide(layout: &KvLayout) -> Outcome<KvLayout> {
+    let builder = KvLayout::builder().layers(1).kv_heads(2).head_dim(64).dtype(layout.dtype());
+    Ok(builder.block_tokens(16).build()?)
 }
 
 /// Returns K or V of a token: numbers that differ between neighbouring tokens and halves.

@@ -293,3 +293,29 @@ fn given_up() {
         pool.finish();
     });
 }
+
+/// A run begins its second wave before the first is published, as on a device. They are published on
+/// two threads, in any order, while the owner of the first one's block releases it.
+#[test]
+fn two_waves_in_flight() {
+    check_to(3, "moves::two_waves_in_flight", || {
+        let pool = TouchedBlocks::new(4, 0);
+        let blocks = [pool.take_sealed(), pool.take_sealed()];
+        let [first, second] = [(0, 2), (1, 3)].map(|(from, to)| {
+            let wave = pool.blocks.begin_wave([(FrameId(from), FrameId(to))], &mut |_, _| ());
+            pool.copy(&wave);
+            wave
+        });
+        let thread = thread::spawn(move || {
+            // SAFETY: copied above.
+            unsafe { second.publish(&mut |_, _| ()) }
+        });
+        pool.blocks.release(&[blocks[0].id]);
+        // SAFETY: as above.
+        let _ = unsafe { first.publish(&mut |_, _| ()) };
+        assert_eq!(join_last(thread), 1);
+        assert_eq!(pool.read(blocks[1].id), 1);
+        pool.blocks.release(&[blocks[1].id]);
+        pool.finish();
+    });
+}

@@ -49,6 +49,18 @@ pub struct BlocksConfig {
 #[derive(Clone)]
 pub struct Blocks(Arc<Core>);
 
+/// A reference to a pool's blocks that does not keep them alive.
+#[cfg(not(kvpool_loom))]
+pub struct WeakBlocks(std::sync::Weak<Core>);
+
+#[cfg(not(kvpool_loom))]
+impl WeakBlocks {
+    /// Returns the blocks while they live.
+    pub fn upgrade(&self) -> Option<Blocks> {
+        self.0.upgrade().map(Blocks)
+    }
+}
+
 impl Deref for Blocks {
     type Target = Core;
 
@@ -95,13 +107,19 @@ pub struct Core {
 }
 
 impl Blocks {
+    /// Returns a reference that does not keep the blocks alive.
+    #[cfg(not(kvpool_loom))]
+    pub fn downgrade(&self) -> WeakBlocks {
+        WeakBlocks(Arc::downgrade(&self.0))
+    }
+
     /// Creates a pool with all blocks free. With `scrub`, each freed frame is passed to it once it
     /// is unowned and no batch sees it.
     ///
     /// # Panics
     ///
     /// If the configuration is invalid; the pool's builder validates it first.
-    pub fn new(config: BlocksConfig, scrub: Option<Scrub>) -> Self {
+    pub fn new(config: BlocksConfig, scrub: Option<Box<dyn Scrub>>) -> Self {
         Self::with_evictor(config, scrub, None)
     }
 
@@ -112,7 +130,7 @@ impl Blocks {
     /// As [`new`](Self::new).
     pub fn with_evictor(
         config: BlocksConfig,
-        scrub: Option<Scrub>,
+        scrub: Option<Box<dyn Scrub>>,
         evictor: Option<Box<dyn Evictor>>,
     ) -> Self {
         assert!(config.magazine_blocks <= MAGAZINE_BLOCKS_MAX, "{config:?}");
@@ -211,6 +229,12 @@ impl Core {
     /// Returns the number of blocks that are held because their frames could not be wiped.
     pub fn unwiped(&self) -> usize {
         self.space.unwiped()
+    }
+
+    /// Ends a deferred wipe of held frames: frees them, or holds them for good if it failed.
+    pub fn wiped(&self, run: Run, is_wiped: bool) {
+        self.space.end_wipe(run, is_wiped);
+        self.announce();
     }
 
     /// Notes which place in the program allocated or pinned blocks. The caller owns a reference on

@@ -86,6 +86,8 @@ mod state;
 mod thread_cache;
 mod wait;
 
+#[cfg(not(kvpool_loom))]
+pub use self::core::WeakBlocks;
 pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted};
 pub use allocate::ListEnd;
 pub(crate) use allocate::{Owned, unit_of};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::ids::DeviceId;
-use crate::storage::{CopyDone, FrameMove, Storage};
+use crate::storage::{CopyDone, FrameMove, Storage, WAVE_BYTES};
 use crate::sync::runtime::run_blocking;
 
 /// Copies frames for a pool that was built without storage, in the engine's own memory.
@@ -32,6 +32,22 @@ impl Bytes {
     /// Returns true if blocks can move.
     pub(super) fn are_known(&self) -> bool {
         !matches!(self, Self::Unknown)
+    }
+
+    /// Returns the bytes of a wave.
+    pub(super) fn wave_bytes(&self) -> usize {
+        match self {
+            Self::Storage(storage) => storage.wave_bytes(),
+            Self::Engine(_) | Self::Unknown => WAVE_BYTES,
+        }
+    }
+
+    /// Returns the maximum number of waves in flight.
+    pub(super) fn waves_in_flight(&self) -> usize {
+        match self {
+            Self::Storage(storage) => storage.waves_in_flight(),
+            Self::Engine(_) | Self::Unknown => 1,
+        }
     }
 
     /// Starts copying frames, `bytes` bytes in total.

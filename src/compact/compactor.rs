@@ -4,14 +4,23 @@
 //! run     the compaction lock, so that runs exclude each other
 //!         look (reclaim cached free frames, snapshot) -> plan -> wave, wave, ...
 //!         -> look again, until nothing is gained
+//!         as many waves are in flight as the storage prefers: one on the host, more on a device
 //! wave    begin: mark the blocks, hold the destinations     (block floor)
 //!         copy                                              (another thread, or a device's stream)
 //!         publish, retire                                   (where the copy completes)
 //! ```
 //!
+//! # Several waves in flight
+//!
+//! While the device copies a wave, the next one is begun, so that the device does not wait for the
+//! host between them. Waves are independent: the blocks of each are marked, its destinations are
+//! claimed from the free frames and held, and each is published when its own copy is complete,
+//! in any order. A wave with a destination that an earlier one vacates begins when that one has
+//! ended; before, the claim would fail.
+//!
 //! # Cancellation
 //!
-//! A run can be dropped at every await. Between waves no work is in progress. A wave that is being
+//! A run can be dropped at every await. A wave that is being
 //! copied belongs to the copy, not to the run that began it: when the copy ends, the wave is
 //! published, or undone if the copy failed. Only then, or when the copy becomes overdue, is the
 //! compaction lock released.
@@ -22,7 +31,7 @@
 //! the compaction lock, and the run that began it, if it still exists, ends with
 //! [`DefragError::CopyOverdue`]. The wave continues to hold its frames, because they may still be
 //! read and written; it is published or undone when the copier reports the outcome, or drops the
-//! callback. Until then no other wave begins: a stuck copier gets no further frames, and each new
+//! callback. So do other waves in flight. Until then no other wave begins: a stuck copier gets no further frames, and each new
 //! run ends with the error at once.
 //!
 //! # Memory used by moves
@@ -33,6 +42,7 @@
 //! blocks. An explicit run does all it can. The background task leaves room for allocations: it
 //! moves a [share](ROOM) of the free blocks, and continues when those batches have ended.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -41,28 +51,21 @@ use std::time::{Duration, Instant};
 
 use futures_channel::oneshot;
 
-use crate::block::{Blocks, Wave};
-use crate::config::FRAME_BITS;
+use crate::block::Blocks;
 use crate::error::StorageError;
-use crate::ids::Order;
+use crate::ids::{FrameId, Order};
 use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
 use crate::sync::runtime::{now, sleep_until, timeout_at, yield_now};
 
 use super::bytes::Bytes;
-use super::copies::{CompactionLock, Copies, UnderWay};
+use super::copies::{CompactionLock, Copies};
+use super::copying::{Copied, Copying, Flight, count};
+use super::options::DefragOptions;
 use super::report::{GivenUp, MoveCounts};
 use super::stop::Stop;
 use super::turns::{Turn, Turns};
-use super::{
-    BREAK_PRICE, DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price,
-};
-
-/// Default of [`DefragOptions::wave_bytes`]: about a millisecond on host memory.
-pub const WAVE_BYTES: usize = 8 << 20;
-
-/// Default of [`DefragOptions::copy_deadline`].
-pub const COPY_DEADLINE: Duration = Duration::from_secs(30);
+use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price};
 
 /// Maximum number of blocks per wave. More small blocks would fit, but the longer a block stays
 /// marked before its copy, the likelier a concurrent operation cancels its move.
@@ -75,89 +78,6 @@ const LOOKS: usize = 4;
 /// The background task moves at most one block per this many free blocks, and then waits for the
 /// batches in flight.
 const ROOM: usize = 4;
-
-/// Options of a compaction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct DefragOptions {
-    /// Order of the free runs to gain; by default, the pool's.
-    pub order: Option<Order>,
-    /// Maximum number of bytes to move; by default, all moves that gain a run.
-    pub budget_bytes: Option<u64>,
-    /// Bytes copied per wave, but at least one block. While a wave is being copied, as many bytes
-    /// of free blocks are held.
-    pub wave_bytes: usize,
-    /// Price of a broken run of a sequence, in joined free runs; 0 gains runs at any cost.
-    pub break_price: u32,
-    /// Time limit for the copy of a wave. Past it the run ends with [`DefragError::CopyOverdue`],
-    /// and other runs can take their turn.
-    pub copy_deadline: Duration,
-}
-
-impl Default for DefragOptions {
-    fn default() -> Self {
-        Self {
-            order: None,
-            budget_bytes: None,
-            wave_bytes: WAVE_BYTES,
-            break_price: BREAK_PRICE,
-            copy_deadline: COPY_DEADLINE,
-        }
-    }
-}
-
-impl DefragOptions {
-    /// Returns the defaults: the pool's order, no budget, short waves.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Sets the order of the free runs to gain.
-    pub fn order(mut self, order: Order) -> Self {
-        self.order = Some(order);
-        self
-    }
-
-    /// Sets the maximum number of bytes to move.
-    pub fn budget_bytes(mut self, bytes: u64) -> Self {
-        self.budget_bytes = Some(bytes);
-        self
-    }
-
-    /// Sets how many bytes to copy per wave.
-    pub fn wave_bytes(mut self, bytes: usize) -> Self {
-        self.wave_bytes = bytes;
-        self
-    }
-
-    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
-    pub fn break_price(mut self, frames: u32) -> Self {
-        self.break_price = frames;
-        self
-    }
-
-    /// Sets the time limit for the copy of a wave.
-    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
-        self.copy_deadline = deadline;
-        self
-    }
-
-    pub(super) fn check(&self) -> Result<(), DefragError> {
-        if self.order.is_some_and(|order| u32::from(order.0) > FRAME_BITS) {
-            return Err(DefragError::Option {
-                option: "order",
-                reason: "exceeds the order of the largest possible pool",
-            });
-        }
-        if self.wave_bytes == 0 {
-            return Err(DefragError::Option { option: "wave_bytes", reason: "must not be zero" });
-        }
-        if self.copy_deadline.is_zero() {
-            return Err(DefragError::Option { option: "copy_deadline", reason: "must not be zero" });
-        }
-        Ok(())
-    }
-}
 
 /// Moves a pool's blocks. Clones move blocks of the same pool, and take turns.
 #[derive(Clone, Debug)]
@@ -178,6 +98,8 @@ pub(super) struct CompactionPass<'a> {
     compactor: &'a Compactor,
     lock: CompactionLock,
     wave_blocks: usize,
+    /// Maximum number of waves in flight.
+    depth: usize,
     copy_deadline: Duration,
     background: Option<Background>,
     pub(super) report: DefragReport,
@@ -189,57 +111,6 @@ pub(super) struct Background {
     pub(super) stop: Arc<Stop>,
     /// True if the run may empty threads' magazines.
     pub(super) trims_caches: bool,
-}
-
-/// A wave being copied, and the channel that reports the end of its copy.
-struct Copying {
-    blocks: Blocks,
-    wave: Option<Wave>,
-    block_bytes: usize,
-    counts: Arc<Mutex<MoveCounts>>,
-    /// Holds the copy's share of the compaction lock; declared so that it drops after the wave.
-    _under_way: UnderWay,
-    tell: Option<oneshot::Sender<Copied>>,
-}
-
-/// Outcome of the copy of a wave.
-struct Copied {
-    moved: usize,
-    given_up: GivenUp,
-    failed: Option<StorageError>,
-}
-
-impl Copying {
-    fn end(mut self, outcome: Result<(), StorageError>) {
-        let Some(wave) = self.wave.take() else { return };
-        let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
-        match outcome {
-            // SAFETY: the copier reports that the copy is complete.
-            Ok(()) => copied.moved = unsafe { wave.publish(&mut |_, why| copied.given_up.count(why)) },
-            Err(error) => {
-                copied.given_up.copy_failed = wave.len();
-                // Poison before the destinations are free again, so that no allocation gets one.
-                if error.is_lost() {
-                    self.blocks.poison();
-                }
-                drop(wave);
-                copied.failed = Some(error);
-            }
-        }
-        count(&self.counts, |counts| {
-            counts.waves += 1;
-            counts.moved_blocks += copied.moved as u64;
-            counts.moved_bytes += (copied.moved * self.block_bytes) as u64;
-            counts.given_up.add(&copied.given_up);
-        });
-        // The run's future may have been dropped.
-        let _ = self.tell.take().map(|tell| tell.send(copied));
-    }
-}
-
-/// Changes counts of moves.
-fn count(counts: &Mutex<MoveCounts>, change: impl FnOnce(&mut MoveCounts)) {
-    change(&mut counts.lock().unwrap_or_else(PoisonError::into_inner));
 }
 
 impl Compactor {
@@ -473,11 +344,13 @@ impl Compactor {
     }
 
     fn run(&self, options: &DefragOptions, lock: Turn) -> CompactionPass<'_> {
-        let wave_blocks = (options.wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
+        let wave_bytes = options.wave_bytes.unwrap_or_else(|| self.bytes.wave_bytes());
+        let wave_blocks = (wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
+        let depth = self.bytes.waves_in_flight().max(1);
         let (lock, report) = (Arc::new(lock), DefragReport::default());
         let copy_deadline = options.copy_deadline;
         count(&self.counts, |counts| counts.runs += 1);
-        CompactionPass { compactor: self, lock, wave_blocks, copy_deadline, background: None, report }
+        CompactionPass { compactor: self, lock, wave_blocks, depth, copy_deadline, background: None, report }
     }
 
     /// Returns the fragmentation rate, and the number of free aligned runs.
@@ -535,18 +408,35 @@ impl CompactionPass<'_> {
 
     /// Carries out moves wave by wave.
     pub(super) async fn carry_out(&mut self, moves: &[Move]) -> Result<(), Failure> {
+        let mut flights = VecDeque::new();
+        let mut outcome = self.begin_waves(moves, &mut flights).await;
+        for flight in flights {
+            if let Err(Failure::Overdue(_)) = &outcome {
+                // The other copies are likely to be stuck as well; they end without this run.
+                break;
+            }
+            outcome = outcome.and(self.end_wave(flight).await);
+        }
+        outcome
+    }
+
+    /// Begins all waves, and ends all but the last ones, which remain in `flights`.
+    async fn begin_waves(&mut self, moves: &[Move], flights: &mut VecDeque<Flight>) -> Result<(), Failure> {
         for moves in moves.chunks(self.wave_blocks) {
+            while flights.len() >= self.depth || flights.iter().any(|flight| flight.vacates(moves)) {
+                let Some(oldest) = flights.pop_front() else { break };
+                self.end_wave(oldest).await?;
+            }
             if self.is_stopped() {
                 break;
             }
-            self.wave(moves).await?;
-            // Let other tasks on this thread run between waves.
-            yield_now().await;
+            flights.extend(self.begin_wave(moves)?);
         }
         Ok(())
     }
 
-    async fn wave(&mut self, moves: &[Move]) -> Result<(), Failure> {
+    /// Starts the copy of a wave. Returns `None` if none of the blocks can move now.
+    fn begin_wave(&mut self, moves: &[Move]) -> Result<Option<Flight>, Failure> {
         let under_way = &self.compactor.copies;
         if let Some(overdue) = under_way.overdue() {
             // A new copy would get stuck as well.
@@ -558,9 +448,11 @@ impl CompactionPass<'_> {
         self.report.given_up.add(&given_up);
         count(&self.compactor.counts, |counts| counts.given_up.add(&given_up));
         if wave.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         let copies: Vec<FrameMove> = wave.moves().map(|(from, to)| FrameMove::new(from, to)).collect();
+        let mut sources: Vec<FrameId> = copies.iter().map(|step| step.src).collect();
+        sources.sort_unstable();
         let (tell, told) = oneshot::channel();
         let blocks = self.compactor.blocks().clone();
         let bytes = copies.len() * self.compactor.block_bytes;
@@ -581,7 +473,12 @@ impl CompactionPass<'_> {
         unsafe {
             self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
         };
-        let copied = self.end_of_copy(told, deadline).await?;
+        Ok(Some(Flight { told, deadline, sources }))
+    }
+
+    /// Waits for the end of a wave, and adds it to the report.
+    async fn end_wave(&mut self, flight: Flight) -> Result<(), Failure> {
+        let copied = self.end_of_copy(flight.told, flight.deadline).await?;
         self.report.given_up.add(&copied.given_up);
         if let Some(error) = copied.failed {
             return Err(Failure::Copy(error));
@@ -589,6 +486,8 @@ impl CompactionPass<'_> {
         self.report.moved_blocks += copied.moved;
         self.report.moved_bytes += (copied.moved * self.compactor.block_bytes) as u64;
         self.report.waves += 1;
+        // Let other tasks on this thread run between waves.
+        yield_now().await;
         Ok(())
     }
 

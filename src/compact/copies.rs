@@ -11,7 +11,7 @@ use super::turns::Turn;
 /// The right to move blocks. The copy of a wave holds a share of it, until it ends or is overdue.
 pub(super) type CompactionLock = Arc<Turn>;
 
-/// The copies of one pool in progress: one at a time, and possibly one that is overdue. See
+/// The copies of one pool in progress: those of one run, and possibly some that are overdue. See
 /// [`compactor`](super::compactor).
 #[derive(Default, Debug)]
 pub(super) struct Copies(Mutex<List>);

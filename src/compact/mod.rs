@@ -39,9 +39,11 @@
 mod bytes;
 mod compactor;
 mod copies;
+mod copying;
 mod error;
 mod goal;
 mod live;
+mod options;
 mod plan;
 mod report;
 mod resize;
@@ -51,10 +53,12 @@ mod task;
 mod turns;
 
 pub use crate::block::GaveWay;
+pub use crate::storage::WAVE_BYTES;
 pub use bytes::{Bytes, FrameCopier};
-pub use compactor::{COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
+pub use compactor::Compactor;
 pub use error::{Blocker, DefragError, ResizeError};
 pub use goal::{BREAK_PRICE, Goal, Move, Plan, Shortfall, Step};
+pub use options::{COPY_DEADLINE, DefragOptions};
 pub use plan::{plan, plan_at_price};
 pub use report::{DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, ResizeReport};
 pub use resize::ResizeOptions;

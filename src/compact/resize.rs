@@ -17,9 +17,10 @@ use crate::block::{Core, FrameUse, Shrinking};
 use crate::ids::{BlockId, Run as Frames};
 use crate::sync::runtime::{now, sleep_until};
 
-use super::compactor::{COPY_DEADLINE, Compactor, Failure, WAVE_BYTES};
+use super::compactor::{Compactor, Failure};
 use super::error::Blocker;
-use super::{Bytes, DefragOptions, Goal, ResizeError, ResizeReport};
+use super::options::{COPY_DEADLINE, DefragOptions};
+use super::{Bytes, Goal, ResizeError, ResizeReport};
 
 /// Default of [`ResizeOptions::patience`].
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -34,15 +35,15 @@ pub struct ResizeOptions {
     /// Time without any progress after which a shrink gives up. It waits for batches in flight to
     /// end and for open blocks to be sealed.
     pub patience: Duration,
-    /// Bytes copied per wave.
-    pub wave_bytes: usize,
+    /// Bytes copied per wave; by default, the storage's choice.
+    pub wave_bytes: Option<usize>,
     /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
     pub copy_deadline: Duration,
 }
 
 impl Default for ResizeOptions {
     fn default() -> Self {
-        Self { patience: PATIENCE, wave_bytes: WAVE_BYTES, copy_deadline: COPY_DEADLINE }
+        Self { patience: PATIENCE, wave_bytes: None, copy_deadline: COPY_DEADLINE }
     }
 }
 
@@ -60,7 +61,7 @@ impl ResizeOptions {
 
     /// Sets how many bytes to copy per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
-        self.wave_bytes = bytes;
+        self.wave_bytes = Some(bytes);
         self
     }
 
@@ -83,7 +84,8 @@ impl Compactor {
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
-        let copies = DefragOptions::new().wave_bytes(options.wave_bytes).copy_deadline(options.copy_deadline);
+        let mut copies = DefragOptions::new().copy_deadline(options.copy_deadline);
+        copies.wave_bytes = options.wave_bytes;
         let mut run = self.begin(&copies).await;
         let from = core.total();
         let mut shrinking = self.blocks().begin_shrink(blocks)?;

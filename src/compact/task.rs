@@ -27,7 +27,8 @@ use crate::block::Blocks;
 use crate::ids::{Order, Ticket};
 use crate::sync::runtime::{Task, now, spawn, timeout_at, yield_now};
 
-use super::compactor::{Background, COPY_DEADLINE, Compactor, DefragOptions, WAVE_BYTES};
+use super::compactor::{Background, Compactor};
+use super::options::{COPY_DEADLINE, DefragOptions};
 use super::stop::Stop;
 use super::{BREAK_PRICE, DefragError, DefragReport, DefragTotals};
 
@@ -62,8 +63,8 @@ pub struct DefragConfig {
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
     /// a change resets it to this value.
     pub interval: Duration,
-    /// Bytes copied per wave.
-    pub wave_bytes: usize,
+    /// Bytes copied per wave; by default, the storage's choice.
+    pub wave_bytes: Option<usize>,
     /// Maximum number of bytes moved per run.
     pub budget_bytes: Option<u64>,
     /// Order of the free runs to gain; by default, the pool's.
@@ -79,7 +80,7 @@ impl Default for DefragConfig {
         Self {
             threshold: 0.02,
             interval: Duration::from_millis(2),
-            wave_bytes: WAVE_BYTES,
+            wave_bytes: None,
             budget_bytes: None,
             order: None,
             break_price: BREAK_PRICE,
@@ -111,7 +112,7 @@ impl DefragConfig {
 
     /// Sets how many bytes to copy per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
-        self.wave_bytes = bytes;
+        self.wave_bytes = Some(bytes);
         self
     }
 
@@ -140,7 +141,8 @@ impl DefragConfig {
     }
 
     fn options(&self) -> DefragOptions {
-        let mut options = DefragOptions::new().wave_bytes(self.wave_bytes).copy_deadline(self.copy_deadline);
+        let mut options = DefragOptions::new().copy_deadline(self.copy_deadline);
+        options.wave_bytes = self.wave_bytes;
         (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
         options.break_price = self.break_price;
         options

@@ -20,14 +20,16 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys::{
-    self, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationGranularity_flags,
-    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUresult,
+    self, CUdevice_attribute as Attribute, CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType, CUresult,
 };
 
 use crate::error::{LayoutError, StorageError};
 use crate::storage::{Arrangement, KvLayout};
 
 use super::context::Context;
+use super::driver::attribute_or_zero;
 use super::pieces::Placed;
 use super::stream::Stream;
 
@@ -35,12 +37,17 @@ use super::stream::Stream;
 /// less on shrinking.
 const SEGMENTS: usize = 64;
 
+/// Minimum size of a mapping step by default: each mapping costs several calls, and the devices of
+/// other hosts register memory by mapping.
+const CHUNK_BYTES_MIN: usize = 32 << 20;
+
 /// Device memory for frames; see the [module](self).
 #[derive(Debug)]
 pub(super) struct Arena {
     context: Arc<Context>,
     base: CUdeviceptr,
     plan: Plan,
+    properties: CUmemAllocationProp,
     /// Number of mapped chunks, by region.
     mapped: Mutex<Vec<usize>>,
 }
@@ -82,6 +89,7 @@ impl Plan {
         layout: &KvLayout,
         frames_max: usize,
         segment_frames: usize,
+        chunk_min: usize,
         granule: usize,
     ) -> Result<(Self, Vec<Placed>), LayoutError> {
         let too_large = || LayoutError::TooLarge { what: "the reservation" };
@@ -95,7 +103,8 @@ impl Plan {
                     plane.frame_stride.checked_mul(frames)?.max(1).checked_next_multiple_of(granule)
                 };
                 let bytes = round(frames_max).ok_or_else(too_large)?;
-                let chunk_bytes = round(segment_frames).ok_or_else(too_large)?.min(bytes);
+                let least = chunk_min.next_multiple_of(granule);
+                let chunk_bytes = round(segment_frames).ok_or_else(too_large)?.max(least).min(bytes);
                 regions.push(Region { at: end, frame_stride: plane.frame_stride, chunk_bytes, bytes });
                 end =
                     end.checked_add(bytes).filter(|&end| end <= isize::MAX as usize).ok_or_else(too_large)?;
@@ -120,12 +129,14 @@ impl Arena {
         segment_frames: Option<usize>,
         stream: &Stream,
     ) -> Result<(Self, Vec<Placed>), StorageError> {
-        let granule = granule(context)?;
+        let properties = properties(context);
+        let granule = granule(context, &properties)?;
+        let chunk_min = if segment_frames.is_some() { 0 } else { CHUNK_BYTES_MIN };
         let segment_frames = segment_frames.unwrap_or(frames_max.div_ceil(SEGMENTS));
-        let (plan, mut placed) = Plan::new(layout, frames_max, segment_frames.max(1), granule)?;
+        let (plan, mut placed) = Plan::new(layout, frames_max, segment_frames.max(1), chunk_min, granule)?;
         let base = reserve(context, plan.bytes, granule)?;
         let mapped = Mutex::new(vec![0; plan.regions.len()]);
-        let arena = Self { context: context.clone(), base, plan, mapped };
+        let arena = Self { context: context.clone(), base, plan, properties, mapped };
         for placed in &mut placed {
             placed.base += base;
         }
@@ -211,7 +222,7 @@ impl Arena {
     ) -> Result<(), StorageError> {
         let _entered = self.context.enter()?;
         let at = self.base + start as u64;
-        let (mut handle, properties) = (0, properties(&self.context));
+        let (mut handle, properties) = (0, self.properties);
         let access = CUmemAccessDesc {
             location: properties.location,
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -264,6 +275,9 @@ impl Drop for Arena {
         // Kernels of an engine may be running that this backend does not know of. In a lost context
         // nothing runs.
         let _ = self.context.synchronise();
+        if self.context.is_stuck() {
+            return;
+        }
         let mut mapped = std::mem::take(&mut *self.mapped.lock().unwrap_or_else(PoisonError::into_inner));
         let none = vec![0; mapped.len()];
         self.unmap_to(&mut mapped, &none);
@@ -273,7 +287,13 @@ impl Drop for Arena {
     }
 }
 
-/// Returns the properties of the mapped memory, which is on this device.
+// SAFETY: the properties contain a null pointer; everything else is shared by design.
+unsafe impl Send for Arena {}
+// SAFETY: as above.
+unsafe impl Sync for Arena {}
+
+/// Returns the properties of the mapped memory, which is on this device. If the device can, other
+/// processes import it by file descriptors, and network cards access it: neither can be added later.
 fn properties(context: &Context) -> CUmemAllocationProp {
     // SAFETY: plain numbers and a pointer, for which zero is valid, and is required for unused
     // fields.
@@ -281,16 +301,23 @@ fn properties(context: &Context) -> CUmemAllocationProp {
     properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location =
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal() };
+    let can = |which| attribute_or_zero(context.ordinal(), which) != 0;
+    if can(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+        properties.requestedHandleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    }
+    if can(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) {
+        properties.allocFlags.gpuDirectRDMACapable = 1;
+    }
     properties
 }
 
 /// Returns the device's unit of mapping in bytes.
-fn granule(context: &Context) -> Result<usize, StorageError> {
+fn granule(context: &Context, properties: &CUmemAllocationProp) -> Result<usize, StorageError> {
     let _entered = context.enter()?;
-    let (mut granule, properties) = (0, properties(context));
+    let mut granule = 0;
     let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     // SAFETY: the pointers are valid and the context is current.
-    let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut granule, &properties, least) };
+    let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut granule, properties, least) };
     context.check(asked, "reading the mapping granularity")?;
     Ok(granule.max(1))
 }
@@ -322,7 +349,7 @@ mod tests {
         for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
             for (frames_max, segment) in [(1, 1), (1000, 16), (5000, 5000), (5000, 100_000), (70_000, 512)] {
                 let layout = layout(arrangement);
-                let (plan, placed) = Plan::new(&layout, frames_max, segment, GRANULE).unwrap();
+                let (plan, placed) = Plan::new(&layout, frames_max, segment, 0, GRANULE).unwrap();
                 let block_first = arrangement == Arrangement::BlockFirst;
                 assert_eq!(plan.regions.len(), if block_first { 1 } else { 6 });
                 let mut end = 0;
@@ -351,7 +378,7 @@ mod tests {
     fn what_no_address_space_holds_is_refused() {
         let layout = layout(Arrangement::LayerFirst);
         for frames in [usize::MAX / 4, usize::MAX / (10 << 10)] {
-            let refused = Plan::new(&layout, frames, 1, GRANULE);
+            let refused = Plan::new(&layout, frames, 1, CHUNK_BYTES_MIN, GRANULE);
             assert!(matches!(refused, Err(LayoutError::TooLarge { .. })), "{frames}");
         }
     }

@@ -8,26 +8,44 @@
 //! ```
 //!
 //! In every case, buffers return to their shelf only when the device has finished with them.
+//!
+//! Commands that access another device's memory may never end if that device fails. A scope
+//! [beside](CommandScope::beside) another device therefore polls both devices instead of blocking
+//! in the driver. If the other one is lost and the commands do not end within [`GRACE`], this device
+//! is lost too.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{self, CUstream};
 
 use crate::error::StorageError;
 use crate::storage::CopyDone;
+use crate::sync::sleep;
 
 use super::device::Device;
 use super::event::Event;
-use super::kernels::Kernel;
+use super::kernels::{Kernel, Shape};
 use super::staging::{Pinned, Scratch};
+use super::stream::is_idle;
+
+/// Time within which commands must end after a device that they access was lost.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Longest pause between two polls of a pair of devices.
+const PAUSE_MAX: Duration = Duration::from_micros(500);
 
 /// Commands on one stream; see the [module](self).
 pub(super) struct CommandScope<'a> {
     device: &'a Device,
     stream: CUstream,
     kept: Kept,
-    mark: Option<Event>,
+    mark: Option<Arc<Event>>,
     /// True if commands were enqueued that have not been waited for.
     is_open: bool,
+    /// Another device whose memory the commands access, and a stream of it.
+    beside: Option<(&'a Device, CUstream)>,
 }
 
 #[derive(Default)]
@@ -42,17 +60,20 @@ impl<'a> CommandScope<'a> {
     /// # Safety
     /// The stream lives as long as the command scope, and is of this device.
     pub(super) unsafe fn on(device: &'a Device, stream: CUstream) -> Self {
-        Self { device, stream, kept: Kept::default(), mark: None, is_open: false }
+        Self { device, stream, kept: Kept::default(), mark: None, is_open: false, beside: None }
+    }
+
+    /// Makes the waits for these commands poll another device, too.
+    ///
+    /// # Safety
+    /// The stream lives as long as the command scope, and is of that device.
+    pub(super) unsafe fn beside(&mut self, device: &'a Device, stream: CUstream) {
+        self.beside = Some((device, stream));
     }
 
     /// Returns the address of scratch memory for these commands.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64, StorageError> {
-        self.scratch_of(self.device, bytes)
-    }
-
-    /// Returns the address of scratch memory on another device.
-    pub(super) fn scratch_of(&mut self, device: &Device, bytes: usize) -> Result<u64, StorageError> {
-        let scratch = device.0.staging.scratch(bytes)?;
+        let scratch = self.device.0.staging.scratch(bytes)?;
         let address = scratch.address();
         self.kept.scratch.push(scratch);
         Ok(address)
@@ -116,19 +137,33 @@ impl<'a> CommandScope<'a> {
     pub(super) unsafe fn launch<P: DeviceRepr>(
         &mut self,
         kernel: Kernel,
-        grid: u32,
+        ctas: u32,
+        params: &P,
+    ) -> Result<(), StorageError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_as(kernel, Shape::of(ctas), params) }
+    }
+
+    /// Launches a kernel with a shape of its own.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch); the kernel allows the shape.
+    pub(super) unsafe fn launch_as<P: DeviceRepr>(
+        &mut self,
+        kernel: Kernel,
+        shape: Shape,
         params: &P,
     ) -> Result<(), StorageError> {
         self.is_open = true;
         // SAFETY: the caller's promise.
-        unsafe { self.device.0.kernels.launch(kernel, grid, self.stream, params) }
+        unsafe { self.device.0.kernels.launch(kernel, shape, self.stream, params) }
     }
 
     /// Records an event behind the commands so far; `wait` does not wait for later ones.
-    pub(super) fn mark(&mut self) -> Result<&Event, StorageError> {
+    pub(super) fn mark(&mut self) -> Result<&Arc<Event>, StorageError> {
         // SAFETY: the stream lives.
         let event = unsafe { Event::record(&self.device.0.context, self.stream)? };
-        Ok(self.mark.insert(event))
+        Ok(self.mark.insert(Arc::new(event)))
     }
 
     /// Waits until the commands are complete.
@@ -137,10 +172,42 @@ impl<'a> CommandScope<'a> {
             self.mark()?;
         }
         if let Some(mark) = &self.mark {
-            mark.wait()?;
+            self.wait_for(mark)?;
         }
         self.is_open = false;
         Ok(())
+    }
+
+    fn wait_for(&self, mark: &Event) -> Result<(), StorageError> {
+        let Some((other, stream)) = self.beside else { return mark.wait() };
+        let (context, mut lost_since, mut pause) = (&self.device.0.context, None, PAUSE_MAX / 16);
+        loop {
+            if mark.is_complete()? {
+                return Ok(());
+            }
+            // SAFETY: by the promise in `beside`.
+            let answer = unsafe { is_idle(&other.0.context, stream) };
+            if let Err(error) = answer
+                && error.is_lost()
+                && lost_since.get_or_insert_with(Instant::now).elapsed() >= GRACE
+            {
+                let reason = format!("its work waits for another device, which is lost: {error}");
+                return Err(context.lose_stuck(reason.into()));
+            }
+            sleep(pause);
+            pause = (2 * pause).min(PAUSE_MAX);
+        }
+    }
+
+    /// Waits in a destructor, after an error. On a lost device no command is running.
+    fn settle(&mut self) -> Result<(), StorageError> {
+        if self.beside.is_some() {
+            // Without an event the stream's end cannot be polled: its buffers are leaked.
+            self.mark()?;
+            return self.mark.as_ref().map_or(Ok(()), |mark| self.wait_for(mark));
+        }
+        // SAFETY: the stream lives.
+        unsafe { self.device.synchronise(self.stream) }
     }
 
     /// Ends the scope without waiting. The commands must not use any buffer of the scope.
@@ -149,25 +216,22 @@ impl<'a> CommandScope<'a> {
         self.is_open = false;
     }
 
-    /// Calls `done` when the commands are complete, after dropping `with`.
+    /// Calls `done` when the commands are complete, after dropping `with`. No command may have been
+    /// enqueued since the last [`mark`](Self::mark).
     pub(super) fn then(mut self, with: impl Send + 'static, done: CopyDone) {
         let kept = std::mem::take(&mut self.kept);
         self.is_open = false;
         // SAFETY: the stream lives, and is of this device.
-        unsafe { self.device.keep(self.stream, (kept, with), done) };
+        unsafe { self.device.keep(self.stream, self.mark.take(), (kept, with), done) };
     }
 }
 
 impl Drop for CommandScope<'_> {
     fn drop(&mut self) {
-        if self.is_open {
-            // After an error. On a lost device no command is running. SAFETY: the stream lives.
-            let settled = unsafe { self.device.synchronise(self.stream) };
-            if settled.is_err_and(|error| !error.is_lost()) {
-                // A capture of this stream began just now. The end of the enqueued commands is
-                // unknown, so their buffers are leaked.
-                std::mem::forget(std::mem::take(&mut self.kept));
-            }
+        if self.is_open && self.settle().is_err_and(|error| !error.is_lost()) {
+            // A capture of this stream began just now. The end of the enqueued commands is unknown,
+            // so their buffers are leaked.
+            std::mem::forget(std::mem::take(&mut self.kept));
         }
     }
 }

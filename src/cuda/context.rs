@@ -5,20 +5,27 @@
 //!
 //! ```text
 //! good ── an error that ends contexts, or a failed query ──> lost (final)
+//!      ── its work will never end ─────────────────────────> lost and stuck (final)
 //! ```
+//!
+//! In a *stuck* context the driver has reported no error, but work waits for something that never
+//! comes. Calls that wait for its work would not return, so that its memory is not freed.
 //!
 //! Nothing runs in a lost context any more, so its memory is unused: pending waits get an error,
 //! and later calls are refused. The engine has to restart its process.
 
+use std::cell::Cell;
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::{mem, ptr};
 
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUresult};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUevent_flags, CUresult};
 
 use crate::error::StorageError;
 use crate::ids::DeviceId;
+use crate::sync::{AtomicBool, Ordering};
 
 use super::capture::Relaxed;
 use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
@@ -29,7 +36,13 @@ pub(super) struct Context {
     device: CUdevice,
     raw: CUcontext,
     lost: OnceLock<Box<str>>,
+    stuck: AtomicBool,
+    /// Events that are not in use. Creating one costs more than recording it.
+    events: Mutex<Vec<CUevent>>,
 }
+
+/// Number of events that are created when a device is opened, and the maximum number of unused ones.
+const EVENTS: usize = 32;
 
 // SAFETY: a context can be current on any thread, and on several at once.
 unsafe impl Send for Context {}
@@ -37,22 +50,44 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 /// Keeps the context current on this thread, and its capture mode relaxed, until it is dropped.
+///
+/// Entering a context again, inside of this, makes no driver call: an operation of several calls
+/// enters once around all of them.
 #[must_use = "dropping it restores the previous context"]
 pub(super) struct Entered<'a> {
-    before: CUcontext,
-    _relaxed: Relaxed,
+    /// `None` if the context was entered before on this thread.
+    outer: Option<Outer>,
     /// Not `Send`: dropping it changes the state of this thread.
     _here: PhantomData<(&'a Context, *const ())>,
+}
+
+/// State of a thread before it entered a context.
+struct Outer {
+    /// The context entered around this one, or null.
+    around: CUcontext,
+    _relaxed: Relaxed,
+}
+
+thread_local! {
+    /// The context that this thread has entered, or null.
+    static INSIDE: Cell<CUcontext> = const { Cell::new(ptr::null_mut()) };
 }
 
 impl Context {
     /// Retains the device's primary context.
     pub(super) fn new(ordinal: u16, device: CUdevice) -> Result<Self, CudaError> {
-        let mut raw = std::ptr::null_mut();
+        let mut raw = ptr::null_mut();
         let _relaxed = Relaxed::enter();
         // SAFETY: the pointer is valid and the device exists.
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, "retaining the device's context")?;
-        Ok(Self { id: DeviceId::Cuda(ordinal), device, raw, lost: OnceLock::new() })
+        Ok(Self {
+            id: DeviceId::Cuda(ordinal),
+            device,
+            raw,
+            lost: OnceLock::new(),
+            stuck: AtomicBool::new(false),
+            events: Mutex::default(),
+        })
     }
 
     pub(super) fn id(&self) -> DeviceId {
@@ -78,18 +113,15 @@ impl Context {
 
     /// Makes the context current even if it is lost, to release resources of the driver.
     pub(super) fn enter_anyhow(&self) -> Entered<'_> {
-        let _relaxed = Relaxed::enter();
-        let mut before = std::ptr::null_mut();
-        // SAFETY: the pointer is valid, and the context is retained while `self` lives. Neither
-        // call fails for existing contexts.
-        unsafe {
-            let _ = sys::cuCtxGetCurrent(&mut before);
-            if before != self.raw {
-                let _ = sys::cuCtxSetCurrent(self.raw);
-            }
+        if INSIDE.get() == self.raw {
+            return Entered { outer: None, _here: PhantomData };
         }
-        // A context that is already current stays so.
-        Entered { before, _relaxed, _here: PhantomData }
+        let _relaxed = Relaxed::enter();
+        // SAFETY: the context is retained while `self` lives.
+        let pushed = unsafe { sys::cuCtxPushCurrent_v2(self.raw) };
+        let outer =
+            (pushed == CUresult::CUDA_SUCCESS).then(|| Outer { around: INSIDE.replace(self.raw), _relaxed });
+        Entered { outer, _here: PhantomData }
     }
 
     /// # Errors
@@ -129,6 +161,59 @@ impl Context {
         StorageError::DeviceLost { device: self.id, reason }
     }
 
+    /// Creates the events that operations then use.
+    pub(super) fn create_events(&self) -> Result<(), StorageError> {
+        let _entered = self.enter()?;
+        (0..EVENTS).try_for_each(|_| self.create_event().map(|event| self.put_event(event)))
+    }
+
+    fn create_event(&self) -> Result<CUevent, StorageError> {
+        let mut raw = ptr::null_mut();
+        // A waiting thread sleeps, because a spinning thread would take a core from the engine.
+        let flags =
+            CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        // SAFETY: the pointer is valid and the context is current.
+        self.check(unsafe { sys::cuEventCreate(&mut raw, flags) }, "creating an event")?;
+        Ok(raw)
+    }
+
+    /// Returns an event for one record. The context must be current.
+    pub(super) fn take_event(&self) -> Result<CUevent, StorageError> {
+        let unused = self.events.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        unused.map_or_else(|| self.create_event(), Ok)
+    }
+
+    /// Takes an event back. Streams that wait for its record are not affected when it is recorded
+    /// again.
+    pub(super) fn put_event(&self, event: CUevent) {
+        {
+            let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+            if events.len() < EVENTS {
+                return events.push(event);
+            }
+        }
+        self.destroy_event(event);
+    }
+
+    fn destroy_event(&self, event: CUevent) {
+        let _entered = self.enter_anyhow();
+        // SAFETY: created here, and not used any more.
+        let _ = unsafe { sys::cuEventDestroy_v2(event) };
+    }
+
+    /// Marks the context as lost although the driver has reported no error: some of its work will
+    /// never end.
+    pub(super) fn lose_stuck(&self, reason: Box<str>) -> StorageError {
+        // Release: pairs with the Acquire in `is_stuck`; set before the context counts as lost.
+        self.stuck.store(true, Ordering::Release);
+        self.lose(reason)
+    }
+
+    /// Returns true if calls that wait for work of the context may not return.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.stuck.load(Ordering::Acquire)
+    }
+
     /// Returns the device's free and total memory in bytes.
     pub(super) fn memory(&self) -> Result<(u64, u64), StorageError> {
         let _entered = self.enter()?;
@@ -149,6 +234,11 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        let events = mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        events.into_iter().for_each(|event| self.destroy_event(event));
+        if self.is_stuck() {
+            return;
+        }
         let _relaxed = Relaxed::enter();
         // SAFETY: retained once, by `new`; all users held a reference. A failure could not be
         // reported.
@@ -158,9 +248,12 @@ impl Drop for Context {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // SAFETY: restores this thread's previous context. If it has been destroyed meanwhile, the
-        // driver refuses.
-        let _ = unsafe { sys::cuCtxSetCurrent(self.before) };
+        if let Some(outer) = &self.outer {
+            INSIDE.set(outer.around);
+            let mut popped = ptr::null_mut();
+            // SAFETY: restores this thread's previous context; the pointer is valid.
+            let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
+        }
     }
 }
 

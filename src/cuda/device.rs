@@ -48,7 +48,9 @@ impl Device {
         let (raw, info) = driver::device(ordinal)?;
         let context = Arc::new(Context::new(info.ordinal, raw)?);
         let kernels = Kernels::load(context.clone(), info.capability).map_err(CudaError::of)?;
+        context.create_events().map_err(CudaError::of)?;
         let staging = Staging::new(context.clone());
+        staging.fill();
         let watch = Watch::start(context.clone())?;
         Ok(Self(Arc::new(Opened { context, kernels, staging, watch, info })))
     }
@@ -107,6 +109,7 @@ impl Device {
         stream: &DeviceStream,
         doing: &'static str,
     ) -> Result<(), StorageError> {
+        let _entered = self.0.context.enter()?;
         self.check_own(stream)?;
         if self.is_capturing(stream)? {
             return Err(StorageError::Capturing { device: self.id(), doing });
@@ -159,7 +162,7 @@ impl Device {
     /// Implements [`Storage::after`](crate::storage::Storage::after).
     pub(super) fn after(&self, stream: &DeviceStream, done: CopyDone) {
         match self.marked(stream) {
-            Ok(Ok(Some(event))) => self.0.watch.watch(event, Some(stream.clone()), done),
+            Ok(Ok(Some(event))) => self.0.watch.watch(Arc::new(event), stream.clone(), done),
             Ok(Err(foreign)) => done(Err(foreign)),
             Err(error) if error.is_lost() => done(Err(error)),
             // The stream is being captured, or the driver refuses for now. Its work continues
@@ -172,6 +175,7 @@ impl Device {
     /// Records an event behind the work enqueued on the stream so far. Returns `None` if the stream
     /// is being captured, or an inner error if it is not a stream of this device.
     fn marked(&self, stream: &DeviceStream) -> Result<Result<Option<Event>, StorageError>, StorageError> {
+        let _entered = self.0.context.enter()?;
         if let Some(foreign) = self.foreign(stream)? {
             return Ok(Err(foreign));
         }
@@ -193,16 +197,26 @@ impl Device {
         self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(raw(stream)) })
     }
 
-    /// Keeps a value until the work enqueued on the stream so far is complete.
+    /// Keeps a value until the work enqueued on the stream so far is complete: up to `mark`, if
+    /// given.
     ///
     /// # Safety
     /// The stream lives, and is of this device.
-    pub(super) unsafe fn keep(&self, stream: CUstream, kept: impl Send + 'static, done: CopyDone) {
-        // SAFETY: the caller's promise.
-        match unsafe { Event::record(&self.0.context, stream) } {
-            Ok(event) => self.0.watch.watch(
+    pub(super) unsafe fn keep(
+        &self,
+        stream: CUstream,
+        mark: Option<Arc<Event>>,
+        kept: impl Send + 'static,
+        done: CopyDone,
+    ) {
+        let mark = match mark {
+            Some(mark) => Ok(mark),
+            // SAFETY: the caller's promise.
+            None => unsafe { Event::record(&self.0.context, stream) }.map(Arc::new),
+        };
+        match mark {
+            Ok(event) => self.0.watch.watch_own(
                 event,
-                None,
                 Box::new(move |outcome| {
                     drop(kept);
                     done(outcome);

@@ -109,6 +109,7 @@ impl CudaStorage {
     ) -> Result<(), StorageError> {
         // A capture is allowed here: each launch is self-contained, and uses no buffer that is
         // given back.
+        let _entered = self.inner.device.0.context.enter()?;
         self.inner.device.check_own(stream)?;
         let layout = &self.inner.layout;
         if layer >= layout.layers() {

@@ -23,9 +23,9 @@ const CAPABILITY_NEEDED: Version = Version { major: 8, minor: 0 };
 /// Every driver function that this crate calls.
 const FUNCTIONS: &[&str] = &[
     "cuCtxEnablePeerAccess",
-    "cuCtxGetCurrent",
     "cuCtxGetStreamPriorityRange",
-    "cuCtxSetCurrent",
+    "cuCtxPopCurrent_v2",
+    "cuCtxPushCurrent_v2",
     "cuCtxSynchronize",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -41,6 +41,7 @@ const FUNCTIONS: &[&str] = &[
     "cuEventRecord",
     "cuEventSynchronize",
     "cuFuncGetAttribute",
+    "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuInit",
@@ -64,13 +65,14 @@ const FUNCTIONS: &[&str] = &[
     "cuMemcpyPeerAsync",
     "cuMemsetD8Async",
     "cuModuleGetFunction",
-    "cuModuleLoadData",
+    "cuModuleLoadDataEx",
     "cuModuleUnload",
     "cuPointerGetAttribute",
     "cuStreamCreateWithPriority",
     "cuStreamDestroy_v2",
     "cuStreamGetCtx",
     "cuStreamIsCapturing",
+    "cuStreamQuery",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuThreadExchangeStreamCaptureMode",
@@ -165,6 +167,11 @@ fn find() -> Result<Library, CudaError> {
 fn driver_version(number: c_int) -> Version {
     let number = number.max(0) as u32;
     Version { major: number / 1000, minor: number % 1000 / 10 }
+}
+
+/// Returns a device's attribute; 0 if the driver does not know it.
+pub(super) fn attribute_or_zero(device: CUdevice, which: CUdevice_attribute) -> c_int {
+    attribute(device, which).unwrap_or(0)
 }
 
 fn count() -> Result<usize, CudaError> {

@@ -114,6 +114,7 @@ pub(super) fn is_sticky(error: CUresult) -> bool {
         CUDA_ERROR_DEINITIALIZED
             | CUDA_ERROR_ECC_UNCORRECTABLE
             | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_CONTAINED
             | CUDA_ERROR_ILLEGAL_ADDRESS
             | CUDA_ERROR_LAUNCH_TIMEOUT
             | CUDA_ERROR_CONTEXT_IS_DESTROYED
@@ -124,6 +125,7 @@ pub(super) fn is_sticky(error: CUresult) -> bool {
             | CUDA_ERROR_INVALID_ADDRESS_SPACE
             | CUDA_ERROR_INVALID_PC
             | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
             | CUDA_ERROR_MPS_CLIENT_TERMINATED
             | CUDA_ERROR_EXTERNAL_DEVICE
             | CUDA_ERROR_UNKNOWN

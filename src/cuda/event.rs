@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUevent, CUevent_flags, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 
 use crate::error::StorageError;
 
@@ -30,12 +30,7 @@ impl Event {
     /// The stream lives, and is one of this context.
     pub(super) unsafe fn record(context: &Arc<Context>, stream: CUstream) -> Result<Self, StorageError> {
         let _entered = context.enter()?;
-        let mut raw = std::ptr::null_mut();
-        // A waiting thread sleeps, because a spinning thread would take a core from the engine.
-        let flags =
-            CUevent_flags::CU_EVENT_DISABLE_TIMING as u32 | CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
-        // SAFETY: the pointer is valid and the context is current.
-        context.check(unsafe { sys::cuEventCreate(&mut raw, flags) }, "creating an event")?;
+        let raw = context.take_event()?;
         let event = Self { context: context.clone(), raw };
         // SAFETY: the event lives, and so does the stream by the caller's promise.
         context.check(unsafe { sys::cuEventRecord(raw, stream) }, "recording an event")?;
@@ -73,8 +68,6 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        let _entered = self.context.enter_anyhow();
-        // SAFETY: no one else has the event any more; streams that wait for it are not affected.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        self.context.put_event(self.raw);
     }
 }

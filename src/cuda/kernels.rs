@@ -5,22 +5,28 @@
 //! their work with the grid size as stride, so that any grid size is correct: it only determines
 //! how much of the device a launch may use.
 
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
+use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::DeviceRepr;
-use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUstream};
+use cudarc::driver::sys::{
+    self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult, CUstream,
+};
 
 use crate::dtype::Dtype;
 use crate::error::StorageError;
 
 use super::context::Context;
-use super::params::THREADS;
+use super::params::{BULK_SHARED_BYTES, THREADS};
 use super::version::Version;
 
 /// NUL-terminated, as the driver requires.
 const PTX_SM80: &str = concat!(include_str!("../../kernels/ptx/kvpool.sm80.ptx"), "\0");
 const PTX_SM90: &str = concat!(include_str!("../../kernels/ptx/kvpool.sm90.ptx"), "\0");
+
+/// Size of the buffer for the messages of the driver's compiler.
+const LOG_BYTES: usize = 4096;
 
 /// First architecture with instructions for conversions to and from 8 bits.
 const SM90: Version = Version { major: 9, minor: 0 };
@@ -32,6 +38,8 @@ const ROWS: [(Dtype, &str); 3] = [(Dtype::Bf16, "bf16"), (Dtype::F16, "f16"), (D
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kernel {
     Copy,
+    /// By bulk copies; see [`Kernels::has_bulk`].
+    CopyBulk,
     Zero,
     Pack,
     Unpack,
@@ -44,8 +52,9 @@ pub(super) enum Kernel {
     Dequantise(Dtype, Dtype),
 }
 
-const PLAIN: [(Kernel, &str); 7] = [
+const PLAIN: [(Kernel, &str); 8] = [
     (Kernel::Copy, "copy"),
+    (Kernel::CopyBulk, "copy_bulk"),
     (Kernel::Zero, "zero"),
     (Kernel::Pack, "pack"),
     (Kernel::Unpack, "unpack"),
@@ -60,6 +69,22 @@ pub(super) struct Kernels {
     context: Arc<Context>,
     module: CUmodule,
     functions: Vec<(Kernel, CUfunction)>,
+    has_bulk: bool,
+}
+
+/// Size of a launch: CTAs, threads of each, and bytes of its dynamic shared memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Shape {
+    pub(super) ctas: u32,
+    pub(super) threads: u32,
+    pub(super) shared_bytes: u32,
+}
+
+impl Shape {
+    /// Returns the shape of most kernels.
+    pub(super) fn of(ctas: u32) -> Self {
+        Self { ctas, threads: THREADS, shared_bytes: 0 }
+    }
 }
 
 // SAFETY: any thread can use modules and functions, and several can at once.
@@ -72,10 +97,19 @@ impl Kernels {
         let _entered = context.enter()?;
         let ptx = if capability >= SM90 { PTX_SM90 } else { PTX_SM80 };
         let mut module = std::ptr::null_mut();
-        // SAFETY: the pointer is valid, the text ends in a NUL, and the context is current.
-        let loaded = unsafe { sys::cuModuleLoadData(&mut module, ptx.as_ptr().cast()) };
-        context.check(loaded, "loading the kernels")?;
-        let mut kernels = Self { context: context.clone(), module, functions: Vec::new() };
+        let mut log = [0u8; LOG_BYTES];
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The size is passed in the place of a pointer.
+        let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
+        // SAFETY: the pointers are valid during the call, the text ends in a NUL, the values are those
+        // of the options, and the context is current.
+        let loaded = unsafe {
+            let (count, options, values) = (2, options.as_mut_ptr(), values.as_mut_ptr());
+            sys::cuModuleLoadDataEx(&mut module, ptx.as_ptr().cast(), count, options, values)
+        };
+        context.check(loaded, "loading the kernels").map_err(|error| with_log(error, &log))?;
+        let mut kernels = Self { context: context.clone(), module, functions: Vec::new(), has_bulk: false };
         for (kernel, name) in named() {
             let mut function = std::ptr::null_mut();
             // SAFETY: the pointer is valid, the module is loaded, and the name ends in a NUL.
@@ -89,10 +123,29 @@ impl Kernels {
             context.check(asked, "loading a kernel")?;
             kernels.functions.push((kernel, function));
         }
+        if capability >= SM90 {
+            // More than 48 KiB of shared memory have to be asked for.
+            let which = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let bulk = kernels.function(Kernel::CopyBulk);
+            // SAFETY: the function was found.
+            let set = unsafe { sys::cuFuncSetAttribute(bulk, which, BULK_SHARED_BYTES as i32) };
+            // Without, the other kernel copies.
+            kernels.has_bulk = set == CUresult::CUDA_SUCCESS;
+        }
         Ok(kernels)
     }
 
-    /// Enqueues a launch of `grid` CTAs.
+    /// Returns true if the device can launch [`Kernel::CopyBulk`].
+    pub(super) fn has_bulk(&self) -> bool {
+        self.has_bulk
+    }
+
+    fn function(&self, kernel: Kernel) -> CUfunction {
+        let found = self.functions.iter().find(|(has, _)| *has == kernel);
+        found.expect("all kernels are loaded").1
+    }
+
+    /// Enqueues a launch.
     ///
     /// # Safety
     /// The stream lives and is of this device. The parameters are the kernel's own struct, and meet
@@ -100,19 +153,18 @@ impl Kernels {
     pub(super) unsafe fn launch<P: DeviceRepr>(
         &self,
         kernel: Kernel,
-        grid: u32,
+        shape: Shape,
         stream: CUstream,
         params: &P,
     ) -> Result<(), StorageError> {
-        let found = self.functions.iter().find(|(has, _)| *has == kernel);
-        let function = found.expect("all kernels are loaded").1;
+        let (function, Shape { ctas, threads, shared_bytes }) = (self.function(kernel), shape);
         let _entered = self.context.enter()?;
         let mut arguments = [(&raw const *params).cast_mut().cast::<c_void>()];
         // SAFETY: the function is loaded and takes one struct, which the driver copies during the
         // call; the rest is the caller's promise.
         let launched = unsafe {
             let (start, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());
-            sys::cuLaunchKernel(function, grid.max(1), 1, 1, THREADS, 1, 1, 0, stream, start, none)
+            sys::cuLaunchKernel(function, ctas.max(1), 1, 1, threads, 1, 1, shared_bytes, stream, start, none)
         };
         self.context.check(launched, "launching a kernel")
     }
@@ -120,10 +172,24 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
+        if self.context.is_stuck() {
+            return;
+        }
         let _entered = self.context.enter_anyhow();
         // SAFETY: the module was loaded, and no one has its functions any more. The driver waits
         // for their launches.
         let _ = unsafe { sys::cuModuleUnload(self.module) };
+    }
+}
+
+/// Adds the messages of the driver's compiler to an error.
+fn with_log(error: StorageError, log: &[u8]) -> StorageError {
+    let text = CStr::from_bytes_until_nul(log).unwrap_or_default().to_string_lossy();
+    match error {
+        StorageError::Device { device, doing, reason } if !text.trim().is_empty() => {
+            StorageError::Device { device, doing, reason: format!("{reason}: {}", text.trim()).into() }
+        }
+        other => other,
     }
 }
 
@@ -155,6 +221,6 @@ mod tests {
             }
             assert_eq!(ptx.find('\0'), Some(ptx.len() - 1));
         }
-        assert_eq!(named().count(), 7 + 2 * 9);
+        assert_eq!(named().count(), 8 + 2 * 9);
     }
 }

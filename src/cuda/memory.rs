@@ -53,6 +53,9 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if self.context.is_stuck() {
+            return;
+        }
         let _entered = self.context.enter_anyhow();
         // SAFETY: allocated by `new`. The driver waits for work in progress.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };

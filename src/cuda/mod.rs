@@ -17,13 +17,14 @@
 //! |---|---|
 //! | `version`, `error`, `driver` | errors; the driver and its devices |
 //! | `capture`, `context` | isolation from graph captures; the device's primary context |
-//! | `stream`, `event`, `watch` | streams, events, and the thread that watches events complete |
+//! | `stream`, `event` | streams and events |
+//! | `engines`, `watch` | pending events of engines; the thread that watches events complete |
 //! | `staging`, [`params`], `kernels` | transfer buffers, kernel parameters, kernels |
 //! | `memory`, `command_scope` | long-lived allocations; commands in flight and their buffers |
 //! | `device` | an open device, with all of the above |
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; mapped frames; an engine's tensors |
 //! | `config`, `storage` | configuration; the backend |
-//! | `moves`, `packed` | copies of frames; packed frames |
+//! | `pending`, `moves`, `packed` | copies on write in progress; copies of frames; packed frames |
 //! | `rows`, `device_rows` | stores and loads of tokens, from the host or on an engine's stream |
 //! | `tables` | block tables and slots in device memory, updated in place |
 //!
@@ -50,6 +51,7 @@ mod context;
 mod device;
 mod device_rows;
 mod driver;
+mod engines;
 mod error;
 mod event;
 mod kernels;
@@ -57,6 +59,7 @@ mod memory;
 mod moves;
 mod packed;
 pub mod params;
+mod pending;
 mod pieces;
 mod rows;
 mod staging;

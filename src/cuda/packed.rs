@@ -6,9 +6,12 @@
 //! receive   kernel: pieces -> scratch  copy engine: scratch -> other device  kernel there
 //! ```
 //!
+//! Between devices the host enqueues the last kernel when it has seen the copy complete. No stream
+//! of one device waits for an event of the other, which would never come if that device failed.
+//!
 //! The data is transferred in *lots* of one buffer each: several whole frames, or, if a frame
-//! exceeds a buffer, several of its pieces. Two lots are in flight at a time, so that the engines
-//! and the host work in parallel.
+//! exceeds a buffer, several of its pieces. [`DEPTH`] lots are in flight at a time, so that the
+//! engines and the host work in parallel.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -27,8 +30,9 @@ use super::pieces::Pieces;
 use super::staging::{BYTES_MAX, Pinned};
 use super::storage::{CudaStorage, StorageInner};
 
-/// Maximum number of lots in flight.
-const DEPTH: usize = 2;
+/// Maximum number of lots in flight on each device: the engines and the host work on different ones
+/// at the same time.
+const DEPTH: usize = 4;
 
 /// The data that passes through one buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,6 +44,18 @@ struct Lot {
     /// Offset in the packed form of all frames.
     at: usize,
     bytes: usize,
+}
+
+/// A lot on its way to another device.
+///
+/// The fields are dropped in this order, so that the copy ends before its target is given back.
+struct Leaving<'a> {
+    left: CommandScope<'a>,
+    landed: CommandScope<'a>,
+    /// Address of its copy on the target's device.
+    arrived: u64,
+    /// The lot as the target's layout cuts it.
+    lot: Lot,
 }
 
 /// Cuts the packed form of `frames` frames into lots of at most `most` bytes.
@@ -112,7 +128,7 @@ impl CudaStorage {
     pub(super) unsafe fn pack_runs(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
         self.check_packed(check::runs(runs, self.frames())?, out.len())?;
         let (inner, frames) = (&*self.inner, frames_of(runs));
-        inner.device.good()?;
+        let _entered = inner.device.0.context.enter()?;
         let mut under_way: VecDeque<(CommandScope<'_>, Pinned, Lot)> = VecDeque::new();
         let mut arrive = |(commands, pinned, lot): (CommandScope<'_>, Pinned, Lot)| {
             commands.wait()?;
@@ -147,7 +163,7 @@ impl CudaStorage {
     pub(super) unsafe fn unpack_runs(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
         self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes.len())?;
         let (inner, frames) = (&*self.inner, frames_of(runs));
-        inner.device.good()?;
+        let _entered = inner.device.0.context.enter()?;
         let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
         for lot in inner.lots(frames.len()) {
             if under_way.len() == DEPTH {
@@ -192,52 +208,120 @@ impl CudaStorage {
         let (from, to) = (frames_of(from), frames_of(to));
         there.device.good()?;
         here.device.good()?;
-        self.befriend(source);
-        // Dropped in this order: the reads on this device end before the buffer that the other
-        // device wrote is given back.
-        let mut under_way: VecDeque<(CommandScope<'_>, CommandScope<'_>)> = VecDeque::new();
-        let arrive = |(landing, taking_off): (CommandScope<'_>, CommandScope<'_>)| {
-            landing.wait()?;
-            taking_off.wait()
-        };
-        for (lot, landing_lot) in lots.into_iter().zip(landing_lots) {
+        let lots = lots.into_iter().zip(landing_lots);
+        if self.device() == source.device() {
+            // SAFETY: the caller's promise; the frames are checked.
+            unsafe { self.receive_within(source, lots, &from, &to) }
+        } else {
+            // SAFETY: as above.
+            unsafe { self.receive_across(source, lots, &from, &to) }
+        }
+    }
+
+    /// Copies lots within this device, in order on one stream.
+    ///
+    /// # Safety
+    /// As for [`receive_from`](Self::receive_from); the frames exist.
+    unsafe fn receive_within(
+        &self,
+        source: &Self,
+        lots: impl Iterator<Item = (Lot, Lot)>,
+        from: &[u32],
+        to: &[u32],
+    ) -> Result<(), StorageError> {
+        let (there, here) = (&*source.inner, &*self.inner);
+        let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
+        for (lot, landing_lot) in lots {
             if under_way.len() == DEPTH {
-                under_way.pop_front().map_or(Ok(()), arrive)?;
+                under_way.pop_front().map_or(Ok(()), CommandScope::wait)?;
+            }
+            // SAFETY: the stream lives as long as the storage.
+            let mut commands = unsafe { CommandScope::on(&here.device, self.packing.raw()) };
+            let packed = commands.scratch(lot.bytes)?;
+            let grids = [&lot, &landing_lot].map(|lot| self.grid(lot.frames.len() * lot.pieces.len()));
+            // SAFETY: the frames exist; destinations are distinct; the buffer is kept until the
+            // scope ends; the rest is the caller's promise.
+            unsafe {
+                there.launch_lot(&mut commands, Kernel::Pack, from, &lot, packed, grids[0])?;
+                here.launch_lot(&mut commands, Kernel::Unpack, to, &landing_lot, packed, grids[1])?;
+            }
+            commands.mark()?;
+            under_way.push_back(commands);
+        }
+        under_way.into_iter().try_for_each(CommandScope::wait)
+    }
+
+    /// Copies lots from another device.
+    ///
+    /// # Safety
+    /// As for [`receive_from`](Self::receive_from); the frames exist.
+    unsafe fn receive_across(
+        &self,
+        source: &Self,
+        lots: impl Iterator<Item = (Lot, Lot)>,
+        from: &[u32],
+        to: &[u32],
+    ) -> Result<(), StorageError> {
+        let (there, here) = (&*source.inner, &*self.inner);
+        self.befriend(source);
+        let mut leaving: VecDeque<Leaving<'_>> = VecDeque::new();
+        let mut landing: VecDeque<CommandScope<'_>> = VecDeque::new();
+        for (lot, landing_lot) in lots {
+            if leaving.len() == DEPTH
+                && let Some(oldest) = leaving.pop_front()
+            {
+                if landing.len() == DEPTH {
+                    landing.pop_front().map_or(Ok(()), CommandScope::wait)?;
+                }
+                // SAFETY: the caller's promise.
+                landing.push_back(unsafe { self.land(oldest, to)? });
             }
             // SAFETY: each stream lives as long as its storage.
-            let mut taking_off = unsafe { CommandScope::on(&there.device, source.packing.raw()) };
+            let (mut left, mut landed) = unsafe {
+                (
+                    CommandScope::on(&there.device, source.packing.raw()),
+                    CommandScope::on(&here.device, self.packing.raw()),
+                )
+            };
             // SAFETY: as above.
-            let mut landing = unsafe { CommandScope::on(&here.device, self.packing.raw()) };
-            let packed = taking_off.scratch(lot.bytes)?;
-            let jobs = lot.frames.len() * lot.pieces.len();
-            // SAFETY: the frames exist; destinations are distinct; the buffers are kept until both
-            // scopes end; the rest is the caller's promise.
+            unsafe { left.beside(&here.device, self.packing.raw()) };
+            let (packed, arrived) = (left.scratch(lot.bytes)?, landed.scratch(lot.bytes)?);
+            let grid = source.grid(lot.frames.len() * lot.pieces.len());
+            // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest
+            // is the caller's promise.
             unsafe {
-                there.launch_lot(&mut taking_off, Kernel::Pack, &from, &lot, packed, source.grid(jobs))?;
-                let arrived = if source.device() == self.device() {
-                    packed
-                } else {
-                    let arrived = taking_off.scratch_of(&here.device, lot.bytes)?;
-                    source.send_to(self, packed, arrived, lot.bytes)?;
-                    arrived
-                };
-                taking_off.mark()?.hold_back(&here.device.0.context, self.packing.raw())?;
-                let jobs = landing_lot.frames.len() * landing_lot.pieces.len();
-                here.launch_lot(&mut landing, Kernel::Unpack, &to, &landing_lot, arrived, self.grid(jobs))?;
+                there.launch_lot(&mut left, Kernel::Pack, from, &lot, packed, grid)?;
+                source.send_to(self, packed, arrived, lot.bytes)?;
             }
-            landing.mark()?;
-            under_way.push_back((landing, taking_off));
+            left.mark()?;
+            leaving.push_back(Leaving { left, landed, arrived, lot: landing_lot });
         }
-        under_way.into_iter().try_for_each(arrive)
+        while let Some(oldest) = leaving.pop_front() {
+            // SAFETY: the caller's promise.
+            landing.push_back(unsafe { self.land(oldest, to)? });
+        }
+        landing.into_iter().try_for_each(CommandScope::wait)
+    }
+
+    /// Waits until the lot has arrived, and enqueues its unpacking.
+    ///
+    /// # Safety
+    /// As for [`receive_across`](Self::receive_across).
+    unsafe fn land<'a>(&'a self, lot: Leaving<'a>, to: &[u32]) -> Result<CommandScope<'a>, StorageError> {
+        let Leaving { left, mut landed, arrived, lot } = lot;
+        left.wait()?;
+        let grid = self.grid(lot.frames.len() * lot.pieces.len());
+        // SAFETY: the frames exist; destinations are distinct; the lot has arrived, and its buffer
+        // is kept until the scope ends; the rest is the caller's promise.
+        unsafe { self.inner.launch_lot(&mut landed, Kernel::Unpack, to, &lot, arrived, grid)? };
+        landed.mark()?;
+        Ok(landed)
     }
 
     /// Enables direct access between the devices, if supported. Otherwise the driver copies through
     /// the host.
     fn befriend(&self, source: &Self) {
         let (here, there) = (&self.inner.device.0.context, &source.inner.device.0.context);
-        if self.device() == source.device() {
-            return;
-        }
         for (from, to) in [(there, here), (here, there)] {
             let _entered = from.enter_anyhow();
             // SAFETY: the context is current and the other one lives. Access that is already

@@ -3,7 +3,8 @@
 //!
 //! | kernel | params | unit of work |
 //! |---|---|---|
-//! | `kvp_copy` | [`CopyParams`] | one piece of one move per CTA |
+//! | `kvp_copy` | [`CopyParams`] | one piece of one move per 128 threads |
+//! | `kvp_copy_bulk` | [`CopyParams`] | one piece of one move per CTA; compute capability 9.0 |
 //! | `kvp_zero` | [`ZeroParams`] | one piece of one frame per CTA |
 //! | `kvp_pack`, `kvp_unpack` | [`PackParams`] | one piece of one frame per CTA |
 //! | `kvp_store`, `kvp_load` | [`RowsParams`] | K or V of one token per warp |
@@ -36,6 +37,15 @@ use crate::sequence::MovedEntry;
 
 /// Threads per CTA.
 pub const THREADS: u32 = 256;
+
+/// Threads that copy one piece in `kvp_copy`; a CTA has one to eight such teams.
+pub const COPY_TEAM: u32 = 128;
+
+/// Threads per CTA of `kvp_copy_bulk`, one of which issues the copies.
+pub const BULK_THREADS: u32 = 32;
+
+/// Dynamic shared memory per CTA of `kvp_copy_bulk`: a ring of four pieces.
+pub const BULK_SHARED_BYTES: u32 = 4 * PIECE_BYTES_MAX;
 
 /// Maximum size of a piece: four vectors of 16 bytes per thread.
 pub const PIECE_BYTES_MAX: u32 = 16 * 1024;
@@ -85,13 +95,19 @@ pub struct Lane {
     pub frame_stride: u64,
 }
 
-/// Parameters of `kvp_copy`.
+/// Number of moves that a launch passes as parameters.
+pub const MOVES_INLINE: usize = 256;
+
+/// The inline moves of a launch that has a table of moves, or none.
+pub const NO_MOVES: [Move; MOVES_INLINE] = [Move { src: 0, dst: 0 }; MOVES_INLINE];
+
+/// Parameters of `kvp_copy` and `kvp_copy_bulk`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct CopyParams {
     /// Address of [`Piece`]s.
     pub pieces: u64,
-    /// Address of [`Move`]s.
+    /// Address of [`Move`]s; 0 if they are in `few`.
     pub moves: u64,
     /// Number of pieces.
     pub n_pieces: u32,
@@ -101,6 +117,8 @@ pub struct CopyParams {
     pub unit: u32,
     /// Zero.
     pub reserved: u32,
+    /// Up to [`MOVES_INLINE`] moves.
+    pub few: [Move; MOVES_INLINE],
 }
 
 /// Parameters of `kvp_zero`.
@@ -230,7 +248,8 @@ const _: () = {
     assert!(offset_of!(Move, dst) == 4);
     assert!(size_of::<Lane>() == 16);
     assert!(offset_of!(Lane, frame_stride) == 8);
-    assert!(size_of::<CopyParams>() == 32);
+    assert!(size_of::<CopyParams>() == 2080);
+    assert!(offset_of!(CopyParams, few) == 32);
     assert!(offset_of!(CopyParams, moves) == 8);
     assert!(offset_of!(CopyParams, n_pieces) == 16);
     assert!(offset_of!(CopyParams, n_moves) == 20);

@@ -31,6 +31,7 @@ impl CudaStorage {
         inner.device.good()?;
         let [k_bytes, v_bytes] = self.row_bytes_outside([k.dtype(), v.dtype()]);
         let most = tokens_at_a_time(k_bytes, v_bytes);
+        inner.pending.wait(frames_of(slots, inner.layout.block_tokens()))?;
         for (part, slots) in slots.chunks(most).enumerate() {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
             let mut pinned = inner.device.0.staging.pinned(at.end)?;
@@ -74,6 +75,7 @@ impl CudaStorage {
         let dtypes = (k.as_elements().dtype(), v.as_elements().dtype());
         let [k_bytes, v_bytes] = self.row_bytes_outside([dtypes.0, dtypes.1]);
         let most = tokens_at_a_time(k_bytes, v_bytes);
+        inner.pending.wait(frames_of(slots, inner.layout.block_tokens()))?;
         for (part, slots) in slots.chunks(most).enumerate() {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
             let mut pinned = inner.device.0.staging.pinned(at.end)?;
@@ -155,6 +157,12 @@ impl Parts {
         let v = (k + tokens * k_bytes).next_multiple_of(ALIGN);
         Self { tokens, k, v, end: v + tokens * v_bytes, k_bytes, v_bytes }
     }
+}
+
+/// Returns the frames of slots that were checked.
+fn frames_of(slots: &[i64], block_tokens: usize) -> impl Iterator<Item = u32> {
+    let slots = slots.iter().filter(|&&slot| slot >= 0);
+    slots.map(move |&slot| (slot as usize / block_tokens) as u32)
 }
 
 /// Returns the number of tokens whose slots and rows fit into one buffer, at least one.

@@ -1,15 +1,15 @@
 //! Transfer buffers: pinned host memory, which the device accesses itself, and scratch memory on
 //! the device.
 //!
-//! Sizes are powers of two. Buffers are allocated when none is available, and then kept, because
-//! allocating and freeing would each wait for the device. The kept buffers never exceed the number
-//! that was in use at one time.
+//! Sizes are powers of two. Buffers are kept, because allocating and freeing may each wait for the
+//! device: some of each size are allocated when the device is opened, more when none is available.
 //!
 //! **A buffer used by an enqueued command is dropped only after the event behind that command was
 //! seen complete.** A dropped buffer is handed out again, and the device would read the next
 //! owner's bytes. On a lost device nothing reads any more.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,6 +24,10 @@ pub(super) const BYTES_MAX: usize = 8 << 20;
 
 const BYTES_MIN_LOG: u32 = 12;
 const CLASSES: usize = (BYTES_MAX.trailing_zeros() - BYTES_MIN_LOG + 1) as usize;
+
+/// Size classes and numbers of the buffers of each kind that are allocated when a device is opened:
+/// lists and tables (4 to 64 KiB), and lots of packed frames.
+const PREPARED: [(RangeInclusive<usize>, usize); 2] = [(0..=4, 8), (CLASSES - 1..=CLASSES - 1, 4)];
 
 /// The buffers of one device.
 pub(super) struct Staging {
@@ -60,6 +64,20 @@ unsafe impl Sync for Pinned {}
 impl Staging {
     pub(super) fn new(context: Arc<Context>) -> Arc<Self> {
         Arc::new(Self { context, pinned: Shelf::default(), scratch: Shelf::default() })
+    }
+
+    /// Allocates the buffers that most operations use, so that none of them waits for the device
+    /// later. An operation that needs more allocates them itself; so does one if this fails.
+    pub(super) fn fill(&self) {
+        for (classes, count) in PREPARED {
+            for class in classes.flat_map(|class| std::iter::repeat_n(class, count)) {
+                let (Ok(pinned), Ok(scratch)) = (self.make_pinned(class), self.make_scratch(class)) else {
+                    return;
+                };
+                self.pinned.put(class, pinned);
+                self.scratch.put(class, scratch);
+            }
+        }
     }
 
     /// Returns pinned memory of at least `bytes` bytes, up to [`BYTES_MAX`], with unspecified
@@ -110,6 +128,9 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
+        if self.context.is_stuck() {
+            return;
+        }
         let _entered = self.context.enter_anyhow();
         for class in 0..CLASSES {
             while let Some(address) = self.pinned.take(class) {

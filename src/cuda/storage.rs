@@ -4,14 +4,15 @@
 //! |---|---|
 //! | the engine's | [`copy_on`](Storage::copy_on), [`store_on`](CudaStorage::store_on), [`load_on`](CudaStorage::load_on) |
 //! | service | `store`, `load`, `copy`: synchronous |
-//! | packing | `pack`, `unpack`, `receive`, `zero`: not ordered with streams of an engine |
+//! | mapping | `grow`: zeroes fresh memory |
+//! | packing | `pack`, `unpack`, `receive`, `zero`, `zero_then`: not ordered with streams of an engine |
 //! | moving (lowest priority, which is the default one) | `copy_then`: compaction, on a few CTAs |
 //!
 //! The frame rule orders operations on different streams: two operations on the same bytes never
 //! overlap, because a caller sees one end before it begins the other. The exception is a
 //! copy-on-write, which the pool itself enqueues, and which ends when an engine's stream reaches
-//! it: the service stream waits for it, so that later stores from the host to the copy come after
-//! it.
+//! it: operations of the host on the copy wait for it ([`pending`](super::pending)). No stream here
+//! waits for an engine's stream.
 
 use std::any::Any;
 use std::fmt;
@@ -31,9 +32,18 @@ use super::arena::Arena;
 use super::config::CudaConfig;
 use super::device::Device;
 use super::memory::{Memory, bytes_of};
+use super::pending::PendingCopies;
 use super::pieces::{Pieces, Placed};
 use super::staging::BYTES_MAX;
 use super::stream::{Stream, StreamPriority};
+use super::watch::is_watcher;
+
+/// Bytes per wave of a compaction. Each wave costs a round trip to the host, during which the device
+/// copies the next one.
+const WAVE_BYTES: usize = 64 << 20;
+
+/// Waves of a compaction in flight: one that is being copied, and one behind it.
+const WAVES_IN_FLIGHT: usize = 2;
 
 /// CTAs per multiprocessor for operations with a waiting caller.
 const CTAS_PER_MULTIPROCESSOR: u32 = 4;
@@ -77,6 +87,7 @@ pub struct CudaStorage {
     /// Held while frames are added or removed.
     resizing: Mutex<()>,
     pub(super) service: Stream,
+    mapping: Stream,
     pub(super) packing: Stream,
     pub(super) moving: Stream,
     pub(super) moving_ctas: u32,
@@ -88,6 +99,7 @@ pub(super) struct StorageInner {
     pub(super) layout: KvLayout,
     pub(super) placed: Vec<Placed>,
     pub(super) pieces: Pieces,
+    pub(super) pending: PendingCopies,
     /// The pieces in device memory, for kernels.
     pub(super) table: Memory,
     /// Static scales of K and V, `[layers][heads]`.
@@ -194,13 +206,16 @@ impl CudaStorage {
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
         let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        let inner = StorageInner { memory, layout, placed, pieces, table, scales, device: device.clone() };
+        let mapping = stream(StreamPriority::Usual)?;
+        let (pending, device) = (PendingCopies::default(), device.clone());
+        let inner = StorageInner { memory, layout, placed, pieces, pending, table, scales, device };
         Ok(Self {
             inner: Arc::new(inner),
             frames: AtomicUsize::new(frames),
             frames_max,
             resizing: Mutex::new(()),
             service,
+            mapping,
             packing,
             moving,
             moving_ctas: config.moving_ctas,
@@ -236,7 +251,7 @@ impl CudaStorage {
     ///
     /// [`StorageError::DeviceLost`]; the storage is dropped nevertheless.
     pub fn close(self) -> Result<(), StorageError> {
-        for stream in [&self.service, &self.packing, &self.moving] {
+        for stream in [&self.service, &self.mapping, &self.packing, &self.moving] {
             stream.synchronise()?;
         }
         Ok(())
@@ -322,7 +337,7 @@ impl Storage for CudaStorage {
             return Err(GrowError::TooLarge { asked, total: frames, max: self.frames_max });
         }
         if let Bytes::Mapped(arena) = &self.inner.memory {
-            arena.grow(total.max(frames), &self.service).map_err(|error| {
+            arena.grow(total.max(frames), &self.mapping).map_err(|error| {
                 let reason = match error {
                     StorageError::DeviceMemory { .. } => "the device has too little free memory",
                     StorageError::DeviceLost { .. } => "the device is lost",
@@ -381,6 +396,14 @@ impl Storage for CudaStorage {
         unsafe { self.copy_behind(moves, done) }
     }
 
+    fn wave_bytes(&self) -> usize {
+        WAVE_BYTES
+    }
+
+    fn waves_in_flight(&self) -> usize {
+        WAVES_IN_FLIGHT
+    }
+
     fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         self.inner.device.check_stream(stream, "enqueueing")
     }
@@ -420,5 +443,14 @@ impl Storage for CudaStorage {
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
         // SAFETY: the caller's promise.
         unsafe { self.zero_runs(runs) }
+    }
+
+    unsafe fn zero_then(&self, runs: &[Run], done: CopyDone) {
+        // SAFETY: the caller's promise.
+        unsafe { self.zero_behind(runs, done) }
+    }
+
+    fn must_not_wait(&self) -> bool {
+        is_watcher()
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUstream, CUstream_flags, CUstreamCaptureStatus};
+use cudarc::driver::sys::{self, CUresult, CUstream, CUstream_flags, CUstreamCaptureStatus};
 
 use crate::error::StorageError;
 
@@ -91,4 +91,17 @@ pub(super) unsafe fn is_capturing(context: &Context, stream: CUstream) -> Result
     let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
     context.check(asked, "reading the capture status of a stream")?;
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// Returns true if all work of the stream is complete.
+///
+/// # Safety
+/// The stream lives, and is one of this context.
+pub(super) unsafe fn is_idle(context: &Context, stream: CUstream) -> Result<bool, StorageError> {
+    let _entered = context.enter()?;
+    // SAFETY: the stream lives by the caller's promise.
+    match unsafe { sys::cuStreamQuery(stream) } {
+        CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        answer => context.check(answer, "querying a stream").map(|()| true),
+    }
 }

@@ -18,6 +18,7 @@ use crate::sync::{Arc as SharedArc, available_parallelism};
 
 use super::Pool;
 use super::pool::Shared;
+use super::scrub::{FrameScrub, SharedScrub};
 
 /// By default, one allocation in this many is timed.
 const LATENCY_SAMPLE: u32 = 256;
@@ -353,22 +354,7 @@ impl PoolBuilder {
                 Some(storage)
             }
         };
-        let scrub = storage.as_ref().filter(|_| self.zero_on_free).map(|storage| -> Scrub {
-            // Weak: thread caches keep the block metadata alive, and must not keep the bytes alive.
-            let storage = Arc::downgrade(storage);
-            Box::new(move |run| {
-                // The pool and its sequences are gone, so that no reader of the frames is left.
-                let Some(storage) = storage.upgrade() else { return };
-                // SAFETY: the block floor passes frames that are unowned and seen by no batch,
-                // before it frees them.
-                let zeroed = unsafe { storage.zero(&[run]) };
-                // The contents of a lost device cannot be read any more, nor can later contents.
-                if let Err(error) = zeroed.or_else(|error| if error.is_lost() { Ok(()) } else { Err(error) })
-                {
-                    panic!("zeroing {run} of this pool failed: {error}");
-                }
-            })
-        });
+        let scrub = storage.as_ref().filter(|_| self.zero_on_free).map(FrameScrub::new);
         if let Some(storage) = &storage {
             bytes = Bytes::Storage(storage.clone());
         }
@@ -384,9 +370,12 @@ impl PoolBuilder {
         };
         let blocks = Blocks::with_evictor(
             config,
-            scrub,
+            scrub.clone().map(|scrub| Box::new(SharedScrub(scrub)) as Box<dyn Scrub>),
             cache.clone().map(|cache| Box::new(cache) as Box<dyn Evictor>),
         );
+        if let Some(scrub) = scrub {
+            scrub.serve(&blocks);
+        }
         if let Some(patience) = self.turn_patience {
             blocks.set_turn_patience(patience);
         }

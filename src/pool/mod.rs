@@ -21,6 +21,7 @@ mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod pool;
 mod preemption;
+mod scrub;
 mod settled;
 mod stats;
 mod transfer;

@@ -77,7 +77,7 @@ pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
 pub use plane::{Plane, PlaneKind, PlanePart, TILE_ALIGN};
 pub use planes::PlaneTable;
 pub use sizing::{Sizing, check_balance, host_free_bytes};
-pub use storage::Storage;
+pub use storage::{Storage, WAVE_BYTES};
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) use storage::{check_runs, through_host};
 pub use tensors::{LayerPlanes, PlaneTensor, StoragePlanes};

@@ -11,6 +11,9 @@ use super::{
     CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, HostTile, KvLayout, StoragePlanes, check,
 };
 
+/// Default of [`Storage::wave_bytes`]: about a millisecond on host memory.
+pub const WAVE_BYTES: usize = 8 << 20;
+
 /// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
 
@@ -149,6 +152,21 @@ pub trait Storage: Send + Sync + fmt::Debug {
         done(unsafe { self.copy(moves) });
     }
 
+    /// Returns the number of bytes that compaction copies per call of
+    /// [`copy_then`](Self::copy_then): [`WAVE_BYTES`] by default.
+    ///
+    /// While a copy is in progress, as many bytes of free blocks are held, and the copied blocks are
+    /// not written; between two copies, the storage may be idle.
+    fn wave_bytes(&self) -> usize {
+        WAVE_BYTES
+    }
+
+    /// Returns the maximum number of copies by [`copy_then`](Self::copy_then) that compaction keeps
+    /// in progress: 1 by default.
+    fn waves_in_flight(&self) -> usize {
+        1
+    }
+
     /// Checks that work can be enqueued on this stream now.
     ///
     /// # Errors
@@ -242,6 +260,24 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError>;
+
+    /// Zeroes like [`zero`](Self::zero), possibly asynchronously, and calls `done` once at the end.
+    ///
+    /// `done` is as for [`copy_then`](Self::copy_then). The default implementation zeroes
+    /// synchronously.
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), until `done` is called or dropped.
+    unsafe fn zero_then(&self, runs: &[Run], done: CopyDone) {
+        // SAFETY: the caller keeps the frame rule.
+        done(unsafe { self.zero(runs) });
+    }
+
+    /// Returns true if the calling thread reports the ends of device work, and so must not wait for
+    /// such work itself.
+    fn must_not_wait(&self) -> bool {
+        false
+    }
 }
 
 /// Checks the layouts and the runs before any byte moves. Returns the number of frames.

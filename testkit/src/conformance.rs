@@ -36,6 +36,9 @@ pub fn run(make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>) {
         run_layout(&layout, &make, index as u64);
     }
     if !cfg!(miri) {
+        for (index, layout) in wide_layouts().into_iter().enumerate() {
+            run_wide(&layout, &make, index as u64);
+        }
         receive::large_blocks(make);
     }
 }
@@ -58,6 +61,48 @@ pub fn run_layout(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> B
     receive::receiving(&*storage(), &*storage());
     refusals::every_refusal(&*storage());
     receive::refusals(&*storage(), &*storage());
+}
+
+/// Runs the operations over one wide layout, whose scalar reference is slow.
+///
+/// # Panics
+/// As [`run`].
+fn run_wide(layout: &KvLayout, make: impl Fn(&KvLayout, usize, usize) -> Box<dyn Storage>, seed: u64) {
+    eprintln!("{layout}, {:?}, {:?}, {:?}", layout.arrangement(), layout.parts(), layout.scales());
+    let storage = || make(layout, FRAMES, FRAMES_MAX);
+    ops::every_operation(&*storage(), seed);
+    ops::random_operations(&*storage(), seed, 4);
+    receive::receiving(&*storage(), &*storage());
+}
+
+/// Returns layouts with the head dimensions of models: a head takes 16 or 32 lanes of a warp, or
+/// several steps of one; some tiles exceed 16 KiB, so that kernels cut them into pieces.
+pub fn wide_layouts() -> Vec<KvLayout> {
+    let mut layouts = Vec::new();
+    // 128 and 256 as in Llama and Gemma; 576 is the latent vector of DeepSeek.
+    for (head_dim, heads, block_tokens) in [(128, 2, 65), (256, 2, 5), (576, 1, 3)] {
+        for dtype in [Dtype::Fp8E4M3, Dtype::Fp8E5M2, Dtype::Int8] {
+            let index = layouts.len();
+            let parts = match (heads, index % 2) {
+                (1, _) => KvPlanes::Latent,
+                (_, 0) => KvPlanes::Separate,
+                _ => KvPlanes::Joined,
+            };
+            let scale = |head: usize| 0.02 * (head + 1) as f32;
+            let scales = match index % 3 {
+                2 => Scales::PerHead {
+                    k: (0..heads).map(scale).collect(),
+                    v: (0..if heads == 1 { 0 } else { heads }).map(scale).collect(),
+                },
+                _ => Scales::PerTokenHead,
+            };
+            let layout = KvLayout::builder().layers(1).kv_heads(heads).head_dim(head_dim).parts(parts);
+            let arrangement = [Arrangement::LayerFirst, Arrangement::BlockFirst][index / 2 % 2];
+            let layout = layout.block_tokens(block_tokens).dtype(dtype).arrangement(arrangement);
+            layouts.push(layout.scales(scales).build().expect("a valid layout"));
+        }
+    }
+    layouts
 }
 
 /// Returns every valid combination of dtype, arrangement, part and kind of scale; sizes vary, odd

@@ -110,8 +110,8 @@ impl World {
         let options = self.some_options();
         let mut config = DefragConfig::new()
             .threshold(self.rng.f64())
-            .interval(Duration::from_millis(self.rng.u64(1..20)))
-            .wave_bytes(options.wave_bytes);
+            .interval(Duration::from_millis(self.rng.u64(1..20)));
+        config.wave_bytes = options.wave_bytes;
         (config.order, config.budget_bytes) = (options.order, options.budget_bytes);
         self.note(format_args!("{config:?}"));
         self.defragmenter = Some(self.pool.start_defragmenter(config).unwrap());

@@ -101,6 +101,7 @@ impl Rig {
     /// The event of the previous request completes in this call, and not earlier: the watcher
     /// queries it after all others, when the next request arrives.
     pub fn quiet(&self, session: &Session) {
+        session.alone(self.probe.as_raw() as usize);
         self.ask();
         session.step_stream(self.probe.as_raw() as usize, u64::MAX);
         self.ask();

@@ -1,9 +1,11 @@
 //! Whole frames: copy, zero, pack, unpack.
 
-use kvpool::cuda::params::{CopyParams, Move, PackParams, ZeroParams, unit};
+use kvpool::cuda::params::{
+    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, PackParams, Piece, ZeroParams, unit,
+};
 use kvpool::storage::{FrameMove, KvLayout};
 use kvpool::{FrameId, Run};
-use kvpool_cuda_tests::host::{Order, launch};
+use kvpool_cuda_tests::host::{Order, launch, launch_with};
 use kvpool_testkit::rng::Rng;
 
 use crate::arena::{Arena, FRAMES, unit_of};
@@ -14,17 +16,26 @@ fn copy(arena: &mut Arena, moves: &[FrameMove], rng: &mut Rng) {
     let pieces = arena.pieces();
     let list: Vec<Move> = moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 }).collect();
     let (mut pieces_at, mut moves_at) = (Buffer::of_values(&pieces), Buffer::of_values(&list));
-    let params = CopyParams {
+    let mut params = CopyParams {
         pieces: pieces_at.address(),
         moves: moves_at.address(),
         n_pieces: pieces.len() as u32,
         n_moves: list.len() as u32,
         unit: any_unit(unit_of(&pieces), rng),
         reserved: 0,
+        few: NO_MOVES,
     };
+    if rng.below(2) == 0 {
+        params.moves = 0;
+        params.few[..list.len()].copy_from_slice(&list);
+    }
     let (ctas, order) = any_launch(rng);
+    let (kernel, threads) = match rng.below(4) {
+        0 | 1 if params.unit == 16 => ("kvp_copy_bulk", BULK_THREADS),
+        teams => ("kvp_copy", COPY_TEAM << teams),
+    };
     // SAFETY: the frames exist, in memory that the arena holds.
-    unsafe { launch("kvp_copy", ctas, params, order) };
+    unsafe { launch_with(kernel, ctas, threads, params, order) };
     arena.reference.copy(moves);
     arena.check("copy");
 }
@@ -131,9 +142,57 @@ fn nothing_to_do_is_done() {
     let mut rng = Rng(1);
     for order in [Order::ASCENDING, Order::DESCENDING] {
         for (n_pieces, n_moves) in [(0, 0), (0, 3), (3, 0)] {
-            let copy = CopyParams { pieces: 0, moves: 0, n_pieces, n_moves, unit: 16, reserved: 0 };
-            // SAFETY: no jobs, so no accesses.
-            unsafe { launch("kvp_copy", 1 + rng.below(4) as u32, copy, order) };
+            let copy =
+                CopyParams { pieces: 0, moves: 0, n_pieces, n_moves, unit: 16, reserved: 0, few: NO_MOVES };
+            for kernel in ["kvp_copy", "kvp_copy_bulk"] {
+                // SAFETY: no jobs, so no accesses.
+                unsafe { launch(kernel, 1 + rng.below(4) as u32, copy, order) };
+            }
+        }
+    }
+}
+
+/// Many pieces of every length pass through each ring of stages, with the moves in a table and as
+/// parameters.
+#[test]
+fn bulk_copies_reuse_their_stages() {
+    const COUNT: usize = 23;
+    const BYTES: usize = 16 << 10;
+    let mut rng = Rng(5);
+    for round in 0..6 {
+        let content = rng.bytes(2 * COUNT * BYTES);
+        let mut memory = Buffer::of_values(&content);
+        // One piece per frame; the source and the destination of move `at` are frames of this piece.
+        let bytes = |at: usize| [BYTES, 16, 4096, 4112][(at + round) % 4] as u32;
+        let lengths = [BYTES as u32, bytes(1), bytes(2)];
+        let pieces: Vec<Piece> = lengths
+            .iter()
+            .map(|&bytes| Piece { base: memory.address(), frame_stride: BYTES as u64, bytes, packed_at: 0 })
+            .collect();
+        let pieces = &pieces[round % 3..][..1];
+        let mut pieces_at = Buffer::of_values(pieces);
+        let mut params = CopyParams {
+            pieces: pieces_at.address(),
+            moves: 0,
+            n_pieces: 1,
+            n_moves: COUNT as u32,
+            unit: 16,
+            reserved: 0,
+            few: NO_MOVES,
+        };
+        for at in 0..COUNT {
+            params.few[at] = Move { src: at as u32, dst: (COUNT + (at * 7) % COUNT) as u32 };
+        }
+        const { assert!(COUNT <= MOVES_INLINE) };
+        for ctas in [1, 2, 5, 30] {
+            // SAFETY: the frames exist in the buffer; destinations are distinct.
+            unsafe { launch_with("kvp_copy_bulk", ctas, BULK_THREADS, params, Order::ASCENDING) };
+            let now = memory.bytes().to_vec();
+            for step in &params.few[..COUNT] {
+                let [src, dst] = [step.src, step.dst].map(|frame| frame as usize * BYTES);
+                let len = pieces[0].bytes as usize;
+                assert!(now[dst..dst + len] == content[src..src + len], "round {round}, {ctas} CTAs");
+            }
         }
     }
 }

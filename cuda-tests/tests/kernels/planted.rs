@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kvpool::cuda::params::{CopyParams, Lane, Move, Piece, RowsParams};
+use kvpool::cuda::params::{CopyParams, Lane, Move, NO_MOVES, Piece, RowsParams};
 use kvpool_cuda_tests::host::{Order, launch};
 
 /// Names the error that a child makes.
@@ -48,6 +48,7 @@ fn copy() {
         n_moves: 1,
         unit: 4,
         reserved: 0,
+        few: NO_MOVES,
     };
     // SAFETY: as above.
     unsafe { launch("kvp_copy", 1, params, Order::ASCENDING) };

@@ -13,6 +13,7 @@ const PTX: [(&str, &str); 2] = [
 fn kernels() -> Vec<(String, usize)> {
     let mut kernels: Vec<(String, usize)> = [
         ("kvp_copy", size_of::<CopyParams>()),
+        ("kvp_copy_bulk", size_of::<CopyParams>()),
         ("kvp_zero", size_of::<ZeroParams>()),
         ("kvp_pack", size_of::<PackParams>()),
         ("kvp_unpack", size_of::<PackParams>()),

@@ -5,7 +5,7 @@ use cudarc::driver::{CudaContext, result};
 
 use super::gpu::{code, fill, gpu, unpin};
 
-const GRANULE: usize = 64 << 10;
+const GRANULE: usize = 2 << 20;
 
 fn location(device: i32) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
@@ -66,14 +66,19 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 fn memory_is_counted() {
     let gpu = gpu();
     let before = (gpu.mock.used(0), gpu.mock.live());
-    gpu.mock.set_capacity(0, before.0 + 10_000);
-    let at = gpu.memory(6000);
-    assert_eq!(gpu.context.mem_get_info().unwrap(), (10_000 - 6144, before.0 + 10_000));
+    // Small allocations share a slab; a larger one takes whole slabs.
+    const SLAB: usize = 2 << 20;
+    gpu.mock.set_capacity(0, before.0 + 3 * SLAB);
+    let [small, shared] = [0; 2].map(|_| gpu.memory(6000));
+    let taken = gpu.mock.used(0) - before.0;
+    assert!(taken <= SLAB, "{taken}");
+    let large = gpu.memory(SLAB + 1);
+    assert_eq!(gpu.context.mem_get_info().unwrap(), (SLAB - taken, before.0 + 3 * SLAB));
     // SAFETY: a context is current.
-    let refused = unsafe { result::malloc_sync(6000) };
+    let refused = unsafe { result::malloc_sync(2 * SLAB) };
     assert_eq!(refused.unwrap_err().0, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    gpu.free(at);
-    let again = gpu.memory(6000);
+    [small, shared, large].into_iter().for_each(|at| gpu.free(at));
+    let again = gpu.memory(SLAB);
     gpu.free(again);
     assert_eq!(gpu.mock.used(0), before.0);
     gpu.mock.assert_no_leaks(&before.1);

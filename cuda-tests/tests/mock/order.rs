@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use cudarc::driver::result;
 use cudarc::driver::sys::CUresult;
-use kvpool_cuda_tests::mock::{Style, for_each_seed};
+use kvpool_cuda_tests::mock::{Rules, Style, for_each_seed};
 
 use super::gpu::{Probe, code, copy, fill, gpu, launch};
 
@@ -224,4 +225,66 @@ fn one_seed_gives_one_schedule() {
         assert!(traces.len() > 8, "{style:?}: seeds change too little: {traces:?}");
         (0..16).for_each(|seed| assert_eq!(run(style, seed), run(style, seed), "{style:?}, seed {seed}"));
     }
+}
+
+/// A stream with a full queue takes more work only when the device has done some.
+#[test]
+fn a_full_queue_blocks_its_caller() {
+    let gpu = gpu();
+    gpu.mock.rules(&Rules { queue_limit: 5, ..Rules::default() });
+    let stream = gpu.stream();
+    let memory = gpu.memory(64);
+    gpu.mock.pause();
+    for round in 0..40 {
+        fill(&stream, memory, round, 64).unwrap();
+        assert!(gpu.mock.pending() <= 5, "round {round}: {}", gpu.mock.pending());
+    }
+    assert!(gpu.mock.pending() > 0, "only as much runs as must");
+    gpu.mock.resume();
+    assert_eq!(gpu.read(&stream, memory, 64), vec![39; 64]);
+    gpu.free(memory);
+}
+
+/// Streams of one hardware queue start their work in the order of the calls, whatever the policy.
+#[test]
+fn streams_may_share_a_hardware_queue() {
+    let gpu = gpu();
+    let streams = [0; 3].map(|_| gpu.stream());
+    let memory = gpu.memory(64);
+    for (connections, mixes) in [(0, true), (1, false)] {
+        let mut mixed = false;
+        for_each_seed(&gpu.mock, 40, |_| {
+            gpu.mock.rules(&Rules { connections, ..Rules::default() });
+            gpu.mock.pause();
+            for round in 0..9 {
+                fill(&streams[round % 3], memory, round as u8, 64).unwrap();
+            }
+            gpu.mock.resume();
+            streams.iter().for_each(|stream| stream.synchronize().unwrap());
+            mixed |= gpu.read(&streams[0], memory, 64) != vec![8; 64];
+        });
+        assert_eq!(mixed, mixes, "{connections} hardware queues");
+    }
+    gpu.mock.rules(&Rules::default());
+    gpu.free(memory);
+}
+
+/// Allocations may wait for all work of the device.
+#[test]
+fn allocations_may_stall_the_device() {
+    let gpu = gpu();
+    let stream = gpu.stream();
+    let memory = gpu.memory(64);
+    for stalls in [false, true] {
+        gpu.mock.rules(&Rules { stalls, ..Rules::default() });
+        gpu.mock.pause();
+        fill(&stream, memory, 1, 64).unwrap();
+        // SAFETY: a context is current.
+        let other = unsafe { result::malloc_sync(64) }.unwrap();
+        assert_eq!(gpu.mock.pending() == 0, stalls);
+        gpu.mock.resume();
+        gpu.free(other);
+    }
+    gpu.mock.rules(&Rules::default());
+    gpu.free(memory);
 }

@@ -11,8 +11,28 @@ use super::custody::{Announce, Custody};
 use super::reserve::{Reserve, ReservedFrames};
 use crate::block::state::{BlockWord, Table};
 
-/// Wipes the bytes of free frames. A panic means failure: those frames are never handed out again.
-pub type Scrub = Box<dyn Fn(Run) + Send + Sync>;
+/// Wipes the bytes of free frames.
+pub trait Scrub: Send + Sync {
+    /// Wipes the frames. A panic means failure: they are never handed out again.
+    fn wipe(&self, run: Run);
+
+    /// Returns true if the calling thread must not wait for the end of a wipe.
+    fn is_deferred(&self) -> bool {
+        false
+    }
+
+    /// Begins a wipe, at the end of which [`Core::wiped`](crate::block::Core::wiped) is called. The
+    /// frames are held until then; for good if the call never comes.
+    fn begin_wipe(&self, run: Run) {
+        let _ = run;
+    }
+}
+
+impl<F: Fn(Run) + Send + Sync> Scrub for F {
+    fn wipe(&self, run: Run) {
+        self(run);
+    }
+}
 
 /// Frees frames one by one, with one change of the bitmaps for neighbours of one leaf. Dropping it
 /// frees the last ones.
@@ -63,7 +83,7 @@ pub struct FreeSpace {
     /// Number of held frames that could not be wiped.
     unwiped: AtomicUsize,
     /// Wipes freed frames before another owner can get them.
-    scrub: Option<Scrub>,
+    scrub: Option<Box<dyn Scrub>>,
 }
 
 impl FreeSpace {
@@ -72,7 +92,7 @@ impl FreeSpace {
         frames: Frames,
         depot: Depot,
         reserve: Reserve,
-        scrub: Option<Scrub>,
+        scrub: Option<Box<dyn Scrub>>,
     ) -> Self {
         Self {
             table,
@@ -144,10 +164,13 @@ impl FreeSpace {
 
     /// Frees frames that are unowned and unseen: into the reserve as far as it is short, else into
     /// the bitmaps.
-    pub(in crate::block) fn free_run(&self, mut run: Run) {
-        if !self.wipe(run) {
-            return;
+    pub(in crate::block) fn free_run(&self, run: Run) {
+        if self.wipe(run) {
+            self.free_wiped(run);
         }
+    }
+
+    fn free_wiped(&self, mut run: Run) {
         if self.reserve.is_short() {
             run = self.reserve.fill(run);
         }
@@ -161,7 +184,8 @@ impl FreeSpace {
         self.scrub.is_some()
     }
 
-    /// Wipes free frames of the caller's, if the pool wipes. Returns false if wiping failed.
+    /// Wipes free frames of the caller's, if the pool wipes. Returns false if wiping failed or has
+    /// only begun.
     ///
     /// Frames that could not be wiped are held for good, so that no other owner reads their old
     /// bytes. The panic was reported where it happened and is not propagated: frames are freed in
@@ -171,19 +195,36 @@ impl FreeSpace {
     pub(in crate::block) fn wipe(&self, run: Run) -> bool {
         match &self.scrub {
             None => true,
-            Some(scrub) => self.wipe_with(scrub, run),
+            Some(scrub) => self.wipe_with(&**scrub, run),
         }
     }
 
     #[inline(never)]
-    fn wipe_with(&self, scrub: &Scrub, run: Run) -> bool {
-        let wiped = caught(|| scrub(run)).is_some();
+    fn wipe_with(&self, scrub: &dyn Scrub, run: Run) -> bool {
+        if scrub.is_deferred() {
+            // Before the wipe begins: at its end the frames are no longer held.
+            run.frames().for_each(|frame| self.hold_frame(frame));
+            let _ = caught(|| scrub.begin_wipe(run));
+            return false;
+        }
+        let wiped = caught(|| scrub.wipe(run)).is_some();
         if !wiped {
             run.frames().for_each(|frame| self.hold_frame(frame));
             // Relaxed: a statistic.
             self.unwiped.fetch_add(run.len as usize, Relaxed);
         }
         wiped
+    }
+
+    /// Frees frames whose deferred wipe has ended, or holds them for good if it failed.
+    pub(in crate::block) fn end_wipe(&self, run: Run, is_wiped: bool) {
+        if is_wiped {
+            run.frames().for_each(|frame| self.unhold_frame(frame));
+            self.free_wiped(run);
+        } else {
+            // Relaxed: a statistic.
+            self.unwiped.fetch_add(run.len as usize, Relaxed);
+        }
     }
 
     /// Returns the number of blocks that are held because their frames could not be wiped.

@@ -1,0 +1,93 @@
+//! Replays a captured graph while a pool is defragmented: each replay reads one token of every block,
+//! in the frame that the block has under the replay's batch, and every byte read is verified.
+
+use std::thread;
+
+use cudarc::driver::{result, sys};
+use kvpool::cuda::{CudaStorage, DeviceRows};
+
+use crate::Options;
+use crate::compaction::{Scattered, Sizes, pattern};
+use crate::gpu::{Gpu, Outcome};
+use crate::report::Section;
+
+/// Replays beside the compaction, at least.
+const REPLAYS: usize = 50;
+
+/// Captures the loads once, and replays them until the compaction has ended.
+///
+/// # Errors
+/// An error of the device or of the pool.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let sizes = Sizes::new(options)?;
+    let scattered = Scattered::new(gpu, &sizes)?;
+    let (pool, layout) = (&scattered.pool, &sizes.layout);
+    let storage: &CudaStorage =
+        pool.storage().and_then(|storage| storage.as_any().downcast_ref()).ok_or("a CUDA storage")?;
+    let (stream, shared) = gpu.stream()?;
+    let tokens = scattered.kept.len();
+    let (row, block_tokens) = (layout.row_elements() * layout.dtype().bytes(), layout.block_tokens());
+    let rows = gpu.buffer(2 * tokens * row)?;
+    let slots_at = gpu.upload(&vec![0i64; tokens])?;
+    let device_rows = DeviceRows {
+        dtype: layout.dtype(),
+        k: rows.address(),
+        v: rows.address() + (tokens * row) as u64,
+        k_stride: row,
+        v_stride: row,
+    };
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    // SAFETY: rows and slots outlive the graph, and the slots are valid at each replay.
+    let captured = unsafe { storage.load_on(&shared, 0, device_rows, slots_at.address(), tokens) };
+    let graph =
+        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
+    captured?;
+    let graph = graph.ok_or("the capture has no graph")?;
+    // K and V of a block's first token, which are the first rows of its first two planes.
+    let tile = block_tokens * row;
+    let want: Vec<Vec<u8>> = [0, tile]
+        .iter()
+        .flat_map(|&at| scattered.kept.iter().map(move |lease| (at, lease.blocks()[0].0)))
+        .map(|(at, block)| pattern(layout.packed_bytes(), block)[at..at + row].to_vec())
+        .collect();
+    let want = want.concat();
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let (mut replays, mut wrong) = (0, 0);
+    let moved = thread::scope(|scope| {
+        let compacting = scope.spawn(|| -> Result<usize, String> {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            let runtime = runtime.map_err(|error| error.to_string())?;
+            // Short waves, so that many replays fall between them.
+            let options = sizes.options().wave_bytes(4 * layout.bytes_per_block());
+            let report = runtime.block_on(pool.defragment_with(options));
+            report.map(|report| report.moved_blocks).map_err(|error| error.to_string())
+        });
+        let mut replay = || -> Outcome<()> {
+            while replays < REPLAYS || !compacting.is_finished() {
+                let batch = pool.begin_batch_on(&shared)?;
+                let slots: Vec<i64> = scattered
+                    .kept
+                    .iter()
+                    .flat_map(|lease| lease.frames().take(1))
+                    .map(|frame| (frame.index() * block_tokens) as i64)
+                    .collect();
+                // SAFETY: the buffer has the size of the slots; earlier replays have ended.
+                unsafe { result::memcpy_htod_async(slots_at.address(), &slots, stream.cu_stream())? };
+                graph.launch()?;
+                let finish = batch.finish_on(&shared)?;
+                runtime.block_on(finish)?;
+                wrong += usize::from(rows.read()? != want);
+                replays += 1;
+            }
+            Ok(())
+        };
+        let replayed = replay().map_err(|error| error.to_string());
+        let moved = compacting.join().map_err(|_| "the compaction panicked".to_owned());
+        replayed.and(moved.and_then(|moved| moved))
+    })?;
+    section.figure("replays", replays as f64, "replays");
+    section.check("blocks moved beside the replays", moved > 0, format!("{moved} blocks"));
+    section.check("bytes of all replays", wrong == 0, format!("{wrong} of {replays} replays differ"));
+    scattered.verify(section, "after the replays")
+}

@@ -1,0 +1,123 @@
+//! Measures the copy kernels by the shape of their launch: CTAs, threads, and bytes in flight.
+
+use kvpool::cuda::params::{
+    BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX,
+};
+
+use crate::Options;
+use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};
+use crate::report::Section;
+
+/// Baseline: a linear copy by the probe kernel, bytes read and written.
+const LINEAR: &str = "linear copy, 8 CTAs a multiprocessor";
+
+/// Bytes that a ring of `kvp_copy_bulk` has in flight: three of its four stages.
+const BULK_IN_FLIGHT: u32 = 3 * PIECE_BYTES_MAX;
+
+/// Measures 256 moves of blocks of 896 KiB.
+///
+/// # Errors
+/// An error of the device.
+pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    let (planes, frames, moved, times) = if options.quick { (4, 32, 8, 2) } else { (56, 600, 256, 7) };
+    let tile = PIECE_BYTES_MAX;
+    let (stream, _) = gpu.stream()?;
+    let arena = gpu.buffer(planes * frames * tile as usize)?;
+    let pieces = layer_first(arena.address(), planes, frames, tile);
+    let table = gpu.upload(&pieces)?;
+    let mut params = CopyParams {
+        pieces: table.address(),
+        moves: 0,
+        n_pieces: pieces.len() as u32,
+        n_moves: moved as u32,
+        unit: 16,
+        reserved: 0,
+        few: NO_MOVES,
+    };
+    // From even frames of the first half to scattered frames of the second.
+    let half = frames / 2;
+    for at in 0..moved {
+        let dst = half + (at * 7) % half;
+        params.few[at] = Move { src: at as u32, dst: dst as u32 };
+    }
+    let distinct: std::collections::HashSet<u32> = params.few[..moved].iter().map(|step| step.dst).collect();
+    if distinct.len() != moved {
+        return Err("the moves have a destination twice".into());
+    }
+    let bytes = 2 * moved * planes * tile as usize;
+    let rate = |milliseconds: f64| bytes as f64 / 1e6 / milliseconds;
+    let probe = gpu.probe("kvp_probe_copy")?;
+    let (from, to) = (arena.address(), arena.address() + (planes * half) as u64 * u64::from(tile));
+    let vectors = bytes as u64 / 32;
+    let linear_params = ProbeParams { from, to, vectors, rounds: 1, reserved: 0 };
+    let sms = gpu.multiprocessors;
+    let linear = gpu.time(&stream, times, || {
+        // SAFETY: the two halves of the arena.
+        unsafe { launch(&stream, &probe, 8 * sms, &linear_params) }
+    })?;
+    section.figure(LINEAR, rate(linear), "GB/s");
+    let is_90 = gpu.context.compute_capability()? >= (9, 0);
+    let mut shapes = Vec::new();
+    for share in [1, 2, 4] {
+        for teams in [1, 2, 4, 8] {
+            shapes.push(("kvp_copy", share * sms, teams * COPY_TEAM, 0, teams * PIECE_BYTES_MAX));
+        }
+    }
+    for teams in [2, 8] {
+        for ctas in [8, 16, 32, 64] {
+            shapes.push(("kvp_copy", ctas, teams * COPY_TEAM, 0, teams * PIECE_BYTES_MAX));
+        }
+    }
+    if is_90 {
+        for ctas in [8, 16, 32, 64, sms, 2 * sms, 3 * sms] {
+            shapes.push(("kvp_copy_bulk", ctas, BULK_THREADS, BULK_SHARED_BYTES, BULK_IN_FLIGHT));
+        }
+        let bulk = gpu.kernel("kvp_copy_bulk")?;
+        let which =
+            cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
+    }
+    let mut wrong = Vec::new();
+    for (round, (name, ctas, threads, shared, flight)) in shapes.into_iter().enumerate() {
+        let kernel = gpu.kernel(name)?;
+        // Distinct bytes, and others for each shape, so that a copy that does nothing is noticed.
+        let pattern = pattern(planes * frames * tile as usize, round);
+        gpu.write(arena.address(), &pattern)?;
+        let time = gpu.time(&stream, times, || {
+            // SAFETY: the table and the arena are kept until the stream has been waited for.
+            unsafe { launch_as(&stream, &kernel, (ctas, threads, shared), &params) }
+        })?;
+        let kib = u64::from(ctas) * u64::from(flight) / 1024;
+        let what = format!("{name}, {ctas} CTAs of {threads} threads, {kib} KiB in flight");
+        section.ratio(what.clone(), rate(time), "GB/s", linear / time, LINEAR);
+        if !is_moved(&arena.download(&stream)?, &pattern, &params, planes, frames) {
+            wrong.push(what);
+        }
+    }
+    section.check("every shape moves the bytes", wrong.is_empty(), wrong.join("; "));
+    Ok(())
+}
+
+/// Returns bytes that differ between frames, planes and rounds.
+fn pattern(bytes: usize, round: usize) -> Vec<u8> {
+    let mut words = vec![0; bytes];
+    for (at, word) in words.chunks_exact_mut(8).enumerate() {
+        let value = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ (round as u64) << 7);
+        word.copy_from_slice(&value.to_le_bytes());
+    }
+    words
+}
+
+/// Returns true if the moves were carried out, and no other byte has changed.
+fn is_moved(now: &[u8], before: &[u8], params: &CopyParams, planes: usize, frames: usize) -> bool {
+    let tile = PIECE_BYTES_MAX as usize;
+    let mut want = before.to_vec();
+    for plane in 0..planes {
+        for step in &params.few[..params.n_moves as usize] {
+            let at = |frame: u32| (plane * frames + frame as usize) * tile;
+            let (from, to) = (at(step.src), at(step.dst));
+            want[to..to + tile].copy_from_slice(&before[from..from + tile]);
+        }
+    }
+    now == want
+}

@@ -1,0 +1,125 @@
+//! Sections in child processes: each has a time limit, and the failure of one costs only itself.
+//!
+//! ```text
+//! parent   for each section: start a child, wait for its line, or kill it at its limit
+//! child    opens the device, runs one section, prints one line of JSON: its `SectionReport`
+//! ```
+//!
+//! A device error that ends a context ends it for the process that caused it. A section that was
+//! killed, crashed, or printed no line is reported as a section that ended early; the lines of the
+//! others have been handed over by then.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::report::{Section, SectionReport};
+
+/// Prefix of the line with a child's report; other lines of its output are passed on.
+pub const LINE: &str = "gpu_check-section ";
+
+/// Pause between two looks at a child that should exit.
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// A section to run in a child.
+pub struct Job {
+    /// Name of the section.
+    pub name: &'static str,
+    /// Time after which the child is killed.
+    pub limit: Duration,
+    /// The program to run, with its arguments.
+    pub command: Command,
+}
+
+/// Runs the jobs one after another, and calls `done` with each report as soon as it is there.
+pub fn run(jobs: impl IntoIterator<Item = Job>, mut done: impl FnMut(&SectionReport)) -> Vec<SectionReport> {
+    jobs.into_iter()
+        .map(|job| {
+            let report = one(job);
+            done(&report);
+            report
+        })
+        .collect()
+}
+
+/// Prints a child's report on its standard output.
+pub fn print(report: &SectionReport) {
+    // In one line: JSON escapes line ends in texts.
+    println!("{LINE}{}", serde_json::to_string(report).expect("numbers and text serialise to JSON"));
+}
+
+fn one(job: Job) -> SectionReport {
+    let Job { name, limit, mut command } = job;
+    let begin = Instant::now();
+    let early = |reason: String| {
+        let mut section = Section::new(name);
+        section.error = Some(reason);
+        section.seconds = begin.elapsed().as_secs_f64();
+        SectionReport { device: None, section }
+    };
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => return early(format!("the section's process did not start: {error}")),
+    };
+    let Some(output) = child.stdout.take() else {
+        return early("the section's process has no output".into());
+    };
+    let (tell, told) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        let mut found = None;
+        // The output of a killed process may end in the middle of a character.
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).into_owned();
+            match line.find(LINE).map(|at| &line[at + LINE.len()..]) {
+                Some(json) => found = Some(serde_json::from_str::<SectionReport>(json)),
+                None => eprintln!("{line}"),
+            }
+        }
+        let _ = tell.send(found);
+    });
+    let found = told.recv_timeout(limit);
+    if let Err(RecvTimeoutError::Timeout) = found {
+        let _ = child.kill();
+        let _ = child.wait();
+        // A grandchild may hold the output open: the reader is then left behind.
+        return early(format!("killed after {:.0} s", limit.as_secs_f64()));
+    }
+    let left = limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(1));
+    let status = exit_of(&mut child, left);
+    let _ = reader.join();
+    match (found, status) {
+        (Ok(Some(Ok(report))), Some(status)) if status.success() || !report.section.passed() => report,
+        (Ok(Some(Ok(mut report))), status) => {
+            // A crash at the end, in a destructor: the results are good, the section is not.
+            report.section.error = Some(format!("its process failed after the report: {}", said(status)));
+            report
+        }
+        (Ok(Some(Err(error))), status) => {
+            early(format!("its report is not valid: {error}; {}", said(status)))
+        }
+        (_, status) => early(format!("its process ended without a report: {}", said(status))),
+    }
+}
+
+/// Waits until the child exits; kills it after `limit`.
+fn exit_of(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
+    let begin = Instant::now();
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if begin.elapsed() < limit => thread::sleep(PAUSE),
+            Ok(None) | Err(_) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return None;
+            }
+        }
+    }
+}
+
+fn said(status: Option<ExitStatus>) -> String {
+    status.map_or_else(|| "it did not exit".into(), |status| status.to_string())
+}

@@ -1,0 +1,82 @@
+//! Waves in flight: their blocks, and the report of the end of their copies.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use futures_channel::oneshot;
+
+use crate::block::{Blocks, Wave};
+use crate::error::StorageError;
+use crate::ids::FrameId;
+
+use super::Move;
+use super::copies::UnderWay;
+use super::report::{GivenUp, MoveCounts};
+
+/// A wave whose copy was started, as the run that began it sees it.
+pub(super) struct Flight {
+    /// Receives the outcome of the copy.
+    pub(super) told: oneshot::Receiver<Copied>,
+    pub(super) deadline: Option<Instant>,
+    /// The frames that the wave vacates, sorted.
+    pub(super) sources: Vec<FrameId>,
+}
+
+impl Flight {
+    /// Returns true if one of these moves goes to a frame that the wave vacates.
+    pub(super) fn vacates(&self, moves: &[Move]) -> bool {
+        moves.iter().any(|moved| self.sources.binary_search(&moved.to).is_ok())
+    }
+}
+
+/// A wave being copied, and the channel that reports the end of its copy.
+pub(super) struct Copying {
+    pub(super) blocks: Blocks,
+    pub(super) wave: Option<Wave>,
+    pub(super) block_bytes: usize,
+    pub(super) counts: Arc<Mutex<MoveCounts>>,
+    /// Holds the copy's share of the compaction lock; declared so that it drops after the wave.
+    pub(super) _under_way: UnderWay,
+    pub(super) tell: Option<oneshot::Sender<Copied>>,
+}
+
+/// Outcome of the copy of a wave.
+pub(super) struct Copied {
+    pub(super) moved: usize,
+    pub(super) given_up: GivenUp,
+    pub(super) failed: Option<StorageError>,
+}
+
+impl Copying {
+    /// Publishes the wave, or undoes it if the copy failed.
+    pub(super) fn end(mut self, outcome: Result<(), StorageError>) {
+        let Some(wave) = self.wave.take() else { return };
+        let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
+        match outcome {
+            // SAFETY: the copier reports that the copy is complete.
+            Ok(()) => copied.moved = unsafe { wave.publish(&mut |_, why| copied.given_up.count(why)) },
+            Err(error) => {
+                copied.given_up.copy_failed = wave.len();
+                // Poison before the destinations are free again, so that no allocation gets one.
+                if error.is_lost() {
+                    self.blocks.poison();
+                }
+                drop(wave);
+                copied.failed = Some(error);
+            }
+        }
+        count(&self.counts, |counts| {
+            counts.waves += 1;
+            counts.moved_blocks += copied.moved as u64;
+            counts.moved_bytes += (copied.moved * self.block_bytes) as u64;
+            counts.given_up.add(&copied.given_up);
+        });
+        // The run's future may have been dropped.
+        let _ = self.tell.take().map(|tell| tell.send(copied));
+    }
+}
+
+/// Changes counts of moves.
+pub(super) fn count(counts: &Mutex<MoveCounts>, change: impl FnOnce(&mut MoveCounts)) {
+    change(&mut counts.lock().unwrap_or_else(PoisonError::into_inner));
+}
