@@ -206,8 +206,9 @@ impl EventQueue {
     fn push(&self, numbers: impl RangeBounds<u64>, told: Told) -> Published {
         let mut slots = self.0.slots().filter(|slot| slot.follows(&numbers));
         let Some(first) = slots.next() else { return Published::ToAll };
-        let others = slots.fold(true, |all, slot| slot.push(told.clone()) && all);
-        if first.push(told) && others { Published::ToAll } else { Published::Lost }
+        // All of them, also behind one without room.
+        let lost = slots.filter(|slot| !slot.push(told.clone())).count();
+        if first.push(told) && lost == 0 { Published::ToAll } else { Published::Lost }
     }
 
     /// Returns whether there is a subscriber.
