@@ -1,9 +1,11 @@
 # Types of the compiled module. `mypy.stubtest` compares this file with the module.
 
-from collections.abc import AsyncIterator, Buffer, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence as Items
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence as Items
 from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, final, type_check_only
+
+from typing_extensions import Buffer  # known to every type checker; not imported when the package runs
 
 from . import errors as errors
 

@@ -52,6 +52,13 @@ def test_entry_point_installs_by_name() -> None:
         kvpool.vllm.install("both")
 
 
+def test_settings_are_checked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("many", "-1", "1.5"):
+        monkeypatch.setenv("KVPOOL_VLLM_AHEAD", text)
+        with pytest.raises(InvalidArgument, match=f"KVPOOL_VLLM_AHEAD is '{text}'"):
+            manager_of(PART, 100)
+
+
 def test_changed_engine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def touch(self, blocks, now): ...
 
@@ -208,6 +215,22 @@ def test_compaction_keeps_every_cached_byte() -> None:
         manager.free(request)
     assert pool.reset_prefix_cache()
     pool.audit()
+
+
+@pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
+def test_compaction_tells_readers_of_destinations() -> None:
+    """A block that is read without a reference until it is reused may become a destination."""
+    from kvpool.vllm.compaction import Compactor
+
+    pool = manager_of("pool", 129).block_pool
+    blocks = pool.get_new_blocks(128)
+    pool.free_block_queue.pool.register([block.block_id for block in blocks[::4]], [bytes([n]) for n in range(32)])
+    told: list[int] = []
+    pool.unpin_blocks(blocks, lambda block: told.append(block.block_id))
+    pool.frames.uncache([block.block_id for n, block in enumerate(blocks) if n % 4])
+    copies = Compactor(pool, fragmentation=0.1).propose()
+    assert copies
+    assert sorted(told) == sorted(target for _, target in copies)
 
 
 @pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")

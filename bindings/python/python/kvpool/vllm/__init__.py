@@ -6,7 +6,7 @@ be imported only where vLLM is installed, and refuses a vLLM whose block pool ha
 | environment variable | meaning |
 |---|---|
 | ``KVPOOL_VLLM`` | ``pool`` (default): the block pool. ``queue``: its queue of free blocks only. ``off`` |
-| ``KVPOOL_VLLM_AHEAD`` | frames to evict ahead of a request, from which its runs are chosen; 512 |
+| ``KVPOOL_VLLM_AHEAD`` | frames to evict ahead of a request, from which its runs are chosen; by default a 128th of the pool |
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ from .._drift import EngineChanged
 from .plugin import check, install, register
 from .owners import Owners, owners
 from .pool import BlockPool
-from .queue import AHEAD, FreeQueue
+from .queue import FreeQueue
 
-__all__ = ["AHEAD", "BlockPool", "EngineChanged", "FreeQueue", "Owners", "check", "install", "owners", "register"]
+__all__ = ["BlockPool", "EngineChanged", "FreeQueue", "Owners", "check", "install", "owners", "register"]

@@ -20,7 +20,6 @@ A source that a request hits meanwhile stays where it is.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import vllm
@@ -30,15 +29,16 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from .._drift import check_methods
 from ..errors import InvalidArgument
+from ._settings import number
 from .pool import BlockPool
 
 __all__ = ["CompactingAsyncScheduler", "CompactingScheduler", "Compactor"]
 
-MOVES_MAX = int(os.environ.get("KVPOOL_VLLM_MOVES", "64"))
+MOVES_MAX = number("KVPOOL_VLLM_MOVES", int, 64)
 """Blocks to copy in one step."""
-STEPS = int(os.environ.get("KVPOOL_VLLM_COMPACTION_STEPS", "16"))
+STEPS = number("KVPOOL_VLLM_COMPACTION_STEPS", int, 16)
 """Steps between two proposals."""
-FRAGMENTATION = float(os.environ.get("KVPOOL_VLLM_FRAGMENTATION", "0.3"))
+FRAGMENTATION = number("KVPOOL_VLLM_FRAGMENTATION", float, 0.3)
 """Share of the possible free runs that is missing, from which on blocks are moved."""
 
 
@@ -65,9 +65,14 @@ class Compactor:
         if not pairs:
             return []
         self._moves = moves
-        for _, target in pairs:
+        pool = self.pool
+        targets = [pool.blocks[target] for _, target in pairs]
+        if pool._reuse_watchers:
+            # Who reads a block without a reference has to stop: it is written from now on.
+            pool._notify_reuse(targets)
+        for block in targets:
             # Evicted ahead and not dealt out yet: its contents were still found.
-            self.pool._maybe_evict_cached_block(self.pool.blocks[target])
+            pool._maybe_evict_cached_block(block)
         return [KVCacheBlockCopy(source, target) for source, target in pairs]
 
     def commit(self) -> int:
@@ -79,10 +84,6 @@ class Compactor:
         pool = self.pool
         for source, target in moved:
             pool.move_block_hashes(pool.blocks[source], pool.blocks[target])
-            watcher = pool._reuse_watchers.pop(source, None)
-            if watcher is not None:
-                # Who reads the source has to stop: it may be dealt out from now on.
-                watcher(pool.blocks[source])
         pool.free_block_queue.note_moved(moved)
         self.moved += len(moved)
         return len(moved)

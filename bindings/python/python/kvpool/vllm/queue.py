@@ -5,24 +5,20 @@ references if vLLM found its contents worth keeping. vLLM keeps its hashes, even
 counts; kvpool decides which frames are dealt out:
 
 * frames without contents first, then those that were freed first;
-* in few runs, chosen among :data:`AHEAD` frames more than the request needs, which are evicted
-  ahead. Their contents are found until they are dealt out: vLLM's hashes stay until then.
+* in few runs, chosen among more frames than the request needs, which are evicted ahead. Their
+  contents are found until they are dealt out: vLLM's hashes stay until then.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._kvpool import FramePool
+from ._settings import number
 
-__all__ = ["AHEAD", "FreeQueue"]
-
-AHEAD = int(os.environ.get("KVPOOL_VLLM_AHEAD", "512"))
-"""Frames to evict ahead of a request, from which its runs are chosen."""
-
+__all__ = ["FreeQueue"]
 
 class FreeQueue:
     """Free blocks. The order of ``popleft_n`` is kvpool's; all names are those of vLLM's queue.
@@ -39,8 +35,8 @@ class FreeQueue:
         self.pool = FramePool(len(blocks), null_block=first == 1, threads=1, magazine_frames=0) if blocks else None
         """The pool, for its statistics, audit and owners."""
         self._blocks: list[KVCacheBlock | None] = [None] * first + list(blocks)
-        # A few requests must not empty the cache of a small pool.
-        self._ahead = min(AHEAD, len(blocks) // 64)
+        # More frames ahead make longer runs, and evict less in the order of use.
+        self._ahead = min(number("KVPOOL_VLLM_AHEAD", int, len(blocks) // 128), len(blocks) // 8)
         # Lists of ids in the order in which they were put back: to be evicted last, or, as tuples,
         # first.
         self._log: list[list[int] | tuple[int, ...]] = []
