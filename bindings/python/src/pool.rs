@@ -1,6 +1,7 @@
 //! `Pool`: construction, and the calls that do not wait.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, Hashing, PrefixConfig};
@@ -23,6 +24,9 @@ use crate::lease::PyLease;
 use crate::sequence::PySequence;
 use crate::stats::{Audit, Candidate, FragmentationState, Stats};
 use crate::tensor::{Owner, PyTensor, Seen, tile, whole};
+
+/// Time that threads which have ended for Python get to end for the system.
+const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A pool of KV-cache blocks.
 ///
@@ -436,9 +440,21 @@ impl PyPool {
     }
 
     /// Recounts every frame, while no thread uses the pool. Raises AuditError if anything is wrong.
+    ///
+    /// It tries again for a tenth of a second: `Thread.join` may return before the thread has given
+    /// back what it cached of the pool.
     fn audit(&self, py: Python<'_>) -> Outcome<Audit> {
         let pool = self.share()?;
-        Ok(py.detach(|| pool.audit())?.into())
+        let until = Instant::now() + AUDIT_PATIENCE;
+        let audited = py.detach(|| {
+            loop {
+                match pool.audit() {
+                    Err(_) if Instant::now() < until => std::thread::sleep(AUDIT_PATIENCE / 20),
+                    outcome => return outcome,
+                }
+            }
+        });
+        Ok(audited?.into())
     }
 
     /// Gives the free blocks in threads' caches back to all.
