@@ -327,6 +327,37 @@ fn a_manifest_that_lies_about_lengths_or_hashes_reserves_nothing() {
 }
 
 #[test]
+fn sequences_that_no_engine_takes_are_bounded() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = token_flag(folder.path(), TOKEN);
+    let b = Node::start(&format!("serve --name b --drain 1s {token}"));
+    let peer = Peer::link(&b);
+    let empty = manifest(0, 0);
+    let mut taken = 0_u64;
+    loop {
+        let id = 1 + u128::from(taken);
+        let numbered = changed(&empty, |json| json["contents"]["Sequence"]["id"] = (taken + 1).into());
+        match peer.prepare(id, &numbered) {
+            ToSource::Prepared { term, .. } => {
+                peer.say(id, ToTarget::Commit { term, is_current: true });
+                while !matches!(peer.hear(id), ToSource::Committed { .. }) {}
+                peer.say(id, ToTarget::Forget { term });
+                taken += 1;
+            }
+            ToSource::Refused { .. } => break,
+            answer => panic!("{answer:?}"),
+        }
+        assert!(taken <= 3_000, "the node takes sequences without end");
+    }
+    // Those that the program keeps, and those that wait at the node.
+    assert!((2_048..2_060).contains(&taken), "{taken}");
+    assert_eq!(b.json(&format!("stats {token}"))["sequences"].as_u64(), Some(taken));
+    drop(peer);
+    let (code, errors) = b.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
 fn failed_checksums_are_retried_twice_and_then_refused_and_counted() {
     let folder = tempfile::tempdir().unwrap();
     let token = token_flag(folder.path(), TOKEN);

@@ -16,6 +16,10 @@ use kvpool_node::Offers;
 
 use super::running::Running;
 
+/// Most arrived sequences that are kept without traffic that continues them. Further ones wait at the
+/// node, which refuses those for which it has no place.
+const KEPT_MAX: usize = 1024;
+
 /// See the [module](self).
 pub(super) struct Exchange {
     desks: Vec<Mutex<Vec<Running>>>,
@@ -104,6 +108,11 @@ impl Shelf {
     /// Keeps a sequence.
     pub fn keep(&self, sequence: Sequence) {
         lock(&self.0).push(sequence);
+    }
+
+    /// Returns whether it has room for another sequence. Only a task that fills it may rely on this.
+    pub fn has_room(&self) -> bool {
+        lock(&self.0).len() < KEPT_MAX
     }
 
     /// Closes all sequences.

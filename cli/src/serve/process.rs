@@ -43,6 +43,9 @@ const LATENCY_SAMPLE: u32 = 16;
 const AUDITS: usize = 20;
 const AUDIT_PAUSE: Duration = Duration::from_millis(10);
 
+/// Time between two looks for room for arriving sequences.
+const ROOM_PAUSE: Duration = Duration::from_millis(50);
+
 /// Purpose of the key that is derived from the token of a cluster.
 const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 
@@ -154,7 +157,12 @@ fn serve_with(settings: Settings, sources: &Sources, runtime: &Runtime) -> Resul
     }
     let (node, arrivals) = runtime.block_on(builder.start())?;
     let node = Arc::new(node);
-    let arriving = runtime.spawn(take_in(arrivals, offers));
+    let kept = load.as_ref().map(|load| load.exchange().clone());
+    let has_room = {
+        let shelf = shelf.clone();
+        move || kept.as_ref().map_or(&*shelf, |kept| &kept.strangers).has_room()
+    };
+    let mut arriving = runtime.spawn(take_in(arrivals, offers, has_room));
     let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
     let membership = settings.membership.as_ref().map(join).transpose()?;
     print(&greeting(&settings, &node, &services))?;
@@ -165,8 +173,11 @@ fn serve_with(settings: Settings, sources: &Sources, runtime: &Runtime) -> Resul
             membership.leave().await;
         }
         let is_drained = node.shutdown(drain).await;
-        // The stream ends with the node.
-        let _ = timeout(drain, arriving).await;
+        // The stream ends with the node. Sequences for which there is no room are closed.
+        if timeout(drain, &mut arriving).await.is_err() {
+            arriving.abort();
+            let _ = arriving.await;
+        }
         is_drained
     });
 
@@ -200,9 +211,14 @@ fn audit(pool: &Pool) -> Result<(), AuditError> {
     pool.audit().map(drop)
 }
 
-/// Gives arriving sequences to the traffic, or keeps them.
-async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>) {
-    while let Some(arrival) = arrivals.recv().await {
+/// Gives arriving sequences to the traffic, or keeps them while there is room. Test:
+/// `sequences_that_no_engine_takes_are_bounded`.
+async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>, has_room: impl Fn() -> bool) {
+    loop {
+        while !has_room() {
+            tokio::time::sleep(ROOM_PAUSE).await;
+        }
+        let Some(arrival) = arrivals.recv().await else { return };
         offers.take_back(arrival.sequence);
     }
 }

@@ -142,9 +142,12 @@ pub fn manifest(sequence: u64, tokens: u32) -> Manifest {
     let pool = Pool::builder(layout.build().unwrap()).blocks(100);
     let pool = pool.prefix_cache(PrefixConfig::new().key(key)).build().unwrap();
     let ids: Vec<u32> = (0..tokens).collect();
-    let mut opened = pool.sequence(SequenceId(sequence)).tokens(&ids).unwrap();
+    let builder = pool.sequence(SequenceId(sequence));
+    let mut opened = if ids.is_empty() { builder.open() } else { builder.tokens(&ids) }.unwrap();
     let mut batch = pool.begin_batch();
-    batch.append(&mut opened, ids.len()).unwrap();
+    if !ids.is_empty() {
+        batch.append(&mut opened, ids.len()).unwrap();
+    }
     batch.finish();
     pool.export(opened).unwrap().manifest().unwrap()
 }
