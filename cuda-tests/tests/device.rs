@@ -422,3 +422,39 @@ fn a_launch_takes_few_calls() {
     assert!(ordered <= 8, "{ordered} calls for a copy on a stream");
     session.resume();
 }
+
+/// Copies by both kernels and in both shapes: on devices with and without bulk copies, alone and
+/// beside a batch; and with more moves than a launch takes as parameters.
+#[test]
+fn frames_are_copied_by_either_kernel() {
+    let session = session();
+    for (major, minor) in [(8, 0), (9, 0)] {
+        session.set_capability(0, major, minor);
+        let device = Device::open(0).expect("a device");
+        let storage = CudaStorage::new(&device, tiny(), 601, 601).expect("frames");
+        let frame = tiny().packed_bytes();
+        let content: Vec<u8> = (0..300 * frame).map(|at| (at * 7 + at / 251) as u8).collect();
+        // SAFETY: only this thread uses the storage.
+        unsafe { storage.unpack(&[all(300)], &content) }.expect("frames");
+        let moves: Vec<FrameMove> =
+            (0..300).map(|at| FrameMove::new(FrameId(at), FrameId(600 - at))).collect();
+        let stream = device.stream().expect("a stream");
+        let (first, rest) = moves.split_at(10);
+        // SAFETY: as above.
+        unsafe { storage.copy(rest) }.expect("frames");
+        session.pause();
+        storage.after(&stream, Box::new(|_| ()));
+        let (tell, told) = mpsc::channel();
+        // SAFETY: as above, until the callback.
+        unsafe { storage.copy_then(first, Box::new(move |end| tell.send(end).expect("the test receives"))) };
+        session.resume();
+        assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
+        let mut read = vec![0; 300 * frame];
+        let copies = Run { start: FrameId(301), len: 300 };
+        // SAFETY: as above.
+        unsafe { storage.pack(&[copies], &mut read) }.expect("frames");
+        let same = read.chunks(frame).rev().eq(content.chunks(frame));
+        assert!(same, "compute capability {major}.{minor}");
+        storage.close().expect("a healthy device");
+    }
+}

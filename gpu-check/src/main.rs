@@ -83,6 +83,11 @@ fn child(args: &Args, name: &str) -> ExitCode {
     }
 }
 
+/// Prints text. If the output is closed, the run goes on: its lines of JSON may be wanted.
+fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
 /// Runs the sections in child processes. Does not use the device itself: a failure that ends a
 /// process's context must not end this one.
 fn parent(args: &Args) -> ExitCode {
@@ -132,14 +137,14 @@ fn parent(args: &Args) -> ExitCode {
     let reports = supervise::run(args.parts().map(job), |report| {
         if device.is_none() {
             device.clone_from(&report.device);
-            device.iter().for_each(|facts| println!("{}", report::render_device(facts)));
+            device.iter().for_each(|facts| say(&report::render_device(facts)));
         }
-        println!("{}", report::render_section(&report.section));
         write(report::line(report));
+        say(&report::render_section(&report.section));
     });
     let summary = Summary::of(&reports, begin.elapsed());
-    println!("{}", report::render_summary(&summary));
     write(report::line(&summary));
+    say(&report::render_summary(&summary));
     if let Err(error) = written {
         eprintln!("{}: {error}", args.json.as_deref().unwrap_or(std::path::Path::new("")).display());
         return EXIT_ERROR.into();

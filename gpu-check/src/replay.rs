@@ -18,7 +18,8 @@ use crate::report::Section;
 /// # Errors
 /// An error of the pool or of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
-    let requests = if options.quick { 12 } else { 400 };
+    let quick = options.quick;
+    let requests = if quick { 12 } else { 400 };
     let trace = Conversations::trace(7, requests);
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16).build()?;
     let shape = Shape::of(&layout);
@@ -45,7 +46,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     );
     section.check(
         "compaction had work to do",
-        compacted.is_some_and(|totals| totals.failed == 0 && (options.threads == 0 || totals.runs > 0)),
+        // A quick run may be over before the task finds any.
+        compacted.is_some_and(|totals| totals.failed == 0 && (quick || totals.runs > 0)),
         format!("{compacted:?}"),
     );
     Ok(())
