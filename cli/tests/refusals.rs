@@ -339,6 +339,7 @@ fn sequences_that_no_engine_takes_are_bounded() {
         let numbered = changed(&empty, |json| json["contents"]["Sequence"]["id"] = (taken + 1).into());
         match peer.prepare(id, &numbered) {
             ToSource::Prepared { term, .. } => {
+                assert_eq!(peer.pretend(id, term, 0), 0);
                 peer.say(id, ToTarget::Commit { term, is_current: true });
                 while !matches!(peer.hear(id), ToSource::Committed { .. }) {}
                 peer.say(id, ToTarget::Forget { term });
