@@ -74,6 +74,8 @@ impl Entry {
             };
             let loss = self.renew(&mut client, held, pauses).await?;
             self.held = None;
+            // Of an entry that was replaced it may live for long.
+            let _ = call(client.lease_revoke(held.lease)).await;
             tracing::warn!(name = self.member.name, loss, "this node was no member any more; it joins again");
         }
     }
@@ -83,7 +85,9 @@ impl Entry {
         let found = call(client.get(self.key.as_str(), None)).await?;
         let found = found.kvs().first();
         let other = found.and_then(|kv| Member::from_entry(kv.value()).ok());
-        if let Some(other) = other.filter(|other| other.started_ms > self.member.started_ms) {
+        // The address tells those apart that started at the same time.
+        let rank = |member: &Member| (member.started_ms, member.address.to_string());
+        if let Some(other) = other.filter(|other| rank(other) > rank(&self.member)) {
             let address = other.address.to_string();
             return Err(Trouble::Displaced { name: other.name, address });
         }
@@ -93,8 +97,11 @@ impl Entry {
         let is_unchanged = Compare::mod_revision(self.key.as_str(), CompareOp::Equal, revision);
         let options = PutOptions::new().with_lease(held.lease);
         let put = TxnOp::put(self.key.as_str(), self.member.to_entry(), Some(options));
-        let answer = call(client.txn(Txn::new().when([is_unchanged]).and_then([put]))).await?;
-        if !answer.succeeded() {
+        let answer = call(client.txn(Txn::new().when([is_unchanged]).and_then([put]))).await;
+        if !answer.as_ref().is_ok_and(|answer| answer.succeeded()) {
+            // Otherwise each attempt would leave a lease behind, for up to an hour.
+            let _ = call(client.lease_revoke(held.lease)).await;
+            answer?;
             return Err(Trouble::Raced { name: self.member.name.clone() });
         }
         self.held = Some(held);
