@@ -263,6 +263,41 @@ async fn of_two_processes_with_one_name_the_later_one_counts() {
     assert_eq!(listed(&mut members, "a").await.members, [early]);
 }
 
+/// Processes that started in the same millisecond: one of them counts, they do not replace each other by
+/// turns, and no attempt leaves a lease behind.
+#[tokio::test]
+async fn of_many_processes_that_join_at_once_one_counts() {
+    let Some(server) = Server::start() else { return };
+    let (membership, lease) = (server.membership(), Duration::from_secs(24));
+    let same = |port| {
+        let mut member = member("a", port);
+        member.started_ms = 1;
+        member
+    };
+    let all: Vec<_> = (1..8).map(|port| membership.join(same(port), lease).unwrap()).collect();
+    let mut members = membership.watch();
+    let last = async {
+        while listed(&mut members, "a").await.members != [same(7)] {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(WAIT, last).await.expect("the last one is a member");
+    let mut client = Client::connect([server.endpoint()], None).await.unwrap();
+    let began = Instant::now();
+    // Those that were replaced notice it when they renew.
+    let leases = loop {
+        let leases = client.leases().await.unwrap().leases().len();
+        if leases == 1 || began.elapsed() > lease * 5 / 6 {
+            break leases;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert_eq!(leases, 1);
+    assert_eq!(members.current().members, [same(7)]);
+    let joins: Vec<_> = all.iter().map(|one| one.state().joins).collect();
+    assert_eq!(joins[6], 1, "{joins:?}");
+}
+
 /// The other process of the next test: it joins, and prints how often it has.
 #[tokio::test]
 async fn child() {
@@ -461,8 +496,9 @@ async fn nodes_find_each_other_and_go_on_without_etcd() {
     kv::check(b.pool(), &to_b.recv().await.unwrap().sequence, &tokens);
     server.run();
     entry.wait(|state| state.status == JoinStatus::Joined).await;
-    // The follower of b goes with it, so that b connects no more.
+    // The follower of b goes with it, and so do its peers: otherwise b would connect again at once.
     drop(_follow_b);
+    b.set_peers(Vec::new());
     leaving.leave().await;
     linked(&a, "b", false).await;
     assert_eq!(a.unreached(), []);
