@@ -130,7 +130,9 @@ fn parent(args: &Args) -> ExitCode {
     let mut write = |line: String| {
         if let (Some(file), Ok(())) = (&mut file, &written) {
             // Each line is complete in the file before the next section begins.
-            written = writeln!(file, "{line}").and_then(|()| file.sync_data());
+            written = writeln!(file, "{line}");
+            // A pipe cannot be synchronized.
+            let _ = file.sync_data();
         }
     };
     let (begin, mut device) = (Instant::now(), None);

@@ -9,7 +9,7 @@
 //! killed, crashed, or printed no line is reported as a section that ended early; the lines of the
 //! others have been handed over by then.
 
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -22,6 +22,9 @@ pub const LINE: &str = "gpu_check-section ";
 
 /// Pause between two looks at a child that should exit.
 const PAUSE: Duration = Duration::from_millis(5);
+
+/// Time in which a killed child must end.
+const REAP: Duration = Duration::from_secs(2);
 
 /// A section to run in a child.
 pub struct Job {
@@ -69,27 +72,29 @@ fn one(job: Job) -> SectionReport {
     };
     let (tell, told) = mpsc::channel();
     let reader = thread::spawn(move || {
-        let mut found = None;
         // The output of a killed process may end in the middle of a character.
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
             match line.find(LINE).map(|at| &line[at + LINE.len()..]) {
-                Some(json) => found = Some(serde_json::from_str::<SectionReport>(json)),
-                None => eprintln!("{line}"),
+                // At once: the process may hang while it ends.
+                Some(json) => drop(tell.send(Some(serde_json::from_str::<SectionReport>(json)))),
+                // The standard error may be closed.
+                None => drop(writeln!(io::stderr(), "{line}")),
             }
         }
-        let _ = tell.send(found);
+        let _ = tell.send(None);
     });
     let found = told.recv_timeout(limit);
     if let Err(RecvTimeoutError::Timeout) = found {
-        let _ = child.kill();
-        let _ = child.wait();
+        let end = if reap(&mut child) { "" } else { ", and has not ended" };
         // A grandchild may hold the output open: the reader is then left behind.
-        return early(format!("killed after {:.0} s", limit.as_secs_f64()));
+        return early(format!("killed after {:.0} s{end}", limit.as_secs_f64()));
     }
     let left = limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(1));
     let status = exit_of(&mut child, left);
-    let _ = reader.join();
+    if status.is_some() {
+        let _ = reader.join();
+    }
     match (found, status) {
         (Ok(Some(Ok(report))), Some(status)) if status.success() || !report.section.passed() => report,
         (Ok(Some(Ok(mut report))), status) => {
@@ -112,12 +117,24 @@ fn exit_of(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
             Ok(Some(status)) => return Some(status),
             Ok(None) if begin.elapsed() < limit => thread::sleep(PAUSE),
             Ok(None) | Err(_) => {
-                let _ = child.kill();
-                let _ = child.wait();
+                reap(child);
                 return None;
             }
         }
     }
+}
+
+/// Kills the child, and waits for a moment; returns whether it has ended. A process inside a call of
+/// a driver that hangs does not end.
+fn reap(child: &mut Child) -> bool {
+    let (_, begin) = (child.kill(), Instant::now());
+    while matches!(child.try_wait(), Ok(None)) {
+        if begin.elapsed() > REAP {
+            return false;
+        }
+        thread::sleep(PAUSE);
+    }
+    true
 }
 
 fn said(status: Option<ExitStatus>) -> String {

@@ -20,8 +20,7 @@
 //!
 //! # Cancellation
 //!
-//! A run can be dropped at every await. A wave that is being
-//! copied belongs to the copy, not to the run that began it: when the copy ends, the wave is
+//! A run can be dropped at every await. A wave that is being copied belongs to the copy, not to the run that began it: when the copy ends, the wave is
 //! published, or undone if the copy failed. Only then, or when the copy becomes overdue, is the
 //! compaction lock released.
 //!
@@ -31,15 +30,15 @@
 //! the compaction lock, and the run that began it, if it still exists, ends with
 //! [`DefragError::CopyOverdue`]. The wave continues to hold its frames, because they may still be
 //! read and written; it is published or undone when the copier reports the outcome, or drops the
-//! callback. So do other waves in flight. Until then no other wave begins: a stuck copier gets no further frames, and each new
-//! run ends with the error at once.
+//! callback. So do other waves in flight. Until then no other wave begins: a stuck copier gets no
+//! further frames, and each new run ends with the error at once.
 //!
 //! # Memory used by moves
 //!
 //! While a wave is being copied it holds its destinations, and the frames of those of its blocks
-//! that are released meanwhile. Waves are therefore short. While batches are in flight, vacated
-//! frames stay retired until those batches have ended: a run may retire as many frames as it moves
-//! blocks. An explicit run does all it can. The background task leaves room for allocations: it
+//! that are released meanwhile. The storage therefore bounds the bytes of a wave, and the number of
+//! waves in flight. While batches are in flight, vacated frames stay retired until those batches
+//! have ended: a run may retire as many frames as it moves blocks. An explicit run does all it can. The background task leaves room for allocations: it
 //! moves a [share](ROOM) of the free blocks, and continues when those batches have ended.
 
 use std::collections::VecDeque;
@@ -430,7 +429,11 @@ impl CompactionPass<'_> {
             if self.is_stopped() {
                 break;
             }
-            flights.extend(self.begin_wave(moves)?);
+            match self.begin_wave(moves)? {
+                Some(flight) => flights.push_back(flight),
+                // Of a long plan whose blocks all give way: other tasks have their turn.
+                None => yield_now().await,
+            }
         }
         Ok(())
     }

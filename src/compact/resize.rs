@@ -48,7 +48,7 @@ impl Default for ResizeOptions {
 }
 
 impl ResizeOptions {
-    /// Returns the defaults: a patience of 200 ms, and short waves.
+    /// Returns the defaults: a patience of 200 ms, and waves of the storage's choice.
     pub fn new() -> Self {
         Self::default()
     }

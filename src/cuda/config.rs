@@ -21,13 +21,13 @@ impl Default for CudaConfig {
 impl CudaConfig {
     /// Sets the number of frames per mapping step, rounded up to the device's granularity.
     ///
-    /// By default a 64th of all frames.
+    /// By default a 64th of all frames, and at least 32 MiB.
     pub fn segment_frames(mut self, frames: usize) -> Self {
         self.segment_frames = Some(frames);
         self
     }
 
-    /// Sets the number of CTAs that copy for compaction; 32 by default.
+    /// Sets the number of CTAs that copy for compaction beside batches; 32 by default.
     ///
     /// More take less time, and a larger share of the device.
     pub fn moving_ctas(mut self, ctas: u32) -> Self {

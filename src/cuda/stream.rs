@@ -89,6 +89,10 @@ pub(super) unsafe fn is_capturing(context: &Context, stream: CUstream) -> Result
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the pointer is valid, and the stream lives by the caller's promise.
     let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
+    if asked == CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+        // The legacy stream, while a blocking stream of the context is being captured.
+        return Ok(true);
+    }
     context.check(asked, "reading the capture status of a stream")?;
     Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
 }
