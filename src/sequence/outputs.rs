@@ -214,8 +214,12 @@ impl Batch {
         self.lengths(sequences.clone(), lengths)?;
         let block_tokens = self.step.sequences.0.block_tokens;
         let longest = lengths.iter().copied().max().unwrap_or(0) as u32;
-        *width = (longest.div_ceil(block_tokens) as usize).max(*width_min);
-        entries.reserve(lengths.len() * *width);
+        let (rows, needed) = (lengths.len(), (longest.div_ceil(block_tokens) as usize).max(*width_min));
+        if rows.checked_mul(needed).is_none_or(|all| entries.try_reserve(all).is_err()) {
+            lengths.clear();
+            panic!("a block table of {rows} rows of {needed} entries exceeds memory");
+        }
+        *width = needed;
         let blocks: &Core = &self.step.sequences.0.blocks;
         let padding = blocks.null_block().map_or(NOTHING, |null| blocks.frame(null).0 as i32);
         let logged = blocks.moves_logged();
