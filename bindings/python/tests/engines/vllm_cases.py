@@ -52,6 +52,22 @@ def test_entry_point_installs_by_name() -> None:
         kvpool.vllm.install("both")
 
 
+def test_an_entry_point_that_is_not_named_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM loads all installed plugins if none is named."""
+    from kvpool.vllm import plugin
+
+    kvpool.vllm.install("off")
+    monkeypatch.delenv("KVPOOL_VLLM")
+    for named, ours in ((None, False), ("other,another", False), ("other,kvpool", True)):
+        if named is None:
+            monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+        else:
+            monkeypatch.setenv("VLLM_PLUGINS", named)
+        kvpool.vllm.register()
+        assert (kv_cache_coordinator.BlockPool is not plugin._STOCK_POOL) == ours
+    kvpool.vllm.install("off")
+
+
 def test_settings_are_checked_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("many", "-1", "1.5"):
         monkeypatch.setenv("KVPOOL_VLLM_AHEAD", text)
@@ -231,6 +247,22 @@ def test_compaction_tells_readers_of_destinations() -> None:
     copies = Compactor(pool, fragmentation=0.1).propose()
     assert copies
     assert sorted(told) == sorted(target for _, target in copies)
+
+
+@pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
+def test_blocks_of_moves_in_flight_are_dealt_out_when_they_are_needed() -> None:
+    from kvpool.vllm.compaction import Compactor
+
+    pool = manager_of("pool", 129).block_pool
+    blocks = pool.get_new_blocks(128)
+    pool.free_block_queue.pool.register([block.block_id for block in blocks[::4]], [bytes([n]) for n in range(32)])
+    pool.unpin_blocks(blocks, lambda block: None)
+    pool.frames.uncache([block.block_id for n, block in enumerate(blocks) if n % 4])
+    compactor = Compactor(pool, fragmentation=0.1)
+    assert compactor.propose()
+    assert len(pool.get_new_blocks(pool.get_num_free_blocks())) == 128
+    assert compactor.commit() == 0
+    pool.audit()
 
 
 @pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")

@@ -54,6 +54,8 @@ class Compactor:
         self.moved = 0
         """Blocks moved so far."""
         self._moves: Any = None
+        # Blocks are dealt out for steps behind the copies, which leave the sources as they are.
+        pool.free_block_queue.on_short = self.cancel
 
     def propose(self) -> list[KVCacheBlockCopy]:
         """Returns the copies to make in the next step. None if those of a step are not committed."""
@@ -67,12 +69,16 @@ class Compactor:
         self._moves = moves
         pool = self.pool
         targets = [pool.blocks[target] for _, target in pairs]
-        if pool._reuse_watchers:
-            # Who reads a block without a reference has to stop: it is written from now on.
-            pool._notify_reuse(targets)
-        for block in targets:
-            # Evicted ahead and not dealt out yet: its contents were still found.
-            pool._maybe_evict_cached_block(block)
+        try:
+            if pool._reuse_watchers:
+                # Readers of a block without a reference have to stop: it is written from now on.
+                pool._notify_reuse(targets)
+            for block in targets:
+                # Evicted ahead and not dealt out yet: its contents were still found.
+                pool._maybe_evict_cached_block(block)
+        except BaseException:
+            self.cancel()
+            raise
         return [KVCacheBlockCopy(source, target) for source, target in pairs]
 
     def commit(self) -> int:
@@ -100,6 +106,9 @@ class _Compacting:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        if self.connector is not None:  # type: ignore[attr-defined]
+            # It reads a step's copies before these are added, and may still store their destinations.
+            raise InvalidArgument("compaction cannot be used with a KV connector")
         self._compactor = Compactor(self.kv_cache_manager.block_pool)  # type: ignore[attr-defined]
         self._steps = 0
         # The output of the step that copies: moves take effect when it has been processed.

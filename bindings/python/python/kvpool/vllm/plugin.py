@@ -26,7 +26,12 @@ _POOL_USES = (
     "_maybe_evict_cached_block",
     "_notify_reuse",
     "_remove_cached_block_hashes",
+    "cache_full_blocks",
+    "free_blocks",
+    "get_new_blocks",
     "get_num_free_blocks",
+    "reset_prefix_cache",
+    "touch",
     "unpin_blocks",
 )
 _BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt")
@@ -77,7 +82,12 @@ def install(part: str = "pool") -> None:
 
 
 def register() -> None:
-    """The entry point of the group ``vllm.general_plugins``."""
-    part = os.environ.get("KVPOOL_VLLM", "pool")
+    """The entry point of the group ``vllm.general_plugins``.
+
+    vLLM loads all installed plugins if ``VLLM_PLUGINS`` is not set; kvpool's changes nothing unless it
+    is named there, or ``KVPOOL_VLLM`` is set.
+    """
+    is_named = "kvpool" in os.environ.get("VLLM_PLUGINS", "").split(",")
+    part = os.environ.get("KVPOOL_VLLM", "pool" if is_named else "off")
     install(part)
     logger.info("kvpool: %s", "not in use" if part == "off" else f"vLLM's block {part} is kvpool's")

@@ -11,11 +11,12 @@ counts; kvpool decides which frames are dealt out:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._kvpool import FramePool
+from ..errors import OutOfBlocks
 from ._settings import number
 
 __all__ = ["FreeQueue"]
@@ -41,6 +42,8 @@ class FreeQueue:
         # first.
         self._log: list[list[int] | tuple[int, ...]] = []
         self._logged = 0
+        self.on_short: Callable[[], None] | None = None
+        """Called when blocks are missing, before a request is refused: moves in flight hold some."""
 
     def popleft(self) -> KVCacheBlock:
         """Takes one block. The first of a new queue is block 0: vLLM makes it the null block."""
@@ -56,7 +59,13 @@ class FreeQueue:
         if n == 0:
             return []
         assert self.num_free_blocks >= n
-        frames = self.pool.allocate(n, runs=True, ahead=self._ahead)
+        try:
+            frames = self.pool.allocate(n, runs=True, ahead=self._ahead)
+        except OutOfBlocks:
+            if self.on_short is None:
+                raise
+            self.on_short()
+            frames = self.pool.allocate(n, runs=True)
         self.num_free_blocks -= n
         blocks = self._blocks
         return [blocks[frame] for frame in frames]
