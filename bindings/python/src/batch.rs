@@ -62,7 +62,7 @@ record! {
 /// While it is in flight, no frame that it may have seen gets a new owner. When it ends, the full
 /// blocks that it filled are final: they can be shared, moved, and found in the prefix cache. If the
 /// `with` block raises, the batch ends too, the exception propagates, and none of these blocks is
-/// cached, because their bytes may not have been computed.
+/// cached, because their bytes may not have been computed. So does one that is dropped unfinished.
 #[pyclass(frozen, name = "Batch", module = "kvpool._kvpool")]
 pub struct PyBatch {
     batch: Exclusive<Batch>,
@@ -77,6 +77,13 @@ impl PyBatch {
     pub fn new(batch: Batch, padding: i32, dtype: Dtype) -> Self {
         let ticket = batch.ticket().0;
         Self { batch: Exclusive::new("batch", batch), ticket, padding, dtype }
+    }
+}
+
+impl Drop for PyBatch {
+    /// A batch that was not finished may not have been computed.
+    fn drop(&mut self) {
+        self.batch.take_quietly().into_iter().for_each(end_void);
     }
 }
 

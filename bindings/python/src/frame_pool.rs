@@ -47,6 +47,16 @@ pub struct FramePool {
     own_keys: OnceLock<Vec<FrameKey>>,
 }
 
+/// Returns whether each frame has a reference for each time that it is named.
+fn are_enough(frames: &[u32], references: &[u32]) -> bool {
+    if frames.is_sorted_by(|a, b| a < b) || frames.is_sorted_by(|a, b| a > b) {
+        return !references.contains(&0);
+    }
+    let mut counted: Vec<(u32, u32)> = frames.iter().copied().zip(references.iter().copied()).collect();
+    counted.sort_unstable();
+    counted.chunk_by(|a, b| a.0 == b.0).all(|same| same.len() <= same[0].1 as usize)
+}
+
 impl FramePool {
     fn here(&self) -> Outcome<&Pool> {
         self.process.check()?;
@@ -56,7 +66,8 @@ impl FramePool {
     /// Evicts so many frames that `frames` can be chosen among more than that number.
     fn evict_ahead(pool: &Pool, frames: usize, ahead: usize) {
         let free = pool.counts().free();
-        if ahead == 0 || free >= frames + ahead {
+        // A request that will be refused evicts nothing.
+        if ahead == 0 || free >= frames.saturating_add(ahead) || frames > pool.available() {
             return;
         }
         // At least a part of `ahead`, so that single frames do not evict one by one.
@@ -250,7 +261,12 @@ impl FramePool {
     fn keep(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, frames) = (self.here()?, frames_of(frames)?);
         pool.register(&self.own_keys(pool, &frames)?)?;
-        Ok(pool.free(&frames)?)
+        pool.free(&frames).or_else(|error| {
+            // None is freed, so none is cached either.
+            pool.uncache(&frames)?;
+            Err(error)
+        })?;
+        Ok(())
     }
 
     /// Drops one reference on each frame, and forgets what it was cached by: the frame becomes free.
@@ -258,7 +274,7 @@ impl FramePool {
         let (pool, frames) = (self.here()?, frames_of(frames)?);
         let mut references = Vec::with_capacity(frames.len());
         pool.references(&frames, &mut references)?;
-        if !references.contains(&0) {
+        if are_enough(&frames, &references) {
             pool.uncache(&frames)?;
         }
         // A frame without references is refused by name.

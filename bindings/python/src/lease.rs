@@ -1,7 +1,10 @@
 //! `Lease`: blocks that are freed together.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicUsize,
+    Ordering::{Acquire, Relaxed, Release},
+};
 
 use kvpool::Lease;
 use pyo3::prelude::*;
@@ -33,7 +36,7 @@ pub struct Views {
 impl Views {
     /// Counts a view until the result is dropped.
     pub fn begin(self: &Arc<Self>, is_writable: bool) -> ViewGuard {
-        // Relaxed, here and below: the object's lock orders it with the calls that read it.
+        // Relaxed: the object's lock orders it with the calls that read it.
         self.all.fetch_add(1, Relaxed);
         self.writable.fetch_add(usize::from(is_writable), Relaxed);
         ViewGuard { views: Arc::clone(self), is_writable }
@@ -41,12 +44,12 @@ impl Views {
 
     /// Refuses a call that would take blocks from under a view.
     pub fn check(&self, what: &str) -> Outcome<()> {
-        self.refuse(self.all.load(Relaxed), "views", what)
+        self.refuse(self.all.load(Acquire), "views", what)
     }
 
     /// Refuses a call that makes bytes final which a view can write.
     pub fn check_writable(&self, what: &str) -> Outcome<()> {
-        self.refuse(self.writable.load(Relaxed), "writable views", what)
+        self.refuse(self.writable.load(Acquire), "writable views", what)
     }
 
     fn refuse(&self, views: usize, kind: &str, what: &str) -> Outcome<()> {
@@ -66,8 +69,9 @@ pub struct ViewGuard {
 
 impl Drop for ViewGuard {
     fn drop(&mut self) {
-        self.views.all.fetch_sub(1, Relaxed);
-        self.views.writable.fetch_sub(usize::from(self.is_writable), Relaxed);
+        // Release: pairs with the Acquire of the checks; the accesses through the view precede them.
+        self.views.writable.fetch_sub(usize::from(self.is_writable), Release);
+        self.views.all.fetch_sub(1, Release);
     }
 }
 
@@ -171,8 +175,14 @@ impl PyLease {
 
     /// Frees the blocks. Does nothing if the lease is closed already.
     fn close(&self) -> Outcome<()> {
+        if self.lease.is_gone()? {
+            return Ok(());
+        }
+        // Entered first: no view begins meanwhile.
+        let lease = self.lease.enter()?;
         self.views.check("close the lease")?;
-        self.lease.take_if_any().map(drop)
+        drop(lease.take());
+        Ok(())
     }
 
     /// Whether the lease was closed, or turned into handles.

@@ -64,6 +64,9 @@ impl PyPool {
     }
 }
 
+/// Largest capacity of the queue of a subscriber of events: its memory is taken at a subscription.
+const EVENTS_MAX: usize = 1 << 24;
+
 /// Configures the prefix cache from the arguments of the constructor.
 fn cache_config(
     choice: &Bound<'_, PyAny>,
@@ -103,6 +106,9 @@ fn cache_config(
         config = config.key(HashKey::from_bytes(key));
     }
     if let Some(events) = events {
+        if events.0 > EVENTS_MAX {
+            return Err(invalid(format!("{} events; at most {EVENTS_MAX} are possible", events.0)));
+        }
         config = config.events(events.0);
     }
     Ok(Some(config))

@@ -4,9 +4,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use pyo3_async_runtimes::generic;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinError, JoinHandle};
 
-use crate::error::Outcome;
+use crate::error::{Outcome, raise};
 use crate::process::Process;
 
 /// Threads that poll futures. They do little work: copies run on tokio's blocking threads.
@@ -37,6 +37,9 @@ struct Made {
 /// The runtime, of this process or of the one that it is a fork of. Never freed: any thread may be
 /// using it.
 static MADE: AtomicPtr<Made> = AtomicPtr::new(null_mut());
+
+/// The thread that ended the interpreter.
+static ENDED_BY: OnceLock<ThreadId> = OnceLock::new();
 
 /// Set when the interpreter ends: no future is polled from then on.
 static ENDING: AtomicBool = AtomicBool::new(false);
@@ -83,6 +86,7 @@ fn end_runtime(py: Python<'_>) {
     if made.process != Process::current() {
         return;
     }
+    let _ = ENDED_BY.set(thread::current().id());
     // Release: pairs with the Acquire in `wait`, of a thread that a timer of the runtime wakes.
     ENDING.store(true, Release);
     let runtime = made.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -108,6 +112,13 @@ impl Wake for Unpark {
     }
 }
 
+/// What a wait without the GIL came to.
+enum Waited<T> {
+    Ready(T),
+    Pending,
+    Ended,
+}
+
 /// Waits for a future without the GIL. Ctrl-C and other signals end the wait: the future is dropped.
 pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> Outcome<T> {
     let mut future = Box::pin(future);
@@ -118,24 +129,29 @@ pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> 
             let mut context = Context::from_waker(&waker);
             let until = Instant::now() + SIGNALS_EVERY;
             loop {
-                // Acquire: pairs with the Release of the end. Only a daemon thread gets here then,
-                // and Python lets none of them return.
+                // Acquire: pairs with the Release of the end.
                 while ENDING.load(Acquire) {
+                    if ENDED_BY.get() == Some(&thread::current().id()) {
+                        // Finalizers that the interpreter runs later.
+                        return Waited::Ended;
+                    }
+                    // A daemon thread, of which Python lets none return.
                     thread::park();
                 }
                 if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
-                    return Some(value);
+                    return Waited::Ready(value);
                 }
                 let rest = until.saturating_duration_since(Instant::now());
                 if rest.is_zero() {
-                    return None;
+                    return Waited::Pending;
                 }
                 thread::park_timeout(rest);
             }
         });
         match ready {
-            Some(value) => return Ok(value),
-            None => py.check_signals()?,
+            Waited::Ready(value) => return Ok(value),
+            Waited::Pending => py.check_signals()?,
+            Waited::Ended => return Err(raise("Closed", "the interpreter is ending", Vec::new())),
         }
     }
 }

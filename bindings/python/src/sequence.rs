@@ -114,8 +114,14 @@ impl PySequence {
     /// Closes the sequence: its blocks are freed, or stay in the prefix cache. Does nothing if it
     /// is closed already.
     fn close(&self) -> Outcome<()> {
+        if self.sequence.is_gone()? {
+            return Ok(());
+        }
+        // Entered first: no view begins meanwhile.
+        let sequence = self.sequence.enter()?;
         self.views.check("close the sequence")?;
-        self.sequence.take_if_any().map(drop)
+        drop(sequence.take());
+        Ok(())
     }
 
     /// Whether the sequence was closed, or moved to another pool.

@@ -19,6 +19,9 @@ use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::{Entered, Exclusive};
 use crate::sequence::PySequence;
 
+/// Largest minimum width of a table, in columns: no sequence has as many blocks.
+const WIDTH_MAX: usize = 1 << 24;
+
 /// A padded block table: `[rows, width]` frames in int32, as paged attention kernels expect it.
 ///
 /// `Batch.block_table` fills it, and reuses its memory. It is a buffer: `memoryview(table)` and
@@ -57,9 +60,14 @@ impl PyBlockTable {
 impl PyBlockTable {
     #[new]
     #[pyo3(signature = (width_min=Count(0)))]
-    fn new(width_min: Count) -> Self {
+    fn new(width_min: Count) -> Outcome<Self> {
+        if width_min.0 > WIDTH_MAX {
+            let message =
+                format!("a block table of {} columns; at most {WIDTH_MAX} are possible", width_min.0);
+            return Err(raise("InvalidArgument", message, fields![width: width_min.0]));
+        }
         let table = BlockTable::with_width(width_min.0);
-        Self { table: Exclusive::new("block table", table), exports: AtomicUsize::new(0) }
+        Ok(Self { table: Exclusive::new("block table", table), exports: AtomicUsize::new(0) })
     }
 
     /// Number of rows, one per sequence.
@@ -96,6 +104,9 @@ impl PyBlockTable {
             return Err(PyBufferError::new_err("a block table is read-only"));
         }
         let table = this.table.enter()?;
+        if table.rows().checked_mul(table.width()) != Some(table.entries().len()) {
+            return Err(PyBufferError::new_err("the table was not filled"));
+        }
         let (rows, width) = (table.rows() as isize, table.width() as isize);
         let export = Box::new(Export { shape: [rows, width], strides: [width * 4, 4] });
         view.buf = table.entries().as_ptr().cast_mut().cast::<c_void>();

@@ -256,8 +256,10 @@ impl PyPool {
 
     fn lend(&self, sequence: &Bound<'_, PySequence>, what: &str) -> Outcome<Lent<Sequence>> {
         let this = sequence.get();
+        // Lent first: no view begins meanwhile. An error puts it back.
+        let lent = Arc::clone(&this.sequence).lend()?;
         this.views.check(what)?;
-        Arc::clone(&this.sequence).lend()
+        Ok(lent)
     }
 }
 
@@ -422,8 +424,8 @@ impl PyPool {
         let (pool, to, sequence) = (self.share()?, To::of(target)?, sequence.clone().unbind());
         Ok(Call::new(move |py| {
             let this = sequence.bind(py).get();
-            this.views.check("move the sequence")?;
             let lent = Arc::clone(&this.sequence).lend()?;
+            this.views.check("move the sequence")?;
             let until = deadline(timeout);
             Begun::waits(py, async move { Ok(Parcel::new(migrate(pool, lent, to, until).await?)) })
         }))
@@ -446,6 +448,9 @@ impl PyPool {
 
     /// Takes the blocks of a running sequence, when the batches that write it have ended: closes it,
     /// or with `swap` moves it to another pool. Returns a report, and the sequence there.
+    ///
+    /// The sequence leaves its pool also if the call is cancelled after it began; with `swap` it is then
+    /// closed there.
     #[pyo3(signature = (sequence, *, swap=None, timeout=None))]
     fn preempt(
         &self,
@@ -457,8 +462,8 @@ impl PyPool {
         let swap = swap.map(|pool| pool.get().share()).transpose()?;
         Ok(Call::new(move |py| {
             let this = sequence.bind(py).get();
-            this.views.check("preempt the sequence")?;
             let lent = Arc::clone(&this.sequence).lend()?;
+            this.views.check("preempt the sequence")?;
             Begun::waits(py, preempt(pool, lent, swap, deadline(timeout)))
         }))
     }

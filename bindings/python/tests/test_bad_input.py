@@ -191,3 +191,50 @@ def test_the_memory_of_a_closed_pool_lasts_as_long_as_its_blocks() -> None:
     assert view.sum() == 1.5 * view.size
     del view
     lease.close()
+
+
+def test_tables_of_absurd_widths_are_refused(pool: kvpool.Pool) -> None:
+    for width in (2**62 + 5, 2**40, 2**24 + 1):
+        with pytest.raises(kvpool.InvalidArgument, match="at most 16777216"):
+            kvpool.BlockTable(width)
+
+
+def test_queues_of_events_have_a_largest_capacity() -> None:
+    with pytest.raises(kvpool.KvPoolError, match="at most 16777216"):
+        kvpool.Pool(layout(), 10, prefix_cache=True, events=2**40)
+
+
+def test_frames_named_more_often_than_referenced_keep_what_they_had() -> None:
+    frames = kvpool.FramePool(8)
+    a, b = frames.allocate(2)
+    for give in (frames.keep, frames.discard):
+        with pytest.raises(kvpool.KvPoolError):
+            give([a, b, a])
+        assert frames.references([a, b]) == [1, 1]
+    assert frames.is_writable(a) and frames.is_writable(b)
+    frames.keep([a, b])
+    frames.take([b, a])
+    with pytest.raises(kvpool.KvPoolError):
+        frames.discard([b, a, b])
+    assert not frames.is_writable(b), "it is cached as before"
+
+
+def test_a_request_that_is_refused_evicts_nothing() -> None:
+    frames = kvpool.FramePool(8)
+    frames.keep(frames.allocate(8))
+    for blocks in (9, 2**40):
+        with pytest.raises(kvpool.OutOfBlocks):
+            frames.allocate(blocks, ahead=1)
+    assert frames.stats()["evictable"] == 8
+
+
+def test_a_batch_that_is_dropped_caches_nothing() -> None:
+    pool = kvpool.Pool(layout(), 10, prefix_cache=True)
+    tokens = list(range(8))
+    sequence = pool.sequence(1, tokens)
+    batch = pool.begin_batch()
+    batch.append(sequence, 8)
+    del batch
+    sequence.close()
+    assert pool.stats().evictable == 0
+    pool.audit()

@@ -38,8 +38,13 @@ impl FrameMoves {
     /// The copies to make: pairs of source and destination frame. No frame occurs twice.
     fn pairs(&self) -> Outcome<Vec<(u32, u32)>> {
         self.process.check()?;
-        let moves = self.moves.lock().unwrap_or_else(PoisonError::into_inner);
-        moves.as_ref().map(|moves| moves.pairs().collect()).ok_or_else(Self::ended)
+        // Unlocked before the exception is made: that runs Python code, and another thread may get the
+        // GIL and wait for the lock.
+        let pairs = {
+            let moves = self.moves.lock().unwrap_or_else(PoisonError::into_inner);
+            moves.as_ref().map(|moves| moves.pairs().collect())
+        };
+        pairs.ok_or_else(Self::ended)
     }
 
     /// Makes the copied moves take effect. Returns the pairs that moved, and the frames that stayed
