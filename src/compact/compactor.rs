@@ -20,9 +20,9 @@
 //!
 //! # Cancellation
 //!
-//! A run can be dropped at every await. A wave that is being copied belongs to the copy, not to the run that began it: when the copy ends, the wave is
-//! published, or undone if the copy failed. Only then, or when the copy becomes overdue, is the
-//! compaction lock released.
+//! A run can be dropped at every await. A wave that is being copied belongs to the copy, not to the
+//! run that began it: when the copy ends, the wave is published, or undone if the copy failed. Only
+//! then, or when the copy becomes overdue, is the compaction lock released.
 //!
 //! # A copy that does not end
 //!
@@ -38,8 +38,9 @@
 //! While a wave is being copied it holds its destinations, and the frames of those of its blocks
 //! that are released meanwhile. The storage therefore bounds the bytes of a wave, and the number of
 //! waves in flight. While batches are in flight, vacated frames stay retired until those batches
-//! have ended: a run may retire as many frames as it moves blocks. An explicit run does all it can. The background task leaves room for allocations: it
-//! moves a [share](ROOM) of the free blocks, and continues when those batches have ended.
+//! have ended: a run may retire as many frames as it moves blocks. An explicit run does all it can.
+//! The background task leaves room for allocations: it moves a [share](ROOM) of the free blocks, and
+//! continues when those batches have ended.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;

@@ -30,8 +30,9 @@
 //! | the stream of moves | that stream itself |
 //! | others | none: only buffers wait for these events |
 //!
-//! Callbacks run on this thread, and may do anything but wait for the device, such as dropping the
-//! last reference to it. (A pool that wipes freed frames only begins the wipes here.) No thread therefore joins this one: it ends by itself once no sender is left and no
+//! Callbacks run on this thread, and delay each other: a pool that wipes freed frames only begins the
+//! wipes here. A callback may drop the last reference to a storage, which waits for the device, or to
+//! the device. No thread therefore joins this one: it ends by itself once no sender is left and no
 //! event is pending.
 
 use std::cell::Cell;

@@ -62,7 +62,8 @@ record! {
 /// While it is in flight, no frame that it may have seen gets a new owner. When it ends, the full
 /// blocks that it filled are final: they can be shared, moved, and found in the prefix cache. If the
 /// `with` block raises, the batch ends too, the exception propagates, and none of these blocks is
-/// cached, because their bytes may not have been computed. So does one that is dropped unfinished.
+/// cached, because their bytes may not have been computed. A batch that is dropped unfinished ends in
+/// the same way.
 #[pyclass(frozen, name = "Batch", module = "kvpool._kvpool")]
 pub struct PyBatch {
     batch: Exclusive<Batch>,
