@@ -1,0 +1,154 @@
+//! Registration: blocks that a finished batch filled become cached, and subscribers are told.
+//!
+//! The event of a block is published before the block is cached, so that the event of its eviction
+//! follows it. A subscriber that lists the cached blocks meanwhile gets the event once more.
+
+use smallvec::SmallVec;
+
+use crate::block::Core;
+use crate::ids::{BlockHandle, BlockId};
+use crate::sync::heavy_fence;
+
+use super::{BlockHash, KvEvent, PrefixCache, Published, key_of};
+
+/// A block that was just registered.
+struct Registered {
+    hash: BlockHash,
+    handle: BlockHandle,
+    /// The era in which it was noted.
+    era: u64,
+    /// Subscriptions up to this number were told about it.
+    told: u64,
+}
+
+impl PrefixCache {
+    /// Notes what a block will hold once it is [registered](Self::register). The block is in the
+    /// caller's sequence and not cached.
+    pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32) {
+        self.row(id).note(hash, era, depth);
+    }
+
+    /// Takes back what was noted of a block that lost tokens before it was registered. The block is
+    /// in the caller's sequence.
+    ///
+    /// If its batch ends at this moment on another thread, the block is registered: the batch has
+    /// computed its tokens.
+    pub(crate) fn unnote(&self, core: &Core, id: BlockId) {
+        if core.word(id).is_cached() {
+            return;
+        }
+        let row = self.row(id);
+        let chain = row.unnote();
+        // The contents of a cached block do not change.
+        if core.word(id).is_cached() {
+            row.note_again(chain);
+        }
+    }
+
+    /// Registers noted blocks: their bytes are final, and lookups can hit them.
+    ///
+    /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for
+    /// an event without tokens.
+    pub(crate) fn register(
+        &self,
+        core: &Core,
+        blocks: impl IntoIterator<Item = (BlockHandle, Option<Box<KvEvent>>)>,
+    ) {
+        let mut blocks = blocks.into_iter().peekable();
+        if blocks.peek().is_none() {
+            // Most batches fill no block: no fence then.
+            return;
+        }
+        let mut registered = SmallVec::<[Registered; 64]>::new();
+        let (era, mut subscriptions) = (self.era(), self.events.subscriptions_now());
+        for (handle, stored) in blocks {
+            let (id, row) = (handle.id, self.row(handle.id));
+            // Read before the block is cached, while the row cannot change; a stale handle is
+            // refused by `seal_cached`.
+            let (hash, noted) = (row.hash(), row.era());
+            // Blocks noted before a clear are neither found nor announced. If the clear comes after
+            // this line, the reader of the event can tell by its era.
+            let is_found = row.is_of(self.era());
+            // Before the events of blocks that follow them.
+            self.tell_late(core, &mut registered, &mut subscriptions);
+            // Published before the block can be hit, released and evicted: the eviction is
+            // published too.
+            let published = if is_found {
+                self.events.publish_to(noted, ..=subscriptions, || {
+                    stored.map_or_else(|| self.stored(id, hash), |stored| *stored)
+                })
+            } else {
+                Published::ToNone
+            };
+            if core.seal_cached(handle) {
+                let told = if is_found { subscriptions } else { u64::MAX };
+                let mut block = Registered { hash, handle, era: noted, told };
+                if published == Published::Lost {
+                    // A subscriber that knows of the loss may have listed the blocks before this one
+                    // was cached. Reached by the model `followed_while_a_stored_block_is_lost`.
+                    block.told = 0;
+                    self.tell_late_of(core, &mut block, subscriptions);
+                }
+                registered.push(block);
+            } else if published != Published::ToNone {
+                self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
+            }
+        }
+        self.tell_late(core, &mut registered, &mut subscriptions);
+        self.tallies.registered(registered.len());
+        let entries = registered.iter().map(|block| (key_of(block.hash), block.handle.id));
+        self.index.insert_all(
+            entries,
+            |id| self.registered(core, id),
+            |place| {
+                let Registered { hash, handle, .. } = registered[place];
+                if self.names.is_none() {
+                    self.mark_duplicates(core, handle.id, hash, era);
+                }
+            },
+        );
+    }
+
+    /// Publishes the events of registered blocks to subscriptions that began after `subscriptions`
+    /// were counted, and counts again. A thread that subscribed in between may have listed the
+    /// cached blocks too early to see a block, and its event came too early to reach that thread.
+    #[inline]
+    fn tell_late(&self, core: &Core, registered: &mut [Registered], subscriptions: &mut u64) {
+        let now = self.events.subscriptions_now();
+        if now != *subscriptions {
+            registered.iter_mut().for_each(|block| self.tell_late_of(core, block, now));
+            *subscriptions = now;
+        }
+    }
+
+    /// Publishes the event of a cached block to the subscriptions up to `now` that it was not told
+    /// to. Reached by the models that subscribe during a registration, or lose its event.
+    #[cold]
+    fn tell_late_of(&self, core: &Core, block: &mut Registered, now: u64) {
+        let (hash, handle, id) = (block.hash, block.handle, block.handle.id);
+        if block.told >= now {
+            return;
+        }
+        let before = std::mem::replace(&mut block.told, now);
+        let published = self.events.publish_to(block.era, before + 1..=now, || self.stored(id, hash));
+        if published != Published::ToNone {
+            // The block may have been evicted since, and that event published first. Pairs with the
+            // light fence of the evicting thread's `publish`: either that fence comes after ours,
+            // or we see the word that the eviction left.
+            let is_fenced = heavy_fence();
+            let word = core.word(id);
+            let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
+            if !is_there {
+                // To all: a slot may have another subscriber by now, who received the event above.
+                self.events.publish_in(block.era, || KvEvent::Removed { block: id, hash });
+            }
+        }
+    }
+
+    /// Returns the event of a block whose sequence was opened before the subscription.
+    #[cold]
+    pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
+        let block_tokens = self.hasher.block_tokens() as u32;
+        KvEvent::Stored { block, hash, parent: None, tokens: SmallVec::new(), block_tokens }
+    }
+}
