@@ -338,8 +338,8 @@ fn subscribers_that_read_and_that_never_do() {
 mod directory {
     use super::*;
 
-    fn member(etcd: &Server, name: &str) -> Node {
-        let at = format!("--membership etcd://127.0.0.1:{}/tests --membership-lease 2s", etcd.port());
+    fn member(etcd: &Server, name: &str, lease: &str) -> Node {
+        let at = format!("--membership etcd://127.0.0.1:{}/tests --membership-lease {lease}", etcd.port());
         Node::start(&format!("serve --name {name} --load arrivals {at}"))
     }
 
@@ -355,16 +355,16 @@ mod directory {
     fn an_etcd_that_disappears_and_returns() {
         let Some(mut etcd) = Server::etcd() else { return };
         // One node starts before etcd.
-        let a = member(&etcd, "a");
+        let a = member(&etcd, "a", "4s");
         assert_eq!((of(&a, "joined"), of(&a, "current")), (false.into(), false.into()));
         etcd.run();
-        let b = member(&etcd, "b");
+        let b = member(&etcd, "b", "40s");
         wait_until("the nodes are linked", || is_linked(&a, "b") && is_linked(&b, "a"));
         assert_eq!(of(&b, "members"), serde_json::json!(["a", "b"]));
         etcd.kill();
         wait_until("the loss is noticed", || of(&a, "current") == false);
-        // Longer than the lease.
-        thread::sleep(Duration::from_secs(3));
+        // Longer than the lease of a.
+        thread::sleep(Duration::from_secs(5));
         assert!(is_linked(&a, "b") && is_linked(&b, "a"), "links stay");
         assert_eq!(of(&a, "members"), serde_json::json!(["a", "b"]));
         // A reload keeps the members.
@@ -380,7 +380,7 @@ mod directory {
         let (code, errors) = b.end(Signal::TERM);
         assert_eq!(code, Some(0), "{errors}");
         wait_until("the other one sees that it left", || of(&a, "members") == serde_json::json!(["a"]));
-        assert!(begun.elapsed() < Duration::from_secs(2) + Duration::from_secs(3));
+        assert!(begun.elapsed() < Duration::from_secs(40));
         // Without the directory the node ends all the same.
         etcd.kill();
         let begun = Instant::now();
@@ -393,14 +393,15 @@ mod directory {
     fn a_node_that_is_paused_for_longer_than_its_lease_joins_again() {
         let Some(mut etcd) = Server::etcd() else { return };
         etcd.run();
-        let (a, b) = (member(&etcd, "a"), member(&etcd, "b"));
+        let (a, b) = (member(&etcd, "a", "40s"), member(&etcd, "b", "4s"));
         wait_until("the nodes are linked", || is_linked(&a, "b"));
-        wait_until("it is a member", || of(&b, "joins") == 1);
+        wait_until("it is a member", || of(&b, "joined") == true);
+        let joins = of(&b, "joins").as_u64();
         b.signal(Signal::STOP);
         wait_until("its lease expires", || of(&a, "members") == serde_json::json!(["a"]));
         thread::sleep(Duration::from_secs(1));
         b.signal(Signal::CONT);
-        wait_until("it joins again", || of(&b, "joins") == 2);
+        wait_until("it joins again", || of(&b, "joins").as_u64() > joins);
         wait_until("the nodes are linked again", || is_linked(&a, "b") && is_linked(&b, "a"));
         for node in [a, b] {
             assert_eq!(node.json("audit")["sound"], true);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::{Pool, Sequence, SequenceId, Target, TransferError};
-use kvpool_node::transport::tcp::{Address, PeerSettings};
+use kvpool_node::transport::tcp::{Address, PeerSettings, Tls};
 use kvpool_node::{Arrivals, Node, NodeError, Offers, Spill};
 
 const WAIT: Duration = Duration::from_secs(20);
@@ -360,6 +360,30 @@ async fn an_operator_moves_only_what_exists_and_is_offered() {
     assert_eq!(arrival(&mut to_b).await.id(), SequenceId(2));
     let record = &a.migrations().await.unwrap()[0];
     assert_eq!((record.sequence, record.blocks, record.peer.as_str()), (Some(2), 5, "b"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_peer_gets_another_name_in_its_certificate() {
+    let authority = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(Vec::new()).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let root = params.self_signed(&authority).unwrap().pem();
+    let issuer = rcgen::Issuer::new(params, authority);
+    let tls = |name: &str| {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
+        let chain = params.signed_by(&key, &issuer).unwrap().pem();
+        Tls::mutual(chain.as_bytes(), key.serialize_pem().as_bytes(), root.as_bytes()).unwrap()
+    };
+    let node = |name: &str| Node::builder(kv::pool(kv::plain(), 100)).name(name).tls(tls(name));
+    let (b, _to_b) = node("b").listen(local()).start().await.unwrap();
+    let mut peer = peer_of(&b);
+    peer.server_name = Some("elsewhere".into());
+    let (a, _to_a) = node("a").peers(vec![peer]).start().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(a.peers().await.unwrap().iter().all(|(_, is_up)| !is_up), "the certificate has another name");
+    a.set_peers(vec![peer_of(&b)]);
+    linked(&a, "b", true).await;
 }
 
 #[tokio::test]

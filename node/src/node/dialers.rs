@@ -101,7 +101,7 @@ impl Dialers {
         let mut before = std::mem::take(&mut self.running);
         let Some(endpoint) = &self.endpoint else { return };
         for peer in peers {
-            let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer.address == peer.address);
+            let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer == peer);
             let kept = if is_same { before.remove(&peer.name) } else { None };
             let dialer = kept.unwrap_or_else(|| {
                 let trouble = Trouble::new(Mutex::new(Some(NOT_TRIED.to_owned())));

@@ -159,7 +159,7 @@ impl ListenSettings {
 }
 
 /// A peer to connect to.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerSettings {
     /// Name that the peer must have; with TLS, also its certificate.
     pub name: String,
