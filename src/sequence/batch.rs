@@ -20,7 +20,7 @@ use thiserror::Error;
 
 use crate::block::{AllocRequest, ListEnd, Operation};
 use crate::error::{AllocError, SequenceError, StorageError};
-use crate::ids::{BlockId, Ticket};
+use crate::ids::{BlockHandle, BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
 use crate::sync::Ordering::Relaxed;
 
@@ -145,6 +145,13 @@ impl Batch {
     /// Returns its position in the order of batches.
     pub fn ticket(&self) -> Ticket {
         self.step.ticket()
+    }
+
+    /// Returns the blocks that become final when this batch ends: those that it filled.
+    ///
+    /// A binding that lends out writable memory of blocks can refuse to end the batch before.
+    pub fn blocks_to_seal(&self) -> impl ExactSizeIterator<Item = BlockHandle> + Clone {
+        self.step.promised.iter().map(|promise| promise.handle)
     }
 
     /// Ends the batch. The caller's work must have ended: it no longer accesses memory.

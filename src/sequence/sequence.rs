@@ -126,6 +126,16 @@ impl Sequence {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
+    /// Returns the number of leading blocks that are sealed, or that a batch in flight seals when it
+    /// ends.
+    ///
+    /// The sequence itself seals the others: full blocks of final tokens at its next operation after
+    /// the batches that wrote them have ended.
+    #[inline]
+    pub fn settled_blocks(&self) -> usize {
+        self.seals.settled() as usize
+    }
+
     /// Returns a handle for each block, for inspection and pins; valid while the block is in the
     /// sequence.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + DoubleEndedIterator {

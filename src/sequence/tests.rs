@@ -125,6 +125,26 @@ fn an_id_is_open_once() {
 }
 
 #[test]
+fn a_batch_names_the_blocks_that_it_will_seal() {
+    let sequences = pool(10);
+    let named = |batch: &Batch| batch.blocks_to_seal().map(|handle| handle.id).collect::<Vec<_>>();
+    let (mut first, mut second) =
+        (sequences.open(SequenceId(1)).unwrap(), sequences.open(SequenceId(2)).unwrap());
+    let (mut batch, mut other) = (Batch::begin(&sequences), Batch::begin(&sequences));
+    batch.append(&mut first, 9).unwrap();
+    batch.draft(&mut second, 5).unwrap();
+    assert_eq!((named(&batch), first.settled_blocks()), (ids(&first)[..2].to_vec(), 2));
+    assert_eq!(second.settled_blocks(), 0, "drafted tokens are not final");
+    // Another batch in flight wrote to the block: the sequence seals it, later.
+    other.append(&mut first, 3).unwrap();
+    assert_eq!((named(&other), first.settled_blocks()), (Vec::new(), 2));
+    drop((batch, other));
+    assert!(!sealed(&sequences, &first)[2]);
+    first.commit(12).unwrap();
+    assert_eq!((sealed(&sequences, &first), first.settled_blocks()), (vec![true; 3], 3));
+}
+
+#[test]
 fn misuse_is_refused_and_changes_nothing() {
     let (sequences, other) = (pool(4), pool(4));
     let id = SequenceId(1);

@@ -6,20 +6,37 @@ use kvpool::prefix::PrefixKeys;
 use kvpool::{AllocRequest, Priority, SequenceId};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBool, PyBytes};
 
 use crate::error::{Outcome, fields, invalid, raise};
 
-/// Reads a number from 0 to `max`.
+/// The value as a message shows it.
+pub fn shown(obj: &Bound<'_, PyAny>) -> String {
+    // Python refuses to write very long numbers.
+    obj.repr().map_or_else(|_| "a number of thousands of digits".to_owned(), |text| text.to_string())
+}
+
+/// Reads a number from 0 to `max`. True and False, which Python has as numbers, are taken for
+/// mistakes.
 fn number(obj: &Borrowed<'_, '_, PyAny>, what: &'static str, max: u64) -> PyResult<u64> {
+    let is_bool = obj.is_instance_of::<PyBool>();
     match obj.extract::<u64>() {
-        Ok(value) if value <= max => Ok(value),
+        Ok(value) if value <= max && !is_bool => Ok(value),
         Err(error) if !error.is_instance_of::<PyOverflowError>(obj.py()) => Err(error),
         _ => {
-            let value = obj.str().map(|text| text.to_string()).unwrap_or_default();
-            let message = format!("{what} cannot be {value}; it is from 0 to {max}");
+            let message = format!("{what} cannot be {}; it is from 0 to {max}", shown(obj));
             Err(raise("InvalidArgument", message, fields![max: max]).into())
         }
+    }
+}
+
+/// Reads a number that may have a fraction.
+fn real(obj: &Borrowed<'_, '_, PyAny>, what: &str) -> PyResult<f64> {
+    let is_bool = obj.is_instance_of::<PyBool>();
+    match obj.extract::<f64>() {
+        Ok(value) if !is_bool => Ok(value),
+        Err(error) if !error.is_instance_of::<PyOverflowError>(obj.py()) => Err(error),
+        _ => Err(invalid(format!("{what} cannot be {}", shown(obj))).into()),
     }
 }
 
@@ -42,14 +59,28 @@ macro_rules! numbers {
 numbers! {
     /// A number of blocks.
     Blocks(usize) "a number of blocks";
+    /// A number of frames.
+    Frames(usize) "a number of frames";
+    /// A frame.
+    Frame(u32) "a frame";
+    /// The length of a run, in frames.
+    RunLength(u32) "the length of a run";
+    /// log2 of the length of a run.
+    RunOrder(u8) "the order of a run";
     /// A number of tokens, or a position in a sequence.
     Tokens(usize) "a number of tokens";
     /// The id of a sequence.
     Id(u64) "a sequence id";
+    /// A group of layers.
+    Group(u32) "a group";
     /// A place in a list.
     Place(usize) "an index";
     /// The number of a batch.
     BatchNumber(u64) "the number of a batch";
+    /// The address of a stream.
+    Stream(usize) "the address of a stream";
+    /// A part of a version.
+    Version(u32) "a version";
     /// Some other number of things.
     Count(usize) "a count";
 }
@@ -80,10 +111,42 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Seconds {
     type Error = PyErr;
 
     fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
-        let seconds = obj.extract::<f64>()?;
+        let seconds = real(&obj, "a time")?;
         Duration::try_from_secs_f64(seconds)
             .map(Self)
             .map_err(|_| invalid(format!("a time cannot be {seconds} seconds")).into())
+    }
+}
+
+/// A part of a whole, from 0 to 1.
+#[derive(Clone, Copy)]
+pub struct Share(pub f64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Share {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let share = real(&obj, "a share")?;
+        if !(0.0..=1.0).contains(&share) {
+            return Err(invalid(format!("a share cannot be {share}; it is from 0 to 1")).into());
+        }
+        Ok(Self(share))
+    }
+}
+
+/// The key of a hash function.
+#[derive(Clone, Copy)]
+pub struct Key(pub [u8; 32]);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Key {
+    type Error = PyErr;
+
+    fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let key = obj.cast::<PyBytes>().map_err(PyErr::from)?;
+        let key = key.as_bytes();
+        key.try_into()
+            .map(Self)
+            .map_err(|_| invalid(format!("the hash key has {} bytes; it has 32", key.len())).into())
     }
 }
 

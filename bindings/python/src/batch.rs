@@ -1,9 +1,10 @@
 //! `Batch`: one step of an engine.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
 
 use kvpool::storage::{Elements, ElementsMut};
-use kvpool::{Appended, Batch, Copied, Dtype, Sequence};
+use kvpool::{Appended, Batch, Copied, Dtype, Pool, Sequence};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -12,10 +13,11 @@ use pyo3::types::PyList;
 use crate::args::{Place, Tokens};
 use crate::buffers::Numbers;
 use crate::error::{Failure, Outcome, fields, raise};
-use crate::exclusive::Exclusive;
+use crate::exclusive::{Entered, Exclusive};
 use crate::record::record;
 use crate::sequence::PySequence;
 use crate::table::{PyBlockTable, Row, csr_into, slots_into, table_into};
+use crate::views::PoolViews;
 
 record! {
     /// Result of an append.
@@ -64,6 +66,9 @@ record! {
 /// `with` block raises, the batch ends too, the exception propagates, and none of these blocks is
 /// cached, because their bytes may not have been computed. A batch that is dropped unfinished ends in
 /// the same way.
+///
+/// It does not end normally while a writable view (`Pool.view`) of a block exists that becomes final:
+/// `finish`, and the end of the `with` block, raise Busy.
 #[pyclass(frozen, name = "Batch", module = "kvpool._kvpool")]
 pub struct PyBatch {
     batch: Exclusive<Batch>,
@@ -71,13 +76,43 @@ pub struct PyBatch {
     /// Entry behind the end of a row.
     padding: i32,
     dtype: Dtype,
+    views: Arc<PoolViews>,
+    /// The pool, of a batch that ends when a device's stream gets there.
+    on_stream: Option<Pool>,
 }
 
 impl PyBatch {
-    /// Wraps a batch of a pool.
-    pub fn new(batch: Batch, padding: i32, dtype: Dtype) -> Self {
+    /// Wraps a batch of a pool, which is given for one that ends on a stream.
+    pub fn new(
+        batch: Batch,
+        padding: i32,
+        dtype: Dtype,
+        views: Arc<PoolViews>,
+        on_stream: Option<Pool>,
+    ) -> Self {
         let ticket = batch.ticket().0;
-        Self { batch: Exclusive::new("batch", batch), ticket, padding, dtype }
+        Self { batch: Exclusive::new("batch", batch), ticket, padding, dtype, views, on_stream }
+    }
+
+    /// Ends a batch, which stays as it is if a block that it makes final can be written by a view.
+    fn end(&self, batch: Entered<'_, Batch>) -> Outcome<()> {
+        let blocks = batch.blocks_to_seal();
+        let held = match &self.on_stream {
+            None => self.views.hold(blocks.map(|handle| handle.id)).map(Some),
+            Some(pool) => self.views.hold_until_final(blocks, pool).map(|()| None),
+        };
+        match held {
+            Ok(held) => {
+                batch.take().finish();
+                drop(held);
+                Ok(())
+            }
+            Err(viewed) => {
+                // Unlocked before the exception is made.
+                drop(batch);
+                Err(viewed.refuse("end the batch"))
+            }
+        }
     }
 }
 
@@ -119,26 +154,26 @@ impl PyBatch {
     /// Raises OutOfBlocks; the sequence is then unchanged.
     fn append(&self, sequence: &Bound<'_, PySequence>, tokens: Tokens) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.append(&mut *sequence.get().sequence.enter()?, tokens.0)?.into())
+        Ok(batch.append(&mut *sequence.get().enter_to_append()?, tokens.0)?.into())
     }
 
     /// Appends final tokens with their ids, so that the prefix cache finds them.
     fn append_tokens(&self, sequence: &Bound<'_, PySequence>, tokens: Numbers) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.append_tokens(&mut *sequence.get().sequence.enter()?, &tokens.0)?.into())
+        Ok(batch.append_tokens(&mut *sequence.get().enter_to_append()?, &tokens.0)?.into())
     }
 
     /// Appends final tokens until the sequence has `total` of them.
     fn append_to(&self, sequence: &Bound<'_, PySequence>, total: Tokens) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.append_to(&mut *sequence.get().sequence.enter()?, total.0)?.into())
+        Ok(batch.append_to(&mut *sequence.get().enter_to_append()?, total.0)?.into())
     }
 
     /// Appends speculative tokens: `Sequence.commit` makes some final, `Sequence.truncate` removes
     /// the rest.
     fn draft(&self, sequence: &Bound<'_, PySequence>, tokens: Tokens) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.draft(&mut *sequence.get().sequence.enter()?, tokens.0)?.into())
+        Ok(batch.draft(&mut *sequence.get().enter_to_append()?, tokens.0)?.into())
     }
 
     /// Appends one token to each sequence, or to none: OutOfBlocks then names in `sequences` the
@@ -147,6 +182,9 @@ impl PyBatch {
     fn decode(&self, sequences: Vec<Bound<'_, PySequence>>, tokens: Option<Numbers>) -> Outcome<DecodeStep> {
         let mut batch = self.batch.enter()?;
         let mut row = Row::enter(&sequences)?;
+        for (sequence, entered) in sequences.iter().zip(row.get()) {
+            sequence.get().check_final(entered, 0, "decode")?;
+        }
         let decoded = match tokens {
             None => batch.decode(&mut row.get_mut())?,
             Some(tokens) => batch.decode_tokens(&mut row.get_mut(), &tokens.0)?,
@@ -294,8 +332,11 @@ impl PyBatch {
     /// Ends the batch. The work that uses its tables must have ended.
     ///
     /// A batch that was begun on a CUDA stream ends when the stream gets there.
+    ///
+    /// Raises Busy, with the block in `block`, if a writable view of a block exists that becomes
+    /// final: full, of final tokens. The batch is then as before; delete the view, and call again.
     fn finish(&self) -> Outcome<()> {
-        self.batch.take().map(Batch::finish)
+        self.end(self.batch.enter()?)
     }
 
     /// Whether the batch has ended.
@@ -308,6 +349,8 @@ impl PyBatch {
         slf
     }
 
+    /// Ends the batch as `finish` does, unless it has ended. If the block raised, it ends in any case,
+    /// and none of its blocks is cached: what a view still writes is seen by its sequence alone.
     #[pyo3(signature = (kind=None, _value=None, _traceback=None))]
     fn __exit__(
         &self,
@@ -315,12 +358,14 @@ impl PyBatch {
         _value: Option<&Bound<'_, PyAny>>,
         _traceback: Option<&Bound<'_, PyAny>>,
     ) -> Outcome<()> {
-        let Some(batch) = self.batch.take_if_any()? else { return Ok(()) };
+        let Some(batch) = self.batch.enter_if_any()? else { return Ok(()) };
         match kind {
-            None => batch.finish(),
-            Some(_) => end_void(batch),
+            None => self.end(batch),
+            Some(_) => {
+                end_void(batch.take());
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     fn __repr__(&self) -> Outcome<String> {

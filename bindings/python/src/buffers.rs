@@ -8,8 +8,9 @@
 use pyo3::buffer::{ElementType, PyUntypedBuffer};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBool, PyList};
 
+use crate::args::shown;
 use crate::error::{Failure, Outcome, fields, raise};
 
 fn refused(what: &str, message: String) -> Failure {
@@ -115,14 +116,18 @@ pub fn numbers(obj: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
 }
 
 fn item_number(item: &Bound<'_, PyAny>, index: usize) -> Outcome<u32> {
-    if let Ok(value) = item.extract::<u32>() {
+    let is_bool = item.is_instance_of::<PyBool>();
+    if let Ok(value) = item.extract::<u32>()
+        && !is_bool
+    {
         return Ok(value);
     }
     // A number out of range, or no number at all.
     match item.extract::<i64>() {
+        Ok(_) if is_bool => Err(out_of_range(index, shown(item))),
         Ok(value) => Err(out_of_range(index, value)),
         Err(error) if error.is_instance_of::<PyTypeError>(item.py()) => Err(error.into()),
-        Err(_) => Err(out_of_range(index, item)),
+        Err(_) => Err(out_of_range(index, shown(item))),
     }
 }
 

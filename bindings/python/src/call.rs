@@ -1,6 +1,7 @@
 //! Awaitable calls: coroutines in the sense of asyncio.
 
 use std::future::Future;
+use std::mem::ManuallyDrop;
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -11,6 +12,7 @@ use pyo3_async_runtimes::generic::future_into_py;
 
 use crate::error::Outcome;
 use crate::parcel::Parcel;
+use crate::process::Process;
 use crate::runtime::{Bridge, runtime};
 
 /// What a call came to when it was first awaited.
@@ -37,7 +39,7 @@ impl Begun {
     {
         let mut future = Box::pin(future);
         let polled = {
-            let _runtime = runtime().enter();
+            let _runtime = runtime()?.enter();
             future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         };
         match polled {
@@ -56,6 +58,7 @@ impl Begun {
     where
         T: for<'py> IntoPyObject<'py> + Send + 'static,
     {
+        runtime()?;
         let future = future_into_py::<Bridge, _, T>(py, async move { Ok(future.await?) })?;
         Ok(Self::Waits(future.unbind()))
     }
@@ -81,16 +84,26 @@ enum State {
 /// It has the interface of a coroutine, so that `await`, `asyncio.create_task`, `gather`,
 /// `wait_for` and task groups take it.
 #[pyclass(frozen, name = "Call", module = "kvpool._kvpool")]
-pub struct Call(Mutex<State>);
+pub struct Call {
+    made_in: Process,
+    state: ManuallyDrop<Mutex<State>>,
+}
 
 impl Call {
     /// Makes a call of the function that tries it, and begins to wait.
     pub fn new(first: impl FnOnce(Python<'_>) -> Outcome<Begun> + Send + 'static) -> Self {
-        Self(Mutex::new(State::New(Box::new(first))))
+        let state = ManuallyDrop::new(Mutex::new(State::New(Box::new(first))));
+        Self { made_in: Process::current(), state }
     }
 
     fn replace(&self, state: State) -> State {
-        std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), state)
+        std::mem::replace(&mut *self.state.lock().unwrap_or_else(PoisonError::into_inner), state)
+    }
+
+    /// Takes the state, in the process that made the call.
+    fn take(&self) -> Outcome<State> {
+        self.made_in.check()?;
+        Ok(self.replace(State::Done))
     }
 
     /// Resumes the future's iterator by one of its methods.
@@ -110,6 +123,16 @@ impl Call {
     }
 }
 
+impl Drop for Call {
+    fn drop(&mut self) {
+        // A fork's copy refers to pools of the parent.
+        if self.made_in == Process::current() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.state) }
+        }
+    }
+}
+
 #[pymethods]
 impl Call {
     fn __await__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -121,7 +144,7 @@ impl Call {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        match self.replace(State::Done) {
+        match self.take()? {
             State::New(first) => match first(py)? {
                 Begun::Ready(value) => Err(opened(py, PyStopIteration::new_err((value,)))),
                 Begun::Waits(future) => {
@@ -155,7 +178,7 @@ impl Call {
             Some(value) if !value.is_none(py) => value.into_bound(py),
             _ => kind.into_bound(py),
         };
-        match self.replace(State::Done) {
+        match self.take()? {
             State::Waiting(waiting) => {
                 self.resume(py, waiting, |iterator| Ok(iterator.call_method1("throw", (error,))?.unbind()))
             }
@@ -168,7 +191,7 @@ impl Call {
 
     /// Ends the coroutine: what it waits for is dropped.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if let State::Waiting(waiting) = self.replace(State::Done) {
+        if let State::Waiting(waiting) = self.take()? {
             waiting.future.bind(py).call_method0("cancel")?;
         }
         Ok(())

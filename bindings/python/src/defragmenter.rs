@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvpool::{DefragConfig, Defragmenter};
 use pyo3::prelude::*;
 
-use crate::args::Seconds;
+use crate::args::{Seconds, Share};
 use crate::call::{Begun, Call};
 use crate::error::Outcome;
 use crate::exclusive::Exclusive;
@@ -23,10 +23,10 @@ pub struct PyDefragmenter(Arc<Exclusive<Defragmenter>>);
 impl PyPool {
     /// Starts a task, on a thread of the package, that compacts the pool while its fragmentation
     /// rate is above `threshold` (0 to 1), and looks every `interval` seconds.
-    #[pyo3(signature = (*, threshold=0.02, interval=Seconds(Duration::from_millis(2))))]
-    fn start_defragmenter(&self, threshold: f64, interval: Seconds) -> Outcome<PyDefragmenter> {
-        let config = DefragConfig::new().threshold(threshold).interval(interval.0);
-        let _runtime = runtime().enter();
+    #[pyo3(signature = (*, threshold=Share(0.02), interval=Seconds(Duration::from_millis(2))))]
+    fn start_defragmenter(&self, threshold: Share, interval: Seconds) -> Outcome<PyDefragmenter> {
+        let config = DefragConfig::new().threshold(threshold.0).interval(interval.0);
+        let _runtime = runtime()?.enter();
         let task = self.get()?.start_defragmenter(config)?;
         Ok(PyDefragmenter(Arc::new(Exclusive::new("defragmenter", task))))
     }
@@ -60,8 +60,8 @@ impl PyDefragmenter {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
-        if !self.0.is_gone()? {
-            self.stop_blocking(py)?;
+        if let Some(task) = self.0.take_if_any()? {
+            wait(py, async move { task.stop().await })?;
         }
         Ok(())
     }

@@ -58,6 +58,8 @@ pub struct Memory {
     pub data: usize,
     /// Code and bits of the element type.
     pub element: (u8, u8),
+    /// Minor version of DLPack 1 that has the code.
+    pub minor: u32,
     /// Extents.
     pub shape: Box<[i64]>,
     /// Elements from one index to the next, by dimension.
@@ -129,11 +131,16 @@ unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
 
 /// Makes a capsule for a consumer: versioned if it reads that.
 pub fn capsule(py: Python<'_>, memory: Memory, is_versioned: bool) -> PyResult<Py<PyAny>> {
-    let Memory { data, element: (code, bits), shape, strides, device, readonly, owner } = memory;
+    let Memory { data, element: (code, bits), minor, shape, strides, device, readonly, owner } = memory;
     if readonly && !is_versioned {
         return Err(PyBufferError::new_err(
             "the block is sealed: it can be read only by consumers of DLPack 1.0 and later, which know read-only tensors",
         ));
+    }
+    if minor > 0 && !is_versioned {
+        return Err(PyBufferError::new_err(format!(
+            "the element type has a code since DLPack 1.{minor}: the consumer must take versioned tensors"
+        )));
     }
     let mut context = Box::new(Context { shape, strides, _owner: owner });
     let (kind, id) = self::device(device);
@@ -150,7 +157,7 @@ pub fn capsule(py: Python<'_>, memory: Memory, is_versioned: bool) -> PyResult<P
     let (pointer, name): (*mut c_void, _) = if is_versioned {
         let flags = if readonly { READ_ONLY } else { 0 };
         let deleter = Some(delete_versioned as unsafe extern "C" fn(*mut Versioned));
-        let managed = Versioned { major: 1, minor: 0, context, deleter, flags, tensor: inner };
+        let managed = Versioned { major: 1, minor, context, deleter, flags, tensor: inner };
         (Box::into_raw(Box::new(managed)).cast(), VERSIONED)
     } else {
         let deleter = Some(delete_managed as unsafe extern "C" fn(*mut Managed));

@@ -7,9 +7,10 @@ use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 use tokio::sync::Mutex;
 
+use crate::args::Count;
 use crate::call::{Begun, Call};
 use crate::error::{Failure, Outcome};
-use crate::parcel::{Parcel, Received, Returned, take_back};
+use crate::parcel::{Parcel, Received, Returned};
 use crate::process::{Own, Process};
 use crate::record::record;
 use crate::runtime::wait;
@@ -77,7 +78,7 @@ impl From<Numbered> for Event {
 pub struct PyEvents {
     made_in: Process,
     events: Own<Arc<Mutex<KvEvents>>>,
-    returned: Returned<Event>,
+    returned: Arc<Returned<Event>>,
 }
 
 impl PyEvents {
@@ -86,12 +87,12 @@ impl PyEvents {
         Self {
             made_in: Process::current(),
             events: Own::new(Arc::new(Mutex::new(events))),
-            returned: Returned::default(),
+            returned: Arc::default(),
         }
     }
 
-    async fn recv(events: Arc<Mutex<KvEvents>>) -> Option<Event> {
-        events.lock().await.recv().await.map(Event::from)
+    async fn recv(events: &Mutex<KvEvents>, returned: &Returned<Event>) -> Option<Event> {
+        returned.or_next(|| async { events.lock().await.recv().await.map(Event::from) }).await
     }
 
     fn share(&self) -> Outcome<Arc<Mutex<KvEvents>>> {
@@ -108,7 +109,7 @@ impl PyEvents {
 
     fn __next__(&self, py: Python<'_>) -> Outcome<Option<Event>> {
         let events = self.share()?;
-        if let Some(event) = take_back(&self.returned) {
+        if let Some(event) = self.returned.take() {
             return Ok(Some(event));
         }
         // Most often there is one.
@@ -117,7 +118,7 @@ impl PyEvents {
         {
             return Ok(Some(event.into()));
         }
-        wait(py, Self::recv(events))
+        wait(py, Self::recv(&events, &self.returned))
     }
 
     fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -129,10 +130,7 @@ impl PyEvents {
         Ok(Call::new(move |py| {
             Begun::start(py, async move {
                 let ended = || Failure::from(PyStopAsyncIteration::new_err("the pool is closed"));
-                let event = match take_back(&returned) {
-                    Some(event) => event,
-                    None => Self::recv(events).await.ok_or_else(ended)?,
-                };
+                let event = Self::recv(&events, &returned).await.ok_or_else(ended)?;
                 Ok(Parcel::new(Received::new(event, &returned)))
             })
         }))
@@ -140,12 +138,13 @@ impl PyEvents {
 
     /// Returns the events that are there, without waiting; at most `limit`.
     #[pyo3(signature = (limit=None))]
-    fn drain(&self, limit: Option<usize>) -> Outcome<Vec<Event>> {
+    fn drain(&self, limit: Option<Count>) -> Outcome<Vec<Event>> {
         let events = self.share()?;
-        let Ok(mut events) = events.try_lock() else { return Ok(Vec::new()) };
-        let limit = limit.unwrap_or(usize::MAX);
-        let returned = std::iter::from_fn(|| take_back(&self.returned));
-        Ok(returned.chain(std::iter::from_fn(|| events.try_recv()).map(Event::from)).take(limit).collect())
+        let mut events = events.try_lock().ok();
+        let limit = limit.map_or(usize::MAX, |limit| limit.0);
+        let returned = std::iter::from_fn(|| self.returned.take());
+        let next = std::iter::from_fn(|| events.as_mut()?.try_recv()).map(Event::from);
+        Ok(returned.chain(next).take(limit).collect())
     }
 
     /// Number of events that were not received yet; None while another task receives.

@@ -72,17 +72,25 @@ impl<T> Exclusive<T> {
         }
     }
 
+    /// As [`enter`](Self::enter), or `None` if the value is gone. For `close`, which may be called
+    /// twice, also by two threads.
+    pub fn enter_if_any(&self) -> Outcome<Option<Entered<'_, T>>> {
+        let held = self.lock()?;
+        match &*held {
+            Held::Here(_) => Ok(Some(Entered(held))),
+            Held::Away => Err(self.refuse(held, true)),
+            Held::Gone => Ok(None),
+        }
+    }
+
     /// Takes the value for good.
     pub fn take(&self) -> Outcome<T> {
         Ok(self.enter()?.take())
     }
 
-    /// Takes the value, unless it is gone already. For `close`, which may be called twice.
+    /// Takes the value, unless it is gone already.
     pub fn take_if_any(&self) -> Outcome<Option<T>> {
-        match self.is_gone()? {
-            true => Ok(None),
-            false => self.take().map(Some),
-        }
+        Ok(self.enter_if_any()?.map(Entered::take))
     }
 
     /// Takes the value if it is still here, without a message otherwise. For drops: `None` in a
@@ -180,6 +188,9 @@ impl<T> Lent<T> {
 
 impl<T> Drop for Lent<T> {
     fn drop(&mut self) {
+        if self.of.made_in != Process::current() {
+            return std::mem::forget(self.value.take());
+        }
         let held = self.value.take().map_or(Held::Gone, Held::Here);
         *self.of.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
     }
@@ -202,9 +213,14 @@ impl<T> Open<T> {
     /// Returns the value for the length of a call.
     #[inline]
     pub fn get(&self) -> Outcome<InUse<T>> {
+        self.get_if_open()?.ok_or_else(|| self.closed())
+    }
+
+    /// Returns the value for the length of a call, or `None` if it is closed.
+    pub fn get_if_open(&self) -> Outcome<Option<InUse<T>>> {
         self.made_in.check()?;
         let value = self.value.load();
-        if value.is_some() { Ok(InUse(value)) } else { Err(self.closed()) }
+        Ok(value.is_some().then(|| InUse(value)))
     }
 
     /// Returns the value, for a call that is awaited.

@@ -20,11 +20,12 @@ use kvpool::{
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::args::{Count, Frame, Frames, Group, Id, Key, RunLength, RunOrder};
 use crate::error::{Outcome, invalid};
-use crate::process::Process;
+use crate::process::{Own, Process};
 
 use keys::FrameKeys;
-use lists::{frames_of, keys_of, room, write_frames};
+use lists::{frames_of, keys_of, writable, write_frames};
 use moves::{FrameBatch, FrameMoves};
 
 /// Group of the keys by which [`FramePool::keep`] caches frames.
@@ -32,17 +33,17 @@ const OWN_GROUP: FrameGroup = FrameGroup(u32::MAX);
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
-/// Frames are given as lists of integers or as buffers of u32, such as ``array("I")`` and numpy
+/// Frames are given as lists of integers or as buffers of u32, such as `array("I")` and numpy
 /// arrays. A list is checked as a whole: it is refused with the position of the first wrong entry,
 /// and changes nothing. A frame that is freed twice is refused by name. All methods may be called
 /// from several threads at once.
 ///
-/// ``frames`` is the number of frames beside the null block's, which is frame 0 unless
-/// ``null_block`` is false.
+/// `frames` is the number of frames beside the null block's, which is frame 0 unless
+/// `null_block` is false.
 #[pyclass(frozen, module = "kvpool")]
 pub struct FramePool {
-    pool: Pool,
-    process: Process,
+    made_in: Process,
+    pool: Own<Pool>,
     /// The keys of [`keep`](Self::keep), by frame.
     own_keys: OnceLock<Vec<FrameKey>>,
 }
@@ -59,8 +60,8 @@ fn are_enough(frames: &[u32], references: &[u32]) -> bool {
 
 impl FramePool {
     fn here(&self) -> Outcome<&Pool> {
-        self.process.check()?;
-        Ok(&self.pool)
+        self.made_in.check()?;
+        Ok(self.pool.get())
     }
 
     /// Evicts so many frames that `frames` can be chosen among more than that number.
@@ -71,7 +72,7 @@ impl FramePool {
             return;
         }
         // At least a part of `ahead`, so that single frames do not evict one by one.
-        let mut missing = (frames + ahead - free).max(ahead / 4);
+        let mut missing = (frames.saturating_add(ahead) - free).max(ahead / 4);
         while missing > 0 {
             match pool.evict(missing) {
                 0 => break,
@@ -80,7 +81,7 @@ impl FramePool {
         }
     }
 
-    fn allocated(&self, blocks: usize, runs: bool, ahead: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
+    fn allocated(&self, blocks: usize, runs: bool, ahead: usize, sequence: Option<Id>) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         Self::evict_ahead(pool, blocks, ahead);
         let request = request(blocks, sequence);
@@ -108,9 +109,9 @@ impl FramePool {
     }
 }
 
-fn request(blocks: usize, sequence: Option<u64>) -> AllocRequest {
+fn request(blocks: usize, sequence: Option<Id>) -> AllocRequest {
     let request = AllocRequest::new(blocks);
-    sequence.map_or(request, |sequence| request.sequence(SequenceId(sequence)))
+    sequence.map_or(request, |sequence| request.sequence(SequenceId(sequence.0)))
 }
 
 #[pymethods]
@@ -120,95 +121,94 @@ impl FramePool {
                         null_block=true, fragmentation_order=None, hash_key=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn new(
-        frames: usize,
-        frames_max: Option<usize>,
-        segment_frames: Option<usize>,
-        magazine_frames: Option<usize>,
-        threads: Option<usize>,
+        frames: Frames,
+        frames_max: Option<Frames>,
+        segment_frames: Option<Frames>,
+        magazine_frames: Option<Frames>,
+        threads: Option<Count>,
         null_block: bool,
-        fragmentation_order: Option<u8>,
-        hash_key: Option<[u8; 32]>,
+        fragmentation_order: Option<RunOrder>,
+        hash_key: Option<Key>,
     ) -> Outcome<Self> {
-        let mut builder = Pool::builder(frames);
+        let mut builder = Pool::builder(frames.0);
         if let Some(frames) = frames_max {
-            builder = builder.frames_max(frames);
+            builder = builder.frames_max(frames.0);
         }
         if let Some(frames) = segment_frames {
-            builder = builder.segment_frames(frames);
+            builder = builder.segment_frames(frames.0);
         }
         if let Some(frames) = magazine_frames {
-            builder = builder.magazine_frames(frames);
+            builder = builder.magazine_frames(frames.0);
         }
         if let Some(threads) = threads {
-            builder = builder.threads(threads);
+            builder = builder.threads(threads.0);
         }
         if !null_block {
             builder = builder.without_null_block();
         }
         if let Some(order) = fragmentation_order {
-            builder = builder.fragmentation_order(Order(order));
+            builder = builder.fragmentation_order(Order(order.0));
         }
         if let Some(key) = hash_key {
-            builder = builder.hash_key(HashKey::from_bytes(key));
+            builder = builder.hash_key(HashKey::from_bytes(key.0));
         }
-        Ok(Self { pool: builder.build()?, process: Process::current(), own_keys: OnceLock::new() })
+        Ok(Self { made_in: Process::current(), pool: Own::new(builder.build()?), own_keys: OnceLock::new() })
     }
 
-    /// Allocates ``blocks`` frames, each with one reference.
+    /// Allocates `blocks` frames, each with one reference.
     ///
     /// Free frames come first, then cached ones without references are evicted, in the order in
-    /// which they were freed. With ``runs``, the frames lie in few runs, in ascending order.
-    /// ``ahead`` is the number of frames to keep free beyond the request, by eviction: more to
-    /// choose from makes longer runs. ``sequence`` is noted for :meth:`owners`.
-    #[pyo3(signature = (blocks, *, runs=false, ahead=0, sequence=None))]
-    fn allocate(&self, blocks: usize, runs: bool, ahead: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
-        self.allocated(blocks, runs, ahead, sequence)
+    /// which they were freed. With `runs`, the frames lie in few runs, in ascending order.
+    /// `ahead` is the number of frames to keep free beyond the request, by eviction: more to
+    /// choose from makes longer runs. `sequence` is noted for `owners`.
+    #[pyo3(signature = (blocks, *, runs=false, ahead=Frames(0), sequence=None))]
+    fn allocate(&self, blocks: Frames, runs: bool, ahead: Frames, sequence: Option<Id>) -> Outcome<Vec<u32>> {
+        self.allocated(blocks.0, runs, ahead.0, sequence)
     }
 
-    /// Fills a buffer of u32 with newly allocated frames, as :meth:`allocate` does.
-    #[pyo3(signature = (frames, *, runs=false, ahead=0, sequence=None))]
+    /// Fills a buffer of u32 with newly allocated frames, as `allocate` does.
+    #[pyo3(signature = (frames, *, runs=false, ahead=Frames(0), sequence=None))]
     fn allocate_into(
         &self,
         frames: &Bound<'_, PyAny>,
         runs: bool,
-        ahead: usize,
-        sequence: Option<u64>,
+        ahead: Frames,
+        sequence: Option<Id>,
     ) -> Outcome<()> {
-        let allocated = self.allocated(room(frames)?, runs, ahead, sequence)?;
-        write_frames(frames, &allocated).inspect_err(|_| {
-            // The buffer changed its kind since it was measured. Nothing refers to the frames yet.
-            let _ = self.pool.free(&allocated);
-        })
+        // Held from here on, so that its size is that of the request.
+        let buffer = writable(frames)?;
+        write_frames(&buffer, &self.allocated(buffer.item_count(), runs, ahead.0, sequence)?);
+        Ok(())
     }
 
-    /// Allocates ``blocks`` frames in few runs: pairs of first frame and length.
-    #[pyo3(signature = (blocks, *, ahead=0, sequence=None))]
-    fn allocate_runs(&self, blocks: usize, ahead: usize, sequence: Option<u64>) -> Outcome<Vec<(u32, u32)>> {
+    /// Allocates `blocks` frames in few runs: pairs of first frame and length.
+    #[pyo3(signature = (blocks, *, ahead=Frames(0), sequence=None))]
+    fn allocate_runs(&self, blocks: Frames, ahead: Frames, sequence: Option<Id>) -> Outcome<Vec<(u32, u32)>> {
         let pool = self.here()?;
-        Self::evict_ahead(pool, blocks, ahead);
+        Self::evict_ahead(pool, blocks.0, ahead.0);
         let mut found: Vec<Run> = Vec::new();
-        pool.allocate_runs(request(blocks, sequence), &mut found)?;
+        pool.allocate_runs(request(blocks.0, sequence), &mut found)?;
         Ok(found.into_iter().map(|run| (run.start.0, run.len)).collect())
     }
 
-    /// Allocates ``blocks`` consecutive frames, and returns the first. Raises :class:`NoRun` if there
+    /// Allocates `blocks` consecutive frames, and returns the first. Raises `NoRun` if there
     /// is no such run.
     #[pyo3(signature = (blocks, *, sequence=None))]
-    fn allocate_run(&self, blocks: usize, sequence: Option<u64>) -> Outcome<u32> {
+    fn allocate_run(&self, blocks: Frames, sequence: Option<Id>) -> Outcome<u32> {
         let mut found: Vec<Run> = Vec::new();
-        self.here()?.allocate_runs(request(blocks, sequence).contiguous(), &mut found)?;
+        self.here()?.allocate_runs(request(blocks.0, sequence).contiguous(), &mut found)?;
         Ok(found.first().map_or(0, |run| run.start.0))
     }
 
-    /// Allocates ``count`` runs of ``blocks`` consecutive frames each, or none, and returns their first
+    /// Allocates `count` runs of `blocks` consecutive frames each, or none, and returns their first
     /// frames.
     #[pyo3(signature = (blocks, count, *, sequence=None))]
-    fn allocate_equal_runs(&self, blocks: usize, count: usize, sequence: Option<u64>) -> Outcome<Vec<u32>> {
+    fn allocate_equal_runs(&self, blocks: Frames, count: Count, sequence: Option<Id>) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let mut found: Vec<Run> = Vec::new();
-        for _ in 0..count {
+        for _ in 0..count.0 {
             let mut run = Vec::with_capacity(1);
-            if let Err(error) = pool.allocate_runs(request(blocks, sequence).contiguous(), &mut run) {
+            if let Err(error) = pool.allocate_runs(request(blocks.0, sequence).contiguous(), &mut run) {
                 let frames: Vec<u32> = found.iter().flat_map(|run| run.start.0..run.end()).collect();
                 pool.free(&frames)?;
                 return Err(error.into());
@@ -230,8 +230,9 @@ impl FramePool {
         Ok(self.here()?.free(&frames_of(frames)?)?)
     }
 
-    /// Drops one reference on each of ``blocks`` consecutive frames.
-    fn free_run(&self, first: u32, blocks: u32) -> Outcome<()> {
+    /// Drops one reference on each of `blocks` consecutive frames.
+    fn free_run(&self, first: Frame, blocks: RunLength) -> Outcome<()> {
+        let (Frame(first), RunLength(blocks)) = (first, blocks);
         let pool = self.here()?;
         let end = u64::from(first) + u64::from(blocks);
         if end > pool.frames() as u64 {
@@ -245,7 +246,7 @@ impl FramePool {
         Ok(pool.free(&(first..end as u32).collect::<Vec<_>>())?)
     }
 
-    /// Frees frames like :meth:`free`, to be evicted before all that were freed in that way.
+    /// Frees frames like `free`, to be evicted before all that were freed in that way.
     fn free_first_out(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         Ok(self.here()?.free_first_out(&frames_of(frames)?)?)
     }
@@ -257,7 +258,7 @@ impl FramePool {
 
     /// Drops one reference on each frame, and caches those without further references: for engines
     /// that look up hashes themselves. The pool needs to know that contents are worth keeping, and
-    /// not by which hash. They are evicted in this order; :meth:`take` gets them back.
+    /// not by which hash. They are evicted in this order; `take` gets them back.
     fn keep(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, frames) = (self.here()?, frames_of(frames)?);
         pool.register(&self.own_keys(pool, &frames)?)?;
@@ -311,11 +312,11 @@ impl FramePool {
     }
 
     /// Whether the engine may write to a frame: it has one reference and no hash.
-    fn is_writable(&self, frame: u32) -> Outcome<bool> {
-        Ok(self.here()?.is_writable(frame)?)
+    fn is_writable(&self, frame: Frame) -> Outcome<bool> {
+        Ok(self.here()?.is_writable(frame.0)?)
     }
 
-    /// The frames with references, in ascending order: ``(frame, references, sequence)``, with the
+    /// The frames with references, in ascending order: `(frame, references, sequence)`, with the
     /// sequence that the frame was allocated for, or None.
     fn owners(&self) -> Outcome<Vec<(u32, u32, Option<u64>)>> {
         let pool = self.here()?;
@@ -332,17 +333,17 @@ impl FramePool {
     }
 
     /// Derives the keys of hashes in a group of layers, for several calls.
-    #[pyo3(signature = (hashes, group=0))]
-    fn keys(&self, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<FrameKeys> {
-        Ok(FrameKeys::new(keys_of(self.here()?, hashes, group)?))
+    #[pyo3(signature = (hashes, group=Group(0)))]
+    fn keys(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<FrameKeys> {
+        Ok(FrameKeys::new(keys_of(self.here()?, hashes, group.0)?))
     }
 
     /// Makes frames known by hashes: one each. Their contents must be final, and the caller has a
     /// reference on each.
-    #[pyo3(signature = (frames, hashes, group=0))]
-    fn register(&self, frames: &Bound<'_, PyAny>, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<()> {
+    #[pyo3(signature = (frames, hashes, group=Group(0)))]
+    fn register(&self, frames: &Bound<'_, PyAny>, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<()> {
         let (pool, frames) = (self.here()?, frames_of(frames)?);
-        let keys = keys_of(pool, hashes, group)?;
+        let keys = keys_of(pool, hashes, group.0)?;
         if frames.len() != keys.len() {
             return Err(invalid(format!("{} frames and {} hashes", frames.len(), keys.len())));
         }
@@ -350,28 +351,28 @@ impl FramePool {
     }
 
     /// A frame for each of the leading hashes that are known, without references on them.
-    #[pyo3(signature = (hashes, group=0))]
-    fn lookup(&self, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<Vec<u32>> {
+    #[pyo3(signature = (hashes, group=Group(0)))]
+    fn lookup(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let mut frames = Vec::new();
-        pool.cached_prefix(&keys_of(pool, hashes, group)?, &mut frames)?;
+        pool.cached_prefix(&keys_of(pool, hashes, group.0)?, &mut frames)?;
         Ok(frames)
     }
 
     /// A frame for each of the leading hashes that are known, with one reference taken on each.
-    #[pyo3(signature = (hashes, group=0))]
-    fn hit(&self, hashes: &Bound<'_, PyAny>, group: u32) -> Outcome<Vec<u32>> {
+    #[pyo3(signature = (hashes, group=Group(0)))]
+    fn hit(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let mut frames = Vec::new();
-        pool.hit(&keys_of(pool, hashes, group)?, &mut frames)?;
+        pool.hit(&keys_of(pool, hashes, group.0)?, &mut frames)?;
         Ok(frames)
     }
 
     /// Takes a hash away from all frames that are known by it. Returns their number.
-    #[pyo3(signature = (hash, group=0))]
-    fn unregister(&self, hash: &[u8], group: u32) -> Outcome<usize> {
+    #[pyo3(signature = (hash, group=Group(0)))]
+    fn unregister(&self, hash: &[u8], group: Group) -> Outcome<usize> {
         let pool = self.here()?;
-        Ok(pool.unregister(pool.key(FrameGroup(group), hash)?)?)
+        Ok(pool.unregister(pool.key(FrameGroup(group.0), hash)?)?)
     }
 
     /// Takes all hashes of these frames away. Those without references become free. Returns the
@@ -381,18 +382,18 @@ impl FramePool {
     }
 
     /// Moves all hashes of a frame to another one. The caller has a reference on both.
-    fn move_keys(&self, source: u32, target: u32) -> Outcome<usize> {
-        Ok(self.here()?.move_keys(source, target)?)
+    fn move_keys(&self, source: Frame, target: Frame) -> Outcome<usize> {
+        Ok(self.here()?.move_keys(source.0, target.0)?)
     }
 
-    /// Evicts up to ``frames`` cached frames without references, the oldest first. Returns their
+    /// Evicts up to `frames` cached frames without references, the oldest first. Returns their
     /// number.
-    fn evict(&self, frames: usize) -> Outcome<usize> {
-        Ok(self.here()?.evict(frames))
+    fn evict(&self, frames: Frames) -> Outcome<usize> {
+        Ok(self.here()?.evict(frames.0))
     }
 
     /// Clears the cache if no frame has references, and returns the number of frames evicted. Raises
-    /// :class:`FrameRefused` otherwise.
+    /// `FrameRefused` otherwise.
     fn clear(&self) -> Outcome<usize> {
         Ok(self.here()?.clear_idle()?)
     }
@@ -402,20 +403,26 @@ impl FramePool {
         Ok(self.here()?.clear_idle().is_ok())
     }
 
-    /// Proposes at most ``moves_max`` moves of cached frames without references: towards free runs of
-    /// ``2**order`` frames, or towards one run of ``run`` frames.
-    #[pyo3(signature = (moves_max, *, order=4, run=None))]
+    /// Proposes at most `moves_max` moves of cached frames without references: towards free runs of
+    /// `2**order` frames (16 by default), or towards one run of `run` frames.
+    #[pyo3(signature = (moves_max, *, order=None, run=None))]
     fn propose_moves(
         &self,
         py: Python<'_>,
-        moves_max: usize,
-        order: u8,
-        run: Option<u32>,
+        moves_max: Count,
+        order: Option<RunOrder>,
+        run: Option<RunLength>,
     ) -> Outcome<FrameMoves> {
         let pool = self.here()?;
-        let goal = run.map_or(Goal::Fragmentation { order: Order(order) }, |len| Goal::Run { len });
+        let goal = match (order, run) {
+            (Some(_), Some(_)) => {
+                return Err(invalid("moves have one goal: pass `order` or `run`, not both"));
+            }
+            (None, Some(RunLength(len))) => Goal::Run { len },
+            (order, None) => Goal::Fragmentation { order: Order(order.map_or(4, |order| order.0)) },
+        };
         // Visits every frame.
-        Ok(FrameMoves::new(py.detach(|| pool.propose_moves(goal, moves_max))))
+        Ok(FrameMoves::new(py.detach(|| pool.propose_moves(goal, moves_max.0))))
     }
 
     /// Begins a batch: frames that are freed before it ends are not reused before it ends. A context
@@ -424,16 +431,16 @@ impl FramePool {
         Ok(FrameBatch::new(self.here()?.begin_batch()))
     }
 
-    /// Adds ``frames`` frames while the pool serves, up to ``frames_max``.
-    fn grow(&self, py: Python<'_>, frames: usize) -> Outcome<()> {
+    /// Adds `frames` frames while the pool serves, up to `frames_max`.
+    fn grow(&self, py: Python<'_>, frames: Frames) -> Outcome<()> {
         let pool = self.here()?;
-        Ok(py.detach(|| pool.grow(frames))?)
+        Ok(py.detach(|| pool.grow(frames.0))?)
     }
 
-    /// Shrinks the pool to ``frames`` frames. Raises :class:`ResizeError`, with the frames in use.
-    fn shrink(&self, py: Python<'_>, frames: usize) -> Outcome<()> {
+    /// Shrinks the pool to `frames` frames. Raises `ResizeError`, with the frames in use.
+    fn shrink(&self, py: Python<'_>, frames: Frames) -> Outcome<()> {
         let pool = self.here()?;
-        Ok(py.detach(|| pool.shrink(frames))?)
+        Ok(py.detach(|| pool.shrink(frames.0))?)
     }
 
     /// Returns free frames cached by threads to the bitmaps, where they join into runs.
@@ -460,7 +467,7 @@ impl FramePool {
         Ok(self.here()?.counts().used())
     }
 
-    /// The share of possible free runs of ``2**fragmentation_order`` frames that does not exist.
+    /// The share of possible free runs of `2**fragmentation_order` frames that does not exist.
     fn fragmentation(&self) -> Outcome<f64> {
         Ok(self.here()?.fragmentation())
     }
@@ -490,7 +497,7 @@ impl FramePool {
         Ok(stats)
     }
 
-    /// Recounts every frame, and returns the counts. Raises :class:`AuditError` at the first
+    /// Recounts every frame, and returns the counts. Raises `AuditError` at the first
     /// contradiction. To be called while no other thread uses the pool.
     fn audit<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyDict>> {
         let pool = self.here()?;

@@ -31,12 +31,12 @@ pub fn dtype(name: &str) -> Outcome<Dtype> {
 #[pymethods]
 impl PyLayout {
     #[new]
-    #[pyo3(signature = (*, layers, head_dim, kv_heads=Count(1), block_tokens=Count(16), dtype="bf16", tensor_parallel=Count(1), replicate_kv_heads=false, latent=false, joined=false, arrangement="layer_first", dynamic_scales=false))]
+    #[pyo3(signature = (*, layers, head_dim, kv_heads=None, block_tokens=Count(16), dtype="bf16", tensor_parallel=Count(1), replicate_kv_heads=false, latent=false, joined=false, arrangement="layer_first", dynamic_scales=false))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         layers: Count,
         head_dim: Count,
-        kv_heads: Count,
+        kv_heads: Option<Count>,
         block_tokens: Count,
         dtype: &str,
         tensor_parallel: Count,
@@ -56,8 +56,11 @@ impl PyLayout {
             .tensor_parallel(tensor_parallel.0);
         builder = match latent {
             true => builder.latent(head_dim.0),
-            false => builder.kv_heads(kv_heads.0).head_dim(head_dim.0),
+            false => builder.kv_heads(1).head_dim(head_dim.0),
         };
+        if let Some(heads) = kv_heads {
+            builder = builder.kv_heads(heads.0);
+        }
         if joined {
             builder = builder.parts(KvPlanes::Joined);
         }

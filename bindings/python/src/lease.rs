@@ -1,10 +1,6 @@
 //! `Lease`: blocks that are freed together.
 
 use std::sync::Arc;
-use std::sync::atomic::{
-    AtomicUsize,
-    Ordering::{Acquire, Relaxed, Release},
-};
 
 use kvpool::Lease;
 use pyo3::prelude::*;
@@ -12,9 +8,10 @@ use pyo3::types::PyList;
 
 use crate::args::{Place, range};
 use crate::buffers::Target;
-use crate::error::{Outcome, fields, raise};
+use crate::error::Outcome;
 use crate::exclusive::Exclusive;
 use crate::handle::PyHandle;
+use crate::views::Views;
 
 /// Owns blocks: frees them when it is closed, or collected. Also a context manager.
 ///
@@ -24,55 +21,6 @@ use crate::handle::PyHandle;
 pub struct PyLease {
     pub lease: Exclusive<Lease<'static>>,
     pub views: Arc<Views>,
-}
-
-/// How many views of an object's blocks exist.
-#[derive(Default)]
-pub struct Views {
-    all: AtomicUsize,
-    writable: AtomicUsize,
-}
-
-impl Views {
-    /// Counts a view until the result is dropped.
-    pub fn begin(self: &Arc<Self>, is_writable: bool) -> ViewGuard {
-        // Relaxed: the object's lock orders it with the calls that read it.
-        self.all.fetch_add(1, Relaxed);
-        self.writable.fetch_add(usize::from(is_writable), Relaxed);
-        ViewGuard { views: Arc::clone(self), is_writable }
-    }
-
-    /// Refuses a call that would take blocks from under a view.
-    pub fn check(&self, what: &str) -> Outcome<()> {
-        self.refuse(self.all.load(Acquire), "views", what)
-    }
-
-    /// Refuses a call that makes bytes final which a view can write.
-    pub fn check_writable(&self, what: &str) -> Outcome<()> {
-        self.refuse(self.writable.load(Acquire), "writable views", what)
-    }
-
-    fn refuse(&self, views: usize, kind: &str, what: &str) -> Outcome<()> {
-        if views == 0 {
-            return Ok(());
-        }
-        let message = format!("cannot {what}: {views} {kind} of its blocks exist; delete them first");
-        Err(raise("Busy", message, fields![views: views]))
-    }
-}
-
-/// Counts one view.
-pub struct ViewGuard {
-    views: Arc<Views>,
-    is_writable: bool,
-}
-
-impl Drop for ViewGuard {
-    fn drop(&mut self) {
-        // Release: pairs with the Acquire of the checks; the accesses through the view precede them.
-        self.views.writable.fetch_sub(usize::from(self.is_writable), Release);
-        self.views.all.fetch_sub(1, Release);
-    }
 }
 
 impl PyLease {
@@ -151,8 +99,8 @@ impl PyLease {
     #[pyo3(signature = (start=Place(0), stop=None))]
     fn seal(&self, start: Place, stop: Option<Place>) -> Outcome<()> {
         let mut lease = self.lease.enter()?;
-        self.views.check_writable("seal blocks")?;
         let range = range(start, stop, lease.blocks().len(), "blocks")?;
+        self.views.check_writable(lease.blocks()[range.clone()].iter().copied(), "seal blocks")?;
         lease.seal(range);
         Ok(())
     }
@@ -175,11 +123,8 @@ impl PyLease {
 
     /// Frees the blocks. Does nothing if the lease is closed already.
     fn close(&self) -> Outcome<()> {
-        if self.lease.is_gone()? {
-            return Ok(());
-        }
         // Entered first: no view begins meanwhile.
-        let lease = self.lease.enter()?;
+        let Some(lease) = self.lease.enter_if_any()? else { return Ok(()) };
         self.views.check("close the lease")?;
         drop(lease.take());
         Ok(())
@@ -199,15 +144,26 @@ impl PyLease {
         slf
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+    /// Closes it. If the block raised while views of its blocks exist, the exception propagates, and
+    /// it is closed when they are collected.
+    #[pyo3(signature = (kind=None, _value=None, _traceback=None))]
+    fn __exit__(
+        &self,
+        kind: Option<&Bound<'_, PyAny>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> Outcome<()> {
+        // The exception's traceback may be what keeps them.
+        if kind.is_some() && !self.views.are_none() {
+            return Ok(());
+        }
         self.close()
     }
 
     fn __repr__(&self) -> Outcome<String> {
-        Ok(match self.lease.is_gone()? {
-            true => "<kvpool.Lease, closed>".to_owned(),
-            false => format!("<kvpool.Lease of {} blocks>", self.lease.enter()?.blocks().len()),
+        Ok(match self.lease.enter_if_any()? {
+            None => "<kvpool.Lease, closed>".to_owned(),
+            Some(lease) => format!("<kvpool.Lease of {} blocks>", lease.blocks().len()),
         })
     }
 }

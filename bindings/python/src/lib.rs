@@ -30,6 +30,7 @@ mod sequence;
 mod stats;
 mod table;
 mod tensor;
+mod views;
 mod waiting;
 
 /// The compiled part of kvpool.

@@ -16,7 +16,7 @@ use crate::args::Seconds;
 use crate::call::{Begun, Call};
 use crate::error::{Failure, Outcome, invalid};
 use crate::exclusive::Open;
-use crate::parcel::{Parcel, Received, Returned, take_back};
+use crate::parcel::{Parcel, Received, Returned};
 use crate::pool::PyPool;
 use crate::process::Own;
 use crate::record::record;
@@ -30,7 +30,7 @@ use crate::sequence::PySequence;
 pub struct PyNode {
     node: Open<Node>,
     arrivals: Own<Arc<Mutex<Arrivals>>>,
-    returned: Returned<(PySequence, String)>,
+    returned: Arc<Returned<(PySequence, String)>>,
 }
 
 record! {
@@ -91,7 +91,7 @@ async fn start(
     }
     let (node, arrivals) = builder.start().await?;
     let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
-    Ok(PyNode { node: Open::new("node", node), arrivals, returned: Returned::default() })
+    Ok(PyNode { node: Open::new("node", node), arrivals, returned: Arc::default() })
 }
 
 #[pymethods]
@@ -109,10 +109,11 @@ impl PyNode {
         listen: Vec<String>,
         peers: HashMap<String, String>,
         token: Option<&Bound<'_, PyBytes>>,
-        tls: Option<(Vec<u8>, Vec<u8>, Vec<u8>)>,
+        tls: Option<(Bound<'_, PyBytes>, Bound<'_, PyBytes>, Bound<'_, PyBytes>)>,
     ) -> Outcome<Call> {
         let (pool, token) = (pool.get().share()?, token.map(|token| token.as_bytes().to_vec()));
-        let tls = tls.map(|(certificates, key, authorities)| [certificates, key, authorities]);
+        let pem = |bytes: Bound<'_, PyBytes>| bytes.as_bytes().to_vec();
+        let tls = tls.map(|(certificates, key, authorities)| [pem(certificates), pem(key), pem(authorities)]);
         Ok(Call::new(move |py| Begun::waits(py, start(pool, name, listen, peers, token, tls))))
     }
 
@@ -169,20 +170,18 @@ impl PyNode {
     }
 
     fn __anext__(&self) -> Outcome<Call> {
-        let arrivals = self.node.get().map(|_| Arc::clone(self.arrivals.get()));
+        let arrivals = self.node.get_if_open()?.map(|_| Arc::clone(self.arrivals.get()));
         let returned = Arc::clone(&self.returned);
         Ok(Call::new(move |py| {
             let ended = || Failure::from(PyStopAsyncIteration::new_err("the node has ended"));
-            let Ok(arrivals) = arrivals else { return Err(ended()) };
+            let Some(arrivals) = arrivals else { return Err(ended()) };
             Begun::start(py, async move {
-                let arrival = match take_back(&returned) {
-                    Some(arrival) => arrival,
-                    None => {
-                        let arrival = arrivals.lock().await.recv().await.ok_or_else(ended)?;
-                        (PySequence::new(arrival.sequence), arrival.from)
-                    }
-                };
-                Ok(Parcel::new(Received::new(arrival, &returned)))
+                let arrived = returned.or_next(|| async {
+                    let arrival = arrivals.lock().await.recv().await?;
+                    Some((PySequence::new(arrival.sequence), arrival.from))
+                });
+                let arrived = arrived.await.ok_or_else(ended)?;
+                Ok(Parcel::new(Received::new(arrived, &returned)))
             })
         }))
     }

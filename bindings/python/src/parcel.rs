@@ -2,9 +2,16 @@
 //! under way, the result goes back to where it came from.
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::mem::ManuallyDrop;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use futures_util::future::{Either, select};
 use pyo3::prelude::*;
+use tokio::sync::Notify;
+
+use crate::process::Process;
 
 /// A result under way. Dropping it takes back what the call did.
 pub trait Contents: Send + Sync {
@@ -14,40 +21,89 @@ pub trait Contents: Send + Sync {
 
 /// Carries a result to the task that awaits it, which opens it.
 #[pyclass(frozen, module = "kvpool._kvpool")]
-pub struct Parcel(Mutex<Option<Box<dyn Contents>>>);
+pub struct Parcel {
+    made_in: Process,
+    contents: ManuallyDrop<Mutex<Option<Box<dyn Contents>>>>,
+}
 
 impl Parcel {
     /// Wraps a result.
     pub fn new(contents: impl Contents + 'static) -> Self {
-        Self(Mutex::new(Some(Box::new(contents))))
+        let contents: Box<dyn Contents> = Box::new(contents);
+        Self { made_in: Process::current(), contents: ManuallyDrop::new(Mutex::new(Some(contents))) }
     }
 
     /// Returns the result, if it was not taken before.
     pub fn open(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let contents = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.made_in.check()?;
+        let contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner).take();
         contents.map_or_else(|| Ok(py.None()), |contents| contents.deliver(py))
     }
 }
 
+impl Drop for Parcel {
+    fn drop(&mut self) {
+        // What the parent of a fork did is the parent's to take back.
+        if self.made_in == Process::current() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.contents) }
+        }
+    }
+}
+
 /// Values that came back, before those that are still to be received.
-pub type Returned<T> = Arc<Mutex<VecDeque<T>>>;
+pub struct Returned<T> {
+    values: Mutex<VecDeque<T>>,
+    /// One of those that wait to receive is notified of each.
+    notify: Notify,
+}
+
+impl<T> Default for Returned<T> {
+    fn default() -> Self {
+        Self { values: Mutex::default(), notify: Notify::new() }
+    }
+}
+
+impl<T> Returned<T> {
+    /// Takes the oldest value that came back.
+    pub fn take(&self) -> Option<T> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+    }
+
+    fn put(&self, value: T) {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner).push_back(value);
+        self.notify.notify_one();
+    }
+
+    /// Receives by `next`, unless a value came back or comes back meanwhile.
+    pub async fn or_next<F: Future<Output = Option<T>>>(&self, next: impl Fn() -> F) -> Option<T> {
+        loop {
+            // Made before the look: a value that comes back between the two has notified it.
+            let returned = pin!(self.notify.notified());
+            if let Some(value) = self.take() {
+                return Some(value);
+            }
+            match select(returned, pin!(next())).await {
+                Either::Left(_) => {}
+                Either::Right((Some(value), _)) => return Some(value),
+                // The last one may have come back at the same time.
+                Either::Right((None, _)) => return self.take(),
+            }
+        }
+    }
+}
 
 /// A received value. Dropping it puts it back.
 pub struct Received<T> {
     value: Option<T>,
-    returned: Returned<T>,
+    returned: Arc<Returned<T>>,
 }
 
 impl<T> Received<T> {
     /// Wraps a value that was received.
-    pub fn new(value: T, returned: &Returned<T>) -> Self {
+    pub fn new(value: T, returned: &Arc<Returned<T>>) -> Self {
         Self { value: Some(value), returned: Arc::clone(returned) }
     }
-}
-
-/// Takes the oldest value that came back.
-pub fn take_back<T>(returned: &Returned<T>) -> Option<T> {
-    returned.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
 }
 
 impl<T> Contents for Received<T>
@@ -65,7 +121,7 @@ where
 impl<T> Drop for Received<T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
-            self.returned.lock().unwrap_or_else(PoisonError::into_inner).push_back(value);
+            self.returned.put(value);
         }
     }
 }

@@ -13,7 +13,7 @@ use kvpool_policies::Foresight;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Blocks, Count, Id, Keys, Place, Rank, Tokens, range, request};
+use crate::args::{Blocks, Count, Id, Key, Keys, Place, Rank, Stream, Tokens, range, request};
 use crate::batch::PyBatch;
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, invalid, raise};
@@ -23,7 +23,8 @@ use crate::layout::PyLayout;
 use crate::lease::PyLease;
 use crate::sequence::PySequence;
 use crate::stats::{Audit, Candidate, FragmentationState, Stats};
-use crate::tensor::{Owner, PyTensor, Seen, tile, whole};
+use crate::tensor::{Owner, PyTensor, tile, whole};
+use crate::views::PoolViews;
 
 /// Time that threads which have ended for Python get to end for the system.
 const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
@@ -36,10 +37,11 @@ const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
 /// - `reserve`: blocks that only urgent requests get.
 /// - `prefix_cache`: True or the name of an eviction policy: "lru", "priority" or "foresight".
 /// - `events`: capacity of the queue of each subscriber of the cache's events.
-/// - `hashing`: "fast", or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in all
-///   processes whose caches exchange blocks; random by default.
+/// - `hashing`: "fast" (default), or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in
+///   all processes whose caches exchange blocks; random by default. They and `events` are refused
+///   without a prefix cache.
 /// - `storage`: False for a pool that only manages frame numbers.
-/// - `device`: "host", or "cuda:N" in a build with the feature `cuda`.
+/// - `device`: "host" (default), or "cuda:N" in a build with the feature `cuda`.
 /// - `null_block`: whether block 0 in frame 0 is set aside, to pad tables.
 /// - `threads`: number of threads expected to use it; sizes caches.
 /// - `zero_on_free`: wipe the bytes of freed blocks.
@@ -50,6 +52,7 @@ pub struct PyPool {
     pool: Open<Pool>,
     /// Entry of a block table behind the end of a row.
     padding: i32,
+    views: Arc<PoolViews>,
 }
 
 impl PyPool {
@@ -67,19 +70,19 @@ impl PyPool {
 /// Largest capacity of the queue of a subscriber of events: its memory is taken at a subscription.
 const EVENTS_MAX: usize = 1 << 24;
 
-/// Configures the prefix cache from the arguments of the constructor.
+/// Configures the prefix cache from the arguments of the constructor; `None`: there is none.
 fn cache_config(
-    choice: &Bound<'_, PyAny>,
+    choice: Option<&Bound<'_, PyAny>>,
     blocks_max: usize,
     events: Option<Count>,
-    hashing: &str,
-    key: Option<&[u8]>,
+    hashing: Option<&str>,
+    key: Option<Key>,
 ) -> Outcome<Option<PrefixConfig>> {
     let mut config = PrefixConfig::new();
-    match choice.extract::<bool>() {
-        Ok(false) => return Ok(None),
-        Ok(true) => {}
-        Err(_) => {
+    let has_cache = match choice.map(|choice| (choice, choice.extract::<bool>())) {
+        None => false,
+        Some((_, Ok(choice))) => choice,
+        Some((choice, Err(_))) => {
             let name = choice.extract::<String>()?;
             let known = PolicyKind::ALL.into_iter().find(|kind| kind.name() == name);
             config = match known {
@@ -92,18 +95,24 @@ fn cache_config(
                     return Err(raise("BuildError", message, fields![kind: "UnknownPolicy"]));
                 }
             };
+            true
         }
+    };
+    if !has_cache {
+        let given =
+            [("events", events.is_some()), ("hashing", hashing.is_some()), ("hash_key", key.is_some())];
+        return given.into_iter().find(|&(_, is_given)| is_given).map_or(Ok(None), |(name, _)| {
+            let message = format!("`{name}` needs a prefix cache: pass `prefix_cache` too");
+            Err(raise("BuildError", message, fields![kind: "NoCache", argument: name]))
+        });
     }
     config = config.hashing(match hashing {
-        "fast" => Hashing::Fast,
-        "keyed" => Hashing::Keyed,
-        _ => return Err(invalid(format!("unknown hashing {hashing:?}; it is fast or keyed"))),
+        None | Some("fast") => Hashing::Fast,
+        Some("keyed") => Hashing::Keyed,
+        Some(other) => return Err(invalid(format!("unknown hashing {other:?}; it is fast or keyed"))),
     });
     if let Some(key) = key {
-        let key = key
-            .try_into()
-            .map_err(|_| invalid(format!("the hash key has {} bytes; it has 32", key.len())))?;
-        config = config.key(HashKey::from_bytes(key));
+        config = config.key(HashKey::from_bytes(key.0));
     }
     if let Some(events) = events {
         if events.0 > EVENTS_MAX {
@@ -155,7 +164,7 @@ pub(crate) use with_options;
 #[pymethods]
 impl PyPool {
     #[new]
-    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing="fast", hash_key=None, storage=true, device="host", null_block=true, threads=None, zero_on_free=false))]
+    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, storage=true, device=None, null_block=true, threads=None, zero_on_free=false))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -165,10 +174,10 @@ impl PyPool {
         reserve: Blocks,
         prefix_cache: Option<Bound<'_, PyAny>>,
         events: Option<Count>,
-        hashing: &str,
-        hash_key: Option<&Bound<'_, PyBytes>>,
+        hashing: Option<&str>,
+        hash_key: Option<Key>,
         storage: bool,
-        device: &str,
+        device: Option<&str>,
         null_block: bool,
         threads: Option<Count>,
         zero_on_free: bool,
@@ -188,15 +197,16 @@ impl PyPool {
         if zero_on_free {
             builder = builder.zero_on_free();
         }
-        if let Some(choice) = prefix_cache {
-            let key = hash_key.map(|key| key.as_bytes());
-            if let Some(config) = cache_config(&choice, max, events, hashing, key)? {
-                builder = builder.prefix_cache(config);
-            }
+        if let Some(config) = cache_config(prefix_cache.as_ref(), max, events, hashing, hash_key)? {
+            builder = builder.prefix_cache(config);
         }
         if !storage {
+            if let Some(device) = device {
+                let message = format!("a pool without storage is on no device, but `device` is {device:?}");
+                return Err(raise("BuildError", message, fields![kind: "NoStorage", argument: "device"]));
+            }
             builder = builder.without_storage();
-        } else if device != "host" {
+        } else if let Some(device) = device.filter(|&device| device != "host") {
             let null = usize::from(null_block);
             builder = on_device(
                 builder,
@@ -207,7 +217,8 @@ impl PyPool {
         }
         // Reserves and maps memory.
         let pool = py.detach(|| builder.build())?;
-        Ok(Self { pool: Open::new("pool", pool), padding: if null_block { 0 } else { -1 } })
+        let padding = if null_block { 0 } else { -1 };
+        Ok(Self { pool: Open::new("pool", pool), padding, views: Arc::default() })
     }
 
     /// Shape of the blocks.
@@ -360,13 +371,14 @@ impl PyPool {
     /// Begins a batch; with `stream`, the address of a CUDA stream, one whose copies and end are in
     /// order with the work on it.
     #[pyo3(signature = (*, stream=None))]
-    fn begin_batch(&self, stream: Option<usize>) -> Outcome<PyBatch> {
+    fn begin_batch(&self, stream: Option<Stream>) -> Outcome<PyBatch> {
         let pool = self.get()?;
         let batch = match stream {
             None => pool.begin_batch(),
-            Some(stream) => on_stream(&pool, stream)?,
+            Some(stream) => on_stream(&pool, stream.0)?,
         };
-        Ok(PyBatch::new(batch, self.padding, pool.layout().dtype()))
+        let on_stream = stream.map(|_| pool.clone());
+        Ok(PyBatch::new(batch, self.padding, pool.layout().dtype(), Arc::clone(&self.views), on_stream))
     }
 
     /// Returns the bytes of one block in one layer, where they are stored: `[block_tokens, kv_heads,
@@ -375,47 +387,55 @@ impl PyPool {
     ///
     /// Writable unless the block is sealed or shared. While the view, or an array made of it, exists,
     /// its block stays allocated and pinned: it is neither moved nor evicted, and its lease or
-    /// sequence cannot be closed, truncated, split, forked or moved to another pool.
+    /// sequence cannot be closed, truncated, split, forked or moved to another pool. While a writable
+    /// one exists, its block does not become final: the batch that filled it does not end without an
+    /// exception, and `commit` and `seal` are refused.
     #[pyo3(signature = (owner, place, layer, part="k"))]
     fn view(&self, owner: &Bound<'_, PyAny>, place: Place, layer: Place, part: &str) -> Outcome<PyTensor> {
         let pool = self.get()?;
         let one = |len| range(place, Some(Place(place.0.saturating_add(1))), len, "blocks");
-        let pinned = |handle: BlockHandle| {
-            Ok::<_, crate::error::Failure>((pool.pin_scoped(handle)?, pool.info(handle)?))
-        };
         let _object = owner.clone().unbind();
         if let Ok(lease) = owner.cast::<PyLease>() {
             let entered = lease.get().lease.enter()?;
             let index = one(entered.blocks().len())?.start;
+            let handle = entered.handles().nth(index).expect("the index was checked");
             // Pinned first: it stays in its frame, sealed or not.
-            let (_pin, info) = pinned(entered.handles().nth(index).expect("the index was checked"))?;
-            let is_writable = !info.sealed;
-            let _guard = lease.get().views.begin(is_writable);
-            return tile(
-                &pool,
-                Seen { frame: info.frame, is_writable },
-                layer,
-                part,
-                Owner { _pin, _guard, _object },
-            );
+            let _pin = pool.pin_scoped(handle)?;
+            let may_write = || Ok(!pool.info(handle)?.sealed);
+            let guard = lease.get().views.begin(&self.views, handle, may_write)?;
+            let frame = pool.info(handle)?.frame;
+            return tile(&pool, frame, layer, part, Owner { _pin, guard, _object });
         }
         let sequence = owner.cast::<PySequence>().map_err(PyErr::from)?;
-        let entered = sequence.get().sequence.enter()?;
+        let mut entered = sequence.get().sequence.enter()?;
         let index = one(entered.block_count())?.start;
-        let (_pin, info) = pinned(entered.handles().nth(index).expect("the index was checked"))?;
+        // Seals what is due, so that the next append need not.
+        if sequence.get().views.are_none() {
+            let committed = entered.committed();
+            entered.commit(committed)?;
+        }
+        let handle = entered.handles().nth(index).expect("the index was checked");
+        let _pin = pool.pin_scoped(handle)?;
         let is_full = (index + 1) * pool.layout().block_tokens() <= entered.committed();
-        let is_writable = !info.sealed && info.refs == 1;
-        if !is_writable && !is_full {
-            // The next append would copy it, and free this one.
-            let message = format!("block {} of sequence {} is shared and not full", index, entered.id());
+        // A batch in flight that filled it, before tokens were removed, seals it when it ends.
+        let is_promised = !is_full && index < entered.settled_blocks();
+        let may_write = || pool.info(handle).map(|info| !info.sealed && info.refs == 1 && !is_promised);
+        let guard = sequence.get().views.begin(&self.views, handle, may_write)?;
+        if !guard.is_writable() && !is_full {
+            // The next append may copy it, and free this one.
+            drop(guard);
+            let message = format!(
+                "block {index} of sequence {} is not full, and shared or final: the next append may replace it",
+                entered.id()
+            );
             return Err(raise(
                 "SequenceError",
                 message,
                 fields![kind: "NotReadable", sequence: entered.id().0],
             ));
         }
-        let _guard = sequence.get().views.begin(is_writable);
-        tile(&pool, Seen { frame: info.frame, is_writable }, layer, part, Owner { _pin, _guard, _object })
+        let frame = pool.info(handle)?.frame;
+        tile(&pool, frame, layer, part, Owner { _pin, guard, _object })
     }
 
     /// Returns the memory of all frames of one layer: `[frames, block_tokens, kv_heads, head_dim]`,

@@ -15,7 +15,7 @@ use pyo3_async_runtimes::generic;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::task::{JoinError, JoinHandle};
 
-use crate::error::{Outcome, raise};
+use crate::error::{Outcome, fields, raise};
 use crate::process::Process;
 
 /// Threads that poll futures. They do little work: copies run on tokio's blocking threads.
@@ -44,17 +44,20 @@ static ENDED_BY: OnceLock<ThreadId> = OnceLock::new();
 /// Set when the interpreter ends: no future is polled from then on.
 static ENDING: AtomicBool = AtomicBool::new(false);
 
-fn made() -> &'static Made {
+fn made() -> Outcome<&'static Made> {
     // Acquire: pairs with the Release of the exchange below.
     let mut seen = MADE.load(Acquire);
     loop {
         // SAFETY: null, or leaked by the exchange below.
         if let Some(made) = unsafe { seen.as_ref() }.filter(|made| made.process == Process::current()) {
-            return made;
+            return Ok(made);
         }
         let mut builder = Builder::new_multi_thread();
         builder.worker_threads(THREADS).thread_name("kvpool-python").enable_all();
-        let runtime = builder.build().expect("the system starts two threads");
+        let runtime = builder.build().map_err(|error| {
+            let message = format!("cannot start the threads of the package: {error}");
+            raise("KvPoolError", message, fields![kind: "NoThreads"])
+        })?;
         let handle = runtime.handle().clone();
         let made = Made { process: Process::current(), handle, runtime: Mutex::new(Some(runtime)) };
         let made = Box::into_raw(Box::new(made));
@@ -73,8 +76,8 @@ fn made() -> &'static Made {
 }
 
 /// Returns the runtime. The first call in each process starts it.
-pub fn runtime() -> &'static Handle {
-    &made().handle
+pub fn runtime() -> Outcome<&'static Handle> {
+    Ok(&made()?.handle)
 }
 
 /// Ends the runtime at the end of the interpreter: a thread that delivered a result later would find
@@ -121,10 +124,11 @@ enum Waited<T> {
 
 /// Waits for a future without the GIL. Ctrl-C and other signals end the wait: the future is dropped.
 pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> Outcome<T> {
+    let handle = runtime()?;
     let mut future = Box::pin(future);
     loop {
         let ready = py.detach(|| {
-            let _runtime = runtime().enter();
+            let _runtime = handle.enter();
             let waker = Waker::from(Arc::new(Unpark(thread::current())));
             let mut context = Context::from_waker(&waker);
             let until = Instant::now() + SIGNALS_EVERY;
@@ -163,6 +167,12 @@ tokio::task_local! {
 /// The runtime, for the bridge to asyncio.
 pub struct Bridge;
 
+impl Bridge {
+    fn handle() -> &'static Handle {
+        runtime().expect("the call started it before it came to the bridge")
+    }
+}
+
 /// The error of a task.
 pub struct Ended(JoinError);
 
@@ -192,11 +202,11 @@ impl generic::Runtime for Bridge {
     type JoinHandle = Task;
 
     fn spawn<F: Future<Output = ()> + Send + 'static>(future: F) -> Task {
-        Task(runtime().spawn(future))
+        Task(Self::handle().spawn(future))
     }
 
     fn spawn_blocking<F: FnOnce() + Send + 'static>(f: F) -> Task {
-        Task(runtime().spawn_blocking(f))
+        Task(Self::handle().spawn_blocking(f))
     }
 }
 

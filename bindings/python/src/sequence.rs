@@ -9,9 +9,9 @@ use pyo3::types::PyList;
 use crate::args::{Id, Tokens};
 use crate::buffers::Numbers;
 use crate::error::Outcome;
-use crate::exclusive::Exclusive;
+use crate::exclusive::{Entered, Exclusive};
 use crate::handle::PyHandle;
-use crate::lease::Views;
+use crate::views::Views;
 
 /// The blocks of one request's tokens. Closed when it is collected; also a context manager.
 ///
@@ -28,6 +28,24 @@ impl PySequence {
     pub fn new(sequence: Sequence) -> Self {
         let id = sequence.id();
         Self { sequence: Arc::new(Exclusive::new("sequence", sequence)), views: Arc::default(), id }
+    }
+
+    /// Refuses an operation that may make blocks final which a view can write: full blocks up to
+    /// `length` tokens that no batch has promised to seal.
+    pub fn check_final(&self, sequence: &Sequence, length: usize, what: &str) -> Outcome<()> {
+        if self.views.are_none() {
+            return Ok(());
+        }
+        let Some(pool) = sequence.pool() else { return Ok(()) };
+        let full = length.max(sequence.committed()) / pool.layout().block_tokens();
+        self.views.check_writable(sequence.blocks().take(full).skip(sequence.settled_blocks()), what)
+    }
+
+    /// Enters the sequence for an append, which first seals blocks that are due.
+    pub fn enter_to_append(&self) -> Outcome<Entered<'_, Sequence>> {
+        let sequence = self.sequence.enter()?;
+        self.check_final(&sequence, 0, "append to the sequence")?;
+        Ok(sequence)
     }
 }
 
@@ -89,8 +107,12 @@ impl PySequence {
     }
 
     /// Makes drafted tokens final, up to this length.
+    ///
+    /// Raises Busy if a writable view of a block exists that becomes final.
     fn commit(&self, length: Tokens) -> Outcome<()> {
-        Ok(self.sequence.enter()?.commit(length.0)?)
+        let mut sequence = self.sequence.enter()?;
+        self.check_final(&sequence, length.0, "commit tokens")?;
+        Ok(sequence.commit(length.0)?)
     }
 
     /// Removes tokens from the end, down to this length.
@@ -114,11 +136,8 @@ impl PySequence {
     /// Closes the sequence: its blocks are freed, or stay in the prefix cache. Does nothing if it
     /// is closed already.
     fn close(&self) -> Outcome<()> {
-        if self.sequence.is_gone()? {
-            return Ok(());
-        }
         // Entered first: no view begins meanwhile.
-        let sequence = self.sequence.enter()?;
+        let Some(sequence) = self.sequence.enter_if_any()? else { return Ok(()) };
         self.views.check("close the sequence")?;
         drop(sequence.take());
         Ok(())
@@ -143,23 +162,31 @@ impl PySequence {
         slf
     }
 
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, _exception: &Bound<'_, PyAny>) -> Outcome<()> {
+    /// Closes it. If the block raised while views of its blocks exist, the exception propagates, and
+    /// it is closed when they are collected.
+    #[pyo3(signature = (kind=None, _value=None, _traceback=None))]
+    fn __exit__(
+        &self,
+        kind: Option<&Bound<'_, PyAny>>,
+        _value: Option<&Bound<'_, PyAny>>,
+        _traceback: Option<&Bound<'_, PyAny>>,
+    ) -> Outcome<()> {
+        // The exception's traceback may be what keeps them.
+        if kind.is_some() && !self.views.are_none() {
+            return Ok(());
+        }
         self.close()
     }
 
     fn __repr__(&self) -> Outcome<String> {
-        Ok(match self.sequence.is_gone()? {
-            true => format!("<kvpool.Sequence {}, closed>", self.id),
-            false => {
-                let sequence = self.sequence.enter()?;
-                format!(
-                    "<kvpool.Sequence {}: {} tokens in {} blocks>",
-                    self.id,
-                    sequence.len(),
-                    sequence.block_count()
-                )
-            }
+        Ok(match self.sequence.enter_if_any()? {
+            None => format!("<kvpool.Sequence {}, closed>", self.id),
+            Some(sequence) => format!(
+                "<kvpool.Sequence {}: {} tokens in {} blocks>",
+                self.id,
+                sequence.len(),
+                sequence.block_count()
+            ),
         })
     }
 }

@@ -18,6 +18,7 @@ use crate::buffers::Target;
 use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::{Entered, Exclusive};
 use crate::sequence::PySequence;
+use crate::tensor::is_packed;
 
 /// Largest minimum width of a table, in columns: no sequence has as many blocks.
 const WIDTH_MAX: usize = 1 << 24;
@@ -109,6 +110,10 @@ impl PyBlockTable {
         }
         let (rows, width) = (table.rows() as isize, table.width() as isize);
         let export = Box::new(Export { shape: [rows, width], strides: [width * 4, 4] });
+        let asks = |flag: c_int| flags & flag == flag;
+        if asks(ffi::PyBUF_F_CONTIGUOUS) && !is_packed(4, export.shape.iter().zip(&export.strides)) {
+            return Err(PyBufferError::new_err("the table is C-contiguous, and not Fortran-contiguous"));
+        }
         view.buf = table.entries().as_ptr().cast_mut().cast::<c_void>();
         view.len = rows * width * 4;
         view.readonly = 1;
@@ -116,7 +121,6 @@ impl PyBlockTable {
         view.format = if flags & ffi::PyBUF_FORMAT != 0 { c"i".as_ptr().cast_mut() } else { null_mut() };
         view.ndim = 2;
         view.suboffsets = null_mut();
-        let asks = |flag: c_int| flags & flag == flag;
         view.shape = if asks(ffi::PyBUF_ND) { export.shape.as_ptr().cast_mut() } else { null_mut() };
         view.strides = if asks(ffi::PyBUF_STRIDES) { export.strides.as_ptr().cast_mut() } else { null_mut() };
         view.internal = Box::into_raw(export).cast();

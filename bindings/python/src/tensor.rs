@@ -12,11 +12,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::args::Place;
+use crate::args::{Place, Version};
 use crate::dlpack;
 use crate::error::{Outcome, fields, raise};
-use crate::lease::ViewGuard;
-use crate::process::Own;
+use crate::process::{Own, Process};
+use crate::views::ViewGuard;
 
 /// Memory of a pool as a tensor: of one block in one layer, or of all frames.
 ///
@@ -27,6 +27,7 @@ use crate::process::Own;
 /// A view of a block keeps the block allocated and pinned while it, or any array made of it, exists.
 #[pyclass(frozen, name = "Tensor", module = "kvpool._kvpool")]
 pub struct PyTensor {
+    made_in: Process,
     /// Address, of the host or the device.
     data: usize,
     element: Element,
@@ -56,6 +57,11 @@ impl Element {
         }
     }
 
+    /// Minor version of DLPack 1 that introduced the code.
+    fn dlpack_minor(self) -> u32 {
+        u32::from(matches!(self.0, Dtype::Fp8E4M3 | Dtype::Fp8E5M2))
+    }
+
     /// Code of the buffer protocol, and type string of the array interface.
     fn codes(self) -> (&'static CStr, &'static str) {
         match self.0 {
@@ -73,17 +79,9 @@ pub struct Owner {
     /// Dropped before the object, which frees the block.
     pub _pin: BlockPin,
     /// Makes the object refuse to let go of the block.
-    pub _guard: ViewGuard,
+    pub guard: ViewGuard,
     /// The lease or sequence.
     pub _object: Py<PyAny>,
-}
-
-/// A pinned block.
-pub struct Seen {
-    /// Its frame.
-    pub frame: FrameId,
-    /// Whether its bytes may be written.
-    pub is_writable: bool,
 }
 
 /// Which plane of a layer.
@@ -116,16 +114,17 @@ fn plane(
     Ok((found, planes.device(), Arc::clone(planes.owner())))
 }
 
-/// Makes the tensor of a pinned block in one layer.
-pub fn tile(pool: &Pool, seen: Seen, layer: Place, part: &str, owner: Owner) -> Outcome<PyTensor> {
+/// Makes the tensor of a pinned block, which is in this frame, in one layer.
+pub fn tile(pool: &Pool, frame: FrameId, layer: Place, part: &str, owner: Owner) -> Outcome<PyTensor> {
     let (plane, device, memory) = plane(pool, layer, part)?;
     let size = plane.dtype.bytes() as isize;
     Ok(PyTensor {
-        data: plane.data.addr() + seen.frame.index() * plane.frame_stride(),
+        made_in: Process::current(),
+        data: plane.data.addr() + frame.index() * plane.frame_stride(),
         element: Element(plane.dtype),
         shape: plane.shape[1..].iter().map(|&extent| extent as isize).collect(),
         strides: plane.strides[1..].iter().map(|&stride| stride as isize * size).collect(),
-        readonly: !seen.is_writable,
+        readonly: !owner.guard.is_writable(),
         device,
         _memory: Own::new(memory),
         _owner: Some(Own::new(owner)),
@@ -137,6 +136,7 @@ pub fn whole(pool: &Pool, layer: Place, part: &str) -> Outcome<PyTensor> {
     let (plane, device, memory) = plane(pool, layer, part)?;
     let size = plane.dtype.bytes() as isize;
     Ok(PyTensor {
+        made_in: Process::current(),
         data: plane.data.addr(),
         element: Element(plane.dtype),
         shape: plane.shape.iter().map(|&extent| extent as isize).collect(),
@@ -145,6 +145,18 @@ pub fn whole(pool: &Pool, layer: Place, part: &str) -> Outcome<PyTensor> {
         device,
         _memory: Own::new(memory),
         _owner: None,
+    })
+}
+
+/// Whether dimensions, given as extent and stride from the innermost on, follow each other without
+/// gaps.
+pub fn is_packed<'a>(item_bytes: usize, dimensions: impl Iterator<Item = (&'a isize, &'a isize)>) -> bool {
+    let mut expected = item_bytes as isize;
+    let mut dimensions = dimensions;
+    dimensions.all(|(&extent, &stride)| {
+        let fits = stride == expected || extent <= 1;
+        expected *= extent;
+        fits
     })
 }
 
@@ -159,12 +171,7 @@ impl PyTensor {
     }
 
     fn is_contiguous(&self) -> bool {
-        let mut expected = self.item_bytes() as isize;
-        self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
-            let fits = stride == expected || extent <= 1;
-            expected *= extent;
-            fits
-        })
+        is_packed(self.item_bytes(), self.shape.iter().zip(&self.strides).rev())
     }
 }
 
@@ -222,20 +229,26 @@ impl PyTensor {
     ///
     /// No stream has to be waited for: what the pool itself writes is complete on the host before a
     /// block is visible at its place. Work of the caller is the caller's to order.
+    ///
+    /// The capsule says DLPack 1.1 for fp8, which has codes since then, and 1.0 for other types. A
+    /// consumer that passes no `max_version` of 1 or later gets an unversioned one, and neither fp8 nor
+    /// read-only memory.
     #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
     fn __dlpack__(
         slf: &Bound<'_, Self>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
+        stream: Option<&Bound<'_, PyAny>>,
+        max_version: Option<(Version, Version)>,
+        dl_device: Option<&Bound<'_, PyAny>>,
         copy: Option<bool>,
     ) -> PyResult<Py<PyAny>> {
         let _ = stream;
+        slf.get().made_in.check()?;
         if copy == Some(true) {
             return Err(PyBufferError::new_err("the memory of a pool is exported without copies only"));
         }
         let own = slf.get().__dlpack_device__();
-        if dl_device.is_some_and(|asked| asked != own) {
+        // Compared by Python: its first part is an enum of the consumer's.
+        if dl_device.map_or(Ok(false), |asked| asked.ne(own))? {
             return Err(PyBufferError::new_err(format!(
                 "the memory is on device {own:?}; it is exported there only"
             )));
@@ -245,13 +258,14 @@ impl PyTensor {
         let memory = dlpack::Memory {
             data: this.data,
             element: this.element.dlpack(),
+            minor: this.element.dlpack_minor(),
             shape: this.shape.iter().map(|&extent| extent as i64).collect(),
             strides: this.strides.iter().map(|&stride| stride as i64 / size).collect(),
             device: this.device,
             readonly: this.readonly,
             owner: slf.clone().into_any().unbind(),
         };
-        dlpack::capsule(slf.py(), memory, max_version.is_some_and(|(major, _)| major >= 1))
+        dlpack::capsule(slf.py(), memory, max_version.is_some_and(|(Version(major), _)| major >= 1))
     }
 
     /// The CUDA array interface, version 3, of device memory.
@@ -260,6 +274,7 @@ impl PyTensor {
         if !matches!(self.device, DeviceId::Cuda(_)) {
             return Err(PyAttributeError::new_err("the tensor is not on a CUDA device"));
         }
+        self.made_in.check()?;
         let dict = PyDict::new(py);
         dict.set_item("shape", self.shape(py)?)?;
         dict.set_item("strides", self.strides(py)?)?;
@@ -275,6 +290,7 @@ impl PyTensor {
         // SAFETY: Python passes a structure to fill in.
         let view = unsafe { &mut *view };
         view.obj = null_mut();
+        this.made_in.check()?;
         if this.device != DeviceId::Host {
             return refuse("the memory is on a device; use DLPack");
         }
@@ -289,7 +305,8 @@ impl PyTensor {
         if !is_contiguous && (asks(ffi::PyBUF_C_CONTIGUOUS) || asks(ffi::PyBUF_ANY_CONTIGUOUS)) {
             return refuse("K and V interleave in this layout: the memory is not contiguous");
         }
-        if asks(ffi::PyBUF_F_CONTIGUOUS) && !asks(ffi::PyBUF_C_CONTIGUOUS) && this.shape.len() > 1 {
+        let has_fortran_order = is_packed(this.item_bytes(), this.shape.iter().zip(&this.strides));
+        if asks(ffi::PyBUF_F_CONTIGUOUS) && !has_fortran_order {
             return refuse("the memory is not Fortran-contiguous");
         }
         view.buf = this.data as *mut c_void;

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
     AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, Target,
@@ -14,7 +15,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{BatchNumber, Blocks, Count, Id, Keys, Rank, Seconds, Tokens, deadline, request};
+use crate::args::{BatchNumber, Blocks, Count, Id, Keys, Rank, RunOrder, Seconds, Tokens, deadline, request};
 use crate::buffers::Numbers;
 use crate::call::{Begun, Call};
 use crate::error::{Failure, Outcome, fields, raise};
@@ -76,17 +77,15 @@ async fn resize(pool: Pool, blocks: usize, options: ResizeOptions) -> Outcome<Re
     Ok(pool.resize_with(blocks, options).await?.into())
 }
 
-fn defragment_options(order: Option<Count>, budget_bytes: Option<Count>) -> Outcome<DefragOptions> {
+fn defragment_options(order: Option<RunOrder>, budget_bytes: Option<Count>) -> DefragOptions {
     let mut options = DefragOptions::new();
-    if let Some(Count(order)) = order {
-        let order =
-            u8::try_from(order).map_err(|_| crate::error::invalid(format!("there is no order {order}")))?;
+    if let Some(RunOrder(order)) = order {
         options = options.order(Order(order));
     }
     if let Some(Count(bytes)) = budget_bytes {
         options = options.budget_bytes(bytes as u64);
     }
-    Ok(options)
+    options
 }
 
 fn resize_options(patience: Option<Seconds>) -> ResizeOptions {
@@ -141,22 +140,10 @@ impl Contents for Moved {
 /// sequence already.
 async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Instant>) -> Outcome<Moved> {
     match to {
-        To::Pool(to) => loop {
-            let outcome = match until {
-                Some(until) => pool.replicate_until(lent.value(), &to, until).await,
-                None => pool.replicate(lent.value(), &to).await,
-            };
-            match outcome {
-                // Without a deadline, it waits for the batches that write it for as long as they run.
-                Err(TransferError::BeingWritten { .. }) if until.is_none() => {
-                    pool.settled(lent.value()).await?
-                }
-                outcome => {
-                    let (copy, report) = outcome?;
-                    return Ok(Moved { copy: Some(copy), report, source: Some(lent) });
-                }
-            }
-        },
+        To::Pool(to) => {
+            let (copy, report) = replicate(&pool, lent.value(), &to, until).await?;
+            Ok(Moved { copy: Some(copy), report, source: Some(lent) })
+        }
         To::Node(name) => {
             detached(async move {
                 let (sequence, target) = (lent.take(), Target::node(&name));
@@ -193,35 +180,73 @@ fn put_back(mut lent: Lent<Sequence>, error: kvpool::MigrateError) -> Failure {
     }
 }
 
+/// What a preemption came to. Dropped before it is delivered, it has no effect: the copy in the other
+/// pool is closed, and the sequence stays where it was.
+struct Preempting {
+    copy: Option<Sequence>,
+    source: Lent<Sequence>,
+    pool: Pool,
+}
+
+impl Preempting {
+    /// Closes the sequence.
+    fn complete(mut self) -> Outcome<(PreemptReport, Option<PySequence>)> {
+        let closing = self.pool.preempt(self.source.take(), Preempt::Recompute);
+        let closed = closing.now_or_never().expect("only a swap waits");
+        let preempted = closed.map_err(|error| put_back(self.source, error))?;
+        let mut report = PreemptReport::from(&preempted);
+        if self.copy.is_some() {
+            report.tokens_kept += std::mem::take(&mut report.tokens_lost);
+        }
+        Ok((report, self.copy.map(PySequence::new)))
+    }
+}
+
+impl Contents for Preempting {
+    fn deliver(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.complete()?.into_py_any(py)
+    }
+}
+
+/// Copies the sequence first, if it is swapped: dropping the future leaves it as it was.
 async fn preempt(
     pool: Pool,
     mut lent: Lent<Sequence>,
     to: Option<Pool>,
     until: Option<Instant>,
-) -> Outcome<(PreemptReport, Option<PySequence>)> {
-    detached(async move {
-        let how = to.as_ref().map_or(Preempt::Recompute, Preempt::Swap);
-        let sequence = lent.take();
-        let preempted = match until {
-            Some(until) => pool.preempt_until(sequence, how, until).await,
-            None => pool.preempt(sequence, how).await,
+) -> Outcome<Preempting> {
+    let copy = match to {
+        Some(to) => Some(replicate(&pool, lent.value(), &to, until).await?.0),
+        None => None,
+    };
+    Ok(Preempting { copy, source: lent, pool })
+}
+
+/// Copies a sequence to another pool of this process, when the batches that write it have ended.
+async fn replicate(
+    pool: &Pool,
+    sequence: &Sequence,
+    to: &Pool,
+    until: Option<Instant>,
+) -> Outcome<(Sequence, MigrationReport)> {
+    loop {
+        let outcome = match until {
+            Some(until) => pool.replicate_until(sequence, to, until).await,
+            None => pool.replicate(sequence, to).await,
         };
-        match preempted {
-            Ok(preempted) => {
-                let report = PreemptReport::from(&preempted);
-                Ok((report, preempted.swapped.map(|swapped| PySequence::new(swapped.sequence))))
-            }
-            Err(error) => Err(put_back(lent, error)),
+        match outcome {
+            // Without a deadline, it waits for the batches that write it for as long as they run.
+            Err(TransferError::BeingWritten { .. }) if until.is_none() => pool.settled(sequence).await?,
+            outcome => return Ok(outcome?),
         }
-    })
-    .await
+    }
 }
 
 /// Runs a future to its end, also if the result is dropped.
 async fn detached<T: Send + 'static>(
     future: impl Future<Output = Outcome<T>> + Send + 'static,
 ) -> Outcome<T> {
-    match runtime().spawn(future).await {
+    match runtime()?.spawn(future).await {
         Ok(outcome) => outcome,
         Err(error) => {
             Err(raise("KvPoolError", format!("the call was aborted: {error}"), fields![kind: "Aborted"]))
@@ -375,8 +400,8 @@ impl PyPool {
     /// `order` is log2 of the length of the free runs to gain, `budget_bytes` a bound on what is
     /// moved. Cancelling ends it after the moves under way.
     #[pyo3(signature = (*, order=None, budget_bytes=None))]
-    fn defragment(&self, order: Option<Count>, budget_bytes: Option<Count>) -> Outcome<Call> {
-        let (pool, options) = (self.share()?, defragment_options(order, budget_bytes)?);
+    fn defragment(&self, order: Option<RunOrder>, budget_bytes: Option<Count>) -> Outcome<Call> {
+        let (pool, options) = (self.share()?, defragment_options(order, budget_bytes));
         Ok(Call::new(move |py| Begun::waits(py, defragment(pool, options))))
     }
 
@@ -385,10 +410,10 @@ impl PyPool {
     fn defragment_blocking(
         &self,
         py: Python<'_>,
-        order: Option<Count>,
+        order: Option<RunOrder>,
         budget_bytes: Option<Count>,
     ) -> Outcome<DefragmentReport> {
-        wait(py, defragment(self.share()?, defragment_options(order, budget_bytes)?))?
+        wait(py, defragment(self.share()?, defragment_options(order, budget_bytes)))?
     }
 
     /// Changes the number of blocks while the pool serves. A shrink moves blocks in use below the new
@@ -446,11 +471,10 @@ impl PyPool {
         Ok(moved?.complete())
     }
 
-    /// Takes the blocks of a running sequence, when the batches that write it have ended: closes it,
-    /// or with `swap` moves it to another pool. Returns a report, and the sequence there.
+    /// Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool, when
+    /// the batches that write it have ended. Returns a report, and the sequence there.
     ///
-    /// The sequence leaves its pool also if the call is cancelled after it began; with `swap` it is then
-    /// closed there.
+    /// If it fails or is cancelled, the sequence is as before.
     #[pyo3(signature = (sequence, *, swap=None, timeout=None))]
     fn preempt(
         &self,
@@ -464,7 +488,8 @@ impl PyPool {
             let this = sequence.bind(py).get();
             let lent = Arc::clone(&this.sequence).lend()?;
             this.views.check("preempt the sequence")?;
-            Begun::waits(py, preempt(pool, lent, swap, deadline(timeout)))
+            let until = deadline(timeout);
+            Begun::waits(py, async move { Ok(Parcel::new(preempt(pool, lent, swap, until).await?)) })
         }))
     }
 

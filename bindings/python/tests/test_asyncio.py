@@ -252,6 +252,92 @@ def test_a_cancelled_move_leaves_the_sequence(pool: kvpool.Pool) -> None:
     run(main())
 
 
+def test_a_cancelled_preemption_leaves_the_sequence(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        other = kvpool.Pool(layout(), 50)
+        sequence, batch = pool.sequence(1), pool.begin_batch()
+        batch.append(sequence, 10)
+
+        async def is_as_before() -> None:
+            while True:  # a thread of the package puts it back
+                try:
+                    assert (len(sequence), sequence.closed) == (10, False)
+                    break
+                except kvpool.Busy:
+                    await asyncio.sleep(0.001)
+            while other.sequence_count > 0 or other.free_blocks < 50:
+                await asyncio.sleep(0.001)
+            assert pool.sequence_count == 1
+
+        with pytest.raises(kvpool.Timeout, match="written by batch"):
+            await pool.preempt(sequence, swap=other, timeout=0.02)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.preempt(sequence, swap=other), 0.02)
+        batch.finish()
+        await is_as_before()
+        for round in range(20):
+            swapping = asyncio.ensure_future(pool.preempt(sequence, swap=other))
+            await asyncio.sleep(0)
+            if round % 2:
+                # This thread cancels when the copy is there, and the result is not delivered yet.
+                while other.sequence_count == 0:
+                    time.sleep(0.001)
+                time.sleep(0.002)
+            swapping.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await swapping
+            del swapping
+            await is_as_before()
+        closing = pool.preempt(sequence)
+        closing.close()
+        await is_as_before()
+        report, there = await pool.preempt(sequence, swap=other)
+        assert (report.freed_blocks, report.tokens_kept, report.tokens_lost, sequence.closed) == (3, 10, 0, True)
+        assert there is not None and len(there) == 10
+        with pytest.raises(kvpool.ForeignHandle):
+            await pool.preempt(there)
+        assert len(there) == 10
+        report, gone = await other.preempt(there)
+        assert (report.tokens_kept, report.tokens_lost, gone, there.closed) == (0, 10, None, True)
+        pool.audit()
+        other.audit()
+
+    run(main())
+
+
+def test_what_comes_back_wakes_another_waiter(pool: kvpool.Pool) -> None:
+    events = pool.prefix_cache.events()
+
+    async def main() -> None:
+        for round in range(20):
+            first, second = (asyncio.ensure_future(anext(events)) for _ in range(2))
+            await asyncio.sleep(0.001)
+            with pool.sequence(round, [round] * 4) as sequence, pool.begin_batch() as batch:
+                batch.append(sequence, 4)
+            # A thread of the package receives the event for the first, and this one does not deliver it.
+            time.sleep(0.005)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            del first
+            event = await asyncio.wait_for(second, 10)
+            assert (event.kind, event.tokens) == ("stored", [round] * 4)
+        # A thread that blocks is woken too.
+        for round in range(20, 25):
+            first = asyncio.ensure_future(anext(events))
+            await asyncio.sleep(0.001)
+            second = asyncio.create_task(asyncio.to_thread(next, events))
+            await asyncio.sleep(0.005)
+            with pool.sequence(round, [round] * 4) as sequence, pool.begin_batch() as batch:
+                batch.append(sequence, 4)
+            time.sleep(0.005)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            del first
+            assert (await asyncio.wait_for(second, 10)).tokens == [round] * 4
+
+    run(main())
+
+
 def test_events_as_iterators(pool: kvpool.Pool) -> None:
     events = pool.prefix_cache.events()
 

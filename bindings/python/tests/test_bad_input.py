@@ -204,6 +204,25 @@ def test_queues_of_events_have_a_largest_capacity() -> None:
         kvpool.Pool(layout(), 10, prefix_cache=True, events=2**40)
 
 
+def test_settings_that_have_no_effect_are_refused() -> None:
+    for cache in (None, False):
+        for setting in ({"events": 10}, {"hashing": "keyed"}, {"hashing": "fast"}, {"hash_key": bytes(32)}):
+            (name,) = setting
+            with pytest.raises(kvpool.BuildError, match=f"`{name}` needs a prefix cache") as refused:
+                kvpool.Pool(layout(), 10, prefix_cache=cache, **setting)
+            assert (refused.value.kind, refused.value.argument) == ("NoCache", name)
+    kvpool.Pool(layout(), 10, prefix_cache=True, events=10, hashing="keyed", hash_key=bytes(32))
+    for device in ("host", "cuda:0"):
+        with pytest.raises(kvpool.BuildError, match="a pool without storage is on no device"):
+            kvpool.Pool(layout(), 10, storage=False, device=device)
+    with pytest.raises(kvpool.BuildError, match="`zero_on_free` needs a pool with storage"):
+        kvpool.Pool(layout(), 10, storage=False, zero_on_free=True)
+    with pytest.raises(kvpool.InvalidArgument, match="a latent layout has exactly one head, not 2"):
+        kvpool.Layout(layers=1, head_dim=8, latent=True, kv_heads=2)
+    with pytest.raises(kvpool.InvalidArgument, match="pass `order` or `run`, not both"):
+        kvpool.FramePool(8).propose_moves(1, order=2, run=4)
+
+
 def test_frames_named_more_often_than_referenced_keep_what_they_had() -> None:
     frames = kvpool.FramePool(8)
     a, b = frames.allocate(2)

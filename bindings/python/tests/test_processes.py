@@ -95,6 +95,74 @@ print(pool.free_blocks)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
+def test_a_fork_leaves_what_its_parent_made_alone(run_python: Run) -> None:
+    """Every class: a use raises Forked, and a drop frees nothing."""
+    check(
+        run_python(
+            BEGIN
+            + """
+import warnings
+warnings.simplefilter("ignore")
+def vm_size():
+    return int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1])
+frames = kvpool.FramePool(1_000_000)
+size = vm_size()
+frames.register(frames.allocate(4), [bytes([i]) * 32 for i in range(4)])
+frames.free([1, 2, 3, 4])
+moves, step = frames.propose_moves(4), frames.begin_batch()
+node = None
+async def start():
+    global node
+    node = await kvpool.Node.start(pool, "a")
+asyncio.run(start())
+sequence = pool.sequence(1, range(9))
+lease = pool.try_allocate(2)
+tensor, plane = pool.view(lease, 0, 0), pool.plane(0)
+table, cache, events = kvpool.BlockTable(), pool.prefix_cache, pool.prefix_cache.events()
+batch = pool.begin_batch()
+batch.append(sequence, 9)
+task = pool.start_defragmenter()
+calls = [pool.allocate(1), pool.preempt(sequence, swap=kvpool.Pool(layout, 10)), anext(node), anext(events), task.stop(), node.peers()]
+closed = kvpool.Pool(layout, 1_000)
+last = closed.allocate(1)  # the last reference on its pool
+closed.close()
+child = os.fork()
+if child == 0:
+    uses = [lambda call=call: call.send(None) for call in calls + [last]]
+    uses += [lambda call=call: call.close() for call in calls]
+    uses += [lambda: frames.allocate(1), lambda: frames.frames, lambda: repr(frames), moves.pairs, moves.commit, moves.cancel,
+             lambda: len(moves), step.end, lambda: step.__exit__(None, None, None), lambda: anext(node), lambda: node.name,
+             node.close, lambda: memoryview(tensor), lambda: memoryview(plane), plane.__dlpack__, lambda: memoryview(table),
+             lambda: pool.view(lease, 0, 0), cache.stats, events.drain, lambda: next(events), lambda: anext(events),
+             batch.finish, lambda: batch.__exit__(None, None, None), lambda: sequence.commit(1), lease.seal, task.stop_blocking]
+    for number, use in enumerate(uses):
+        try:
+            use()
+        except kvpool.Forked:
+            continue
+        except BaseException as error:
+            print(number, repr(error), flush=True)
+        os._exit(2)
+    del uses, use, frames, moves, step, node, tensor, plane, table, cache, events, batch, sequence, lease, task, calls, closed, last
+    del pool
+    gc.collect()
+    os._exit(0 if vm_size() >= size else 3)
+_, status = os.waitpid(child, 0)
+for call in calls:
+    call.close()
+del tensor, calls, call
+gc.collect()
+print(os.waitstatus_to_exitcode(status), len(moves), moves.cancel(), step.end(), batch.finish(), lease.close(), sequence.close())
+frames.audit()
+task.stop_blocking()
+node.close()
+"""
+        ),
+        "0 0 None None None None None",
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_fork_cannot_use_what_its_parent_made(run_python: Run) -> None:
     check(

@@ -1,4 +1,4 @@
-"""Errors of kvpool. Every error that the package raises is a :class:`KvPoolError`.
+"""Errors of kvpool. Every error that the package raises is a `KvPoolError`.
 
 The message is that of the Rust error: it says what was refused, and where. The fields of the Rust
 error are attributes of the exception, and ``kind`` is the name of its variant, for example

@@ -3,7 +3,7 @@
 use kvpool::FrameKey;
 use pyo3::prelude::*;
 
-/// Keys of a pool, made by :meth:`FramePool.keys`. They are accepted wherever hashes are.
+/// Keys of a pool, made by `FramePool.keys`. They are accepted wherever hashes are.
 #[pyclass(frozen, module = "kvpool")]
 pub struct FrameKeys(Vec<FrameKey>);
 

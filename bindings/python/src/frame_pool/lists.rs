@@ -3,8 +3,9 @@
 use kvpool::{FrameGroup, FrameKey, FramePool};
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::{PyBool, PyBytes, PyList};
 
+use crate::args::shown;
 use crate::error::{Outcome, fields, invalid, raise};
 
 use super::keys::FrameKeys;
@@ -15,6 +16,10 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
         return list.iter().enumerate().map(|(index, frame)| frame_of(index, &frame)).collect();
     }
     if let Ok(buffer) = PyBuffer::<u32>::get(frames) {
+        if buffer.dimensions() != 1 {
+            let message = format!("the frames have shape {:?}; they have one dimension", buffer.shape());
+            return Err(raise("BufferRefused", message, fields![argument: "frames"]));
+        }
         return Ok(buffer.to_vec(frames.py())?);
     }
     let mut numbers = Vec::new();
@@ -25,30 +30,24 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
 }
 
 fn frame_of(index: usize, frame: &Bound<'_, PyAny>) -> Outcome<u32> {
-    frame.extract().or_else(|_| {
-        let message = format!("entry {index}: {} is no frame number", frame.repr()?);
-        Err(invalid(message))
-    })
+    match frame.extract() {
+        Ok(number) if !frame.is_instance_of::<PyBool>() => Ok(number),
+        _ => Err(invalid(format!("entry {index}: {} is no frame number", shown(frame)))),
+    }
 }
 
-/// Writes frames to the beginning of a buffer of u32.
-pub fn write_frames(buffer: &Bound<'_, PyAny>, frames: &[u32]) -> Outcome<()> {
-    let buffer = writable(buffer)?;
+/// Writes frames into a buffer that [`writable`] returned, which has room for them.
+pub fn write_frames(buffer: &PyBuffer<u32>, frames: &[u32]) {
     let place = buffer.buf_ptr().cast::<u32>();
-    // SAFETY: `writable` checked that the buffer is contiguous, writable, of u32 and of at least
-    // this length; it cannot be resized or freed while `buffer` is held. Its element type has no
-    // invalid values; a thread that writes to it at the same time makes its own contents undefined
-    // in value only, as with any extension that fills buffers.
+    // SAFETY: `writable` checked that the buffer is contiguous, writable and of u32; it cannot be
+    // resized or freed while it is held. Its element type has no invalid values; a thread that writes
+    // to it at the same time makes its own contents undefined in value only, as with any extension
+    // that fills buffers.
     unsafe { std::ptr::copy_nonoverlapping(frames.as_ptr(), place, frames.len().min(buffer.item_count())) };
-    Ok(())
 }
 
-/// Returns the number of entries of a buffer that [`write_frames`] can fill.
-pub fn room(buffer: &Bound<'_, PyAny>) -> Outcome<usize> {
-    Ok(writable(buffer)?.item_count())
-}
-
-fn writable(buffer: &Bound<'_, PyAny>) -> Outcome<PyBuffer<u32>> {
+/// Checks a buffer of u32 that is to be filled, and holds it.
+pub fn writable(buffer: &Bound<'_, PyAny>) -> Outcome<PyBuffer<u32>> {
     let refuse = |why: &str| raise("BufferRefused", format!("the buffer for frames {why}"), fields![]);
     let buffer = PyBuffer::<u32>::get(buffer).map_err(|_| refuse("is not a buffer of u32"))?;
     match (buffer.readonly(), buffer.is_c_contiguous()) {
