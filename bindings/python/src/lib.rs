@@ -30,6 +30,8 @@ mod sequence;
 mod stats;
 mod table;
 mod tensor;
+mod tier;
+mod values;
 mod views;
 mod waiting;
 
@@ -53,5 +55,6 @@ fn _kvpool(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stats::register(module)?;
     defragmenter::register(module)?;
     node::register(module)?;
+    tier::register(module)?;
     frame_pool::register(module)
 }

@@ -56,7 +56,7 @@ record! {
 }
 
 /// Reads `host:port` or `unix:/path`.
-fn address(text: &str) -> Outcome<Address> {
+pub fn address(text: &str) -> Outcome<Address> {
     if let Some(path) = text.strip_prefix("unix:") {
         return Ok(Address::Unix(path.into()));
     }

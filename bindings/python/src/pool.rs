@@ -56,6 +56,11 @@ pub struct PyPool {
 }
 
 impl PyPool {
+    /// Wraps a pool. `padding` is the entry of a block table behind the end of a row.
+    pub fn over(pool: Pool, padding: i32) -> Self {
+        Self { pool: Open::new("pool", pool), padding, views: Arc::default() }
+    }
+
     /// Returns the pool for the length of a call.
     pub fn get(&self) -> Outcome<InUse<Pool>> {
         self.pool.get()
@@ -217,8 +222,7 @@ impl PyPool {
         }
         // Reserves and maps memory.
         let pool = py.detach(|| builder.build())?;
-        let padding = if null_block { 0 } else { -1 };
-        Ok(Self { pool: Open::new("pool", pool), padding, views: Arc::default() })
+        Ok(Self::over(pool, if null_block { 0 } else { -1 }))
     }
 
     /// Shape of the blocks.

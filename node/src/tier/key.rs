@@ -66,6 +66,19 @@ pub struct TierKey {
     pub hash: BlockHash,
 }
 
+impl TierKey {
+    /// Creates the key of a value with a name of the caller's, in place of a block's hash.
+    ///
+    /// 192 bits of a cryptographic hash of the name stand for it.
+    pub fn named(fingerprint: Fingerprint, name: &[u8]) -> Self {
+        let hash = blake3::Hasher::new_derive_key("kvpool shared tier, name of a value, version 1")
+            .update(name)
+            .finalize();
+        let hash = BlockHash::from_bytes(*hash.as_bytes().first_chunk().expect("32 bytes"));
+        Self { fingerprint, hash }
+    }
+}
+
 impl fmt::Display for TierKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kvp1/{}/{:032x}", self.fingerprint, self.hash.key())
@@ -82,5 +95,16 @@ mod tests {
         let key = TierKey { fingerprint, hash: BlockHash::new(0xAB, 7) };
         let text = "kvp1/000102030405060708090a0b0c0d0e0f/000000000000000000000000000000ab";
         assert_eq!(key.to_string(), text);
+    }
+
+    #[test]
+    fn names_of_values_are_apart() {
+        let fingerprint = Fingerprint::from_bytes([7; 16]);
+        let of = |name: &[u8]| TierKey::named(fingerprint, name);
+        assert_eq!(of(b"a"), of(b"a"));
+        let names: [&[u8]; 5] = [b"", b"\0", b"\0\0", b"a", &[9; 100]];
+        for (at, name) in names.iter().enumerate() {
+            assert!(names[..at].iter().all(|other| of(other).hash != of(name).hash), "{name:?}");
+        }
     }
 }

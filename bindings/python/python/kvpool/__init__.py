@@ -54,6 +54,8 @@ from ._kvpool import (
     Sequence,
     Stats,
     Tensor,
+    Tier,
+    TierStats,
     __version__,
 )
 from .errors import *  # noqa: F403
@@ -93,6 +95,8 @@ __all__ = [
     "Sequence",
     "Stats",
     "Tensor",
+    "Tier",
+    "TierStats",
     "__version__",
     "errors",
 ]

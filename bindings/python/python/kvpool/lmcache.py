@@ -6,8 +6,8 @@
 
 LMCache's ``AddressManager`` searches a sorted list of free regions under one lock. This one takes
 exact runs of frames of ``align_bytes`` from a :class:`kvpool.FramePool`, from several threads at
-once; ``sbrk`` grows the pool. A region that is freed twice, or was never allocated, is refused by
-name.
+once; ``sbrk`` grows the pool. Whole regions are freed, one or several neighbours in a call, as
+LMCache does; what is not allocated, or would end inside another region, is refused by name.
 
 It can be imported only where LMCache is installed, and refuses an LMCache whose address manager has
 changed.
@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 
 from lmcache.v1 import memory_management
 from lmcache.v1.memory_management import AddressManager as _Stock
 
 from ._drift import EngineChanged, check_methods
 from ._kvpool import FramePool
-from .errors import AuditError, InvalidArgument, OutOfBlocks
+from .errors import AuditError, FrameRefused, InvalidArgument, OutOfBlocks
 
 __all__ = ["AddressManager", "EngineChanged", "check", "install"]
+
+CHECKS = 8
+"""Tries of a check of consistency beside running calls."""
 
 FRAMES_MAX = 1 << 26
 """Frames up to which ``sbrk`` can grow an address space: 256 GiB of 4 KiB frames."""
@@ -43,7 +47,11 @@ class AddressManager:
         self._align = align_bytes
         self._size = size
         self._pool: FramePool | None = None
-        # For `sbrk` only.
+        # The frames of each allocated region, by its first one. Whoever removes an entry frees the region.
+        self._regions: dict[int, int] = {}
+        # Calls begin only while it is None: it is set while a check waits for those that run.
+        self._pause: threading.Event | None = None
+        # For `sbrk` and checks only.
         self._growing = threading.Lock()
         self._grow_to(size)
 
@@ -66,12 +74,16 @@ class AddressManager:
 
     def allocate(self, size: int) -> tuple[int, int]:
         aligned = self._check_size(size)
+        frames = aligned // self._align
+        if self._pause is not None:
+            self._wait()
         try:
-            frame = self._frames(aligned).allocate_run(aligned // self._align)
+            first = self._frames(aligned).allocate_run(frames)
         except OutOfBlocks as error:
             message = f"Failed to allocate memory block of size {size} because no memory is available: {error}"
             raise RuntimeError(message) from error
-        return frame * self._align, aligned
+        self._regions[first] = frames
+        return first * self._align, aligned
 
     def batched_allocate(self, size: int, batch_size: int) -> list[tuple[int, int]]:
         aligned = self._check_size(size)
@@ -79,11 +91,15 @@ class AddressManager:
             raise RuntimeError("batch_size must be non-negative")
         if batch_size == 0:
             return []
+        frames = aligned // self._align
+        if self._pause is not None:
+            self._wait()
         try:
-            firsts = self._frames(aligned).allocate_equal_runs(aligned // self._align, batch_size)
+            firsts = self._frames(aligned).allocate_equal_runs(frames, batch_size)
         except OutOfBlocks as error:
             message = f"Failed to batched allocate {batch_size} memory blocks of size {size}"
             raise RuntimeError(f"{message} because no enough memory is available: {error}") from error
+        self._regions.update(dict.fromkeys(firsts, frames))
         return [(first * self._align, aligned) for first in firsts]
 
     def _frames(self, asked: int) -> FramePool:
@@ -97,15 +113,55 @@ class AddressManager:
             raise ValueError("size must be greater than 0")
         return self.compute_aligned_size(size)
 
+    def _wait(self) -> None:
+        pause = self._pause
+        if pause is not None:
+            pause.wait()
+
     def free(self, address: int, size: int):
-        frame, offset = divmod(address, self._align)
-        frames, rest = divmod(size, self._align)
-        if offset or rest or frames <= 0 or self._pool is None:
+        align = self._align
+        if address % align or size % align or size <= 0 or self._pool is None:
             message = f"the region of {size} bytes at {address} is not one of this address space: it would begin and"
-            raise InvalidArgument(f"{message} end at multiples of {self._align}")
-        self._pool.free_run(frame, frames)
+            raise InvalidArgument(f"{message} end at multiples of {align}")
+        first, frames = address // align, size // align
+        if self._pause is not None:
+            self._wait()
+        if (found := self._regions.pop(first, None)) != frames:
+            self._take_neighbours(first, first + frames, found)
+        self._pool.free_run(first, frames)
+
+    def _take_neighbours(self, first: int, end: int, found: int | None) -> None:
+        """Removes the regions from `first` to `end`, of which the first was removed and has `found`
+        frames. Refuses a part of a region, and removes none."""
+        regions, at, frames = self._regions, first, found
+        spanned: list[tuple[int, int]] = []
+        while frames is not None:
+            spanned.append((at, frames))
+            if at + frames >= end:
+                break
+            at += frames
+            frames = regions.get(at)
+        taken = {} if found is None else {first: found}
+        if frames is not None and at + frames == end:
+            # Looked at before they are removed: a refused call must not disturb frees of its neighbours.
+            for at, frames in spanned[1:]:
+                if regions.pop(at, None) != frames:
+                    break
+                taken[at] = frames
+            else:
+                return
+            frames = None
+        regions.update(taken)
+        if frames is None:
+            why = f"no region begins at {at * self._align}"
+        else:
+            why = f"it ends inside the region of {frames * self._align} bytes at {at * self._align}"
+        region = f"the region of {(end - first) * self._align} bytes at {first * self._align} is not allocated"
+        raise FrameRefused(f"{region}: {why}. Nothing was freed", kind="Unreferenced", index=at - first, frame=at)
 
     def sbrk(self, size: int):
+        if size < 0:
+            raise InvalidArgument(f"an address space cannot grow by {size} bytes")
         with self._growing:
             grown = self._size + self.compute_aligned_size(size)
             self._grow_to(grown)
@@ -118,12 +174,28 @@ class AddressManager:
         return self._size - self.total_allocated_size
 
     def check_consistency(self) -> bool:
-        if self._pool is None:
-            return True
+        # Calls that run meanwhile look like contradictions: others are held up until they have ended.
+        with self._growing:
+            if self._pool is None or self._is_consistent():
+                return True
+            pause = self._pause = threading.Event()
+            try:
+                for attempt in range(CHECKS):
+                    time.sleep(0.001 * 2**attempt)
+                    if self._is_consistent():
+                        return True
+                return False
+            finally:
+                self._pause = None
+                pause.set()
+
+    def _is_consistent(self) -> bool:
+        assert self._pool is not None
         try:
-            return self._pool.audit()["owned"] * self._align == self.total_allocated_size
+            owned = self._pool.audit()["owned"]
         except AuditError:
             return False
+        return owned == self._pool.used == sum(list(self._regions.values()))
 
 
 def check() -> None:

@@ -76,6 +76,8 @@ class Moves:
     def __init__(self, allocator: LogicalAllocator, logical: np.ndarray, sources: np.ndarray, targets: np.ndarray):
         self._allocator: LogicalAllocator | None = allocator
         self._logical, self._sources, self._targets = logical, sources, targets
+        # By its number and place alone, a block that was freed and allocated again is the same.
+        self._generations = allocator._generations[logical]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -91,7 +93,7 @@ class Moves:
         """The copies are made: the map changes. Blocks that were freed, swapped or shared meanwhile
         stay. Returns the number of blocks that moved."""
         allocator = self._end()
-        stays = allocator.get_physical_blocks(self._logical) != self._sources
+        stays = allocator._generations[self._logical] != self._generations
         stays |= allocator.get_ref_count(self._logical) != 1
         moves = ~stays
         places = allocator.get_phy_allocator("gpu")
@@ -112,6 +114,8 @@ class LogicalAllocator(_StockLogical):
         self._gpu_allocator = PhysicalAllocator(num_gpu_blocks - num_gpu_reserved, num_gpu_reserved)
         self._cpu_allocator = PhysicalAllocator(num_cpu_blocks, self._cpu_mem_offset)
         self._marks = np.zeros(self._num_blocks, dtype=np.int64)
+        # How often each logical block was freed, or got another place.
+        self._generations = np.zeros(self._num_blocks, dtype=np.int64)
 
     def free(self, blocks: np.ndarray):
         if len(blocks) == 0:
@@ -131,6 +135,7 @@ class LogicalAllocator(_StockLogical):
             freed = freed if is_last.all() else freed[is_last]
         if len(freed) == 0:
             return
+        self._generations[freed] += 1
         used = self._num_blocks - self._free_count
         self._free_blocks[used - len(freed) : used] = freed
         self._free_count += len(freed)
@@ -141,6 +146,10 @@ class LogicalAllocator(_StockLogical):
         else:
             self._gpu_allocator.free(places[is_gpu])
             self._cpu_allocator.free(places[~is_gpu])
+
+    def update_phy_map(self, log_blocks: np.ndarray, phy_blocks: np.ndarray):
+        super().update_phy_map(log_blocks, phy_blocks)
+        self._generations[log_blocks] += 1
 
     def _refuse_free(self, blocks: np.ndarray, counts: np.ndarray) -> None:
         index = int(np.argmax(counts < 0))
@@ -207,7 +216,7 @@ def check() -> None:
     """
     engine = f"LMDeploy {lmdeploy.__version__}"
     uses = ["add_ref_count", "cpu_mem_offset", "get_phy_allocator", "get_physical_blocks", "get_ref_count"]
-    check_methods(engine, _StockLogical, LogicalAllocator, [*uses, "update_phy_map"])
+    check_methods(engine, _StockLogical, LogicalAllocator, uses)
     check_methods(engine, _StockPhysical, PhysicalAllocator, ["get_num_free_blocks"])
 
 

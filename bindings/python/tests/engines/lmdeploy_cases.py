@@ -156,6 +156,28 @@ def test_moves_leave_shared_blocks_and_give_way() -> None:
     assert frames.audit()["owned"] == 64 - allocator.get_num_free_blocks()
 
 
+@pytest.mark.parametrize("change", ["freed and allocated", "swapped out and in"])
+def test_moves_of_blocks_that_came_back_to_their_places_give_way(change: str) -> None:
+    """A block of another owner at the same place, by the same number, is not the one that was copied."""
+    allocator = kvpool.lmdeploy.LogicalAllocator(32, 64)
+    singles = [allocator.allocate(1) for _ in range(32)]
+    blocks = np.concatenate(singles[::2])
+    sources = allocator.get_physical_blocks(blocks).copy()
+    moves = allocator.propose_moves([blocks], 16)
+    assert [source for source, _ in moves.pairs] == sources.tolist()
+    if change == "freed and allocated":
+        # Nothing else is free, so that the new owner gets the same ones.
+        allocator.allocate(allocator.get_phy_allocator("gpu").get_num_free_blocks())
+        allocator.free(blocks[2:])
+        assert (np.sort(allocator.allocate(14)) == np.sort(blocks[2:])).all()
+    else:
+        allocator.update_phy_map(blocks[2:], allocator.get_phy_allocator("cpu").allocate(14))
+        allocator.update_phy_map(blocks[2:], sources[2:])
+    assert (allocator.get_physical_blocks(blocks) == sources).all()
+    assert moves.commit() == 2
+    assert (allocator.get_physical_blocks(blocks[2:]) == sources[2:]).all()
+
+
 def test_changed_engine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def free(self, blocks, now): ...
 

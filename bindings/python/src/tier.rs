@@ -1,0 +1,407 @@
+//! `Tier`: values of one size by key, in a store that processes share.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvpool::prefix::{HashKey, PrefixConfig};
+use kvpool::{Dtype, KvLayout, Pool};
+use kvpool_node::Node;
+use kvpool_node::tier::{
+    BreakerState, Fingerprint, InProcess, Outcome as Answer, Peer, SharedTier, StoreTier, TierCounters,
+    TierError, TierFailure, TierKey, TierSettings,
+};
+use kvpool_node::transport::tcp::{PeerSettings, Tls, Token};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::args::{Count, Seconds};
+use crate::call::{Begun, Call};
+use crate::error::{Failure, Outcome, fields, invalid, kind, raise};
+use crate::exclusive::Open;
+use crate::node::address;
+use crate::pool::PyPool;
+use crate::record::record;
+use crate::runtime::wait;
+use crate::values::{Sources, Targets, block_bytes};
+
+/// The longest time that a call may wait: 30 years.
+const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
+
+/// Key of the hashing of pools of values. They hash no tokens, but nodes that exchange blocks have the same
+/// key.
+const HASH_KEY: [u8; 32] = *b"kvpool values by key, version 1.";
+
+record! {
+    /// Counts since a tier began, and its state.
+    TierStats {
+        /// Values that the store confirmed.
+        stored: u64,
+        /// Values that were read and verified.
+        hits: u64,
+        /// Keys to be read that the store did not have.
+        misses: u64,
+        /// Keys whose operation failed, for any reason.
+        failed: u64,
+        /// Among them, values that were not what their keys say.
+        bad_values: u64,
+        /// Keys that had no answer by the deadline of their call.
+        overdue: u64,
+        /// Values that were dropped because too many waited.
+        dropped_puts: u64,
+        /// Keys that were looked up without being read.
+        lookups: u64,
+        /// Bytes that were read, with headers.
+        read_bytes: u64,
+        /// Bytes that were stored, with headers.
+        written_bytes: u64,
+        /// Times that the circuit breaker opened.
+        breaker_opened: u64,
+        /// Whether the store failed several times in a row, and is not asked for a while.
+        is_open: bool,
+        /// The latest failure, as text.
+        last_failure: Option<String>,
+    }
+}
+
+impl TierStats {
+    fn new(counters: TierCounters, last_failure: Option<String>) -> Self {
+        let TierCounters { stored, hits, misses, failed, bad_values, overdue, dropped_puts, .. } = counters;
+        let TierCounters { lookups, read_bytes, written_bytes, breaker_opened, breaker, .. } = counters;
+        let is_open = breaker != BreakerState::Closed;
+        Self {
+            stored,
+            hits,
+            misses,
+            failed,
+            bad_values,
+            overdue,
+            dropped_puts,
+            lookups,
+            read_bytes,
+            written_bytes,
+            breaker_opened,
+            is_open,
+            last_failure,
+        }
+    }
+}
+
+/// Values of one size by key, in a store that several processes share: a kvpool node, or the memory of
+/// this process.
+///
+/// Keys are bytes. Values are contiguous buffers of `value_bytes` bytes. `namespace` names what the
+/// keys do not: the model, and the revision of its weights. Tiers with the same size and namespace
+/// share values.
+///
+/// Calls return one word per key, in order, by their deadline:
+///
+/// - "stored": the store has confirmed the value;
+/// - "hit": the value was verified, and is in its buffer (of `exists`: a get is worth a try);
+/// - "miss": the store does not have it;
+/// - "late": the deadline passed;
+/// - "busy": too many values wait to be stored, and this one was dropped;
+/// - "failed": the store failed, or what it has is not the value. `stats().last_failure` has the reason.
+///
+/// The store is not trusted, and no failure of it raises. When a call has returned, or was cancelled,
+/// no byte of its buffers is written any more. The buffer of a key without a hit is as before.
+/// All methods are safe to call from any thread, and release the GIL.
+#[pyclass(frozen, name = "Tier", module = "kvpool._kvpool")]
+pub struct PyTier {
+    tier: Open<Shared>,
+    value_bytes: usize,
+}
+
+/// The tier, with what calls need of it.
+struct Shared {
+    tier: StoreTier,
+    fingerprint: Fingerprint,
+    last_failure: Mutex<Option<String>>,
+}
+
+impl From<TierError> for Failure {
+    fn from(error: TierError) -> Self {
+        let class = match error {
+            TierError::Namespace | TierError::Zero { .. } => "InvalidArgument",
+            _ => "NodeError",
+        };
+        raise(class, &error, fields![kind: kind(&error)])
+    }
+}
+
+impl Shared {
+    /// Returns the words for the outcomes of a call.
+    fn words(&self, outcomes: &[Answer]) -> Vec<&'static str> {
+        let word = |outcome: &Answer| match outcome {
+            Answer::Stored => "stored",
+            Answer::Hit => "hit",
+            Answer::Miss => "miss",
+            Answer::InFlight | Answer::Failed(TierFailure::Late) => "late",
+            Answer::Failed(TierFailure::Busy) => "busy",
+            _ => "failed",
+        };
+        // Those of keys that are not asked for would hide the failure that is the reason for it.
+        let follows = |failure: &TierFailure| matches!(failure, TierFailure::Open | TierFailure::Remembered);
+        let mut failures = outcomes.iter().filter_map(|outcome| match outcome {
+            Answer::Failed(failure) => Some(failure).filter(|failure| !follows(failure)),
+            _ => None,
+        });
+        if let Some(failure) = failures.next_back() {
+            let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+            *last = Some(failure.to_string());
+        }
+        outcomes.iter().map(word).collect()
+    }
+
+    async fn exists(self: Arc<Self>, keys: Vec<TierKey>, until: Instant) -> Outcome<Vec<&'static str>> {
+        Ok(self.words(&self.tier.exists(keys, until).await))
+    }
+
+    async fn put(
+        self: Arc<Self>,
+        keys: Vec<TierKey>,
+        sources: Sources,
+        until: Instant,
+    ) -> Outcome<Vec<&'static str>> {
+        // Not on a thread of the runtime: there may be many bytes.
+        let copied = tokio::task::spawn_blocking(move || sources.read(&keys)).await;
+        let values = copied.map_err(|error| raise("Closed", error, Vec::new()))?;
+        Ok(self.words(&self.tier.put(values, until).await))
+    }
+
+    async fn get(
+        self: Arc<Self>,
+        keys: Vec<TierKey>,
+        targets: Targets,
+        until: Instant,
+    ) -> Outcome<Vec<&'static str>> {
+        let outcomes = self.tier.get(targets.reads(&keys), until).await;
+        // Of a key in flight, before the caller knows.
+        drop(targets);
+        Ok(self.words(&outcomes))
+    }
+}
+
+fn until(timeout: Seconds) -> Instant {
+    Instant::now() + timeout.0.min(FAR)
+}
+
+/// Builds a pool of values.
+fn pool_of(value_bytes: usize, values: usize, has_storage: bool) -> Outcome<Pool> {
+    let config = PrefixConfig::new().key(HashKey::from_bytes(HASH_KEY));
+    let builder =
+        Pool::builder(layout(value_bytes)?).blocks(values).without_null_block().prefix_cache(config);
+    Ok(if has_storage { builder } else { builder.without_storage() }.build()?)
+}
+
+/// Returns the layout of blocks that hold a value: bytes without a meaning for the pool.
+fn layout(value_bytes: usize) -> Outcome<KvLayout> {
+    let builder = KvLayout::builder().layers(1).latent(block_bytes(value_bytes)).block_tokens(1);
+    Ok(builder.dtype(Dtype::Int8).build()?)
+}
+
+/// A name that no other process has.
+fn some_name() -> String {
+    // Randomly seeded, for each of them.
+    let number = RandomState::new().build_hasher().finish();
+    format!("tier-{}-{number:016x}", std::process::id())
+}
+
+impl PyTier {
+    fn over(tier: StoreTier, fingerprint: Fingerprint, value_bytes: usize) -> Self {
+        let shared = Shared { tier, fingerprint, last_failure: Mutex::default() };
+        Self { tier: Open::new("tier", shared), value_bytes }
+    }
+
+    /// Reads the keys of a call.
+    fn keys(&self, keys: &Bound<'_, PyAny>) -> Outcome<(Arc<Shared>, Vec<TierKey>)> {
+        let shared = self.tier.share()?;
+        let mut named = Vec::new();
+        for (index, key) in keys.try_iter()?.enumerate() {
+            let key = key?;
+            let key = key.cast::<PyBytes>().map_err(|_| {
+                invalid(format!(
+                    "entry {index}: a key is an object of type bytes, and not {}",
+                    key.get_type()
+                ))
+            })?;
+            named.push(TierKey::named(shared.fingerprint, key.as_bytes()));
+        }
+        Ok((shared, named))
+    }
+}
+
+#[pymethods]
+impl PyTier {
+    /// Shares values through a kvpool node, which has the name `peer` at this address.
+    ///
+    /// The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and may restart. Addresses are "host:port" or
+    /// "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name of this end, by
+    /// default a random one.
+    ///
+    /// Values pass through memory for `window` values here, in calls of `threads` threads. At most `puts`
+    /// values wait to be stored. A call of the node that takes longer than `patience` seconds fails;
+    /// after a few failures in a row the node is not asked for `rest` seconds, and a key that
+    /// failed is not asked for that long either.
+    #[staticmethod]
+    #[pyo3(signature = (peer, address, *, value_bytes, namespace, name=None, token=None, tls=None, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))))]
+    #[allow(clippy::too_many_arguments)]
+    fn peer(
+        py: Python<'_>,
+        peer: &str,
+        address: &str,
+        value_bytes: Count,
+        namespace: &str,
+        name: Option<String>,
+        token: Option<&Bound<'_, PyBytes>>,
+        tls: Option<(Vec<u8>, Vec<u8>, Vec<u8>)>,
+        window: Count,
+        threads: Count,
+        puts: Count,
+        patience: Seconds,
+        rest: Seconds,
+    ) -> Outcome<Self> {
+        let mut settings = TierSettings::default();
+        (settings.threads, settings.puts_max) = (threads.0, puts.0);
+        (settings.patience, settings.rest, settings.failed_for) = (patience.0, rest.0, rest.0);
+        let token = token.map(|token| Token::new(token.as_bytes())).transpose()?;
+        let at = PeerSettings::new(peer, self::address(address)?);
+        let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
+        let fingerprint = Fingerprint::of(&pool, namespace)?;
+        let mut builder = Node::builder(pool).name(name.unwrap_or_else(some_name)).peers(vec![at]);
+        if let Some(token) = token {
+            builder = builder.token(token);
+        }
+        if let Some((certificates, key, authorities)) = tls {
+            builder = builder.tls(Tls::mutual(&certificates, &key, &authorities)?);
+        }
+        let started = wait(py, async move {
+            let (node, _) = builder.start().await?;
+            Outcome::Ok(Peer::new(Arc::new(node), peer, namespace, patience.0)?)
+        })?;
+        Ok(Self::over(StoreTier::start(started?, settings)?, fingerprint, value_bytes.0))
+    }
+
+    /// Keeps values in the memory of this process, of at most `bytes_max` bytes; the oldest are
+    /// forgotten. Each tier that this makes has values of its own.
+    #[staticmethod]
+    #[pyo3(signature = (bytes_max, *, value_bytes, namespace))]
+    fn in_process(bytes_max: Count, value_bytes: Count, namespace: &str) -> Outcome<Self> {
+        let fingerprint = Fingerprint::of(&pool_of(value_bytes.0, 1, false)?, namespace)?;
+        let tier = StoreTier::start(InProcess::new(bytes_max.0), TierSettings::default())?;
+        Ok(Self::over(tier, fingerprint, value_bytes.0))
+    }
+
+    /// Builds the pool of a node that holds values: `values` of them, of `value_bytes` bytes each. The
+    /// least recently used are evicted.
+    #[staticmethod]
+    #[pyo3(signature = (*, value_bytes, values))]
+    fn pool(py: Python<'_>, value_bytes: Count, values: Count) -> Outcome<PyPool> {
+        Ok(PyPool::over(py.detach(|| pool_of(value_bytes.0, values.0, true))?, -1))
+    }
+
+    /// Size of each value.
+    #[getter]
+    fn value_bytes(&self) -> usize {
+        self.value_bytes
+    }
+
+    /// Asks for each key whether a get is worth a try: "hit" or "miss". Keys are asked for in order; of
+    /// a node, those behind the first miss are misses too.
+    #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
+    fn exists(slf: Bound<'_, Self>, keys: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
+        let (shared, keys) = slf.get().keys(keys)?;
+        Ok(Call::new(move |py| Begun::waits(py, shared.exists(keys, until(timeout)))))
+    }
+
+    /// As `exists`, blocking this thread without the GIL.
+    #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
+    fn exists_blocking(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        timeout: Seconds,
+    ) -> Outcome<Vec<&'static str>> {
+        let (shared, keys) = self.keys(keys)?;
+        wait(py, shared.exists(keys, until(timeout)))?
+    }
+
+    /// Stores the values in these buffers: "stored", or why not. The bytes are copied first; they must not
+    /// change before the call returns.
+    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
+    fn put(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
+        let (shared, keys) = self.keys(keys)?;
+        let sources = Sources::new(buffers, keys.len(), self.value_bytes)?;
+        Ok(Call::new(move |py| Begun::waits(py, shared.put(keys, sources, until(timeout)))))
+    }
+
+    /// As `put`, blocking this thread without the GIL.
+    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
+    fn put_blocking(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        timeout: Seconds,
+    ) -> Outcome<Vec<&'static str>> {
+        let (shared, keys) = self.keys(keys)?;
+        let sources = Sources::new(buffers, keys.len(), self.value_bytes)?;
+        wait(py, shared.put(keys, sources, until(timeout)))?
+    }
+
+    /// Reads values into these writable buffers, which do not overlap: "hit", or why not. Only buffers
+    /// of hits have other bytes than before.
+    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
+    fn get(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
+        let (shared, keys) = self.keys(keys)?;
+        let targets = Targets::new(buffers, keys.len(), self.value_bytes)?;
+        Ok(Call::new(move |py| Begun::waits(py, shared.get(keys, targets, until(timeout)))))
+    }
+
+    /// As `get`, blocking this thread without the GIL.
+    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
+    fn get_blocking(
+        &self,
+        py: Python<'_>,
+        keys: &Bound<'_, PyAny>,
+        buffers: &Bound<'_, PyAny>,
+        timeout: Seconds,
+    ) -> Outcome<Vec<&'static str>> {
+        let (shared, keys) = self.keys(keys)?;
+        let targets = Targets::new(buffers, keys.len(), self.value_bytes)?;
+        wait(py, shared.get(keys, targets, until(timeout)))?
+    }
+
+    /// Returns counts since it began, and its state.
+    fn stats(&self) -> Outcome<TierStats> {
+        let shared = self.tier.get()?;
+        let last = shared.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(TierStats::new(shared.tier.counters(), last))
+    }
+
+    /// Ends it: calls under way fail for the keys that were not asked for yet, and its link ends.
+    fn close(&self) -> Outcome<()> {
+        if !self.tier.is_closed() {
+            self.tier.get()?.tier.close();
+        }
+        self.tier.close()
+    }
+
+    fn __repr__(&self) -> Outcome<String> {
+        match self.tier.is_closed() {
+            true => Ok("<kvpool.Tier, closed>".to_owned()),
+            false => Ok(format!(
+                "<kvpool.Tier {}, values of {} bytes>",
+                self.tier.get()?.tier.name(),
+                self.value_bytes
+            )),
+        }
+    }
+}
+
+/// Adds the classes of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<TierStats>()?;
+    module.add_class::<PyTier>()
+}

@@ -1,0 +1,253 @@
+"""Tiers of values by key: in this process, and over a node in another one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import kvpool
+import pytest
+from cache_node import CacheNode
+
+BYTES = 1000
+WAIT = 30.0  # The longest time of any step: the machine may be busy.
+
+
+def value(number: int) -> bytes:
+    return number.to_bytes(4, "little") * (BYTES // 4)
+
+
+def keys(*numbers: int) -> list[bytes]:
+    return [f"key {number}".encode() for number in numbers]
+
+
+def room(count: int) -> list[bytearray]:
+    return [bytearray(b"\xee" * BYTES) for _ in range(count)]
+
+
+def peer(node: CacheNode, namespace: str = "tests", **more: object) -> kvpool.Tier:
+    """A tier that sees failures soon."""
+    settings = {"patience": WAIT, "rest": 0.05} | more
+    return kvpool.Tier.peer("cache", node.address, value_bytes=BYTES, namespace=namespace, **settings)
+
+
+def until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def put(tier: kvpool.Tier, *numbers: int) -> None:
+    """Stores values, also while the link is not up yet."""
+    until(lambda: set(tier.put_blocking(keys(*numbers), [value(n) for n in numbers], timeout=WAIT)) == {"stored"})
+
+
+@pytest.fixture
+def node() -> Iterator[CacheNode]:
+    with CacheNode(BYTES) as node:
+        yield node
+
+
+@pytest.fixture(params=["in_process", "peer"])
+def tier(request: pytest.FixtureRequest) -> Iterator[kvpool.Tier]:
+    if request.param == "in_process":
+        yield kvpool.Tier.in_process(1 << 20, value_bytes=BYTES, namespace="tests")
+        return
+    with CacheNode(BYTES) as node:
+        tier = peer(node)
+        put(tier, 0)
+        yield tier
+        tier.close()
+
+
+def test_values_are_found_by_key(tier: kvpool.Tier) -> None:
+    put(tier, 1, 2, 3)
+    assert tier.exists_blocking(keys(1, 2, 3, 4), timeout=WAIT) == ["hit", "hit", "hit", "miss"]
+    buffers = room(4)
+    assert tier.get_blocking(keys(3, 9, 1, 2), buffers, timeout=WAIT) == ["hit", "miss", "hit", "hit"]
+    assert [bytes(buffer) for buffer in buffers] == [value(3), b"\xee" * BYTES, value(1), value(2)]
+    assert tier.get_blocking([], [], timeout=WAIT) == tier.exists_blocking([]) == tier.put_blocking([], []) == []
+    # Several keys of one value, and one key twice.
+    twice = room(2)
+    assert tier.get_blocking(keys(1, 1), twice, timeout=WAIT) == ["hit", "hit"]
+    assert [bytes(buffer) for buffer in twice] == [value(1)] * 2
+    stats = tier.stats()
+    assert (stats.hits, stats.bad_values, stats.is_open) == (5, 0, False)
+
+
+def test_calls_are_awaited(tier: kvpool.Tier) -> None:
+    async def main() -> None:
+        some = keys(*range(10, 26))
+        stored = await tier.put(some, [memoryview(value(n)) for n in range(10, 26)], timeout=WAIT)
+        assert stored == ["stored"] * 16
+        buffers = room(16)
+        exists, got = await asyncio.gather(tier.exists(some, timeout=WAIT), tier.get(some, buffers, timeout=WAIT))
+        assert exists == got == ["hit"] * 16
+        assert [bytes(buffer) for buffer in buffers] == [value(n) for n in range(10, 26)]
+
+    asyncio.run(main())
+
+
+def test_tiers_share_values_by_namespace_and_size(node: CacheNode) -> None:
+    one, other, third = peer(node), peer(node), peer(node, "another model")
+    put(one, 1, 2)
+    put(third, 5)
+    assert node.ask() == 3
+    until(lambda: other.get_blocking(keys(1), room(1), timeout=WAIT) == ["hit"])
+    buffers = room(3)
+    assert other.get_blocking(keys(1, 5, 2), buffers, timeout=WAIT) == ["hit", "miss", "hit"]
+    assert [bytes(buffers[0]), bytes(buffers[2])] == [value(1), value(2)]
+    assert third.get_blocking(keys(1, 2), room(2), timeout=WAIT) == ["miss", "miss"]
+    # A node of values of another size is no peer, and its blocks are no values.
+    with pytest.raises(kvpool.InvalidArgument, match="namespace of a tier is empty"):
+        peer(node, "")
+    wrong = kvpool.Tier.peer("cache", node.address, value_bytes=BYTES + 500, namespace="tests", rest=0.05)
+    put_wrong = wrong.put_blocking(keys(1), [bytes(BYTES + 500)], timeout=WAIT)
+    assert put_wrong == ["failed"] and wrong.stats().last_failure
+
+
+def test_a_node_that_is_killed_and_comes_back(node: CacheNode) -> None:
+    here, there = peer(node), peer(node, window=4)
+    put(here, *range(8))
+    until(lambda: there.exists_blocking(keys(*range(8)), timeout=WAIT) == ["hit"] * 8)
+    node.kill()
+    # The window has the latest values still, and they are the right ones. Nothing else is a hit.
+    for tier in (here, there):
+        buffers = room(1)
+        words = tier.get_blocking(keys(100), buffers, timeout=WAIT)
+        assert words in (["failed"], ["miss"]) and bytes(buffers[0]) == b"\xee" * BYTES
+        until(lambda tier=tier: tier.put_blocking(keys(100), [value(100)], timeout=WAIT) == ["failed"])
+        assert tier.stats().last_failure
+    node.start()
+    put(here, 200)
+    until(lambda: there.get_blocking(keys(200), room(1), timeout=WAIT) == ["hit"])
+    assert there.exists_blocking(keys(300), timeout=WAIT) == ["miss"]
+
+
+def test_a_node_that_hangs_holds_up_no_call_and_writes_nothing_late(node: CacheNode) -> None:
+    writer, reader = peer(node), peer(node)
+    put(writer, *range(4))
+    put(reader, 50)
+    node.stop()
+    buffers = room(4)
+    began = time.monotonic()
+    words = reader.get_blocking(keys(*range(4)), buffers, timeout=0.05)
+    assert words == ["late"] * 4 and time.monotonic() - began < WAIT / 2
+    node.resume()
+    # The answer comes, and finds no one: the caller has its memory back.
+    until(lambda: reader.get_blocking(keys(*range(4)), room(4), timeout=WAIT) == ["hit"] * 4)
+    assert all(bytes(buffer) == b"\xee" * BYTES for buffer in buffers)
+    assert reader.stats().overdue == 4
+
+
+def test_a_cancelled_get_lets_go_of_its_buffers(node: CacheNode) -> None:
+    writer, reader = peer(node), peer(node)
+    put(writer, 1)
+    put(reader, 50)
+
+    async def main() -> None:
+        node.stop()
+        buffers = room(1)
+        getting = asyncio.create_task(reader.get(keys(1), buffers, timeout=WAIT))
+        while getting.done() or not reader.stats().lookups:
+            await reader.exists(keys(7), timeout=0.01)
+        getting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        while True:
+            try:
+                buffers[0].append(0)  # Refused while anyone has its memory.
+                break
+            except BufferError:
+                await asyncio.sleep(0.01)
+        node.resume()
+        while await reader.get(keys(1), room(1), timeout=WAIT) != ["hit"]:
+            await asyncio.sleep(0.01)
+        assert bytes(buffers[0][:BYTES]) == b"\xee" * BYTES
+
+    asyncio.run(main())
+
+
+def test_damaged_values_are_no_hits(node: CacheNode) -> None:
+    writer, reader, late = peer(node), peer(node), peer(node)
+    put(writer, *range(8))
+    until(lambda: reader.get_blocking(keys(0), room(1), timeout=WAIT) == ["hit"])
+    node.ask("damage")
+    buffers = room(8)
+    until(lambda: "failed" in late.get_blocking(keys(*range(8)), buffers, timeout=WAIT))
+    words = late.get_blocking(keys(*range(8)), buffers, timeout=WAIT)
+    assert set(words) == {"failed"} and late.stats().bad_values >= 8
+    assert late.stats().last_failure == "the bytes do not have the checksum of their header"
+    assert all(bytes(buffer) == b"\xee" * BYTES for buffer in buffers)
+
+
+def test_tokens_are_checked() -> None:
+    with CacheNode(BYTES, token="a secret of sixteen bytes") as node:
+        put(peer(node, token=b"a secret of sixteen bytes"), 1)
+        stranger = peer(node, token=b"a guess of sixteen bytes!")
+        assert stranger.get_blocking(keys(1), room(1), timeout=WAIT) == ["failed"]
+        with pytest.raises(kvpool.NodeError, match="16"):
+            peer(node, token=b"short")
+
+
+def test_bad_arguments_are_refused_by_name(tier: kvpool.Tier) -> None:
+    for bad, why in (
+        ([bytearray(BYTES - 1)], "entry 0 of the buffers has 999 bytes; values have 1000"),
+        ([value(1)], "entry 0 of the buffers is read-only"),
+        ([memoryview(bytearray(2 * BYTES))[::2]], "entry 0 of the buffers is not C-contiguous"),
+        ([bytearray(BYTES)] * 2, "1 keys, and 2 buffers"),
+        ([], "1 keys, and 0 buffers"),
+        (["text"], "entry 0 of the buffers"),
+    ):
+        with pytest.raises(kvpool.BufferRefused, match=why):
+            tier.get_blocking(keys(1), bad)
+    memory = bytearray(2 * BYTES)
+    views = [memoryview(memory)[at : at + BYTES] for at in (BYTES, 900)]
+    with pytest.raises(kvpool.BufferRefused, match="entries 1 and 0 of the buffers overlap"):
+        tier.get_blocking(keys(1, 2), views)
+    for bad in (["text"], [1], [bytearray(b"key")]):
+        with pytest.raises(kvpool.InvalidArgument, match="entry 0: a key is an object of type bytes"):
+            tier.exists_blocking(bad)
+    with pytest.raises(kvpool.InvalidArgument, match="a time cannot be"):
+        tier.exists_blocking(keys(1), timeout=-1)
+    with pytest.raises(kvpool.InvalidArgument, match="neither host:port nor unix:/path"):
+        kvpool.Tier.peer("cache", "nonsense", value_bytes=BYTES, namespace="tests")
+    with pytest.raises(kvpool.InvalidArgument, match="number of threads of a tier must be at least 1"):
+        kvpool.Tier.peer("cache", "127.0.0.1:1", value_bytes=BYTES, namespace="tests", threads=0)
+    assert tier.value_bytes == BYTES and f"values of {BYTES} bytes" in repr(tier)
+    tier.close()
+    tier.close()
+    with pytest.raises(kvpool.Closed):
+        tier.exists_blocking(keys(1))
+
+
+def test_the_process_ends_with_calls_under_way(run_python: Callable, node: CacheNode) -> None:
+    node.stop()
+    result = run_python(
+        f"""
+import asyncio, kvpool, threading
+tier = kvpool.Tier.peer("cache", {node.address!r}, value_bytes={BYTES}, namespace="tests")
+threading.Thread(target=lambda: tier.get_blocking([b"a"], [bytearray({BYTES})], timeout=1000), daemon=True).start()
+async def main():
+    call = asyncio.create_task(tier.get([b"b"], [bytearray({BYTES})], timeout=1000))
+    await asyncio.sleep(0.05)
+    kept.append(call)
+kept = []
+asyncio.run(main())
+"""
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_fork_does_not_use_its_parents_tier(tier: kvpool.Tier) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            tier.exists_blocking(keys(1))
+        except kvpool.Forked:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
