@@ -10,9 +10,9 @@ export RUST_BACKTRACE=0
 export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
 export CARGO_TARGET_DIR=$PWD/target/cuda-mutants
 cd "$(loom-tests/plant.sh)"
-cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --no-run
+cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test host_frames --no-run
 # The patched tree passes while no bug is active.
-KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order
+KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test host_frames
 survivors=0
 # mutant, the file of the test that must catch it, and the test
 while read -r mutant test name; do
@@ -44,5 +44,8 @@ scales_left schedules what_is_read
 store_unordered order a_store_comes_behind
 wave_marked_early schedules what_is_read
 nudges_shared order a_wave_is_told
+copy_unawaited host_frames a_dropped_future
+late_copy_freed host_frames whose_end_is_unknown
+pages_returned_early host_frames pages_are_given_back
 LIST
 exit "$survivors"

@@ -18,6 +18,7 @@ namespace mock {
 struct Copy : Op {
   uintptr_t to = 0, from = 0;
   size_t bytes = 0, at = 0;
+  size_t width = 0, to_pitch = 0, from_pitch = 0;  // of rows; 0: one row
   bool to_host = false, from_host = false;
   std::shared_ptr<std::vector<char>> staged;     // instead of `from`
   bool pageable = false;                         // `to` is pageable: the caller waits in the driver
@@ -29,8 +30,12 @@ struct Copy : Op {
     auto copy = std::make_unique<Copy>();
     copy->to = to, copy->from = from, copy->bytes = bytes, copy->to_host = to_host, copy->from_host = from_host;
     copy->to_device = to_device, copy->from_device = from_device;
+    copy->width = width, copy->to_pitch = to_pitch, copy->from_pitch = from_pitch;
     return copy;
   }
+
+  // Bytes from the first one of the first row to the last one of the last row.
+  size_t span(size_t pitch) const { return width ? (bytes / width - 1) * pitch + width : bytes; }
 
   // A copy to or from a failed device ends in an error, or never: see `spread_failure`.
   bool needs_failed() const override { return (to_device && to_device->failed) || (from_device && from_device->failed); }
@@ -38,10 +43,13 @@ struct Copy : Op {
 
   void check(const Device& device) const {
     if (needs_failed()) throw Fault{to_device->failed ? to_device->failed : from_device->failed};
-    if (to_host ? !pageable && !pinned(to, bytes) : false) die("the pinned buffer %p was freed before a copy wrote to it", (void*)to);
-    if (from_host && !staged && !pinned(from, bytes)) die("the pinned buffer %p was freed before a copy read it", (void*)from);
-    if (!to_host && !may_touch(to_device ? *to_device : device, to, bytes, true)) throw Fault{ILLEGAL_ADDRESS};
-    if (!from_host && !may_touch(from_device ? *from_device : device, from, bytes, false)) throw Fault{ILLEGAL_ADDRESS};
+    size_t to_bytes = span(to_pitch), from_bytes = span(from_pitch);
+    if (to_host ? !pageable && !pinned(to, to_bytes) : false) die("the pinned buffer %p was freed before a copy wrote to it", (void*)to);
+    if (from_host && !staged && !pinned(from, from_bytes)) die("the pinned buffer %p was freed before a copy read it", (void*)from);
+    if (to_host && !pageable) check_pages(to, to_bytes);
+    if (from_host && !staged) check_pages(from, from_bytes);
+    if (!to_host && !may_touch(to_device ? *to_device : device, to, to_bytes, true)) throw Fault{ILLEGAL_ADDRESS};
+    if (!from_host && !may_touch(from_device ? *from_device : device, from, from_bytes, false)) throw Fault{ILLEGAL_ADDRESS};
   }
 
   bool step(Device& device) override {
@@ -49,8 +57,12 @@ struct Copy : Op {
     size_t most = bytes / 3 + 4096, left = bytes - at, now = 1 + random_below(most);
     if (now > left) now = left;
     const char* source = staged ? staged->data() : reinterpret_cast<const char*>(from);
-    memcpy(reinterpret_cast<char*>(to) + at, source + at, now);
-    at += now;
+    char* target = reinterpret_cast<char*>(to);
+    for (size_t row = width ? width : bytes; now;) {
+      size_t inside = at % row, part = row - inside < now ? row - inside : now;
+      memcpy(target + at / row * to_pitch + inside, source + at / row * from_pitch + inside, part);
+      at += part, now -= part;
+    }
     return at == bytes;
   }
 };
@@ -179,6 +191,67 @@ API cuMemcpyPeerAsync(uintptr_t to, void* to_context, uintptr_t from, void* from
   if (to_device->failed) return to_device->failed;
   if (from_device->failed) return from_device->failed;
   return between(to, from, bytes, stream, to_device, from_device);
+}
+
+// CUDA: each pitch is at least the width, and at most CU_DEVICE_ATTRIBUTE_MAX_PITCH, which is 2^31 - 1
+// on every device so far. The mock has host and device memory, and no arrays; and it copies rows only
+// from and to pinned memory.
+struct Rectangle {
+  size_t from_x, from_y;
+  unsigned from_kind;
+  const void* from_host;
+  uintptr_t from_device;
+  void* from_array;
+  size_t from_pitch, to_x, to_y;
+  unsigned to_kind;
+  void* to_host;
+  uintptr_t to_device;
+  void* to_array;
+  size_t to_pitch, width, height;
+};
+
+API cuMemcpy2DAsync_v2(const Rectangle* of, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  constexpr unsigned HOST = 1, DEVICE = 2;
+  constexpr size_t PITCH_MAX = (size_t(1) << 31) - 1;
+  if (!of) return INVALID_VALUE;
+  if (!of->width || !of->height) return OK;
+  for (size_t pitch : {of->from_pitch, of->to_pitch})
+    if (pitch < of->width || pitch > PITCH_MAX) return INVALID_VALUE;
+  bool to_host = of->to_kind == HOST, from_host = of->from_kind == HOST;
+  if ((!to_host && of->to_kind != DEVICE) || (!from_host && of->from_kind != DEVICE) || to_host == from_host) return NOT_SUPPORTED;
+  auto copy = std::make_unique<Copy>();
+  copy->to = (to_host ? address(of->to_host) : of->to_device) + of->to_y * of->to_pitch + of->to_x;
+  copy->from = (from_host ? address(of->from_host) : of->from_device) + of->from_y * of->from_pitch + of->from_x;
+  copy->bytes = of->width * of->height, copy->width = of->width;
+  copy->to_pitch = of->to_pitch, copy->from_pitch = of->from_pitch;
+  copy->to_host = to_host, copy->from_host = from_host;
+  uintptr_t host = to_host ? copy->to : copy->from;
+  if (!region_at(to_host ? copy->from : copy->to)) return INVALID_VALUE;
+  if (!pinned(host, copy->span(to_host ? copy->to_pitch : copy->from_pitch))) return NOT_SUPPORTED;
+  return enqueue(stream, std::move(copy));
+}
+
+// CUDA: copies of one batch have no order among each other; the call fails without effect if it refuses
+// any of them. Copies within a device's memory only; the mock performs them in any order.
+API cuMemcpyBatchAsync(uintptr_t* to, uintptr_t* from, size_t* bytes, size_t count, void* attributes, size_t* attribute_of, size_t attribute_count, size_t* failed, void* raw) {
+  ENTER(ALIVE);
+  STREAM_OR_RETURN(raw);
+  if (reinterpret_cast<uintptr_t>(raw) <= 2) return INVALID_HANDLE;  // CUDA: not the default streams
+  if (!to || !from || !bytes || !count || !attributes || !attribute_of || !attribute_count || attribute_of[0]) return INVALID_VALUE;
+  if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
+  for (size_t i = 0; i < count; i++)
+    if (!bytes[i] || !region_at(to[i]) || !region_at(from[i])) {
+      if (failed) *failed = i;
+      return INVALID_VALUE;
+    }
+  std::vector<size_t> order(count);
+  for (size_t i = 0; i < count; i++) order[i] = i;
+  for (size_t i = count; i > 1; i--) std::swap(order[i - 1], order[random_below(i)]);
+  for (size_t i : order)
+    if (int code = between(to[i], from[i], bytes[i], stream, nullptr, nullptr)) return code;
+  return OK;
 }
 
 // CUDA: infers the kind of copy from the pointers.

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include <cstring>
+#include <vector>
 
 #include "region.h"
 
@@ -21,6 +22,18 @@ Region* region_at(uintptr_t at) {
 bool pinned(uintptr_t at, size_t bytes) {
   const Region* region = region_at(at);
   return region && (region->kind == HOST_MEMORY || region->kind == REGISTERED) && region->holds(at, bytes);
+}
+
+// The driver holds the physical pages of registered memory. If the program returns them to the system
+// (madvise), it gets others at the same addresses, and the device goes on to access the old ones.
+void check_pages(uintptr_t at, size_t bytes) {
+  const Region* region = region_at(at);
+  if (!region || region->kind != REGISTERED) return;
+  uintptr_t first = at / PAGE * PAGE;
+  std::vector<unsigned char> resident((at + bytes - first + PAGE - 1) / PAGE);
+  if (mincore(reinterpret_cast<void*>(first), at + bytes - first, resident.data())) die("registered memory at %p was unmapped", (void*)at);
+  for (unsigned char page : resident)
+    if (!(page & 1)) die("pages of registered memory at %p were returned to the system", (void*)at);
 }
 
 // CUDA, unified addressing: every device can access pinned host memory at its host address; another
@@ -248,14 +261,20 @@ API cuMemFreeHost(void* at) {
 }
 
 // CUDA: page-locks memory of the program; CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED if a part of it
-// already is.
+// already is. The driver locks whole pages, and takes physical memory for those that have none. It
+// refuses memory that is not mapped.
 API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
   stall(call, call.device);
   uintptr_t base = reinterpret_cast<uintptr_t>(at);
   if (!at || !bytes || flags > 15) return INVALID_VALUE;
-  auto next = regions().lower_bound(base);
-  if (region_at(base) || (next != regions().end() && next->first < base + bytes)) return HOST_MEMORY_ALREADY_REGISTERED;
+  uintptr_t first = base / PAGE * PAGE, end = (base + bytes + PAGE - 1) / PAGE * PAGE;
+  for (const auto& [other, region] : regions())
+    if (other / PAGE * PAGE < end && first < other + region.size) return HOST_MEMORY_ALREADY_REGISTERED;
+  std::vector<unsigned char> resident((end - first) / PAGE);
+  if (mincore(reinterpret_cast<void*>(first), end - first, resident.data())) return INVALID_VALUE;
+  // Writes nothing: other threads may be writing.
+  for (uintptr_t page = first; page < end; page += PAGE) __atomic_fetch_or(reinterpret_cast<char*>(page), 0, __ATOMIC_RELAXED);
   Region region;
   region.kind = REGISTERED;
   region.base = base;
@@ -268,8 +287,12 @@ API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
   return OK;
 }
 
+// CUDA: the base address of a registration, or CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED. It does not
+// promise to wait: a copy that still needs the pages finds them unlocked and aborts (copy.cpp). A
+// context that has failed returns its error, and the pages stay locked.
 API cuMemHostUnregister(void* at) {
-  ENTER(INIT | UNSAFE);
+  ENTER(ALIVE | UNSAFE);
+  stall(call, call.device);
   auto found = regions().find(reinterpret_cast<uintptr_t>(at));
   if (found == regions().end() || found->second.kind != REGISTERED) return HOST_MEMORY_NOT_REGISTERED;
   regions().erase(found);

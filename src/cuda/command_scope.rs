@@ -14,6 +14,7 @@
 //! in the driver. If the other one is lost and the commands do not end within [`GRACE`], this device
 //! is lost too.
 
+use std::ptr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,12 +27,16 @@ use crate::sync::sleep;
 
 use super::device::Device;
 use super::event::Event;
+use super::host_rows::{Rows, Way};
 use super::kernels::{Kernel, Shape};
 use super::staging::{Pinned, Scratch};
 use super::stream::is_idle;
 
 /// Time within which commands must end after a device that they access was lost.
 const GRACE: Duration = Duration::from_secs(1);
+
+/// Time for which the driver may refuse to wait for commands.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest pause between two polls of a pair of devices.
 const PAUSE_MAX: Duration = Duration::from_micros(500);
@@ -130,6 +135,28 @@ impl<'a> CommandScope<'a> {
         context.check(enqueued, "copying to the host")
     }
 
+    /// Copies rows between the device and page-locked memory of the host.
+    ///
+    /// # Safety
+    /// The rows exist on both sides. Until the [end](Self::end) of the scope is known, no one writes
+    /// the source or accesses the destination, and the host's pages stay locked.
+    pub(super) unsafe fn copy_rows(&mut self, way: Way, rows: &Rows) -> Result<(), StorageError> {
+        let context = &self.device.0.context;
+        let _entered = context.enter()?;
+        self.is_open = true;
+        let Rows { device, host, width, height, .. } = *rows;
+        let at = ptr::with_exposed_provenance_mut(host as usize);
+        // SAFETY: the caller's promise; the struct is valid during the call.
+        let enqueued = unsafe {
+            match (rows.is_dense(), way) {
+                (true, Way::Down) => sys::cuMemcpyDtoHAsync_v2(at, device, width * height, self.stream),
+                (true, Way::Up) => sys::cuMemcpyHtoDAsync_v2(device, at, width * height, self.stream),
+                (false, _) => sys::cuMemcpy2DAsync_v2(&rows.description(way), self.stream),
+            }
+        };
+        context.check(enqueued, "copying between the device and the host")
+    }
+
     /// Launches a kernel.
     ///
     /// # Safety
@@ -178,6 +205,18 @@ impl<'a> CommandScope<'a> {
         Ok(())
     }
 
+    /// Waits until the commands before the [mark](Self::mark), which are all, are complete.
+    ///
+    /// # Errors
+    /// The scope must be [ended](Self::end).
+    pub(super) fn wait_marked(&mut self) -> Result<(), StorageError> {
+        if let Some(mark) = &self.mark {
+            self.wait_for(mark)?;
+            self.is_open = false;
+        }
+        Ok(())
+    }
+
     fn wait_for(&self, mark: &Event) -> Result<(), StorageError> {
         let Some((other, stream)) = self.beside else { return mark.wait() };
         let (context, mut lost_since, mut pause) = (&self.device.0.context, None, PAUSE_MAX / 16);
@@ -223,6 +262,33 @@ impl<'a> CommandScope<'a> {
         self.is_open = false;
         // SAFETY: the stream lives, and is of this device.
         unsafe { self.device.keep(self.stream, self.mark.take(), (kept, with), done) };
+    }
+
+    /// Waits until the commands are complete, or the device runs nothing any more.
+    ///
+    /// # Errors
+    /// If neither is certain. The commands may access memory at any time; the scope's buffers are
+    /// leaked.
+    pub(super) fn end(mut self) -> Result<(), StorageError> {
+        if !self.is_open {
+            return Ok(());
+        }
+        let since = Instant::now();
+        let settled = loop {
+            match self.settle() {
+                // A capture interferes, which may end.
+                Err(error) if !error.is_lost() && since.elapsed() < PATIENCE => sleep(PAUSE_MAX),
+                settled => break settled,
+            }
+        };
+        self.is_open = false;
+        match settled {
+            Err(error) if !error.is_lost() || self.device.0.context.is_stuck() => {
+                std::mem::forget(std::mem::take(&mut self.kept));
+                Err(error)
+            }
+            _ => Ok(()),
+        }
     }
 }
 

@@ -10,11 +10,12 @@ const MOVING_CTAS: u32 = 32;
 pub struct CudaConfig {
     pub(super) segment_frames: Option<usize>,
     pub(super) moving_ctas: u32,
+    pub(super) host_bytes_max: usize,
 }
 
 impl Default for CudaConfig {
     fn default() -> Self {
-        Self { segment_frames: None, moving_ctas: MOVING_CTAS }
+        Self { segment_frames: None, moving_ctas: MOVING_CTAS, host_bytes_max: usize::MAX }
     }
 }
 
@@ -32,6 +33,18 @@ impl CudaConfig {
     /// More take less time, and a larger share of the device.
     pub fn moving_ctas(mut self, ctas: u32) -> Self {
         self.moving_ctas = ctas.max(1);
+        self
+    }
+
+    /// Sets the maximum size of a host pool whose memory is locked for copies, in bytes; 0: none. By
+    /// default as much as is free.
+    ///
+    /// The first copy between this storage and a [`HostStorage`](crate::storage::HostStorage) that
+    /// reserved its own memory locks all of its usable frames, so that the device copies to and from
+    /// them directly. They occupy physical memory from then on, used or not, and locking takes time
+    /// in proportion. Other pools are copied through pinned buffers.
+    pub fn host_bytes_max(mut self, bytes: usize) -> Self {
+        self.host_bytes_max = bytes;
         self
     }
 }

@@ -10,7 +10,7 @@
 //!             │
 //!             ├─ arena | adopted ─ pieces       the frames' memory: mapped, or an engine's tensors
 //!             │
-//!             └─ storage ─ moves, rows, packed  the `Storage` backend;  tables: block tables
+//!             └─ storage ─ moves, rows, packed, host_frames  the `Storage` backend;  tables: block tables
 //! ```
 //!
 //! | file | contents |
@@ -25,6 +25,7 @@
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; mapped frames; an engine's tensors |
 //! | `config`, `storage` | configuration; the backend |
 //! | `pending`, `moves`, `packed` | copies on write in progress; copies of frames; packed frames |
+//! | `registered`, `host_rows`, `host_frames` | locked pages of the host; copies of rows; frames of host storages |
 //! | `rows`, `device_rows` | stores and loads of tokens, from the host or on an engine's stream |
 //! | `tables` | block tables and slots in device memory, updated in place |
 //!
@@ -54,6 +55,8 @@ mod driver;
 mod engines;
 mod error;
 mod event;
+mod host_frames;
+mod host_rows;
 mod kernels;
 mod memory;
 mod moves;
@@ -61,6 +64,7 @@ mod packed;
 pub mod params;
 mod pending;
 mod pieces;
+mod registered;
 mod rows;
 mod staging;
 mod storage;

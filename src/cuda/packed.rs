@@ -1,4 +1,4 @@
-//! Frames in packed form: to the host and back, and to other devices.
+//! Frames in packed form: to a buffer of the host and back, and to other devices.
 //!
 //! ```text
 //! pack      kernel: pieces -> scratch  copy engine: scratch -> pinned  host: pinned -> caller
@@ -20,30 +20,35 @@ use cudarc::driver::sys;
 
 use crate::error::StorageError;
 use crate::ids::Run;
-use crate::storage::{Storage, check, check_runs, through_host};
+use crate::storage::{HostStorage, Storage, check, check_runs, through_host};
 
 use super::command_scope::CommandScope;
+use super::host_rows::Way;
 use super::kernels::Kernel;
 use super::memory::bytes_of;
 use super::params::{PackParams, Piece};
 use super::pieces::Pieces;
-use super::staging::{BYTES_MAX, Pinned};
+use super::staging::{BYTES_MAX, Pinned, SCRATCH_MAX};
 use super::storage::{CudaStorage, StorageInner};
 
 /// Maximum number of lots in flight on each device: the engines and the host work on different ones
 /// at the same time.
-const DEPTH: usize = 4;
+pub(super) const DEPTH: usize = 4;
+
+/// Maximum size of a lot that does not pass through a pinned buffer: each costs a round trip to the
+/// host.
+pub(super) const LOT_BYTES: usize = SCRATCH_MAX;
 
 /// The data that passes through one buffer.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Lot {
+pub(super) struct Lot {
     /// Indices in the list of frames.
-    frames: Range<usize>,
+    pub(super) frames: Range<usize>,
     /// Indices in the table of pieces.
-    pieces: Range<usize>,
+    pub(super) pieces: Range<usize>,
     /// Offset in the packed form of all frames.
     at: usize,
-    bytes: usize,
+    pub(super) bytes: usize,
 }
 
 /// A lot on its way to another device.
@@ -59,7 +64,7 @@ struct Leaving<'a> {
 }
 
 /// Cuts the packed form of `frames` frames into lots of at most `most` bytes.
-fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
+pub(super) fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
     let mut lots = Vec::new();
     if packed_bytes <= most {
         // The list of a lot's frames passes through a buffer, too.
@@ -85,8 +90,8 @@ fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec
 }
 
 impl StorageInner {
-    fn lots(&self, frames: usize) -> Vec<Lot> {
-        lots(&self.pieces, self.layout.packed_bytes(), frames, BYTES_MAX)
+    fn lots(&self, frames: usize, most: usize) -> Vec<Lot> {
+        lots(&self.pieces, self.layout.packed_bytes(), frames, most)
     }
 
     /// Enqueues the kernel for one lot, whose bytes are at `packed`.
@@ -94,7 +99,7 @@ impl StorageInner {
     /// # Safety
     /// The frames exist; the bytes belong to the command scope; the frame rule, until the scope
     /// ends.
-    unsafe fn launch_lot(
+    pub(super) unsafe fn launch_lot(
         &self,
         commands: &mut CommandScope<'_>,
         kernel: Kernel,
@@ -135,7 +140,7 @@ impl CudaStorage {
             out[lot.at..][..lot.bytes].copy_from_slice(&pinned.bytes()[..lot.bytes]);
             Ok::<(), StorageError>(())
         };
-        for lot in inner.lots(frames.len()) {
+        for lot in inner.lots(frames.len(), BYTES_MAX) {
             if under_way.len() == DEPTH {
                 under_way.pop_front().map_or(Ok(()), &mut arrive)?;
             }
@@ -165,7 +170,7 @@ impl CudaStorage {
         let (inner, frames) = (&*self.inner, frames_of(runs));
         let _entered = inner.device.0.context.enter()?;
         let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
-        for lot in inner.lots(frames.len()) {
+        for lot in inner.lots(frames.len(), BYTES_MAX) {
             if under_way.len() == DEPTH {
                 under_way.pop_front().map_or(Ok(()), CommandScope::wait)?;
             }
@@ -191,13 +196,39 @@ impl CudaStorage {
         from: &[Run],
         to: &[Run],
     ) -> Result<(), StorageError> {
+        if let Some(host) = source.as_any().downcast_ref::<HostStorage>() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.exchange(host, Way::Up, (to, from)) };
+        }
         let Some(source) = source.as_any().downcast_ref::<Self>() else {
             // SAFETY: the caller's promise.
             return unsafe { through_host(self, source, from, to) };
         };
+        // SAFETY: as above.
+        match unsafe { self.receive_lots(source, from, to, LOT_BYTES) } {
+            // A device that its pools fill has no room for long lots.
+            Err(StorageError::Device { .. }) => {
+                // SAFETY: as above.
+                unsafe { self.receive_lots(source, from, to, BYTES_MAX) }
+            }
+            done => done,
+        }
+    }
+
+    /// Does so in lots of at most `most` bytes.
+    ///
+    /// # Safety
+    /// As for [`receive_from`](Self::receive_from).
+    unsafe fn receive_lots(
+        &self,
+        source: &Self,
+        from: &[Run],
+        to: &[Run],
+        most: usize,
+    ) -> Result<(), StorageError> {
         let frames = check_runs(self, source, from, to)?;
         let (there, here) = (&*source.inner, &*self.inner);
-        let (lots, landing_lots) = (there.lots(frames), here.lots(frames));
+        let (lots, landing_lots) = (there.lots(frames, most), here.lots(frames, most));
         // A frame that exceeds a buffer is cut between pieces, and the cuts differ if only one of
         // the storages joins K and V.
         if !lots.iter().map(|lot| (lot.at, lot.bytes)).eq(landing_lots.iter().map(|lot| (lot.at, lot.bytes)))
@@ -352,7 +383,7 @@ impl CudaStorage {
     }
 }
 
-fn frames_of(runs: &[Run]) -> Vec<u32> {
+pub(super) fn frames_of(runs: &[Run]) -> Vec<u32> {
     runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect()
 }
 

@@ -19,15 +19,21 @@ use crate::error::StorageError;
 
 use super::context::Context;
 
-/// Size of the largest buffer; longer data is transferred in parts.
+/// Size of the largest pinned buffer; longer data is transferred in parts.
 pub(super) const BYTES_MAX: usize = 8 << 20;
 
+/// Size of the largest scratch memory. Buffers above [`BYTES_MAX`] are allocated when they are
+/// needed.
+pub(super) const SCRATCH_MAX: usize = 32 << 20;
+
 const BYTES_MIN_LOG: u32 = 12;
-const CLASSES: usize = (BYTES_MAX.trailing_zeros() - BYTES_MIN_LOG + 1) as usize;
+const CLASSES: usize = (SCRATCH_MAX.trailing_zeros() - BYTES_MIN_LOG + 1) as usize;
+/// Class of the largest pinned buffer.
+const PINNED_MAX: usize = (BYTES_MAX.trailing_zeros() - BYTES_MIN_LOG) as usize;
 
 /// Size classes and numbers of the buffers of each kind that are allocated when a device is opened:
 /// lists and tables (4 to 64 KiB), and lots of packed frames.
-const PREPARED: [(RangeInclusive<usize>, usize); 2] = [(0..=4, 8), (CLASSES - 1..=CLASSES - 1, 4)];
+const PREPARED: [(RangeInclusive<usize>, usize); 2] = [(0..=4, 8), (PINNED_MAX..=PINNED_MAX, 4)];
 
 /// The buffers of one device.
 pub(super) struct Staging {
@@ -83,6 +89,7 @@ impl Staging {
     /// Returns pinned memory of at least `bytes` bytes, up to [`BYTES_MAX`], with unspecified
     /// contents.
     pub(super) fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Pinned, StorageError> {
+        assert!(bytes <= BYTES_MAX, "{bytes} bytes exceed the largest pinned buffer");
         let class = class_of(bytes);
         let address = match self.pinned.take(class) {
             Some(address) => address,
@@ -92,7 +99,7 @@ impl Staging {
         Ok(Pinned { start, class, staging: self.clone() })
     }
 
-    /// Returns device memory of at least `bytes` bytes, up to [`BYTES_MAX`], with unspecified
+    /// Returns device memory of at least `bytes` bytes, up to [`SCRATCH_MAX`], with unspecified
     /// contents.
     pub(super) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Scratch, StorageError> {
         let class = class_of(bytes);
@@ -162,7 +169,7 @@ impl Shelf {
 }
 
 fn class_of(bytes: usize) -> usize {
-    assert!(bytes <= BYTES_MAX, "{bytes} bytes exceed the largest buffer");
+    assert!(bytes <= SCRATCH_MAX, "{bytes} bytes exceed the largest buffer");
     (bytes.next_power_of_two().trailing_zeros().max(BYTES_MIN_LOG) - BYTES_MIN_LOG) as usize
 }
 
@@ -213,7 +220,7 @@ mod tests {
     #[test]
     fn a_class_holds_what_is_asked_for_and_not_twice_as_much() {
         assert_eq!((class_of(0), class_of(1), class_of(4096)), (0, 0, 0));
-        assert_eq!(class_of(BYTES_MAX), CLASSES - 1);
+        assert_eq!((class_of(BYTES_MAX), class_of(SCRATCH_MAX)), (PINNED_MAX, CLASSES - 1));
         for bytes in [1, 4095, 4096, 4097, 8192, 1 << 20, (1 << 20) + 1, BYTES_MAX] {
             let has = bytes_of(class_of(bytes));
             assert!(has >= bytes && (has == 4096 || has < 2 * bytes), "{bytes}: {has}");
@@ -223,6 +230,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "exceed the largest buffer")]
     fn what_is_longer_is_no_buffer() {
-        class_of(BYTES_MAX + 1);
+        class_of(SCRATCH_MAX + 1);
     }
 }

@@ -22,8 +22,8 @@ use crate::error::{GrowError, LayoutError, StorageError};
 use crate::ids::{DeviceId, Run};
 use crate::storage::host::check_count;
 use crate::storage::{
-    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales,
-    Storage, StoragePlanes,
+    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, Extent, FrameMove, HostStorage, KvLayout,
+    KvPlanes, Scales, Storage, StoragePlanes,
 };
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -31,6 +31,7 @@ use super::adopted;
 use super::arena::Arena;
 use super::config::CudaConfig;
 use super::device::Device;
+use super::host_rows::Way;
 use super::memory::{Memory, bytes_of};
 use super::pending::PendingCopies;
 use super::pieces::{Pieces, Placed};
@@ -91,6 +92,7 @@ pub struct CudaStorage {
     pub(super) packing: Stream,
     pub(super) moving: Stream,
     pub(super) moving_ctas: u32,
+    pub(super) host_bytes_max: usize,
 }
 
 /// State that work in progress keeps alive.
@@ -219,6 +221,7 @@ impl CudaStorage {
             packing,
             moving,
             moving_ctas: config.moving_ctas,
+            host_bytes_max: config.host_bytes_max,
         })
     }
 
@@ -255,6 +258,29 @@ impl CudaStorage {
             stream.synchronise()?;
         }
         Ok(())
+    }
+
+    /// Returns the contiguous parts of a frame, in packed order; none if the memory was adopted, since
+    /// its planes may be of several allocations.
+    pub(super) fn extents(&self) -> Vec<Extent> {
+        let mut extents: Vec<Extent> = Vec::new();
+        if matches!(self.inner.memory, Bytes::Adopted { .. }) {
+            return extents;
+        }
+        for &Placed { base, plane } in &self.inner.placed {
+            let next = Extent { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes };
+            match extents.last_mut() {
+                Some(last)
+                    if last.frame_stride == next.frame_stride
+                        && last.base + last.bytes as u64 == base
+                        && last.bytes + next.bytes <= last.frame_stride =>
+                {
+                    last.bytes += next.bytes;
+                }
+                _ => extents.push(next),
+            }
+        }
+        extents
     }
 
     /// Returns the number of CTAs for `jobs` jobs of an operation with a waiting caller.
@@ -419,6 +445,17 @@ impl Storage for CudaStorage {
 
     fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         self.inner.device.settle(stream)
+    }
+
+    unsafe fn send(
+        &self,
+        target: &dyn Storage,
+        from: &[Run],
+        to: &[Run],
+    ) -> Option<Result<(), StorageError>> {
+        let host = target.as_any().downcast_ref::<HostStorage>()?;
+        // SAFETY: the caller's promise.
+        Some(unsafe { self.exchange(host, Way::Down, (from, to)) })
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {

@@ -530,11 +530,20 @@ pub enum StorageError {
         /// Error of the driver.
         reason: Box<str>,
     },
+    /// The device is lost, and the end of a copy is not known: the device may still access the frames
+    /// of both storages, which must not be used again.
+    #[error("{device} is lost, and may still be copying: {reason}")]
+    LostWhileCopying {
+        /// The device.
+        device: DeviceId,
+        /// Why the end is not known.
+        reason: Box<str>,
+    },
 }
 
 impl StorageError {
     /// Returns whether the storage's contents are lost.
     pub fn is_lost(&self) -> bool {
-        matches!(self, Self::DeviceLost { .. })
+        matches!(self, Self::DeviceLost { .. } | Self::LostWhileCopying { .. })
     }
 }

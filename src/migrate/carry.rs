@@ -1,14 +1,16 @@
 //! Carries the blocks of an export into an import within the process: in pieces, each in as few
 //! runs as the frames allow.
 
-use crate::error::TransferError;
+use crate::error::{StorageError, TransferError};
 
 use super::export::Export;
 use super::import::Import;
 use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
-use super::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
+use super::transport::{
+    Grant, Operation, SourceState, Submission, Tag, TransferState, Transport, TransportError,
+};
 
 /// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
 /// after the current piece.
@@ -71,10 +73,24 @@ impl Route {
         // SAFETY: of a piece of an export; the region is that of its storage.
         let sent = unsafe { source.submit(submission) };
         let state = sent.map(|transfer| source.poll(transfer, None));
-        // This transport copies in `submit`: nothing is under way any more.
+        // This transport copies in `submit`: nothing is under way any more, except a copy whose end is
+        // not known, which keeps its grant.
         let revoked = target.revoke(tag, SourceState::Over);
-        debug_assert!(matches!(revoked, TransferState::Done), "{revoked:?}");
-        match state? {
+        let state = state?;
+        debug_assert!(
+            matches!(
+                (&state, &revoked),
+                (_, TransferState::Done)
+                    | (
+                        TransferState::Failed(TransportError::LocalStorage(
+                            StorageError::LostWhileCopying { .. }
+                        )),
+                        TransferState::Quarantined(_)
+                    )
+            ),
+            "{state:?}, {revoked:?}"
+        );
+        match state {
             TransferState::Done => Ok(runs),
             TransferState::Failed(error) => Err(error.into()),
             state => unreachable!("a copy within the process is over: {state:?}"),

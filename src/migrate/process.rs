@@ -8,12 +8,16 @@
 //!          source: transfer is done, or failed
 //! revoke   no writer: the hold is dropped;  else quarantined until the last writer has left
 //! ```
+//!
+//! A copy whose end is not known ([`StorageError::LostWhileCopying`]) has failed, and stays: its writer
+//! and the holds of both ends are kept for good.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Instant;
 
+use crate::error::StorageError;
 use crate::ids::Run;
 use crate::storage::Storage;
 use crate::sync::caught;
@@ -142,7 +146,12 @@ impl Process {
         // SAFETY: the caller keeps the bytes of the local frames; the grant's caller promised that no
         // other thread accesses the remote ones; and both holds live until the copy has ended.
         let copied = caught(|| unsafe { writing.storage.receive(source, &submission.local, remote) });
-        copied.ok_or(TransportError::Panicked)?.map_err(TransportError::LocalStorage)
+        let copied = copied.ok_or(TransportError::Panicked)?;
+        if matches!(copied, Err(StorageError::LostWhileCopying { .. })) {
+            // The grant keeps its writer, and with it the frames and the storage: for good.
+            std::mem::forget(writing);
+        }
+        copied.map_err(TransportError::LocalStorage)
     }
 }
 
@@ -357,6 +366,12 @@ impl Transport for Process {
         };
         // SAFETY: the caller's promise.
         let copied = unsafe { self.copy(&*source, &target, &submission) };
+        if matches!(copied, Err(TransportError::LocalStorage(StorageError::LostWhileCopying { .. }))) {
+            // The local frames are never given back, and the copy stays among those in flight.
+            std::mem::forget((submission, source));
+            self.state().transfers.insert(number, copied);
+            return Ok(TransferId(number));
+        }
         // Before the transfer is reported as over.
         drop(submission);
         let mut state = self.state();

@@ -52,7 +52,11 @@ impl End {
 
     /// Marks the pool of a lost device, so that it hands out no blocks any more.
     pub(super) fn note_loss(&self, error: &StorageError) {
-        if matches!(error, StorageError::DeviceLost { device, .. } if *device == self.storage.device()) {
+        let (StorageError::DeviceLost { device, .. } | StorageError::LostWhileCopying { device, .. }) = error
+        else {
+            return;
+        };
+        if *device == self.storage.device() {
             self.sequences.blocks().poison();
         }
     }

@@ -15,6 +15,7 @@ use super::elements::{Elements, ElementsMut};
 use super::host_tile::HostTile;
 use super::layout::KvLayout;
 use super::memory::Reservation;
+use super::page_lock::{PageLock, PageLocks, Pages};
 use super::rows;
 use super::storage::{check_runs, through_host};
 use super::tensors::StoragePlanes;
@@ -35,15 +36,15 @@ pub struct HostStorage {
     frames_max: usize,
     /// Shared with the owners of planes.
     memory: Arc<Memory>,
+    page_locks: PageLocks,
 }
 
 /// Owner of the memory.
 enum Memory {
-    Reserved(Reservation),
+    /// Shared with the locks of its pages.
+    Reserved(Arc<Reservation>),
     /// Owner of the engine's memory; dropped with the storage, or with the last owner of planes.
-    Adopted {
-        _owner: Box<dyn Any + Send + Sync>,
-    },
+    Adopted { _owner: Box<dyn Any + Send + Sync> },
 }
 
 impl HostStorage {
@@ -65,8 +66,9 @@ impl HostStorage {
         );
         let whole = base.addr()..base.addr() + table.bytes;
         let frames = AtomicUsize::new(frames);
-        let memory = Arc::new(Memory::Reserved(memory));
-        Ok(Self { layout, tiles, spans: Box::new([whole]), frames, frames_max, memory })
+        let memory = Arc::new(Memory::Reserved(Arc::new(memory)));
+        let (spans, page_locks) = (Box::new([whole]), PageLocks::default());
+        Ok(Self { layout, tiles, spans, frames, frames_max, memory, page_locks })
     }
 
     /// Uses an engine's own memory, with its contents, as `frames` frames.
@@ -96,7 +98,9 @@ impl HostStorage {
         let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter(), frames);
         let spans = merged(tiles.spans(frames).collect());
         let memory = Arc::new(Memory::Adopted { _owner: Box::new(owner) });
-        Ok(Self { layout, tiles, spans, frames: AtomicUsize::new(frames), frames_max: frames, memory })
+        let (page_locks, frames_max) = (PageLocks::default(), frames);
+        let frames = AtomicUsize::new(frames);
+        Ok(Self { layout, tiles, spans, frames, frames_max, memory, page_locks })
     }
 
     /// Uses an engine's contiguous tensors, one or two per layer, as `frames` frames.
@@ -135,6 +139,26 @@ impl HostStorage {
         let planes = tensors.planes(&layout, frames)?;
         // SAFETY: the caller's promise, for planes within the tensors, whose lengths were checked.
         unsafe { Self::adopt(layout, &planes, frames, owner) }
+    }
+
+    /// Returns the lock of the pages of all usable frames, and makes it if necessary; `None` if there
+    /// is none, or they cannot be locked now.
+    ///
+    /// Only memory that was reserved here is locked: an engine manages its own.
+    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
+    pub(crate) fn page_lock(&self, lock: impl FnOnce(Pages) -> Option<PageLock>) -> Option<PageLock> {
+        let Memory::Reserved(memory) = &*self.memory else { return None };
+        let frames = self.frames();
+        self.page_locks.get(frames, || {
+            let ranges = merged(self.tiles.spans(frames).map(|span| memory.pages_of(span)).collect());
+            lock(Pages { ranges: ranges.into_vec(), memory: memory.clone() })
+        })
+    }
+
+    /// Returns the contiguous parts of a frame, in packed order.
+    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
+    pub(crate) fn extents(&self) -> impl Iterator<Item = super::tiles::Extent> {
+        self.tiles.extents()
     }
 
     /// Checks that a caller's buffer does not overlap the frames.
@@ -262,6 +286,8 @@ impl Storage for HostStorage {
         if total >= frames {
             return;
         }
+        // Before the pages: a device would go on to access those that were returned.
+        self.page_locks.retire();
         // Everything except the spans of the remaining frames. This includes the padding behind
         // each plane, which the last frame's huge page may cover.
         let base = memory.base().addr();
@@ -317,6 +343,10 @@ impl Storage for HostStorage {
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
+        // SAFETY: the caller's promise.
+        if let Some(done) = unsafe { source.send(self, from, to) } {
+            return done;
+        }
         // Two storages over the same memory, or a storage that receives from itself, need the
         // buffer.
         let is_apart = |other: &&Self| !overlap(&self.spans, &other.spans);

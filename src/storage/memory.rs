@@ -57,6 +57,17 @@ mod imp {
             self.map.len() - self.offset
         }
 
+        /// Returns the addresses of the pages that contain a range of addresses.
+        #[cfg(all(feature = "cuda", not(kvpool_loom)))]
+        pub(in crate::storage) fn pages_of(&self, range: Range<usize>) -> Range<usize> {
+            // The mapping consists of whole pages.
+            #[cfg(target_os = "linux")]
+            let page = page_size();
+            #[cfg(not(target_os = "linux"))]
+            let page = 1;
+            range.start / page * page..range.end.next_multiple_of(page)
+        }
+
         /// Returns the whole pages of a range to the system; they read as zeros afterwards.
         ///
         /// The range is in bytes from the base.
@@ -129,6 +140,11 @@ mod imp {
 
         pub(in crate::storage) fn len(&self) -> usize {
             self.layout.size()
+        }
+
+        #[cfg(all(feature = "cuda", not(kvpool_loom)))]
+        pub(in crate::storage) fn pages_of(&self, range: Range<usize>) -> Range<usize> {
+            range
         }
 
         /// # Safety

@@ -11,7 +11,7 @@
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check`, `rows` | validation, before any byte moves |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
-//! | `memory`, `adopted`, `adopted_tensors`, `host` | a reservation, an engine's memory, the host backend |
+//! | `memory`, `page_lock`, `adopted`, `adopted_tensors`, `host` | a reservation, its locked pages, an engine's memory, the host backend |
 //! | `tensors`, `host_tile` | planes for other libraries, one frame's memory in reach of the processor |
 //! | `frame_move`, `storage` | a copy between frames, the trait of all backends |
 //! | `exchange` | the form and the runs of copies between storages |
@@ -53,6 +53,7 @@ mod host_tile;
 mod layout;
 mod memory;
 mod models;
+mod page_lock;
 mod plane;
 mod planes;
 mod quant;
@@ -78,6 +79,10 @@ pub use plane::{Plane, PlaneKind, PlanePart, TILE_ALIGN};
 pub use planes::PlaneTable;
 pub use sizing::{Sizing, check_balance, host_free_bytes};
 pub use storage::{Storage, WAVE_BYTES};
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub(crate) use storage::{check_runs, through_host};
 pub use tensors::{LayerPlanes, PlaneTensor, StoragePlanes};
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+pub(crate) use {
+    page_lock::Pages,
+    storage::{check_runs, through_host},
+    tiles::Extent,
+};

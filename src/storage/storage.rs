@@ -215,13 +215,32 @@ pub trait Storage: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// [`StorageError::OtherForm`], [`StorageError::RunsDiffer`], a run out of range, runs of `to`
-    /// that overlap; and errors of the device.
+    /// that overlap; and errors of the device. After [`StorageError::LostWhileCopying`], the frames of
+    /// both storages must not be used again, and the rule for them holds for good.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames of both storages.
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {
         // SAFETY: the caller's promise.
         unsafe { through_host(self, source, from, to) }
+    }
+
+    /// Implements [`receive`](Self::receive) of a `target` that knows no direct way from this storage,
+    /// if this one knows a way. `None`, the default, if not.
+    ///
+    /// # Errors
+    /// As for [`receive`](Self::receive).
+    ///
+    /// # Safety
+    /// [The frame rule](#the-frame-rule), for the frames of both storages.
+    unsafe fn send(
+        &self,
+        target: &dyn Storage,
+        from: &[Run],
+        to: &[Run],
+    ) -> Option<Result<(), StorageError>> {
+        let _ = (target, from, to);
+        None
     }
 
     /// Returns the backend itself, so that a backend of the same type can copy more directly.

@@ -34,6 +34,15 @@ struct Tile {
     bytes: usize,
 }
 
+/// Address, stride and size of one contiguous part of each frame.
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Extent {
+    pub(crate) base: u64,
+    pub(crate) frame_stride: usize,
+    pub(crate) bytes: usize,
+}
+
 impl Tile {
     /// Returns the address of a frame's tile.
     ///
@@ -107,6 +116,16 @@ impl Tiles {
     /// Returns base and stride of each plane, in the layout's order.
     pub(super) fn planes(&self) -> impl Iterator<Item = AdoptedPlane> {
         self.planes.iter().map(|tile| AdoptedPlane { base: tile.base, frame_stride: tile.frame_stride })
+    }
+
+    /// Returns the extents, in packed order. A device writes through their addresses.
+    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
+    pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
+        self.extents.iter().map(|&Tile { base, frame_stride, bytes }| Extent {
+            base: base.expose_provenance() as u64,
+            frame_stride,
+            bytes,
+        })
     }
 
     /// Returns the memory of one frame in one layer.
