@@ -75,6 +75,14 @@ ENGINES = {
     "lmdeploy": Engine(
         "lmdeploy", "0.18.0", ("numpy", "pydantic", "pyyaml", "requests", "pillow", "pytest"), is_wheel=True
     ),
+    # Its own tests are not in the wheel, and there is no newer source distribution.
+    "sglang": Engine(
+        "sglang",
+        "0.5.23",
+        "numpy msgspec orjson psutil pydantic pyzmq pillow pybase64 packaging cloudpickle regex requests pytest".split(),
+        is_wheel=True,
+        environment={"KVPOOL_STAND_INS": "IPython", "KVPOOL_TORCH": "numpy", "SGLANG_USE_CPU_ENGINE": "1"},
+    ),
 }
 
 

@@ -30,7 +30,8 @@ ABSENT = set(os.environ.get("KVPOOL_STAND_INS", "").split()) | {
 # Modules of the engine itself that need a device.
 INNER = (
     "vllm.ir", "vllm._custom_ops", "vllm.v1.worker", "vllm.model_executor.layers.attention",
-    "lmcache.lmcache_native", "vllm.vllm_flash_attn", "vllm._C", "vllm._rs", "vllm.third_party",
+    "lmcache.lmcache_native", "sglang.kernels", "sglang.lang", "sglang.srt.configs", "sglang.srt.distributed",
+    "sglang.srt.layers", "sglang.srt.utils.hf_transformers_patches", "vllm.vllm_flash_attn", "vllm._C", "vllm._rs", "vllm.third_party",
 )
 
 
@@ -136,8 +137,11 @@ def anything(name):
 
 
 class Module(types.ModuleType):
+    missing = ()
+    """Names that this module does not have: engines ask for devices so."""
+
     def __getattr__(self, name):
-        if name.startswith("__") and name.endswith("__"):
+        if name.startswith("__") and name.endswith("__") or name in self.missing:
             raise AttributeError(name)
         made = anything(name)
         setattr(self, name, made)
@@ -227,6 +231,10 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
         if module.__name__ == "torch":
             fill_torch(module)
+            if os.environ.get("KVPOOL_TORCH") == "numpy":
+                import numpy_torch
+
+                numpy_torch.fill(module)
         if module.__name__ == "torch.library":
             module.infer_schema = lambda *args, **kwargs: ""
 
