@@ -6,8 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use kvpool::compact::{DefragError, ResizeError};
-use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{AllocRequest, BlockHandle, GrowError, Pool, SequenceId, StorageError};
+use kvpool::storage::{CopyDone, Dtype, HostStorage, KvLayout, Storage};
+use kvpool::{AllocRequest, BlockHandle, DeviceId, GrowError, Pool, Run, SequenceId, StorageError};
 use kvpool_testkit::storages::{Call, Hooked};
 
 const BLOCKS: usize = 64;
@@ -220,4 +220,130 @@ fn frames_that_are_not_wiped_are_held() {
             assert_eq!((report.owned, stats.free), (0, BLOCKS - lost));
         }
     }
+}
+
+/// What a [`Reporting`] storage does with a wipe.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wipe {
+    Ends,
+    Waits,
+    Refuses,
+    /// Drops the callback.
+    Forgets,
+    Panics,
+}
+
+/// A storage whose callers are threads that report the ends of device work: wipes are deferred.
+#[derive(Clone)]
+struct Reporting(Arc<HostStorage>, Arc<Mutex<Wipes>>);
+
+struct Wipes {
+    next: Wipe,
+    /// Callbacks of wipes that wait, each with its number of runs.
+    waiting: Vec<(usize, CopyDone)>,
+}
+
+impl std::fmt::Debug for Reporting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Reporting {
+    fn next(&self, next: Wipe) {
+        self.1.lock().unwrap().next = next;
+    }
+
+    fn waiting(&self) -> Vec<usize> {
+        self.1.lock().unwrap().waiting.iter().map(|(runs, _)| *runs).collect()
+    }
+
+    /// Ends the oldest wipe that waits.
+    fn end(&self) {
+        let (_, done) = self.1.lock().unwrap().waiting.remove(0);
+        done(Ok(()));
+    }
+}
+
+impl Storage for Reporting {
+    kvpool_testkit::as_on_the_host!(0);
+
+    fn device(&self) -> DeviceId {
+        self.0.device()
+    }
+
+    fn must_not_wait(&self) -> bool {
+        true
+    }
+
+    unsafe fn zero_then(&self, runs: &[Run], done: CopyDone) {
+        let next = self.1.lock().unwrap().next;
+        match next {
+            // SAFETY: the caller keeps the frame rule.
+            Wipe::Ends => done(unsafe { self.zero(runs) }),
+            Wipe::Waits => self.1.lock().unwrap().waiting.push((runs.len(), done)),
+            Wipe::Refuses => done(Err(StorageError::Aliases { which: "nothing" })),
+            Wipe::Forgets => drop(done),
+            Wipe::Panics => panic!("on purpose"),
+        }
+    }
+}
+
+fn reporting() -> (Pool, Reporting) {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(4).dtype(Dtype::F32);
+    let layout = layout.build().unwrap();
+    let host = HostStorage::new(layout.clone(), BLOCKS, BLOCKS).unwrap();
+    let wipes = Wipes { next: Wipe::Ends, waiting: Vec::new() };
+    let storage = Reporting(Arc::new(host), Arc::new(Mutex::new(wipes)));
+    let builder = Pool::builder(layout).storage(Arc::new(storage.clone())).blocks(BLOCKS).zero_on_free();
+    (builder.without_null_block().magazine_blocks(0).build().unwrap(), storage)
+}
+
+/// Each block whose deferred wipe fails in any way is counted, once, and the wipes of others go on.
+#[test]
+fn deferred_wipes_that_fail_are_counted() {
+    let (pool, storage) = reporting();
+    let mut lost = 0;
+    for wipe in [Wipe::Panics, Wipe::Forgets, Wipe::Refuses, Wipe::Panics] {
+        storage.next(wipe);
+        drop(pool.allocate(AllocRequest::new(1)).unwrap());
+        lost += 1;
+        let stats = pool.stats();
+        assert_eq!((stats.unwiped, stats.held, stats.free), (lost, lost, BLOCKS - lost), "{wipe:?}");
+        storage.next(Wipe::Ends);
+        drop(pool.allocate(AllocRequest::new(BLOCKS - lost)).unwrap());
+        let (stats, report) = (pool.stats(), pool.audit().unwrap());
+        assert_eq!((stats.unwiped, stats.free, report.held), (lost, BLOCKS - lost, lost), "{wipe:?}");
+    }
+}
+
+/// One deferred wipe is in flight; what is freed meanwhile is in the next one, also after a failure.
+#[test]
+fn deferred_wipes_go_one_at_a_time() {
+    let (pool, storage) = reporting();
+    let mut leases: Vec<_> = (0..12).map(|_| pool.allocate(AllocRequest::new(1)).unwrap()).collect();
+    storage.next(Wipe::Waits);
+    // No neighbours.
+    let mut kept = Vec::new();
+    for (at, lease) in leases.drain(..).enumerate() {
+        if at % 2 == 1 {
+            kept.push(lease);
+        }
+    }
+    assert_eq!((storage.waiting(), pool.stats().held), (vec![1], 6));
+    storage.end();
+    assert_eq!((storage.waiting(), pool.stats().held), (vec![5], 5), "the others, together");
+    storage.next(Wipe::Panics);
+    drop(kept.pop());
+    storage.end();
+    assert_eq!((storage.waiting(), pool.stats().held, pool.stats().unwiped), (vec![], 1, 1));
+    // Wipes that end at once, in a wipe that waited.
+    storage.next(Wipe::Waits);
+    drop(kept.pop());
+    storage.next(Wipe::Ends);
+    drop(kept);
+    assert_eq!((storage.waiting(), pool.stats().held), (vec![1], 6), "one of them is not wiped");
+    storage.end();
+    assert_eq!((pool.stats().held, pool.stats().free), (1, BLOCKS - 1));
+    pool.audit().unwrap();
 }

@@ -160,6 +160,18 @@ static bool is_implied(const Stream* stream) {
   return false;
 }
 
+// CUDA (programming guide, prohibited and unhandled operations): the legacy stream encompasses the
+// blocking streams of its context at all times. While one of them is being captured, any use of the
+// legacy stream is invalid: querying it or waiting for it would query or wait for captured streams.
+namespace mock {
+int implied_capture(const Stream* stream) {
+  if (!is_implied(stream)) return OK;
+  for (Stream* other : machine().streams)
+    if (other->device == stream->device && other->blocking && other->capture) invalidate(other->capture);
+  return CAPTURE_IMPLICIT;
+}
+}  // namespace mock
+
 API cuStreamIsCapturing(void* raw, int* status) {
   ENTER(ALIVE);
   Stream* stream = stream_of(raw, call, __func__);

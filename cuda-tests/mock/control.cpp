@@ -12,6 +12,7 @@ static Device& device(int ordinal) {
 // and all marks are done.
 static void revive(Device& device) {
   device.failed = 0;
+  device.stopped = false;
   for (Stream* stream : machine().streams) {
     if (stream->device != &device) continue;
     for (OpRef& op : stream->queue) {
@@ -48,7 +49,7 @@ CONTROL(void) kvp_mock_style(int style, void* victim) {
 // Chooses what happens to a device that waits for a failed one: it fails too, or waits for ever.
 CONTROL(void) kvp_mock_hang(int hangs) { LOCKED; machine().rules.hang = hangs != 0; }
 
-// Sets the `Rules` other than `hang` and `compilation`.
+// Sets the `Rules` other than `hang`, `compilation` and `refused`.
 CONTROL(void) kvp_mock_rules(size_t granularity, unsigned queue_limit, unsigned connections, int stalls) {
   LOCKED;
   Rules& rules = machine().rules;
@@ -60,6 +61,16 @@ CONTROL(void) kvp_mock_rules(size_t granularity, unsigned queue_limit, unsigned 
 
 // Makes every compilation fail with this code; 0: none.
 CONTROL(void) kvp_mock_fail_compilation(int code) { LOCKED; machine().rules.compilation = code; }
+
+// Chooses what cuMemCreate refuses: 1 handles, 2 RDMA.
+CONTROL(void) kvp_mock_refuse(unsigned what) { LOCKED; machine().rules.refused = what; }
+
+// Stops the device, or lets it go on.
+CONTROL(void) kvp_mock_stop(int ordinal, int stops) {
+  LOCKED;
+  device(ordinal).stopped = stops != 0;
+  machine().changed.notify_all();
+}
 
 // Gives a stream a hardware queue of its own.
 CONTROL(void) kvp_mock_alone(void* raw) { LOCKED; use<Stream>(raw, STREAM, "kvp_mock_alone")->alone = true; }

@@ -34,10 +34,12 @@ static int record(void* raw_event, void* raw_stream, Call& call, const char* fun
     return OK;
   }
   OpRef op = std::make_unique<Record>();
-  event->record = op->mark;
+  MarkRef mark = op->mark;
+  if (int code = enqueue(stream, std::move(op))) return code;
+  event->record = mark;
   event->capture = nullptr;
   event->nodes.clear();
-  return enqueue(stream, std::move(op));
+  return OK;
 }
 }  // namespace mock
 

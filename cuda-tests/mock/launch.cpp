@@ -157,7 +157,7 @@ API cuModuleLoadDataEx(void** module, const void* image, unsigned count, int* op
 API cuModuleUnload(void* raw) {
   ENTER(CONTEXT | UNSAFE);
   Module* module = use<Module>(raw, MODULE, __func__);
-  int result = until_all_done(call, module->device);
+  int result = drive_all(call, module->device);
   destroy(module);
   return result;
 }

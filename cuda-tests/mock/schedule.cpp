@@ -65,7 +65,7 @@ Stream* ahead(const Stream& stream) {
 }
 
 bool runnable(const Stream& stream) {
-  if (stream.device->failed || stream.queue.empty() || !stream.queue.front()->may_run()) return false;
+  if (stream.device->failed || (stream.device->stopped && !stream.alone) || stream.queue.empty() || !stream.queue.front()->may_run()) return false;
   return stream.queue.front()->has_begun || !ahead(stream);
 }
 
@@ -151,6 +151,16 @@ bool waits_for_failed() {
       if (!other->done && other->stream && other->stream->device->failed) return true;
   }
   return false;
+}
+
+// Lets stopped devices go on. Returns true if there were any.
+bool end_stops() {
+  bool any = false;
+  for (Device& device : machine().devices) {
+    any |= device.stopped;
+    device.stopped = false;
+  }
+  return any;
 }
 
 [[noreturn]] void die_of_deadlock() {
@@ -241,6 +251,7 @@ bool wait_a_little(Call& call, Stream* wanted, unsigned& idle_ms) {
     return true;
   }
   if (m.callbacks == 0) {
+    if (end_stops()) return true;
     if (!m.rules.hang || !waits_for_failed()) die_of_deadlock();
     if (++idle_ms > 30000) die("a thread has waited for a failed device for 30 seconds");
   }
@@ -255,11 +266,14 @@ void fail_device(Device& device, int code) {
 }
 
 void stall(Call& call, Device* device) {
-  if (!machine().rules.stalls || !device || device->failed) return;
+  if (machine().rules.stalls && device && !device->failed) drive_all(call, device);
+}
+
+int drive_all(Call& call, Device* device) {
   std::vector<MarkRef> preceding;
   for (const Stream* stream : machine().streams)
     if (stream->device == device && stream->last) preceding.push_back(stream->last);
-  drive(call, device, nullptr, [&] {
+  return drive(call, device, nullptr, [&] {
     return std::all_of(preceding.begin(), preceding.end(), [](const MarkRef& mark) { return mark->done; });
   });
 }
@@ -269,6 +283,7 @@ int drive(Call& call, Device* device, Stream* wanted, const std::function<bool()
   while (!done()) {
     if (device->failed) return device->failed;
     if (step_one(wanted)) run_callbacks_out(call.lock);
+    else if (end_stops()) continue;
     else if (!machine().rules.hang || !waits_for_failed()) die_of_deadlock();
     else return OK;
   }

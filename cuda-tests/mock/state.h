@@ -89,6 +89,7 @@ struct Device {
   size_t small = 0;  // bytes of small allocations, in slabs (memory.cpp)
   int major = 9, minor = 0, processors = 4;
   bool virtual_memory = true, pools = true;
+  bool stopped = false;  // makes no progress, except on streams that are `alone`
   unsigned retained = 0;
   std::set<int> peers;  // ordinals of devices whose memory this device's context may access
   Stream* legacy = nullptr;
@@ -104,13 +105,16 @@ enum class Style { Fifo, Random, Lazy, Starve, Lowest, Ranks };
 // | queue_limit | a stream takes about a thousand operations; a call that enqueues one more blocks until the device has completed one |
 // | connections | streams share hardware queues (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32): operations of streams that share one start in the order in which they were enqueued. 0: each stream has its own |
 // | stalls | a call that allocates, frees, maps or unmaps may wait for all work of the device |
-// | hang | what a device does that waits for a failed one (schedule.cpp) |
-// | compilation | the code with which the compilation of PTX fails, or 0 |
+// | hang | a device that waits for a failed one fails too, or waits for ever (schedule.cpp) |
+// | compilation | cuModuleLoadDataEx: the code with which the compilation of PTX fails, or 0 |
+// | refused | cuMemCreate: a device with the attribute for handles (1) or RDMA (2) may refuse them nevertheless |
+// | Device::stopped | a kernel may take any time, and so no operation has to begin or end; calls that do not wait go on. A call that waits returns at last: it ends the stop |
 struct Rules {
   size_t granularity = size_t(2) << 20;
   unsigned queue_limit = 1000, connections = 0;
   bool stalls = false, hang = false;
   int compilation = 0;
+  unsigned refused = 0;
 };
 
 struct Injected { unsigned skip; int code; bool always; };
@@ -188,6 +192,9 @@ void forget_if_done(Stream* stream);
 int enqueue(Stream* stream, OpRef op);
 
 // capture.cpp
+// Returns CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, and invalidates the captures, if a wait for the stream or
+// a query of it would include captured streams.
+int implied_capture(const Stream* stream);
 int unsafe_call();
 void invalidate(Capture* capture);
 int captured(Stream* stream, OpRef op);
@@ -211,6 +218,8 @@ void stall(Call& call, Device* device);
 // Waits for the work that all streams of the device hold now. Work enqueued later is not included:
 // the wait might never end.
 int until_all_done(Call& call, Device* device);
+// The same, by `drive`.
+int drive_all(Call& call, Device* device);
 
 template <class P> int until(Call& call, Device* device, Stream* wanted, P done) {
   unsigned idle_ms = 0;

@@ -122,6 +122,7 @@ API cuStreamSynchronize(void* raw) {
   Stream* stream = stream_of(raw, call, __func__);
   if (call.code) return call.code;
   if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
+  if (int code = implied_capture(stream)) return code;
   MarkRef last = stream->last;  // excludes work that is enqueued from now on
   return until(call, stream->device, stream, [&] { return !last || last->done; });
 }
@@ -132,6 +133,7 @@ API cuStreamQuery(void* raw) {
   Stream* stream = stream_of(raw, call, __func__);
   if (call.code) return call.code;
   if (stream->capture) return invalidate(stream->capture), CAPTURE_UNSUPPORTED;
+  if (int code = implied_capture(stream)) return code;
   if (stream->queue.empty()) return OK;
   if (machine().style == Style::Lazy && !machine().paused) step_one(stream);
   return NOT_READY;

@@ -96,8 +96,14 @@ API cuMemAddressFree(uintptr_t at, size_t bytes) {
   return OK;
 }
 
-// CUDA: handle types and RDMA capability must be supported (device attributes 103 and 110).
-static bool supported(const AllocationProp& prop) { return (prop.handle_types == 0 || prop.handle_types == 1) && prop.flags[0] == 0 && prop.flags[1] <= 1; }
+// CUDA: handle types and RDMA capability must be supported (device attributes 103 and 110), or the
+// creation fails. The attributes describe the device: what else these need (a driver module, rights of
+// the process) may be missing, and be found missing here.
+static bool supported(const AllocationProp& prop) {
+  unsigned refused = machine().rules.refused;
+  if ((prop.handle_types && refused & 1) || (prop.flags[1] && refused & 2)) return false;
+  return (prop.handle_types == 0 || prop.handle_types == 1) && prop.flags[0] == 0 && prop.flags[1] <= 1;
+}
 
 // CUDA: type CU_MEM_ALLOCATION_TYPE_PINNED, on a device; takes the device's memory immediately,
 // mapped or not.

@@ -121,11 +121,13 @@ pub struct Rules {
     pub connections: u32,
     /// True if calls that allocate, free, map or unmap wait for all work of the device.
     pub stalls: bool,
+    /// True if a device that waits for a failed one waits for ever; false if it fails, too.
+    pub hang: bool,
 }
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { granularity: 2 << 20, queue_limit: 1000, connections: 0, stalls: false }
+        Self { granularity: 2 << 20, queue_limit: 1000, connections: 0, stalls: false, hang: false }
     }
 }
 
@@ -141,6 +143,7 @@ impl Rules {
             queue_limit: [6, 20, 1000, 1000][(bits >> 1) as usize % 4],
             connections: [0, 1, 2, 8][(bits >> 3) as usize % 4],
             stalls: (bits >> 5) & 1 == 1,
+            hang: (bits >> 6) & 1 == 1,
             ..Self::default()
         }
     }
@@ -203,6 +206,12 @@ impl Session {
         hang = "kvp_mock_hang" (hangs: c_int);
         /// Makes the compilation of kernels fail with this code; 0: not.
         fail_compilation = "kvp_mock_fail_compilation" (code: c_int);
+        /// Makes `cuMemCreate` refuse handles for other processes (1), RDMA (2), or both (3), although
+        /// the device has the attributes; 0: not.
+        refuse = "kvp_mock_refuse" (what: c_uint);
+        /// Stops a device (1): none of its operations begins or ends, until it goes on (0), or a
+        /// thread waits for it. Streams with a hardware queue of their [own](Self::alone) go on.
+        stop = "kvp_mock_stop" (device: c_int, stops: c_int);
         /// Gives a stream, named by its handle, a hardware queue of its own.
         alone = "kvp_mock_alone" (stream: usize);
         /// Sets the driver's version, in CUDA's encoding: 12080 for 12.8.
@@ -239,7 +248,8 @@ impl Session {
 
     /// Sets the choices that CUDA leaves open.
     pub fn rules(&self, rules: &Rules) {
-        let Rules { granularity, queue_limit, connections, stalls } = *rules;
+        let Rules { granularity, queue_limit, connections, stalls, hang } = *rules;
+        self.hang(c_int::from(hang));
         let call: unsafe extern "C" fn(usize, c_uint, c_uint, c_int) = control("kvp_mock_rules");
         // SAFETY: as in `controls!`.
         unsafe { call(granularity, queue_limit, connections, c_int::from(stalls)) }
@@ -315,13 +325,14 @@ impl Session {
 
     fn defaults(&self) {
         self.style(Style::Random);
-        self.hang(0);
         self.fail_compilation(0);
+        self.refuse(0);
         self.rules(&Rules::default());
         self.set_version(12080);
         self.set_devices(DEVICES as c_int);
         for device in 0..DEVICES_MAX as c_int {
             self.fail(device, 0);
+            self.stop(device, 0);
             self.set_capability(device, 9, 0);
             self.set_capacity(device, CAPACITY);
             self.set_virtual_memory(device, 1);

@@ -1,12 +1,15 @@
 //! Unusable devices are refused with a reason; a device failure is reported to all users, and no
 //! thread waits forever.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::{CudaError, CudaStorage, Device, StreamPriority, Version, devices};
-use kvpool::storage::{DeviceStream, FrameMove, KvLayout, Storage};
+use cudarc::driver::{CudaContext, result};
+use kvpool::cuda::{CudaConfig, CudaError, CudaStorage, Device, StreamPriority, Version, devices};
+use kvpool::storage::{AdoptedPlane, DeviceStream, FrameMove, KvLayout, Storage};
 use kvpool::{DeviceId, FrameId, Pool, Run, SequenceId, StorageError};
+use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::{Kind, Style, session};
 
 const ILLEGAL_ADDRESS: i32 = 700;
@@ -63,6 +66,83 @@ fn what_is_refused_while_a_device_is_opened_leaves_nothing() {
     }
 }
 
+/// The driver refuses some of the buffers that are allocated in advance: the device opens without
+/// them, and gives back all others.
+#[test]
+fn buffers_that_are_refused_while_a_device_is_opened_leave_no_other() {
+    let session = session();
+    let gone = |before| drained(|| session.live() == before);
+    let _other = Device::open(0).expect("a device");
+    let before = session.live();
+    for function in ["cuMemHostAlloc", "cuMemAlloc_v2"] {
+        session.fail_call(function, 3, OUT_OF_MEMORY);
+        drop(Device::open(0).expect(function));
+        session.forget_injected();
+        assert!(gone(before), "{function}: {:?}, before: {before:?}", session.live());
+    }
+}
+
+/// The end of work cannot be detected any more: memory that an engine has lent is not given back,
+/// because the device may still use it.
+#[test]
+fn adopted_memory_that_may_be_in_use_is_not_given_back() {
+    /// The engine's memory, and whether it was given back.
+    struct Lent(Arc<CudaContext>, u64, Arc<AtomicBool>);
+    impl Drop for Lent {
+        fn drop(&mut self) {
+            self.2.store(true, Ordering::SeqCst);
+            self.0.bind_to_thread().expect("its context");
+            // SAFETY: allocated below.
+            unsafe { result::free_sync(self.1) }.expect("allocated memory");
+        }
+    }
+    let session = session();
+    for is_stuck in [false, true] {
+        let device = Device::open(0).expect("a device");
+        let context = CudaContext::new(0).expect("a device");
+        // SAFETY: the allocation is freed by its owner.
+        let address = unsafe { result::malloc_sync(4 * tiny().packed_bytes()) }.expect("memory");
+        let planes: Vec<AdoptedPlane> = tiny()
+            .planes(4)
+            .expect("planes")
+            .planes
+            .iter()
+            .map(|plane| {
+                let base = std::ptr::without_provenance_mut(address as usize + plane.base);
+                AdoptedPlane { base, frame_stride: plane.frame_stride }
+            })
+            .collect();
+        let given_back = Arc::new(AtomicBool::new(false));
+        let owner = Lent(context, address, given_back.clone());
+        // SAFETY: the memory lives until its owner is dropped.
+        let storage =
+            unsafe { CudaStorage::adopt(&device, tiny(), &planes, 4, owner, CudaConfig::default()) };
+        let storage = storage.expect("memory of this device");
+        let (tell, told) = mpsc::channel();
+        session.pause();
+        let moves = [FrameMove::new(FrameId(0), FrameId(1))];
+        // SAFETY: no other thread uses the frames.
+        unsafe { storage.copy_then(&moves, Box::new(move |end| tell.send(end).expect("the test receives"))) };
+        if is_stuck {
+            session.fail_calls("cuEventQuery", 400);
+            let outcome = told.recv_timeout(Duration::from_secs(20)).expect("the callback is called");
+            assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
+            drop((storage, device));
+            assert!(session.pending() > 0, "the copy has not run");
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!given_back.load(Ordering::SeqCst), "the copy would access freed memory");
+            session.forget_injected();
+            session.resume();
+        } else {
+            drop((storage, device));
+            assert!(!given_back.load(Ordering::SeqCst), "the copy is in flight");
+            session.resume();
+            assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+            assert!(drained(|| given_back.load(Ordering::SeqCst)));
+        }
+    }
+}
+
 /// Kernels that the driver does not compile: the error has the compiler's messages.
 #[test]
 fn a_compilation_that_fails_says_why() {
@@ -107,6 +187,26 @@ fn too_little_memory_is_said_in_bytes_and_undone() {
         other => panic!("{other:?}"),
     }
     session.assert_no_leaks(&before);
+}
+
+/// The device supports memory that others can access, and the driver refuses to create it: the frames
+/// get memory without, and the storage says so.
+#[test]
+fn memory_that_others_cannot_access_is_taken_if_the_driver_refuses_more() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    for (refused, exportable, rdma) in
+        [(0, true, true), (2, true, false), (1, false, false), (3, false, false)]
+    {
+        session.refuse(refused);
+        let storage = CudaStorage::new(&device, tiny(), 4, 8).expect("frames");
+        let sharing = storage.memory_sharing().expect("mapped memory");
+        assert_eq!((sharing.exportable, sharing.rdma), (exportable, rdma), "{refused}");
+        storage.grow(8).expect("the same kind of memory");
+        // SAFETY: only this thread uses the storage.
+        unsafe { storage.zero(&[all(8)]) }.expect("frames");
+        storage.close().expect("a healthy device");
+    }
 }
 
 #[test]

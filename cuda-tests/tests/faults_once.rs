@@ -143,12 +143,15 @@ fn what_is_given_up_is_scrubbed_though_a_call_fails() {
             unsafe { result::memset_d8_sync(address, 0xA5, bytes) }.expect("mapped");
         }
         engine.synchronize().expect("a healthy device");
-        let fills = session.calls("cuMemsetD8Async");
+        let before = [session.calls("cuMemsetD8Async"), session.calls(call)];
         session.fail_call(call, 0, OUT_OF_MEMORY);
         drop(sequence);
         session.forget_injected();
         assert!(!pool.is_lost(), "{call}");
-        assert!(session.calls("cuMemsetD8Async") > fills, "{call} was not called");
+        assert!(session.calls(call) > before[1], "{call} was not called");
+        // Without an event, the wipe that was enqueued is waited for.
+        let fills = session.calls("cuMemsetD8Async") > before[0];
+        assert_eq!(fills, call != "cuEventRecord", "{call}");
         let mut read = vec![0; 9 * layout.packed_bytes()];
         let storage = pool.storage().expect("its own");
         // SAFETY: as above.

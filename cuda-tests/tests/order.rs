@@ -2,16 +2,19 @@
 //! the calls.
 
 use std::ffi::c_void;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
 use half::bf16;
 use kvpool::cuda::{CudaStorage, Device};
+use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
+use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, Dtype, Elements, ElementsMut, FrameMove, KvLayout, Storage};
-use kvpool::{FrameId, Pool, Run, SequenceId};
+use kvpool::{Batch, FrameId, Pool, Run, Sequence, SequenceId};
+use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::{Style, session};
 
 /// Keeps a stream busy, by a host function that waits, until the sender is used or dropped. A context
@@ -161,7 +164,7 @@ fn wipes_at_the_end_of_a_batch_delay_no_report() {
     assert_eq!(told.recv_timeout(Duration::from_secs(5)), Ok(Ok(())), "the watcher waits for the wipe");
     assert_eq!(pool.free_blocks(), 6, "the block is not free before it is wiped");
     session.resume();
-    let wiped = kvpool_cuda_tests::engine::drained(|| pool.free_blocks() == 7);
+    let wiped = drained(|| pool.free_blocks() == 7);
     assert!(wiped, "{:?}", pool.stats());
     let mut read = vec![0; 9 * layout.packed_bytes()];
     // SAFETY: no other thread uses the frames.
@@ -201,4 +204,178 @@ fn a_wave_is_told_though_a_batch_runs_longer() {
     assert_eq!(wave_ended.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
     session.resume();
     assert_eq!(batch_ended.recv_timeout(Duration::from_secs(5)), Ok(Ok(())));
+}
+
+/// CUDA may run the host functions of all streams on one thread. While one of the engine takes long,
+/// waves go on: none of them waits for its own nudge.
+#[test]
+fn waves_go_on_while_a_host_function_of_the_engine_takes_long() {
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::named("tiny").expect("a preset");
+    let storage = CudaStorage::new(&device, layout, 6, 6).expect("frames");
+    let stream = device.stream().expect("a stream");
+    let _context = CudaContext::new(0).expect("the mock has a device");
+    let go = hold(&stream);
+    let (tell, told) = channel();
+    for wave in 0..3 {
+        let tell = tell.clone();
+        let done = Box::new(move |outcome| tell.send(outcome).expect("the test receives"));
+        // SAFETY: no other thread uses the frames.
+        unsafe { storage.copy_then(&[FrameMove::new(FrameId(wave), FrameId(3 + wave))], done) };
+    }
+    let told: Vec<_> = (0..3).map(|_| told.recv_timeout(Duration::from_secs(20))).collect();
+    go.send(()).expect("the stream waits");
+    assert_eq!(told, [Ok(Ok(())), Ok(Ok(())), Ok(Ok(()))]);
+    while session.pending() > 0 {
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Blocks that are freed on the watcher's thread are wiped by one launch at a time: those that are
+/// freed during a wipe are gathered for the next.
+#[test]
+fn runs_that_are_freed_during_a_wipe_are_wiped_together() {
+    const SEQUENCES: u64 = 24;
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::named("tiny").expect("a preset");
+    let storage = CudaStorage::new(&device, layout.clone(), 65, 65).expect("memory for a few frames");
+    let pool = Pool::builder(layout).blocks(64).zero_on_free().storage(Arc::new(storage));
+    let pool = pool.build().expect("a small pool");
+    let mut sequences: Vec<Option<Sequence>> = Vec::new();
+    let mut batch = pool.begin_batch();
+    for id in 0..SEQUENCES {
+        let mut sequence = pool.sequence(SequenceId(id)).open().expect("a new id");
+        batch.append(&mut sequence, 1).expect("enough blocks");
+        sequences.push(Some(sequence));
+    }
+    batch.finish();
+    // The batch holds the last reference on the copied blocks, which are not neighbours.
+    let engine = device.stream().expect("a stream");
+    let mut batch = pool.begin_batch_on(&engine).expect("a stream of the device");
+    let mut forks = Vec::new();
+    session.pause();
+    for sequence in sequences.iter_mut().step_by(2) {
+        let whole = sequence.take().expect("taken once");
+        let mut fork = whole.fork(SequenceId(SEQUENCES + whole.id().0)).expect("a fork");
+        assert!(batch.append(&mut fork, 1).expect("enough blocks").copied.is_some());
+        forks.push(fork);
+    }
+    let launches = || session.calls("cuLaunchKernel");
+    let allocations = || session.calls("cuMemHostAlloc") + session.calls("cuMemAlloc_v2");
+    let before = (launches(), allocations());
+    let ended = batch.finish_on(&engine).expect("a stream of the device");
+    session.step_stream(engine.as_raw() as usize, u64::MAX);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(ended).expect("a healthy device");
+    assert_eq!((launches() - before.0, allocations() - before.1), (1, 0), "one wipe is in flight");
+    session.resume();
+    let used = SEQUENCES as usize;
+    assert!(drained(|| pool.free_blocks() == 64 - used), "{:?}", pool.stats());
+    assert_eq!((launches() - before.0, allocations() - before.1), (2, 0), "the others went together");
+    drop((sequences, forks));
+    assert!(drained(|| pool.free_blocks() == 64), "{:?}", pool.stats());
+    pool.audit().expect("a consistent pool");
+}
+
+/// The driver refuses the kernel that wipes: the wipe takes another way, and the caller, which may be
+/// the watcher, does not wait for the device.
+#[test]
+fn a_wipe_without_a_kernel_is_not_waited_for() {
+    const OUT_OF_MEMORY: i32 = 2;
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::named("tiny").expect("a preset");
+    let storage = CudaStorage::new(&device, layout.clone(), 4, 4).expect("frames");
+    let frames = Run { start: FrameId(0), len: 4 };
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.unpack(&[frames], &vec![7; 4 * layout.packed_bytes()]) }.expect("frames");
+    let (tell, told) = channel();
+    session.pause();
+    session.fail_calls("cuLaunchKernel", OUT_OF_MEMORY);
+    thread::scope(|scope| {
+        let (ended, has_ended) = channel();
+        let storage = &storage;
+        scope.spawn(move || {
+            let done = Box::new(move |outcome| tell.send(outcome).expect("the test receives"));
+            // SAFETY: no other thread uses the frames, until the callback.
+            unsafe { storage.zero_then(&[frames], done) };
+            ended.send(()).expect("the test receives");
+        });
+        let returned = has_ended.recv_timeout(Duration::from_secs(20));
+        session.resume();
+        returned.expect("the call returns while the device is paused");
+    });
+    assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    session.forget_injected();
+    let mut read = vec![1; 4 * layout.packed_bytes()];
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.pack(&[frames], &mut read) }.expect("frames");
+    assert!(read.iter().all(|&byte| byte == 0));
+}
+
+/// Two queues, of which the first is emptied first; notes the threads that evict.
+#[derive(Debug, Default)]
+struct Noting(Mutex<Vec<Option<String>>>);
+
+impl Policy for Noting {
+    fn name(&self) -> &'static str {
+        "noting"
+    }
+
+    fn queues(&self) -> usize {
+        2
+    }
+
+    fn place(&self, released: &Released, _: Millis) -> Place {
+        Place { queue: (released.order % 2) as u8, rank: released.order, state: 0 }
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
+        self.0.lock().expect("no panic").push(thread::current().name().map(str::to_owned));
+        heads.iter().position(Option::is_some)
+    }
+}
+
+/// Evictions ahead of need are work of the engine's thread, while the device computes: on the
+/// watcher's thread they would delay the reports of other streams.
+#[test]
+fn the_watcher_evicts_nothing() {
+    const BLOCKS: usize = 32_768;
+    let _session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).block_tokens(1).dtype(Dtype::F32);
+    let layout = layout.build().expect("a small layout");
+    let storage = CudaStorage::new(&device, layout.clone(), BLOCKS + 1, BLOCKS + 1).expect("frames");
+    let policy = Arc::new(Noting::default());
+    let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32])).policy_of(policy.clone());
+    let pool = Pool::builder(layout).blocks(BLOCKS).prefix_cache(cache).storage(Arc::new(storage));
+    let pool = pool.build().expect("a pool");
+    let open = |batch: &mut Batch, id: u64, blocks: usize| {
+        let tokens: Vec<u32> = (0..blocks as u32).map(|token| token | (id as u32) << 20).collect();
+        let mut sequence = pool.sequence(SequenceId(id)).tokens(&tokens).expect("a new id");
+        batch.append(&mut sequence, blocks).expect("enough blocks");
+        sequence
+    };
+    let stream = device.stream().expect("a stream");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    let step = |id, blocks| {
+        let mut batch = pool.begin_batch_on(&stream).expect("a stream of the device");
+        let sequence = open(&mut batch, id, blocks);
+        let ended = batch.finish_on(&stream).expect("a stream of the device");
+        runtime.block_on(ended).expect("a healthy device");
+        sequence
+    };
+    // Half of the pool is evictable, and the other half nearly full.
+    drop(step(1, BLOCKS / 2));
+    let evicted = || pool.prefix_cache().expect("it has one").stats().evicted_blocks;
+    assert_eq!(evicted(), 0);
+    let kept = step(2, BLOCKS / 2 - 64);
+    assert!(evicted() > 0, "ahead of need: {:?}", pool.stats());
+    let threads = policy.0.lock().expect("no panic").clone();
+    let own = thread::current().name().map(str::to_owned);
+    assert!(!threads.is_empty() && threads.iter().all(|name| *name == own), "{threads:?}");
+    drop(kept);
+    pool.audit().expect("a consistent pool");
 }

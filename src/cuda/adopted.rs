@@ -1,10 +1,13 @@
-//! Checks that an engine's tensors are in the memory of this device.
+//! An engine's tensors: checks that they are in the memory of this device, and their owner.
 //!
 //! Properties visible in the numbers (strides, alignment, overlaps) are checked as for host memory;
 //! here the driver reports what lies at the addresses. A wrong address would end the device's
 //! context at the first copy, and the engine with it.
 
+use std::any::Any;
 use std::ffi::{c_int, c_uint};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute, CUresult};
 
@@ -15,6 +18,30 @@ use crate::storage::{AdoptedPlane, KvLayout, adopted};
 use super::context::Context;
 use super::error::describe;
 use super::pieces::Placed;
+
+/// Owner of an engine's tensors.
+///
+/// Dropping it drops the engine's own value, unless the device is stuck: work that may still be
+/// running accesses the tensors.
+pub(super) struct Owner {
+    context: Arc<Context>,
+    value: ManuallyDrop<Box<dyn Any + Send + Sync>>,
+}
+
+impl Owner {
+    pub(super) fn new(context: &Arc<Context>, value: impl Send + Sync + 'static) -> Self {
+        Self { context: context.clone(), value: ManuallyDrop::new(Box::new(value)) }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        if !self.context.is_stuck() {
+            // SAFETY: dropped once, here.
+            unsafe { ManuallyDrop::drop(&mut self.value) }
+        }
+    }
+}
 
 /// Checks the planes and returns them, in the layout's order.
 pub(super) fn placed(

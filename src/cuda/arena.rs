@@ -41,6 +41,19 @@ const SEGMENTS: usize = 64;
 /// other hosts register memory by mapping.
 const CHUNK_BYTES_MIN: usize = 32 << 20;
 
+/// How others than this process and its device can access the frames' memory.
+///
+/// Asked for where the device supports it, and given up one after the other if the driver refuses to
+/// create such memory: RDMA first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct MemorySharing {
+    /// Other processes can import it, by file descriptors.
+    pub exportable: bool,
+    /// Network cards can access it (GPUDirect RDMA).
+    pub rdma: bool,
+}
+
 /// Device memory for frames; see the [module](self).
 #[derive(Debug)]
 pub(super) struct Arena {
@@ -48,6 +61,7 @@ pub(super) struct Arena {
     base: CUdeviceptr,
     plan: Plan,
     properties: CUmemAllocationProp,
+    sharing: MemorySharing,
     /// Number of mapped chunks, by region.
     mapped: Mutex<Vec<usize>>,
 }
@@ -129,14 +143,15 @@ impl Arena {
         segment_frames: Option<usize>,
         stream: &Stream,
     ) -> Result<(Self, Vec<Placed>), StorageError> {
-        let properties = properties(context);
+        let sharing = sharing(context)?;
+        let properties = properties(context, sharing);
         let granule = granule(context, &properties)?;
         let chunk_min = if segment_frames.is_some() { 0 } else { CHUNK_BYTES_MIN };
         let segment_frames = segment_frames.unwrap_or(frames_max.div_ceil(SEGMENTS));
         let (plan, mut placed) = Plan::new(layout, frames_max, segment_frames.max(1), chunk_min, granule)?;
         let base = reserve(context, plan.bytes, granule)?;
         let mapped = Mutex::new(vec![0; plan.regions.len()]);
-        let arena = Self { context: context.clone(), base, plan, properties, mapped };
+        let arena = Self { context: context.clone(), base, plan, properties, sharing, mapped };
         for placed in &mut placed {
             placed.base += base;
         }
@@ -207,6 +222,10 @@ impl Arena {
         regions.map(|(region, &chunks)| (chunks * region.chunk_bytes).min(region.bytes)).sum()
     }
 
+    pub(super) fn sharing(&self) -> MemorySharing {
+        self.sharing
+    }
+
     /// Returns the size of the address range in bytes.
     pub(super) fn reserved_bytes(&self) -> usize {
         self.plan.bytes
@@ -273,9 +292,10 @@ impl Arena {
 impl Drop for Arena {
     fn drop(&mut self) {
         // Kernels of an engine may be running that this backend does not know of. In a lost context
-        // nothing runs.
-        let _ = self.context.synchronise();
-        if self.context.is_stuck() {
+        // nothing runs, unless it is stuck.
+        let settled = self.context.synchronise();
+        if self.context.is_stuck() || settled.is_err_and(|error| !error.is_lost()) {
+            // Work may be running that would fault if the memory were unmapped: leak it.
             return;
         }
         let mut mapped = std::mem::take(&mut *self.mapped.lock().unwrap_or_else(PoisonError::into_inner));
@@ -292,22 +312,51 @@ unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
 
-/// Returns the properties of the mapped memory, which is on this device. If the device can, other
-/// processes import it by file descriptors, and network cards access it: neither can be added later.
-fn properties(context: &Context) -> CUmemAllocationProp {
+/// Returns how memory of this device can be shared: what the device supports, and the driver does not
+/// refuse. Neither can be added to memory later.
+fn sharing(context: &Context) -> Result<MemorySharing, StorageError> {
+    let can = |which| attribute_or_zero(context.ordinal(), which) != 0;
+    let mut sharing = MemorySharing {
+        exportable: can(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+        rdma: can(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+    };
+    while sharing != MemorySharing::default() {
+        match probe(context, &properties(context, sharing)) {
+            Ok(()) => break,
+            Err(error) if error.is_lost() => return Err(error),
+            // Any refusal: drivers report different ones. If memory is short, the frames will not fit
+            // either.
+            Err(_) if sharing.rdma => sharing.rdma = false,
+            Err(_) => sharing.exportable = false,
+        }
+    }
+    Ok(sharing)
+}
+
+/// Creates a granule of memory with these properties, and frees it.
+fn probe(context: &Context, properties: &CUmemAllocationProp) -> Result<(), StorageError> {
+    let granule = granule(context, properties)?;
+    let _entered = context.enter()?;
+    let mut handle = 0;
+    // SAFETY: the pointers are valid and the context is current; the handle is released once.
+    unsafe {
+        context.check(sys::cuMemCreate(&mut handle, granule, properties, 0), "allocating frames")?;
+        context.check(sys::cuMemRelease(handle), "releasing the handle of frames")
+    }
+}
+
+/// Returns the properties of the mapped memory, which is on this device.
+fn properties(context: &Context, sharing: MemorySharing) -> CUmemAllocationProp {
     // SAFETY: plain numbers and a pointer, for which zero is valid, and is required for unused
     // fields.
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location =
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal() };
-    let can = |which| attribute_or_zero(context.ordinal(), which) != 0;
-    if can(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) {
+    if sharing.exportable {
         properties.requestedHandleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     }
-    if can(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED) {
-        properties.allocFlags.gpuDirectRDMACapable = 1;
-    }
+    properties.allocFlags.gpuDirectRDMACapable = sharing.rdma.into();
     properties
 }
 

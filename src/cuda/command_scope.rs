@@ -12,7 +12,7 @@
 //! Commands that access another device's memory may never end if that device fails. A scope
 //! [beside](CommandScope::beside) another device therefore polls both devices instead of blocking
 //! in the driver. If the other one is lost and the commands do not end within [`GRACE`], this device
-//! is lost too.
+//! is lost too; so it is if the other one refuses to tell for [`PATIENCE`].
 
 use std::ptr;
 use std::sync::Arc;
@@ -35,7 +35,8 @@ use super::stream::is_idle;
 /// Time within which commands must end after a device that they access was lost.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Time for which the driver may refuse to wait for commands.
+/// Time for which the driver may refuse to wait for commands, or another device to tell whether it
+/// works while commands that access it do not end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Longest pause between two polls of a pair of devices.
@@ -57,6 +58,8 @@ pub(super) struct CommandScope<'a> {
 struct Kept {
     pinned: Vec<Pinned>,
     scratch: Vec<Scratch>,
+    /// Memory of another device that the commands access.
+    borrowed: Vec<Scratch>,
 }
 
 impl<'a> CommandScope<'a> {
@@ -82,6 +85,16 @@ impl<'a> CommandScope<'a> {
         let address = scratch.address();
         self.kept.scratch.push(scratch);
         Ok(address)
+    }
+
+    /// Keeps scratch memory of another device, which these commands access, until they have ended.
+    pub(super) fn borrow(&mut self, scratch: Scratch) {
+        self.kept.borrowed.push(scratch);
+    }
+
+    /// Takes scratch memory of this scope's device, for its commands.
+    pub(super) fn take(&mut self, scratch: impl IntoIterator<Item = Scratch>) {
+        self.kept.scratch.extend(scratch);
     }
 
     /// Copies bytes to scratch memory, where later commands can read them, and returns its address.
@@ -157,6 +170,18 @@ impl<'a> CommandScope<'a> {
         context.check(enqueued, "copying between the device and the host")
     }
 
+    /// Fills bytes of the device with zeroes.
+    ///
+    /// # Safety
+    /// Until the command scope ends, no one else accesses them.
+    pub(super) unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<(), StorageError> {
+        let context = &self.device.0.context;
+        let _entered = context.enter()?;
+        self.is_open = true;
+        // SAFETY: the caller's promise; the stream lives.
+        context.check(unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }, "zeroing frames")
+    }
+
     /// Launches a kernel.
     ///
     /// # Safety
@@ -194,15 +219,21 @@ impl<'a> CommandScope<'a> {
     }
 
     /// Waits until the commands are complete.
-    pub(super) fn wait(mut self) -> Result<(), StorageError> {
-        if self.mark.is_none() && self.is_open {
-            self.mark()?;
+    pub(super) fn wait(self) -> Result<(), StorageError> {
+        self.wait_and_return().map(drop)
+    }
+
+    /// Does the same, and returns the [borrowed](Self::borrow) memory.
+    pub(super) fn wait_and_return(mut self) -> Result<Vec<Scratch>, StorageError> {
+        if self.mark.is_none() && self.is_open && self.mark().is_err() {
+            // Without an event, for the stream.
+            self.settle()?;
         }
         if let Some(mark) = &self.mark {
             self.wait_for(mark)?;
         }
         self.is_open = false;
-        Ok(())
+        Ok(std::mem::take(&mut self.kept.borrowed))
     }
 
     /// Waits until the commands before the [mark](Self::mark), which are all, are complete.
@@ -219,26 +250,32 @@ impl<'a> CommandScope<'a> {
 
     fn wait_for(&self, mark: &Event) -> Result<(), StorageError> {
         let Some((other, stream)) = self.beside else { return mark.wait() };
-        let (context, mut lost_since, mut pause) = (&self.device.0.context, None, PAUSE_MAX / 16);
+        let (context, mut pause) = (&self.device.0.context, PAUSE_MAX / 16);
+        let (mut lost_since, mut refused_since) = (None, None);
         loop {
             if mark.is_complete()? {
                 return Ok(());
             }
             // SAFETY: by the promise in `beside`.
             let answer = unsafe { is_idle(&other.0.context, stream) };
-            if let Err(error) = answer
-                && error.is_lost()
-                && lost_since.get_or_insert_with(Instant::now).elapsed() >= GRACE
-            {
-                let reason = format!("its work waits for another device, which is lost: {error}");
-                return Err(context.lose_stuck(reason.into()));
+            let (since, patience) = match &answer {
+                Err(error) if error.is_lost() => (&mut lost_since, GRACE),
+                _ => (&mut refused_since, PATIENCE),
+            };
+            match answer {
+                Ok(_) => *since = None,
+                Err(error) if since.get_or_insert_with(Instant::now).elapsed() >= patience => {
+                    let reason = format!("its work waits for another device, which does not work: {error}");
+                    return Err(context.lose_stuck(reason.into()));
+                }
+                Err(_) => {}
             }
             sleep(pause);
             pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 
-    /// Waits in a destructor, after an error. On a lost device no command is running.
+    /// Waits after an error, also in a destructor. On a lost device no command is running.
     fn settle(&mut self) -> Result<(), StorageError> {
         if self.beside.is_some() {
             // Without an event the stream's end cannot be polled: its buffers are leaked.

@@ -5,11 +5,13 @@
 //!
 //! ```text
 //! good ── an error that ends contexts, or a failed query ──> lost (final)
-//!      ── its work will never end ─────────────────────────> lost and stuck (final)
+//!      ── its work will never end, or nothing tells when ───> lost and stuck (final)
 //! ```
 //!
-//! In a *stuck* context the driver has reported no error, but work waits for something that never
-//! comes. Calls that wait for its work would not return, so that its memory is not freed.
+//! In a *stuck* context the driver has reported no error that ends contexts, but work waits for
+//! something that never comes, or its end cannot be detected. Calls that wait for its work may not
+//! return, and the work may still access its memory: neither that nor memory adopted from an engine
+//! is given back.
 //!
 //! Nothing runs in a lost context any more, so its memory is unused: pending waits get an error,
 //! and later calls are refused. The engine has to restart its process.
@@ -146,12 +148,14 @@ impl Context {
 
     /// Converts the result of a query or a wait.
     ///
-    /// These fail only if the context is lost, or if a capture interferes.
+    /// These fail only if the context is lost, or if a capture interferes. After any other error the
+    /// end of the work cannot be detected, and the work may still be running.
     pub(super) fn check_or_lose(&self, result: CUresult) -> Result<(), StorageError> {
         match result {
             CUresult::CUDA_SUCCESS => Ok(()),
             refused if is_of_capture(refused) => self.check(refused, "waiting"),
-            failed => Err(self.lose(describe(failed))),
+            failed if is_sticky(failed) => Err(self.lose(describe(failed))),
+            failed => Err(self.lose_stuck(describe(failed))),
         }
     }
 

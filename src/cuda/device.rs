@@ -228,10 +228,11 @@ impl Device {
                 if settled.as_ref().is_err_and(|error| !error.is_lost()) {
                     // The end of the work is unknown: leak the value.
                     std::mem::forget(kept);
-                } else {
-                    drop(kept);
+                    return done(Err(error));
                 }
-                done(settled.and(Err(error)));
+                drop(kept);
+                // Without an error, the work is complete.
+                done(settled);
             }
         }
     }

@@ -73,6 +73,7 @@ mod tables;
 mod version;
 mod watch;
 
+pub use arena::MemorySharing;
 pub use config::CudaConfig;
 pub use device::Device;
 pub use device_rows::DeviceRows;

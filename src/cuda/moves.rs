@@ -1,6 +1,6 @@
 //! Copies and zeroing of whole frames.
 
-use cudarc::driver::sys::{self, CUstream};
+use cudarc::driver::sys::CUstream;
 
 use crate::error::StorageError;
 use crate::ids::Run;
@@ -52,7 +52,7 @@ impl CudaStorage {
         }
     }
 
-    /// Enqueues the copy of a wave, with its mark and a nudge behind it.
+    /// Enqueues the copy of a wave, with its mark, and a nudge behind that on a stream of nudges.
     ///
     /// # Safety
     /// As for [`copy_behind`](Self::copy_behind).
@@ -62,9 +62,8 @@ impl CudaStorage {
         let beside = if device.watch.is_engine_busy() { Beside::Batches } else { Beside::Nothing };
         // SAFETY: the caller's promise; the stream lives as long as the storage.
         let mut commands = unsafe { self.enqueue_copy(moves, self.moving.raw(), beside)? };
-        commands.mark()?;
-        // A nudge is a hint. SAFETY: as above.
-        let _ = unsafe { device.watch.nudge_on(self.moving.raw()) };
+        let mark = commands.mark()?;
+        device.watch.nudge_of_wave(mark);
         Ok(commands)
     }
 
@@ -165,14 +164,8 @@ impl CudaStorage {
     pub(super) unsafe fn zero_runs(&self, runs: &[Run]) -> Result<(), StorageError> {
         check::runs_disjoint(runs, self.frames())?;
         self.inner.device.good()?;
-        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
         // SAFETY: frames that exist and are distinct; the rest is the caller's promise.
-        match unsafe { self.launch_zeroes(&frames) }.and_then(CommandScope::wait) {
-            // The caller frees these frames, and must not fail for lack of a buffer. SAFETY: as
-            // above.
-            Err(error) if !error.is_lost() => unsafe { self.fill_zeroes(&frames) },
-            outcome => outcome,
-        }
+        unsafe { self.enqueue_zeroes(runs) }.and_then(CommandScope::wait)
     }
 
     /// Implements [`Storage::zero_then`].
@@ -183,23 +176,40 @@ impl CudaStorage {
         if let Err(error) = check::runs_disjoint(runs, self.frames()) {
             return done(Err(error));
         }
-        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
         // SAFETY: as in `zero_runs`. The commands keep the memory alive.
-        match unsafe { self.launch_zeroes(&frames) } {
+        match unsafe { self.enqueue_zeroes(runs) } {
             Ok(commands) => commands.then(self.inner.clone(), done),
-            // As in `zero_runs`: rare, and worth a wait. SAFETY: as above.
-            Err(error) if !error.is_lost() => done(unsafe { self.fill_zeroes(&frames) }),
             Err(error) => done(Err(error)),
         }
     }
 
+    /// Enqueues the zeroing of these frames. The caller frees them, and must not fail for lack of a
+    /// buffer or a kernel; on the watcher's thread it must not wait for the device either.
+    ///
+    /// # Safety
+    /// The frames exist and are distinct; the frame rule, until the scope ends.
+    unsafe fn enqueue_zeroes(&self, runs: &[Run]) -> Result<CommandScope<'_>, StorageError> {
+        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
+        let _entered = self.inner.device.0.context.enter()?;
+        // SAFETY: the stream lives as long as the storage.
+        let mut commands = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
+        // SAFETY: the caller's promise.
+        match unsafe { self.launch_zeroes(&mut commands, &frames) } {
+            // In the same scope, which keeps the buffers of a part that was enqueued. SAFETY: as above.
+            Err(error) if !error.is_lost() => unsafe { self.fill_zeroes(&mut commands, &frames)? },
+            outcome => outcome?,
+        }
+        Ok(commands)
+    }
+
     /// # Safety
     /// The frames exist and are distinct; the frame rule.
-    unsafe fn launch_zeroes(&self, frames: &[u32]) -> Result<CommandScope<'_>, StorageError> {
+    unsafe fn launch_zeroes(
+        &self,
+        commands: &mut CommandScope<'_>,
+        frames: &[u32],
+    ) -> Result<(), StorageError> {
         let inner = &*self.inner;
-        let _entered = inner.device.0.context.enter()?;
-        // SAFETY: the stream lives as long as the storage.
-        let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
         let n_pieces = inner.pieces.list.len();
         let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
         for frames in frames.chunks(most) {
@@ -214,30 +224,26 @@ impl CudaStorage {
             // SAFETY: the caller's promise.
             unsafe { commands.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
         }
-        Ok(commands)
+        Ok(())
     }
 
-    /// Zeroes frames piece by piece: slower, but without a buffer, a kernel or an event.
+    /// Zeroes frames piece by piece: slower, but without a buffer or a kernel.
     ///
     /// # Safety
     /// As for [`launch_zeroes`](Self::launch_zeroes).
     #[cold]
-    unsafe fn fill_zeroes(&self, frames: &[u32]) -> Result<(), StorageError> {
-        let context = &self.inner.device.0.context;
-        let _entered = context.enter()?;
-        let mut filled = Ok(());
-        for (&frame, piece) in
-            frames.iter().flat_map(|frame| self.inner.pieces.list.iter().map(move |piece| (frame, piece)))
+    unsafe fn fill_zeroes(
+        &self,
+        commands: &mut CommandScope<'_>,
+        frames: &[u32],
+    ) -> Result<(), StorageError> {
+        let pieces = &self.inner.pieces.list;
+        for (&frame, piece) in frames.iter().flat_map(|frame| pieces.iter().map(move |piece| (frame, piece)))
         {
-            let (at, bytes) = (piece.base + u64::from(frame) * piece.frame_stride, piece.bytes as usize);
-            // SAFETY: the piece of a frame that exists and that the caller owns; the stream lives.
-            let asked = unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.packing.raw()) };
-            filled = context.check(asked, "zeroing frames");
-            if filled.is_err() {
-                break;
-            }
+            let at = piece.base + u64::from(frame) * piece.frame_stride;
+            // SAFETY: the piece of a frame that exists and that the caller owns.
+            unsafe { commands.zero(at, piece.bytes as usize)? };
         }
-        // Wait for the enqueued work in any case.
-        self.packing.synchronise().and(filled)
+        Ok(())
     }
 }

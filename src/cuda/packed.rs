@@ -7,7 +7,9 @@
 //! ```
 //!
 //! Between devices the host enqueues the last kernel when it has seen the copy complete. No stream
-//! of one device waits for an event of the other, which would never come if that device failed.
+//! of one device waits for an event of the other, which would never come if that device failed. The
+//! copy itself may never end then. It is therefore on a stream of its own, the source's *sending*
+//! stream, for which no one waits in the driver: threads that pack or wipe other frames go on.
 //!
 //! The data is transferred in *lots* of one buffer each: several whole frames, or, if a frame
 //! exceeds a buffer, several of its pieces. [`DEPTH`] lots are in flight at a time, so that the
@@ -52,11 +54,9 @@ pub(super) struct Lot {
 }
 
 /// A lot on its way to another device.
-///
-/// The fields are dropped in this order, so that the copy ends before its target is given back.
 struct Leaving<'a> {
+    /// Packs and copies it; keeps its copy's memory.
     left: CommandScope<'a>,
-    landed: CommandScope<'a>,
     /// Address of its copy on the target's device.
     arrived: u64,
     /// The lot as the target's layout cuts it.
@@ -307,16 +307,14 @@ impl CudaStorage {
                 // SAFETY: the caller's promise.
                 landing.push_back(unsafe { self.land(oldest, to)? });
             }
-            // SAFETY: each stream lives as long as its storage.
-            let (mut left, mut landed) = unsafe {
-                (
-                    CommandScope::on(&there.device, source.packing.raw()),
-                    CommandScope::on(&here.device, self.packing.raw()),
-                )
-            };
+            // SAFETY: the stream lives as long as its storage.
+            let mut left = unsafe { CommandScope::on(&there.device, source.sending.raw()) };
             // SAFETY: as above.
             unsafe { left.beside(&here.device, self.packing.raw()) };
-            let (packed, arrived) = (left.scratch(lot.bytes)?, landed.scratch(lot.bytes)?);
+            let (packed, landing) = (left.scratch(lot.bytes)?, here.device.0.staging.scratch(lot.bytes)?);
+            let arrived = landing.address();
+            // Also if this fails half-way: the copy may write to it until it ends.
+            left.borrow(landing);
             let grid = source.grid(lot.frames.len() * lot.pieces.len());
             // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest
             // is the caller's promise.
@@ -325,7 +323,7 @@ impl CudaStorage {
                 source.send_to(self, packed, arrived, lot.bytes)?;
             }
             left.mark()?;
-            leaving.push_back(Leaving { left, landed, arrived, lot: landing_lot });
+            leaving.push_back(Leaving { left, arrived, lot: landing_lot });
         }
         while let Some(oldest) = leaving.pop_front() {
             // SAFETY: the caller's promise.
@@ -339,8 +337,10 @@ impl CudaStorage {
     /// # Safety
     /// As for [`receive_across`](Self::receive_across).
     unsafe fn land<'a>(&'a self, lot: Leaving<'a>, to: &[u32]) -> Result<CommandScope<'a>, StorageError> {
-        let Leaving { left, mut landed, arrived, lot } = lot;
-        left.wait()?;
+        let Leaving { left, arrived, lot } = lot;
+        // SAFETY: the stream lives as long as the storage.
+        let mut landed = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
+        landed.take(left.wait_and_return()?);
         let grid = self.grid(lot.frames.len() * lot.pieces.len());
         // SAFETY: the frames exist; destinations are distinct; the lot has arrived, and its buffer
         // is kept until the scope ends; the rest is the caller's promise.
@@ -361,7 +361,7 @@ impl CudaStorage {
         }
     }
 
-    /// Enqueues a copy from this device's memory to another's, on the stream for packing.
+    /// Enqueues a copy from this device's memory to another's, on the stream for sending.
     ///
     /// # Safety
     /// The caller owns the bytes at both addresses until the copy is complete.
@@ -370,7 +370,7 @@ impl CudaStorage {
         let _entered = here.enter()?;
         // SAFETY: the caller's promise; both contexts live.
         let sent =
-            unsafe { sys::cuMemcpyPeerAsync(to, there.raw(), from, here.raw(), bytes, self.packing.raw()) };
+            unsafe { sys::cuMemcpyPeerAsync(to, there.raw(), from, here.raw(), bytes, self.sending.raw()) };
         here.check(sent, "copying to another device")
     }
 

@@ -77,11 +77,12 @@ impl Staging {
     pub(super) fn fill(&self) {
         for (classes, count) in PREPARED {
             for class in classes.flat_map(|class| std::iter::repeat_n(class, count)) {
-                let (Ok(pinned), Ok(scratch)) = (self.make_pinned(class), self.make_scratch(class)) else {
+                // Each on its shelf at once: if the other one is refused, it is given back all the same.
+                let pinned = self.make_pinned(class).map(|address| self.pinned.put(class, address));
+                let scratch = self.make_scratch(class).map(|address| self.scratch.put(class, address));
+                if pinned.is_err() || scratch.is_err() {
                     return;
-                };
-                self.pinned.put(class, pinned);
-                self.scratch.put(class, scratch);
+                }
             }
         }
     }

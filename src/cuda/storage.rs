@@ -6,6 +6,7 @@
 //! | service | `store`, `load`, `copy`: synchronous |
 //! | mapping | `grow`: zeroes fresh memory |
 //! | packing | `pack`, `unpack`, `receive`, `zero`, `zero_then`: not ordered with streams of an engine |
+//! | sending | the copy of `receive` to another device; only polled, because that device may hang |
 //! | moving (lowest priority, which is the default one) | `copy_then`: compaction, on a few CTAs |
 //!
 //! The frame rule orders operations on different streams: two operations on the same bytes never
@@ -27,8 +28,8 @@ use crate::storage::{
 };
 use crate::sync::{AtomicUsize, Ordering};
 
-use super::adopted;
-use super::arena::Arena;
+use super::adopted::{self, Owner};
+use super::arena::{Arena, MemorySharing};
 use super::config::CudaConfig;
 use super::device::Device;
 use super::host_rows::Way;
@@ -90,6 +91,7 @@ pub struct CudaStorage {
     pub(super) service: Stream,
     mapping: Stream,
     pub(super) packing: Stream,
+    pub(super) sending: Stream,
     pub(super) moving: Stream,
     pub(super) moving_ctas: u32,
     pub(super) host_bytes_max: usize,
@@ -112,10 +114,7 @@ pub(super) struct StorageInner {
 /// Owner of the memory.
 enum Bytes {
     Mapped(Arena),
-    /// Owner of the engine's memory.
-    Adopted {
-        _owner: Box<dyn Any + Send + Sync>,
-    },
+    Adopted { _owner: Owner },
 }
 
 impl CudaStorage {
@@ -159,7 +158,8 @@ impl CudaStorage {
     /// The `base` of each plane is a device address. The storage cannot grow beyond that, and
     /// [`shrink`](Storage::shrink) only reduces the number of frames. `owner` is kept until the
     /// storage and any [planes](Storage::planes) of it are dropped, and its work is complete: the
-    /// tensors, a reference to them, or `()` if the memory is kept alive otherwise.
+    /// tensors, a reference to them, or `()` if the memory is kept alive otherwise. If the device is
+    /// lost and work may still be running, the owner is leaked.
     ///
     /// # Errors
     ///
@@ -184,7 +184,7 @@ impl CudaStorage {
         check_sizes(&layout, frames)?;
         let placed = adopted::placed(&device.0.context, &layout, planes, frames)?;
         let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
-        let bytes = Bytes::Adopted { _owner: Box::new(owner) };
+        let bytes = Bytes::Adopted { _owner: Owner::new(&device.0.context, owner) };
         Self::over(device, layout, placed, bytes, (frames, frames), service, config)
     }
 
@@ -208,7 +208,7 @@ impl CudaStorage {
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
         let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        let mapping = stream(StreamPriority::Usual)?;
+        let (mapping, sending) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Usual)?);
         let (pending, device) = (PendingCopies::default(), device.clone());
         let inner = StorageInner { memory, layout, placed, pieces, pending, table, scales, device };
         Ok(Self {
@@ -219,6 +219,7 @@ impl CudaStorage {
             service,
             mapping,
             packing,
+            sending,
             moving,
             moving_ctas: config.moving_ctas,
             host_bytes_max: config.host_bytes_max,
@@ -246,6 +247,14 @@ impl CudaStorage {
         }
     }
 
+    /// Returns how others can access the frames' memory; `None` if it was adopted.
+    pub fn memory_sharing(&self) -> Option<MemorySharing> {
+        match &self.inner.memory {
+            Bytes::Mapped(arena) => Some(arena.sharing()),
+            Bytes::Adopted { .. } => None,
+        }
+    }
+
     /// Waits until all work of this storage is complete, and drops it.
     ///
     /// Without this call, work in progress keeps the memory until it is complete.
@@ -254,6 +263,7 @@ impl CudaStorage {
     ///
     /// [`StorageError::DeviceLost`]; the storage is dropped nevertheless.
     pub fn close(self) -> Result<(), StorageError> {
+        // Not for the stream of sending: `receive` has waited for its copies.
         for stream in [&self.service, &self.mapping, &self.packing, &self.moving] {
             stream.synchronise()?;
         }
@@ -319,6 +329,7 @@ impl fmt::Debug for CudaStorage {
             .field("frames", &self.frames())
             .field("frames_max", &self.frames_max)
             .field("adopted", &matches!(self.inner.memory, Bytes::Adopted { .. }))
+            .field("sharing", &self.memory_sharing())
             .finish_non_exhaustive()
     }
 }

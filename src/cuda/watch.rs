@@ -27,8 +27,12 @@
 //! | event on | nudge on |
 //! |---|---|
 //! | an engine's stream | one of [`NUDGES`] streams: while few engine streams have pending events, one each |
-//! | the stream of moves | that stream itself |
+//! | the stream of moves | one stream for all storages of the device |
 //! | others | none: only buffers wait for these events |
+//!
+//! A host function on the stream of moves itself would save a call per wave (seven instead of eight).
+//! But the next wave then begins after that function has returned, and CUDA may run the host functions
+//! of all streams on one thread: one of the engine that takes long would hold up compaction.
 //!
 //! Callbacks run on this thread, and delay each other: a pool that wipes freed frames only begins the
 //! wipes here. A callback may drop the last reference to a storage, which waits for the device, or to
@@ -68,6 +72,8 @@ pub(super) struct Watch {
     context: Arc<Context>,
     sender: Arc<Sender<Message>>,
     nudges: [Stream; NUDGES],
+    /// Nudges of waves.
+    waves: Stream,
     /// The engine streams with pending events.
     engines: Arc<Engines>,
 }
@@ -92,12 +98,12 @@ impl Watch {
     /// Starts the thread.
     pub(super) fn start(context: Arc<Context>) -> Result<Self, CudaError> {
         let nudge = || Stream::new(context.clone(), StreamPriority::Highest).map_err(CudaError::of);
-        let nudges = [nudge()?, nudge()?, nudge()?, nudge()?];
+        let (nudges, waves) = ([nudge()?, nudge()?, nudge()?, nudge()?], nudge()?);
         let (sender, receiver) = mpsc::channel();
         let watched = context.clone();
         spawn_detached(format!("kvpool-{}", context.id()), move || run(&watched, &receiver))
             .map_err(|error| CudaError::NoThread { reason: error.kind() })?;
-        Ok(Self { context, sender: Arc::new(sender), nudges, engines: Arc::default() })
+        Ok(Self { context, sender: Arc::new(sender), nudges, waves, engines: Arc::default() })
     }
 
     /// Calls `done` on the watcher's thread once the event, recorded on an engine's stream, is
@@ -111,8 +117,8 @@ impl Watch {
         self.send(Message::Watch(Mark { event: Some(event), stream, refused_since: None }, done));
     }
 
-    /// Does the same for an event on a stream of this backend. Without a [nudge](Self::nudge_on), up
-    /// to a tick later.
+    /// Does the same for an event on a stream of this backend. Without a
+    /// [nudge](Self::nudge_of_wave), up to a tick later.
     pub(super) fn watch_own(&self, event: Arc<Event>, done: CopyDone) {
         self.send(Message::Watch(Mark { event: Some(event), stream: None, refused_since: None }, done));
     }
@@ -133,36 +139,31 @@ impl Watch {
 
     fn send(&self, message: Message) {
         // The thread runs while there is a sender. If it has ended, completion cannot be detected
-        // any more: the device is then marked as lost, and its memory is not used any more, so that
-        // work in progress does no harm.
+        // any more: the device is then marked as stuck, and its memory is neither used nor given back
+        // any more, so that work in progress does no harm.
         if let Err(SendError(Message::Watch(mark, done))) = self.sender.send(message) {
-            let lost = self.context.lose("the thread that watches it has ended".into());
+            let lost = self.context.lose_stuck("the thread that watches it has ended".into());
             drop(mark);
             done(Err(lost));
         }
     }
 
+    /// Enqueues a nudge behind the event of a wave.
+    pub(super) fn nudge_of_wave(&self, event: &Event) {
+        // A nudge is a hint.
+        let _ = self.nudge_behind(event, self.waves.raw());
+    }
+
     fn nudge_behind(&self, event: &Event, nudges: CUstream) -> Result<(), StorageError> {
         let _entered = self.context.enter()?;
         // SAFETY: the stream lives, and is of this context.
-        unsafe {
-            event.hold_back(&self.context, nudges)?;
-            self.nudge_on(nudges)
-        }
-    }
-
-    /// Enqueues a nudge on a stream.
-    ///
-    /// # Safety
-    /// The stream lives, and is of this context.
-    pub(super) unsafe fn nudge_on(&self, stream: CUstream) -> Result<(), StorageError> {
-        let _entered = self.context.enter()?;
+        unsafe { event.hold_back(&self.context, nudges)? };
         // Weak: a nudge that is never called, in a failed context, must not keep the thread
         // running.
         let told = Box::into_raw(Box::new(Arc::downgrade(&self.sender)));
         // SAFETY: the stream lives; the function takes the box back, and calls no function of the
         // driver.
-        let launched = unsafe { sys::cuLaunchHostFunc(stream, Some(nudge), told.cast()) };
+        let launched = unsafe { sys::cuLaunchHostFunc(nudges, Some(nudge), told.cast()) };
         let launched = self.context.check(launched, "calling back");
         if launched.is_err() {
             // SAFETY: the driver did not take it.
@@ -175,7 +176,7 @@ impl Watch {
 /// Host function, called by the driver.
 ///
 /// # Safety
-/// `told` comes from [`Watch::nudge_on`], and is passed once.
+/// `told` comes from [`Watch::nudge_behind`], and is passed once.
 unsafe extern "C" fn nudge(told: *mut c_void) {
     // SAFETY: the caller's promise.
     let sender = unsafe { Box::from_raw(told.cast::<Weak<Sender<Message>>>()) };

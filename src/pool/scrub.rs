@@ -1,8 +1,8 @@
 //! Wiping of freed frames through a pool's storage.
 
-#[cfg(not(kvpool_loom))]
-use std::sync::OnceLock;
 use std::sync::{Arc, Weak};
+#[cfg(not(kvpool_loom))]
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 #[cfg(not(kvpool_loom))]
 use crate::block::WeakBlocks;
@@ -10,17 +10,63 @@ use crate::block::{Blocks, Scrub};
 use crate::error::StorageError;
 use crate::ids::Run;
 use crate::storage::Storage;
+#[cfg(not(kvpool_loom))]
+use crate::sync::caught;
 
 /// Wipes freed frames of one pool.
 ///
 /// A thread that reports the ends of device work only begins a wipe: if it waited for the device, it
 /// would delay all other reports, among them that of the wipe.
+///
+/// One deferred wipe is in flight at a time. Runs that are freed meanwhile are gathered, and the next
+/// wipe takes all of them, so that launches and buffers do not grow with the number of runs.
+///
+/// ```text
+/// Idle ──begin_wipe: take the queue──> Starting ──zero_then returned──> InFlight ──its end──> Idle,
+///   ^                                     │ its end                                      start again
+///   └──── the thread that started it ── Ended
+/// ```
+///
+/// Each run is reported once, at the end of its wipe; a callback that is dropped reports a failure.
 pub(super) struct FrameScrub {
     /// Weak: thread caches keep the block metadata alive, and must not keep the bytes alive.
     storage: Weak<dyn Storage>,
     /// Told of the ends of deferred wipes.
     #[cfg(not(kvpool_loom))]
     blocks: OnceLock<WeakBlocks>,
+    #[cfg(not(kvpool_loom))]
+    deferred: Mutex<Deferred>,
+}
+
+/// Deferred wipes.
+#[cfg(not(kvpool_loom))]
+#[derive(Default)]
+struct Deferred {
+    /// Runs of the next wipe.
+    queue: Vec<Run>,
+    stage: Stage,
+}
+
+#[cfg(not(kvpool_loom))]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Stage {
+    /// No wipe is under way.
+    #[default]
+    Idle,
+    /// A thread is in [`Storage::zero_then`].
+    Starting,
+    /// The wipe has ended before that call returned.
+    Ended,
+    /// The call has returned, and the wipe has not ended.
+    InFlight,
+}
+
+/// A wipe under way. Dropping it ends the wipe.
+#[cfg(not(kvpool_loom))]
+struct Wipe {
+    scrub: Arc<FrameScrub>,
+    runs: Vec<Run>,
+    is_wiped: bool,
 }
 
 /// A share of a pool's scrub, for its free space.
@@ -32,6 +78,8 @@ impl FrameScrub {
             storage: Arc::downgrade(storage),
             #[cfg(not(kvpool_loom))]
             blocks: OnceLock::new(),
+            #[cfg(not(kvpool_loom))]
+            deferred: Mutex::default(),
         })
     }
 
@@ -41,6 +89,76 @@ impl FrameScrub {
         let _ = self.blocks.set(blocks.downgrade());
         #[cfg(kvpool_loom)]
         let _ = blocks;
+    }
+}
+
+#[cfg(not(kvpool_loom))]
+impl FrameScrub {
+    fn deferred(&self) -> MutexGuard<'_, Deferred> {
+        // No code panics while this lock is held.
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the queue for a wipe, if no other is under way.
+    fn next(&self) -> Option<Vec<Run>> {
+        let mut deferred = self.deferred();
+        if deferred.stage != Stage::Idle || deferred.queue.is_empty() {
+            return None;
+        }
+        deferred.stage = Stage::Starting;
+        Some(std::mem::take(&mut deferred.queue))
+    }
+
+    /// Starts a wipe of the queued runs, unless one is under way.
+    fn start(self: &Arc<Self>) {
+        // In a loop: wipes may end before they return.
+        while let Some(runs) = self.next() {
+            let mut wipe = Wipe { scrub: self.clone(), runs: runs.clone(), is_wiped: false };
+            match self.storage.upgrade() {
+                Some(storage) => {
+                    let end = move |outcome| {
+                        wipe.is_wiped = is_wiped(&outcome);
+                        drop(wipe);
+                    };
+                    // A panic drops the callback: its runs count as not wiped, and the next wipe
+                    // begins. SAFETY: frames that are unowned and seen by no batch, held until the end.
+                    let _ = caught(|| unsafe { storage.zero_then(&runs, Box::new(end)) });
+                }
+                None => {
+                    // The pool and its sequences are gone, so that no reader of the frames is left.
+                    wipe.is_wiped = true;
+                    drop(wipe);
+                }
+            }
+            let mut deferred = self.deferred();
+            match deferred.stage {
+                Stage::Ended => deferred.stage = Stage::Idle,
+                _ => {
+                    deferred.stage = Stage::InFlight;
+                    return;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(not(kvpool_loom))]
+impl Drop for Wipe {
+    fn drop(&mut self) {
+        if let Some(blocks) = self.scrub.blocks.get().and_then(WeakBlocks::upgrade) {
+            for &run in &self.runs {
+                // Frees the frames, and may wake tasks.
+                let _ = caught(|| blocks.wiped(run, self.is_wiped));
+            }
+        }
+        let mut deferred = self.scrub.deferred();
+        if deferred.stage == Stage::Starting {
+            deferred.stage = Stage::Ended;
+        } else {
+            deferred.stage = Stage::Idle;
+            drop(deferred);
+            self.scrub.start();
+        }
     }
 }
 
@@ -70,16 +188,7 @@ impl Scrub for SharedScrub {
 
     #[cfg(not(kvpool_loom))]
     fn begin_wipe(&self, run: Run) {
-        let scrub = self.0.clone();
-        let end = move |outcome| {
-            if let Some(blocks) = scrub.blocks.get().and_then(WeakBlocks::upgrade) {
-                blocks.wiped(run, is_wiped(&outcome));
-            }
-        };
-        match self.0.storage.upgrade() {
-            // SAFETY: as above; the frames are held until the end.
-            Some(storage) => unsafe { storage.zero_then(&[run], Box::new(end)) },
-            None => end(Ok(())),
-        }
+        self.0.deferred().queue.push(run);
+        self.0.start();
     }
 }

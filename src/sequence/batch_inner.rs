@@ -120,6 +120,7 @@ impl BatchInner {
     /// Ends the batch when all these streams have reached this point.
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
+        let blocks = self.sequences.0.blocks.clone();
         let keeps = !self.is_void && !panicking();
         // Unless the callback reports that the work was done.
         self.is_void = true;
@@ -134,6 +135,8 @@ impl BatchInner {
             [stream] => storage.after(stream, end),
             _ => after_all(&*storage, streams, end),
         }
+        // Here, while the device computes, and not in the callback.
+        blocks.reclaim_slice();
     }
 
     fn end(&mut self) {
@@ -153,7 +156,11 @@ impl BatchInner {
             // Frames left by moves, which this batch may have been the last to read. Announces,
             // also for frames that it only held briefly because they wait for another batch.
             blocks.reclaim_due_shared_limbo();
-            blocks.reclaim_slice();
+            // On the thread that reports the ends of device work, evictions would delay the reports of
+            // other streams: there, the thread that finished the batch has done a slice.
+            if self.sequences.0.storage.as_ref().is_none_or(|storage| !storage.must_not_wait()) {
+                blocks.reclaim_slice();
+            }
         }
         if !self.copied.is_empty() {
             // The copies are done. These blocks were unlinked from their sequences, where a view's

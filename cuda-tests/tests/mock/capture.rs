@@ -217,3 +217,53 @@ fn a_capture_ends_on_the_thread_that_began_it() {
     assert_eq!(end(&fork).err().unwrap().0, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     assert!(end(&stream).is_err());
 }
+
+/// While a blocking stream is being captured, the legacy stream cannot be used in any way.
+#[test]
+fn the_legacy_stream_cannot_be_used_beside_a_captured_blocking_stream() {
+    let gpu = gpu();
+    let event = gpu.context.new_event(None).unwrap();
+    let raw_event = event.cu_event();
+    let legacy = std::ptr::null_mut();
+    type Use<'a> = (&'a str, Box<dyn Fn() -> CUresult>);
+    // SAFETY: the legacy stream always exists; the event lives.
+    let uses: [Use<'_>; 4] = unsafe {
+        [
+            ("query", Box::new(move || sys::cuStreamQuery(legacy))),
+            ("wait", Box::new(move || sys::cuStreamSynchronize(legacy))),
+            ("record", Box::new(move || sys::cuEventRecord(raw_event, legacy))),
+            ("host function", Box::new(move || sys::cuLaunchHostFunc(legacy, Some(nothing), legacy.cast()))),
+        ]
+    };
+    for (what, used) in uses {
+        for is_blocking in [true, false] {
+            let mut stream = std::ptr::null_mut();
+            let flags = u32::from(!is_blocking);
+            // SAFETY: the pointers are valid; the stream is destroyed once, and its graph too.
+            unsafe {
+                sys::cuStreamCreate(&mut stream, flags).result().unwrap();
+                sys::cuStreamBeginCapture_v2(stream, MODES[2]).result().unwrap();
+                let mut mode = MODES[2];
+                sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().unwrap();
+                let code = used();
+                sys::cuThreadExchangeStreamCaptureMode(&mut mode).result().unwrap();
+                let mut graph = std::ptr::null_mut();
+                let ended = sys::cuStreamEndCapture(stream, &mut graph);
+                let refused = [
+                    CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+                    CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED,
+                ];
+                if is_blocking {
+                    assert_eq!([code, ended], refused, "{what}");
+                } else {
+                    assert!(!refused.contains(&code), "{what}: {code:?}");
+                    sys::cuGraphDestroy(graph).result().unwrap();
+                }
+                sys::cuStreamDestroy_v2(stream).result().unwrap();
+            }
+        }
+    }
+    assert!(event.synchronize().is_ok(), "the refused record has no effect, and the other one ends");
+}
+
+extern "C" fn nothing(_: *mut std::ffi::c_void) {}

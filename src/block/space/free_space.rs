@@ -22,7 +22,8 @@ pub trait Scrub: Send + Sync {
     }
 
     /// Begins a wipe, at the end of which [`Core::wiped`](crate::block::Core::wiped) is called. The
-    /// frames are held until then; for good if the call never comes.
+    /// frames are held until then; for good if the call never comes. A panic means that no wipe has
+    /// begun, and that the call does not come.
     fn begin_wipe(&self, run: Run) {
         let _ = run;
     }
@@ -204,7 +205,9 @@ impl FreeSpace {
         if scrub.is_deferred() {
             // Before the wipe begins: at its end the frames are no longer held.
             run.frames().for_each(|frame| self.hold_frame(frame));
-            let _ = caught(|| scrub.begin_wipe(run));
+            if caught(|| scrub.begin_wipe(run)).is_none() {
+                self.end_wipe(run, false);
+            }
             return false;
         }
         let wiped = caught(|| scrub.wipe(run)).is_some();
