@@ -213,14 +213,14 @@ impl<T> Open<T> {
     /// Returns the value for the length of a call.
     #[inline]
     pub fn get(&self) -> Outcome<InUse<T>> {
-        self.get_if_open()?.ok_or_else(|| self.closed())
-    }
-
-    /// Returns the value for the length of a call, or `None` if it is closed.
-    pub fn get_if_open(&self) -> Outcome<Option<InUse<T>>> {
         self.made_in.check()?;
         let value = self.value.load();
-        Ok(value.is_some().then(|| InUse(value)))
+        if value.is_some() { Ok(InUse(value)) } else { Err(self.closed()) }
+    }
+
+    /// Refuses an object of another process.
+    pub fn check(&self) -> Outcome<()> {
+        self.made_in.check()
     }
 
     /// Returns the value, for a call that is awaited.

@@ -170,17 +170,18 @@ impl PyNode {
     }
 
     fn __anext__(&self) -> Outcome<Call> {
-        let arrivals = self.node.get_if_open()?.map(|_| Arc::clone(self.arrivals.get()));
+        // Also of a closed node: what has arrived is there, before the end.
+        self.node.check()?;
+        let arrivals = Arc::clone(self.arrivals.get());
         let returned = Arc::clone(&self.returned);
         Ok(Call::new(move |py| {
             let ended = || Failure::from(PyStopAsyncIteration::new_err("the node has ended"));
-            let Some(arrivals) = arrivals else { return Err(ended()) };
             Begun::start(py, async move {
-                let arrived = returned.or_next(|| async {
+                let next = || async {
                     let arrival = arrivals.lock().await.recv().await?;
                     Some((PySequence::new(arrival.sequence), arrival.from))
-                });
-                let arrived = arrived.await.ok_or_else(ended)?;
+                };
+                let arrived = returned.or_next(next).await.ok_or_else(ended)?;
                 Ok(Parcel::new(Received::new(arrived, &returned)))
             })
         }))

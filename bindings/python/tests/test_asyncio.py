@@ -397,7 +397,23 @@ def test_nodes_exchange_sequences(pool: kvpool.Pool) -> None:
             arrived.close()
             break
         assert (await here.migrations())[0].state == "committed"
-        assert await here.shutdown(5) and await there.shutdown(5)
+        for id in (10, 11):
+            # An arrival whose waiter was cancelled goes to the next one.
+            first = asyncio.ensure_future(anext(there))
+            await asyncio.sleep(0.001)
+            with pool.begin_batch() as batch:
+                batch.append(sequence := pool.sequence(id), 10)
+            pool.migrate_blocking(sequence, "b", timeout=10)
+            time.sleep(0.005)  # it is received, and not delivered by this thread
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            del first
+            if id == 11:
+                there.close()  # what has arrived is there nevertheless
+            arrived, peer = await asyncio.wait_for(anext(there), 10)
+            assert (arrived.id, peer) == (id, "a")
+            arrived.close()
+        assert await here.shutdown(5)
         async for _ in there:
             raise AssertionError("the node has ended")
         with pytest.raises(kvpool.Closed):

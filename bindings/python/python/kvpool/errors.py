@@ -147,7 +147,10 @@ class BatchEnded(Closed):
 
 
 class Busy(KvPoolError):
-    """Another thread or task is inside a call on the same sequence or batch."""
+    """Another call is using the object, or views of its blocks exist.
+
+    For ``Viewed``: ``views``, their number, and ``block``, if they would be written after it is final.
+    """
 
 
 class Forked(KvPoolError):
