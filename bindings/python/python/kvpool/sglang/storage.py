@@ -85,6 +85,7 @@ class _Pages:
         self.dtype, self.page_bytes = page.dtype, page.numel() * page.element_size()
         # Then pages are read into their places. Otherwise, `get_data_page` made two copies.
         self.is_view = one.is_contiguous() and one.data_ptr() == other.data_ptr()
+        self._local = threading.local()
         self.timeout = float(settings.get("timeout", 5.0))
         fitting = max(2, WINDOW_BYTES // self.page_bytes)
         self.puts = settings.get("puts", min(STORAGE_BATCH_SIZE, fitting))
@@ -143,13 +144,19 @@ class _Pages:
             return self.get(keys, [_bytes(self.host_pool.get_data_page(slot)) for slot in slots])
         found: list[bool] = []
         for part in self.pieces(len(keys)):
-            read = np.empty((len(keys[part]), self.page_bytes), dtype=np.uint8)
+            read = self._staging()[: len(keys[part])]
             hits = self.get(keys[part], list(read))
             for slot, page, is_hit in zip(slots[part], read, hits):
                 if is_hit:
                     self.host_pool.set_from_flat_data_page(slot, torch.from_numpy(page).view(self.dtype))
             found += hits
         return found
+
+    def _staging(self) -> np.ndarray:
+        """Memory for the pages of one call of this thread. New memory costs more than the copies."""
+        if not hasattr(self._local, "staging"):
+            self._local.staging = np.empty((self.puts, self.page_bytes), dtype=np.uint8)
+        return self._local.staging
 
     def write(self, keys: list[bytes], slots: list[int]) -> list[bool]:
         """Stores the pages of the slots that begin at these."""
