@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
+from sglang.srt.runtime_context import get_server_args
 from sglang.version import __version__
 
 from .._drift import check_methods
@@ -70,6 +71,17 @@ def _settings(text: dict, where: str = "kvpool") -> dict[str, Any]:
     return text
 
 
+def _values() -> str:
+    """What the dtype of a page does not tell: floats of 8 bits are stored as integers, whatever their
+    format, which differs between makers of devices too."""
+    try:
+        named = get_server_args().kv_cache_dtype
+    except ValueError:
+        # Without a server, as in tests.
+        named = "auto"
+    return f"{named} hip" if torch.version.hip else str(named)
+
+
 class _Pages:
     """The pages of one host pool, as values of a tier."""
 
@@ -96,6 +108,7 @@ class _Pages:
             config.model_name or "",
             name,
             page.dtype,
+            _values(),
             host_pool.layout,
             self.page_size,
             config.logical_page_size,
