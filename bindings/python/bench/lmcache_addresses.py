@@ -1,6 +1,6 @@
 """LMCache's own address manager against kvpool's: the same requests in one run.
 
-    python bindings/python/bench/lmcache_addresses.py [--rounds 20000]
+    python bindings/python/bench/lmcache_addresses.py [--rounds 20000] [--align 4096]
 
 A heap of 8 GiB holds regions of the given sizes, in random order, up to a share of the heap. Each
 round frees random regions and allocates others: with both managers, the same ones in turn, except
@@ -101,7 +101,7 @@ def drive(sides: list[Side], sizes: list[int], fill: float, rounds: int) -> None
             held += size
 
 
-def run(rounds: int) -> None:
+def run(rounds: int, align: int) -> None:
     import logging
 
     from lmcache.v1.memory_management import AddressManager as Stock
@@ -113,7 +113,7 @@ def run(rounds: int) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name, sizes in (("2 MiB", [2 << 20]), ("64 KiB to 4 MiB", [(1 << 16) * n for n in range(1, 65)])):
         for fill in (0.7, 0.95):
-            sides = [Side("LMCache", Stock(HEAP)), Side("kvpool", lmcache.AddressManager(HEAP))]
+            sides = [Side("LMCache", Stock(HEAP, align)), Side("kvpool", lmcache.AddressManager(HEAP, align))]
             drive(sides, sizes, fill, rounds)
             for side in sides:
                 micros = [side.cpu[part] / side.calls[part] * 1e6 for part in ("allocate", "batch", "free")]
@@ -128,9 +128,10 @@ def run(rounds: int) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="LMCache's address manager against kvpool's")
     parser.add_argument("--rounds", type=int, default=20000)
+    parser.add_argument("--align", type=int, default=4096, help="bytes to which addresses and sizes are aligned")
     arguments = parser.parse_args()
     if "KVPOOL_ENGINE_READY" in os.environ:
-        run(arguments.rounds)
+        run(arguments.rounds, arguments.align)
         return 0
     sys.path.insert(0, str(HERE.parent / "tests"))
     from engines.fetch import Unavailable, environment_of, fetch, python_of

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,6 +39,7 @@ class Side:
         self.cpu = {"alloc": 0.0, "free": 0.0}
         self.calls = {"alloc": 0, "free": 0}
         self.pages: OrderedDict[int, int] = OrderedDict()
+        self.is_used = [False] * pool.page_num
         self.loaded: list[int] = []
         self.stored: list[int] = []
         self.stored_pages: list[int] = []
@@ -68,11 +70,15 @@ class Side:
         short = len(new) - self.pool.available_size() // PAGE
         if short > 0:
             gone = [pages.popitem(last=False)[1] for _ in range(short)]
+            for place in gone:
+                self.is_used[place] = False
             slots = torch.tensor(gone, dtype=torch.int64)[:, None] * PAGE + torch.arange(PAGE)
             self.call("free", slots.reshape(-1))
         if new:
             places = (self.call("alloc", len(new) * PAGE)[::PAGE] // PAGE).tolist()
-            assert len(places) == len(new) and not set(places) & set(pages.values())
+            for place in places:
+                assert not self.is_used[place]
+                self.is_used[place] = True
             pages.update(reversed(list(zip(new, places))))
             self.stored.append(runs(places))
             self.stored_pages.append(len(new))
@@ -125,16 +131,8 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"audit: {sides[1].pool.frames.audit()}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="SGLang's host slots against kvpool's pages on a trace")
-    parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE"), help="also KVPOOL_TRACE")
-    parser.add_argument("--requests", type=int, default=4000)
-    parser.add_argument("--pages", type=int, default=65536)
-    parser.add_argument("--python", help="an interpreter with torch; default: the engines' own, if it has torch")
-    arguments = parser.parse_args()
-    if not arguments.trace:
-        print("SKIPPED: no trace, name one by --trace or KVPOOL_TRACE", file=sys.stderr)
-        return 0
+def start(arguments: argparse.Namespace, run: Callable[[argparse.Namespace], None], script: str) -> int:
+    """Runs a benchmark in SGLang's environment, with real tensors, or says why not."""
     if "KVPOOL_ENGINE_READY" in os.environ:
         run(arguments)
         return 0
@@ -151,7 +149,20 @@ def main() -> int:
         print(f"SKIPPED: {python} has no torch; name one that has by --python", file=sys.stderr)
         return 0
     environment = {**environment_of(engine), "KVPOOL_ENGINE_READY": "1"}
-    return subprocess.run([python, __file__, *sys.argv[1:]], env=environment).returncode
+    return subprocess.run([python, script, *sys.argv[1:]], env=environment).returncode
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="SGLang's host slots against kvpool's pages on a trace")
+    parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE"), help="also KVPOOL_TRACE")
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--pages", type=int, default=65536)
+    parser.add_argument("--python", help="an interpreter with torch; default: the engines' own, if it has torch")
+    arguments = parser.parse_args()
+    if not arguments.trace:
+        print("SKIPPED: no trace, name one by --trace or KVPOOL_TRACE", file=sys.stderr)
+        return 0
+    return start(arguments, run, __file__)
 
 
 if __name__ == "__main__":

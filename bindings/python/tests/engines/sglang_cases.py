@@ -286,7 +286,7 @@ def test_pages_come_back_through_a_node(node: CacheNode, make: Callable, layout:
     assert page_get(read, operation, keys, targets) == 0 and not page_set(write, keys, sources)
 
 
-def test_pages_of_others_are_misses(node: CacheNode) -> None:
+def test_pages_of_others_are_misses(node: CacheNode, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, latent = host_pool(), latent_pool()
     slots = pool.alloc(PAGE)
     fill(pool, slots, 1)
@@ -308,6 +308,11 @@ def test_pages_of_others_are_misses(node: CacheNode) -> None:
     assert misses(pool, model_name="org/model2")
     assert misses(pool, namespace="others 2")
     assert misses(host_pool(layout="layer_first"))
+    with monkeypatch.context() as patch:
+        # Bytes of another format, which has the same dtype in memory.
+        arguments = SimpleNamespace(kv_cache_dtype="fp8_e5m2")
+        patch.setattr("kvpool.sglang.storage.get_server_args", lambda: arguments)
+        assert misses(pool)
     # Latent pages are the same on all tensor-parallel ranks.
     slots = latent.alloc(PAGE)
     fill(latent, slots, 2)

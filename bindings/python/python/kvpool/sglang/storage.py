@@ -23,6 +23,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransferResult,
 )
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
+from sglang.srt.runtime_context import get_server_args
 from sglang.version import __version__
 
 from .._drift import check_methods
@@ -70,6 +71,17 @@ def _settings(text: dict, where: str = "kvpool") -> dict[str, Any]:
     return text
 
 
+def _values() -> str:
+    """What the dtype of a page does not tell: floats of 8 bits are stored as integers, whatever their
+    format, which differs between makers of devices too."""
+    try:
+        named = get_server_args().kv_cache_dtype
+    except ValueError:
+        # Without a server, as in tests.
+        named = "auto"
+    return f"{named} hip" if torch.version.hip else str(named)
+
+
 class _Pages:
     """The pages of one host pool, as values of a tier."""
 
@@ -85,6 +97,7 @@ class _Pages:
         self.dtype, self.page_bytes = page.dtype, page.numel() * page.element_size()
         # Then pages are read into their places. Otherwise, `get_data_page` made two copies.
         self.is_view = one.is_contiguous() and one.data_ptr() == other.data_ptr()
+        self._local = threading.local()
         self.timeout = float(settings.get("timeout", 5.0))
         fitting = max(2, WINDOW_BYTES // self.page_bytes)
         self.puts = settings.get("puts", min(STORAGE_BATCH_SIZE, fitting))
@@ -95,6 +108,7 @@ class _Pages:
             config.model_name or "",
             name,
             page.dtype,
+            _values(),
             host_pool.layout,
             self.page_size,
             config.logical_page_size,
@@ -143,13 +157,19 @@ class _Pages:
             return self.get(keys, [_bytes(self.host_pool.get_data_page(slot)) for slot in slots])
         found: list[bool] = []
         for part in self.pieces(len(keys)):
-            read = np.empty((len(keys[part]), self.page_bytes), dtype=np.uint8)
+            read = self._staging()[: len(keys[part])]
             hits = self.get(keys[part], list(read))
             for slot, page, is_hit in zip(slots[part], read, hits):
                 if is_hit:
                     self.host_pool.set_from_flat_data_page(slot, torch.from_numpy(page).view(self.dtype))
             found += hits
         return found
+
+    def _staging(self) -> np.ndarray:
+        """Memory for the pages of one call of this thread. New memory costs more than the copies."""
+        if not hasattr(self._local, "staging"):
+            self._local.staging = np.empty((self.puts, self.page_bytes), dtype=np.uint8)
+        return self._local.staging
 
     def write(self, keys: list[bytes], slots: list[int]) -> list[bool]:
         """Stores the pages of the slots that begin at these."""
