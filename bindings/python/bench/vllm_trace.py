@@ -13,6 +13,8 @@ hit both. Prefix caching is on, and the pool is full after the first requests.
 | after prefill | the same at the end of the prefill |
 | hit rate | share of prompt tokens found in the prefix cache |
 | CPU | time in calls of KVCacheManager, per request, on the calling thread |
+| compaction | the part of it that proposes and commits moves of `kvpool.vllm.compaction`, without the copies |
+| moved | blocks moved per request |
 
 A decoding step allocates one block: steps between block boundaries cost the same with both pools.
 """
@@ -29,6 +31,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 TRACE_BLOCK = 512
@@ -38,6 +41,8 @@ STEP_S = 0.5
 PREFILL_TOKENS = 16384
 """Tokens of prompts that are computed in a step."""
 CHUNK = 8192
+COMPACTION_STEPS = 2
+"""Steps of 16 tokens between two proposals of moves."""
 
 
 def rows_of(path: str, limit: int) -> Iterator[tuple[int, float, int, int, list[int]]]:
@@ -79,7 +84,8 @@ class Replay:
         self.descriptors: list[int] = []
         self.after_prefill: list[int] = []
         self.blocks: list[int] = []
-        self.query = self.hits = self.preempted = 0
+        self.query = self.hits = self.preempted = self.steps = 0
+        self.compactor: Any = None
 
     def call(self, part: str, function: Callable, *arguments, **named):
         begin = time.thread_time()
@@ -99,6 +105,12 @@ class Replay:
         return not (self.waiting or self.prefilling or self.running)
 
     def step(self) -> None:
+        if self.compactor is not None:
+            # As `kvpool.vllm.compaction` does; the copies of a step are made when it has ended.
+            self.call("compaction", self.compactor.commit)
+            self.steps += 1
+            if self.steps % COMPACTION_STEPS == 0:
+                self.call("compaction", self.compactor.propose)
         for name in list(self.running):
             if name in self.running:
                 self.decode(name)
@@ -204,16 +216,17 @@ def mean(numbers: list[int]) -> float:
 
 def report(replays: list[Replay], skip: int, blocks: int) -> None:
     print(f"{len(replays[0].descriptors)} requests, {blocks} blocks of {BLOCK} tokens; runs from request {skip} on")
-    print("| pool | descriptors | after prefill | blocks | hit rate | CPU, us | lookup | prefill | decode | free | preempted |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
+    print("| pool | descriptors | after prefill | blocks | hit rate | CPU, us | lookup | prefill | decode | free | compaction | moved | preempted |")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
     for replay in replays:
         done = len(replay.descriptors)
         micros = {part: seconds / done * 1e6 for part, seconds in replay.cpu.items()}
-        parts = " | ".join(f"{micros.get(part, 0):.0f}" for part in ("lookup", "prefill", "decode", "free"))
+        parts = " | ".join(f"{micros.get(part, 0):.0f}" for part in ("lookup", "prefill", "decode", "free", "compaction"))
+        moved = f"{replay.compactor.moved / done:.1f}" if replay.compactor else "-"
         print(
             f"| {replay.name} | {mean(replay.descriptors[skip:]):.1f} | {mean(replay.after_prefill[skip:]):.1f} |"
             f" {mean(replay.blocks[skip:]):.1f} | {replay.hits / replay.query:.2%} | {sum(micros.values()):.0f} |"
-            f" {parts} | {replay.preempted} |"
+            f" {parts} | {moved} | {replay.preempted} |"
         )
     stock, ours = replays[0], replays[-1]
     ratio = mean(stock.descriptors[skip:]) / mean(ours.descriptors[skip:])
@@ -240,10 +253,16 @@ def show_errors(replay: Replay) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     replays = [Replay("vLLM", manager_of("off", arguments.blocks))]
-    replays += [Replay(f"kvpool, {part}", manager_of(part, arguments.blocks)) for part in arguments.parts]
+    for part in arguments.parts:
+        replay = Replay(f"kvpool, {part}", manager_of("queue" if part == "queue" else "pool", arguments.blocks))
+        if part == "compaction":
+            from kvpool.vllm.compaction import Compactor
+
+            replay.compactor = Compactor(replay.manager.block_pool)
+        replays.append(replay)
     drive(replays, arguments.trace, arguments.requests)
     report(replays, min(arguments.requests // 3, 1000), arguments.blocks)
-    if arguments.parts[-1] == "pool":
+    if arguments.parts[-1] != "queue":
         show_errors(replays[-1])
 
 
@@ -252,7 +271,7 @@ def main() -> int:
     parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE"), help="also KVPOOL_TRACE")
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--blocks", type=int, default=65536)
-    parser.add_argument("--parts", nargs="+", default=["queue", "pool"], choices=["queue", "pool"])
+    parser.add_argument("--parts", nargs="+", default=["queue", "pool"], choices=["queue", "pool", "compaction"])
     arguments = parser.parse_args()
     if not arguments.trace:
         print("SKIPPED: no trace, name one by --trace or KVPOOL_TRACE", file=sys.stderr)

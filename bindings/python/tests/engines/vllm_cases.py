@@ -266,6 +266,45 @@ def test_blocks_of_moves_in_flight_are_dealt_out_when_they_are_needed() -> None:
 
 
 @pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
+def test_compaction_makes_room_where_the_cache_fills_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine at work has no blocks without contents: what is evicted next has to make room."""
+    from kvpool.vllm.compaction import Compactor
+
+    monkeypatch.setenv("KVPOOL_VLLM_AHEAD", "0")
+    manager = manager_of("pool", 1025)
+    pool = manager.block_pool
+    requests = [request_of(f"{number}", [number] * BLOCK) for number in range(800)]
+    for request in requests:
+        assert start(manager, request)
+    # Evicted first: one request in four.
+    for request in sorted(requests, key=lambda request: int(request.request_id) % 4):
+        manager.free(request)
+    assert start(manager, filler := request_of("filler", [1000] * (pool.frames.stats()["free"] * BLOCK)))
+    assert pool.frames.stats()["free"] == 0
+    monkeypatch.setenv("KVPOOL_VLLM_ROOM", "0")
+    assert Compactor(pool, fragmentation=0.1).propose() == []
+    monkeypatch.setenv("KVPOOL_VLLM_ROOM", "many")
+    with pytest.raises(InvalidArgument, match="KVPOOL_VLLM_ROOM is 'many'"):
+        Compactor(pool)
+    monkeypatch.setenv("KVPOOL_VLLM_ROOM", "64")
+    compactor = Compactor(pool, fragmentation=0.1)
+    before = {block.block_hash for block in pool.blocks if block.block_hash}
+    assert len(before) == 1024
+    copies = compactor.propose()
+    assert copies
+    assert compactor.commit() == len(copies)
+    assert pool.frames.fragmentation() < 0.5, "it was 1"
+    # All contents but those of the evicted blocks are found, where they are now.
+    after = {block.block_hash for block in pool.blocks if block.block_hash}
+    assert after < before
+    assert len(before - after) <= 64
+    found = {pool.cached_block_hash_to_block.get_one_block(key).block_hash for key in after}
+    assert found == after
+    manager.free(filler)
+    pool.audit()
+
+
+@pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
 def test_compaction_refuses_vllms_own_pool() -> None:
     from kvpool.vllm.compaction import Compactor
 

@@ -51,6 +51,10 @@ class Compactor:
             raise InvalidArgument("compaction needs kvpool's block pool: VLLM_PLUGINS has to name kvpool")
         self.pool = pool
         self.moves_max = moves_max
+        blocks = pool.num_gpu_blocks
+        self.room = min(number("KVPOOL_VLLM_ROOM", int, min(2 * moves_max, blocks // 64)), blocks // 8)
+        """Blocks to have without contents before a proposal. The cache fills the pool of an engine at
+        work: blocks are evicted ahead, and vLLM finds them until a copy is put there."""
         self.fragmentation = fragmentation
         self.moved = 0
         """Blocks moved so far."""
@@ -61,7 +65,12 @@ class Compactor:
     def propose(self) -> list[KVCacheBlockCopy]:
         """Returns the copies to make in the next step. None if those of a step are not committed."""
         frames = self.pool.frames
-        if self._moves is not None or frames is None or frames.fragmentation() < self.fragmentation:
+        if self._moves is not None or frames is None:
+            return []
+        missing = self.room - frames.stats()["free"]
+        if missing > 0:
+            frames.evict(missing)
+        if frames.fragmentation() < self.fragmentation:
             return []
         moves = frames.propose_moves(self.moves_max)
         pairs = moves.pairs()

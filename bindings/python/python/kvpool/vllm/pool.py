@@ -27,25 +27,8 @@ __all__ = ["BlockPool"]
 class BlockPool(stock.BlockPool):
     """A ``BlockPool`` whose blocks are frames of a pool of kvpool."""
 
-    def __init__(
-        self,
-        num_gpu_blocks: int,
-        enable_caching: bool,
-        hash_block_size: int,
-        enable_kv_cache_events: bool = False,
-        metrics_collector: Any = None,
-        num_hash_lookahead_tokens: int = 0,
-        medium: str = stock.MEDIUM_GPU,
-    ):
-        super().__init__(
-            num_gpu_blocks,
-            enable_caching,
-            hash_block_size,
-            enable_kv_cache_events,
-            metrics_collector,
-            num_hash_lookahead_tokens,
-            medium,
-        )
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
         # The null block has left vLLM's own queue, and the others leave it now.
         for block in self.blocks:
             block.prev_free_block = block.next_free_block = None
