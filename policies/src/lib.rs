@@ -2,7 +2,7 @@
 //! simulation on traces.
 //!
 //! A [`Policy`] needs nothing of the pool that is not public. [`PolicyName`] lists the policies of
-//! both crates. The module `simulate`, behind the feature of the same name (on by default),
+//! both crates. [`Evictable`] has a policy order the blocks of a cache that is no pool. The module `simulate`, behind the feature of the same name (on by default),
 //! measures hit rates on a trace without a pool, beside S3-FIFO, SIEVE and a clairvoyant bound.
 //!
 //! ```
@@ -14,6 +14,7 @@
 //! let cache = PrefixConfig::new().policy_of(Arc::new(Foresight::new(10_000)));
 //! ```
 
+mod evictable;
 mod foresight;
 #[cfg(feature = "simulate")]
 pub mod simulate;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 use kvpool::prefix::policy::{Policy, PolicyKind};
 use thiserror::Error;
 
+pub use evictable::{Evictable, Position};
 pub use foresight::{Foresight, Tuning};
 
 /// A policy by its name: one of the pool, or one of this crate.

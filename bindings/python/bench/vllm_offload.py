@@ -1,4 +1,4 @@
-"""vLLM's CPU offloading manager against kvpool's on a trace: the same requests in one run.
+"""vLLM's CPU offloading on a trace: its managers and eviction policies, and kvpool's, in one run.
 
     python bindings/python/bench/vllm_offload.py --trace mooncake_conversation.jsonl [--requests 4000]
 
@@ -42,6 +42,8 @@ class Side:
         from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
         manager, context = self.manager, ReqContext(req_id=str(number))
+        for index, key in enumerate(keys):
+            context.set_offload_key_position(key, (index + 1) * CHUNK)
         begin = time.thread_time()
         manager.on_new_request(context)
         hits = 0
@@ -72,9 +74,13 @@ def run(arguments: argparse.Namespace) -> None:
 
     from kvpool.vllm.offload import KvpoolOffloadingManager
 
+    foresight = {"cache_policy": "ForesightCachePolicy", "cache_policy_module_path": "kvpool.vllm.foresight"}
     sides = [
-        Side("vLLM", CPUOffloadingManager(arguments.chunks)),
-        Side("kvpool", KvpoolOffloadingManager(arguments.chunks)),
+        Side("vLLM, lru", CPUOffloadingManager(arguments.chunks)),
+        Side("vLLM, arc", CPUOffloadingManager(arguments.chunks, "arc")),
+        Side("vLLM, foresight", CPUOffloadingManager(arguments.chunks, **foresight)),
+        Side("kvpool, lru", KvpoolOffloadingManager(arguments.chunks)),
+        Side("kvpool, foresight", KvpoolOffloadingManager(arguments.chunks, **foresight)),
     ]
     per = TRACE_BLOCK // CHUNK
     for number, _, prompt, _, hash_ids in rows_of(arguments.trace, arguments.requests):
@@ -93,11 +99,13 @@ def run(arguments: argparse.Namespace) -> None:
             f" {mean(side.loaded[len(side.loaded) // 2 :]):.1f} | {side.hits / side.query:.2%} |"
             f" {side.cpu / arguments.requests * 1e6:.0f} | {side.refused} |"
         )
-    print(f"audit: {sides[1].manager.frames.audit()}")
+    for side in sides:
+        if isinstance(side.manager, KvpoolOffloadingManager):
+            print(f"audit of {side.name}: {side.manager.frames.audit()}")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="vLLM's CPU offloading manager against kvpool's on a trace")
+    parser = argparse.ArgumentParser(description="vLLM's CPU offloading on a trace, with its parts and kvpool's")
     parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE"), help="also KVPOOL_TRACE")
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--chunks", type=int, default=65536)

@@ -14,6 +14,7 @@ mod defragmenter;
 mod dlpack;
 mod error;
 mod events;
+mod eviction;
 mod exclusive;
 mod frame_pool;
 mod handle;
@@ -55,5 +56,6 @@ fn _kvpool(module: &Bound<'_, PyModule>) -> PyResult<()> {
     defragmenter::register(module)?;
     node::register(module)?;
     tier::register(module)?;
+    eviction::register(module)?;
     frame_pool::register(module)
 }

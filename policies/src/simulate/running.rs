@@ -18,8 +18,9 @@ use std::collections::{BTreeSet, BinaryHeap, VecDeque};
 use kvpool::prefix::policy::{Millis, Policy};
 
 use super::leading;
-use super::pooled::{Evictable, Position};
+use super::pooled::{filled, looked_up};
 use super::prompts::{Prompt, Prompts};
+use crate::evictable::{Evictable, Position};
 
 /// The evictable blocks, in the order of their eviction.
 trait Cache {
@@ -40,17 +41,17 @@ trait Cache {
     fn evict(&mut self, now: Millis) -> Option<u32>;
 }
 
-impl Cache for Evictable<'_> {
+impl Cache for Evictable<&dyn Policy> {
     fn len(&self) -> usize {
         self.len()
     }
 
     fn looked_up(&mut self, _request: u32, blocks: &[u32], found: usize, now: Millis) -> u64 {
-        Self::looked_up(self, blocks, found, now)
+        looked_up(self, blocks, found, now)
     }
 
     fn filled(&mut self, block: u32) {
-        self.filled(block);
+        filled(self, block);
     }
 
     fn hit(&mut self, block: u32) {
@@ -62,7 +63,8 @@ impl Cache for Evictable<'_> {
     }
 
     fn file(&mut self, block: u32, at: Position, now: Millis) {
-        self.file(block, at, now);
+        self.place(block, at, now);
+        self.file(block);
     }
 
     fn evict(&mut self, now: Millis) -> Option<u32> {
@@ -155,7 +157,7 @@ struct Pool<'a, C> {
 
 /// Returns the hits of a policy in a pool of `capacity` blocks.
 pub(super) fn hits(prompts: &Prompts, capacity: usize, policy: &dyn Policy) -> usize {
-    Pool::new(prompts, capacity, Evictable::new(policy, prompts.numbers())).run(capacity)
+    Pool::new(prompts, capacity, Evictable::new(policy)).run(capacity)
 }
 
 /// Returns the hits of a policy that knows the requests to come.

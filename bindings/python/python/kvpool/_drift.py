@@ -34,26 +34,37 @@ def _takes_anything(function: object) -> bool:
 
 
 def check_methods(
-    engine: str, stock: type, ours: type, attributes: Iterable[str] = (), functions: Iterable[tuple] = ()
+    engine: str,
+    stock: object,
+    ours: type,
+    attributes: Iterable[str] = (),
+    functions: Iterable[tuple] = (),
+    own: Iterable[str] = (),
 ) -> None:
-    """Compares each public method of ``ours``, and each that overrides one of ``stock``, with it.
+    """Compares each method of ``ours`` with that of ``stock``, which must have it.
 
-    ``attributes`` are further names of ``stock`` on which ``ours`` relies. ``functions`` are pairs
-    of functions, theirs and a stand-in with the expected signature.
+    ``own`` are the methods of ``ours`` that override none: a method that the engine has renamed would
+    never be called. ``attributes`` are further names of ``stock``, a class, module or object, on which
+    ``ours`` relies. ``functions`` are pairs of functions, theirs and a stand-in with the expected signature.
     """
     differences = []
+    of = getattr(stock, "__name__", type(stock).__name__)
     for name, method in vars(ours).items():
         if not inspect.isfunction(method) or name == "__init__" and _takes_anything(method):
             continue
         theirs = getattr(stock, name, None)
-        if theirs is None or theirs is getattr(object, name, None):
+        if name in own or theirs is not None and theirs is getattr(object, name, None):
+            continue
+        if theirs is None:
+            differences.append(f"{of}.{name} is missing")
             continue
         if _shape(theirs) != _shape(method):
             theirs, method = inspect.signature(theirs), inspect.signature(method)
-            differences.append(f"{stock.__name__}.{name}{theirs}, expected {method}")
+            differences.append(f"{of}.{name}{theirs}, expected {method}")
     for name in attributes:
-        if not hasattr(stock, name):
-            differences.append(f"{stock.__name__}.{name} is missing")
+        # A field without a default is an annotation of its class.
+        if not hasattr(stock, name) and name not in getattr(stock, "__annotations__", ()):
+            differences.append(f"{of}.{name} is missing")
     for theirs, expected in functions:
         if _shape(theirs) != _shape(expected):
             differences.append(f"{theirs.__qualname__}{inspect.signature(theirs)}")

@@ -216,8 +216,9 @@ def check() -> None:
     """
     engine = f"LMDeploy {lmdeploy.__version__}"
     uses = ["add_ref_count", "cpu_mem_offset", "get_phy_allocator", "get_physical_blocks", "get_ref_count"]
-    check_methods(engine, _StockLogical, LogicalAllocator, uses)
-    check_methods(engine, _StockPhysical, PhysicalAllocator, ["get_num_free_blocks"])
+    own = ("_refuse_free", "defragment", "propose_moves")
+    check_methods(engine, _StockLogical, LogicalAllocator, uses, own=own)
+    check_methods(engine, _StockPhysical, PhysicalAllocator, ["get_num_free_blocks"], own=("allocate_run",))
 
 
 def install() -> None:

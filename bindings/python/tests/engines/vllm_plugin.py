@@ -5,18 +5,31 @@ get kvpool's too.
 """
 
 import os
+from types import SimpleNamespace
 
+import numpy
+import torch
 from vllm.v1.core import block_pool, kv_cache_utils
 
 from kvpool import vllm as kvpool_vllm
 
 part = os.environ["KVPOOL_VLLM"]
+if getattr(torch.zeros, "_stands_in", False):
+    # Tests of tiering make memory by torch, and use it as a view of numpy.
+    torch.zeros = lambda shape, dtype: SimpleNamespace(numpy=lambda: numpy.zeros(shape, numpy.int8))
 if part == "offload":
     from vllm.v1.kv_offload.cpu import manager
 
     from kvpool.vllm.offload import KvpoolOffloadingManager
 
     manager.CPUOffloadingManager = KvpoolOffloadingManager
+    part = "off"
+elif part == "foresight":
+    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
+
+    from kvpool.vllm.foresight import ForesightCachePolicy
+
+    CachePolicyFactory._registry["lru"] = lambda: ForesightCachePolicy
     part = "off"
 kvpool_vllm.install(part)
 if part == "pool":

@@ -25,6 +25,7 @@ from typing import Any
 import vllm
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from .._drift import check_methods
@@ -141,4 +142,10 @@ class CompactingAsyncScheduler(_Compacting, AsyncScheduler):
     """vLLM's asynchronous scheduler, with compaction."""
 
 
-check_methods(f"vLLM {vllm.__version__}", Scheduler, _Compacting, ["update_from_output"])
+def _copy(src_block_id, dst_block_id): ...
+
+
+_ENGINE = f"vLLM {vllm.__version__}"
+for _stock in (Scheduler, AsyncScheduler):
+    check_methods(_ENGINE, _stock, _Compacting, functions=[(KVCacheBlockCopy, _copy)])
+check_methods(_ENGINE, SchedulerOutput, object, ["kv_cache_block_copies", "total_num_scheduled_tokens"])

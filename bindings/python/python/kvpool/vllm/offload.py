@@ -11,10 +11,11 @@ is few copies. Lookups, eviction, events and the worker stay vLLM's.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import vllm
-from vllm.v1.kv_offload.base import OffloadingManager
+from vllm.v1.kv_offload.base import OffloadingManager, OffloadKey, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu import spec as _spec
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.cpu.policies.base import ChunkStatus
@@ -34,9 +35,12 @@ class KvpoolOffloadingManager(CPUOffloadingManager):
 
     def __init__(self, num_chunks: int, *args: Any, **kwargs: Any):
         super().__init__(num_chunks, *args, **kwargs)
+        check_methods(_ENGINE, self, object, _USES)
         self._frames: FramePool | None = None
         self._freed: list[int] = []
         self._ahead = int(num_chunks * AHEAD)
+        # Chunks that the store under way may need; None outside of a store.
+        self._offered: int | None = None
         self._reset_frames()
 
     @property
@@ -57,10 +61,20 @@ class KvpoolOffloadingManager(CPUOffloadingManager):
             self._frames.free(self._freed)
             self._freed.clear()
 
+    def prepare_store(self, keys: Collection[OffloadKey], req_context: ReqContext) -> PrepareStoreOutput | None:
+        self._offered = len(keys)
+        try:
+            return super().prepare_store(keys, req_context)
+        finally:
+            self._offered = None
+
     def _get_num_free_chunks(self) -> int:
         free = self._num_chunks - self._num_allocated_chunks
-        # Fewer than there are: the store evicts ahead. Not where eviction could fail for it.
-        if self._num_evictable_cache_chunks > self._num_chunks // 2:
+        if self._offered is None:
+            return free
+        # Fewer than there are: the store evicts ahead. Not where that could fail a store that fits: it takes
+        # at most a chunk for each key, and none of the chunks that these keys have is evicted for it.
+        if self._num_evictable_cache_chunks >= 2 * self._offered + self._ahead:
             return max(free - self._ahead, 0)
         return free
 
@@ -93,6 +107,19 @@ class KvpoolOffloadingSpec(CPUOffloadingSpec):
             _spec.CPUOffloadingManager = stock
 
 
-check_methods(f"vLLM {vllm.__version__}", CPUOffloadingManager, KvpoolOffloadingManager, ["prepare_store"])
-check_methods(f"vLLM {vllm.__version__}", CPUOffloadingSpec, KvpoolOffloadingSpec)
-check_methods(f"vLLM {vllm.__version__}", _spec, object, ["CPUOffloadingManager"])  # type: ignore[arg-type]
+def _chunk(self, chunk_id): ...
+
+
+_ENGINE = f"vLLM {vllm.__version__}"
+# Attributes of a manager that the class reads, or on which it relies to stay as it leaves them.
+_USES = ("_free_list", "_num_allocated_chunks", "_num_chunks", "_num_evictable_cache_chunks", "_policy")
+check_methods(
+    _ENGINE,
+    CPUOffloadingManager,
+    KvpoolOffloadingManager,
+    functions=[(ChunkStatus.__init__, _chunk)],
+    own=("_reset_frames", "_settle"),
+)
+check_methods(_ENGINE, ChunkStatus, object, ["chunk_id"])
+check_methods(_ENGINE, CPUOffloadingSpec, KvpoolOffloadingSpec)
+check_methods(_ENGINE, _spec, object, ["CPUOffloadingManager"])

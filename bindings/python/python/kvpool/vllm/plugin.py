@@ -30,10 +30,12 @@ _POOL_USES = (
     "free_blocks",
     "get_new_blocks",
     "get_num_free_blocks",
+    "move_block_hashes",
     "reset_prefix_cache",
     "touch",
     "unpin_blocks",
 )
+_QUEUE_OWN = ("_last_places", "_note", "_order", "clear", "discard", "keep", "note_moved", "remove_n")
 _BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt")
 
 
@@ -55,8 +57,8 @@ def check() -> None:
         (kv_cache_utils.make_block_hash_with_group_id, _make_block_hash_with_group_id),
         (kv_cache_utils.resolve_block_hashes, _resolve_block_hashes),
     )
-    check_methods(engine, _STOCK_POOL, BlockPool, _POOL_USES, functions)
-    check_methods(engine, _STOCK_QUEUE, FreeQueue)
+    check_methods(engine, _STOCK_POOL, BlockPool, _POOL_USES, functions, own=("_refuse_free", "audit", "held"))
+    check_methods(engine, _STOCK_QUEUE, FreeQueue, own=_QUEUE_OWN)
     check_methods(engine, KVCacheBlock, object, _BLOCK_USES)
     # Their own methods: one that kvpool lacks would be called on its queue.
     names = {name for name in vars(_STOCK_QUEUE) if not name.startswith("_")}

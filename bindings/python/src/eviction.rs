@@ -1,0 +1,373 @@
+//! `EvictionOrder`: kvpool's eviction policies for a cache that is no pool.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use kvpool::prefix::policy::{Millis, Policy};
+use kvpool_policies::{Evictable, PolicyName, Position};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PySet};
+
+use crate::args::{Blocks, Count};
+use crate::error::{Outcome, fields, invalid, raise};
+
+/// The order in which the blocks of a cache are evicted, by one of kvpool's policies.
+///
+/// A cache that finds its blocks itself, by keys of bytes, tells it of each block that it has, and asks it
+/// what to evict. `policy` is "foresight", "lru" or "priority"; `blocks_max` is the cache's size.
+///
+/// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with the
+/// number of the request from `begin`, and the last position first. The end of a request, `finish`, shows
+/// the policy the whole request: hits, length, and what it continued. From then on its blocks are the
+/// policy's to order; blocks of requests that have not ended are evicted behind those.
+///
+/// All methods are safe to call from any thread, and keep the GIL.
+#[pyclass(frozen, name = "EvictionOrder", module = "kvpool._kvpool")]
+pub struct PyEvictionOrder {
+    name: PolicyName,
+    blocks_max: usize,
+    began: Instant,
+    order: Mutex<Order>,
+}
+
+/// Time of a use: order of the request, and the position in it, so that the end of a request is older than
+/// its beginning.
+type Use = (u64, i64);
+
+struct Order {
+    placed: Evictable<Arc<dyn Policy>>,
+    slots: HashMap<Box<[u8]>, u32>,
+    blocks: Vec<Block>,
+    free: Vec<u32>,
+    /// Evictable blocks whose latest use is by a request that has not ended.
+    in_use: BTreeSet<(Use, u32)>,
+}
+
+/// A block of the cache.
+struct Block {
+    key: Py<PyBytes>,
+    is_evictable: bool,
+    /// Its latest use.
+    used: Use,
+    /// Whether the request of the latest use has ended, so that the policy has placed it.
+    is_placed: bool,
+}
+
+/// Returns 64 well-mixed bits of a key.
+fn hash(key: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn unknown(key: &Bound<'_, PyBytes>) -> crate::error::Failure {
+    raise("InvalidArgument", format!("the cache has no block {key}"), fields![key: key.clone().unbind()])
+}
+
+impl Order {
+    fn new(name: PolicyName, blocks_max: usize) -> Self {
+        Self {
+            placed: Evictable::new(name.build(blocks_max)),
+            slots: HashMap::new(),
+            blocks: Vec::new(),
+            free: Vec::new(),
+            in_use: BTreeSet::new(),
+        }
+    }
+
+    fn slot(&self, key: &Bound<'_, PyBytes>) -> Option<u32> {
+        self.slots.get(key.as_bytes()).copied()
+    }
+
+    fn known(&self, key: &Bound<'_, PyBytes>) -> Outcome<u32> {
+        self.slot(key).ok_or_else(|| unknown(key))
+    }
+
+    fn evictable(&self) -> usize {
+        self.placed.len() + self.in_use.len()
+    }
+
+    /// Adds an evictable block to where it is evicted from.
+    fn file(&mut self, slot: u32) {
+        let block = &self.blocks[slot as usize];
+        if block.is_placed {
+            self.placed.file(slot);
+        } else {
+            self.in_use.insert((block.used, slot));
+        }
+    }
+
+    fn unfile(&mut self, slot: u32) {
+        let block = &self.blocks[slot as usize];
+        if block.is_placed {
+            self.placed.remove(slot);
+        } else {
+            self.in_use.remove(&(block.used, slot));
+        }
+    }
+
+    fn set_evictable(&mut self, slot: u32, is_evictable: bool) {
+        if self.blocks[slot as usize].is_evictable == is_evictable {
+            return;
+        }
+        self.blocks[slot as usize].is_evictable = is_evictable;
+        if is_evictable { self.file(slot) } else { self.unfile(slot) }
+    }
+
+    /// Notes a use, unless a later one is known.
+    fn set_used(&mut self, slot: u32, used: Use) {
+        let block = &self.blocks[slot as usize];
+        if block.used >= used {
+            return;
+        }
+        let is_evictable = block.is_evictable;
+        if is_evictable {
+            self.unfile(slot);
+        }
+        let block = &mut self.blocks[slot as usize];
+        (block.used, block.is_placed) = (used, false);
+        if is_evictable {
+            self.file(slot);
+        }
+    }
+
+    /// Forgets a block that is held, or was evicted.
+    fn forget(&mut self, slot: u32, py: Python<'_>) {
+        self.slots.remove(self.blocks[slot as usize].key.as_bytes(py));
+        self.free.push(slot);
+    }
+
+    fn remove(&mut self, slot: u32, py: Python<'_>) {
+        self.set_evictable(slot, false);
+        self.forget(slot, py);
+    }
+
+    fn insert(&mut self, key: &Bound<'_, PyBytes>, used: Use, is_evictable: bool) {
+        if let Some(slot) = self.slot(key) {
+            self.remove(slot, key.py());
+        }
+        let block = Block { key: key.clone().unbind(), is_evictable: false, used, is_placed: false };
+        let slot = self.free.pop().unwrap_or(self.blocks.len() as u32);
+        if slot as usize == self.blocks.len() {
+            self.blocks.push(block);
+        } else {
+            self.blocks[slot as usize] = block;
+        }
+        self.placed.fill(slot, hash(key.as_bytes()));
+        self.slots.insert(key.as_bytes().into(), slot);
+        self.set_evictable(slot, is_evictable);
+    }
+
+    /// Places the blocks of a request that ends.
+    fn finish(
+        &mut self,
+        keys: &[Bound<'_, PyBytes>],
+        reused: &Bound<'_, PySet>,
+        now: Millis,
+    ) -> PyResult<()> {
+        let mut hits = 0;
+        for (at, key) in keys.iter().enumerate() {
+            if reused.contains(key)? {
+                hits += usize::from(hits == at);
+                if let Some(slot) = self.slot(key) {
+                    self.placed.hit(slot);
+                }
+            }
+        }
+        let last = hits.checked_sub(1).and_then(|last| self.slot(&keys[last]));
+        let hashes = keys.iter().map(|key| hash(key.as_bytes()));
+        let (chain, context) = (keys.len() as u32, self.placed.looked_up(hashes, hits, last, now));
+        for (depth, key) in keys.iter().enumerate().rev() {
+            let Some(slot) = self.slot(key) else { continue };
+            let is_evictable = self.blocks[slot as usize].is_evictable;
+            if is_evictable {
+                self.unfile(slot);
+            }
+            self.placed.place(slot, Position { depth: depth as u32, chain, context }, now);
+            let used = (self.placed.next_order(), 0);
+            let block = &mut self.blocks[slot as usize];
+            (block.used, block.is_placed) = (used, true);
+            if is_evictable {
+                self.file(slot);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes `count` blocks that are evictable and not protected; `None`, and no change, if there are
+    /// fewer.
+    fn evict(&mut self, count: usize, protected: &HashSet<u32>, now: Millis) -> Option<Vec<u32>> {
+        let kept = protected.iter().filter(|&&slot| self.blocks[slot as usize].is_evictable).count();
+        if count > self.evictable() - kept {
+            return None;
+        }
+        let (mut evicted, mut passed) = (Vec::with_capacity(count), Vec::new());
+        while evicted.len() < count {
+            let slot = self.placed.evict(now).or_else(|| Some(self.in_use.pop_first()?.1));
+            let slot = slot.expect("enough blocks are evictable");
+            if protected.contains(&slot) { passed.push(slot) } else { evicted.push(slot) }
+        }
+        for slot in passed {
+            self.file(slot);
+        }
+        Some(evicted)
+    }
+}
+
+impl PyEvictionOrder {
+    fn order(&self) -> MutexGuard<'_, Order> {
+        self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Millis {
+        Millis(self.began.elapsed().as_millis() as u64)
+    }
+}
+
+#[pymethods]
+impl PyEvictionOrder {
+    #[new]
+    #[pyo3(signature = (blocks_max, policy="foresight"))]
+    fn new(blocks_max: Blocks, policy: &str) -> Outcome<Self> {
+        let name: PolicyName = policy.parse().map_err(invalid)?;
+        let order = Mutex::new(Order::new(name, blocks_max.0));
+        Ok(Self { name, blocks_max: blocks_max.0, began: Instant::now(), order })
+    }
+
+    /// Name of the policy.
+    #[getter]
+    fn policy(&self) -> &'static str {
+        self.name.name()
+    }
+
+    /// Number of evictable blocks.
+    #[getter]
+    fn evictable(&self) -> usize {
+        self.order().evictable()
+    }
+
+    /// Returns the number of a request that begins: greater than those before.
+    fn begin(&self) -> u64 {
+        self.order().placed.next_order()
+    }
+
+    /// Adds a block that the cache has got, for this request and at this position in it; for none if the
+    /// number is None. It is held unless `evictable`. A block that is there already is replaced.
+    #[pyo3(signature = (key, request=None, position=0, *, evictable=false))]
+    fn insert(&self, key: &Bound<'_, PyBytes>, request: Option<u64>, position: i64, evictable: bool) {
+        let mut order = self.order();
+        let used = match request {
+            Some(request) => (request, position.saturating_neg()),
+            None => (order.placed.next_order(), 0),
+        };
+        order.insert(key, used, evictable);
+    }
+
+    /// Forgets a block that the cache has dropped by itself.
+    fn remove(&self, key: &Bound<'_, PyBytes>) -> Outcome<()> {
+        let mut order = self.order();
+        let slot = order.known(key)?;
+        order.remove(slot, key.py());
+        Ok(())
+    }
+
+    /// Has a block not be evicted.
+    fn hold(&self, key: &Bound<'_, PyBytes>) -> Outcome<()> {
+        let mut order = self.order();
+        let slot = order.known(key)?;
+        order.set_evictable(slot, false);
+        Ok(())
+    }
+
+    /// Has a block be evicted when its turn comes, which its latest use decides.
+    fn release(&self, key: &Bound<'_, PyBytes>) -> Outcome<()> {
+        let mut order = self.order();
+        let slot = order.known(key)?;
+        order.set_evictable(slot, true);
+        Ok(())
+    }
+
+    /// Notes that a request, which has not ended, uses these blocks at these positions. Unknown keys, and
+    /// blocks with a later use, are skipped.
+    #[pyo3(name = "use")]
+    fn use_by(&self, keys: Vec<(Bound<'_, PyBytes>, i64)>, request: u64) {
+        let mut order = self.order();
+        for (key, position) in keys {
+            if let Some(slot) = order.slot(&key) {
+                order.set_used(slot, (request, position.saturating_neg()));
+            }
+        }
+    }
+
+    /// Has these blocks be the latest that were used, the first one the latest of all. Unknown keys are
+    /// skipped.
+    fn touch(&self, keys: Vec<Bound<'_, PyBytes>>) {
+        let mut order = self.order();
+        for key in keys.iter().rev() {
+            if let Some(slot) = order.slot(key) {
+                let used = (order.placed.next_order(), 0);
+                order.set_used(slot, used);
+            }
+        }
+    }
+
+    /// Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had found
+    /// in the cache. Blocks that the cache does not have any more are named too.
+    fn finish(&self, keys: Vec<Bound<'_, PyBytes>>, reused: &Bound<'_, PySet>) -> PyResult<()> {
+        self.order().finish(&keys, reused, self.now())
+    }
+
+    /// Takes `count` evictable blocks that are not in `protected`, in the order of their eviction, and
+    /// returns their keys. None, and nothing is taken, if there are fewer.
+    #[pyo3(signature = (count, protected=None))]
+    fn evict(
+        &self,
+        py: Python<'_>,
+        count: Count,
+        protected: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Vec<Py<PyBytes>>>> {
+        let keys = protected.map_or_else(|| Ok(Vec::new()), |keys| keys.try_iter()?.collect())?;
+        let mut order = self.order();
+        let mut protected = HashSet::with_capacity(keys.len());
+        for key in &keys {
+            protected.extend(order.slot(key.cast::<PyBytes>()?));
+        }
+        let Some(evicted) = order.evict(count.0, &protected, self.now()) else { return Ok(None) };
+        let take = |slot: u32| {
+            let key = order.blocks[slot as usize].key.clone_ref(py);
+            order.forget(slot, py);
+            key
+        };
+        Ok(Some(evicted.into_iter().map(take).collect()))
+    }
+
+    /// Forgets all blocks, and all that the policy learned.
+    fn clear(&self) {
+        *self.order() = Order::new(self.name, self.blocks_max);
+    }
+
+    fn __len__(&self) -> usize {
+        self.order().slots.len()
+    }
+
+    fn __contains__(&self, key: &Bound<'_, PyBytes>) -> bool {
+        self.order().slot(key).is_some()
+    }
+
+    fn __repr__(&self) -> String {
+        let order = self.order();
+        format!(
+            "<kvpool.EvictionOrder {}: {} blocks, {} evictable>",
+            self.name,
+            order.slots.len(),
+            order.evictable()
+        )
+    }
+}
+
+/// Adds the class of this file to the module.
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyEvictionOrder>()
+}

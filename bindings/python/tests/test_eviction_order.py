@@ -1,0 +1,123 @@
+"""Orders of eviction, against a model that is an ordered list."""
+
+from __future__ import annotations
+
+import random
+
+import kvpool
+import pytest
+
+
+def key(number: int) -> bytes:
+    return b"%08d" % number
+
+
+def filled(count: int, policy: str = "lru") -> kvpool.EvictionOrder:
+    order = kvpool.EvictionOrder(count, policy)
+    for number in range(count):
+        order.insert(key(number), evictable=True)
+    return order
+
+
+def test_blocks_are_evicted_in_the_order_of_use() -> None:
+    order = filled(8)
+    assert len(order) == order.evictable == 8 and key(3) in order and key(9) not in order
+    order.touch([key(1), key(0), b"unknown"])  # The first is the latest of all.
+    assert order.evict(2, [key(2)]) == [key(3), key(4)]
+    assert order.evict(4) == [key(2), key(5), key(6), key(7)]
+    assert order.evict(2) == [key(0), key(1)] and order.evict(1) is None and order.evict(0) == []
+
+
+def test_an_eviction_takes_all_or_nothing() -> None:
+    order = filled(6)
+    order.hold(key(0))
+    for count, protected in ((6, []), (5, [key(1)]), (4, [key(1), key(5), key(0), b"unknown"])):
+        assert order.evict(count, protected) is None
+        assert (len(order), order.evictable) == (6, 5)
+    assert order.evict(3, [key(1), key(5)]) == [key(2), key(3), key(4)]
+    order.release(key(0))
+    order.release(key(0))
+    assert order.evict(3) == [key(0), key(1), key(5)]
+
+
+def test_requests_that_have_not_ended_are_evicted_last_and_from_their_end() -> None:
+    order = kvpool.EvictionOrder(10, "lru")
+    first, second = order.begin(), order.begin()
+    for request, numbers in ((second, (5, 6)), (first, (1, 2, 3))):
+        for position, number in enumerate(numbers):
+            order.insert(key(number), request, position, evictable=True)
+    # The older request does not take a block from the newer one.
+    order.use([(key(5), 0)], first)
+    order.finish([key(5), key(6)], {key(5)})
+    assert order.evict(3) == [key(6), key(5), key(3)]
+    order.use([(key(1), 0), (key(2), 1)], order.begin())
+    order.finish([key(1), key(2), key(7)], set())
+    assert order.evict(2) == [key(2), key(1)]
+
+
+def test_a_hold_does_not_change_the_order() -> None:
+    order = filled(4)
+    order.hold(key(0))
+    order.finish([key(2), key(3)], set())
+    order.hold(key(3))
+    order.touch([key(1)])
+    order.release(key(3))
+    order.release(key(0))
+    # Blocks of requests that have ended go first: 3 before 2, as they were released.
+    assert order.evict(4) == [key(3), key(2), key(0), key(1)]
+
+
+def test_bad_calls_are_refused() -> None:
+    order = filled(1)
+    for call in (order.hold, order.release, order.remove):
+        with pytest.raises(kvpool.InvalidArgument, match="the cache has no block b'missing'"):
+            call(b"missing")
+    with pytest.raises(kvpool.InvalidArgument, match='no eviction policy is called "mru"'):
+        kvpool.EvictionOrder(10, "mru")
+    with pytest.raises(TypeError):
+        order.insert("text")
+    order.remove(key(0))
+    order.insert(key(1))
+    order.insert(key(1), evictable=True)
+    assert (len(order), order.evictable, order.policy) == (1, 1, "lru")
+    order.clear()
+    assert len(order) == order.evictable == 0
+    assert "lru: 0 blocks" in repr(order)
+
+
+@pytest.mark.parametrize("policy", ["lru", "foresight"])
+def test_any_calls_keep_the_count_of_blocks(policy: str) -> None:
+    dice = random.Random(5)
+    order = kvpool.EvictionOrder(64, policy)
+    there: dict[bytes, bool] = {}
+    for step in range(3000):
+        some = [key(dice.randrange(100)) for _ in range(dice.randrange(1, 12))]
+        request = order.begin()
+        reused = {name for name in some if name in there}
+        for position, name in enumerate(some):
+            if name not in there:
+                there[name] = dice.random() < 0.5
+                order.insert(name, request, position, evictable=there[name])
+        order.use([(name, position) for position, name in enumerate(some)], request)
+        for name in dice.sample(sorted(there), min(5, len(there))):
+            if dice.random() < 0.1:
+                order.remove(name)
+                del there[name]
+            else:
+                there[name] = dice.random() < 0.7
+                (order.release if there[name] else order.hold)(name)
+        if step % 3:
+            order.finish(list(dict.fromkeys(some)), reused)
+        else:
+            order.touch(some)
+        assert (len(order), order.evictable) == (len(there), sum(there.values()))
+        protected = set(some)
+        possible = {name for name, is_evictable in there.items() if is_evictable} - protected
+        count = dice.randrange(0, len(possible) + 3)
+        evicted = order.evict(count, protected)
+        assert (evicted is None) == (count > len(possible))
+        assert len(set(evicted or ())) == (count if evicted is not None else 0)
+        assert possible >= set(evicted or ())
+        for name in evicted or ():
+            del there[name]
+    assert len(there) > 10
