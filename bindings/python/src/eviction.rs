@@ -161,21 +161,13 @@ impl Order {
     }
 
     /// Places the blocks of a request that ends.
-    fn finish(
-        &mut self,
-        keys: &[Bound<'_, PyBytes>],
-        reused: &Bound<'_, PySet>,
-        now: Millis,
-    ) -> PyResult<()> {
-        let mut hits = 0;
-        for (at, key) in keys.iter().enumerate() {
-            if reused.contains(key)? {
-                hits += usize::from(hits == at);
-                if let Some(slot) = self.slot(key) {
-                    self.placed.hit(slot);
-                }
+    fn finish(&mut self, keys: &[Bound<'_, PyBytes>], is_reused: &[bool], now: Millis) {
+        for (key, _) in keys.iter().zip(is_reused).filter(|(_, is_reused)| **is_reused) {
+            if let Some(slot) = self.slot(key) {
+                self.placed.hit(slot);
             }
         }
+        let hits = is_reused.iter().take_while(|&&is_reused| is_reused).count();
         let last = hits.checked_sub(1).and_then(|last| self.slot(&keys[last]));
         let hashes = keys.iter().map(|key| hash(key.as_bytes()));
         let (chain, context) = (keys.len() as u32, self.placed.looked_up(hashes, hits, last, now));
@@ -193,7 +185,6 @@ impl Order {
                 self.file(slot);
             }
         }
-        Ok(())
     }
 
     /// Takes `count` blocks that are evictable and not protected; `None`, and no change, if there are
@@ -316,7 +307,10 @@ impl PyEvictionOrder {
     /// Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had found
     /// in the cache. Blocks that the cache does not have any more are named too.
     fn finish(&self, keys: Vec<Bound<'_, PyBytes>>, reused: &Bound<'_, PySet>) -> PyResult<()> {
-        self.order().finish(&keys, reused, self.now())
+        // Before the lock is taken: a comparison may run code of Python.
+        let is_reused = keys.iter().map(|key| reused.contains(key)).collect::<PyResult<Vec<_>>>()?;
+        self.order().finish(&keys, &is_reused, self.now());
+        Ok(())
     }
 
     /// Takes `count` evictable blocks that are not in `protected`, in the order of their eviction, and

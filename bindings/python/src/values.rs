@@ -79,12 +79,8 @@ impl Sources {
                 }
                 Ok::<_, Infallible>(())
             };
-            let Ok(block) = TierValue::new(*key, self.bytes, fill);
-            let fill = |into: &mut [u8]| {
-                into.copy_from_slice(block.bytes());
-                Ok::<_, Infallible>(())
-            };
-            let Ok(value) = TierValue::new(*key, block_bytes(self.bytes), fill);
+            let block = |into: &mut [u8]| TierValue::write(key, self.bytes, into, fill);
+            let Ok(value) = TierValue::new(*key, block_bytes(self.bytes), block);
             value
         };
         keys.iter().zip(&self.buffers).map(value).collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ class CacheNode:
     def stop(self) -> None:
         """Has the process hang, with its connections open."""
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # All of its threads.
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

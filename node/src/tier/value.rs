@@ -89,11 +89,31 @@ impl TierValue {
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut bytes = vec![0; value_bytes(packed_bytes)];
-        fill(&mut bytes[HEADER_BYTES..][..packed_bytes])?;
-        bytes[..HEADER_BYTES - 8].copy_from_slice(&head(&key, packed_bytes));
-        let sum = checksum(&bytes, packed_bytes);
-        bytes[CHECKSUM..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        Self::write(&key, packed_bytes, &mut bytes, fill)?;
         Ok(Self { key, bytes })
+    }
+
+    /// Writes header and block into memory of [`value_bytes`], whose padding the caller has zeroed;
+    /// `fill` writes the packed bytes of the block.
+    ///
+    /// # Errors
+    ///
+    /// That of `fill`; the memory then has no header.
+    ///
+    /// # Panics
+    ///
+    /// If the memory is smaller.
+    pub fn write<E>(
+        key: &TierKey,
+        packed_bytes: usize,
+        into: &mut [u8],
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        fill(&mut into[HEADER_BYTES..][..packed_bytes])?;
+        into[..CHECKSUM].copy_from_slice(&head(key, packed_bytes));
+        let sum = checksum(into, packed_bytes);
+        into[CHECKSUM..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        Ok(())
     }
 
     /// Returns the key.

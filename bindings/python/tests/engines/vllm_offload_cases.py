@@ -280,7 +280,8 @@ class Engine:
         )
         described = {
             "type": "KvpoolTier", "module_path": "kvpool.vllm.tier", "peer": "cache", "address": node.address,
-            "namespace": "tests", "lookup_timeout": WAIT, "load_timeout": WAIT, "store_timeout": WAIT, "rest": 0.05,
+            "namespace": "tests", "lookup_timeout": WAIT, "load_timeout": WAIT, "store_timeout": WAIT, "patience": WAIT,
+            "rest": 0.05,
         }
         self.tier = SecondaryTierFactory.create_secondary_tier(
             described | settings, primary.get_kv_memoryview(), SimpleNamespace(config=config, blocks_per_chunk=4)
@@ -398,7 +399,7 @@ def test_chunks_of_one_engine_are_hits_in_another(engine: Callable[..., Engine])
 
 
 def test_a_node_that_is_killed_costs_hits_alone_and_serves_again(node: CacheNode, engine: Callable[..., Engine]) -> None:
-    one, other = (engine(lookup_timeout=0.5, load_timeout=0.5, store_timeout=0.5, window=window) for window in (64, 4))
+    one, other = (engine(lookup_timeout=0.5, patience=0.5, window=window) for window in (64, 4))
     until(lambda: (one.write(*range(8)), one.settle(), other.read(0, 1) == [0, 1])[2])
     node.kill()
     assert other.read(6, 7) == []
@@ -414,7 +415,7 @@ def test_a_node_that_is_killed_costs_hits_alone_and_serves_again(node: CacheNode
 
 def test_a_node_that_hangs_holds_no_step_up(node: CacheNode, engine: Callable[..., Engine]) -> None:
     one = engine()
-    slow = engine(lookup_timeout=0.1, load_timeout=0.1, store_timeout=0.1)
+    slow = engine(lookup_timeout=0.5, load_timeout=0.5, store_timeout=0.5, patience=0.5)
     one.write(*range(8))
     one.settle()
     node.stop()

@@ -71,6 +71,9 @@ class ForesightCachePolicy(CachePolicy):
     def touch(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         self.order.touch(list(keys))
 
+    def on_store_miss(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
+        """They are not there: nothing to order. The end of the request shows the policy what it missed."""
+
     def on_request_access(self, keys: Iterable[OffloadKey], req_context: ReqContext) -> None:
         positions = ((key, req_context.get_offload_key_position(key)) for key in keys if key in self.chunks)
         known = [(key, position) for key, position in positions if position is not None]

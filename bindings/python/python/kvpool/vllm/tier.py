@@ -62,8 +62,8 @@ class KvpoolTier(SecondaryTierManager):
     ``namespace`` names what vLLM's configuration does not know, as the revision of the weights. ``token_file``
     has one line; ``tls_cert``, ``tls_key`` and ``tls_ca`` are PEM files, and ``name`` is the name of this
     end in the certificate. Lookups take at most ``lookup_timeout`` seconds, loads and stores
-    ``load_timeout`` and ``store_timeout``. ``load_threads`` and ``store_threads`` jobs are under way at a
-    time. Values pass through memory for ``window`` chunks: at least as many as a prefix has, or they are
+    ``load_timeout`` and ``store_timeout``. A call of the node that takes longer than ``patience`` seconds
+    counts as failed; a node that failed three times is not asked for ``rest`` seconds. Values pass through memory for ``window`` chunks: at least as many as a prefix has, or they are
     transferred twice, for the lookup and for the load.
     """
 
@@ -79,11 +79,10 @@ class KvpoolTier(SecondaryTierManager):
         tls_key: str | None = None,
         tls_ca: str | None = None,
         window: int = 64,
-        load_threads: int = 4,
-        store_threads: int = 2,
         lookup_timeout: float = 1.0,
         load_timeout: float = 5.0,
         store_timeout: float = 10.0,
+        patience: float = 2.0,
         rest: float = 5.0,
         locality: str | None = None,
         **kwargs: Any,
@@ -101,18 +100,17 @@ class KvpoolTier(SecondaryTierManager):
             "token": None if token_file is None else Path(token_file).read_bytes().strip(),
             "tls": tuple(Path(file).read_bytes() for file in files if file) or None,
             "window": window,
-            "threads": load_threads + store_threads,
-            "puts": 2 * window,
-            "patience": max(lookup_timeout, load_timeout, store_timeout),
+            "puts": max(window, 1),
+            "patience": patience,
             "rest": rest,
         }
-        # Values of one call: a job's others must not be refused because these wait.
-        self._part = max(window // (2 * max(store_threads, 1)), 1)
+        # Values of one call: as many as a thread of the tier has room for in the window.
+        self._part = max(window // 4, 1)
         self._tier = Tier.peer(peer, address, **settings)
         self._memory = self._primary_kv_view.cast("B")
         self._lookups = _Lookups(self.tier_type, tier=self._tier, timeout=lookup_timeout)
-        self._loads = ThreadPoolExecutor(load_threads, thread_name_prefix="kvpool-tier-load")
-        self._stores = ThreadPoolExecutor(store_threads, thread_name_prefix="kvpool-tier-store")
+        self._loads = ThreadPoolExecutor(2, thread_name_prefix="kvpool-tier-load")
+        self._stores = ThreadPoolExecutor(1, thread_name_prefix="kvpool-tier-store")
         self._jobs: dict[JobId, Future[None]] = {}
         self._finished: SimpleQueue[tuple[TransferJob, list[OffloadKey], float]] = SimpleQueue()
         self._failure: str | None = None
