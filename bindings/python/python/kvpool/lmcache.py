@@ -206,7 +206,8 @@ def check() -> None:
     from lmcache import __version__
 
     engine = f"LMCache {__version__}"
-    check_methods(engine, _Stock, AddressManager, own=("_check_size", "_frames", "_grow_to"))
+    own = ("_check_size", "_frames", "_grow_to", "_is_consistent", "_take_neighbours", "_wait")
+    check_methods(engine, _Stock, AddressManager, own=own)
     # Their public methods: one that kvpool lacks would be called on its class.
     names = [name for name in vars(_Stock) if not name.startswith("_")]
     check_methods(engine, AddressManager, object, names)

@@ -327,13 +327,15 @@ def test_what_a_node_damages_or_loses_is_a_miss() -> None:
     slots = pool.alloc(10 * PAGE)
     pages = fill(pool, slots, 5)
     keys = names(*range(10))
+    # A call that the node's end has lost is tried again soon.
+    soon = {"patience": 2.0}
     with CacheNode(PAGE_BYTES, values=64) as node:
-        storage = backend(pool, at(node))
+        storage = backend(pool, at(node, **soon))
         until(lambda: all(storage.batch_set_v1(keys, slots)))
-        other = backend(host_pool(), at(node))
+        other = backend(host_pool(), at(node, **soon))
         until(lambda: other.exists(keys[0]))
         node.ask("damage")
-        reader = backend(host_pool(), at(node))
+        reader = backend(host_pool(), at(node, **soon))
         targets = reader.mem_pool_host.alloc(10 * PAGE)
         before = fill(reader.mem_pool_host, targets, 6)
         hits: list[bool] = []

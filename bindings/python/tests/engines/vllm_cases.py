@@ -92,6 +92,21 @@ def test_changed_engine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
         kvpool.vllm.install(PART)
 
 
+@pytest.mark.skipif(PART == "queue", reason="vLLM's pool makes its own attributes")
+def test_changed_attributes_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvpool.vllm import plugin
+
+    stock = plugin._STOCK_POOL.__init__
+
+    def changed(self, *args, **kwargs):
+        stock(self, *args, **kwargs)
+        self.free_queue = self.__dict__.pop("free_block_queue")
+
+    monkeypatch.setattr(plugin._STOCK_POOL, "__init__", changed)
+    with pytest.raises(kvpool.vllm.EngineChanged, match="free_block_queue is missing"):
+        kvpool.vllm.BlockPool(10, True, BLOCK)
+
+
 def test_same_hits_as_stock_over_many_requests() -> None:
     """A pool that never evicts finds the same prefixes; a full one stays consistent."""
     stock, ours = manager_of("off", 4001), manager_of(PART, 4001)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import vllm
 from vllm.v1.core import block_pool as stock
 from vllm.v1.core.kv_cache_utils import (
     KVCacheBlock,
@@ -18,10 +19,27 @@ from vllm.v1.core.kv_cache_utils import (
 )
 from vllm.v1.request import Request
 
+from .._drift import check_methods
 from ..errors import FrameRefused
 from .queue import FreeQueue
 
 __all__ = ["BlockPool"]
+
+
+# Attributes of a pool that the class reads, or sets for methods that it inherits.
+_USES = (
+    "_reuse_watchers",
+    "blocks",
+    "cached_block_hash_to_block",
+    "cached_block_hashes_by_block",
+    "enable_caching",
+    "enable_kv_cache_events",
+    "free_block_queue",
+    "hash_block_size",
+    "metrics_collector",
+    "null_block",
+    "num_gpu_blocks",
+)
 
 
 class BlockPool(stock.BlockPool):
@@ -29,6 +47,7 @@ class BlockPool(stock.BlockPool):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        check_methods(f"vLLM {vllm.__version__}", self, object, _USES)
         # The null block has left vLLM's own queue, and the others leave it now.
         for block in self.blocks:
             block.prev_free_block = block.next_free_block = None
