@@ -192,6 +192,10 @@ impl Pool {
     ///
     /// A frame that is freed while the batch is in flight is not reused before the batch has ended.
     /// Batches may overlap and end in any order.
+    ///
+    /// # Panics
+    ///
+    /// If 65,536 batches are in flight; see [`batches_in_flight`](Self::batches_in_flight).
     pub fn begin_batch(&self) -> Batch {
         Batch::begin(&self.0.sequences)
     }
@@ -206,6 +210,10 @@ impl Pool {
     /// # Errors
     ///
     /// [`StorageError::ForeignStream`], [`StorageError::Capturing`], [`StorageError::DeviceLost`].
+    ///
+    /// # Panics
+    ///
+    /// As for [`begin_batch`](Self::begin_batch).
     pub fn begin_batch_on(&self, stream: &DeviceStream) -> Result<Batch, StorageError> {
         Batch::begin_on(&self.0.sequences, stream)
     }

@@ -137,6 +137,19 @@ fn end_void(batch: Batch) {
 
 struct Unwound;
 
+/// Number of batches in flight from which on none is begun. The library panics at 65,536, and takes
+/// time in proportion to begin one.
+const BATCHES_MAX: u64 = 4_096;
+
+/// Refuses to begin one more batch than a pool can have in flight.
+pub fn check_batches(in_flight: u64) -> Outcome<()> {
+    if in_flight < BATCHES_MAX {
+        return Ok(());
+    }
+    let message = format!("{in_flight} batches are in flight; end some before the next one begins");
+    Err(raise("KvPoolError", message, fields![kind: "TooManyBatches", batches: in_flight]))
+}
+
 /// Bytes that become `bytes`.
 type Bytes = std::borrow::Cow<'static, [u8]>;
 
@@ -212,7 +225,7 @@ impl PyBatch {
         let Ok(table) = out.cast::<PyBlockTable>() else {
             return table_into(&batch, &row, out, self.padding);
         };
-        let mut table = table.get().fill()?;
+        let mut table = table.get().fill(&row)?;
         batch.block_table(row.get(), &mut table)?;
         Ok((table.rows(), table.width()))
     }

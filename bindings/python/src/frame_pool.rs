@@ -21,6 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::args::{Count, Frame, Frames, Group, Id, Key, RunLength, RunOrder};
+use crate::batch::check_batches;
 use crate::error::{Outcome, invalid};
 use crate::process::{Own, Process};
 
@@ -426,9 +427,11 @@ impl FramePool {
     }
 
     /// Begins a batch: frames that are freed before it ends are not reused before it ends. A context
-    /// manager.
+    /// manager. Raises `KvPoolError`, of the kind `TooManyBatches`, if 4,096 batches are in flight.
     fn begin_batch(&self) -> Outcome<FrameBatch> {
-        Ok(FrameBatch::new(self.here()?.begin_batch()))
+        let pool = self.here()?;
+        check_batches(pool.batches_in_flight())?;
+        Ok(FrameBatch::new(pool.begin_batch()))
     }
 
     /// Adds `frames` frames while the pool serves, up to `frames_max`.

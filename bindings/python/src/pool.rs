@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::args::{Blocks, Count, Id, Key, Keys, Place, Rank, Stream, Tokens, range, request};
-use crate::batch::PyBatch;
+use crate::batch::{PyBatch, check_batches};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, invalid, raise};
 use crate::exclusive::{InUse, Open};
@@ -374,9 +374,12 @@ impl PyPool {
 
     /// Begins a batch; with `stream`, the address of a CUDA stream, one whose copies and end are in
     /// order with the work on it.
+    ///
+    /// Raises KvPoolError, of the kind TooManyBatches, if 4,096 batches are in flight.
     #[pyo3(signature = (*, stream=None))]
     fn begin_batch(&self, stream: Option<Stream>) -> Outcome<PyBatch> {
         let pool = self.get()?;
+        check_batches(pool.batches_in_flight())?;
         let batch = match stream {
             None => pool.begin_batch(),
             Some(stream) => on_stream(&pool, stream.0)?,

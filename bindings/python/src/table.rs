@@ -23,6 +23,9 @@ use crate::tensor::is_packed;
 /// Largest minimum width of a table, in columns: no sequence has as many blocks.
 const WIDTH_MAX: usize = 1 << 24;
 
+/// Entries of a table for which there is memory.
+const ENTRIES_UNTRIED: usize = 1 << 24;
+
 /// A padded block table: `[rows, width]` frames in int32, as paged attention kernels expect it.
 ///
 /// `Batch.block_table` fills it, and reuses its memory. It is a buffer: `memoryview(table)` and
@@ -31,6 +34,7 @@ const WIDTH_MAX: usize = 1 << 24;
 #[pyclass(frozen, name = "BlockTable", module = "kvpool._kvpool")]
 pub struct PyBlockTable {
     table: Exclusive<BlockTable>,
+    width_min: usize,
     /// Number of exported buffers, which point into the table.
     exports: AtomicUsize,
 }
@@ -42,9 +46,19 @@ struct Export {
 }
 
 impl PyBlockTable {
-    /// Returns the table, to be filled.
-    pub fn fill(&self) -> Outcome<Entered<'_, BlockTable>> {
+    /// Returns the table, to be filled with these sequences.
+    pub fn fill(&self, row: &Row<'_>) -> Outcome<Entered<'_, BlockTable>> {
         let table = self.table.enter()?;
+        let entries = self.width_min.saturating_mul(row.0.len());
+        // Tried first: the library cannot refuse it.
+        if entries > ENTRIES_UNTRIED && Vec::<i32>::new().try_reserve_exact(entries).is_err() {
+            let message = format!(
+                "there is no memory for a block table of {} rows and {} columns",
+                row.0.len(),
+                self.width_min
+            );
+            return Err(raise("InvalidArgument", message, fields![rows: row.0.len(), width: self.width_min]));
+        }
         // Acquire: pairs with the Release of the end of a view. None begins while it is entered.
         match self.exports.load(Acquire) {
             0 => Ok(table),
@@ -68,7 +82,8 @@ impl PyBlockTable {
             return Err(raise("InvalidArgument", message, fields![width: width_min.0]));
         }
         let table = BlockTable::with_width(width_min.0);
-        Ok(Self { table: Exclusive::new("block table", table), exports: AtomicUsize::new(0) })
+        let table = Exclusive::new("block table", table);
+        Ok(Self { table, width_min: width_min.0, exports: AtomicUsize::new(0) })
     }
 
     /// Number of rows, one per sequence.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from subprocess import CompletedProcess
+
 import kvpool
 import numpy as np
 import pytest
@@ -197,6 +200,46 @@ def test_tables_of_absurd_widths_are_refused(pool: kvpool.Pool) -> None:
     for width in (2**62 + 5, 2**40, 2**24 + 1):
         with pytest.raises(kvpool.InvalidArgument, match="at most 16777216"):
             kvpool.BlockTable(width)
+
+
+def test_tables_without_memory_are_refused(run_python: Callable[[str], CompletedProcess[str]]) -> None:
+    script = """
+import resource
+import kvpool
+pool = kvpool.Pool(kvpool.Layout(layers=1, kv_heads=1, head_dim=8, block_tokens=4, dtype="f32"), 100)
+sequences = [pool.sequence(id) for id in range(64)]
+table = kvpool.BlockTable(2**24)
+resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32))
+with pool.begin_batch() as batch:
+    try:
+        batch.block_table(sequences, table)
+    except kvpool.InvalidArgument as error:
+        print(error)
+"""
+    result = run_python(script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.strip() == "there is no memory for a block table of 64 rows and 16777216 columns"
+
+
+def test_more_batches_than_a_pool_can_have_are_refused(run_python: Callable[[str], CompletedProcess[str]]) -> None:
+    script = """
+import os
+import kvpool
+layout = kvpool.Layout(layers=1, kv_heads=1, head_dim=8, block_tokens=4, dtype="f32")
+for pool in (kvpool.Pool(layout, 10), kvpool.FramePool(10)):
+    batches = []
+    try:
+        while len(batches) < 8_000:
+            batches.append(pool.begin_batch())
+    except kvpool.KvPoolError as error:
+        print(error.kind, len(batches), flush=True)
+    batches.pop()
+    batches.append(pool.begin_batch())
+os._exit(0)  # the ends of so many batches take long in a debug build
+"""
+    result = run_python(script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.splitlines() == ["TooManyBatches 4096"] * 2
 
 
 def test_queues_of_events_have_a_largest_capacity() -> None:

@@ -287,6 +287,11 @@ impl FramePool {
         Ok(word.refs() == 1 && !word.is_cached())
     }
 
+    /// Returns the number of batches in flight.
+    pub fn batches_in_flight(&self) -> u64 {
+        self.0.blocks.clock().in_flight()
+    }
+
     /// Begins a batch: frames that are freed while it is in flight are not reused before it ends.
     ///
     /// # Panics
