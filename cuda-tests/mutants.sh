@@ -10,7 +10,7 @@ export RUST_BACKTRACE=0
 export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
 export CARGO_TARGET_DIR=$PWD/target/cuda-mutants
 cd "$(loom-tests/plant.sh)"
-cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --no-run
+cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test transfers --no-run
 # The patched tree passes while no bug is active.
 KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order
 survivors=0
@@ -44,5 +44,10 @@ scales_left schedules what_is_read
 store_unordered order a_store_comes_behind
 wave_marked_early schedules what_is_read
 nudges_shared order a_wave_is_told
+nudge_in_line order waves_go_on
+sending_shared transfers a_source_serves
+landing_early transfers frames_longer
+wipes_overlap order runs_that_are_freed
+wipes_left order runs_that_are_freed
 LIST
 exit "$survivors"
