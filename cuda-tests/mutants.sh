@@ -10,7 +10,7 @@ export RUST_BACKTRACE=0
 export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
 export CARGO_TARGET_DIR=$PWD/target/cuda-mutants
 cd "$(loom-tests/plant.sh)"
-cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test host_frames --no-run
+cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test transfers --test host_frames --no-run
 # The patched tree passes while no bug is active.
 KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test host_frames
 survivors=0
@@ -47,5 +47,10 @@ nudges_shared order a_wave_is_told
 copy_unawaited host_frames a_dropped_future
 late_copy_freed host_frames whose_end_is_unknown
 pages_returned_early host_frames pages_are_given_back
+nudge_in_line order waves_go_on
+sending_shared transfers a_source_serves
+landing_early transfers frames_longer
+wipes_overlap order runs_that_are_freed
+wipes_left order runs_that_are_freed
 LIST
 exit "$survivors"

@@ -143,6 +143,37 @@ fn adopted_memory_that_may_be_in_use_is_not_given_back() {
     }
 }
 
+/// The same for memory that was mapped here: it stays mapped.
+#[test]
+fn mapped_memory_that_may_be_in_use_stays_mapped() {
+    let session = session();
+    let device = Device::open(0).expect("a device");
+    let config = CudaConfig::default().segment_frames(1);
+    let layout = KvLayout::builder().layers(1).kv_heads(8).head_dim(256).block_tokens(512).build().unwrap();
+    let storage = CudaStorage::with_config(&device, layout, 8, 8, config).expect("frames");
+    let mapped = storage.mapped_bytes();
+    let (tell, told) = mpsc::channel();
+    session.pause();
+    let moves = [FrameMove::new(FrameId(0), FrameId(7))];
+    // SAFETY: no other thread uses the frames.
+    unsafe { storage.copy_then(&moves, Box::new(move |end| tell.send(end).expect("the test receives"))) };
+    session.fail_calls("cuEventQuery", 400);
+    let outcome = told.recv_timeout(Duration::from_secs(20)).expect("the callback is called");
+    assert!(matches!(&outcome, Err(error) if error.is_lost()), "{outcome:?}");
+    // SAFETY: the frame rule is broken by the device, which may still copy.
+    unsafe { storage.shrink(1) };
+    assert_eq!((storage.frames(), storage.mapped_bytes()), (1, mapped), "the copy would fault");
+    let before = session.live();
+    drop(storage);
+    let now = session.live();
+    for kind in [Kind::Mapping, Kind::Reservation] {
+        assert_eq!(now[kind as usize], before[kind as usize], "{kind:?}");
+    }
+    session.forget_injected();
+    session.resume();
+    assert!(drained(|| session.pending() == 0), "the copy has not faulted");
+}
+
 /// Kernels that the driver does not compile: the error has the compiler's messages.
 #[test]
 fn a_compilation_that_fails_says_why() {

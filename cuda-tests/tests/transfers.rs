@@ -152,8 +152,8 @@ fn a_device_that_fails_during_a_copy_between_devices_leaves_nobody_waiting() {
     }
 }
 
-/// The target fails, and the copy to it waits for ever: other threads pack, unpack and zero frames of
-/// the source meanwhile.
+/// The target fails, and the copy to it waits for ever: other threads pack and zero frames of the
+/// source meanwhile, and drop another storage of its device.
 #[test]
 fn a_source_serves_others_while_a_copy_to_a_failed_device_hangs() {
     let session = session();
@@ -161,6 +161,7 @@ fn a_source_serves_others_while_a_copy_to_a_failed_device_hangs() {
     let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
     let source = CudaStorage::new(&first, layout.clone(), 2 * FRAMES, 2 * FRAMES).expect("frames");
     let target = CudaStorage::new(&second, layout.clone(), FRAMES, FRAMES).expect("frames");
+    let other = CudaStorage::new(&first, layout.clone(), FRAMES, FRAMES).expect("frames");
     let content = bytes(FRAMES * layout.packed_bytes(), 7);
     unpack(&source, &[run(6, 6)], &content);
     session.hang(1);
@@ -180,6 +181,8 @@ fn a_source_serves_others_while_a_copy_to_a_failed_device_hangs() {
             // SAFETY: no other thread uses these frames.
             let outcome =
                 unsafe { source.pack(&[run(6, 6)], &mut beside).and_then(|()| source.zero(&[run(6, 1)])) };
+            // Gives memory back, which waits for the device.
+            drop(other);
             let outcome = outcome.map(|()| beside);
             tell.send(outcome).expect("the test receives");
         });

@@ -273,6 +273,11 @@ impl Arena {
 
     /// Unmaps chunks from the end, until `kept` chunks of each region are left.
     fn unmap_to(&self, mapped: &mut [usize], kept: &[usize]) {
+        self.context.settle_beside();
+        if self.context.is_stuck() {
+            // Work that may still be running would fault.
+            return;
+        }
         let _entered = self.context.enter_anyhow();
         for (region, (chunks, &kept)) in self.plan.regions.iter().zip(mapped.iter_mut().zip(kept)) {
             while *chunks > kept {
@@ -293,6 +298,7 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // Kernels of an engine may be running that this backend does not know of. In a lost context
         // nothing runs, unless it is stuck.
+        self.context.settle_beside();
         let settled = self.context.synchronise();
         if self.context.is_stuck() || settled.is_err_and(|error| !error.is_lost()) {
             // Work may be running that would fault if the memory were unmapped: leak it.

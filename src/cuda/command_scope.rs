@@ -71,11 +71,13 @@ impl<'a> CommandScope<'a> {
         Self { device, stream, kept: Kept::default(), mark: None, is_open: false, beside: None }
     }
 
-    /// Makes the waits for these commands poll another device, too.
+    /// Makes the waits for these commands poll another device, too. Called once, before the first
+    /// command.
     ///
     /// # Safety
     /// The stream lives as long as the command scope, and is of that device.
     pub(super) unsafe fn beside(&mut self, device: &'a Device, stream: CUstream) {
+        self.device.0.context.begin_beside();
         self.beside = Some((device, stream));
     }
 
@@ -335,6 +337,9 @@ impl Drop for CommandScope<'_> {
             // A capture of this stream began just now. The end of the enqueued commands is unknown,
             // so their buffers are leaked.
             std::mem::forget(std::mem::take(&mut self.kept));
+        }
+        if self.beside.is_some() {
+            self.device.0.context.end_beside();
         }
     }
 }

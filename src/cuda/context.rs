@@ -21,13 +21,14 @@ use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 use std::{mem, ptr};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUevent_flags, CUresult};
 
 use crate::error::StorageError;
 use crate::ids::DeviceId;
-use crate::sync::{AtomicBool, Ordering};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, sleep};
 
 use super::capture::Relaxed;
 use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
@@ -39,12 +40,17 @@ pub(super) struct Context {
     raw: CUcontext,
     lost: OnceLock<Box<str>>,
     stuck: AtomicBool,
+    /// Number of scopes whose commands access another device, and may wait for it.
+    beside: AtomicUsize,
     /// Events that are not in use. Creating one costs more than recording it.
     events: Mutex<Vec<CUevent>>,
 }
 
 /// Number of events that are created when a device is opened, and the maximum number of unused ones.
 const EVENTS: usize = 32;
+
+/// Pause between two looks at the commands that access another device.
+const BESIDE_PAUSE: Duration = Duration::from_millis(1);
 
 // SAFETY: a context can be current on any thread, and on several at once.
 unsafe impl Send for Context {}
@@ -88,6 +94,7 @@ impl Context {
             raw,
             lost: OnceLock::new(),
             stuck: AtomicBool::new(false),
+            beside: AtomicUsize::new(0),
             events: Mutex::default(),
         })
     }
@@ -216,6 +223,29 @@ impl Context {
     /// Returns true if calls that wait for work of the context may not return.
     pub(super) fn is_stuck(&self) -> bool {
         self.stuck.load(Ordering::Acquire)
+    }
+
+    /// Notes that commands which access another device are about to be enqueued.
+    pub(super) fn begin_beside(&self) {
+        // Relaxed: a wait for the context that does not see it has begun before the commands.
+        self.beside.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that such commands have ended.
+    pub(super) fn end_beside(&self) {
+        // Release: pairs with the Acquire in `settle_beside`.
+        self.beside.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Waits until no command that accesses another device is in flight, or the context is stuck.
+    ///
+    /// Before calls that wait for all work of the context in the driver: if the other device hangs,
+    /// they would not return. The threads that enqueued such commands poll them, for a few seconds at
+    /// most, so that this wait ends.
+    pub(super) fn settle_beside(&self) {
+        while self.beside.load(Ordering::Acquire) > 0 && !self.is_stuck() {
+            sleep(BESIDE_PAUSE);
+        }
     }
 
     /// Returns the device's free and total memory in bytes.

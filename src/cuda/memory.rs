@@ -53,6 +53,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        self.context.settle_beside();
         if self.context.is_stuck() {
             return;
         }
