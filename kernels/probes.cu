@@ -65,3 +65,24 @@ KVP_KERNEL(kvp_probe_burn, ProbeParams) {
   }
   if (a + b + c + d == 12345.0f) *reinterpret_cast<u32*>(p.to) = bits_of(a);
 }
+
+struct GatherParams {
+  u64 table, lengths;      // i32 frames by row and column, u32 tokens by row
+  u64 base, frame_stride;  // of a plane
+  u64 to;                  // a vector of 16 bytes by row and column
+  u32 rows, columns, block_tokens, reserved;
+};
+KVP_SIZE(GatherParams, 56);
+
+// Reads the first vector of each block by its table, like an engine's attention.
+KVP_KERNEL(kvp_probe_gather, GatherParams) {
+  const int* table = reinterpret_cast<const int*>(p.table);
+  const u32* lengths = reinterpret_cast<const u32*>(p.lengths);
+  V16* to = reinterpret_cast<V16*>(p.to);
+  const u32 jobs = p.rows * p.columns;
+  for (u32 job = blockIdx.x * THREADS + threadIdx.x; job < jobs; job += gridDim.x * THREADS) {
+    const u32 row = job / p.columns, column = job - row * p.columns;
+    if (column * p.block_tokens >= lengths[row]) continue;
+    to[job] = load_once(reinterpret_cast<const V16*>(p.base + u64(u32(table[job])) * p.frame_stride));
+  }
+}

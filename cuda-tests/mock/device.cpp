@@ -93,6 +93,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
     case 76: *value = device.minor; return OK;
     case 102: case 103: case 110: *value = device.virtual_memory; return OK;
     case 115: *value = device.pools; return OK;
+    case 97: *value = device.major >= 9 ? 232448 : 166912; return OK;  // shared memory of a block, opt-in
     default: *value = 0; return attribute > 0 && attribute < 160 ? OK : INVALID_VALUE;
   }
 }

@@ -26,6 +26,7 @@ struct Function {
 struct Module : Handle {
   Device* device;
   std::string text;
+  bool is_code = false;  // machine code, not PTX
   std::map<std::string, Function> functions;
   explicit Module(Device* device) : Handle(MODULE), device(device) {}
 };
@@ -44,9 +45,27 @@ static int isa_of_driver(int version) {
   return major == 12 ? OF_12[minor > 9 ? 9 : minor] : 90;
 }
 
+// CUDA: machine code (an ELF file, with the architecture in its flags) runs on devices of the same major
+// version, and of this minor one or a later one; on others there is CUDA_ERROR_NO_BINARY_FOR_GPU.
+static int load_code(void** module, const char* image, Call& call) {
+  uint32_t flags;
+  uint64_t sections_at;
+  uint16_t section_bytes, section_count;
+  memcpy(&sections_at, image + 40, 8), memcpy(&flags, image + 48, 4), memcpy(&section_bytes, image + 58, 2), memcpy(&section_count, image + 60, 2);
+  int major = int(flags & 0xFF) / 10, minor = int(flags & 0xFF) % 10;
+  if (major != call.device->major || minor > call.device->minor) return NO_BINARY_FOR_GPU;
+  Module* fresh = new Module(call.device);
+  fresh->is_code = true;
+  // The table of sections is followed by that of segments, which no name is in.
+  fresh->text.assign(image, sections_at + uint64_t(section_bytes) * section_count);
+  *module = adopt(fresh);
+  return OK;
+}
+
 static int load(void** module, const void* image, Call& call) {
   const char* text = static_cast<const char*>(image);
   if (!module || !text) return INVALID_VALUE;
+  if (!memcmp(text, "\x7f" "ELF", 4)) return load_code(module, text, call);
   const char *version = strstr(text, ".version "), *target = strstr(text, ".target sm_");
   if (!version || !target) return INVALID_IMAGE;
   int major = 0, minor = 0;
@@ -168,7 +187,7 @@ API cuModuleGetFunction(void** function, void* raw, const char* name) {
   Module* module = use<Module>(raw, MODULE, __func__);
   if (!function || !name) return INVALID_VALUE;
   std::string entry = std::string(".entry ") + name;
-  size_t at = module->text.find(entry + "(");
+  size_t at = module->text.find(module->is_code ? std::string(name) + '\0' : entry + "(");
   if (at == std::string::npos) at = module->text.find(entry + "\n");
   const HostKernel* kernel = kvp_host_find(name);
   if (!kernel || at == std::string::npos) return NOT_FOUND;

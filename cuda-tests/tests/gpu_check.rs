@@ -8,9 +8,13 @@ use std::time::{Duration, Instant};
 
 use kvpool::cuda::CudaError;
 use kvpool_cuda_tests::mock::session;
+use kvpool_gpu_check::clocks::{self, Clocks};
 use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_section};
 use kvpool_gpu_check::supervise::{self, Job};
-use kvpool_gpu_check::{Options, SECTIONS, run};
+use kvpool_gpu_check::{Options, Part, SECTIONS, run};
+
+/// Names the file to which a child writes its process id.
+const PID_FILE: &str = "KVPOOL_GPU_CHECK_PID";
 
 /// Names the section that a child runs.
 const SECTION: &str = "KVPOOL_GPU_CHECK_SECTION";
@@ -18,6 +22,7 @@ const SECTION: &str = "KVPOOL_GPU_CHECK_SECTION";
 fn job(name: &'static str, limit: Duration) -> Job {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(SECTION, name);
+    command.envs(SECTIONS.iter().find(|part| part.name == name).and_then(Part::env));
     Job { name, limit, command }
 }
 
@@ -33,6 +38,26 @@ fn child() {
             std::thread::sleep(Duration::from_secs(1));
         },
         "aborts" => std::process::abort(),
+        // Killed in the middle: it has told a part of its results.
+        "half" => {
+            let mut section = Section { tells: true, ..Section::new("half") };
+            section.check("the first half", true, "");
+            section.figure("the first half", 0.5, "");
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
+        // A child with a child: says who it is, and hangs.
+        "parent" => drop(supervise::run([job("orphan", Duration::from_secs(600))], |_| ())),
+        "orphan" => {
+            supervise::end_with_parent();
+            let path = std::env::var(PID_FILE).expect("the test names it");
+            std::fs::write(format!("{path}.new"), std::process::id().to_string()).expect("a file");
+            std::fs::rename(format!("{path}.new"), path).expect("a file");
+            loop {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+        }
         "stammers" => println!("{}{{\"device\":", supervise::LINE),
         // The device fails in the middle of a section.
         "sticky" => {
@@ -75,21 +100,79 @@ fn a_section_that_fails_costs_only_itself() {
         job("aborts", long),
         job("stammers", long),
         job("sticky", long),
+        job("half", limit),
         job("mapping", long),
     ];
     let mut told = Vec::new();
     let reports = supervise::run(jobs, |report| told.push(report.section.name.clone()));
     let names: Vec<&str> = reports.iter().map(|report| report.section.name.as_str()).collect();
-    assert_eq!(names, ["latency", "hangs", "aborts", "stammers", "latency", "mapping"]);
+    assert_eq!(names, ["latency", "hangs", "aborts", "stammers", "latency", "half", "mapping"]);
     assert_eq!(told, names);
     let error = |at: usize| reports[at].section.error.as_deref().unwrap_or("");
-    assert!(reports[0].section.passed() && reports[5].section.passed(), "{reports:?}");
+    assert!(reports[0].section.passed() && reports[6].section.passed(), "{reports:?}");
     assert!(error(1).contains("killed after 2 s"), "{}", error(1));
     assert!(error(2).contains("without a report"), "{}", error(2));
     assert!(error(3).contains("not valid"), "{}", error(3));
     assert!(error(4).contains("LAUNCH_FAILED"), "{}", error(4));
+    // What it had told remains.
+    assert!(error(5).contains("killed after 2 s"), "{}", error(5));
+    let half = &reports[5].section;
+    assert!(half.checks.len() == 1 && half.figures.len() == 1 && !half.passed(), "{half:?}");
     let summary = Summary::of(&reports, Duration::ZERO);
-    assert_eq!(summary.failed, ["hangs", "aborts", "stammers", "latency"]);
+    assert_eq!(summary.failed, ["hangs", "aborts", "stammers", "latency", "half"]);
+}
+
+/// The process that runs the sections is killed: so is the section.
+#[test]
+#[cfg(target_os = "linux")]
+fn no_section_outlives_its_parent() {
+    let file = std::env::temp_dir().join(format!("kvpool-gpu-check-{}", std::process::id()));
+    let Job { mut command, .. } = job("parent", Duration::ZERO);
+    let mut parent = command.env(PID_FILE, &file).spawn().expect("this program");
+    let until = Instant::now() + Duration::from_secs(120);
+    let mut pid = String::new();
+    while pid.is_empty() {
+        assert!(Instant::now() < until, "the section does not begin");
+        std::thread::sleep(Duration::from_millis(5));
+        pid = std::fs::read_to_string(&file).unwrap_or_default();
+    }
+    std::fs::remove_file(&file).expect("it was read");
+    // Gone, or dead and not waited for.
+    let is_over = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit(") ").next().is_none_or(|state| state.is_empty() || state.starts_with('Z'))
+    };
+    assert!(!is_over(), "it runs");
+    parent.kill().expect("a process");
+    parent.wait().expect("a killed process");
+    while !is_over() {
+        assert!(Instant::now() < until, "the section has outlived its parent");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A driver that does not start costs a process, and the limit.
+#[test]
+fn a_question_has_a_limit() {
+    let asked = |name, limit| supervise::ask(job(name, Duration::ZERO).command, limit);
+    let late = asked("hangs", Duration::from_secs(1)).expect_err("it hangs");
+    assert!(late.contains("no answer within 1 s"), "{late}");
+    let status = asked("aborts", Duration::from_secs(120)).expect("it ends");
+    assert!(!status.success(), "{status}");
+}
+
+#[test]
+fn clocks_are_those_of_the_management_library() {
+    // SAFETY: the mock's initialisers only fill its own tables.
+    let library = unsafe { libloading::Library::new(env!("KVPOOL_MOCK_CUDA")) }.expect("the mock");
+    let found = clocks::read(&library, "0000:01:00.0").expect("the device");
+    let expected = Clocks { sm_mhz: 1980, memory_mhz: 2619, celsius: Some(41), reasons: Some(1) };
+    assert_eq!(found, expected);
+    assert_eq!(clocks::read(&library, "0000:07:00.0"), None);
+    let mut section = Section::new("clocks");
+    assert!(render_section(&section).contains("clocks unknown"));
+    section.clocks = Some(found);
+    assert!(render_section(&section).contains("1980 MHz, memory 2619 MHz, 41 C, clock reasons 0x1"));
 }
 
 #[test]

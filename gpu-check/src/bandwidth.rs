@@ -4,10 +4,13 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result};
+use half::bf16;
 use kvpool::cuda::params::{
     CopyParams, Lane, Move, NO_MOVES, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
-    SCALES_PER_TOKEN_HEAD, ZeroParams,
+    SCALES_PER_TOKEN_HEAD, THREADS, ZeroParams,
 };
+use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
+use kvpool::{FrameId, Run};
 use kvpool_testkit::rng::Rng;
 
 use crate::Options;
@@ -19,6 +22,9 @@ use crate::sample;
 const LINEAR: &str = "best linear copy";
 /// Baseline: the driver's linear write.
 const MEMSET: &str = "driver's memset";
+
+/// Threads of a warp.
+const WARP: u32 = 32;
 
 /// Number of frames, or tokens, of an operation whose bytes are verified.
 const SAMPLES: usize = 8;
@@ -52,12 +58,23 @@ impl Shape {
     }
 }
 
-/// Returns true if a bf16 is the stored value, of the bits 0x3E3E, up to the error of 8-bit codes with
-/// scales of about a hundredth of a range.
-fn is_about_stored(bits: &[u8]) -> bool {
-    let value = half::bf16::from_le_bytes([bits[0], bits[1]]).to_f32();
-    let stored = half::bf16::from_bits(0x3E3E).to_f32();
-    (value - stored).abs() <= 0.13 * stored
+/// Returns bf16 numbers that differ between elements and seeds, of many magnitudes and both signs.
+fn numbers(count: usize, seed: u64) -> Vec<bf16> {
+    let mut rng = Rng(seed);
+    let number = |bits: u64| {
+        let magnitude = f32::from((bits % 251) as u8 + 1) * 0.01 * f32::from(1u8 << (bits >> 20 & 3));
+        bf16::from_f32(if bits >> 30 & 1 == 0 { magnitude } else { -magnitude })
+    };
+    (0..count).map(|_| number(rng.bits())).collect()
+}
+
+fn bytes_of(numbers: &[bf16]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+/// Returns places of tiles in a range of this many bytes, other than those at multiples of an eighth.
+fn samples_again(bytes: usize, tile: usize) -> impl Iterator<Item = u64> {
+    (0..SAMPLES).map(move |at| ((bytes / tile - 1) * at / SAMPLES * tile) as u64)
 }
 
 /// Returns a rate in GB/s.
@@ -116,6 +133,22 @@ impl Bench<'_> {
             self.linear = self.linear.max(rate(2 * bytes, time));
         }
         section.figure(LINEAR, self.linear, "GB/s");
+        // The baseline, too, must have copied.
+        stream.synchronize()?;
+        let tile = shape.tile_bytes as usize;
+        let places = (0..SAMPLES).map(|at| (bytes / tile * at / SAMPLES * tile) as u64);
+        let samples = sample::plant(gpu, tile, places.map(|at| (from + at, to + at)))?;
+        // SAFETY: the two halves of the arena.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream())? };
+        stream.synchronize()?;
+        let mut missing = sample::missing(gpu, &samples)?;
+        let samples = sample::plant(gpu, tile, samples_again(bytes, tile).map(|at| (from + at, to + at)))?;
+        let params = ProbeParams { from, to, vectors: bytes as u64 / 16, rounds: 1, reserved: 0 };
+        // SAFETY: as above.
+        unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params)? };
+        stream.synchronize()?;
+        missing += sample::missing(gpu, &samples)?;
+        section.check("bytes of the linear copies", missing == 0, format!("{missing} tiles differ"));
         Ok(())
     }
 
@@ -306,7 +339,12 @@ impl Bench<'_> {
             n_tokens: tokens as u32,
             unit: 16,
         };
-        let grid = 8 * gpu.multiprocessors;
+        // As the pool launches them: a warp for each job, on at most four CTAs a multiprocessor.
+        let grid_for = |jobs: usize| {
+            let ctas = jobs.div_ceil((THREADS / WARP) as usize);
+            ctas.min(4 * gpu.multiprocessors as usize) as u32
+        };
+        let grid = grid_for(2 * tokens);
         let inside = |half: u64, slot: i64| {
             let (frame, offset) =
                 (slot as u64 / u64::from(BLOCK_TOKENS), slot as u64 % u64::from(BLOCK_TOKENS));
@@ -334,7 +372,12 @@ impl Bench<'_> {
             let detail = format!("{missing} of {} rows differ", samples.len());
             section.check(format!("bytes of {what}"), missing == 0, detail);
         }
-        for code in ["e4m3", "e5m2", "int8"] {
+        let grid = grid_for(2 * tokens * HEADS as usize);
+        let ordinary = [
+            numbers(tokens * (HEADS * HEAD_DIM) as usize, 1),
+            numbers(tokens * (HEADS * HEAD_DIM) as usize, 2),
+        ];
+        for (dtype, code) in [(Dtype::Fp8E4M3, "e4m3"), (Dtype::Fp8E5M2, "e5m2"), (Dtype::Int8, "int8")] {
             for (mode, scaled) in [(SCALES_PER_HEAD, "static"), (SCALES_PER_TOKEN_HEAD, "dynamic")] {
                 let params = QuantParams {
                     rows: rows(HEADS * HEAD_DIM),
@@ -347,11 +390,10 @@ impl Bench<'_> {
                     mode,
                     reserved: 0,
                 };
-                // Ordinary numbers again, which a later load returns approximately.
                 stream.synchronize()?;
-                let ordinary = vec![0x3E; tokens * row_in as usize];
-                gpu.write(k.address(), &ordinary)?;
-                gpu.write(v.address(), &ordinary)?;
+                for (buffer, numbers) in [&k, &v].into_iter().zip(&ordinary) {
+                    gpu.write(buffer.address(), &bytes_of(numbers))?;
+                }
                 for (verb, what) in [("quantise", "store"), ("dequantise", "load")] {
                     if verb == "dequantise" {
                         // Not what was stored: the load must write it.
@@ -370,12 +412,58 @@ impl Bench<'_> {
                     section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
                 }
                 stream.synchronize()?;
-                let mut off = 0;
-                for buffer in [&k, &v] {
-                    off += buffer.read()?.chunks_exact(2).filter(|bits| !is_about_stored(bits)).count();
+                // The same on the host: codes, scales and values are equal to the bit.
+                let per_head = || vec![0.01f32; HEADS as usize].into();
+                let kinds = if mode == SCALES_PER_HEAD {
+                    Scales::PerHead { k: per_head(), v: per_head() }
+                } else {
+                    Scales::PerTokenHead
+                };
+                let layout =
+                    KvLayout::builder().layers(1).kv_heads(HEADS as usize).head_dim(HEAD_DIM as usize);
+                let layout = layout.block_tokens(BLOCK_TOKENS as usize).dtype(dtype).scales(kinds).build()?;
+                let host = HostStorage::new(layout.clone(), shape.frames, shape.frames)?;
+                // SAFETY: no one else uses the storage.
+                unsafe { host.store(0, Elements::from(&ordinary[0]), Elements::from(&ordinary[1]), &list)? };
+                let mut loaded = [(); 2].map(|()| vec![bf16::ZERO; tokens * (HEADS * HEAD_DIM) as usize]);
+                let [k_host, v_host] = &mut loaded;
+                // SAFETY: as above.
+                unsafe { host.load(0, &list, ElementsMut::from(k_host), ElementsMut::from(v_host))? };
+                let mut wrong = 0;
+                for (buffer, loaded) in [&k, &v].into_iter().zip(&loaded) {
+                    let (got, want) = (buffer.read()?, bytes_of(loaded));
+                    wrong += got.chunks(2).zip(want.chunks(2)).filter(|(got, want)| got != want).count();
                 }
                 let what = format!("values of bf16 as {code}, {scaled} scales");
-                section.check(what, off == 0, format!("{off} values are off by more than 13 %"));
+                section.check(what, wrong == 0, format!("{wrong} values differ from the host's"));
+                let mut packed = vec![0; shape.frames * layout.packed_bytes()];
+                let all = [Run { start: FrameId(0), len: shape.frames as u32 }];
+                // SAFETY: as above.
+                unsafe { host.pack(&all, &mut packed)? };
+                let (row, scale_row) = ((HEADS * HEAD_DIM) as usize, 4 * HEADS as usize);
+                let mut parts = vec![(0, 0, row), (1, BLOCK_TOKENS as usize * row, row)];
+                if mode == SCALES_PER_TOKEN_HEAD {
+                    let scales_at = 2 * BLOCK_TOKENS as usize * row;
+                    parts.push((2, scales_at, scale_row));
+                    parts.push((3, scales_at + BLOCK_TOKENS as usize * scale_row, scale_row));
+                }
+                let mut wrong = 0;
+                for (index, packed_at, row) in parts {
+                    let there = gpu.read(plane(index), shape.frames * shape.tile_bytes as usize)?;
+                    wrong += list
+                        .iter()
+                        .filter(|&&slot| {
+                            let (frame, offset) = (
+                                slot as usize / BLOCK_TOKENS as usize,
+                                slot as usize % BLOCK_TOKENS as usize,
+                            );
+                            let got = &there[frame * shape.tile_bytes as usize + offset * row..][..row];
+                            got != &packed[frame * layout.packed_bytes() + packed_at + offset * row..][..row]
+                        })
+                        .count();
+                }
+                let what = format!("codes and scales of bf16 as {code}, {scaled} scales");
+                section.check(what, wrong == 0, format!("{wrong} rows differ from the host's"));
             }
         }
         stream.synchronize()?;

@@ -115,12 +115,9 @@ impl Gpu {
             clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000,
             memory_clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? / 1000,
             memory_bus_bits: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
-            link: link(
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
-                attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?,
-            ),
-            open_ms: self.opened.as_secs_f64() * 1e3,
+            link: link(&self.pci()?),
+            kernels: self.device.kernel_image().to_string(),
+            open_ms: self.opened_ms(),
             load_ms: self.loaded.as_secs_f64() * 1e3,
             name: self.context.name()?,
             ordinal: self.ordinal as usize,
@@ -129,6 +126,47 @@ impl Gpu {
             multiprocessors: self.multiprocessors,
             memory_bytes: self.context.total_mem()? as u64,
         })
+    }
+
+    /// Returns the pool's kernels for the device, as PTX.
+    #[must_use]
+    pub fn ptx(&self) -> &'static str {
+        if self.device.info().capability.major >= 9 { KERNELS_90 } else { KERNELS_80 }
+    }
+
+    /// Returns the pool's kernels for the device as machine code, if the program has it.
+    #[cfg(kvpool_cubins)]
+    #[must_use]
+    pub fn cubin(&self) -> Option<&'static [u8]> {
+        match self.device.info().capability.major {
+            8 => Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin"))),
+            9 => Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin"))),
+            _ => None,
+        }
+    }
+
+    /// Returns the time in milliseconds that it took to open the device for a pool.
+    #[must_use]
+    pub fn opened_ms(&self) -> f64 {
+        self.opened.as_secs_f64() * 1e3
+    }
+
+    /// Returns the ordinal in the driver's type.
+    #[must_use]
+    pub fn ordinal(&self) -> i32 {
+        self.ordinal.into()
+    }
+
+    /// Returns the device's address on the PCI bus.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn pci(&self) -> Outcome<String> {
+        let number = |which| -> Outcome<u32> { Ok(self.context.attribute(which)?.max(0) as u32) };
+        let domain = number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+        let bus = number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+        let device = number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+        Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.0"))
     }
 
     /// Creates a stream, and returns it also in the pool's type.
@@ -268,8 +306,8 @@ fn kernel_driver() -> String {
 }
 
 /// Returns the current speed and width of a device's link to the host, and the maximal ones.
-fn link(domain: u32, bus: u32, device: u32) -> String {
-    let folder = format!("/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{device:02x}.0");
+fn link(pci: &str) -> String {
+    let folder = format!("/sys/bus/pci/devices/{pci}");
     let read = |name: &str| {
         let text = std::fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
         text.trim().to_owned()

@@ -1,18 +1,21 @@
 //! Measures offloading and bringing back: frames packed to host memory and unpacked from it,
-//! relative to the best copy over the bus.
+//! relative to the best copy over the bus; by every way that such copies take.
 
 use std::time::Instant;
 
 use cudarc::driver::{result, sys};
-use kvpool::cuda::CudaStorage;
-use kvpool::storage::{HostStorage, KvLayout, Storage};
+use kvpool::cuda::{CudaConfig, CudaStorage};
+use kvpool::storage::{Arrangement, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome};
 use crate::report::Section;
 
+/// Baseline: one copy of all bytes between the device and pinned memory.
 const PINNED: &str = "one copy of pinned memory";
+/// Baseline: one copy of all bytes within the host.
+const MEMCPY: &str = "memcpy on one thread of the host";
 
 /// Measures both directions.
 ///
@@ -27,13 +30,23 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     section.figure("device to host, pinned", rate(bytes, down), "GB/s");
     section.figure("host to device, pinned", rate(bytes, up), "GB/s");
 
+    // What a copy through the host's own caches costs beside: one thread.
+    let source: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 253) as u8).collect();
+    let mut target = vec![0u8; bytes];
+    let plain = median(times, || {
+        target.copy_from_slice(std::hint::black_box(&source));
+        Outcome::Ok(())
+    })?;
+    section.figure(MEMCPY, rate(bytes, plain), "GB/s");
+    section.check("bytes of the memcpy", target == source, format!("{bytes} bytes"));
+
+    // Beside `down` and `up`, the times of one copy of pinned memory.
     let device = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
-    let host = HostStorage::new(layout, frames, frames)?;
-    // In reverse order, so that no two frames form a run.
     let all = [Run { start: FrameId(0), len: frames as u32 }];
+    // In reverse order, so that no two frames form a run.
     let scattered: Vec<Run> =
         (0..frames as u32).rev().map(|frame| Run { start: FrameId(frame), len: 1 }).collect();
-    let mut packed: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 253) as u8).collect();
+    let mut packed = source;
     let written = packed.clone();
     // SAFETY: no one else uses these storages.
     let unpacked = median(times, || unsafe { device.unpack(&scattered, &packed) })?;
@@ -42,18 +55,63 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     // SAFETY: as above.
     let took = median(times, || unsafe { device.pack(&scattered, &mut packed) })?;
     section.ratio("frames offloaded to a buffer", rate(bytes, took), "GB/s", down / took, PINNED);
+    section.ratio("the same, relative to the host", rate(bytes, took), "GB/s", plain / took, MEMCPY);
     section.check("offloaded bytes come back unchanged", packed == written, format!("{frames} frames"));
+
+    // A pool's frames: locked pages, in runs and scattered; and pinned buffers.
+    let staging = CudaConfig::default().host_bytes_max(0);
+    let staged = CudaStorage::with_config(&gpu.device, layout.clone(), frames, frames, staging)?;
     // SAFETY: as above.
-    let took = median(times, || unsafe { host.receive(&device, &scattered, &all) })?;
-    section.ratio("frames offloaded to a pool's frames", rate(bytes, took), "GB/s", down / took, PINNED);
-    // SAFETY: as above.
-    let took = median(times, || unsafe { device.receive(&host, &all, &scattered) })?;
-    section.ratio("frames brought back from a pool's frames", rate(bytes, took), "GB/s", up / took, PINNED);
-    packed.fill(0);
-    // SAFETY: as above.
-    unsafe { device.pack(&scattered, &mut packed)? };
-    section.check("bytes come back unchanged through a pool", packed == written, format!("{frames} frames"));
+    unsafe { staged.unpack(&scattered, &written)? };
+    let block_first = of(&layout, Arrangement::BlockFirst)?;
+    let layer_first = of(&layout, Arrangement::LayerFirst)?;
+    for (what, storage, layout, runs) in [
+        ("block-first, in a run", &device, &block_first, &all[..]),
+        ("block-first, scattered", &device, &block_first, &scattered[..]),
+        ("layer-first, in a run", &device, &layer_first, &all[..]),
+        ("layer-first, scattered", &device, &layer_first, &scattered[..]),
+        ("block-first, through pinned buffers", &staged, &block_first, &all[..]),
+        ("layer-first, through pinned buffers", &staged, &layer_first, &all[..]),
+    ] {
+        let host = HostStorage::new(layout.clone(), frames, frames)?;
+        // SAFETY: as above.
+        unsafe { storage.unpack(&scattered, &written)? };
+        let begin = Instant::now();
+        // SAFETY: as above.
+        unsafe { host.receive(storage, &scattered, runs)? };
+        section.figure(
+            format!("first copy, which locks pages: {what}"),
+            begin.elapsed().as_secs_f64() * 1e3,
+            "ms",
+        );
+        // SAFETY: as above.
+        let took = median(times, || unsafe { host.receive(storage, &scattered, runs) })?;
+        let rated = rate(bytes, took);
+        section.ratio(format!("frames offloaded: {what}"), rated, "GB/s", down / took, PINNED);
+        // SAFETY: as above.
+        unsafe {
+            host.pack(runs, &mut packed)?;
+            // Other bytes, which must be overwritten.
+            storage.zero(&all)?;
+        }
+        section.check(format!("bytes offloaded: {what}"), packed == written, format!("{frames} frames"));
+        // SAFETY: as above.
+        let took = median(times, || unsafe { storage.receive(&host, runs, &scattered) })?;
+        section.ratio(format!("frames brought back: {what}"), rate(bytes, took), "GB/s", up / took, PINNED);
+        packed.fill(0);
+        // SAFETY: as above.
+        unsafe { storage.pack(&scattered, &mut packed)? };
+        section.check(format!("bytes brought back: {what}"), packed == written, format!("{frames} frames"));
+    }
     Ok(())
+}
+
+/// Returns a layout of the same blocks in another arrangement.
+fn of(layout: &KvLayout, arrangement: Arrangement) -> Outcome<KvLayout> {
+    let builder = KvLayout::builder().layers(layout.layers()).kv_heads(layout.kv_heads());
+    let builder =
+        builder.head_dim(layout.head_dim()).block_tokens(layout.block_tokens()).dtype(layout.dtype());
+    Ok(builder.parts(layout.parts()).arrangement(arrangement).build()?)
 }
 
 /// Returns the time in seconds of one copy from the device, and of one to it.

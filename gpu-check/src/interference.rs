@@ -6,12 +6,16 @@
 //! which is also the default priority. The step therefore runs on a default stream, and on one of
 //! the highest priority. Both are timed alone and together.
 
-use cudarc::driver::sys;
-use kvpool::cuda::params::{CopyParams, Move, NO_MOVES};
+use cudarc::driver::{CudaFunction, sys};
+use kvpool::cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, THREADS};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
+use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};
 use crate::report::Section;
+use crate::sample;
+
+/// Shared memory of a CTA of the persistent kernel: most of what a multiprocessor has.
+const SHARED_MAX: u32 = 200 << 10;
 
 /// Number of steps for the median.
 const STEPS: usize = 40;
@@ -34,7 +38,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         .collect();
     let moves: Vec<Move> = moves.into_iter().filter(|step| (step.dst as usize) < frames).collect();
     let (n_pieces, n_moves) = (pieces.len() as u32, moves.len() as u32);
-    let (pieces, moves) = (gpu.upload(&pieces)?, gpu.upload(&moves)?);
+    let list = moves;
+    let (pieces, moves) = (gpu.upload(&pieces)?, gpu.upload(&list)?);
     let wave = CopyParams {
         pieces: pieces.address(),
         moves: moves.address(),
@@ -104,5 +109,74 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     }
     usual.synchronize()?;
     high.synchronize()?;
+    // A persistent kernel, as attention planners launch: one CTA on each multiprocessor with most of its
+    // shared memory, for the whole step. A wave finds little room beside it.
+    let kernel = gpu.probe("kvp_probe_burn")?;
+    let opt_in = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+    let shared = (gpu.context.attribute(opt_in)?.max(0) as u32).saturating_sub(1024).min(SHARED_MAX);
+    let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    kernel.set_attribute(which, shared as i32)?;
+    let is_90 = gpu.context.compute_capability()? >= (9, 0);
+    let bulk = gpu.kernel("kvp_copy_bulk")?;
+    if is_90 {
+        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
+    }
+    // Only some of the moves' tiles: the bytes must arrive beside it, too.
+    let tiles = list.iter().flat_map(|step| {
+        let at = |frame: u32| arena.address() + u64::from(frame) * u64::from(tile);
+        [(at(step.src), at(step.dst))]
+    });
+    let samples = sample::plant(gpu, tile as usize, tiles)?;
+    let time = |beside: Option<(&CudaFunction, (u32, u32, u32))>| -> Outcome<(f64, f64)> {
+        let (mut steps_took, mut waves_took) = (Vec::new(), Vec::new());
+        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        for _ in 0..steps {
+            let begin = usual.record_event(timed)?;
+            // SAFETY: writes at most the result.
+            unsafe { launch_as(&usual, &kernel, (sms, THREADS, shared), &probe(burns))? };
+            let end = usual.record_event(timed)?;
+            if let Some((copy, shape)) = beside {
+                low.wait(&begin)?;
+                let start = low.record_event(timed)?;
+                // SAFETY: pieces, moves and arena are kept until both streams have been waited for.
+                unsafe { launch_as(&low, copy, shape, &wave)? };
+                let done = low.record_event(timed)?;
+                waves_took.push(f64::from(start.elapsed_ms(&done)?));
+            }
+            steps_took.push(f64::from(begin.elapsed_ms(&end)?));
+            low.synchronize()?;
+        }
+        let median = |took: &mut Vec<f64>| {
+            took.sort_by(f64::total_cmp);
+            took.get(took.len() / 2).copied().unwrap_or(0.0)
+        };
+        Ok((median(&mut steps_took), median(&mut waves_took)))
+    };
+    time(None)?;
+    let (alone, _) = time(None)?;
+    section.figure(
+        format!("persistent step alone, {} KiB of shared memory a CTA", shared / 1024),
+        alone,
+        "ms",
+    );
+    let mut shapes = vec![("kvp_copy", &copy, (32, 2 * COPY_TEAM, 0))];
+    if is_90 {
+        shapes.push(("kvp_copy_bulk", &bulk, (32, BULK_THREADS, BULK_SHARED_BYTES)));
+    }
+    for (name, copy, shape) in shapes {
+        let lonely = gpu.time(&low, steps, || {
+            // SAFETY: as above.
+            unsafe { launch_as(&low, copy, shape, &wave) }
+        })?;
+        let (step, took) = time(Some((copy, shape)))?;
+        let what = format!("persistent step beside {n_moves} blocks by {name}");
+        section.ratio(what, step, "ms", step / alone, "the step alone");
+        let what = format!("those blocks by {name} beside the persistent step");
+        section.ratio(what, took, "ms", took / lonely, "the wave alone");
+    }
+    low.synchronize()?;
+    let missing = sample::missing(gpu, &samples)?;
+    section.check("bytes moved beside the steps", missing == 0, format!("{missing} tiles differ"));
+    usual.synchronize()?;
     Ok(())
 }

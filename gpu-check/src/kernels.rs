@@ -3,9 +3,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvpool::cuda::params::PatchParams;
+use kvpool::cuda::params::{PIECE_BYTES_MAX, PatchParams};
 use kvpool::cuda::{CudaConfig, CudaStorage, DeviceRows};
-use kvpool::storage::{AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, KvLayout, KvPlanes, Storage};
+use kvpool::storage::{
+    AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales, Storage,
+};
 use kvpool::{FrameId, MovedEntry, Run};
 use kvpool_testkit::conformance::{self, FRAMES};
 use kvpool_testkit::rng::Rng;
@@ -24,7 +26,8 @@ const POISON: u8 = 0xA5;
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let layouts = conformance::layouts();
     let step = if options.quick { 7 } else { 1 };
-    let chosen: Vec<(usize, KvLayout)> = layouts.into_iter().enumerate().step_by(step).collect();
+    let mut chosen: Vec<(usize, KvLayout)> = layouts.into_iter().enumerate().step_by(step).collect();
+    chosen.extend((1000..).zip(wide()?.into_iter().step_by(step)));
     conform(section, "its own memory", &chosen, |layout, frames, frames_max| {
         CudaStorage::new(&gpu.device, layout.clone(), frames, frames_max).expect("memory for a few frames")
     });
@@ -36,7 +39,89 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             .expect("valid planes")
     });
     pointers(gpu, section)?;
-    patches(gpu, section)
+    patches(gpu, section)?;
+    far(gpu, options, section)
+}
+
+/// Returns layouts of real heads in 8 bits, with tiles of several pieces.
+fn wide() -> Outcome<Vec<KvLayout>> {
+    let mut layouts = Vec::new();
+    for (head_dim, heads, parts) in
+        [(128, 8, KvPlanes::Separate), (256, 2, KvPlanes::Joined), (576, 1, KvPlanes::Latent)]
+    {
+        for (dtype, scales) in [
+            (Dtype::Fp8E4M3, Scales::PerTokenHead),
+            (Dtype::Fp8E5M2, Scales::Unit),
+            (Dtype::Int8, Scales::PerTokenHead),
+        ] {
+            let builder = KvLayout::builder().layers(1).kv_heads(heads).head_dim(head_dim).parts(parts);
+            let layout = builder.block_tokens(32).dtype(dtype).scales(scales).build()?;
+            if layout.packed_bytes() <= PIECE_BYTES_MAX as usize {
+                return Err(format!("{layout} has small tiles").into());
+            }
+            layouts.push(layout);
+        }
+    }
+    Ok(layouts)
+}
+
+/// Moves, stores and loads in frames beyond 4 GiB of one plane.
+fn far(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
+    const FRAME_BYTES: usize = 2 << 20;
+    // K and V of one layer are one plane.
+    let builder = KvLayout::builder().layers(1).kv_heads(8).head_dim(1024).parts(KvPlanes::Joined);
+    let layout = builder.block_tokens(64).dtype(Dtype::Bf16).build()?;
+    if layout.packed_bytes() != FRAME_BYTES {
+        return Err(format!("a frame has {} bytes", layout.packed_bytes()).into());
+    }
+    let frames = if options.quick { 40 } else { (5usize << 30) / FRAME_BYTES };
+    let storage = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
+    let places = [0, frames / 3, frames / 2 + 1, frames - 2].map(|frame| frame as u32);
+    let run = |frame: u32| Run { start: FrameId(frame), len: 1 };
+    let mut rng = Rng(91);
+    let content: Vec<Vec<u8>> =
+        places.iter().map(|_| (0..FRAME_BYTES).map(|_| rng.bits() as u8).collect()).collect();
+    let mut wrong: Vec<String> = Vec::new();
+    let compare = |wrong: &mut Vec<String>, what: &str, frame: u32, want: &[u8]| -> Outcome<()> {
+        let mut got = vec![0; FRAME_BYTES];
+        // SAFETY: no one else uses the storage.
+        unsafe { storage.pack(&[run(frame)], &mut got)? };
+        if got != want {
+            wrong.push(format!("{what}: frame {frame}"));
+        }
+        Ok(())
+    };
+    for (&place, content) in places.iter().zip(&content) {
+        // SAFETY: as above.
+        unsafe { storage.unpack(&[run(place)], content)? };
+    }
+    for (&place, content) in places.iter().zip(&content) {
+        compare(&mut wrong, "unpacked and packed", place, content)?;
+        // SAFETY: as above.
+        unsafe { storage.copy(&[FrameMove::new(FrameId(place), FrameId(place + 1))])? };
+        compare(&mut wrong, "moved", place + 1, content)?;
+    }
+    // A token in the last frame, and the same rows loaded.
+    let slots = [(frames * layout.block_tokens()) as i64 - 1, 0];
+    let elements = conformance::elements(Dtype::Bf16, 2 * layout.row_elements(), &mut rng);
+    let rows = Elements::new(Dtype::Bf16, &elements.bytes)?;
+    let mut got = [vec![0; elements.bytes.len()], vec![0; elements.bytes.len()]];
+    let [k, v] = &mut got;
+    // SAFETY: as above.
+    unsafe {
+        storage.store(0, rows, rows, &slots)?;
+        storage.load(0, &slots, ElementsMut::new(Dtype::Bf16, k)?, ElementsMut::new(Dtype::Bf16, v)?)?;
+    }
+    if got.iter().any(|got| *got != elements.bytes) {
+        wrong.push("stored and loaded".into());
+    }
+    // SAFETY: as above.
+    unsafe { storage.zero(&[run(frames as u32 - 1)])? };
+    compare(&mut wrong, "zeroed", frames as u32 - 1, &vec![0; FRAME_BYTES])?;
+    let gib = (frames * FRAME_BYTES) as f64 / f64::from(1 << 30);
+    section.check(format!("one plane of {gib:.1} GiB"), wrong.is_empty(), wrong.join("; "));
+    storage.close()?;
+    Ok(())
 }
 
 fn conform(

@@ -14,6 +14,13 @@ use crate::Options;
 use crate::gpu::{Gpu, Outcome};
 use crate::report::Section;
 
+/// Baseline: the wait for a stream that has no work.
+const IDLE: &str = "an idle stream waited for";
+/// Baseline: the driver's own notification.
+const CALLED: &str = "a host function called";
+/// Baseline: the driver's copy of a block, and the wait for it.
+const COPIED: &str = "the driver's copy of a block, from the call to its end";
+
 /// Timeout, longer than any of these operations takes.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -23,12 +30,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let times = if options.quick { 20 } else { 2000 };
-    driver(gpu, times, section)?;
-    batches(gpu, times, section)
+    let called = driver(gpu, times, section)?;
+    batches(gpu, times, called, section)
 }
 
 /// Measures the driver's own calls.
-fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
+///
+/// Returns the median time until a host function was called.
+fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<Duration> {
     unsafe extern "C" fn tell(to: *mut c_void) {
         // SAFETY: the box that was passed to the launch, once.
         let to = unsafe { Box::from_raw(to.cast::<SyncSender<Instant>>()) };
@@ -37,8 +46,12 @@ fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
 
     let (stream, _) = gpu.stream()?;
     let event = gpu.context.new_event(None)?;
-    let (mut recorded, mut asked, mut woken) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut recorded, mut asked, mut woken, mut waited) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..times {
+        // The shortest way to know that a stream is idle.
+        let begin = Instant::now();
+        stream.synchronize()?;
+        waited.push(begin.elapsed());
         let begin = Instant::now();
         event.record(&stream)?;
         recorded.push(begin.elapsed());
@@ -61,14 +74,14 @@ fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
         };
         woken.push(from.recv_timeout(PATIENCE)?.duration_since(begin));
     }
-    section.latency("an event recorded", recorded);
-    section.latency("an event queried", asked);
-    section.latency("a host function called", woken);
-    Ok(())
+    let idle = section.latency(IDLE, waited);
+    section.latency_of("an event recorded", recorded, idle, IDLE);
+    section.latency_of("an event queried", asked, idle, IDLE);
+    Ok(section.latency(CALLED, woken))
 }
 
 /// Measures the waits of a pool's user.
-fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
+fn batches(gpu: &Gpu, times: usize, called: Duration, section: &mut Section) -> Outcome<()> {
     let layout = KvLayout::named("qwen2.5-0.5b")?;
     let storage = CudaStorage::new(&gpu.device, layout.clone(), 65, 65)?;
     let pool = Pool::builder(layout).blocks(64).storage(Arc::new(storage)).build()?;
@@ -111,8 +124,21 @@ fn batches(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<()> {
         from.recv_timeout(PATIENCE)??;
         copied.push(begin.elapsed());
     }
-    section.latency("a batch on an idle stream, from its finish to the notification", ended);
-    section.latency("blocks of a batch that ends, until a waiting request gets them", handed);
-    section.latency("a wave of one block, from the call to its end", copied);
+    let bytes = storage.layout().bytes_per_block();
+    let (from, to) = (gpu.buffer(bytes)?, gpu.buffer(bytes)?);
+    let (stream, _) = gpu.stream()?;
+    let mut alone = Vec::new();
+    for _ in 0..times {
+        let begin = Instant::now();
+        // SAFETY: both buffers have this length, and are kept until the stream has been waited for.
+        unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream())? };
+        stream.synchronize()?;
+        alone.push(begin.elapsed());
+    }
+    let of = "a host function called, p50";
+    section.latency_of("a batch on an idle stream, from its finish to the notification", ended, called, of);
+    section.latency_of("blocks of a batch that ends, until a waiting request gets them", handed, called, of);
+    let alone = section.latency(COPIED, alone);
+    section.latency_of("a wave of one block, from the call to its end", copied, alone, "that copy, p50");
     Ok(())
 }

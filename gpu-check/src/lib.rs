@@ -5,17 +5,19 @@
 //! | section | contents |
 //! |---|---|
 //! | `kernels` | device storage against the scalar reference, all layouts; adopted memory; an engine's pointers |
+//! | `load` | kernels loaded as PTX and as machine code, without the driver's cache |
 //! | `protocol` | writes, moves and reads on two streams, with waits and without |
-//! | `bandwidth` | every kernel that moves bytes, relative to the best linear copy |
-//! | `shapes` | the copy kernels by CTAs, threads and bytes in flight |
+//! | `bandwidth` | every kernel that moves bytes, relative to the best linear copy; conversions compared with the host's to the bit |
+//! | `shapes` | the copy kernels by CTAs, threads and bytes in flight, and the driver's copies of the same pieces |
 //! | `compaction` | a pool is defragmented, alone and beside a batch; every byte verified |
-//! | `host` | offloading and bringing back, relative to the best copy over the bus |
+//! | `host` | offloading and bringing back by every way, relative to the best copy over the bus and to `memcpy` |
 //! | `decode` | the stores of one decode step, on a stream and from a graph |
 //! | `graph` | a graph replayed while a pool is defragmented; every byte verified |
-//! | `interference` | a model's step beside a wave of moves |
+//! | `interference` | a model's step beside a wave of moves, also one that occupies every multiprocessor |
 //! | `latency` | events, wake-ups, ends of batches on a stream |
-//! | `mapping` | memory mapped and unmapped |
-//! | `resize` | memory returned to the device, and taken again |
+//! | `mapping` | memory mapped and unmapped, and copies spread over most of it |
+//! | `resize` | memory returned to the device, and taken again, beside an engine's steps |
+//! | `tables` | an engine's kernel that reads block tables under compaction, preemption and resizes |
 //! | `replay` | scheduler threads over a pool on the device, under compaction, every byte verified |
 //!
 //! Each section runs in a process of its own ([`supervise`]).
@@ -26,6 +28,7 @@ use std::time::{Duration, Instant};
 use kvpool::cuda::CudaError;
 
 mod bandwidth;
+pub mod clocks;
 mod compaction;
 mod decode;
 pub mod gpu;
@@ -34,6 +37,7 @@ mod host;
 mod interference;
 mod kernels;
 mod latency;
+pub mod load;
 mod mapping;
 mod protocol;
 mod replay;
@@ -42,6 +46,7 @@ mod resize;
 mod sample;
 mod shapes;
 pub mod supervise;
+mod tables;
 
 use gpu::{Gpu, Outcome};
 use report::{Section, SectionReport};
@@ -53,6 +58,8 @@ pub struct Options {
     pub ordinal: u16,
     /// Small sizes and few rounds: runs the checks, but the figures are meaningless.
     pub quick: bool,
+    /// Print each result at once, for the process that started this one.
+    pub tells: bool,
 }
 
 type Run = fn(&Gpu, &Options, &mut Section) -> Outcome<()>;
@@ -62,12 +69,18 @@ type Run = fn(&Gpu, &Options, &mut Section) -> Outcome<()>;
 pub struct Part {
     /// Name of the section.
     pub name: &'static str,
-    /// Time limit in seconds. All limits together are five minutes.
+    /// Time limit in seconds.
     pub limit_s: u64,
     run: Run,
 }
 
 impl Part {
+    /// Returns a variable for the environment of the section's process.
+    #[must_use]
+    pub fn env(&self) -> Option<(&'static str, &'static str)> {
+        (self.name == "load").then_some(load::ENV)
+    }
+
     const fn new(name: &'static str, limit_s: u64, run: Run) -> Self {
         Self { name, limit_s, run }
     }
@@ -80,29 +93,33 @@ impl Part {
 }
 
 /// The sections in order; checks of correctness come first.
-pub const SECTIONS: [Part; 13] = [
-    Part::new("kernels", 60, kernels::run),
+pub const SECTIONS: [Part; 15] = [
+    Part::new("kernels", 40, kernels::run),
+    Part::new("load", 10, load::run),
     Part::new("protocol", 20, protocol::run),
-    Part::new("bandwidth", 40, bandwidth::run),
-    Part::new("shapes", 20, shapes::run),
-    Part::new("compaction", 25, compaction::run),
+    Part::new("bandwidth", 35, bandwidth::run),
+    Part::new("shapes", 15, shapes::run),
+    Part::new("compaction", 20, compaction::run),
     Part::new("host", 20, host::run),
     Part::new("decode", 15, decode::run),
     Part::new("graph", 20, graph::run),
-    Part::new("interference", 25, interference::run),
-    Part::new("latency", 15, latency::run),
-    Part::new("mapping", 10, mapping::run),
+    Part::new("interference", 20, interference::run),
+    Part::new("latency", 10, latency::run),
+    Part::new("mapping", 15, mapping::run),
     Part::new("resize", 15, resize::run),
+    Part::new("tables", 10, tables::run),
     Part::new("replay", 15, replay::run),
 ];
 
-const _: () = {
+/// Sum of the time limits, in seconds.
+pub const LIMITS_S: u64 = {
     let (mut sum, mut at) = (0, 0);
     while at < SECTIONS.len() {
         sum += SECTIONS[at].limit_s;
         at += 1;
     }
-    assert!(sum <= 300, "all sections end within five minutes");
+    assert!(sum <= 280, "with the time to start the driver, all sections end within five minutes");
+    sum
 };
 
 /// Runs one section in this process.
@@ -111,7 +128,7 @@ const _: () = {
 /// If the device cannot be used at all: [`CudaError::NoDriver`] if there is no driver. Errors of the
 /// driver while the device is examined are part of the report.
 pub fn run(part: &Part, options: &Options) -> Result<SectionReport, CudaError> {
-    let mut section = Section::new(part.name);
+    let mut section = Section { tells: options.tells, ..Section::new(part.name) };
     let begin = Instant::now();
     let gpu = match Gpu::open(options.ordinal)? {
         Ok(gpu) => gpu,
@@ -132,6 +149,8 @@ pub fn run(part: &Part, options: &Options) -> Result<SectionReport, CudaError> {
     {
         section.error = Some(error.to_string());
     }
+    // Under the load of the section, or right behind it.
+    section.clocks = gpu.pci().ok().and_then(|pci| clocks::now(&pci));
     section.seconds = begin.elapsed().as_secs_f64();
     Ok(SectionReport { device, section })
 }

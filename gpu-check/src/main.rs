@@ -4,16 +4,18 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use kvpool::cuda::CudaError;
 use kvpool_gpu_check::report::{self, Summary};
 use kvpool_gpu_check::supervise::{self, Job};
-use kvpool_gpu_check::{Options, Part, SECTIONS, run};
+use kvpool_gpu_check::{LIMITS_S, Options, Part, SECTIONS, run};
 
 /// Exit code if there is no device to check.
 const EXIT_SKIPPED: u8 = 77;
+/// Time within which the driver must start. Together with the sections' limits five minutes.
+const PROBE_LIMIT: Duration = Duration::from_secs(300 - LIMITS_S);
 /// Exit code if the device could not be used.
 const EXIT_ERROR: u8 = 2;
 
@@ -41,6 +43,9 @@ struct Args {
     /// List the sections with their time limits
     #[arg(long)]
     list: bool,
+    /// Only look for the device, in this process
+    #[arg(long, hide = true)]
+    probe: bool,
     /// Run one section in this process, and print its report as a line
     #[arg(long, hide = true, value_parser = SECTIONS.map(|part| part.name))]
     section: Option<String>,
@@ -48,7 +53,7 @@ struct Args {
 
 impl Args {
     fn options(&self) -> Options {
-        Options { ordinal: self.device, quick: self.quick }
+        Options { ordinal: self.device, quick: self.quick, tells: self.section.is_some() }
     }
 
     fn parts(&self) -> impl Iterator<Item = &'static Part> {
@@ -62,7 +67,11 @@ fn main() -> ExitCode {
         SECTIONS.iter().for_each(|part| println!("{:14} {:3} s", part.name, part.limit_s));
         return ExitCode::SUCCESS;
     }
+    if args.probe || args.section.is_some() {
+        supervise::end_with_parent();
+    }
     match &args.section {
+        _ if args.probe => probe(&args),
         Some(name) => child(&args, name),
         None => parent(&args),
     }
@@ -88,9 +97,8 @@ fn say(text: &str) {
     let _ = writeln!(std::io::stdout(), "{text}");
 }
 
-/// Runs the sections in child processes. Does not use the device itself: a failure that ends a
-/// process's context must not end this one.
-fn parent(args: &Args) -> ExitCode {
+/// Looks for the device, and says why it cannot be used.
+fn probe(args: &Args) -> ExitCode {
     if let Err(error) =
         kvpool::cuda::devices().and_then(|devices| match devices.get(usize::from(args.device)) {
             None => Err(CudaError::NoDevice { ordinal: args.device.into(), count: devices.len() }),
@@ -104,17 +112,38 @@ fn parent(args: &Args) -> ExitCode {
         eprintln!("cuda:{}: {error}", args.device);
         return EXIT_ERROR.into();
     }
-    let mut file = match args.json.as_ref().map(File::create).transpose() {
-        Ok(file) => file,
-        Err(error) => {
-            eprintln!("{}: {error}", args.json.as_deref().unwrap_or(std::path::Path::new("")).display());
-            return EXIT_ERROR.into();
-        }
-    };
+    ExitCode::SUCCESS
+}
+
+/// Runs the sections in child processes. Does not use the driver itself: it may hang, and a failure that
+/// ends a process's context must not end this one.
+fn parent(args: &Args) -> ExitCode {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => {
             eprintln!("this program's own path: {error}");
+            return EXIT_ERROR.into();
+        }
+    };
+    let mut command = Command::new(&program);
+    command.args(["--probe", "--device", &args.device.to_string()]);
+    match supervise::ask(command, PROBE_LIMIT).map(|status| status.code()) {
+        Ok(Some(0)) => {}
+        // It has said why.
+        Ok(Some(code)) => return ExitCode::from(u8::try_from(code).unwrap_or(EXIT_ERROR)),
+        Ok(None) => {
+            eprintln!("cuda:{}: the process that looked for the device was killed", args.device);
+            return EXIT_ERROR.into();
+        }
+        Err(error) => {
+            eprintln!("cuda:{}: starting the driver: {error}", args.device);
+            return EXIT_ERROR.into();
+        }
+    }
+    let mut file = match args.json.as_ref().map(File::create).transpose() {
+        Ok(file) => file,
+        Err(error) => {
+            eprintln!("{}: {error}", args.json.as_deref().unwrap_or(std::path::Path::new("")).display());
             return EXIT_ERROR.into();
         }
     };
@@ -124,6 +153,7 @@ fn parent(args: &Args) -> ExitCode {
         if args.quick {
             command.arg("--quick");
         }
+        command.envs(part.env());
         Job { name: part.name, limit: part.limit(), command }
     };
     let mut written = Ok(());

@@ -18,13 +18,13 @@ const TILE: u32 = 16 << 10;
 /// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let rounds = if options.quick { 20 } else { 300 };
-    let kept = stale(gpu, options, rounds, true)?;
+    let kept = stale(gpu, rounds, true)?;
     section.check(
         "moves wait for writes, reads wait for moves",
         kept == 0,
         format!("{kept} of {rounds} rounds stale"),
     );
-    let left = stale(gpu, options, rounds, false)?;
+    let left = stale(gpu, rounds, false)?;
     section.check(
         "control: without the waits, reads are stale",
         left > 0,
@@ -34,7 +34,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
 }
 
 /// Returns the number of rounds in which the bytes read differ from those written.
-fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<usize> {
+fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
     let half = FRAMES / 2;
     let ((writer, _), mover) = (gpu.stream()?, gpu.lowest()?);
     let arena = gpu.buffer(PLANES * FRAMES * TILE as usize)?;
@@ -66,17 +66,23 @@ fn stale(gpu: &Gpu, options: &Options, rounds: usize, waits: bool) -> Outcome<us
     let (copies, packs, burns) =
         (gpu.kernel("kvp_copy")?, gpu.kernel("kvp_pack")?, gpu.probe("kvp_probe_burn")?);
     let plane_bytes = FRAMES * TILE as usize;
+    // Delays the writer for longer than the host takes to enqueue the rest, so that a missing wait has
+    // an effect.
+    const DELAY_MS: f64 = 0.5;
+    let burn = |rounds| ProbeParams { from: 0, to: packed.address(), vectors: 0, rounds, reserved: 0 };
+    let once = gpu.time(&writer, 3, || {
+        // SAFETY: accesses at most the first word of the packed buffer.
+        unsafe { launch(&writer, &burns, 1, &burn(1000)) }
+    })?;
+    let delay = (DELAY_MS / once.max(1e-6) * 1000.0).clamp(1000.0, 1e5) as u32;
     let mut stale = 0;
     for round in 0..rounds {
         let byte = (round % 200) as u8;
         // The destinations hold another pattern.
         arena.fill(&writer, 0xEE)?;
         writer.synchronize()?;
-        // Delays the writer, so that a missing wait has an effect.
-        let delay = if options.quick { 1000 } else { 20_000 };
-        let params = ProbeParams { from: 0, to: packed.address(), vectors: 0, rounds: delay, reserved: 0 };
         // SAFETY: accesses only the first word of the packed buffer, which is overwritten below.
-        unsafe { launch(&writer, &burns, 1, &params)? };
+        unsafe { launch(&writer, &burns, 1, &burn(delay))? };
         for plane in 0..PLANES {
             let start = arena.address() + (plane * plane_bytes) as u64;
             // SAFETY: the first half of the plane.

@@ -7,6 +7,9 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
+use crate::clocks::Clocks;
+use crate::supervise;
+
 /// Results of one section, as its process reports them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct SectionReport {
@@ -56,9 +59,11 @@ pub struct DeviceFacts {
     pub memory_bus_bits: u32,
     /// Speed and width of the link to the host; empty if the system does not tell.
     pub link: String,
+    /// The form in which the pool has loaded its kernels: PTX, or machine code.
+    pub kernels: String,
     /// Time to open the device for a pool, with its kernels, in milliseconds.
     pub open_ms: f64,
-    /// Time to load the kernels a second time, when the driver has cached them, in milliseconds.
+    /// Time to load the kernels' PTX a second time, when the driver has cached it, in milliseconds.
     pub load_ms: f64,
 }
 
@@ -75,6 +80,11 @@ pub struct Section {
     pub seconds: f64,
     /// The error that ended the section early.
     pub error: Option<String>,
+    /// The device's clocks at the end of the section; `None` if they are not known.
+    pub clocks: Option<Clocks>,
+    /// True if each result is printed at once, for the parent process.
+    #[serde(skip)]
+    pub tells: bool,
 }
 
 /// A check.
@@ -107,34 +117,72 @@ impl Section {
     /// Creates an empty section.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self { name: name.into(), checks: Vec::new(), figures: Vec::new(), seconds: 0.0, error: None }
+        Self {
+            name: name.into(),
+            checks: Vec::new(),
+            figures: Vec::new(),
+            seconds: 0.0,
+            error: None,
+            clocks: None,
+            tells: false,
+        }
+    }
+
+    fn tell(&self) {
+        if self.tells {
+            supervise::tell(self);
+        }
     }
 
     /// Adds a check.
     pub fn check(&mut self, what: impl Into<String>, passed: bool, detail: impl Into<String>) {
         self.checks.push(Check { what: what.into(), passed, detail: detail.into() });
+        self.tell();
     }
 
     /// Adds a figure without a baseline.
     pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &str) {
         self.figures.push(Figure { what: what.into(), value, unit: unit.into(), ratio: None, of: None });
+        self.tell();
     }
 
     /// Adds a figure with its ratio to a baseline.
     pub fn ratio(&mut self, what: impl Into<String>, value: f64, unit: &str, ratio: f64, of: &str) {
         let (unit, of) = (unit.into(), Some(of.into()));
         self.figures.push(Figure { what: what.into(), value, unit, ratio: Some(ratio), of });
+        self.tell();
     }
 
-    /// Adds the median and the 99th percentile of the times.
-    pub fn latency(&mut self, what: &str, mut times: Vec<Duration>) {
+    /// Adds the median and the 99th percentile of the times. Returns the median.
+    pub fn latency(&mut self, what: &str, times: Vec<Duration>) -> Duration {
+        let [median, _] = self.percentiles(what, times, None);
+        median
+    }
+
+    /// Does so with the ratios to the median of a baseline.
+    pub fn latency_of(&mut self, what: &str, times: Vec<Duration>, baseline: Duration, of: &str) {
+        self.percentiles(what, times, Some((baseline, of)));
+    }
+
+    fn percentiles(
+        &mut self,
+        what: &str,
+        mut times: Vec<Duration>,
+        baseline: Option<(Duration, &str)>,
+    ) -> [Duration; 2] {
         times.sort_unstable();
-        for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+        [("p50", 0.5), ("p99", 0.99)].map(|(name, share)| {
             let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
-            if let Some(time) = times.get(at) {
-                self.figure(format!("{what}, {name}"), time.as_secs_f64() * 1e6, "us");
+            let Some(&time) = times.get(at) else { return Duration::ZERO };
+            let (what, us) = (format!("{what}, {name}"), time.as_secs_f64() * 1e6);
+            match baseline {
+                None => self.figure(what, us, "us"),
+                Some((baseline, of)) => {
+                    self.ratio(what, us, "us", time.as_secs_f64() / baseline.as_secs_f64().max(1e-9), of);
+                }
             }
-        }
+            time
+        })
     }
 
     /// Returns true if the section completed and all checks passed.
@@ -170,7 +218,7 @@ pub fn render_device(facts: &DeviceFacts) -> String {
     let or_unknown = |text: &str| if text.is_empty() { "unknown".to_owned() } else { text.to_owned() };
     format!(
         "cuda:{}: {}, compute capability {}, {} multiprocessors at up to {} MHz, {gib:.1} GiB on {} bits at up to {} MHz\n\
-         driver for CUDA {}, kernel driver {}, link {}; opened in {:.0} ms, kernels loaded again in {:.1} ms; commit {}",
+         driver for CUDA {}, kernel driver {}, link {}; opened in {:.0} ms with kernels as {}, PTX loaded again in {:.1} ms; commit {}",
         facts.ordinal,
         facts.name,
         facts.capability,
@@ -182,6 +230,7 @@ pub fn render_device(facts: &DeviceFacts) -> String {
         or_unknown(&facts.kernel_driver),
         or_unknown(&facts.link),
         facts.open_ms,
+        facts.kernels,
         facts.load_ms,
         facts.commit,
     )
@@ -191,7 +240,16 @@ pub fn render_device(facts: &DeviceFacts) -> String {
 #[must_use]
 pub fn render_section(section: &Section) -> String {
     // Writing to a string does not fail.
-    let mut text = format!("\n{} ({:.1} s)\n", section.name, section.seconds);
+    let clocks = section.clocks.as_ref().map_or_else(
+        || "clocks unknown".to_owned(),
+        |clocks| {
+            let Clocks { sm_mhz, memory_mhz, celsius, reasons } = clocks;
+            let celsius = celsius.map_or(String::new(), |celsius| format!(", {celsius} C"));
+            let reasons = reasons.map_or(String::new(), |reasons| format!(", clock reasons {reasons:#x}"));
+            format!("{sm_mhz} MHz, memory {memory_mhz} MHz{celsius}{reasons}")
+        },
+    );
+    let mut text = format!("\n{} ({:.1} s; at its end {clocks})\n", section.name, section.seconds);
     if !section.checks.is_empty() {
         let mut table = table(["", "check", "observed"]);
         for check in &section.checks {

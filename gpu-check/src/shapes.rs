@@ -1,5 +1,7 @@
-//! Measures the copy kernels by the shape of their launch: CTAs, threads, and bytes in flight.
+//! Measures the copy kernels by the shape of their launch: CTAs, threads, and bytes in flight; and the
+//! driver's copies of the same pieces.
 
+use cudarc::driver::{result, sys};
 use kvpool::cuda::params::{
     BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX,
 };
@@ -13,6 +15,9 @@ const LINEAR: &str = "linear copy, 8 CTAs a multiprocessor";
 
 /// Bytes that a ring of `kvp_copy_bulk` has in flight: three of its four stages.
 const BULK_IN_FLIGHT: u32 = 3 * PIECE_BYTES_MAX;
+
+/// Enqueues all copies in one way.
+type Way<'a> = Box<dyn FnMut() -> Outcome<()> + 'a>;
 
 /// Measures 256 moves of blocks of 896 KiB.
 ///
@@ -73,8 +78,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             shapes.push(("kvp_copy_bulk", ctas, BULK_THREADS, BULK_SHARED_BYTES, BULK_IN_FLIGHT));
         }
         let bulk = gpu.kernel("kvp_copy_bulk")?;
-        let which =
-            cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
     }
     let mut wrong = Vec::new();
@@ -94,8 +98,78 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             wrong.push(what);
         }
     }
-    section.check("every shape moves the bytes", wrong.is_empty(), wrong.join("; "));
+    // The copy engines: a call a piece, and one call for all.
+    let (mut to, mut from) = (Vec::new(), Vec::new());
+    for step in &params.few[..moved] {
+        for piece in &pieces {
+            let at = |frame: u32| piece.base + u64::from(frame) * piece.frame_stride;
+            to.push(at(step.dst));
+            from.push(at(step.src));
+        }
+    }
+    let count = to.len();
+    let mut ways: Vec<(&str, Way<'_>)> = vec![(
+        "cuMemcpyDtoDAsync",
+        Box::new(|| {
+            for (&to, &from) in to.iter().zip(&from) {
+                // SAFETY: pieces of the arena, which do not overlap.
+                unsafe { result::memcpy_dtod_async(to, from, tile as usize, stream.cu_stream())? };
+            }
+            Ok(())
+        }),
+    )];
+    if has("cuMemcpyBatchAsync") {
+        let (mut to, mut from) = (to.clone(), from.clone());
+        let (mut sizes, stream) = (vec![tile as usize; count], &stream);
+        let place = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+            id: gpu.ordinal(),
+        };
+        let order = sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM;
+        let mut attributes =
+            sys::CUmemcpyAttributes { srcAccessOrder: order, srcLocHint: place, dstLocHint: place, flags: 0 };
+        ways.push((
+            "cuMemcpyBatchAsync",
+            Box::new(move || {
+                let (mut first, mut failed) = (0, usize::MAX);
+                // SAFETY: as above; all lists have `count` entries, and the pointers are valid.
+                let enqueued = unsafe {
+                    sys::cuMemcpyBatchAsync(
+                        to.as_mut_ptr(),
+                        from.as_mut_ptr(),
+                        sizes.as_mut_ptr(),
+                        count,
+                        &mut attributes,
+                        &mut first,
+                        1,
+                        &mut failed,
+                        stream.cu_stream(),
+                    )
+                };
+                Ok(enqueued.result()?)
+            }),
+        ));
+    } else {
+        section.check("cuMemcpyBatchAsync", true, "not measured: the driver has no such function");
+    }
+    for (round, (name, mut way)) in (1000..).zip(ways) {
+        let pattern = pattern(planes * frames * tile as usize, round);
+        gpu.write(arena.address(), &pattern)?;
+        let time = gpu.time(&stream, times.min(3), &mut *way)?;
+        let what = format!("{name}, {count} pieces of {} KiB", tile / 1024);
+        section.ratio(what.clone(), rate(time), "GB/s", linear / time, LINEAR);
+        if !is_moved(&arena.download(&stream)?, &pattern, &params, planes, frames) {
+            wrong.push(what);
+        }
+    }
+    section.check("every way moves the bytes", wrong.is_empty(), wrong.join("; "));
     Ok(())
+}
+
+/// Returns true if the driver has a function that older ones lack.
+fn has(name: &str) -> bool {
+    // SAFETY: the driver is loaded, and the symbol is looked up and not called.
+    unsafe { sys::culib().get::<unsafe extern "C" fn()>(name.as_bytes()).is_ok() }
 }
 
 /// Returns bytes that differ between frames, planes and rounds.

@@ -6,12 +6,14 @@
 //! ```
 //!
 //! A device error that ends a context ends it for the process that caused it. A section that was
-//! killed, crashed, or printed no line is reported as a section that ended early; the lines of the
-//! others have been handed over by then.
+//! killed, crashed, or printed no line is reported as a section that ended early, with the results that
+//! it has told so far; the lines of the others have been handed over by then. No child outlives its
+//! parent: the system kills it.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,12 @@ use crate::report::{Section, SectionReport};
 
 /// Prefix of the line with a child's report; other lines of its output are passed on.
 pub const LINE: &str = "gpu_check-section ";
+
+/// Prefix of the line with the results so far.
+const SO_FAR: &str = "gpu_check-so-far ";
+
+/// Names the parent's process to a child.
+const PARENT: &str = "KVPOOL_GPU_CHECK_PARENT";
 
 /// Pause between two looks at a child that should exit.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -53,15 +61,51 @@ pub fn print(report: &SectionReport) {
     println!("{LINE}{}", serde_json::to_string(report).expect("numbers and text serialise to JSON"));
 }
 
+/// Prints a child's results so far, which remain if it is killed.
+pub fn tell(section: &Section) {
+    println!("{SO_FAR}{}", serde_json::to_string(section).expect("numbers and text serialise to JSON"));
+}
+
+/// Makes this process, a child, end with its parent.
+pub fn end_with_parent() {
+    let Some(parent) = std::env::var(PARENT).ok().and_then(|parent| parent.parse::<u32>().ok()) else {
+        return;
+    };
+    #[cfg(target_os = "linux")]
+    // SAFETY: sets a property of this process.
+    unsafe {
+        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+    }
+    // The parent may have ended before.
+    #[cfg(unix)]
+    if std::os::unix::process::parent_id() != parent {
+        std::process::exit(1);
+    }
+    let _ = parent;
+}
+
+/// Runs a program that must end within a limit.
+///
+/// # Errors
+/// Why there is no exit status.
+pub fn ask(mut command: Command, limit: Duration) -> Result<ExitStatus, String> {
+    let child = command.stdin(Stdio::null()).env(PARENT, std::process::id().to_string()).spawn();
+    let mut child = child.map_err(|error| format!("the process did not start: {error}"))?;
+    exit_of(&mut child, limit).ok_or_else(|| format!("no answer within {:.0} s", limit.as_secs_f64()))
+}
+
 fn one(job: Job) -> SectionReport {
     let Job { name, limit, mut command } = job;
     let begin = Instant::now();
+    let so_far = Arc::new(Mutex::new(None::<Section>));
     let early = |reason: String| {
-        let mut section = Section::new(name);
+        let told = so_far.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut section = told.unwrap_or_else(|| Section::new(name));
         section.error = Some(reason);
         section.seconds = begin.elapsed().as_secs_f64();
         SectionReport { device: None, section }
     };
+    let command = command.env(PARENT, std::process::id().to_string());
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
     let mut child = match child {
         Ok(child) => child,
@@ -71,10 +115,17 @@ fn one(job: Job) -> SectionReport {
         return early("the section's process has no output".into());
     };
     let (tell, told) = mpsc::channel();
+    let latest = so_far.clone();
     let reader = thread::spawn(move || {
         // The output of a killed process may end in the middle of a character.
         for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
             let line = String::from_utf8_lossy(&line).into_owned();
+            if let Some(json) = line.find(SO_FAR).map(|at| &line[at + SO_FAR.len()..]) {
+                if let Ok(section) = serde_json::from_str(json) {
+                    *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(section);
+                }
+                continue;
+            }
             match line.find(LINE).map(|at| &line[at + LINE.len()..]) {
                 // At once: the process may hang while it ends.
                 Some(json) => drop(tell.send(Some(serde_json::from_str::<SectionReport>(json)))),

@@ -13,7 +13,7 @@ use super::context::Context;
 use super::driver::{self, DeviceInfo};
 use super::error::CudaError;
 use super::event::Event;
-use super::kernels::Kernels;
+use super::kernels::{KernelImage, Kernels};
 use super::staging::Staging;
 use super::stream::{Stream, StreamPriority, is_capturing};
 use super::watch::Watch;
@@ -58,6 +58,11 @@ impl Device {
     /// Returns the driver's description of the device.
     pub fn info(&self) -> &DeviceInfo {
         &self.0.info
+    }
+
+    /// Returns the form in which the kernels were loaded.
+    pub fn kernel_image(&self) -> KernelImage {
+        self.0.kernels.image()
     }
 
     /// Returns the device's id for pools.

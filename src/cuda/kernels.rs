@@ -1,11 +1,18 @@
 //! The kernels: loaded once per device, launched with their parameter structs.
 //!
 //! Their code is in the repository as PTX, for the two oldest architectures that make a difference
-//! to it. The driver compiles it for the device, and caches the result. All kernels iterate over
-//! their work with the grid size as stride, so that any grid size is correct: it only determines
+//! to it. The driver compiles it for the device, and caches the result. A program built with `--cfg
+//! kvpool_cubins` also contains machine code, made by `kernels/cubins.sh`, which needs no compilation:
+//!
+//! ```text
+//! machine code for the device's major version ──the driver refuses it, or there is none──> PTX
+//! ```
+//!
+//! All kernels iterate over their work with the grid size as stride, so that any grid size is correct: it only determines
 //! how much of the device a launch may use.
 
 use std::ffi::{CStr, CString, c_void};
+use std::fmt;
 use std::ptr;
 use std::sync::Arc;
 
@@ -24,6 +31,38 @@ use super::version::Version;
 /// NUL-terminated, as the driver requires.
 const PTX_SM80: &str = concat!(include_str!("../../kernels/ptx/kvpool.sm80.ptx"), "\0");
 const PTX_SM90: &str = concat!(include_str!("../../kernels/ptx/kvpool.sm90.ptx"), "\0");
+
+/// Machine code by the major version of the compute capability on which it runs.
+#[cfg(kvpool_cubins)]
+const CUBINS: [(u32, &Aligned<[u8]>); 2] = [
+    (8, &Aligned(*include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin")))),
+    (9, &Aligned(*include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin")))),
+];
+#[cfg(not(kvpool_cubins))]
+const CUBINS: [(u32, &Aligned<[u8]>); 0] = [];
+
+/// The driver reads 64-bit fields of an image in place.
+#[repr(align(16))]
+struct Aligned<T: ?Sized>(T);
+
+/// The form in which a device's kernels were loaded.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum KernelImage {
+    /// Machine code, which was built with the program.
+    Cubin,
+    /// PTX, which the driver has compiled, or found in its cache.
+    Ptx,
+}
+
+impl fmt::Display for KernelImage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cubin => "machine code",
+            Self::Ptx => "PTX",
+        })
+    }
+}
 
 /// Size of the buffer for the messages of the driver's compiler.
 const LOG_BYTES: usize = 4096;
@@ -70,6 +109,7 @@ pub(super) struct Kernels {
     module: CUmodule,
     functions: Vec<(Kernel, CUfunction)>,
     has_bulk: bool,
+    image: KernelImage,
 }
 
 /// Size of a launch: CTAs, threads of each, and bytes of its dynamic shared memory.
@@ -95,21 +135,9 @@ unsafe impl Sync for Kernels {}
 impl Kernels {
     pub(super) fn load(context: Arc<Context>, capability: Version) -> Result<Self, StorageError> {
         let _entered = context.enter()?;
-        let ptx = if capability >= SM90 { PTX_SM90 } else { PTX_SM80 };
-        let mut module = std::ptr::null_mut();
-        let mut log = [0u8; LOG_BYTES];
-        let mut options =
-            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
-        // The size is passed in the place of a pointer.
-        let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
-        // SAFETY: the pointers are valid during the call, the text ends in a NUL, the values are those
-        // of the options, and the context is current.
-        let loaded = unsafe {
-            let (count, options, values) = (2, options.as_mut_ptr(), values.as_mut_ptr());
-            sys::cuModuleLoadDataEx(&mut module, ptx.as_ptr().cast(), count, options, values)
-        };
-        context.check(loaded, "loading the kernels").map_err(|error| with_log(error, &log))?;
-        let mut kernels = Self { context: context.clone(), module, functions: Vec::new(), has_bulk: false };
+        let (module, image) = load_first(&context, images(capability))?;
+        let mut kernels =
+            Self { context: context.clone(), module, functions: Vec::new(), has_bulk: false, image };
         for (kernel, name) in named() {
             let mut function = std::ptr::null_mut();
             // SAFETY: the pointer is valid, the module is loaded, and the name ends in a NUL.
@@ -133,6 +161,11 @@ impl Kernels {
             kernels.has_bulk = set == CUresult::CUDA_SUCCESS;
         }
         Ok(kernels)
+    }
+
+    /// Returns the form in which they were loaded.
+    pub(super) fn image(&self) -> KernelImage {
+        self.image
     }
 
     /// Returns true if the device can launch [`Kernel::CopyBulk`].
@@ -182,6 +215,55 @@ impl Drop for Kernels {
     }
 }
 
+/// Returns the images for a device, the best one first.
+fn images(capability: Version) -> impl Iterator<Item = (KernelImage, *const c_void)> {
+    let fits = move |&(major, _): &(u32, &'static Aligned<[u8]>)| major == capability.major;
+    let cubin = CUBINS.into_iter().find(fits).map(|(_, code)| (KernelImage::Cubin, code.0.as_ptr().cast()));
+    let ptx = if capability >= SM90 { PTX_SM90 } else { PTX_SM80 };
+    cubin.into_iter().chain([(KernelImage::Ptx, ptx.as_ptr().cast())])
+}
+
+/// Loads the first image that the driver accepts.
+fn load_first(
+    context: &Context,
+    images: impl Iterator<Item = (KernelImage, *const c_void)>,
+) -> Result<(CUmodule, KernelImage), StorageError> {
+    let mut refused = None;
+    for (kind, image) in images {
+        let (mut module, mut log) = (ptr::null_mut(), [0u8; LOG_BYTES]);
+        let mut options =
+            [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        // The size is passed in the place of a pointer.
+        let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
+        // SAFETY: the pointers are valid during the call, the image is machine code or text that ends in
+        // a NUL, the values are those of the options, and the caller has entered the context.
+        let loaded = unsafe {
+            let (count, options, values) = (2, options.as_mut_ptr(), values.as_mut_ptr());
+            sys::cuModuleLoadDataEx(&mut module, image, count, options, values)
+        };
+        match context.check(loaded, "loading the kernels").map_err(|error| with_log(error, &log)) {
+            Ok(()) => return Ok((module, kind)),
+            // Not for this device, or not for this driver: another image may be.
+            Err(error) if is_of_image(loaded) => refused = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    Err(refused.unwrap_or_else(|| unreachable!("there is PTX for every device")))
+}
+
+/// Returns true if the driver has refused an image, and not the device.
+fn is_of_image(error: CUresult) -> bool {
+    use CUresult::*;
+    matches!(
+        error,
+        CUDA_ERROR_INVALID_IMAGE
+            | CUDA_ERROR_NO_BINARY_FOR_GPU
+            | CUDA_ERROR_INVALID_SOURCE
+            | CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | CUDA_ERROR_NOT_SUPPORTED
+    )
+}
+
 /// Adds the messages of the driver's compiler to an error.
 fn with_log(error: StorageError, log: &[u8]) -> StorageError {
     let text = CStr::from_bytes_until_nul(log).unwrap_or_default().to_string_lossy();
@@ -222,5 +304,17 @@ mod tests {
             assert_eq!(ptx.find('\0'), Some(ptx.len() - 1));
         }
         assert_eq!(named().count(), 8 + 2 * 9);
+    }
+
+    #[test]
+    fn machine_code_is_for_one_major_version_and_ptx_for_all() {
+        for (major, minor) in [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)] {
+            let kinds: Vec<_> = images(Version { major, minor }).map(|(kind, _)| kind).collect();
+            let has_code = cfg!(kvpool_cubins) && major < 10;
+            assert_eq!(kinds.len(), 1 + usize::from(has_code), "{major}.{minor}");
+            assert_eq!(kinds.last(), Some(&KernelImage::Ptx));
+        }
+        // ELF, in place.
+        assert!(CUBINS.iter().all(|(_, code)| code.0.starts_with(b"\x7fELF")));
     }
 }
