@@ -116,18 +116,17 @@ pub fn numbers(obj: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
 }
 
 fn item_number(item: &Bound<'_, PyAny>, index: usize) -> Outcome<u32> {
-    let is_bool = item.is_instance_of::<PyBool>();
+    // True and False are 1 and 0.
     if let Ok(value) = item.extract::<u32>()
-        && !is_bool
+        && (value > 1 || !item.is_instance_of::<PyBool>())
     {
         return Ok(value);
     }
     // A number out of range, or no number at all.
     match item.extract::<i64>() {
-        Ok(_) if is_bool => Err(out_of_range(index, shown(item))),
-        Ok(value) => Err(out_of_range(index, value)),
+        Ok(value) if !item.is_instance_of::<PyBool>() => Err(out_of_range(index, value)),
         Err(error) if error.is_instance_of::<PyTypeError>(item.py()) => Err(error.into()),
-        Err(_) => Err(out_of_range(index, shown(item))),
+        _ => Err(out_of_range(index, shown(item))),
     }
 }
 

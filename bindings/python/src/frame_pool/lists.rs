@@ -31,7 +31,8 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
 
 fn frame_of(index: usize, frame: &Bound<'_, PyAny>) -> Outcome<u32> {
     match frame.extract() {
-        Ok(number) if !frame.is_instance_of::<PyBool>() => Ok(number),
+        // True and False are 1 and 0.
+        Ok(number) if number > 1 || !frame.is_instance_of::<PyBool>() => Ok(number),
         _ => Err(invalid(format!("entry {index}: {} is no frame number", shown(frame)))),
     }
 }
