@@ -61,6 +61,7 @@ async def main() -> None:
     assert cache is not None
     print(f"{steps} steps, {cache.stats().hit_rate:.0%} of the full blocks of the prompts were cached")
     pool.map().save("kvpool-map.svg")
+    print("a picture of the pool is in kvpool-map.svg")
     print(pool.audit())
 
 
