@@ -6,7 +6,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
-use kvpool::cuda::{CudaConfig, CudaError, CudaStorage, Device, StreamPriority, Version, devices};
+use kvpool::cuda::{
+    CudaConfig, CudaError, CudaStorage, Device, KernelImage, StreamPriority, Version, devices,
+};
 use kvpool::storage::{AdoptedPlane, DeviceStream, FrameMove, KvLayout, Storage};
 use kvpool::{DeviceId, FrameId, Pool, Run, SequenceId, StorageError};
 use kvpool_cuda_tests::engine::drained;
@@ -180,6 +182,8 @@ fn a_compilation_that_fails_says_why() {
     const INVALID_PTX: i32 = 218;
     const COMPILER_NOT_FOUND: i32 = 221;
     let session = session();
+    // A device for which no program has machine code.
+    session.set_capability(0, 12, 0);
     let before = session.live();
     for code in [INVALID_PTX, COMPILER_NOT_FOUND, OUT_OF_MEMORY] {
         session.fail_compilation(code);
@@ -190,6 +194,37 @@ fn a_compilation_that_fails_says_why() {
     }
     session.fail_compilation(0);
     Device::open(0).expect("the compiler works again");
+}
+
+/// An image that the driver refuses is replaced by the next one: machine code, if the program has it, by
+/// PTX, behind which there is none.
+#[test]
+fn refused_machine_code_is_replaced_by_ptx() {
+    let session = session();
+    let before = session.live();
+    for (major, minor, sometimes) in [(8, 0, true), (8, 6, true), (9, 0, true), (12, 0, false)] {
+        session.set_capability(0, major, minor);
+        let image = Device::open(0).expect("a device").kernel_image();
+        assert!(sometimes || image == KernelImage::Ptx, "{major}.{minor}");
+        // Invalid, for another architecture, of a newer toolchain.
+        for code in [200, 209, 222] {
+            session.fail_call("cuModuleLoadDataEx", 0, code);
+            match Device::open(0) {
+                Ok(device) => {
+                    assert_eq!((image, device.kernel_image()), (KernelImage::Cubin, KernelImage::Ptx));
+                }
+                Err(error) => {
+                    assert!(image == KernelImage::Ptx && error.to_string().contains("loading the kernels"));
+                }
+            }
+        }
+        // An error of the device is none of the image.
+        session.fail_call("cuModuleLoadDataEx", 0, OUT_OF_MEMORY);
+        Device::open(0).expect_err("no memory");
+    }
+    // The threads that watch dropped devices end by themselves.
+    let is_over = || session.live().iter().zip(&before).all(|(now, before)| now <= before);
+    assert!(drained(is_over), "{:?}, {before:?}", session.live());
 }
 
 #[test]

@@ -37,7 +37,14 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     #[cfg(kvpool_cubins)]
     {
         let code = gpu.cubin().ok_or("no machine code for this device")?;
-        let loaded = load(times, code.as_ptr().cast())?;
+        // The driver reads 64-bit fields in place.
+        let mut aligned = vec![0u64; code.len().div_ceil(8)];
+        for (word, bytes) in aligned.iter_mut().zip(code.chunks(8)) {
+            let mut whole = [0; 8];
+            whole[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_ne_bytes(whole);
+        }
+        let loaded = load(times, aligned.as_ptr().cast())?;
         section.ratio("machine code loaded", loaded, "ms", loaded / compiled, COMPILED);
         let image = gpu.device.kernel_image();
         let is_code = image == kvpool::cuda::KernelImage::Cubin;

@@ -15,7 +15,9 @@ use super::elements::{Elements, ElementsMut};
 use super::host_tile::HostTile;
 use super::layout::KvLayout;
 use super::memory::Reservation;
-use super::page_lock::{PageLock, PageLocks, Pages};
+use super::page_lock::PageLocks;
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+use super::page_lock::{PageLock, Pages};
 use super::rows;
 use super::storage::{check_runs, through_host};
 use super::tensors::StoragePlanes;
