@@ -77,6 +77,8 @@ numbers! {
     Place(usize) "an index";
     /// The number of a batch.
     BatchNumber(u64) "the number of a batch";
+    /// The number of a request.
+    RequestNumber(u64) "the number of a request";
     /// The address of a stream.
     Stream(usize) "the address of a stream";
     /// A part of a version.

@@ -10,7 +10,7 @@ use kvpool_policies::{Evictable, PolicyName, Position};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySet};
 
-use crate::args::{Blocks, Count};
+use crate::args::{Blocks, Count, Place, RequestNumber};
 use crate::error::{Outcome, fields, invalid, raise};
 
 /// The order in which the blocks of a cache are evicted, by one of kvpool's policies.
@@ -53,6 +53,11 @@ struct Block {
     used: Use,
     /// Whether the request of the latest use has ended, so that the policy has placed it.
     is_placed: bool,
+}
+
+/// Returns the use of a block by a request: of its blocks, the last ones are evicted first.
+fn used_at(request: RequestNumber, position: Place) -> Use {
+    (request.0, -i64::try_from(position.0).unwrap_or(i64::MAX))
 }
 
 /// Returns 64 well-mixed bits of a key.
@@ -246,11 +251,17 @@ impl PyEvictionOrder {
 
     /// Adds a block that the cache has got, for this request and at this position in it; for none if the
     /// number is None. It is held unless `evictable`. A block that is there already is replaced.
-    #[pyo3(signature = (key, request=None, position=0, *, evictable=false))]
-    fn insert(&self, key: &Bound<'_, PyBytes>, request: Option<u64>, position: i64, evictable: bool) {
+    #[pyo3(signature = (key, request=None, position=Place(0), *, evictable=false))]
+    fn insert(
+        &self,
+        key: &Bound<'_, PyBytes>,
+        request: Option<RequestNumber>,
+        position: Place,
+        evictable: bool,
+    ) {
         let mut order = self.order();
         let used = match request {
-            Some(request) => (request, position.saturating_neg()),
+            Some(request) => used_at(request, position),
             None => (order.placed.next_order(), 0),
         };
         order.insert(key, used, evictable);
@@ -283,11 +294,11 @@ impl PyEvictionOrder {
     /// Notes that a request, which has not ended, uses these blocks at these positions. Unknown keys, and
     /// blocks with a later use, are skipped.
     #[pyo3(name = "use")]
-    fn use_by(&self, keys: Vec<(Bound<'_, PyBytes>, i64)>, request: u64) {
+    fn use_by(&self, keys: Vec<(Bound<'_, PyBytes>, Place)>, request: RequestNumber) {
         let mut order = self.order();
         for (key, position) in keys {
             if let Some(slot) = order.slot(&key) {
-                order.set_used(slot, (request, position.saturating_neg()));
+                order.set_used(slot, used_at(request, position));
             }
         }
     }

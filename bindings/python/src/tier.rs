@@ -123,7 +123,7 @@ struct Shared {
 impl From<TierError> for Failure {
     fn from(error: TierError) -> Self {
         let class = match error {
-            TierError::Namespace | TierError::Zero { .. } => "InvalidArgument",
+            TierError::Namespace | TierError::OutOfRange { .. } => "InvalidArgument",
             _ => "NodeError",
         };
         raise(class, &error, fields![kind: kind(&error)])
@@ -187,6 +187,9 @@ fn until(timeout: Seconds) -> Instant {
     Instant::now() + timeout.0.min(FAR)
 }
 
+/// Largest value, in bytes.
+const VALUE_MAX: usize = 1 << 40;
+
 /// Builds a pool of values.
 fn pool_of(value_bytes: usize, values: usize, has_storage: bool) -> Outcome<Pool> {
     let config = PrefixConfig::new().key(HashKey::from_bytes(HASH_KEY));
@@ -197,6 +200,9 @@ fn pool_of(value_bytes: usize, values: usize, has_storage: bool) -> Outcome<Pool
 
 /// Returns the layout of blocks that hold a value: bytes without a meaning for the pool.
 fn layout(value_bytes: usize) -> Outcome<KvLayout> {
+    if value_bytes > VALUE_MAX {
+        return Err(invalid(format!("a value cannot have {value_bytes} bytes; it has at most {VALUE_MAX}")));
+    }
     let builder = KvLayout::builder().layers(1).latent(block_bytes(value_bytes)).block_tokens(1);
     Ok(builder.dtype(Dtype::Int8).build()?)
 }

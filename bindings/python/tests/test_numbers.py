@@ -60,6 +60,7 @@ class World:
         self.objects = {
             "Batch": self.batch,
             "BlockTable": self.table,
+            "EvictionOrder": kvpool.EvictionOrder(8),
             "Events": self.pool.prefix_cache.events(),
             "FramePool": self.frames,
             "Layout": kvpool.Layout,
@@ -67,6 +68,7 @@ class World:
             "Pool": self.pool,
             "PrefixCache": self.pool.prefix_cache,
             "Sequence": self.sequence,
+            "Tier": kvpool.Tier.in_process(1 << 20, value_bytes=64, namespace="test"),
             "Tensor": self.pool.plane(0),
         }
 
@@ -79,9 +81,17 @@ class World:
                 return [1]
             case "FramePool", _, "frames":
                 return 4
+            case "EvictionOrder", _, "keys":
+                return [(b"x", 0)]
+            case "Tier", "get" | "get_blocking", "buffers":
+                return [bytearray(64)]
         return {
+            "address": "127.0.0.1:9",
             "at": 1,
             "blocks": 1,
+            "blocks_max": 8,
+            "buffers": [bytes(64)],
+            "bytes_max": 1 << 20,
             "count": 1,
             "first": 1,
             "frame": 1,
@@ -91,16 +101,21 @@ class World:
             "id": 7,
             "k": np.zeros((1, 2, 8), np.float32),
             "keep": 2,
+            "key": b"x",
+            "keys": [b"x"],
             "layer": 0,
             "layers": 1,
             "layout": layout(),
             "length": 6,
             "moves_max": 1,
             "name": "qwen2.5-0.5b",
+            "namespace": "test",
             "out": np.zeros(20, np.int64),
             "owner": self.lease,
+            "peer": "cache",
             "place": 0,
             "prompt": [1, 2],
+            "request": 1,
             "row": 0,
             "sequence": self.sequence,
             "source": 1,
@@ -110,6 +125,8 @@ class World:
             "ticket": 0,
             "tokens": 1,
             "total": 7,
+            "value_bytes": 64,
+            "values": 4,
         }[name]
 
     def call(self, owner: str, method: str, name: str, value: object) -> object:

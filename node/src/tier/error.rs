@@ -13,10 +13,14 @@ pub enum TierError {
     #[error("the namespace of a tier is empty: name the model and the revision of its weights")]
     Namespace,
     /// A setting is out of range.
-    #[error("{what} of a tier must be at least 1")]
-    Zero {
+    #[error("{what} of a tier is {value}; it is from 1 to {max}")]
+    OutOfRange {
         /// Name of the setting.
         what: &'static str,
+        /// Its value.
+        value: usize,
+        /// Largest value.
+        max: usize,
     },
     /// The address of the store is not valid.
     #[error("`{address}` is no address of a {store} server: {reason}")]

@@ -4,6 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::error::TierError;
 
+/// The largest number of threads.
+const THREADS_MAX: usize = 1024;
+
 /// The longest time that is added to the present: 30 years.
 const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
 
@@ -16,7 +19,7 @@ pub(super) fn after(now: Instant, time: Duration) -> Instant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TierSettings {
-    /// Number of threads, each with a session of its own. Default 2.
+    /// Number of threads, at most 1,024, each with a session of its own. Default 2.
     pub threads: usize,
     /// Number of values that may wait to be put; further ones are dropped. Default 64.
     pub puts_max: usize,
@@ -53,13 +56,13 @@ impl TierSettings {
     /// Checks that the tier can work.
     pub(super) fn check(&self) -> Result<(), TierError> {
         let counts = [
-            ("the number of threads", self.threads),
-            ("the number of waiting puts", self.puts_max),
-            ("the number of waiting reads", self.reads_max),
-            ("the number of failures", self.failures as usize),
+            ("the number of threads", self.threads, THREADS_MAX),
+            ("the number of waiting puts", self.puts_max, usize::MAX),
+            ("the number of waiting reads", self.reads_max, usize::MAX),
+            ("the number of failures", self.failures as usize, u32::MAX as usize),
         ];
-        match counts.into_iter().find(|(_, count)| *count == 0) {
-            Some((what, _)) => Err(TierError::Zero { what }),
+        match counts.into_iter().find(|&(_, value, max)| !(1..=max).contains(&value)) {
+            Some((what, value, max)) => Err(TierError::OutOfRange { what, value, max }),
             None => Ok(()),
         }
     }

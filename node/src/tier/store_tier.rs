@@ -56,7 +56,7 @@ impl StoreTier {
     ///
     /// # Errors
     ///
-    /// [`TierError::Zero`], [`TierError::Thread`].
+    /// [`TierError::OutOfRange`], [`TierError::Thread`].
     pub fn start(store: impl Store, settings: TierSettings) -> Result<Self, TierError> {
         settings.check()?;
         let now = Instant::now();

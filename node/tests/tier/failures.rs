@@ -252,13 +252,18 @@ async fn wrong_answers() {
 
 #[tokio::test]
 async fn settings_that_cannot_work() {
-    let set: [fn(&mut TierSettings); 4] =
-        [|own| own.threads = 0, |own| own.puts_max = 0, |own| own.reads_max = 0, |own| own.failures = 0];
+    let set: [fn(&mut TierSettings); 5] = [
+        |own| own.threads = 0,
+        |own| own.threads = usize::MAX,
+        |own| own.puts_max = 0,
+        |own| own.reads_max = 0,
+        |own| own.failures = 0,
+    ];
     for set in set {
         let mut settings = TierSettings::default();
         set(&mut settings);
         let error = StoreTier::start(InProcess::new(1), settings).err();
-        assert!(matches!(error, Some(TierError::Zero { .. })), "{error:?}");
+        assert!(matches!(error, Some(TierError::OutOfRange { .. })), "{error:?}");
     }
 }
 

@@ -142,7 +142,7 @@ fn other_libraries() {
     assert!(error.to_string().contains("mooncake_store_get_hostname"), "{error}");
     let mut no_replica = settings;
     no_replica.replicas = 0;
-    assert!(matches!(Mooncake::connect(no_replica).err(), Some(TierError::Zero { .. })));
+    assert!(matches!(Mooncake::connect(no_replica).err(), Some(TierError::OutOfRange { .. })));
 }
 
 /// Each fault has its outcome, none is a hit, and the store is of use again afterwards.

@@ -99,10 +99,11 @@ impl Handle {
     ///
     /// # Errors
     ///
-    /// [`TierError::Library`], [`TierError::Probe`], [`TierError::Zero`].
+    /// [`TierError::Library`], [`TierError::Probe`], [`TierError::OutOfRange`].
     pub(super) fn connect(settings: &MooncakeSettings) -> Result<Arc<Self>, TierError> {
         if settings.replicas == 0 {
-            return Err(TierError::Zero { what: "the number of replicas" });
+            let what = "the number of replicas";
+            return Err(TierError::OutOfRange { what, value: 0, max: usize::MAX });
         }
         let api = Api::load(settings.library.as_deref())?;
         // SAFETY: it takes nothing.
