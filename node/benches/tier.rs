@@ -13,9 +13,7 @@ use std::time::{Duration, Instant};
 use kvpool::prefix::{BlockHash, HashKey, PrefixConfig};
 use kvpool::{Dtype, KvLayout, Pool};
 use kvpool_node::Node;
-use kvpool_node::tier::{
-    InProcess, Peer, StoreTier, TierPolicy, TierSettings, Tiered, TieredSettings, value_bytes,
-};
+use kvpool_node::tier::{InProcess, Peer, StoreTier, TierPolicy, TierSettings, Tiered, TieredSettings};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 
 const CLIENTS: usize = 8;
@@ -190,7 +188,7 @@ mod redis_server {
                 scope.spawn(move || {
                     for key in keys {
                         let value: Vec<u8> = redis::cmd("GET").arg(key).query(connection).unwrap();
-                        assert_eq!(value.len(), value_bytes(bytes));
+                        assert_eq!(value.len(), kvpool_node::tier::value_bytes(bytes));
                     }
                 });
             }

@@ -185,6 +185,10 @@ def test_damaged_values_are_no_hits(node: CacheNode) -> None:
     assert set(words) == {"failed"} and late.stats().bad_values >= 8
     assert late.stats().last_failure == "the bytes do not have the checksum of their header"
     assert all(bytes(buffer) == b"\xee" * BYTES for buffer in buffers)
+    # Once the node has the right bytes again, no copy of the wrong ones is left.
+    node.ask("damage")
+    until(lambda: late.get_blocking(keys(*range(8)), buffers, timeout=WAIT) == ["hit"] * 8)
+    assert [bytes(buffer) for buffer in buffers] == [value(number) for number in range(8)]
 
 
 def test_the_example_holds_values() -> None:

@@ -252,4 +252,9 @@ impl Session for Window {
         }
         Ok(())
     }
+
+    /// Empties the window: the peer may have the right bytes by now.
+    fn found_bad_values(&mut self) {
+        self.pool().clear_prefix_cache();
+    }
 }

@@ -82,6 +82,7 @@ fn get(
     let keys: Vec<_> = reads.iter().map(|read| read.key).collect();
     let bytes = reads.iter().map(|read| read.bytes).max().unwrap_or_default();
     let mut reads: Vec<Option<TierRead>> = reads.into_iter().map(Some).collect();
+    let mut bad = false;
     let done = session.get(&keys, bytes, &mut |place, answer| {
         // A second answer for one key is ignored.
         let Some(mut read) = reads.get_mut(place).and_then(Option::take) else { return };
@@ -89,7 +90,10 @@ fn get(
             Ok(None) => Outcome::Miss,
             Ok(Some(value)) => match read.memory.land(value) {
                 Ok(()) => Outcome::Hit,
-                Err(error) => Outcome::Failed(error.into()),
+                Err(error) => {
+                    bad = true;
+                    Outcome::Failed(error.into())
+                }
             },
             Err(error) => Outcome::Failed(error.into()),
         };
@@ -97,6 +101,9 @@ fn get(
         drop(read);
         told.tell(place, outcome);
     });
+    if bad {
+        session.found_bad_values();
+    }
     done?;
     let missing = reads.iter().flatten().count();
     check_count(store, keys.len() - missing, keys.len())

@@ -56,4 +56,8 @@ pub trait Session: Send {
         bytes: usize,
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError>;
+
+    /// Takes note that answers of the last [`get`](Self::get) were not the values of their keys, so that
+    /// no copy of them is served again. A session without copies has nothing to do.
+    fn found_bad_values(&mut self) {}
 }
