@@ -47,7 +47,7 @@ struct Order {
 
 /// A block of the cache.
 struct Block {
-    key: Py<PyBytes>,
+    key: Box<[u8]>,
     is_evictable: bool,
     /// Its latest use.
     used: Use,
@@ -86,10 +86,6 @@ impl Order {
         self.slots.get(key.as_bytes()).copied()
     }
 
-    fn known(&self, key: &Bound<'_, PyBytes>) -> Outcome<u32> {
-        self.slot(key).ok_or_else(|| unknown(key))
-    }
-
     fn evictable(&self) -> usize {
         self.placed.len() + self.in_use.len()
     }
@@ -121,10 +117,10 @@ impl Order {
         if is_evictable { self.file(slot) } else { self.unfile(slot) }
     }
 
-    /// Notes a use, unless a later one is known.
+    /// Notes a use, unless a later one is known by a request that has not ended.
     fn set_used(&mut self, slot: u32, used: Use) {
         let block = &self.blocks[slot as usize];
-        if block.used >= used {
+        if !block.is_placed && block.used >= used {
             return;
         }
         let is_evictable = block.is_evictable;
@@ -139,21 +135,21 @@ impl Order {
     }
 
     /// Forgets a block that is held, or was evicted.
-    fn forget(&mut self, slot: u32, py: Python<'_>) {
-        self.slots.remove(self.blocks[slot as usize].key.as_bytes(py));
+    fn forget(&mut self, slot: u32) {
+        self.slots.remove(&self.blocks[slot as usize].key);
         self.free.push(slot);
     }
 
-    fn remove(&mut self, slot: u32, py: Python<'_>) {
+    fn remove(&mut self, slot: u32) {
         self.set_evictable(slot, false);
-        self.forget(slot, py);
+        self.forget(slot);
     }
 
     fn insert(&mut self, key: &Bound<'_, PyBytes>, used: Use, is_evictable: bool) {
         if let Some(slot) = self.slot(key) {
-            self.remove(slot, key.py());
+            self.remove(slot);
         }
-        let block = Block { key: key.clone().unbind(), is_evictable: false, used, is_placed: false };
+        let block = Block { key: key.as_bytes().into(), is_evictable: false, used, is_placed: false };
         let slot = self.free.pop().unwrap_or(self.blocks.len() as u32);
         if slot as usize == self.blocks.len() {
             self.blocks.push(block);
@@ -213,8 +209,19 @@ impl Order {
 }
 
 impl PyEvictionOrder {
+    /// Locks the order. The lock is held with the GIL: no code of Python may run meanwhile, as the
+    /// making of an error or the end of an object would, since another thread can wait for the lock.
     fn order(&self) -> MutexGuard<'_, Order> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes a block.
+    fn change(&self, key: &Bound<'_, PyBytes>, change: impl FnOnce(&mut Order, u32)) -> Outcome<()> {
+        let is_known = {
+            let mut order = self.order();
+            order.slot(key).map(|slot| change(&mut order, slot)).is_some()
+        };
+        if is_known { Ok(()) } else { Err(unknown(key)) }
     }
 
     fn now(&self) -> Millis {
@@ -269,26 +276,17 @@ impl PyEvictionOrder {
 
     /// Forgets a block that the cache has dropped by itself.
     fn remove(&self, key: &Bound<'_, PyBytes>) -> Outcome<()> {
-        let mut order = self.order();
-        let slot = order.known(key)?;
-        order.remove(slot, key.py());
-        Ok(())
+        self.change(key, Order::remove)
     }
 
     /// Has a block not be evicted.
     fn hold(&self, key: &Bound<'_, PyBytes>) -> Outcome<()> {
-        let mut order = self.order();
-        let slot = order.known(key)?;
-        order.set_evictable(slot, false);
-        Ok(())
+        self.change(key, |order, slot| order.set_evictable(slot, false))
     }
 
     /// Has a block be evicted when its turn comes, which its latest use decides.
     fn release(&self, key: &Bound<'_, PyBytes>) -> Outcome<()> {
-        let mut order = self.order();
-        let slot = order.known(key)?;
-        order.set_evictable(slot, true);
-        Ok(())
+        self.change(key, |order, slot| order.set_evictable(slot, true))
     }
 
     /// Notes that a request, which has not ended, uses these blocks at these positions. Unknown keys, and
@@ -296,9 +294,9 @@ impl PyEvictionOrder {
     #[pyo3(name = "use")]
     fn use_by(&self, keys: Vec<(Bound<'_, PyBytes>, Place)>, request: RequestNumber) {
         let mut order = self.order();
-        for (key, position) in keys {
-            if let Some(slot) = order.slot(&key) {
-                order.set_used(slot, used_at(request, position));
+        for (key, position) in &keys {
+            if let Some(slot) = order.slot(key) {
+                order.set_used(slot, used_at(request, *position));
             }
         }
     }
@@ -333,19 +331,24 @@ impl PyEvictionOrder {
         count: Count,
         protected: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Option<Vec<Py<PyBytes>>>> {
-        let keys = protected.map_or_else(|| Ok(Vec::new()), |keys| keys.try_iter()?.collect())?;
-        let mut order = self.order();
-        let mut protected = HashSet::with_capacity(keys.len());
-        for key in &keys {
-            protected.extend(order.slot(key.cast::<PyBytes>()?));
-        }
-        let Some(evicted) = order.evict(count.0, &protected, self.now()) else { return Ok(None) };
-        let take = |slot: u32| {
-            let key = order.blocks[slot as usize].key.clone_ref(py);
-            order.forget(slot, py);
-            key
+        let keys: Vec<Bound<'_, PyBytes>> = match protected {
+            None => Vec::new(),
+            Some(keys) => {
+                keys.try_iter()?.map(|key| Ok(key?.cast_into::<PyBytes>()?)).collect::<PyResult<_>>()?
+            }
         };
-        Ok(Some(evicted.into_iter().map(take).collect()))
+        let evicted: Option<Vec<Box<[u8]>>> = {
+            let mut order = self.order();
+            let protected = keys.iter().filter_map(|key| order.slot(key)).collect();
+            order.evict(count.0, &protected, self.now()).map(|evicted| {
+                let take = |slot: u32| {
+                    order.forget(slot);
+                    std::mem::take(&mut order.blocks[slot as usize].key)
+                };
+                evicted.into_iter().map(take).collect()
+            })
+        };
+        Ok(evicted.map(|keys| keys.iter().map(|key| PyBytes::new(py, key).unbind()).collect()))
     }
 
     /// Forgets all blocks, and all that the policy learned.

@@ -101,11 +101,12 @@ impl TierStats {
 /// - "hit": the value was verified, and is in its buffer (of `exists`: a get is worth a try);
 /// - "miss": the store does not have it;
 /// - "late": the deadline passed;
-/// - "busy": too many values wait to be stored, and this one was dropped;
+/// - "busy": too many values wait to be stored, or too many keys to be looked up, and this one was dropped;
 /// - "failed": the store failed, or what it has is not the value. `stats().last_failure` has the reason.
 ///
 /// The store is not trusted, and no failure of it raises. When a call has returned, or was cancelled,
-/// no byte of its buffers is written any more. The buffer of a key without a hit is as before.
+/// no byte of its buffers is written any more. The buffer of a key without a hit is as before, but for
+/// "late": its value may have come just then.
 /// All methods are safe to call from any thread, and release the GIL.
 #[pyclass(frozen, name = "Tier", module = "kvpool._kvpool")]
 pub struct PyTier {
@@ -189,6 +190,12 @@ fn until(timeout: Seconds) -> Instant {
 
 /// Largest value, in bytes.
 const VALUE_MAX: usize = 1 << 40;
+
+/// Returns the namespace of values of this size. Pools round sizes up: without it, values of two sizes
+/// could be under one key. An empty namespace stays empty, and is refused.
+fn sized(namespace: &str, value_bytes: usize) -> String {
+    if namespace.is_empty() { String::new() } else { format!("{value_bytes} {namespace}") }
+}
 
 /// Builds a pool of values.
 fn pool_of(value_bytes: usize, values: usize, has_storage: bool) -> Outcome<Pool> {
@@ -274,7 +281,8 @@ impl PyTier {
         let token = token.map(|token| Token::new(token.as_bytes())).transpose()?;
         let at = PeerSettings::new(peer, self::address(address)?);
         let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
-        let fingerprint = Fingerprint::of(&pool, namespace)?;
+        let namespace = sized(namespace, value_bytes.0);
+        let fingerprint = Fingerprint::of(&pool, &namespace)?;
         let mut builder = Node::builder(pool).name(name.unwrap_or_else(some_name)).peers(vec![at]);
         if let Some(token) = token {
             builder = builder.token(token);
@@ -284,7 +292,7 @@ impl PyTier {
         }
         let started = wait(py, async move {
             let (node, _) = builder.start().await?;
-            Outcome::Ok(Peer::new(Arc::new(node), peer, namespace, patience.0)?)
+            Outcome::Ok(Peer::new(Arc::new(node), peer, &namespace, patience.0)?)
         })?;
         Ok(Self::over(StoreTier::start(started?, settings)?, fingerprint, value_bytes.0))
     }
@@ -294,7 +302,8 @@ impl PyTier {
     #[staticmethod]
     #[pyo3(signature = (bytes_max, *, value_bytes, namespace))]
     fn in_process(bytes_max: Count, value_bytes: Count, namespace: &str) -> Outcome<Self> {
-        let fingerprint = Fingerprint::of(&pool_of(value_bytes.0, 1, false)?, namespace)?;
+        let namespace = sized(namespace, value_bytes.0);
+        let fingerprint = Fingerprint::of(&pool_of(value_bytes.0, 1, false)?, &namespace)?;
         let tier = StoreTier::start(InProcess::new(bytes_max.0), TierSettings::default())?;
         Ok(Self::over(tier, fingerprint, value_bytes.0))
     }
@@ -314,7 +323,7 @@ impl PyTier {
     }
 
     /// Asks for each key whether a get is worth a try: "hit" or "miss". Keys are asked for in order; of
-    /// a node, those behind the first miss are misses too.
+    /// a node, those behind a miss may be misses too.
     #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
     fn exists(slf: Bound<'_, Self>, keys: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = slf.get().keys(keys)?;

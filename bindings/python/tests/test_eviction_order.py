@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import kvpool
 import pytest
@@ -83,6 +84,59 @@ def test_bad_calls_are_refused() -> None:
     order.clear()
     assert len(order) == order.evictable == 0
     assert "lru: 0 blocks" in repr(order)
+
+
+class Meddler(bytes):
+    """A key that uses its order whenever Python runs code of it."""
+
+    order: kvpool.EvictionOrder
+
+    def __str__(self) -> str:
+        return str(len(self.order))
+
+    def __del__(self) -> None:
+        len(self.order)
+
+
+def test_code_of_keys_may_use_the_order() -> None:
+    order = Meddler.order = kvpool.EvictionOrder(8)
+    with pytest.raises(kvpool.InvalidArgument, match="has no block"):
+        order.remove(Meddler(b"missing"))
+    for call in (order.touch, lambda keys: order.use([(keys[0], 1)], 1), lambda keys: order.finish(keys, set())):
+        order.insert(Meddler(b"x"), evictable=True)
+        call([Meddler(b"x")])
+    assert order.evict(1, [Meddler(b"y")]) == [b"x"]
+    order.insert(Meddler(b"x"))
+    order.insert(Meddler(b"x"))
+    order.clear()
+    assert len(order) == 0
+
+
+def test_errors_of_several_threads_wait_for_nothing() -> None:
+    order = filled(1)
+
+    def wrong() -> None:
+        for _ in range(2000):
+            with pytest.raises(kvpool.InvalidArgument):
+                order.remove(b"missing")
+
+    threads = [threading.Thread(target=wrong, daemon=True) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
+def test_a_request_that_goes_on_keeps_what_an_ended_one_used() -> None:
+    order = kvpool.EvictionOrder(8, "lru")
+    older, newer = order.begin(), order.begin()
+    order.insert(b"shared", newer, evictable=True)
+    order.finish([b"shared"], set())
+    order.insert(b"idle", evictable=True)
+    order.finish([b"idle"], set())
+    order.use([(b"shared", 0)], older)
+    assert order.evict(1) == [b"idle"]
 
 
 @pytest.mark.parametrize("policy", ["lru", "foresight"])

@@ -191,6 +191,35 @@ def test_damaged_values_are_no_hits(node: CacheNode) -> None:
     assert [bytes(buffer) for buffer in buffers] == [value(number) for number in range(8)]
 
 
+def test_what_a_lookup_fetched_is_not_sent_unverified(node: CacheNode) -> None:
+    writer = peer(node)
+    put(writer, 1)
+    node.ask("damage")
+    looked_up = peer(node)
+    until(lambda: looked_up.exists_blocking(keys(1), timeout=WAIT) == ["hit"])
+    node.kill()
+    node.start()
+    put(looked_up, 1)
+    reader, buffers = peer(node), room(1)
+    until(lambda: reader.get_blocking(keys(1), buffers, timeout=WAIT) == ["hit"])
+    assert bytes(buffers[0]) == value(1)
+
+
+def test_values_of_sizes_that_take_the_same_room_are_apart(node: CacheNode) -> None:
+    put(peer(node), 1)
+    longer = kvpool.Tier.peer("cache", node.address, value_bytes=BYTES + 1, namespace="tests", patience=WAIT, rest=0.05)
+    until(lambda: longer.put_blocking(keys(2), [bytes(BYTES + 1)], timeout=WAIT) == ["stored"])
+    assert longer.exists_blocking(keys(1), timeout=WAIT) == ["miss"]
+
+
+def test_a_long_lookup_is_no_failure(node: CacheNode) -> None:
+    # In calls of a few keys each: patience is for a call of the node.
+    tier = peer(node, window=8)
+    put(tier, *range(40))
+    assert tier.exists_blocking(keys(*range(40)), timeout=WAIT) == ["hit"] * 40
+    assert tier.exists_blocking(keys(0, 99, 1), timeout=WAIT)[:2] == ["hit", "miss"]
+
+
 def test_the_example_holds_values() -> None:
     example = Path(__file__).resolve().parents[1] / "examples" / "value_node.py"
     command = [sys.executable, str(example), "--value-bytes", str(BYTES), "--values", "8", "--listen", "127.0.0.1:0"]

@@ -82,6 +82,11 @@ impl Store for Peer {
     fn keys_per_call(&self) -> usize {
         self.inner.blocks_per_call()
     }
+
+    /// A lookup fetches, too.
+    fn lookups_per_call(&self) -> usize {
+        self.inner.blocks_per_call()
+    }
 }
 
 fn failed(error: &TransferError) -> StoreError {
@@ -128,6 +133,11 @@ impl Window {
         let export =
             || self.pool().export_prefix(0, &[place_of(key)]).ok().filter(|export| !export.is_empty());
         (key.fingerprint == self.fingerprint).then(export).flatten()
+    }
+
+    /// Returns whether the window has these bytes under a key.
+    fn has(&self, key: &TierKey, packed: &[u8]) -> bool {
+        self.hold(key).is_some_and(|export| export.packed(0, None).is_ok_and(|bytes| *bytes == *packed))
     }
 
     /// Holds the blocks of these keys, of which it fetches those that the window does not have.
@@ -181,7 +191,14 @@ impl Window {
         }
         let packed = verify(value.key(), self.pool().layout().packed_bytes(), value.bytes());
         let packed = packed.map_err(refused)?;
-        let mut import = self.pool().import_prefix(0, &[place_of(value.key())]).map_err(refused)?;
+        let place = [place_of(value.key())];
+        let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
+        if import.missing().is_empty() && !self.has(value.key(), packed) {
+            // A lookup has fetched other bytes, which nobody has verified.
+            drop(import);
+            self.pool().clear_prefix_cache();
+            import = self.pool().import_prefix(0, &place).map_err(refused)?;
+        }
         if !import.missing().is_empty() {
             import.write(0, None, packed).map_err(refused)?;
         }

@@ -19,9 +19,14 @@ pub trait Store: Send + Sync + 'static {
     /// [`StoreError`].
     fn open(&self) -> Result<Box<dyn Session>, StoreError>;
 
-    /// Returns the largest number of keys of one call of a session.
+    /// Returns the largest number of keys of one call of a session that reads or stores values.
     fn keys_per_call(&self) -> usize {
         16
+    }
+
+    /// Returns the largest number of keys of one call that looks them up.
+    fn lookups_per_call(&self) -> usize {
+        usize::MAX
     }
 }
 

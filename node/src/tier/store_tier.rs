@@ -110,10 +110,12 @@ impl SharedTier for StoreTier {
         if !asked.is_empty() && !self.shared.admits() {
             refuse(&mut asked, &results);
         }
-        // Small answers: in one call, and without waiting for each other, as far as the queue permits.
+        // Where answers are small: in one call, and without waiting for each other, as far as the queue
+        // permits.
+        let chunk = self.shared.store.lookups_per_call().clamp(1, self.shared.settings.reads_max);
         let mut asked = asked.into_iter().peekable();
         while asked.peek().is_some() {
-            let (places, keys) = asked.by_ref().take(self.shared.settings.reads_max).unzip();
+            let (places, keys) = asked.by_ref().take(chunk).unzip();
             self.shared.submit(Work::Exists(keys), places, &results);
         }
         self.shared.clone().answer(results, deadline)

@@ -38,7 +38,7 @@ FRAMES_MAX = 1 << 26
 class AddressManager:
     """An address space from 0, in runs of frames. The methods are those of LMCache's class.
 
-    ``frames_max`` bounds :meth:`sbrk`; by default it is 16 times the first size.
+    ``sbrk`` grows it up to 16 times its first size, or to 65,536 frames if that is more.
     """
 
     ALIGN_BYTES = _Stock.ALIGN_BYTES

@@ -47,6 +47,8 @@ class HostPages:
             return _stock["alloc"](self, need_size)
         pages, rest = divmod(need_size, self.page_size)
         assert rest == 0, "The requested size should be a multiple of the page size."
+        if pages == 0:
+            return torch.empty((0,), dtype=torch.int64)
         found = np.empty(pages, dtype=np.uint32)
         try:
             self.frames.allocate_into(found, runs=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -33,6 +35,8 @@ from ..errors import InvalidArgument, KvPoolError
 __all__ = ["KvpoolStorage", "check_storage"]
 
 logger = logging.getLogger("sglang.kvpool")
+
+_PROCESS = secrets.token_hex(8)
 
 WINDOW_BYTES = 256 << 20
 """Memory for pages on their way to and from a node, if ``window`` is not set."""
@@ -251,6 +255,9 @@ class KvpoolStorage(HiCacheStorage):
         if not config.is_mla_model or pages.name == PoolName.MAMBA.value:
             ranks += [config.tp_rank, config.tp_size]
         suffix = f" {' '.join(map(str, ranks))} {self._clears}"
+        if self._clears:
+            # Other launches count, too. Ranks of one launch on a host agree by SGLang's variable.
+            suffix += f" {os.environ.get('SGLANG_RUN_ID', _PROCESS)}"
         return [f"{key}{suffix}".encode() for key in keys]
 
     # ---- One pool
@@ -349,8 +356,9 @@ class KvpoolStorage(HiCacheStorage):
 
     def clear(self) -> bool:
         """Forgets all pages: this engine does not find them any more, nor do its other ranks, which
-        are told too. The node evicts them in time. An engine that starts afterwards finds them again;
-        weights that change need another ``namespace``."""
+        are told too. The node evicts them in time. From then on, engines find only what was stored by
+        their own launch (on several hosts: by their host). An engine that starts afterwards finds the
+        first pages again; weights that change need another ``namespace``."""
         self._clears += 1
         return True
 
