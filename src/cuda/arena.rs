@@ -346,7 +346,7 @@ fn probe(context: &Context, properties: &CUmemAllocationProp) -> Result<(), Stor
     let mut handle = 0;
     // SAFETY: the pointers are valid and the context is current; the handle is released once.
     unsafe {
-        context.check(sys::cuMemCreate(&mut handle, granule, properties, 0), "allocating frames")?;
+        context.check_optional(sys::cuMemCreate(&mut handle, granule, properties, 0), "allocating frames")?;
         context.check(sys::cuMemRelease(handle), "releasing the handle of frames")
     }
 }

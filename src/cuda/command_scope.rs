@@ -333,9 +333,10 @@ impl<'a> CommandScope<'a> {
 
 impl Drop for CommandScope<'_> {
     fn drop(&mut self) {
-        if self.is_open && self.settle().is_err_and(|error| !error.is_lost()) {
-            // A capture of this stream began just now. The end of the enqueued commands is unknown,
-            // so their buffers are leaked.
+        let is_unended = |error: StorageError| !error.is_lost() || self.device.0.context.is_stuck();
+        if self.is_open && self.settle().is_err_and(is_unended) {
+            // A capture of this stream began just now, or the device is stuck. The end of the
+            // enqueued commands is unknown, so their buffers are leaked.
             std::mem::forget(std::mem::take(&mut self.kept));
         }
         if self.beside.is_some() {

@@ -153,6 +153,15 @@ impl Context {
         Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
     }
 
+    /// Converts the result of a call that drivers may refuse by any error, and without which all goes
+    /// on. If the context is lost, the next query will tell.
+    pub(super) fn check_optional(&self, result: CUresult, doing: &'static str) -> Result<(), StorageError> {
+        if result == CUresult::CUDA_SUCCESS {
+            return Ok(());
+        }
+        Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
+    }
+
     /// Converts the result of a query or a wait.
     ///
     /// These fail only if the context is lost, or if a capture interferes. After any other error the

@@ -41,7 +41,7 @@ impl Registered {
             // current.
             let made =
                 unsafe { sys::cuMemHostRegister_v2(at, range.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) };
-            context.check(made, "registering memory of the host")?;
+            context.check_optional(made, "registering memory of the host")?;
             all.ranges.push(range);
         }
         Ok(all)

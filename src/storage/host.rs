@@ -150,11 +150,11 @@ impl HostStorage {
     #[cfg(all(feature = "cuda", not(kvpool_loom)))]
     pub(crate) fn page_lock(&self, lock: impl FnOnce(Pages) -> Option<PageLock>) -> Option<PageLock> {
         let Memory::Reserved(memory) = &*self.memory else { return None };
-        let frames = self.frames();
-        self.page_locks.get(frames, || {
+        let make = |frames| {
             let ranges = merged(self.tiles.spans(frames).map(|span| memory.pages_of(span)).collect());
             lock(Pages { ranges: ranges.into_vec(), memory: memory.clone() })
-        })
+        };
+        self.page_locks.get(|| self.frames(), make)
     }
 
     /// Returns the contiguous parts of a frame, in packed order.

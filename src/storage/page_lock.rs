@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Invariants:
-//! - locked pages are those that this process sees. Pages return to the system only after their lock
-//!   was retired: a copy that began before uses other frames, and no copy begins with it;
+//! - locked pages are those that this process sees. Pages return to the system only after the number
+//!   of usable frames was lowered and the lock was retired, in this order: a copy that began before
+//!   uses other frames, no copy begins with it, and the next lock has fewer frames;
 //! - a copy holds the lock while the device may access the frames. The last owner unlocks the pages;
 //! - a lock owns the reservation. While a driver may know the addresses, no other mapping gets them.
 #![cfg_attr(
@@ -62,13 +63,19 @@ impl State {
 }
 
 impl PageLocks {
-    /// Returns the lock of the first `frames` frames, the number of usable ones, and makes it if
-    /// necessary.
+    /// Returns the lock of all usable frames, and makes it if necessary for their number.
     ///
     /// `None` if the pages cannot be locked, or another thread is locking them: a copy then takes
     /// another way, and does not wait.
-    pub(super) fn get(&self, frames: usize, make: impl FnOnce() -> Option<PageLock>) -> Option<PageLock> {
+    pub(super) fn get(
+        &self,
+        frames: impl FnOnce() -> usize,
+        make: impl FnOnce(usize) -> Option<PageLock>,
+    ) -> Option<PageLock> {
         let mut state = self.0.try_lock().ok()?;
+        // Counted here: a shrink counts down before it retires, so that no lock has pages that it
+        // returns.
+        let frames = frames();
         match &state.slot {
             Slot::Locked { frames: locked, lock } if *locked >= frames => return Some(lock.clone()),
             Slot::Refused { frames: refused } if *refused >= frames => return None,
@@ -77,7 +84,7 @@ impl PageLocks {
         if state.retired.as_ref().is_some_and(|lock| lock.strong_count() > 0) {
             return None;
         }
-        let lock = make();
+        let lock = make(frames);
         state.slot = match &lock {
             Some(lock) => Slot::Locked { frames, lock: lock.clone() },
             None => Slot::Refused { frames },
@@ -97,42 +104,79 @@ impl PageLocks {
 mod tests {
     use super::*;
 
-    fn lock() -> Option<PageLock> {
+    fn lock(_: usize) -> Option<PageLock> {
         Some(Arc::new(()))
     }
 
     #[test]
     fn pages_are_locked_once_and_again_for_more_frames() {
         let locks = PageLocks::default();
-        let first = locks.get(4, lock).unwrap();
-        assert!(Arc::ptr_eq(&first, &locks.get(4, || unreachable!()).unwrap()));
-        assert!(Arc::ptr_eq(&first, &locks.get(3, || unreachable!()).unwrap()));
+        let first = locks.get(|| 4, lock).unwrap();
+        assert!(Arc::ptr_eq(&first, &locks.get(|| 4, |_| unreachable!()).unwrap()));
+        assert!(Arc::ptr_eq(&first, &locks.get(|| 3, |_| unreachable!()).unwrap()));
         // A copy in progress still has the lock of fewer frames.
-        assert!(locks.get(5, || unreachable!()).is_none());
-        assert!(locks.get(4, || unreachable!()).is_none());
+        assert!(locks.get(|| 5, |_| unreachable!()).is_none());
+        assert!(locks.get(|| 4, |_| unreachable!()).is_none());
         drop(first);
-        assert!(locks.get(5, lock).is_some());
+        assert!(locks.get(|| 5, lock).is_some());
     }
 
     #[test]
     fn a_refusal_holds_until_the_frames_change() {
         let locks = PageLocks::default();
-        assert!(locks.get(4, || None).is_none());
-        assert!(locks.get(4, || unreachable!()).is_none());
-        assert!(locks.get(5, lock).is_some());
+        assert!(locks.get(|| 4, |_| None).is_none());
+        assert!(locks.get(|| 4, |_| unreachable!()).is_none());
+        assert!(locks.get(|| 5, lock).is_some());
         locks.retire();
-        assert!(locks.get(4, || None).is_none());
+        assert!(locks.get(|| 4, |_| None).is_none());
         locks.retire();
-        assert!(locks.get(4, lock).is_some());
+        assert!(locks.get(|| 4, lock).is_some());
+    }
+
+    #[test]
+    fn a_lock_has_the_frames_that_a_retirement_left() {
+        let locks = PageLocks::default();
+        // The number falls between the call and the count, as in a shrink beside it.
+        let usable = std::cell::Cell::new(100);
+        let mut made = 0;
+        let count = || {
+            assert!(locks.0.try_lock().is_err(), "no retirement goes by while frames are counted");
+            usable.replace(50)
+        };
+        assert!(
+            locks
+                .get(count, |frames| {
+                    made = frames;
+                    lock(frames)
+                })
+                .is_some()
+        );
+        locks.retire();
+        assert_eq!(made, 100);
+        assert!(
+            locks
+                .get(
+                    || usable.get(),
+                    |frames| {
+                        made = frames;
+                        lock(frames)
+                    }
+                )
+                .is_some()
+        );
+        assert_eq!(made, 50);
     }
 
     #[test]
     fn nobody_waits_for_a_thread_that_locks() {
         let locks = PageLocks::default();
-        let made = locks.get(1, || {
-            assert!(locks.get(1, || unreachable!()).is_none());
-            lock()
-        });
+        let made = locks.get(
+            || 1,
+            |_| {
+                assert!(locks.get(|| 1, |_| unreachable!()).is_none());
+                lock(1)
+            },
+        );
         assert!(made.is_some());
     }
 }
