@@ -89,11 +89,16 @@ impl Gpu {
         // SAFETY: all necessary ordering between streams is explicit here.
         unsafe { context.disable_event_tracking() };
         let is_90 = context.compute_capability()? >= (9, 0);
-        let load = |text: &str| context.load_module(Ptx::from_src(text));
+        // Machine code if the program has it for the device, as the pool itself does.
+        let load = |code: Option<&'static [u8]>, text: &str| {
+            let loaded = code.and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
+            loaded.map_or_else(|| context.load_module(Ptx::from_src(text)), Ok)
+        };
+        let [kernels, probes] = cubins(device.info().capability.major).unwrap_or([None; 2]);
         let begin = Instant::now();
-        let kernels = load(if is_90 { KERNELS_90 } else { KERNELS_80 })?;
+        let kernels = load(kernels, if is_90 { KERNELS_90 } else { KERNELS_80 })?;
         let loaded = begin.elapsed();
-        let probes = load(if is_90 { PROBES_90 } else { PROBES_80 })?;
+        let probes = load(probes, if is_90 { PROBES_90 } else { PROBES_80 })?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count)? as u32;
         Ok(Self { device, context, multiprocessors, ordinal, kernels, probes, opened, loaded })
@@ -138,11 +143,7 @@ impl Gpu {
     #[cfg(kvpool_cubins)]
     #[must_use]
     pub fn cubin(&self) -> Option<&'static [u8]> {
-        match self.device.info().capability.major {
-            8 => Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin"))),
-            9 => Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin"))),
-            _ => None,
-        }
+        cubins(self.device.info().capability.major)?[0]
     }
 
     /// Returns the time in milliseconds that it took to open the device for a pool.
@@ -297,6 +298,29 @@ impl Gpu {
         took.sort_by(f64::total_cmp);
         Ok(took[took.len() / 2])
     }
+}
+
+/// Returns the pool's kernels and the probes as machine code for a compute capability, if the program
+/// has it.
+fn cubins(major: u32) -> Option<[Option<&'static [u8]>; 2]> {
+    #[cfg(kvpool_cubins)]
+    match major {
+        8 => {
+            return Some([
+                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin"))),
+                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin"))),
+            ]);
+        }
+        9 => {
+            return Some([
+                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin"))),
+                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin"))),
+            ]);
+        }
+        _ => {}
+    }
+    let _ = major;
+    None
 }
 
 /// Returns the version of the kernel's driver.

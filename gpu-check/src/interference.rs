@@ -18,7 +18,7 @@ use crate::sample;
 const SHARED_MAX: u32 = 200 << 10;
 
 /// Number of steps for the median.
-const STEPS: usize = 40;
+const STEPS: usize = 20;
 
 /// Measures a memory-bound and a compute-bound kernel beside waves.
 ///

@@ -46,6 +46,9 @@ struct Args {
     /// Only look for the device, in this process
     #[arg(long, hide = true)]
     probe: bool,
+    /// Keep the device open until the standard input ends
+    #[arg(long, hide = true)]
+    hold: bool,
     /// Run one section in this process, and print its report as a line
     #[arg(long, hide = true, value_parser = SECTIONS.map(|part| part.name))]
     section: Option<String>,
@@ -67,11 +70,12 @@ fn main() -> ExitCode {
         SECTIONS.iter().for_each(|part| println!("{:14} {:3} s", part.name, part.limit_s));
         return ExitCode::SUCCESS;
     }
-    if args.probe || args.section.is_some() {
+    if args.probe || args.hold || args.section.is_some() {
         supervise::end_with_parent();
     }
     match &args.section {
         _ if args.probe => probe(&args),
+        _ if args.hold => hold(&args),
         Some(name) => child(&args, name),
         None => parent(&args),
     }
@@ -115,6 +119,16 @@ fn probe(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Keeps the device open. Without a process that has it open, a driver that is not persistent starts
+/// the device again for each section, which takes seconds of its limit.
+fn hold(args: &Args) -> ExitCode {
+    let held = kvpool::cuda::Device::open(args.device.into());
+    // The parent writes nothing.
+    let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+    drop(held);
+    ExitCode::SUCCESS
+}
+
 /// Runs the sections in child processes. Does not use the driver itself: it may hang, and a failure that
 /// ends a process's context must not end this one.
 fn parent(args: &Args) -> ExitCode {
@@ -140,6 +154,9 @@ fn parent(args: &Args) -> ExitCode {
             return EXIT_ERROR.into();
         }
     }
+    let mut command = Command::new(&program);
+    command.args(["--hold", "--device", &args.device.to_string()]);
+    let _held = supervise::Held::start(command);
     let mut file = match args.json.as_ref().map(File::create).transpose() {
         Ok(file) => file,
         Err(error) => {

@@ -94,6 +94,26 @@ pub fn ask(mut command: Command, limit: Duration) -> Result<ExitStatus, String> 
     exit_of(&mut child, limit).ok_or_else(|| format!("no answer within {:.0} s", limit.as_secs_f64()))
 }
 
+/// A program that runs until its input ends, or this is dropped.
+pub struct Held(Option<Child>);
+
+impl Held {
+    /// Starts the program. Without it, all goes on.
+    #[must_use]
+    pub fn start(mut command: Command) -> Self {
+        let command = command.env(PARENT, std::process::id().to_string());
+        Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().ok())
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.0 {
+            reap(child);
+        }
+    }
+}
+
 fn one(job: Job) -> SectionReport {
     let Job { name, limit, mut command } = job;
     let begin = Instant::now();
