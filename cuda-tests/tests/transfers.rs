@@ -239,19 +239,22 @@ fn frames_longer_than_a_buffer_go_in_parts() {
     let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
     let [separate, joined] = [KvPlanes::Separate, KvPlanes::Joined].map(long);
     assert!(separate.packed_bytes() > 8 << 20);
-    let source = CudaStorage::new(&first, separate.clone(), 2, 2).expect("frames");
-    let content = bytes(2 * separate.packed_bytes(), 7);
-    unpack(&source, &[run(0, 2)], &content);
-    assert!(packed(&source, &[run(0, 2)]) == content);
+    // Several lots, which could be in each other's buffers.
+    let frames = (80usize << 20).div_ceil(separate.packed_bytes());
+    let source = CudaStorage::new(&first, separate.clone(), frames, frames).expect("frames");
+    let content = bytes(frames * separate.packed_bytes(), 7);
+    let all = run(0, frames as u32);
+    unpack(&source, &[all], &content);
+    assert!(packed(&source, &[all]) == content);
+    let reversed: Vec<Run> = (0..frames as u32).rev().map(|frame| run(frame, 1)).collect();
     // One of the two devices runs far ahead of the other now and then.
     session.style(Style::Ranks);
     for (seed, layout) in (0..4).flat_map(|seed| [(2 * seed, &separate), (2 * seed + 1, &joined)]) {
-        let target = CudaStorage::new(&second, layout.clone(), 2, 2).expect("frames");
+        let target = CudaStorage::new(&second, layout.clone(), frames, frames).expect("frames");
         session.seed(seed);
         // SAFETY: no other thread uses the frames.
-        unsafe { target.receive(&source, &[run(0, 1), run(1, 1)], &[run(1, 1), run(0, 1)]) }
-            .expect("one form");
-        assert!(packed(&target, &[run(1, 1), run(0, 1)]) == content);
+        unsafe { target.receive(&source, &[all], &reversed) }.expect("one form");
+        assert!(packed(&target, &reversed) == content);
     }
 }
 
