@@ -66,6 +66,26 @@ KVP_KERNEL(kvp_probe_burn, ProbeParams) {
   if (a + b + c + d == 12345.0f) *reinterpret_cast<u32*>(p.to) = bits_of(a);
 }
 
+struct CompareParams {
+  u64 from, want;  // addresses
+  u64 vectors;     // of 16 bytes
+  u64 differing;   // u32 by thread of the grid
+};
+KVP_SIZE(CompareParams, 32);
+
+// Counts the vectors that differ, in addition to what was counted before.
+KVP_KERNEL(kvp_probe_compare, CompareParams) {
+  const V16* from = reinterpret_cast<const V16*>(p.from);
+  const V16* want = reinterpret_cast<const V16*>(p.want);
+  const u32 thread = blockIdx.x * THREADS + threadIdx.x;
+  u32 differing = 0;
+  for (u64 i = thread; i < p.vectors; i += u64(gridDim.x) * THREADS) {
+    const V16 a = load_once(from + i), b = load_once(want + i);
+    differing += a.x != b.x || a.y != b.y || a.z != b.z || a.w != b.w;
+  }
+  reinterpret_cast<u32*>(p.differing)[thread] += differing;
+}
+
 struct GatherParams {
   u64 table, lengths;      // i32 frames by row and column, u32 tokens by row
   u64 base, frame_stride;  // of a plane

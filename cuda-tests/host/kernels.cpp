@@ -59,6 +59,7 @@ const Kernel KERNELS[] = {
     KVP_ENTRY(kvp_probe_read, is_alone),
     KVP_ENTRY(kvp_probe_copy, is_alone),
     KVP_ENTRY(kvp_probe_burn, is_alone),
+    KVP_ENTRY(kvp_probe_compare, is_alone),
     KVP_ENTRY(kvp_probe_gather, is_alone),
 };
 

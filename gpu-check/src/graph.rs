@@ -1,18 +1,41 @@
 //! Replays a captured graph while a pool is defragmented: each replay reads one token of every block,
-//! in the frame that the block has under the replay's batch, and every byte read is verified.
+//! in the frame that the block has under the replay's batch, and every byte read is verified: by a
+//! kernel in the graph, on the device, and again by the host.
 
 use std::thread;
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DeviceRepr, result, sys};
+use kvpool::cuda::params::THREADS;
 use kvpool::cuda::{CudaStorage, DeviceRows};
 
 use crate::Options;
 use crate::compaction::{Scattered, Sizes, pattern};
-use crate::gpu::{Gpu, Outcome};
+use crate::gpu::{Gpu, Outcome, launch};
 use crate::report::Section;
 
 /// Replays beside the compaction, at least.
 const REPLAYS: usize = 50;
+
+/// CTAs of the comparison.
+const CTAS: u32 = 4;
+
+/// Bytes of a vector of the comparison.
+const VECTOR: usize = 16;
+
+/// Parameters of `kvp_probe_compare`, as in `kernels/probes.cu`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CompareParams {
+    from: u64,
+    want: u64,
+    vectors: u64,
+    differing: u64,
+}
+
+const _: () = assert!(size_of::<CompareParams>() == 32);
+
+// SAFETY: C layout without references, identical on the device.
+unsafe impl DeviceRepr for CompareParams {}
 
 /// Captures the loads once, and replays them until the compaction has ended.
 ///
@@ -36,13 +59,6 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         k_stride: row,
         v_stride: row,
     };
-    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-    // SAFETY: rows and slots outlive the graph, and the slots are valid at each replay.
-    let captured = unsafe { storage.load_on(&shared, 0, device_rows, slots_at.address(), tokens) };
-    let graph =
-        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
-    captured?;
-    let graph = graph.ok_or("the capture has no graph")?;
     // K and V of a block's first token, which are the first rows of its first two planes.
     let tile = block_tokens * row;
     let want: Vec<Vec<u8>> = [0, tile]
@@ -51,7 +67,50 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         .map(|(at, block)| pattern(layout.packed_bytes(), block)[at..at + row].to_vec())
         .collect();
     let want = want.concat();
+    if want.len() % VECTOR != 0 {
+        return Err("the rows are no whole vectors".into());
+    }
+    let want_at = gpu.upload(&want)?;
+    let counts = gpu.buffer((CTAS * THREADS) as usize * size_of::<u32>())?;
+    let compare = gpu.probe("kvp_probe_compare")?;
+    let vectors = want.len() / VECTOR;
+    let params = CompareParams {
+        from: rows.address(),
+        want: want_at.address(),
+        vectors: vectors as u64,
+        differing: counts.address(),
+    };
+    let differing = || -> Outcome<u64> {
+        let counts = counts.download(&stream)?;
+        Ok(counts
+            .chunks_exact(4)
+            .map(|count| u64::from(u32::from_ne_bytes(count.try_into().expect("four"))))
+            .sum())
+    };
+    // The comparison sees other bytes: the complement of the rows.
+    gpu.write(rows.address(), &want.iter().map(|byte| !byte).collect::<Vec<u8>>())?;
+    counts.fill(&stream, 0)?;
+    // SAFETY: the buffers are kept until the stream has been waited for.
+    unsafe { launch(&stream, &compare, CTAS, &params)? };
+    let seen = differing()?;
+    section.check(
+        "wrong bytes are seen on the device",
+        seen == vectors as u64,
+        format!("{seen} of {vectors}"),
+    );
+    counts.fill(&stream, 0)?;
+    stream.synchronize()?;
 
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+    // SAFETY: rows and slots outlive the graph, and the slots are valid at each replay.
+    let captured = unsafe { storage.load_on(&shared, 0, device_rows, slots_at.address(), tokens) };
+    // SAFETY: all buffers outlive the graph.
+    let compared = unsafe { launch(&stream, &compare, CTAS, &params) };
+    let graph =
+        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
+    captured?;
+    compared?;
+    let graph = graph.ok_or("the capture has no graph")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let (mut replays, mut wrong) = (0, 0);
     let moved = thread::scope(|scope| {
@@ -88,6 +147,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     })?;
     section.figure("replays", replays as f64, "replays");
     section.check("blocks moved beside the replays", moved > 0, format!("{moved} blocks"));
+    let seen = differing()?;
+    section.check("bytes of all replays, on the device", seen == 0, format!("{seen} vectors differ"));
     section.check("bytes of all replays", wrong == 0, format!("{wrong} of {replays} replays differ"));
     scattered.verify(section, "after the replays")
 }
