@@ -26,7 +26,7 @@ use kvpool_node::membership::{
 use kvpool_node::transport::tcp::Address;
 use tempfile::TempDir;
 
-const WAIT: Duration = Duration::from_secs(30);
+const WAIT: Duration = Duration::from_secs(120);
 const LEASE: Duration = Duration::from_secs(4);
 
 /// Set in a child process: the location that it joins.
