@@ -14,7 +14,7 @@
 //! A copy engine writes the host's frames when it gets to it, whatever the host believes meanwhile.
 //! The invariant: **a direct copy returns when its commands are complete, or when the device runs
 //! nothing any more.** Until then the caller owns the frames (the frame rule), their pages are locked
-//! by the registration that the copy holds, and nobody waits for less: a dropped future leaves the
+//! by the registration that the copy holds, and no wait ends earlier: a dropped future leaves the
 //! frames with the thread that copies. If the context is stuck, the end is never known. The copy then
 //! returns [`StorageError::LostWhileCopying`], after which its caller keeps the frames for good, and
 //! so does the registration their addresses.

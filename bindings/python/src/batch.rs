@@ -64,11 +64,11 @@ record! {
 /// While it is in flight, no frame that it may have seen gets a new owner. When it ends, the full
 /// blocks that it filled are final: they can be shared, moved, and found in the prefix cache. If the
 /// `with` block raises, the batch ends too, the exception propagates, and none of these blocks is
-/// cached, because their bytes may not have been computed. A batch that is dropped unfinished ends in
-/// the same way.
+/// cached, because their bytes may not have been computed. A batch that is dropped unfinished ends
+/// in the same way.
 ///
-/// It does not end normally while a writable view (`Pool.view`) of a block exists that becomes final:
-/// `finish`, and the end of the `with` block, raise Busy.
+/// A batch does not end normally while a writable view (`Pool.view`) exists of a block that becomes
+/// final: `finish`, and the end of the `with` block, raise Busy.
 #[pyclass(frozen, name = "Batch", module = "kvpool._kvpool")]
 pub struct PyBatch {
     batch: Exclusive<Batch>,
@@ -362,8 +362,9 @@ impl PyBatch {
         slf
     }
 
-    /// Ends the batch as `finish` does, unless it has ended. If the block raised, it ends in any case,
-    /// and none of its blocks is cached: what a view still writes is seen by its sequence alone.
+    /// Ends the batch as `finish` does, unless it has ended. If the `with` block raised, the batch
+    /// ends in any case, and none of its blocks is cached: only its sequence sees bytes that a view
+    /// still writes.
     #[pyo3(signature = (kind=None, _value=None, _traceback=None))]
     fn __exit__(
         &self,

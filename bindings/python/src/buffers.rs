@@ -146,8 +146,8 @@ impl Target {
     /// Checks a buffer: type, contiguity, writability, and the number of dimensions.
     pub fn new(obj: &Bound<'_, PyAny>, what: &'static str, dimensions: usize) -> Outcome<Self> {
         let buffer = PyUntypedBuffer::get(obj).map_err(|error| {
-            // numpy refuses to export some types by a ValueError; an object without buffers raises a
-            // TypeError.
+            // numpy refuses to export some types by a ValueError; an object without buffers raises
+            // a TypeError.
             let is_refusal = error.is_instance_of::<PyBufferError>(obj.py());
             match is_refusal {
                 true => refused(what, format!("{what}: {error}")),

@@ -15,12 +15,12 @@ use crate::error::{Outcome, fields, invalid, raise};
 
 /// The order in which the blocks of a cache are evicted, by one of kvpool's policies.
 ///
-/// A cache that finds its blocks itself, by keys of bytes, tells it of each block that it has, and asks it
-/// what to evict. `policy` is "foresight", "lru" or "priority"; `blocks_max` is the cache's size.
+/// A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which ones
+/// to evict. `policy` is "foresight", "lru" or "priority"; `blocks_max` is the cache's size.
 ///
-/// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with the
-/// number of the request from `begin`, and the last position first. The end of a request, `finish`, shows
-/// the policy the whole request: hits, length, and what it continued. From then on its blocks are the
+/// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with
+/// the number of the request from `begin`, and the last position first. The end of a request,
+/// `finish`, shows the policy the whole request: hits, length, and what it continued. From then on its blocks are the
 /// policy's to order; blocks of requests that have not ended are evicted behind those.
 ///
 /// All methods are safe to call from any thread, and keep the GIL.

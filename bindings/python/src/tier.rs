@@ -365,8 +365,8 @@ impl PyTier {
         wait(py, shared.put(keys, sources, until(timeout)))?
     }
 
-    /// Reads values into these writable buffers, which do not overlap: "hit", or why not. Only buffers
-    /// of hits have other bytes than before.
+    /// Reads values into these writable buffers, which do not overlap: "hit", or why not. Buffers of
+    /// keys without a hit are as before, but those of "late" keys may have got their values.
     #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
     fn get(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;

@@ -99,8 +99,8 @@ pub struct Views {
 }
 
 impl Views {
-    /// Counts a view until the result is dropped. `may_write` says whether nobody else has the bytes,
-    /// which are not final; meanwhile no batch makes them final.
+    /// Counts a view until the result is dropped. `may_write`: the bytes are not final and have no
+    /// other owner; no batch makes them final while the view exists.
     pub fn begin(
         self: &Arc<Self>,
         of: &Arc<PoolViews>,

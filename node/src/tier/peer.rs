@@ -194,7 +194,7 @@ impl Window {
         let place = [place_of(value.key())];
         let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
         if import.missing().is_empty() && !self.has(value.key(), packed) {
-            // A lookup has fetched other bytes, which nobody has verified.
+            // A lookup has fetched other bytes, which were never verified.
             drop(import);
             self.pool().clear_prefix_cache();
             import = self.pool().import_prefix(0, &place).map_err(refused)?;
