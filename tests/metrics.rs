@@ -184,7 +184,9 @@ async fn resizes_are_timed_with_refused_ones() {
     pool.resize(1 << 20).await.unwrap_err();
     let resize = pool.metrics().latencies.resize;
     assert_eq!(resize.count(), 2);
-    assert!(resize.sum_ns > 0 && resize.quantiles().max_ns <= resize.sum_ns, "{resize:?}");
+    // The sum is exact; the maximum is the upper end of its bucket, which is at most 1/16 too high.
+    let most = resize.sum_ns + resize.sum_ns / 16 + 1;
+    assert!(resize.sum_ns > 0 && (1..=most).contains(&resize.quantiles().max_ns), "{resize:?}");
 }
 
 #[test]
