@@ -15,6 +15,7 @@ use kvpool::{
     AdmitRequest, AllocError, AllocRequest, BlockHandle, Lease, Pool, PoolBuilder, Preempt, SequenceError,
     SequenceId, SettleError, Target, TransferError,
 };
+use kvpool_testkit::threads;
 use pollster::block_on;
 
 /// A deadline that passes.
@@ -75,7 +76,7 @@ fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
 fn allocations_end_at_their_deadlines_on_every_thread() {
     let pool = pool(8);
     let held = all(&pool);
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         for blocks in 1..=4 {
             let pool = &pool;
             scope.spawn(move || {
@@ -87,7 +88,7 @@ fn allocations_end_at_their_deadlines_on_every_thread() {
         }
     });
     assert_eq!(pool.stats().waiting, 0);
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
                 let lease = block_on(pool.allocate_until(AllocRequest::new(2), far())).unwrap();
@@ -106,7 +107,7 @@ fn a_dropped_future_passes_its_turn_on() {
     let held = all(&pool);
     let mut first = Box::pin(pool.allocate_until(AllocRequest::new(8), far()));
     assert!(poll_once(first.as_mut()).is_pending());
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let second = scope.spawn(|| block_on(pool.allocate_until(AllocRequest::new(8), far())));
         in_line(&pool, 2);
         // The first is woken, and not polled.
@@ -125,7 +126,7 @@ fn a_run_is_made_for_a_waiting_request() {
     // Frames that a batch in flight may see are not free before it ends.
     let batch = pool.begin_batch();
     let request = AllocRequest::new(100).contiguous();
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let waiting = scope.spawn(|| block_on(pool.allocate_until(request, far())));
         in_line(&pool, 1);
         thread::sleep(SHORT);
@@ -154,7 +155,7 @@ fn admissions_and_reservations_wait() {
         "{refused:?}"
     );
     assert_eq!((pool.sequence_count(), running.reserved_blocks()), (1, 2));
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let admitted = scope.spawn(|| block_on(pool.admit_until(&request, far())).unwrap());
         scope.spawn(|| block_on(pool.reserve_until(&mut running, 20, far())).unwrap());
         in_line(&pool, 2);
@@ -188,7 +189,7 @@ fn batches_are_waited_for() {
     let refused = late(|deadline| block_on(pool.migrate_until(sequence, to, deadline))).unwrap_err();
     let sequence = *refused.sequence;
     let (say, said) = channel();
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let settled = scope.spawn(|| {
             block_on(pool.settled(&sequence)).unwrap();
             block_on(pool.settled(&sequence).until(far())).unwrap();
@@ -217,7 +218,7 @@ fn batches_are_waited_for() {
 fn compactions_and_resizes_take_turns() {
     let pool = builder(1_000).blocks_max(2_000).build().unwrap();
     let kept = checkerboard(&pool);
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let runs: Vec<_> = (0..4).map(|_| scope.spawn(|| block_on(pool.defragment()).unwrap())).collect();
         let moved: usize = runs.into_iter().map(|run| run.join().unwrap().moved_blocks).sum();
         assert!(moved > 0);
@@ -227,7 +228,7 @@ fn compactions_and_resizes_take_turns() {
     // The shrink waits for a batch that may read the frames above the new end.
     let batch = pool.begin_batch();
     pool.free(&kept[400..]).unwrap();
-    thread::scope(|scope| {
+    threads::scope(|scope| {
         let options = ResizeOptions::new().patience(LIMIT);
         let resize =
             scope.spawn(move || block_on(pool.resize_with(450, options)).map(|report| (report, pool)));

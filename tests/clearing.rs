@@ -151,7 +151,7 @@ fn a_router_is_right_beside_concurrent_clears() {
     let pool = pool_of(64, PrefixConfig::new().events(1 << 20));
     let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
     let (mut router, is_over) = (Router::default(), AtomicBool::new(false));
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let over = Over(&is_over);
         let work = |thread| {
             let (pool, is_over): (&Pool, _) = (&pool, &is_over);

@@ -297,7 +297,7 @@ fn a_thread_that_dies_in_a_wave_cancels_it() {
     pool.trim();
     let mut free = Vec::new();
     pool.blocks().for_each_free_run(&mut |run| free.extend(run.frames()));
-    let died = std::thread::scope(|scope| {
+    let died = kvpool_testkit::threads::scope(|scope| {
         let pairs: Vec<_> = before.iter().copied().zip(free).collect();
         let pool = &pool;
         scope

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use kvpool::storage::{HostStorage, KvLayout, Storage};
-use kvpool::{AllocRequest, BlockHandle, BuildError, Generation, HandleError, Lease, Pool, SequenceId};
+use kvpool::{
+    AllocRequest, AuditError, BlockHandle, BuildError, Generation, HandleError, Lease, Pool, SequenceId,
+};
 use kvpool_testkit::threads;
 
 fn layout() -> KvLayout {
@@ -18,13 +20,26 @@ thread_local! {
     static LAST: RefCell<Vec<Lease<'static>>> = const { RefCell::new(Vec::new()) };
 }
 
+/// A thread empties its cache after the end of its scope: an audit at that time misses no frame.
+#[test]
+fn an_audit_beside_a_thread_that_ends_finds_no_fault() {
+    let pool = Pool::builder(layout()).blocks(4_096).without_storage().build().unwrap();
+    for round in 0..2_000 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| drop(pool.allocate(AllocRequest::new(1)).unwrap()));
+        });
+        let audit = pool.audit();
+        assert!(matches!(audit, Ok(_) | Err(AuditError::Busy)), "round {round}: {audit:?}");
+    }
+}
+
 /// A thread whose cache is gone when it frees retires runs in the shared limbo: they are counted in
 /// blocks, and as free once no batch sees them.
 #[test]
 fn blocks_that_a_dying_thread_retires_are_counted() {
     let pool = Pool::builder(layout()).blocks(100).without_storage().build().unwrap();
     let batch = pool.begin_batch();
-    std::thread::scope(|scope| {
+    threads::scope(|scope| {
         let dying = scope.spawn(|| {
             // First in, last out: its destructor runs after that of the thread's cache.
             LAST.with_borrow_mut(|last| last.push(pool.allocate_owned(AllocRequest::new(20)).unwrap()));

@@ -166,7 +166,7 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
     let bytes = (0..config.frames_max).map(|_| Bytes::default()).collect();
     let oracle = Oracle { frames: Frames::new(config), owners, bytes };
     let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         for thread in 0..threads as u64 {
             let (oracle, stop) = (&oracle, &stop);
             let dice = Dice(seed.wrapping_add(thread.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
@@ -237,7 +237,7 @@ fn no_request_is_refused_while_enough_is_free() {
         }
         panic!("one frame of 64 must be free in round {round}")
     };
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| {
                 for round in 0..ROUNDS {

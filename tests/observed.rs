@@ -144,7 +144,9 @@ fn one_in_so_many_is_timed_on_every_path() {
     ];
     for (number, way) in ways.into_iter().enumerate() {
         let pool = Pool::builder(layout()).blocks(100).latency_sample(EVERY as u32).build().unwrap();
-        std::thread::scope(|scope| drop(scope.spawn(|| (0..10 * EVERY).for_each(|_| way(&pool)))));
+        kvpool_testkit::threads::scope(|scope| {
+            drop(scope.spawn(|| (0..10 * EVERY).for_each(|_| way(&pool))))
+        });
         assert_eq!(pool.stats().latency.samples, 10, "way {number}");
     }
 }
@@ -243,7 +245,7 @@ fn a_pool_is_fragmented_where_a_move_would_help() {
 #[test]
 fn numbers_add_up_when_the_threads_are_done() {
     let pool = pool(3_000);
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let work = |seed| {
             let pool = &pool;
             scope.spawn(move || {

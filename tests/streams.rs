@@ -277,7 +277,7 @@ fn blocks_of_a_panicked_batch_are_not_found() {
         panic!("before the kernels were launched");
     }));
     assert!(outcome.is_err());
-    std::thread::scope(|scope| scope.spawn(|| world.device().go_on(1)).join().unwrap());
+    kvpool_testkit::threads::scope(|scope| scope.spawn(|| world.device().go_on(1)).join().unwrap());
     assert_eq!(world.pool.sequence(SequenceId(2)).tokens(&prompt).unwrap().len(), 0);
     assert_eq!(world.free(), 8);
     world.pool.audit().unwrap();

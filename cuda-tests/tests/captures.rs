@@ -67,7 +67,7 @@ fn everything_goes_on_beside_a_capture() {
         let now = tell.clone();
         storage.after(&other, Box::new(move |outcome| now.send(("other", outcome)).expect("waits")));
         // Calls of other threads count against the capture too.
-        std::thread::scope(|scope| {
+        kvpool_testkit::threads::scope(|scope| {
             scope.spawn(|| {
                 storage.grow(FRAMES).expect("memory");
                 assert_eq!(packed(&storage).len(), FRAMES * layout().packed_bytes());

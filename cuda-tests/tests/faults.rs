@@ -161,7 +161,7 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let leaving = runtime.spawn(offload(rig.pool.clone()));
     let mut rng = Rng(seed);
     let lanes = [0, 1].map(|lane| Lane::new(&rig, rig.stream(StreamPriority::Usual), seed * 2 + lane));
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let lanes: Vec<_> = lanes
             .into_iter()
             .map(|mut lane| {
@@ -294,7 +294,7 @@ fn threads_that_panic_leave_a_pool_that_works() {
     let rig = Rig::new(&device, &Shape { layout: layout_of(0), blocks: (24, 24), caches: true });
     let (tell, told) = mpsc::channel();
     for seed in 0..8 {
-        let died = std::thread::scope(|scope| {
+        let died = kvpool_testkit::threads::scope(|scope| {
             let thread = scope.spawn(|| {
                 rig.context.bind_to_thread().expect("a valid context");
                 let mut lane = Lane::new(&rig, rig.stream(StreamPriority::Usual), 100 + seed);

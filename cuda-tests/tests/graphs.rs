@@ -213,7 +213,7 @@ fn a_capture_is_not_broken_by_a_pool_in_full_use() {
     let mut buffers = Buffers::default();
     let buffer = buffers.take().expect("memory");
     let (count, start) = (&compared, Instant::now());
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let (rig, is_over) = (&rig, &is_over);
         let worker = scope.spawn(move || {
             rig.context.bind_to_thread().expect("a valid context");

@@ -262,7 +262,7 @@ fn a_shrink_beside_a_copy_leaves_its_pages_registered() {
     let content = fill(&storage, 1);
     fill(&beside, 2);
     session.pause();
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let copying = scope.spawn(|| receive(&host, &storage, &[run(0, 2)], &[run(0, 2)]));
         wait("the copy is enqueued", || session.pending() > 0);
         // SAFETY: the copy does not use these frames.
@@ -299,7 +299,7 @@ fn several_lots_are_in_flight() {
         let all = [run(0, MANY as u32)];
         let launched = session.calls("cuLaunchKernel");
         session.pause();
-        std::thread::scope(|scope| {
+        kvpool_testkit::threads::scope(|scope| {
             let copying = scope.spawn(|| receive(&host, &storage, &all, &all));
             wait("the lots are enqueued", || session.calls("cuLaunchKernel") - launched == lots as u64);
             session.resume();

@@ -294,7 +294,7 @@ fn a_wipe_without_a_kernel_is_not_waited_for() {
     let (tell, told) = channel();
     session.pause();
     session.fail_calls("cuLaunchKernel", OUT_OF_MEMORY);
-    thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let (ended, has_ended) = channel();
         let storage = &storage;
         scope.spawn(move || {

@@ -46,7 +46,7 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
     let defragmenter = rig.pool.start_defragmenter(config).expect("a storage and a runtime");
     let (rig, at_work) = (&rig, AtomicUsize::new(streams.len()));
     let (mut compared, mut resized, mut wrong) = (0, 0, None);
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let at_work = &at_work;
         let lanes: Vec<_> = (seed * LANES..)
             .zip(streams)

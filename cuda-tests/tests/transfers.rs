@@ -117,7 +117,7 @@ fn a_device_that_fails_during_a_copy_between_devices_leaves_nobody_waiting() {
         // Two of three times it hangs.
         session.rules(&Rules { hang: seed % 3 > 0, ..Rules::of(seed) });
         session.pause();
-        std::thread::scope(|scope| {
+        kvpool_testkit::threads::scope(|scope| {
             // SAFETY: no other thread uses the frames.
             let copy = || unsafe { target.receive(&source, &[run(0, 6)], &[run(0, 6)]) };
             let copying = scope.spawn(copy);
@@ -167,7 +167,7 @@ fn a_source_serves_others_while_a_copy_to_a_failed_device_hangs() {
     session.hang(1);
     session.pause();
     let (tell, told) = mpsc::channel();
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let (source, target) = (&source, &target);
         // SAFETY: no other thread uses these frames.
         let copying = scope.spawn(|| unsafe { target.receive(source, &[run(0, 6)], &[run(0, 6)]) });
@@ -216,7 +216,7 @@ fn a_copy_beside_a_device_that_cannot_be_asked_ends() {
     session.pause();
     session.fail_calls("cuStreamQuery", 400);
     let (tell, told) = mpsc::channel();
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let (source, target) = (&source, &target);
         scope.spawn(move || {
             // SAFETY: no other thread uses the frames.

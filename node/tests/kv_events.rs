@@ -41,7 +41,7 @@ fn pool(blocks: usize, events: usize) -> Pool {
 
 /// Runs prompts that share prefixes and evict each other, on two threads.
 fn traffic(pool: &Pool, rounds: u32, seed: u64) {
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         for thread in 0..2 {
             scope.spawn(move || {
                 let mut rng = fastrand::Rng::with_seed(seed + thread);

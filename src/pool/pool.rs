@@ -342,7 +342,9 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// The first contradiction found.
+    /// The first contradiction found, or [`AuditError::Busy`], also while a thread is ending: the end
+    /// of a [scope](std::thread::scope) does not wait for the destructors of its threads, a `join`
+    /// does.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let report = self.0.blocks.audit()?;
         let (units, sequences) = (self.0.blocks.spared_units(), self.sequence_count());

@@ -356,7 +356,7 @@ fn cancelled(make: Make<'_>) {
 fn many_threads(make: Make<'_>) {
     let rig = Rig::plain(make);
     let sent = fill(&*rig.from, &mut Rng(5));
-    std::thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for lane in 0..4u32 {
             let rig = &rig;
             scope.spawn(move || {

@@ -101,7 +101,7 @@ fn schedulers_beside_moves_and_removals() {
     let pool = FramePool::builder(FRAMES).build().unwrap();
     let bytes = Bytes((0..=FRAMES).map(|_| AtomicU64::new(0)).collect());
     let done = AtomicBool::new(false);
-    let (hits, moved) = thread::scope(|scope| {
+    let (hits, moved) = kvpool_testkit::threads::scope(|scope| {
         let (pool, bytes, done) = (&pool, &bytes, &done);
         let mover = scope.spawn(move || mover(pool, bytes, done));
         let schedulers: Vec<_> =
@@ -135,7 +135,7 @@ fn threads_share_and_register_the_same_frames() {
     let pool = FramePool::builder(64).build().unwrap();
     let mut frames = Vec::new();
     pool.allocate(AllocRequest::new(16), &mut frames).unwrap();
-    thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         for seed in 0..THREADS {
             let (pool, frames) = (&pool, &frames);
             scope.spawn(move || {

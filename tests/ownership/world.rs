@@ -96,7 +96,7 @@ impl World {
             Operation::Drop(pick) => drop(self.take_lease(pick)),
             Operation::DropElsewhere(pick) => {
                 let lease = self.take_lease(pick);
-                std::thread::scope(|scope| {
+                kvpool_testkit::threads::scope(|scope| {
                     scope.spawn(|| drop(lease)).join().expect("the lease is released without a panic")
                 });
             }

@@ -57,7 +57,7 @@ fn a_grant_that_is_revoked_during_a_copy() {
     let grant = Grant { tag: Tag(5), region: into, runs: runs.clone(), peer: writer, hold: theirs.clone() };
     // SAFETY: this test accesses no frame.
     unsafe { target.grant(grant) }.unwrap();
-    std::thread::scope(|scope| {
+    kvpool_testkit::threads::scope(|scope| {
         let hold = ours.clone();
         let copying = scope.spawn(|| {
             let operation = Operation::Write;

@@ -18,5 +18,5 @@ mod reference;
 
 pub(in crate::block) use cell::{ThreadCache, ThreadCaches};
 pub(crate) use local::INLINE_BLOCKS;
-pub(in crate::block) use local::Returning;
+pub(in crate::block) use local::{Local, Returning};
 pub(in crate::block) use reference::{CacheRef, CountedRef, ThreadUses};

@@ -1,7 +1,6 @@
 //! Valid operations, and random valid and invalid ones, on a storage and its reference.
 
 use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, Storage};
@@ -370,7 +369,7 @@ pub(super) fn neighbours_at_once(storage: &dyn Storage) {
         .zip(&shares)
         .map(|(seed, share)| rows(storage.layout(), reference.halves(), dtype, share.len(), seed))
         .collect();
-    thread::scope(|scope| {
+    crate::threads::scope(|scope| {
         for (share, rows) in shares.iter().zip(&all_rows) {
             scope.spawn(move || {
                 for layer in 0..storage.layout().layers() {
