@@ -19,6 +19,9 @@ use kvpool_node::transport::tcp::{Address, PeerSettings};
 const CLIENTS: usize = 8;
 /// Blocks of one prefix.
 const BLOCKS: usize = 24;
+/// Free blocks of a pool that has all prefixes: a thread that is stopped while it allocates can keep a few from
+/// the others, which then evict.
+const SPARE: usize = 64;
 const THREADS: usize = 2;
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -119,14 +122,14 @@ async fn round(tiered: &Arc<Tiered>, measured: &mut Measured) -> f64 {
 async fn prepared(tier: StoreTier) -> Arc<Tiered> {
     let tier = Arc::new(tier);
     let settings = || TieredSettings::new("bench").policy(TierPolicy::Manual);
-    let source = pool(CLIENTS * BLOCKS + 8);
+    let source = pool(CLIENTS * BLOCKS + SPARE);
     fill(&source);
     let from = Tiered::new(source, tier.clone(), settings()).unwrap();
     for _ in 0..CLIENTS * BLOCKS / 32 {
         let report = from.offload(32, Instant::now() + LIMIT).await.unwrap();
         assert_eq!(report.moved_blocks, 32, "{report:?}");
     }
-    Arc::new(Tiered::new(pool(CLIENTS * BLOCKS + 8), tier, settings()).unwrap())
+    Arc::new(Tiered::new(pool(CLIENTS * BLOCKS + SPARE), tier, settings()).unwrap())
 }
 
 fn settings() -> TierSettings {
@@ -146,7 +149,7 @@ async fn measure(name: &str, tier: StoreTier, rounds: usize) {
 
 async fn peer(rounds: usize) {
     let address = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
-    let cache = Node::builder(pool(CLIENTS * BLOCKS + 8)).name("cache").listen(address);
+    let cache = Node::builder(pool(CLIENTS * BLOCKS + SPARE)).name("cache").listen(address);
     let (cache, _arrivals) = cache.start().await.unwrap();
     let link = PeerSettings::new("cache", cache.addresses()[0].clone());
     // Two calls of 16 blocks, and the blocks that they leave behind.

@@ -5,8 +5,9 @@
 //! weeks, half of the dependencies, and calls that block with a time limit, as the threads of a tier
 //! need them. The last release of `fred` is 21 months older.
 //!
-//! A batch of gets is written at once and its answers are read one by one: an array of values would be
-//! parsed again from its start with every piece that arrives.
+//! The answers to a batch of gets are read one by one: an array of values would be parsed again from its
+//! start with every piece that arrives. Only a few gets are written ahead of their answers: the server copies
+//! each value into the answer at once, and copies of a whole batch would leave its caches before they are sent.
 //!
 //! A get asks for one byte more than a value has: the answer is in memory before it is looked at, and
 //! a key may have up to 512 MiB.
@@ -30,6 +31,9 @@ use super::store_error::StoreError;
 use super::value::TierValue;
 
 const NAME: &str = "redis";
+
+/// Number of gets that are written ahead of their answers.
+const AHEAD: usize = 4;
 
 /// A Redis or Valkey server as a [`Store`].
 ///
@@ -168,9 +172,15 @@ impl Session for Connected {
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError> {
         // The end is inclusive.
-        self.ask(&questions("GETRANGE", keys, &[0, bytes]))?;
+        let ask = |keys: &[TierKey]| questions("GETRANGE", keys, &[0, bytes]);
+        let (first, mut later) = keys.split_at(AHEAD.min(keys.len()));
+        self.ask(&ask(first))?;
         for place in 0..keys.len() {
-            match self.answer()? {
+            let answered = self.answer()?;
+            if let Some(next) = later.split_off(..1) {
+                self.ask(&ask(next))?;
+            }
+            match answered {
                 // Of a key that is not there.
                 Ok(Value::BulkString(bytes)) if bytes.is_empty() => answer(place, Ok(None)),
                 Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(&bytes))),
