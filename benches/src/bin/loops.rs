@@ -86,7 +86,7 @@ const LISTS_HELD: usize = 16;
 /// A list of a frame pool.
 fn frames(count: u64, blocks: usize) {
     let pool = FramePool::builder(65_536).build().expect("a valid pool");
-    let mut held = vec![Vec::with_capacity(blocks); LISTS_HELD];
+    let mut held = vec![Vec::new(); LISTS_HELD];
     for turn in 0..count as usize {
         let list = &mut held[turn % LISTS_HELD];
         pool.free(list).expect("allocated before");
@@ -98,7 +98,7 @@ fn frames(count: u64, blocks: usize) {
 /// A list of a `Mutex<Vec>` of numbers, without owners or checks.
 fn free_list(count: u64, blocks: usize) {
     let free = Mutex::new((0..65_536_u32).collect::<Vec<_>>());
-    let mut held = vec![Vec::with_capacity(blocks); LISTS_HELD];
+    let mut held = vec![Vec::new(); LISTS_HELD];
     for turn in 0..count as usize {
         let list = &mut held[turn % LISTS_HELD];
         free.lock().unwrap().extend_from_slice(list);
