@@ -76,16 +76,42 @@ impl MagazinePair {
         fits
     }
 
-    /// Fills `out` from the loaded magazine. If it has fewer frames, takes none and returns false.
+    /// Fills `out` from the loaded magazine, and then from the other one. If both have fewer frames,
+    /// takes none and returns false.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
-        self.loaded.pop_all(out)
+        self.loaded.pop_all(out) || self.pop_across(out)
     }
 
-    /// Pushes frames to the loaded magazine. If they do not all fit, pushes none and returns false.
+    /// Pushes frames to the loaded magazine, and then to the other one, so that they pop in order.
+    /// If they do not all fit, pushes none and returns false.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
-        self.loaded.push_all(frames, self.capacity)
+        self.loaded.push_all(frames, self.capacity) || self.push_across(frames)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn pop_across(&mut self, out: &mut [FrameId]) -> bool {
+        if self.len() < out.len() {
+            return false;
+        }
+        let (first, rest) = out.split_at_mut(self.loaded.len());
+        // No swap: the list fits into the loaded magazine when it comes back.
+        self.loaded.pop_all(first) && self.other.pop_all(rest)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn push_across(&mut self, frames: &[FrameId]) -> bool {
+        if self.len() + frames.len() > 2 * self.capacity {
+            return false;
+        }
+        let (first, rest) = frames.split_at(frames.len() - (self.capacity - self.loaded.len()));
+        let is_pushed =
+            self.loaded.push_all(rest, self.capacity) && self.other.push_all(first, self.capacity);
+        self.swap();
+        is_pushed
     }
 
     #[cold]
@@ -151,5 +177,33 @@ impl MagazinePair {
     /// Returns the frames of both magazines.
     pub fn iter(&self) -> impl Iterator<Item = FrameId> + '_ {
         self.loaded.iter().chain(self.other.iter())
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    fn frames(range: std::ops::Range<u32>) -> Vec<FrameId> {
+        range.map(FrameId).collect()
+    }
+
+    #[test]
+    fn lists_span_both_magazines_in_order() {
+        for before in 0..=4 {
+            let mut pair = MagazinePair::new(4, FrameId(0));
+            assert!(pair.push_all(&frames(0..before)));
+            assert!(!pair.push_all(&frames(10..19 - before)), "more than both hold");
+            assert!(pair.push_all(&frames(10..18 - before)), "{before} before");
+            assert_eq!(pair.len(), 8);
+            let mut out = vec![FrameId(0); 9];
+            assert!(!pair.pop_all(&mut out), "more than both have");
+            assert!(pair.pop_all(&mut out[..8 - before as usize]));
+            assert_eq!(out[..8 - before as usize], frames(10..18 - before));
+            assert!(pair.pop_all(&mut out[..before as usize]));
+            assert_eq!(out[..before as usize], frames(0..before));
+            assert!(pair.is_empty());
+        }
+        assert!(!MagazinePair::new(0, FrameId(0)).push_all(&frames(0..1)), "no magazines");
     }
 }

@@ -22,7 +22,30 @@ impl RunList {
     /// Adds a frame: joins it to the last run if it is adjacent to either end of that run.
     #[inline]
     pub fn push(&mut self, frame: FrameId) {
-        let run = Run { start: frame, len: 1 };
+        self.join(Run { start: frame, len: 1 });
+    }
+
+    /// Adds frames: joins each stretch in which frames ascend or descend one by one, and then joins
+    /// it to the last run if the two are adjacent.
+    pub fn push_all(&mut self, frames: &[u32]) {
+        let mut rest = frames;
+        while let Some(&first) = rest.first() {
+            // A stretch in which each frame follows the one before, or precedes it.
+            let step = if rest.get(1).is_some_and(|&next| next < first) { -1_i32 as u32 } else { 1 };
+            let mut len = 1;
+            while rest.get(len).is_some_and(|&next| next == first.wrapping_add(step.wrapping_mul(len as u32)))
+            {
+                len += 1;
+            }
+            let start = if step == 1 { first } else { rest[len - 1] };
+            self.join(Run { start: FrameId(start), len: len as u32 });
+            rest = &rest[len..];
+        }
+    }
+
+    /// Adds a run: joins it to the last one if it is adjacent to either end of that one.
+    #[inline]
+    fn join(&mut self, run: Run) {
         match self.0.last_mut().and_then(|last| Some((last.join(run)?, last))) {
             Some((joined, last)) => *last = joined,
             None => self.0.push(run),
@@ -70,6 +93,13 @@ mod tests {
         runs.append(run(1, 1));
         assert_eq!(runs[3], run(1, 1), "in order");
         assert_eq!(runs.drain().count(), 4);
+        runs.push_all(&[4, 5, 3, 9, 8, 8, 7, 20]);
+        assert_eq!(*runs, [run(3, 3), run(8, 2), run(7, 2), run(20, 1)]);
+        assert_eq!(runs.drain().count(), 4);
+        runs.push_all(&[u32::MAX - 1, u32::MAX - 2, 0]);
+        assert_eq!(*runs, [run(u32::MAX - 2, 2), run(0, 1)]);
+        runs.push_all(&[]);
+        assert_eq!(runs.drain().count(), 2);
         assert!(runs.is_empty());
     }
 }

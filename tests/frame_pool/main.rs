@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod model;
+mod moves;
 mod resize;
 mod stress;
 mod waiting;

@@ -1,9 +1,10 @@
 //! Runs one path of allocate and free `n` times and nothing else, for `instructions.sh` to count.
 
 use std::hint::black_box;
+use std::sync::Mutex;
 
 use kvpool::prefix::PrefixConfig;
-use kvpool::{AdmitRequest, Pool, Sequence, SequenceError, SequenceId};
+use kvpool::{AdmitRequest, AllocRequest, FramePool, Pool, Sequence, SequenceError, SequenceId};
 use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, layout};
 use kvpool_benches::{Subject, Worker};
 
@@ -32,7 +33,11 @@ fn main() {
         "std-mutex" => one::<Listed<Standard>>(count),
         "parking-lot" => one::<Listed<Parking>>(count),
         "array-queue" => one::<Listed<Queued>>(count),
-        _ => usage(),
+        _ => match lists_of(&path) {
+            Some((true, blocks)) => frames(count, blocks),
+            Some((false, blocks)) => free_list(count, blocks),
+            None => usage(),
+        },
     }
 }
 
@@ -40,7 +45,8 @@ fn usage() -> ! {
     eprintln!(
         "usage: loops <lease | raw | handle | ten | ten-lease | sequence | sequence-ten | \
          cached-sequence | cached-sequence-ten | cached-request | open | admit | batch | \
-         decode | appends | decode-step | std-mutex | parking-lot | array-queue> <count>"
+         decode | appends | decode-step | std-mutex | parking-lot | array-queue | \
+         frames-<blocks> | free-list-<blocks>> <count>"
     );
     std::process::exit(2)
 }
@@ -60,6 +66,46 @@ fn ten<S: Subject>(count: u64) {
     for owner in 0..count {
         let blocks = black_box(worker.allocate_many(10, owner));
         worker.free_many(blocks);
+    }
+}
+
+/// Reads `frames-<blocks>` or `free-list-<blocks>`; the first is true for a frame pool.
+fn lists_of(path: &str) -> Option<(bool, usize)> {
+    let (kind, blocks) = path.rsplit_once('-')?;
+    let is_frame_pool = match kind {
+        "frames" => true,
+        "free-list" => false,
+        _ => return None,
+    };
+    Some((is_frame_pool, blocks.parse().ok().filter(|&blocks| blocks > 0)?))
+}
+
+/// Lists that a loop holds: it frees the oldest and allocates another.
+const LISTS_HELD: usize = 16;
+
+/// A list of a frame pool.
+fn frames(count: u64, blocks: usize) {
+    let pool = FramePool::builder(65_536).build().expect("a valid pool");
+    let mut held = vec![Vec::new(); LISTS_HELD];
+    for turn in 0..count as usize {
+        let list = &mut held[turn % LISTS_HELD];
+        pool.free(list).expect("allocated before");
+        list.clear();
+        pool.allocate(AllocRequest::new(blocks), black_box(list)).expect("there is room");
+    }
+}
+
+/// A list of a `Mutex<Vec>` of numbers, without owners or checks.
+fn free_list(count: u64, blocks: usize) {
+    let free = Mutex::new((0..65_536_u32).collect::<Vec<_>>());
+    let mut held = vec![Vec::new(); LISTS_HELD];
+    for turn in 0..count as usize {
+        let list = &mut held[turn % LISTS_HELD];
+        free.lock().unwrap().extend_from_slice(list);
+        list.clear();
+        let mut free = free.lock().unwrap();
+        let rest = free.len() - blocks;
+        black_box(&mut *list).extend(free.drain(rest..));
     }
 }
 

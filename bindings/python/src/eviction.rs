@@ -20,8 +20,9 @@ use crate::error::{Outcome, fields, invalid, raise};
 ///
 /// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with
 /// the number of the request from `begin`, and the last position first. The end of a request,
-/// `finish`, shows the policy the whole request: hits, length, and what it continued. From then on its blocks are the
-/// policy's to order; blocks of requests that have not ended are evicted behind those.
+/// `finish`, shows the policy the whole request: hits, length, and what it continued. From then on those of
+/// its blocks that no other request uses are the policy's to order; blocks of requests that have not ended are
+/// evicted behind those.
 ///
 /// All methods are safe to call from any thread, and keep the GIL.
 #[pyclass(frozen, name = "EvictionOrder", module = "kvpool._kvpool")]
@@ -49,7 +50,9 @@ struct Order {
 struct Block {
     key: Box<[u8]>,
     is_evictable: bool,
-    /// Its latest use.
+    /// Uses by requests that have not ended: one each, in no order.
+    uses: Vec<Use>,
+    /// Its latest use: the latest of these, or a later one without a request.
     used: Use,
     /// Whether the request of the latest use has ended, so that the policy has placed it.
     is_placed: bool,
@@ -117,21 +120,47 @@ impl Order {
         if is_evictable { self.file(slot) } else { self.unfile(slot) }
     }
 
-    /// Notes a use, unless a later one is known by a request that has not ended.
+    /// Notes a use by a request.
+    fn add_use(&mut self, slot: u32, used: Use) {
+        let uses = &mut self.blocks[slot as usize].uses;
+        match uses.iter_mut().find(|known| known.0 == used.0) {
+            Some(known) => *known = used.max(*known),
+            None => uses.push(used),
+        }
+        self.set_used(slot, used);
+    }
+
+    /// Forgets the use by a request that ends, and each without a request. Returns whether requests
+    /// that have not ended use the block: the latest of their uses counts then.
+    fn end_use(&mut self, slot: u32, request: Option<u64>) -> bool {
+        let block = &mut self.blocks[slot as usize];
+        block.uses.retain(|used| Some(used.0) != request);
+        let latest = block.uses.iter().copied().max();
+        if let Some(latest) = latest {
+            self.refile(slot, |block| (block.used, block.is_placed) = (latest, false));
+        }
+        latest.is_some()
+    }
+
+    /// Changes a block, and with it where it is evicted from.
+    fn refile(&mut self, slot: u32, change: impl FnOnce(&mut Block)) {
+        let is_evictable = self.blocks[slot as usize].is_evictable;
+        if is_evictable {
+            self.unfile(slot);
+        }
+        change(&mut self.blocks[slot as usize]);
+        if is_evictable {
+            self.file(slot);
+        }
+    }
+
+    /// Has a use be the latest one, unless a later one is known by a request that has not ended.
     fn set_used(&mut self, slot: u32, used: Use) {
         let block = &self.blocks[slot as usize];
         if !block.is_placed && block.used >= used {
             return;
         }
-        let is_evictable = block.is_evictable;
-        if is_evictable {
-            self.unfile(slot);
-        }
-        let block = &mut self.blocks[slot as usize];
-        (block.used, block.is_placed) = (used, false);
-        if is_evictable {
-            self.file(slot);
-        }
+        self.refile(slot, |block| (block.used, block.is_placed) = (used, false));
     }
 
     /// Forgets a block that is held, or was evicted.
@@ -145,11 +174,12 @@ impl Order {
         self.forget(slot);
     }
 
-    fn insert(&mut self, key: &Bound<'_, PyBytes>, used: Use, is_evictable: bool) {
+    fn insert(&mut self, key: &Bound<'_, PyBytes>, used: Use, by_request: bool, is_evictable: bool) {
         if let Some(slot) = self.slot(key) {
             self.remove(slot);
         }
-        let block = Block { key: key.as_bytes().into(), is_evictable: false, used, is_placed: false };
+        let uses = by_request.then_some(used).into_iter().collect();
+        let block = Block { key: key.as_bytes().into(), is_evictable: false, uses, used, is_placed: false };
         let slot = self.free.pop().unwrap_or(self.blocks.len() as u32);
         if slot as usize == self.blocks.len() {
             self.blocks.push(block);
@@ -161,8 +191,8 @@ impl Order {
         self.set_evictable(slot, is_evictable);
     }
 
-    /// Places the blocks of a request that ends.
-    fn finish(&mut self, keys: &[Bound<'_, PyBytes>], is_reused: &[bool], now: Millis) {
+    /// Places the blocks of a request that ends, except those that other requests still use.
+    fn finish(&mut self, keys: &[Bound<'_, PyBytes>], is_reused: &[bool], request: Option<u64>, now: Millis) {
         for (key, _) in keys.iter().zip(is_reused).filter(|(_, is_reused)| **is_reused) {
             if let Some(slot) = self.slot(key) {
                 self.placed.hit(slot);
@@ -174,6 +204,9 @@ impl Order {
         let (chain, context) = (keys.len() as u32, self.placed.looked_up(hashes, hits, last, now));
         for (depth, key) in keys.iter().enumerate().rev() {
             let Some(slot) = self.slot(key) else { continue };
+            if self.end_use(slot, request) {
+                continue;
+            }
             let is_evictable = self.blocks[slot as usize].is_evictable;
             if is_evictable {
                 self.unfile(slot);
@@ -271,7 +304,7 @@ impl PyEvictionOrder {
             Some(request) => used_at(request, position),
             None => (order.placed.next_order(), 0),
         };
-        order.insert(key, used, evictable);
+        order.insert(key, used, request.is_some(), evictable);
     }
 
     /// Forgets a block that the cache has dropped by itself.
@@ -296,7 +329,7 @@ impl PyEvictionOrder {
         let mut order = self.order();
         for (key, position) in &keys {
             if let Some(slot) = order.slot(key) {
-                order.set_used(slot, used_at(request, *position));
+                order.add_use(slot, used_at(request, *position));
             }
         }
     }
@@ -314,11 +347,18 @@ impl PyEvictionOrder {
     }
 
     /// Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had found
-    /// in the cache. Blocks that the cache does not have any more are named too.
-    fn finish(&self, keys: Vec<Bound<'_, PyBytes>>, reused: &Bound<'_, PySet>) -> PyResult<()> {
+    /// in the cache. Blocks that the cache does not have any more are named too. `request` is its number,
+    /// if it has one. Blocks that other requests use stay theirs.
+    #[pyo3(signature = (keys, reused, request=None))]
+    fn finish(
+        &self,
+        keys: Vec<Bound<'_, PyBytes>>,
+        reused: &Bound<'_, PySet>,
+        request: Option<RequestNumber>,
+    ) -> PyResult<()> {
         // Before the lock is taken: a comparison may run code of Python.
         let is_reused = keys.iter().map(|key| reused.contains(key)).collect::<PyResult<Vec<_>>>()?;
-        self.order().finish(&keys, &is_reused, self.now());
+        self.order().finish(&keys, &is_reused, request.map(|request| request.0), self.now());
         Ok(())
     }
 

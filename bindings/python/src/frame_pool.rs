@@ -18,7 +18,7 @@ use kvpool::{
     AllocRequest, FrameGroup, FrameKey, FramePool as Pool, Order, Run, SequenceId, prefix::HashKey,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList};
 
 use crate::args::{Count, Frame, Frames, Group, Id, Key, RunLength, RunOrder};
 use crate::batch::check_batches;
@@ -26,7 +26,7 @@ use crate::error::{Outcome, invalid};
 use crate::process::{Own, Process};
 
 use keys::FrameKeys;
-use lists::{frames_of, keys_of, writable, write_frames};
+use lists::{Numbers, frames_of, keys_of, writable, write_frames};
 use moves::{FrameBatch, FrameMoves};
 
 /// Group of the keys by which [`FramePool::keep`] caches frames.
@@ -47,6 +47,7 @@ pub struct FramePool {
     pool: Own<Pool>,
     /// The keys of [`keep`](Self::keep), by frame.
     own_keys: OnceLock<Vec<FrameKey>>,
+    numbers: Numbers,
 }
 
 /// Returns whether each frame has a reference for each time that it is named.
@@ -67,9 +68,12 @@ impl FramePool {
 
     /// Evicts so many frames that `frames` can be chosen among more than that number.
     fn evict_ahead(pool: &Pool, frames: usize, ahead: usize) {
+        if ahead == 0 {
+            return;
+        }
         let free = pool.counts().free();
         // A request that will be refused evicts nothing.
-        if ahead == 0 || free >= frames.saturating_add(ahead) || frames > pool.available() {
+        if free >= frames.saturating_add(ahead) || frames > pool.available() {
             return;
         }
         // At least a part of `ahead`, so that single frames do not evict one by one.
@@ -153,7 +157,12 @@ impl FramePool {
         if let Some(key) = hash_key {
             builder = builder.hash_key(HashKey::from_bytes(key.0));
         }
-        Ok(Self { made_in: Process::current(), pool: Own::new(builder.build()?), own_keys: OnceLock::new() })
+        Ok(Self {
+            made_in: Process::current(),
+            pool: Own::new(builder.build()?),
+            own_keys: OnceLock::new(),
+            numbers: Numbers::default(),
+        })
     }
 
     /// Allocates `blocks` frames, each with one reference.
@@ -163,8 +172,16 @@ impl FramePool {
     /// `ahead` is the number of frames to keep free beyond the request, by eviction: more to
     /// choose from makes longer runs. `sequence` is noted for `owners`.
     #[pyo3(signature = (blocks, *, runs=false, ahead=Frames(0), sequence=None))]
-    fn allocate(&self, blocks: Frames, runs: bool, ahead: Frames, sequence: Option<Id>) -> Outcome<Vec<u32>> {
-        self.allocated(blocks.0, runs, ahead.0, sequence)
+    fn allocate<'py>(
+        &self,
+        py: Python<'py>,
+        blocks: Frames,
+        runs: bool,
+        ahead: Frames,
+        sequence: Option<Id>,
+    ) -> Outcome<Bound<'py, PyList>> {
+        let frames = self.allocated(blocks.0, runs, ahead.0, sequence)?;
+        Ok(self.numbers.list(py, &frames, self.pool.get().frames())?)
     }
 
     /// Fills a buffer of u32 with newly allocated frames, as `allocate` does.

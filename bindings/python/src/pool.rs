@@ -1,13 +1,17 @@
 //! `Pool`: construction, and the calls that do not wait.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `handles` | blocks by handle |
+
+mod handles;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, Hashing, PrefixConfig};
-use kvpool::{
-    AdmitRequest, BlockHandle, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId,
-};
+use kvpool::{AdmitRequest, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId};
 use kvpool_map::Picture;
 use kvpool_policies::Foresight;
 use pyo3::prelude::*;
@@ -18,7 +22,6 @@ use crate::batch::{PyBatch, check_batches};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, invalid, raise};
 use crate::exclusive::{InUse, Open};
-use crate::handle::{BlockState, PyHandle};
 use crate::layout::PyLayout;
 use crate::lease::PyLease;
 use crate::sequence::PySequence;
@@ -277,52 +280,6 @@ impl PyPool {
         Ok(PyLease::new(pool.allocate_owned(request(blocks, sequence, priority, pinned, contiguous))?))
     }
 
-    /// Allocates blocks that are free now as handles: one counted reference each. Never waits.
-    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false))]
-    fn allocate_handles(
-        &self,
-        blocks: Blocks,
-        sequence: Option<Id>,
-        priority: Rank,
-        pinned: bool,
-        contiguous: bool,
-    ) -> Outcome<Vec<PyHandle>> {
-        let mut handles = Vec::new();
-        let request = request(blocks, sequence, priority, pinned, contiguous);
-        self.get()?.allocate_raw(request, &mut handles)?;
-        Ok(handles.into_iter().map(PyHandle).collect())
-    }
-
-    /// Releases one reference of each handle. The last one frees the block. All or none.
-    fn free(&self, handles: Vec<PyHandle>) -> Outcome<()> {
-        Ok(self.get()?.free(&raw(&handles))?)
-    }
-
-    /// Adds one reference to each handle. All or none.
-    fn share_handles(&self, handles: Vec<PyHandle>) -> Outcome<()> {
-        Ok(self.get()?.share(&raw(&handles))?)
-    }
-
-    /// Pins a block of a handle: it is neither moved nor evicted until `unpin`.
-    fn pin(&self, handle: PyHandle) -> Outcome<()> {
-        Ok(self.get()?.pin(handle.0)?)
-    }
-
-    /// Removes one pin.
-    fn unpin(&self, handle: PyHandle) -> Outcome<()> {
-        Ok(self.get()?.unpin(handle.0)?)
-    }
-
-    /// Marks the bytes of a block of a handle as final: compaction may move it.
-    fn seal(&self, handle: PyHandle) -> Outcome<()> {
-        Ok(self.get()?.seal(handle.0)?)
-    }
-
-    /// Returns the state of a block.
-    fn info(&self, handle: PyHandle) -> Outcome<BlockState> {
-        Ok(self.get()?.info(handle.0)?.into())
-    }
-
     /// Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
     /// the number of cached tokens, and the others must be appended.
     ///
@@ -562,10 +519,6 @@ fn on_stream(pool: &Pool, stream: usize) -> Outcome<kvpool::Batch> {
 #[cfg(not(feature = "cuda"))]
 fn on_stream(_: &Pool, _: usize) -> Outcome<kvpool::Batch> {
     Err(raise("StorageError", "this build of kvpool has no CUDA streams", fields![kind: "NoCuda"]))
-}
-
-fn raw(handles: &[PyHandle]) -> Vec<BlockHandle> {
-    handles.iter().map(|handle| handle.0).collect()
 }
 
 /// A picture of a pool, as an SVG document; notebooks show it.

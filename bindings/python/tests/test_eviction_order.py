@@ -49,11 +49,15 @@ def test_requests_that_have_not_ended_are_evicted_last_and_from_their_end() -> N
             order.insert(key(number), request, position, evictable=True)
     # The older request does not take a block from the newer one.
     order.use([(key(5), 0)], first)
-    order.finish([key(5), key(6)], {key(5)})
-    assert order.evict(3) == [key(6), key(5), key(3)]
-    order.use([(key(1), 0), (key(2), 1)], order.begin())
-    order.finish([key(1), key(2), key(7)], set())
-    assert order.evict(2) == [key(2), key(1)]
+    order.finish([key(6)], set(), second)
+    assert order.evict(2) == [key(6), key(3)]
+    third = order.begin()
+    order.use([(key(1), 0), (key(2), 1)], third)
+    order.finish([key(1), key(2), key(7)], set(), third)
+    # The first request still uses them, and is older than the second, which has the block 5.
+    assert order.evict(1) == [key(2)]
+    order.finish([key(5), key(1)], set(), first)
+    assert order.evict(2) == [key(1), key(5)]
 
 
 def test_a_hold_does_not_change_the_order() -> None:
@@ -132,11 +136,31 @@ def test_a_request_that_goes_on_keeps_what_an_ended_one_used() -> None:
     order = kvpool.EvictionOrder(8, "lru")
     older, newer = order.begin(), order.begin()
     order.insert(b"shared", newer, evictable=True)
-    order.finish([b"shared"], set())
+    order.finish([b"shared"], set(), newer)
     order.insert(b"idle", evictable=True)
     order.finish([b"idle"], set())
     order.use([(b"shared", 0)], older)
     assert order.evict(1) == [b"idle"]
+
+
+@pytest.mark.parametrize("policy", ["lru", "foresight"])
+@pytest.mark.parametrize("ends_first", ["older", "newer", "without a number"])
+def test_the_end_of_a_request_leaves_what_others_use(policy: str, ends_first: str) -> None:
+    order = kvpool.EvictionOrder(8, policy)
+    older, newer = order.begin(), order.begin()
+    order.insert(b"shared", older, 0, evictable=True)
+    order.use([(b"shared", 0)], newer)
+    ending = {"older": older, "newer": newer, "without a number": None}[ends_first]
+    order.finish([b"shared"], {b"shared"}, ending)
+    for name in (b"idle", b"another"):
+        order.insert(name, evictable=True)
+        order.finish([name], set())
+    # It was released first, but another request still uses it.
+    assert set(order.evict(2) or ()) == {b"idle", b"another"}
+    for request in {older, newer} - {ending}:
+        order.finish([b"shared"], {b"shared"}, request)
+    order.insert(b"later", order.begin(), evictable=True)
+    assert order.evict(2) == [b"shared", b"later"]
 
 
 @pytest.mark.parametrize("policy", ["lru", "foresight"])

@@ -81,7 +81,7 @@ class World:
                 return [1]
             case "FramePool", _, "frames":
                 return 4
-            case "EvictionOrder", _, "keys":
+            case "EvictionOrder", "use", "keys":
                 return [(b"x", 0)]
             case "Tier", "get" | "get_blocking", "buffers":
                 return [bytearray(64)]
@@ -116,6 +116,7 @@ class World:
             "place": 0,
             "prompt": [1, 2],
             "request": 1,
+            "reused": set(),
             "row": 0,
             "sequence": self.sequence,
             "source": 1,

@@ -6,10 +6,11 @@
 //! by name as for a contiguous request.
 
 use crate::error::{AllocError, FrameError};
+use crate::frame::RunList;
 use crate::ids::{FrameId, Run};
 
 use super::Grab;
-use super::own::own;
+use super::own::own_row;
 use crate::block::core::Core;
 use crate::block::release::repeats;
 use crate::block::thread_cache::CountedRef;
@@ -39,7 +40,9 @@ impl Blocks {
         }
         let mut few = [FrameId(0); INLINE_BLOCKS];
         if !prefers_runs && self.allocate_inline::<true>(request, |i, owned| few[i] = owned.frame()) {
-            few[..request.blocks].iter().for_each(|&start| take(Run { start, len: 1 }));
+            let mut runs = RunList::new();
+            few[..request.blocks].iter().for_each(|&start| runs.append(Run { start, len: 1 }));
+            runs.iter().for_each(|&run| take(run));
             return Ok(());
         }
         self.with_thread_cache(|cache| {
@@ -157,8 +160,11 @@ impl Core {
     fn own_in_place(&self, grab: &Grab, request: &AllocRequest) {
         debug_assert!(request.pinned, "a block that stays in its frame");
         let (table, now) = (self.space.table.view(), self.space.clock.newest());
-        for frame in grab.runs.iter().flat_map(|run| run.frames()) {
-            own(table, frame, request, now, Ownership::Guarded);
+        for &run in grab.runs.iter() {
+            table.visit_run(run, |frame, id, row| {
+                own_row(row, id, frame, request, now, Ownership::Guarded);
+                true
+            });
         }
     }
 }

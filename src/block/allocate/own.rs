@@ -39,7 +39,20 @@ pub(in crate::block) fn own<'a>(
     ownership: Ownership,
 ) -> Owned<'a> {
     let id = table.block_at(frame);
-    let Row { word: atomic, info } = table.row(id);
+    own_row(table.row(id), id, frame, request, now, ownership)
+}
+
+/// As [`own`], with the row of the frame's block.
+#[inline(always)]
+pub(in crate::block) fn own_row<'a>(
+    row: Row<'a>,
+    id: BlockId,
+    frame: FrameId,
+    request: &AllocRequest,
+    now: Ticket,
+    ownership: Ownership,
+) -> Owned<'a> {
+    let Row { word: atomic, info } = row;
     // Relaxed: the frame came to us by an Acquire, and with it the word of its last owner.
     let word = BlockWord::from_bits(atomic.load(Relaxed));
     if !word.is_available() || word.frame() != frame {

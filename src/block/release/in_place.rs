@@ -16,13 +16,13 @@ use smallvec::SmallVec;
 
 use crate::error::FrameError;
 use crate::frame::RunList;
-use crate::ids::{BlockId, FrameId, Ticket};
-use crate::sync::Ordering::*;
+use crate::ids::{BlockId, FrameId, Run, Ticket};
+use crate::sync::{AtomicU64, Ordering::*};
 
 use super::references::ListRelease;
 use crate::block::core::Core;
-use crate::block::state::TableView;
-use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership};
+use crate::block::state::{Row, TableView};
+use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS};
 
 /// A list of frames that was checked.
 struct Checked {
@@ -46,6 +46,11 @@ impl Blocks {
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
         let table = self.space.table.view();
+        if frames.len() > INLINE_BLOCKS
+            && let Some(runs) = self.only_in_place(table, frames)
+        {
+            return self.free_runs(table, frames, &runs, tell);
+        }
         let checked = self.check_owned(table, frames)?;
         if !checked.is_sorted {
             self.check_repeats_in_place(frames)?;
@@ -55,7 +60,7 @@ impl Blocks {
         } else if frames.len() <= INLINE_BLOCKS {
             self.free_few_frames(table, frames, tell)
         } else {
-            self.free_many_frames(table, frames, tell)
+            self.free_cached_frames_from(frames, 0, 0, tell)
         }
     }
 
@@ -69,21 +74,15 @@ impl Blocks {
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
         let mut freed = [FrameId(0); INLINE_BLOCKS];
-        let mut count = 0;
         for (index, &frame) in frames.iter().enumerate() {
-            match self.release_only_in_place(table, FrameId(frame)) {
-                Some(frame) => {
-                    freed[count] = frame;
-                    count += 1;
-                }
-                None => {
-                    // Shared, or changed since it was checked.
-                    self.give_back_few(&freed[..count]);
-                    return self.free_cached_frames_from(frames, index, 0, tell);
-                }
+            if !self.release_only_in_place(table, FrameId(frame)) {
+                // Shared, or changed since it was checked.
+                self.give_back_few(&freed[..index]);
+                return self.free_cached_frames_from(frames, index, 0, tell);
             }
+            freed[index] = FrameId(frame);
         }
-        self.give_back_few(&freed[..count]);
+        self.give_back_few(&freed[..frames.len()]);
         Ok(())
     }
 
@@ -99,17 +98,55 @@ impl Blocks {
         }
     }
 
-    fn free_many_frames(
+    /// As [`free_frames`](Self::free_frames), for the runs of a list that
+    /// [`only_in_place`](Core::only_in_place) checked.
+    fn free_runs(
         &self,
         table: TableView<'_>,
         frames: &[u32],
+        runs: &RunList,
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
+        let mut stayed = RunList::new();
+        for &run in runs.iter() {
+            let mut rest = run;
+            while rest.len > 0 {
+                let released = Core::release_run(table, rest);
+                rest = Run { start: FrameId(rest.start.0 + released), len: rest.len - released };
+                if rest.len > 0 {
+                    stayed.push(rest.start);
+                    rest = Run { start: FrameId(rest.start.0 + 1), len: rest.len - 1 };
+                }
+            }
+        }
+        if stayed.is_empty() {
+            self.with_thread_cache(|cache| self.give_back(cache, runs));
+            return Ok(());
+        }
+        self.free_rest(frames, &stayed, tell)
+    }
+
+    /// Gives back the frames that [`free_runs`](Self::free_runs) released, and frees those that it
+    /// did not: other threads shared or cached them after the check.
+    #[cold]
+    fn free_rest(
+        &self,
+        frames: &[u32],
+        stayed: &[Run],
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let has_stayed = |frame: u32| stayed.iter().any(|run| (run.start.0..run.end()).contains(&frame));
         let mut freed = RunList::new();
-        let only = |&frame: &u32| self.release_only_in_place(table, FrameId(frame));
-        let count = frames.iter().map_while(only).inspect(|&frame| freed.push(frame)).count();
+        let mut rest = Vec::new();
+        for (index, &frame) in frames.iter().enumerate() {
+            if has_stayed(frame) {
+                rest.push((index, frame));
+            } else {
+                freed.push(FrameId(frame));
+            }
+        }
         self.with_thread_cache(|cache| self.give_back(cache, &freed));
-        if count < frames.len() { self.free_cached_frames_from(frames, count, 0, tell) } else { Ok(()) }
+        self.free_entries(rest.into_iter(), 0, tell)
     }
 
     #[inline(never)]
@@ -131,12 +168,23 @@ impl Blocks {
         &self,
         frames: &[u32],
         from: usize,
+        counted: usize,
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        self.free_entries(frames.iter().copied().enumerate().skip(from), counted, tell)
+    }
+
+    /// Frees frames with their positions in the caller's list, of which `counted` are counted as
+    /// evictable.
+    fn free_entries(
+        &self,
+        entries: impl Iterator<Item = (usize, u32)>,
         mut counted: usize,
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
         let (mut freed, mut evictable) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
         let mut outcome = Ok(());
-        for (index, &frame) in frames.iter().enumerate().skip(from) {
+        for (index, frame) in entries {
             let id = self.space.table.block_at(FrameId(frame));
             let is_right = |word: BlockWord| word.frame() == FrameId(frame);
             let mut counts = || {
@@ -205,13 +253,45 @@ impl Blocks {
 }
 
 impl Core {
-    /// Drops the only reference of a block that is not cached. `None`: nothing was done.
+    /// Drops the only reference of a block that is not cached. False: nothing was done.
     #[inline(always)]
-    fn release_only_in_place(&self, table: TableView<'_>, frame: FrameId) -> Option<FrameId> {
-        let atomic = table.row(table.block_at(frame)).word;
+    fn release_only_in_place(&self, table: TableView<'_>, frame: FrameId) -> bool {
+        Self::is_released_in(table.row(table.block_at(frame)).word, frame)
+    }
+
+    /// Returns the runs of a list of distinct frames, each with one reference and not cached, as
+    /// nearly all lists are that engines free. `None`: another list, or a wrong one.
+    #[inline]
+    fn only_in_place(&self, table: TableView<'_>, frames: &[u32]) -> Option<RunList> {
+        let total = self.total_frames();
+        if frames.iter().any(|&frame| frame as usize >= total) {
+            return None;
+        }
+        let mut runs = RunList::new();
+        runs.push_all(frames);
+        let are_distinct =
+            runs.is_sorted_by(|a, b| a.end() <= b.start.0) || runs.is_sorted_by(|a, b| a.start.0 >= b.end());
+        (are_distinct && runs.iter().all(|&run| Self::is_only_run(table, run))).then_some(runs)
+    }
+
+    #[inline(never)]
+    fn is_only_run(table: TableView<'_>, run: Run) -> bool {
+        // Acquire: as in `word`.
+        let word = |row: Row<'_>| BlockWord::from_bits(row.word.load(Acquire));
+        table.visit_run(run, |frame, _, row| word(row).is_only_in(frame)) == run.len
+    }
+
+    /// Drops the only references of a run's blocks that are not cached, up to the first block of
+    /// another kind. Returns the number of frames released.
+    #[inline(never)]
+    fn release_run(table: TableView<'_>, run: Run) -> u32 {
+        table.visit_run(run, |frame, _, row| Self::is_released_in(row.word, frame))
+    }
+
+    #[inline(always)]
+    fn is_released_in(atomic: &AtomicU64, frame: FrameId) -> bool {
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        let next = word.release_only(Ownership::Guarded).filter(|next| next.frame() == frame)?;
-        Self::is_released(atomic, word, next).then_some(frame)
+        word.release_only_in(frame).is_some_and(|next| Self::is_released(atomic, word, next))
     }
 
     /// Adds a reference; returns whether the block was evictable.
@@ -234,8 +314,7 @@ impl Core {
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<Checked, FrameError> {
         let total = self.total_frames();
-        let (mut cached, mut ascends, mut descends) = (0, true, true);
-        let mut last = None;
+        let mut cached = 0;
         for (index, &frame) in frames.iter().enumerate() {
             if frame as usize >= total {
                 return Err(FrameError::OutOfRange { index, frame: FrameId(frame), frames: total });
@@ -247,11 +326,9 @@ impl Core {
                 return Err(self.why_not_owned(index, FrameId(frame), word));
             }
             cached += usize::from(word.is_cached());
-            ascends &= last.is_none_or(|last| last < frame);
-            descends &= last.is_none_or(|last| last > frame);
-            last = Some(frame);
         }
-        Ok(Checked { cached, is_sorted: ascends || descends })
+        let is_sorted = frames.is_sorted_by(|a, b| a < b) || frames.is_sorted_by(|a, b| a > b);
+        Ok(Checked { cached, is_sorted })
     }
 
     #[cold]

@@ -4,7 +4,7 @@
 //! bytes move elsewhere. GrowTable are never removed while the pool exists, so reading one needs no
 //! epoch. 28 bytes per row.
 
-use crate::ids::{BlockId, FrameId};
+use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
 
 use super::grow_table::{GrowTable, TablePart};
@@ -75,6 +75,34 @@ impl<'a> TableView<'a> {
         let word = self.first.words.get(id.index())?;
         // SAFETY: the arrays are equally long.
         Some(Row { word, info: unsafe { self.first.info.get_unchecked(id.index()) } })
+    }
+
+    /// Calls `visit` with the row of the block at each frame of a run, in order, until it returns
+    /// false. Returns the number of frames for which it returned true.
+    #[inline(always)]
+    pub(in crate::block) fn visit_run(
+        &self,
+        run: Run,
+        mut visit: impl FnMut(FrameId, BlockId, Row<'a>) -> bool,
+    ) -> u32 {
+        // One check for all frames, as long as the run was there from the beginning.
+        if let Some(blocks) = self.first.block_at.get(run.start.index()..run.end() as usize) {
+            for (at, block) in (0..).zip(blocks) {
+                // Relaxed: as in `Table::block_at`.
+                let id = BlockId(block.load(Relaxed));
+                if !visit(FrameId(run.start.0 + at), id, self.row(id)) {
+                    return at;
+                }
+            }
+            return run.len;
+        }
+        for (at, frame) in (0..).zip(run.frames()) {
+            let id = self.table.block_at(frame);
+            if !visit(frame, id, self.table.row(id)) {
+                return at;
+            }
+        }
+        run.len
     }
 
     /// As [`Table::block_at`].

@@ -400,6 +400,22 @@ impl BlockWord {
         if is_only && !self.freed().carries() { Some(self.freed()) } else { None }
     }
 
+    /// As [`release_only`](Self::release_only), of a guarded block in this frame. `None` also if it
+    /// is in another frame.
+    #[inline]
+    pub fn release_only_in(self, frame: FrameId) -> Option<Self> {
+        let generation = self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK;
+        if self.is_only_in(frame) && generation != 0 { Some(Self(generation | frame.0 as u64)) } else { None }
+    }
+
+    /// Returns whether it is the word of a guarded block in this frame, with one reference and
+    /// neither moving nor cached.
+    #[inline]
+    pub fn is_only_in(self, frame: FrameId) -> bool {
+        let only = ONE_REF | GUARDED | frame.0 as u64;
+        self.0 & (FRAME_MASK | REFS_MASK | MOVING | CACHED | GUARDED) == only
+    }
+
     /// As [`release_only`](Self::release_only), for a guarded block that is neither sealed nor
     /// pinned: without a handle, no other thread changes its word (see [`block`](crate::block)).
     #[inline]

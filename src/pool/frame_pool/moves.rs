@@ -13,10 +13,15 @@
 //! again: an owner may have uncached it, and written other contents.
 
 use crate::block::Wave;
-use crate::compact::{GaveWay, GivenUp, Goal, Snapshot, plan};
+use crate::compact::{GaveWay, GivenUp, Goal, Snapshot, plan_at_price};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
+
+/// Price of a break of neighbouring cached frames. The pool does not know the engine's sequences:
+/// that neighbours belong together is a guess, by which moves are placed. A price would refuse
+/// nearly every plan for a pool whose free frames lie between long stretches of cached ones.
+const BREAK_PRICE: u32 = 0;
 
 /// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit).
 ///
@@ -41,6 +46,11 @@ pub struct MovedFrames {
 impl FramePool {
     /// Proposes at most `moves_max` moves of cached frames without references towards a goal, and
     /// holds both frames of each pair.
+    ///
+    /// For [`Goal::Fragmentation`], each group of moves gains a free aligned run of the order, the
+    /// cheapest first, up to the most that the free frames can form. Neighbouring cached frames move
+    /// together where the free frames allow it. Committing all moves leaves no fewer such runs than
+    /// there were.
     ///
     /// Frames with references stay, and limit what can be gained. Visits every frame; reclaims free
     /// frames that threads cache, so that moves can end there. `Goal::Run` makes one run for a
@@ -67,7 +77,7 @@ impl FramePool {
     pub fn propose_moves(&self, goal: Goal, moves_max: usize) -> FrameMoves {
         let Shared { blocks, order, .. } = &*self.0;
         blocks.trim();
-        let plan = plan(&Snapshot::of_frames(blocks, *order), goal, moves_max);
+        let plan = plan_at_price(&Snapshot::of_frames(blocks, *order), goal, moves_max, BREAK_PRICE);
         self.moves_of(plan.moves.iter().map(|step| (step.from, step.to)))
     }
 

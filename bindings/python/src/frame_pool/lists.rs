@@ -2,8 +2,11 @@
 
 use kvpool::{FrameGroup, FrameKey, FramePool};
 use pyo3::buffer::PyBuffer;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyList};
+use pyo3::sync::PyOnceLock;
+use pyo3::sync::critical_section::with_critical_section;
+use pyo3::types::{PyBool, PyBytes, PyInt, PyList};
 
 use crate::args::shown;
 use crate::error::{Outcome, fields, invalid, raise};
@@ -13,6 +16,9 @@ use super::keys::FrameKeys;
 /// Reads frames: a list, a buffer of u32, or any other iterable of integers.
 pub fn frames_of(frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
     if let Ok(list) = frames.cast::<PyList>() {
+        if let Some(numbers) = plain_numbers(list) {
+            return Ok(numbers);
+        }
         return list.iter().enumerate().map(|(index, frame)| frame_of(index, &frame)).collect();
     }
     if let Ok(buffer) = PyBuffer::<u32>::get(frames) {
@@ -27,6 +33,55 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
         numbers.push(frame_of(index, &frame?)?);
     }
     Ok(numbers)
+}
+
+/// Reads a list of nothing but integers of 32 bits; `None`: another list, or a wrong one.
+///
+/// A list of 64 frames crosses in a third of the instructions of the general way, which holds a
+/// reference on each item and asks for its type twice.
+fn plain_numbers(list: &Bound<'_, PyList>) -> Option<Vec<u32>> {
+    let number = |index| {
+        // SAFETY: the interpreter is attached, and the list is a list. An index beyond its end, or
+        // another kind of item, is an error or `None` here. The item is borrowed from the list, which
+        // changes only if Python runs, or without a GIL another thread: the critical section excludes
+        // both, since a number of the exact type is read without running Python.
+        unsafe {
+            let item = ffi::PyList_GetItem(list.as_ptr(), index);
+            if item.is_null() || ffi::PyLong_CheckExact(item) == 0 {
+                None
+            } else {
+                Some(ffi::PyLong_AsLong(item))
+            }
+        }
+    };
+    let numbers: Option<Vec<u32>> = with_critical_section(list, || {
+        (0..list.len()).map(|index| u32::try_from(number(index as ffi::Py_ssize_t)?).ok()).collect()
+    });
+    if numbers.is_none() {
+        // The general way says what is wrong.
+        drop(PyErr::take(list.py()));
+    }
+    numbers
+}
+
+/// The numbers of a pool's frames as Python objects: a list of frames is made of them, as Python has
+/// the small integers.
+#[derive(Default)]
+pub struct Numbers(PyOnceLock<Vec<Py<PyInt>>>);
+
+impl Numbers {
+    /// Makes a list of frames of a pool that has `frames` frames.
+    pub fn list<'py>(&self, py: Python<'py>, frames: &[u32], total: usize) -> PyResult<Bound<'py, PyList>> {
+        let number =
+            |frame: u32| frame.into_pyobject(py).map(Bound::unbind).unwrap_or_else(|never| match never {});
+        let known = self.0.get_or_init(py, || (0..total as u32).map(number).collect());
+        // A pool that has grown since makes the numbers of its new frames each time.
+        let numbers = frames.iter().map(|&frame| match known.get(frame as usize) {
+            Some(known) => known.clone_ref(py),
+            None => number(frame),
+        });
+        PyList::new(py, numbers)
+    }
 }
 
 fn frame_of(index: usize, frame: &Bound<'_, PyAny>) -> Outcome<u32> {

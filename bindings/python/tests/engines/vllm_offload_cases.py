@@ -217,6 +217,14 @@ def test_chunks_of_running_requests_are_evicted_last() -> None:
     assert store(manager, "newer", 40, 41, 42, 43, 44).evicted_keys == keys_of(33, 32, 31, 30, 1)
 
 
+def test_the_end_of_a_request_leaves_chunks_of_a_running_one() -> None:
+    manager = CPUOffloadingManager(6, **POLICY)
+    assert store(manager, "running", 0, 1, finish=False)
+    assert store(manager, "sharing", 0, 1, 2)
+    assert store(manager, "ended", 10, 11)
+    assert store(manager, "new", 30, 31, 32, 33).evicted_keys == keys_of(2, 11, 10)
+
+
 def test_foresight_keeps_what_lru_loses() -> None:
     """Templates that return, among prompts that do not: vLLM's LRU keeps what is recent."""
     managers = {"lru": CPUOffloadingManager(600), "foresight": CPUOffloadingManager(600, **POLICY)}

@@ -90,6 +90,11 @@ proptest! {
         let Some(Released::Last { word: freed, carry }) = plain.release() else { panic!("{plain:?}") };
         prop_assert_eq!(plain.release_private(), (!carry).then_some(freed));
         prop_assert_eq!(plain.release_only(Ownership::Guarded), (!carry).then_some(freed));
+        for word in [word, plain, BlockWord(plain.0 + kept), BlockWord(plain.0 & !GUARDED)] {
+            prop_assert_eq!(word.release_only_in(word.frame()), word.release_only(Ownership::Guarded));
+            let elsewhere = FrameId((word.frame().0 + 1) & FRAME_MASK as u32);
+            prop_assert_eq!(word.release_only_in(elsewhere), None);
+        }
         prop_assert!(kept == 0 || BlockWord(plain.0 + kept).release_private().is_none());
         prop_assert_eq!(BlockWord(plain.0 & !GUARDED).release_private(), None);
     }

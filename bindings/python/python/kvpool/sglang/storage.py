@@ -320,27 +320,28 @@ class KvpoolStorage(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        count = kv_pages = self._prefix(keys, PoolName.KV.value)
-        found: dict[str, int] = {PoolName.KV: kv_pages} if kv_pages else {}
-        trailing = []
         for transfer in pool_transfers or []:
-            if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
-                hits = self._prefix(keys[:kv_pages], str(transfer.name))
-                count = min(count, hits)
-                if hits:
-                    found[transfer.name] = hits
-            elif transfer.hit_policy == PoolHitPolicy.TRAILING_PAGES:
-                trailing.append((transfer.name, max(1, len(transfer.keys or []))))
-            else:
+            if transfer.hit_policy not in (PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES):
                 raise ValueError(f"Unsupported pool hit policy: {transfer.hit_policy}")
-        # The longest prefix whose last pages all of these pools have.
-        while count > 0 and trailing:
-            if all(self._has_all(keys[max(0, count - last) : count], str(name)) for name, last in trailing):
-                found.update((name, count) for name, _ in trailing)
+        kv_pages = self._prefix(keys, PoolName.KV.value)
+        found: dict[str, int] = {PoolName.KV: kv_pages} if kv_pages else {}
+        # Ranks restore the longest prefix that all of them can, so each reports every length.
+        restorable = list(range(1, kv_pages + 1))
+        for transfer in pool_transfers or []:
+            if not restorable:
                 break
-            count -= 1
-        # Shorter prefixes could be restored, too, where no pool needs only its last pages.
-        return PoolTransferResult(count, found, [count] if trailing and count else list(range(1, count + 1)))
+            is_all = transfer.hit_policy == PoolHitPolicy.ALL_PAGES
+            last = kv_pages if is_all else max(1, len(transfer.keys or []))
+            # The lengths of prefixes whose last pages this pool has: all of them, or as many as it needs.
+            lengths, in_a_row = set(), 0
+            for length, is_hit in enumerate(self._found(keys[:kv_pages], str(transfer.name)), 1):
+                in_a_row = in_a_row + 1 if is_hit else 0
+                if in_a_row >= min(last, length):
+                    lengths.add(length)
+            if lengths:
+                found[transfer.name] = max(lengths)
+            restorable = [length for length in restorable if length in lengths]
+        return PoolTransferResult(restorable[-1] if restorable else 0, found, restorable)
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
@@ -390,13 +391,13 @@ class KvpoolStorage(HiCacheStorage):
             logger.warning("kvpool: %d pages are missing or not stored: %s", count, error)
             return [False] * count
 
-    def _prefix(self, keys: Sequence[str], name: str) -> int:
+    def _found(self, keys: Sequence[str], name: str) -> list[bool]:
         pages = self._pages[name]
-        hits = self._try(len(keys), pages.exists, self._keys(keys, pages))
-        return hits.index(False) if False in hits else len(hits)
+        return self._try(len(keys), pages.exists, self._keys(keys, pages))
 
-    def _has_all(self, keys: Sequence[str], name: str) -> bool:
-        return self._prefix(keys, name) == len(keys)
+    def _prefix(self, keys: Sequence[str], name: str) -> int:
+        hits = self._found(keys, name)
+        return hits.index(False) if False in hits else len(hits)
 
     def _move(self, kind: str, name: str, keys: Sequence[str], slots: torch.Tensor | None) -> list[bool]:
         pages = self._pages[name]

@@ -11,7 +11,7 @@ hits (``docs/eviction.md``). The policy is that of kvpool's pools, through
 | vLLM | the policy |
 |---|---|
 | a chunk is stored or loaded for a request | used by a request that has not ended; evicted last, its end before its beginning |
-| the request has finished | its lookup, and the release of all its chunks, the last one first |
+| the request has finished | its lookup, and the release of its chunks that no other request uses, the last one first |
 | a transfer begins, ends | held, evictable again at its place |
 """
 
@@ -87,7 +87,9 @@ class ForesightCachePolicy(CachePolicy):
         reused_keys: set[OffloadKey],
         req_context: ReqContext,
     ) -> None:
-        self.order.finish(order_request_keys(key_groups, req_context), reused_keys)
+        state = req_context.get_state(_Number)
+        number = state.number if state is not None and state.order is self.order else None
+        self.order.finish(order_request_keys(key_groups, req_context), reused_keys, number)
 
     def evict(self, n: int, protected: set[OffloadKey]) -> list[tuple[OffloadKey, ChunkStatus]] | None:
         keys = self.order.evict(n, protected)
