@@ -181,6 +181,11 @@
 //! An engine that needs all of them replicates, and closes its own once all have arrived. Only
 //! sequences come in parts. Ids of copies are used once: a second try has another one.
 //!
+//! # Questions
+//!
+//! [`CacheQuestion`] asks which blocks a node has cached, and [`CacheAnswer`] says it. They belong to
+//! no migration, begin none and change nothing: either may be lost.
+//!
 //! # Who does what
 //!
 //! The node delivers results by [`Migrations::done`], calls [`Migrations::tick`] at
@@ -196,6 +201,7 @@ mod message;
 mod migrations;
 mod outcome;
 mod places;
+mod question;
 mod request;
 mod source;
 mod table;
@@ -209,6 +215,7 @@ pub use message::*;
 pub use migrations::{Action, Actions, Migrations};
 pub use outcome::{Cause, Doubt, Origin, Outcome, Report, Resolution, Side};
 pub use places::{Places, PlacesError, RANGES_MAX, Range};
+pub use question::{CacheAnswer, CacheQuestion, QUESTION_MAX};
 pub use request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
 pub use source::{Source, SourceState};
 pub use table::{MigrationStatus, SideState};

@@ -9,6 +9,7 @@ use kvpool::transport::Tag;
 use tokio::sync::{mpsc, watch};
 
 use super::input::Input;
+use super::questions::Questions;
 use crate::admin::MigrationRecord;
 use crate::node::arrival::Arrival;
 use crate::node::job::Job;
@@ -59,6 +60,7 @@ pub(in crate::node) struct Driver {
     pub(super) setup: Setup,
     pub(super) origin: Instant,
     pub(super) peers: Peers,
+    pub(super) questions: Questions,
     pub(super) jobs: HashMap<MachineId, Job>,
     pub(super) history: VecDeque<MigrationRecord>,
     pub(super) quarantined: Vec<Quarantined>,
@@ -78,6 +80,7 @@ impl Driver {
             setup,
             origin: Instant::now(),
             peers: Peers::default(),
+            questions: Questions::default(),
             jobs: HashMap::new(),
             history: VecDeque::new(),
             quarantined: Vec::new(),
@@ -155,6 +158,7 @@ impl Driver {
             }
             Input::Send(parcel, part) => self.send(*parcel, part),
             Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
+            Input::AskCached(name, hashes, cached) => self.ask_cached(&name, hashes, cached),
             Input::PeerEnded(name) => self.declared_ended(&name),
             Input::Cut(name) => {
                 if let Some(peer) = self.peers.find(&name).and_then(|id| self.peers.get(id)) {

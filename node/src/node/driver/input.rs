@@ -7,6 +7,7 @@ use kvpool::transport::{PeerId, TransportError};
 use kvpool::{Carried, Imported, TransferError};
 use tokio::sync::oneshot;
 
+use super::questions::Cached;
 use crate::node::job::Incoming;
 use crate::node::message::{NodeMessage, Way};
 use crate::node::parcel::Parcel;
@@ -38,6 +39,8 @@ pub(in crate::node) enum Input {
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
     /// The pool fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
+    /// The pool asks which blocks a peer has cached.
+    AskCached(String, Vec<BlockHash>, Cached),
     /// The operator declares that a peer's process has ended.
     PeerEnded(String),
     /// Closes the links to a peer.
