@@ -51,7 +51,7 @@
 //! | state | event | next: actions |
 //! |---|---|---|
 //! | Exporting | exported | Preparing: `Prepare` |
-//! | | export failed, cancel, limit | abort, end |
+//! | | export failed or refused, cancel, limit | abort, end |
 //! | Preparing | `Prepared` with missing places | Sending(0): transfer |
 //! | | `Prepared` without | Checking(0): `Sent` |
 //! | | `Refused` | end |

@@ -260,6 +260,10 @@ impl Source {
             (Work::ExportFailed(reason), SourceState::Exporting) => {
                 self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
             }
+            (Work::ExportRefused(reason), SourceState::Exporting) => {
+                let cause = Cause::Local(Text::new(reason.to_string()));
+                self.abort(reason, cause)
+            }
             (Work::Transferred(attempt), SourceState::Sending(current)) if attempt == current => {
                 self.sent(now, attempt)
             }

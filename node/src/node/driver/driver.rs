@@ -47,6 +47,8 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) parts: PartCopies,
     pub(in crate::node) restarts: Restarts,
     pub(in crate::node) lock: Option<NameLock>,
+    /// Blocks that may be under way to a peer that asked for them.
+    pub(in crate::node) fetch_blocks_max: usize,
     /// Names of the peers to which the node connects.
     pub(in crate::node) configured: Arc<Mutex<BTreeSet<String>>>,
     /// The number of migrations that are left at the end, once it has come.

@@ -14,7 +14,8 @@ use crate::node::parcel::Parcel;
 use crate::node::status::NodeStatus;
 use crate::node::work::{Lost, Reserved, Verified};
 use crate::protocol::{
-    Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, MigrationId, Part, Refusal, Text,
+    AbortReason, Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, MigrationId, Part, Refusal,
+    Text,
 };
 use crate::transport::tcp::{Held, Link};
 
@@ -53,7 +54,7 @@ pub(in crate::node) enum Input {
 
 /// The result of a task, and what it took along.
 pub(in crate::node) enum Done {
-    Exported(Option<Parcel>, Result<(ManifestBytes, usize), Text>),
+    Exported(Option<Parcel>, Result<(ManifestBytes, usize), AbortReason>),
     Transferred(Parcel, Attempt, Grant, Result<Carried, Lost>),
     Reserved(Result<Reserved<Incoming>, (Refusal, u64)>),
     Verified(Incoming, Attempt, Result<Verified, Text>),
