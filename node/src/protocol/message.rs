@@ -99,6 +99,11 @@ impl Kind {
     pub fn is_exclusive(self) -> bool {
         self == Self::Migrate
     }
+
+    /// Returns whether cached blocks are transferred: to lose them costs nothing but a second transfer.
+    pub fn is_of_cache(self) -> bool {
+        matches!(self, Self::Cached | Self::Fetch)
+    }
 }
 
 /// Parts of the largest copy.

@@ -65,6 +65,7 @@
 //! | | time, link up | `Sent` |
 //! | Preparing to Checking | silence of a term, limit, cancel | abort, end |
 //! | Sending and Checking | `Aborted` | end |
+//! | Exporting to Checking | link lost; cached blocks | end |
 //! | all above | the peer's process ended | end |
 //! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
@@ -109,6 +110,7 @@
 //! | | end of the term, limit, cancel, `Commit` before Ready | end, `Aborted` |
 //! | | `Abort`, the peer's process ended | end |
 //! | | another part ended, or one is absent for a term | end, `Aborted` |
+//! | Asking to Ready | link lost; cached blocks | end |
 //! | Committing | committed, by this machine or another of the copy | Committed: `Committed`, report |
 //! | | committed, and the peer's process has ended | over: report |
 //! | | commit failed | over: `Aborted`, report |
@@ -117,6 +119,14 @@
 //! | Committed | `Forget`, the peer's process ended | over |
 //! | | any other message, time, link up | `Committed` |
 //! | any | a message of another term | `Aborted` of that term; neither state nor term change |
+//!
+//! # Lost links
+//!
+//! A sequence waits for the next link, as long as its term lasts: it is one of a kind. Cached blocks do
+//! not: both sides keep what they had, and end at once with [`Cause::LinkLost`], so that whoever waits
+//! for them can compute, or ask again. A side that has not noticed the loss hears of the end by the
+//! answer to its next message, or its term ends. From `Commit` on the source is unconfirmed, as before;
+//! a target that has begun to commit completes it.
 //!
 //! # Cleared caches
 //!
