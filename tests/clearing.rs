@@ -50,7 +50,8 @@ fn blocks_are_evicted_by_their_hashes() {
     let (held, _) = admit(&pool, 1, &prompt(1, 9));
     let hashes: Vec<BlockHash> = pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
     let held_hash = |hash: &&BlockHash| {
-        pool.export_prefix(0, &[**hash]).is_ok_and(|export| export.blocks()[0] == held.blocks()[0])
+        pool.export_prefix(0, &[**hash])
+            .is_ok_and(|export| export.blocks()[0] == held.blocks().next().unwrap())
     };
     let unknown = BlockHash::new(7, 8);
     let (first, rest): (Vec<BlockHash>, Vec<BlockHash>) = hashes.iter().partition(|hash| held_hash(hash));
