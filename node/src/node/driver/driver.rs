@@ -9,7 +9,6 @@ use kvpool::transport::Tag;
 use tokio::sync::{mpsc, watch};
 
 use super::input::Input;
-use super::questions::Questions;
 use crate::admin::MigrationRecord;
 use crate::node::arrival::Arrival;
 use crate::node::job::Job;
@@ -17,6 +16,7 @@ use crate::node::message::Way;
 use crate::node::name_lock::NameLock;
 use crate::node::parts::PartCopies;
 use crate::node::peers::{Peers, Restarts};
+use crate::node::questions::Questions;
 use crate::node::status::Counters;
 use crate::node::work::Carrier;
 use crate::protocol::{LinkId, MachineId, Migrations, Millis};

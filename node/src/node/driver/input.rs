@@ -7,10 +7,10 @@ use kvpool::transport::{PeerId, TransportError};
 use kvpool::{Carried, Imported, TransferError};
 use tokio::sync::oneshot;
 
-use super::questions::Cached;
 use crate::node::job::Incoming;
 use crate::node::message::{NodeMessage, Way};
 use crate::node::parcel::Parcel;
+use crate::node::questions::Cached;
 use crate::node::status::NodeStatus;
 use crate::node::work::{Lost, Reserved, Verified};
 use crate::protocol::{
