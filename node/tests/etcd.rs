@@ -503,3 +503,41 @@ async fn nodes_find_each_other_and_go_on_without_etcd() {
     linked(&a, "b", false).await;
     assert_eq!(a.unreached(), []);
 }
+
+/// Anything may have been written to etcd: the entries that are read are bounded, whatever their size.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entries_without_a_bound() {
+    const MEMBERS_MAX: usize = 1024;
+    let Some(server) = Server::start() else { return };
+    let mut members = server.membership().watch();
+    listed(&mut members, "").await;
+    let client = Client::connect([server.endpoint()], None).await.unwrap();
+    let put = async |name: &str, entry: String| {
+        let key = format!("/kvpool/test/members/{name}");
+        client.clone().put(key, entry, None).await.unwrap();
+    };
+    let entry = |name: &str| format!(r#"{{"name":"{name}","address":"127.0.0.1:7","started_ms":3}}"#);
+    // Together, more bytes than a message to the client may have.
+    for number in 0..6 {
+        put(&format!("large-{number}"), "x".repeat(1 << 20)).await;
+    }
+    put("a", entry("a")).await;
+    listed(&mut server.membership().watch(), "a").await;
+    let names: Vec<String> = (0..MEMBERS_MAX + 20).map(|number| format!("m{number:04}")).collect();
+    for name in &names {
+        put(name, entry(name)).await;
+    }
+    // In the order of their keys, with the malformed ones among them.
+    let mut members = server.membership().watch();
+    let read = format!("a {}", names[..MEMBERS_MAX - 7].join(" "));
+    listed(&mut members, &read).await;
+    // Changes are followed as far as there is room, and always those of known members.
+    for name in ["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"] {
+        put(name, entry(name)).await;
+    }
+    listed(&mut members, &format!("{read} n0 n1 n2 n3 n4 n5")).await;
+    put("a", entry("a").replace(":7", ":8")).await;
+    while members.current().members[0].address != "127.0.0.1:8".parse().unwrap() {
+        tokio::time::timeout(WAIT, members.next()).await.unwrap();
+    }
+}

@@ -3,8 +3,10 @@
 mod decoders;
 
 use decoders::decode_all;
+use kvpool::prefix::BlockHash;
 use kvpool::transport::Tag;
 use kvpool::{FrameId, Run};
+use kvpool_node::protocol::{CacheAnswer, CacheQuestion, List};
 use kvpool_node::wire::{
     self, Ack, Form, FrameHead, FrameKind, Header, Hello, ItemHead, ItemStatus, Role, Statement, StreamHead,
     StreamPlace, WIRE_VERSION, Welcome,
@@ -38,6 +40,9 @@ fn valid() -> Vec<(&'static str, Vec<u8>)> {
         [&head.encode()[..], &message].concat()
     };
     let message = |hello: &Hello| frame(wire::encode(hello, 1 << 16).unwrap());
+    let hashes = List::new(vec![BlockHash::new(1 << 100, 2), BlockHash::new(3, u64::MAX)]).unwrap();
+    let question = CacheQuestion { number: 1 << 40, hashes };
+    let answer = CacheAnswer::new(1 << 40, &[true; 11]);
     vec![
         ("header", header.encode().into()),
         ("item", StreamHead::Item(item).encode().into()),
@@ -45,6 +50,8 @@ fn valid() -> Vec<(&'static str, Vec<u8>)> {
         ("hello_control", message(&hello(StreamPlace::Control { streams: 4 }))),
         ("hello_data", message(&hello(StreamPlace::Data { link: 1 << 100, index: 3 }))),
         ("welcome", frame(wire::encode(&welcome, 1 << 16).unwrap())),
+        ("cache_question", frame(wire::encode(&question, 1 << 16).unwrap())),
+        ("cache_answer", frame(wire::encode(&answer, 1 << 16).unwrap())),
         ("heartbeat", FrameHead { kind: FrameKind::Heartbeat, length: 0 }.encode().into()),
     ]
 }

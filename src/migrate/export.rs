@@ -178,6 +178,22 @@ impl Export {
         Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), checksums))
     }
 
+    /// Returns the hashes of the cached blocks whose bytes are not those that once arrived here, by a
+    /// manifest of this export: the memory was damaged.
+    ///
+    /// Blocks that were computed here are not known. Drop the export, and then
+    /// [evict](crate::Pool::evict_prefix) the blocks.
+    pub fn damaged(&self, manifest: &Manifest) -> Vec<BlockHash> {
+        let (Contents::Cached(cached), Ok(cache)) = (&self.contents, self.end().cache()) else {
+            return Vec::new();
+        };
+        let blocks = self.held().ids().iter().zip(manifest.checksums()).zip(&cached.blocks);
+        let is_damaged = |id: &Option<BlockId>, got: u64| {
+            id.and_then(|id| cache.sum(id)).is_some_and(|arrived| arrived != got)
+        };
+        blocks.filter(|((id, got), _)| is_damaged(id, **got)).map(|(_, block)| block.hash).collect()
+    }
+
     /// Returns the manifest of some of the heads of each block, for a target that holds no others.
     ///
     /// The bytes that belong to it are those of [`packed`](Self::packed) for the same heads.

@@ -456,6 +456,10 @@ impl Import {
         for (place, id) in arrived() {
             let CachedBlock { hash, depth } = cached.blocks[place];
             cache.note(id, hash, era, depth);
+            // Of bytes in the form of this pool: cached blocks come from one source.
+            if let Some(&sum) = self.checksums.get(place) {
+                cache.note_sum(id, sum);
+            }
         }
         let event = |(place, id)| -> (BlockHandle, _) { (pool.handle(id), stored(place, id)) };
         cache.register(pool, arrived().map(event));

@@ -36,6 +36,16 @@ pub trait Remote: Send + Sync {
     ///
     /// [`TransferError`]; no block was copied.
     fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
+
+    /// Asks for each hash whether the node has a block cached for it, as part of a chain or not.
+    ///
+    /// The answer is for that moment. It may be lost while the link lives: the caller bounds the time,
+    /// and drops the future.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`]; nothing is known of any hash.
+    fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>>;
 }
 
 /// Result of a transfer to another node.

@@ -7,7 +7,7 @@ use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::migrate::{MigrationCounts, Remotes, Transfers};
-use crate::prefix::{BlockHash, PrefixCache};
+use crate::prefix::{BlockHash, DroppedBlocks, PrefixCache};
 use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
@@ -310,6 +310,31 @@ impl Pool {
     /// and owned ones when they are released.
     pub fn clear_prefix_cache(&self) -> usize {
         self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
+    }
+
+    /// Returns for each hash whether a block is cached for it, as part of a chain or not.
+    ///
+    /// An answer for this moment: nothing is held, and no recency changes.
+    pub fn has_cached(&self, hashes: &[BlockHash]) -> Vec<bool> {
+        let has = |cache: &PrefixCache, hash| cache.has(&self.0.blocks, hash);
+        hashes.iter().map(|&hash| self.prefix_cache().is_some_and(|cache| has(cache, hash))).collect()
+    }
+
+    /// Evicts the cached blocks of these hashes: of contents that proved to be wrong.
+    ///
+    /// Blocks that have owners or are being moved stay cached. Frames that a batch in flight may see
+    /// become free when it ends.
+    ///
+    /// ```
+    /// # use kvpool::{Pool, prefix::BlockHash, storage::KvLayout};
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let dropped = pool.evict_prefix(&[BlockHash::new(1, 2)]);
+    /// assert_eq!((dropped.evicted_blocks, dropped.kept_blocks), (0, 0), "no block is cached for it");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn evict_prefix(&self, hashes: &[BlockHash]) -> DroppedBlocks {
+        self.prefix_cache()
+            .map_or_else(DroppedBlocks::default, |cache| cache.evict_hashes(&self.0.blocks, hashes))
     }
 
     /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left, and

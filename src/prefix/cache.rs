@@ -63,11 +63,13 @@ use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
 use super::stats::{EvictionCounts, PrefixStats, Tallies};
 
+mod by_hash;
 mod cold_blocks;
 mod eviction;
 mod foreign;
 mod registration;
 
+pub use by_hash::DroppedBlocks;
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
 

@@ -46,8 +46,8 @@ mod queues;
 mod row;
 mod stats;
 
-pub use cache::PrefixCache;
 pub(crate) use cache::{ColdBlock, PolicyInfo};
+pub use cache::{DroppedBlocks, PrefixCache};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};

@@ -45,6 +45,11 @@ impl ColdBlocks {
     }
 }
 
+/// Evicts the block that holds `hash`, if it has no owner; returns whether it did.
+pub fn evict_hash(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> bool {
+    cache.evict_hashes(blocks, &[hash]).evicted_blocks > 0
+}
+
 /// Begins a new era.
 pub fn clear(cache: &PrefixCache, blocks: &Blocks) {
     cache.clear(blocks);

@@ -9,7 +9,8 @@
 //! | `released` | low bits of a generation, and the newest batch that may have seen the block before that generation began | the last release |
 //! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
 //! | `queue` | its eviction queue | the last release |
-//! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
+//! | `uses` | bit 0: it duplicates a block with the same hash; bit 1: its checksum was noted; the rest: number of hits, a racy statistic | registrations, hits; bit 1 with the key |
+//! | checksum | beside the row: of the bytes that arrived from another pool | an import, before the block is cached |
 //! | `filed` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
 //!
 //! | link | meaning | written by |
@@ -20,7 +21,8 @@
 //!
 //! The contents are read under a word that says "cached", and count only if that exact word is
 //! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
-//! them. `released` counts only if its generation is the word's. The remaining fields are hints.
+//! them. The checksum and its bit do not change while the block is cached: a racy count of hits, or a
+//! duplicate that is marked, stores the bit that it read. `released` counts only if its generation is the word's. The remaining fields are hints.
 //!
 //! # Eras
 //!
@@ -38,7 +40,8 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Orderin
 use super::hash::BlockHash;
 
 const DUPLICATE: u16 = 1;
-const HITS_SHIFT: u32 = 1;
+const HAS_SUM: u16 = 2;
+const HITS_SHIFT: u32 = 2;
 const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
 /// A list contains each block at most once, so a place in a list fits the bits of a block id.
 const DEPTH_BITS: u32 = FRAME_BITS;
@@ -169,6 +172,15 @@ impl Row {
         self.uses.store(self.uses.load(Relaxed) | DUPLICATE, Relaxed);
     }
 
+    /// Notes that the block has a checksum. Follows its [note](Self::note), before it is cached.
+    fn note_sum(&self) {
+        self.uses.store(self.uses.load(Relaxed) | HAS_SUM, Relaxed);
+    }
+
+    fn has_sum(&self) -> bool {
+        self.uses.load(Relaxed) & HAS_SUM != 0
+    }
+
     pub(super) fn is_duplicate(&self) -> bool {
         self.uses.load(Relaxed) & DUPLICATE != 0
     }
@@ -231,12 +243,28 @@ impl QueueLinks {
 pub(super) struct RowPart {
     pub(super) rows: Box<[Row]>,
     pub(super) links: Box<[QueueLinks]>,
+    /// Checksums of contents that arrived from another pool.
+    sums: Box<[AtomicU64]>,
+}
+
+impl RowPart {
+    /// Notes the checksum of a block that was [noted](Row::note) and is not cached.
+    pub(super) fn note_sum(&self, at: usize, sum: u64) {
+        self.sums[at].store(sum, Relaxed);
+        self.rows[at].note_sum();
+    }
+
+    /// Returns the checksum of a block on which the caller has a reference.
+    pub(super) fn sum(&self, at: usize) -> Option<u64> {
+        self.rows[at].has_sum().then(|| self.sums[at].load(Relaxed))
+    }
 }
 
 impl TablePart for RowPart {
     fn new(_base: usize, len: usize) -> Self {
         let links = (0..len).map(|_| QueueLinks::default()).collect();
-        Self { rows: (0..len).map(|_| Row::new()).collect(), links }
+        let sums = (0..len).map(|_| AtomicU64::new(0)).collect();
+        Self { rows: (0..len).map(|_| Row::new()).collect(), links, sums }
     }
 
     fn len(&self) -> usize {
@@ -281,5 +309,23 @@ mod tests {
         row.mark_duplicate();
         row.set_place(1, 3, 4);
         assert_eq!((row.hits(), row.is_duplicate(), row.queue()), (u32::from(HITS_MAX), true, 1));
+    }
+
+    #[test]
+    fn a_checksum_is_that_of_the_contents() {
+        let part = RowPart::new(0, 2);
+        let note = |at: usize| part.rows[at].note(BlockHash::new(1, 2), 0, 0);
+        note(0);
+        assert_eq!(part.sum(0), None, "computed here");
+        // Any number is a checksum.
+        for sum in [0, 7, u64::MAX] {
+            note(0);
+            part.note_sum(0, sum);
+            part.rows[0].mark_duplicate();
+            (0..1 << 16).for_each(|_| part.rows[0].count_hit());
+            assert_eq!((part.sum(0), part.sum(1), part.rows[0].is_duplicate()), (Some(sum), None, true));
+        }
+        note(0);
+        assert_eq!((part.sum(0), part.rows[0].hits()), (None, 0), "of the former contents");
     }
 }

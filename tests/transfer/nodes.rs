@@ -54,6 +54,11 @@ impl Remote for Node {
         let done = export.and_then(|mut export| carry(&mut export, &self.near));
         Box::pin(async { Ok(done?.1.carried) })
     }
+
+    fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>> {
+        let cached = self.pool.has_cached(&hashes);
+        Box::pin(async { Ok(cached) })
+    }
 }
 
 fn nodes() -> (Pool, Pool, Arc<Node>, Arc<dyn Remotes>) {

@@ -11,7 +11,7 @@ reached through the loopback. PYTHON is as for `sglang_host.py`.
 |---|---|
 | set, get | wall-clock time of a page, median of the batches |
 | CPU | time of all threads of this process for a page; that of the node is not in it |
-| exists | wall-clock time for a page, in a call for 128 pages that are there. kvpool fetches them with it, for the get that follows |
+| exists | wall-clock time for a page, in a call for 128 pages that are there. kvpool asks the node, and moves none |
 """
 
 from __future__ import annotations

@@ -166,9 +166,13 @@ impl Shared {
         until: Instant,
     ) -> Outcome<Vec<&'static str>> {
         // Not on a thread of the runtime: there may be many bytes.
-        let copied = tokio::task::spawn_blocking(move || sources.read(&keys)).await;
+        let count = keys.len();
+        let copied = tokio::task::spawn_blocking(move || sources.read(&keys, until)).await;
         let values = copied.map_err(|error| raise("Closed", error, Vec::new()))?;
-        Ok(self.words(&self.tier.put(values, until).await))
+        let mut outcomes = if values.is_empty() { Vec::new() } else { self.tier.put(values, until).await };
+        // Their turn to be copied came too late.
+        outcomes.resize(count, Answer::Failed(TierFailure::Late));
+        Ok(self.words(&outcomes))
     }
 
     async fn get(
@@ -322,8 +326,7 @@ impl PyTier {
         self.value_bytes
     }
 
-    /// Asks for each key whether a get is worth a try: "hit" or "miss". Keys are asked for in order; of
-    /// a node, those behind a miss may be misses too.
+    /// Asks for each key whether a get is worth a try: "hit" or "miss". No value is read.
     #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
     fn exists(slf: Bound<'_, Self>, keys: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = slf.get().keys(keys)?;
@@ -342,8 +345,8 @@ impl PyTier {
         wait(py, shared.exists(keys, until(timeout)))?
     }
 
-    /// Stores the values in these buffers: "stored", or why not. The bytes are copied first; they must not
-    /// change before the call returns.
+    /// Stores the values in these buffers: "stored", or why not. The bytes are copied first, as many as
+    /// can be by the deadline; they must not change before the call returns.
     #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
     fn put(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;

@@ -8,14 +8,17 @@
 //! ends it before it releases the buffers: no byte is written afterwards, and no thread of a tier
 //! ever waits for the GIL.
 
-use std::convert::Infallible;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Instant;
 
 use kvpool_node::tier::{Landing, TierKey, TierRead, TierValue, ValueError, value_bytes, verify};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 
 use crate::error::{Failure, Outcome, fields, raise};
+
+/// Bytes that are copied between two looks at the clock.
+const PIECE: usize = 4 << 20;
 
 fn refused(index: usize, message: String) -> Failure {
     raise("BufferRefused", message, fields![argument: "buffers", index: index])
@@ -57,6 +60,25 @@ pub const fn block_bytes(bytes: usize) -> usize {
     value_bytes(bytes)
 }
 
+/// The deadline has passed.
+struct Late;
+
+/// Copies bytes, and looks at the clock between pieces of them.
+///
+/// # Safety
+///
+/// `from` must be valid for reads of as many bytes as `into` has.
+unsafe fn copy_until(from: *const u8, into: &mut [u8], until: Instant) -> Result<(), Late> {
+    for (number, piece) in into.chunks_mut(PIECE).enumerate() {
+        if Instant::now() >= until {
+            return Err(Late);
+        }
+        // SAFETY: as of this function; `into` is no memory of the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(from.add(number * PIECE), piece.as_mut_ptr(), piece.len()) }
+    }
+    Ok(())
+}
+
 /// Values to be stored.
 pub struct Sources {
     buffers: Vec<PyUntypedBuffer>,
@@ -69,21 +91,23 @@ impl Sources {
         Ok(Self { buffers: buffers(list, count, bytes, false)?, bytes })
     }
 
-    /// Copies the values, and releases the buffers.
-    pub fn read(self, keys: &[TierKey]) -> Vec<TierValue> {
+    /// Copies the values, and releases the buffers. Returns those that were copied by the deadline: the
+    /// first ones.
+    pub fn read(self, keys: &[TierKey], until: Instant) -> Vec<TierValue> {
         let value = |(key, buffer): (&TierKey, &PyUntypedBuffer)| {
             let fill = |into: &mut [u8]| {
                 // SAFETY: `bytes` contiguous bytes of a buffer that is held, as was checked.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(buffer.buf_ptr().cast(), into.as_mut_ptr(), self.bytes)
-                }
-                Ok::<_, Infallible>(())
+                unsafe { copy_until(buffer.buf_ptr().cast(), into, until) }
             };
             let block = |into: &mut [u8]| TierValue::write(key, self.bytes, into, fill);
-            let Ok(value) = TierValue::new(*key, block_bytes(self.bytes), block);
-            value
+            // Before memory is allocated for it.
+            if Instant::now() >= until {
+                Err(Late)
+            } else {
+                TierValue::new(*key, block_bytes(self.bytes), block)
+            }
         };
-        keys.iter().zip(&self.buffers).map(value).collect()
+        keys.iter().zip(&self.buffers).map_while(|one| value(one).ok()).collect()
     }
 }
 

@@ -36,6 +36,8 @@ use crate::wire::Limits;
 const STAGING_BYTES: u64 = 256 << 20;
 /// Sequences that may have arrived without being taken, by default.
 const ARRIVALS: usize = 1024;
+/// Blocks that may be under way to one peer that asked for them, by default at least.
+const FETCH_BLOCKS_MIN: usize = 64;
 
 /// Settings of a [`Node`].
 pub struct NodeBuilder {
@@ -57,6 +59,7 @@ pub struct NodeBuilder {
     reporters: Reporters,
     restarts: Restarts,
     arrivals: usize,
+    fetch_blocks: Option<usize>,
 }
 
 impl Node {
@@ -87,6 +90,7 @@ impl NodeBuilder {
             reporters: Reporters::default(),
             restarts: Restarts::default(),
             arrivals: ARRIVALS,
+            fetch_blocks: None,
         }
     }
 
@@ -211,6 +215,18 @@ impl NodeBuilder {
         self
     }
 
+    /// Sets the number of cached blocks that may be under way to one peer that asked for them; by default
+    /// half of the pool, and 64 in a smaller one; at least 1.
+    ///
+    /// They cannot be evicted meanwhile. A request beyond it is refused
+    /// ([`AbortReason::Quota`](crate::protocol::AbortReason::Quota)); one that is larger alone gets as
+    /// many.
+    #[must_use]
+    pub fn fetch_blocks(mut self, blocks: usize) -> Self {
+        self.fetch_blocks = Some(blocks);
+        self
+    }
+
     /// Uses NIXL with peers that have it too.
     #[cfg(feature = "nixl")]
     #[must_use]
@@ -271,6 +287,8 @@ impl NodeBuilder {
             PartCopies::new(heads, Stagings::new(tcp.clone(), layout, self.staging_bytes))
         };
         let parts = self.heads.map(stagings).unwrap_or_default();
+        let fetch_blocks = || (self.pool.total_blocks() / 2).max(FETCH_BLOCKS_MIN);
+        let fetch_blocks_max = self.fetch_blocks.unwrap_or_else(fetch_blocks).max(1);
         let driver = Driver::new(Setup {
             pool: self.pool.clone(),
             machines,
@@ -282,6 +300,7 @@ impl NodeBuilder {
             parts,
             restarts: self.restarts,
             lock,
+            fetch_blocks_max,
             configured: configured.clone(),
             ended: end,
             alive: is_alive,

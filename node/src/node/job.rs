@@ -103,6 +103,8 @@ pub(super) struct Job {
     pub(super) sequence: Option<SequenceId>,
     /// Blocks of the manifest, once it is known.
     pub(super) blocks: usize,
+    /// Of them, those that a peer asked for, as far as they count against its quota.
+    pub(super) fetched_blocks: usize,
     pub(super) carried: Carried,
     /// Transport of its bytes, once some are to be carried.
     pub(super) transport: Option<MigrationTransport>,
@@ -145,6 +147,7 @@ impl Job {
             begun: Instant::now(),
             sequence: None,
             blocks: 0,
+            fetched_blocks: 0,
             carried: Carried::default(),
             transport: None,
             accepted_blocks: None,

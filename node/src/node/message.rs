@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::{Bytes, Envelope};
+use crate::protocol::{Bytes, CacheAnswer, CacheQuestion, Envelope};
 use crate::wire::Denial;
 
 /// Version of these messages; nodes of different versions do not link.
-pub(super) const VERSION: u16 = 2;
+pub(super) const VERSION: u16 = 3;
 
 /// Most bytes of a transport's metadata.
 pub(super) const METADATA_MAX: usize = 64 << 10;
@@ -60,6 +60,10 @@ pub(super) enum NodeMessage {
         /// The sender's grant.
         tag: u64,
     },
+    /// Asks which blocks the receiver has cached.
+    AskCached(CacheQuestion),
+    /// Answers [`AskCached`](Self::AskCached), which is not repeated.
+    TellCached(CacheAnswer),
     /// The sender refuses the link, and closes it.
     Refused(Denial),
 }

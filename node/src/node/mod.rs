@@ -79,6 +79,7 @@ mod parcel;
 mod part;
 mod parts;
 mod peers;
+mod questions;
 mod remote;
 mod serving;
 mod spill;

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::driver::Input;
 use super::parcel::Parcel;
+use crate::protocol::QUESTION_MAX;
 
 /// The peers of a node, by name.
 pub(super) struct NodeRemotes {
@@ -56,6 +57,21 @@ impl Remote for NodeRemote {
                 return Err(stopped);
             }
             answered.await.unwrap_or(Err(stopped))
+        })
+    }
+
+    fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>> {
+        let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
+        Box::pin(async move {
+            let mut all = Vec::with_capacity(hashes.len());
+            for hashes in hashes.chunks(QUESTION_MAX) {
+                let (cached, answered) = oneshot::channel();
+                if inputs.send(Input::AskCached(name.clone(), hashes.to_vec(), cached)).await.is_err() {
+                    return Err(stopped);
+                }
+                all.extend(answered.await.unwrap_or_else(|_| Err(stopped.clone()))?);
+            }
+            Ok(all)
         })
     }
 }

@@ -33,10 +33,52 @@ pub(super) fn text(error: impl ToString) -> Text {
     Text::new(error.to_string())
 }
 
-/// Exports cached blocks that a peer asked for.
-pub(super) fn export_prefix(pool: &Pool, what: &FetchBytes) -> Result<Export, Text> {
-    let (first, hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
-    pool.export_prefix(first, &hashes).map_err(text)
+/// Cached blocks that a peer asked for.
+pub(super) struct Found {
+    pub(super) export: Export,
+    pub(super) manifest: ManifestBytes,
+    pub(super) blocks: usize,
+    /// Blocks that were found to be damaged.
+    pub(super) damaged: usize,
+}
+
+/// Returns the number of blocks that a peer asks for, or a few more.
+pub(super) fn asked_blocks(what: &FetchBytes) -> usize {
+    what.len() / size_of::<BlockHash>()
+}
+
+/// Exports cached blocks that a peer asked for: the leading ones that are here, at most `blocks_max`.
+///
+/// A block whose bytes are not those that once arrived here ends them, and is dropped from the cache,
+/// so that the next one to arrive replaces it. The checksum of the arrival decides, and no word of a
+/// peer.
+pub(super) fn export_prefix(
+    pool: &Pool,
+    what: &FetchBytes,
+    blocks_max: usize,
+    message_max: usize,
+) -> Result<Found, Text> {
+    let (first, mut hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
+    hashes.truncate(blocks_max);
+    let mut damaged = 0;
+    loop {
+        let export = pool.export_prefix(first, &hashes).map_err(text)?;
+        let manifest = export.manifest().map_err(text)?;
+        let bad = export.damaged(&manifest);
+        let Some(place) = hashes.iter().position(|hash| bad.first() == Some(hash)) else {
+            let (manifest, blocks) = describe_as(&manifest, message_max)?;
+            return Ok(Found { export, manifest, blocks, damaged });
+        };
+        hashes.truncate(place);
+        drop(export);
+        damaged += bad.len();
+        let evicted = pool.evict_prefix(&bad).evicted_blocks;
+        tracing::warn!(
+            blocks = bad.len(),
+            evicted,
+            "cached blocks are not what arrived: the memory was damaged"
+        );
+    }
 }
 
 /// Describes blocks that a peer is asked for.
@@ -64,8 +106,11 @@ pub(super) fn places_bytes(places: &[&Places], runs: usize) -> usize {
 
 /// Makes the manifest of an export, for a peer that takes messages of this length.
 pub(super) fn describe(export: &Export, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
-    let manifest = export.manifest().map_err(text)?;
-    let bytes = postcard::to_allocvec(&manifest).map_err(text)?;
+    describe_as(&export.manifest().map_err(text)?, message_max)
+}
+
+fn describe_as(manifest: &Manifest, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
+    let bytes = postcard::to_allocvec(manifest).map_err(text)?;
     fits(bytes.len(), message_max)?;
     Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
 }

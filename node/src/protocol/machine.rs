@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::bounded::Text;
 use super::copies::{CopyEvent, CopyPart};
-use super::message::{Attempt, FetchBytes, Grant, ManifestBytes, Refusal};
+use super::message::{AbortReason, Attempt, FetchBytes, Grant, ManifestBytes, Refusal};
 use super::outcome::Outcome;
 use super::places::Places;
 
@@ -39,6 +39,8 @@ pub enum Work {
     Exported(ManifestBytes),
     /// There is nothing to export, or it cannot be exported.
     ExportFailed(Text),
+    /// The peer asked for more blocks than it may at this time; the reason says so.
+    ExportRefused(AbortReason),
     /// The bytes of an attempt are written.
     Transferred(Attempt),
     /// The bytes of an attempt were not written, or it is not known if they were.

@@ -99,6 +99,11 @@ impl Kind {
     pub fn is_exclusive(self) -> bool {
         self == Self::Migrate
     }
+
+    /// Returns whether cached blocks are transferred: to lose them costs nothing but a second transfer.
+    pub fn is_of_cache(self) -> bool {
+        matches!(self, Self::Cached | Self::Fetch)
+    }
 }
 
 /// Parts of the largest copy.
@@ -252,6 +257,16 @@ pub enum AbortReason {
     Busy {
         /// Migrations permitted.
         max: u32,
+    },
+    /// The source sends the peer as many cached blocks as it may at a time.
+    #[error("{asked} blocks are asked for, and {under_way} of {max} blocks of this peer are under way")]
+    Quota {
+        /// Blocks of this request.
+        asked: u64,
+        /// Blocks of other requests of the peer.
+        under_way: u64,
+        /// Blocks permitted.
+        max: u64,
     },
     /// The source cleared its cache, of which the blocks were.
     #[error("the cache of the source was cleared")]

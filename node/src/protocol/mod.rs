@@ -51,7 +51,7 @@
 //! | state | event | next: actions |
 //! |---|---|---|
 //! | Exporting | exported | Preparing: `Prepare` |
-//! | | export failed, cancel, limit | abort, end |
+//! | | export failed or refused, cancel, limit | abort, end |
 //! | Preparing | `Prepared` with missing places | Sending(0): transfer |
 //! | | `Prepared` without | Checking(0): `Sent` |
 //! | | `Refused` | end |
@@ -65,6 +65,7 @@
 //! | | time, link up | `Sent` |
 //! | Preparing to Checking | silence of a term, limit, cancel | abort, end |
 //! | Sending and Checking | `Aborted` | end |
+//! | Exporting to Checking | link lost; cached blocks | end |
 //! | all above | the peer's process ended | end |
 //! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
@@ -109,6 +110,7 @@
 //! | | end of the term, limit, cancel, `Commit` before Ready | end, `Aborted` |
 //! | | `Abort`, the peer's process ended | end |
 //! | | another part ended, or one is absent for a term | end, `Aborted` |
+//! | Asking to Ready | link lost; cached blocks | end |
 //! | Committing | committed, by this machine or another of the copy | Committed: `Committed`, report |
 //! | | committed, and the peer's process has ended | over: report |
 //! | | commit failed | over: `Aborted`, report |
@@ -117,6 +119,14 @@
 //! | Committed | `Forget`, the peer's process ended | over |
 //! | | any other message, time, link up | `Committed` |
 //! | any | a message of another term | `Aborted` of that term; neither state nor term change |
+//!
+//! # Lost links
+//!
+//! A sequence waits for the next link, as long as its term lasts: it is one of a kind. Cached blocks do
+//! not: both sides keep what they had, and end at once with [`Cause::LinkLost`], so that whoever waits
+//! for them can compute, or ask again. A side that has not noticed the loss hears of the end by the
+//! answer to its next message, or its term ends. From `Commit` on the source is unconfirmed, as before;
+//! a target that has begun to commit completes it.
 //!
 //! # Cleared caches
 //!
@@ -181,6 +191,11 @@
 //! An engine that needs all of them replicates, and closes its own once all have arrived. Only
 //! sequences come in parts. Ids of copies are used once: a second try has another one.
 //!
+//! # Questions
+//!
+//! [`CacheQuestion`] asks which blocks a node has cached, and [`CacheAnswer`] says it. They belong to
+//! no migration, begin none and change nothing: either may be lost.
+//!
 //! # Who does what
 //!
 //! The node delivers results by [`Migrations::done`], calls [`Migrations::tick`] at
@@ -196,6 +211,7 @@ mod message;
 mod migrations;
 mod outcome;
 mod places;
+mod question;
 mod request;
 mod source;
 mod table;
@@ -209,6 +225,7 @@ pub use message::*;
 pub use migrations::{Action, Actions, Migrations};
 pub use outcome::{Cause, Doubt, Origin, Outcome, Report, Resolution, Side};
 pub use places::{Places, PlacesError, RANGES_MAX, Range};
+pub use question::{CacheAnswer, CacheQuestion, QUESTION_MAX};
 pub use request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
 pub use source::{Source, SourceState};
 pub use table::{MigrationStatus, SideState};

@@ -121,6 +121,9 @@ pub enum Cause {
     /// The peer's process has ended, and with it the other copy.
     #[error("the peer's process has ended")]
     PeerEnded,
+    /// The link was lost under a transfer of cached blocks, for which nothing waits until it is back.
+    #[error("the link was lost")]
+    LinkLost,
     /// The peer gave up.
     #[error("the peer gave up: {0}")]
     Peer(AbortReason),

@@ -127,6 +127,10 @@ impl Source {
             Event::Done(work) => self.done(now, work),
             Event::LinkUp => self.repeat_message().into_iter().collect(),
             Event::LinkLost if self.state == SourceState::Committing => self.doubt(now, Doubt::LinkLost),
+            // The target hears of it as soon as it says anything over the next link.
+            Event::LinkLost if self.kind.is_of_cache() && self.is_undecided() => {
+                self.restore(Outcome::Failed(Cause::LinkLost))
+            }
             Event::LinkLost => Sent::new(),
             // The target's copy is gone with its process, committed or not.
             Event::PeerEnded => self.restore(Outcome::Failed(Cause::PeerEnded)),
@@ -259,6 +263,10 @@ impl Source {
             }
             (Work::ExportFailed(reason), SourceState::Exporting) => {
                 self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
+            }
+            (Work::ExportRefused(reason), SourceState::Exporting) => {
+                let cause = Cause::Local(Text::new(reason.to_string()));
+                self.abort(reason, cause)
             }
             (Work::Transferred(attempt), SourceState::Sending(current)) if attempt == current => {
                 self.sent(now, attempt)

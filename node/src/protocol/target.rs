@@ -173,6 +173,10 @@ impl Target {
             // A source that has ended, whose abort was lost with the link, answers with another.
             Event::LinkUp if self.is_undecided() && self.state != TargetState::Asking => self.status(),
             Event::LinkUp => self.repeat_message().into_iter().collect(),
+            // The source hears of it as soon as it says anything over the next link.
+            Event::LinkLost if self.kind.is_of_cache() && self.is_undecided() => {
+                self.release(Outcome::Failed(Cause::LinkLost))
+            }
             Event::LinkLost => Sent::new(),
             Event::PeerEnded => self.peer_ended(),
             Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
@@ -246,8 +250,7 @@ impl Target {
     /// The source has said its commit.
     fn agreed(&mut self, attempt: Attempt, is_current: bool) -> Sent {
         self.is_current = is_current;
-        let is_cached = matches!(self.kind, Kind::Cached | Kind::Fetch);
-        if is_cached && !is_current {
+        if self.kind.is_of_cache() && !is_current {
             return self.abort(AbortReason::Cleared, Cause::Cleared);
         }
         if self.part.is_some() {

@@ -11,10 +11,14 @@
 //! The caches of window and peer find blocks by their hashes, which do not know the namespace. So a block
 //! is there under a hash of its key, in which the fingerprint is: see [`place_of`].
 //!
-//! A node has no question for existence: [`exists`](Session::exists) fetches the blocks into the window, up
-//! to the first one that the peer does not have, and says no for those behind it. The get that follows
-//! finds them there, unless the window is smaller than the prefixes that are brought back at a time: it
-//! then fetches them again.
+//! Existence is a question to the peer, which moves no block.
+//!
+//! # Damaged values
+//!
+//! A value that proves to be wrong is dropped from the window, and from there alone: a word of this
+//! process must not clear the cache of others. The peer itself compares what it sends with the
+//! checksum under which it arrived, and drops what its memory damaged, so that the next put replaces
+//! it. A value that was wrong when it was put stays there until it is evicted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,6 +33,7 @@ use super::store::{Answer, Session, Store};
 use super::store_error::StoreError;
 use super::value::{TierValue, verify};
 use crate::node::Node;
+use crate::protocol::QUESTION_MAX;
 
 const NAME: &str = "peer";
 
@@ -83,9 +88,8 @@ impl Store for Peer {
         self.inner.blocks_per_call()
     }
 
-    /// A lookup fetches, too.
     fn lookups_per_call(&self) -> usize {
-        self.inner.blocks_per_call()
+        QUESTION_MAX
     }
 }
 
@@ -142,9 +146,9 @@ impl Window {
 
     /// Holds the blocks of these keys, of which it fetches those that the window does not have.
     ///
-    /// A fetch ends at the first block that the peer does not have; with `over_gaps` it goes on after
-    /// it, which takes a round trip each time.
-    fn bring(&self, keys: &[TierKey], over_gaps: bool) -> Result<Vec<Option<Export>>, StoreError> {
+    /// A fetch ends at the first block that the peer does not have. The next one begins behind it, which
+    /// takes a round trip each time.
+    fn bring(&self, keys: &[TierKey]) -> Result<Vec<Option<Export>>, StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();
         let (mut absent, mut attempts) = (Vec::new(), ATTEMPTS);
@@ -163,9 +167,6 @@ impl Window {
                 // Another thread needed the room before the blocks were held.
                 attempts -= 1;
                 continue;
-            }
-            if !over_gaps {
-                return Ok(held);
             }
             absent.extend(hashes.get(came));
         }
@@ -194,10 +195,13 @@ impl Window {
         let place = [place_of(value.key())];
         let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
         if import.missing().is_empty() && !self.has(value.key(), packed) {
-            // A lookup has fetched other bytes, which were never verified.
+            // A get has fetched other bytes, which are not verified yet or proved to be wrong.
             drop(import);
-            self.pool().clear_prefix_cache();
+            self.pool().evict_prefix(&place);
             import = self.pool().import_prefix(0, &place).map_err(refused)?;
+            if import.missing().is_empty() {
+                return Err(refused("another call uses other bytes of this key"));
+            }
         }
         if !import.missing().is_empty() {
             import.write(0, None, packed).map_err(refused)?;
@@ -208,15 +212,11 @@ impl Window {
 
 impl Session for Window {
     fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        let mut there = Vec::with_capacity(keys.len());
-        for part in keys.chunks(self.blocks_per_call()) {
-            there.extend(self.bring(part, false)?.iter().map(Option::is_some));
-            if there.last() != Some(&true) {
-                break;
-            }
-        }
-        there.resize(keys.len(), false);
-        Ok(there)
+        let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
+        let places = keys.iter().map(place_of).collect();
+        let cached = self.within(remote.cached(places))?.map_err(|error| failed(&error))?;
+        let is_own = |key: &TierKey| key.fingerprint == self.fingerprint;
+        Ok(keys.iter().zip(cached).map(|(key, is_cached)| is_cached && is_own(key)).collect())
     }
 
     fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
@@ -253,7 +253,7 @@ impl Session for Window {
         _bytes: usize,
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError> {
-        let held = self.bring(keys, true)?;
+        let held = self.bring(keys)?;
         for (place, (key, held)) in keys.iter().zip(held).enumerate() {
             let Some(export) = held else {
                 answer(place, Ok(None));
@@ -270,8 +270,9 @@ impl Session for Window {
         Ok(())
     }
 
-    /// Empties the window: the peer may have the right bytes by now.
-    fn found_bad_values(&mut self) {
-        self.pool().clear_prefix_cache();
+    /// Drops them from the window: the peer may have the right bytes by now.
+    fn found_bad_values(&mut self, keys: &[TierKey]) {
+        let places: Vec<_> = keys.iter().map(place_of).collect();
+        self.pool().evict_prefix(&places);
     }
 }

@@ -82,7 +82,7 @@ fn get(
     let keys: Vec<_> = reads.iter().map(|read| read.key).collect();
     let bytes = reads.iter().map(|read| read.bytes).max().unwrap_or_default();
     let mut reads: Vec<Option<TierRead>> = reads.into_iter().map(Some).collect();
-    let mut bad = false;
+    let mut bad = Vec::new();
     let done = session.get(&keys, bytes, &mut |place, answer| {
         // A second answer for one key is ignored.
         let Some(mut read) = reads.get_mut(place).and_then(Option::take) else { return };
@@ -91,7 +91,7 @@ fn get(
             Ok(Some(value)) => match read.memory.land(value) {
                 Ok(()) => Outcome::Hit,
                 Err(error) => {
-                    bad = true;
+                    bad.push(read.key);
                     Outcome::Failed(error.into())
                 }
             },
@@ -101,8 +101,8 @@ fn get(
         drop(read);
         told.tell(place, outcome);
     });
-    if bad {
-        session.found_bad_values();
+    if !bad.is_empty() {
+        session.found_bad_values(&bad);
     }
     done?;
     let missing = reads.iter().flatten().count();

@@ -62,7 +62,9 @@ pub trait Session: Send {
         answer: &mut dyn FnMut(usize, Answer<'_>),
     ) -> Result<(), StoreError>;
 
-    /// Takes note that answers of the last [`get`](Self::get) were not the values of their keys, so that
+    /// Takes note that answers of the last [`get`](Self::get) were not the values of these keys, so that
     /// no copy of them is served again. A session without copies has nothing to do.
-    fn found_bad_values(&mut self) {}
+    fn found_bad_values(&mut self, keys: &[TierKey]) {
+        let _ = keys;
+    }
 }

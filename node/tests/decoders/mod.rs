@@ -1,5 +1,6 @@
 //! What holds for the decoders of a connection and any bytes; used by a test and a fuzz target.
 
+use kvpool_node::protocol::{CacheAnswer, CacheQuestion, QUESTION_MAX};
 use kvpool_node::wire::{
     self, FRAME_HEAD, FrameHead, HEADER, Header, Hello, ITEM_HEAD, StreamHead, Verdict, Welcome,
 };
@@ -47,6 +48,22 @@ pub fn decode_all(bytes: &[u8]) {
         if let Ok(welcome) = wire::decode::<Welcome>(message) {
             let encoded = wire::encode(&welcome, usize::MAX).expect("it was decoded");
             assert_eq!(wire::decode::<Welcome>(&encoded), Ok(welcome));
+        }
+        if let Ok(question) = wire::decode::<CacheQuestion>(message) {
+            assert!(question.hashes.len() <= QUESTION_MAX);
+            let encoded = wire::encode(&question, usize::MAX).expect("it was decoded");
+            assert!(encoded.len() <= message.len(), "postcard's encoding is the shortest");
+            assert_eq!(wire::decode::<CacheQuestion>(&encoded), Ok(question));
+        }
+        if let Ok(answer) = wire::decode::<CacheAnswer>(message) {
+            let encoded = wire::encode(&answer, usize::MAX).expect("it was decoded");
+            assert!(encoded.len() <= message.len(), "postcard's encoding is the shortest");
+            // What it says is what an encoder would say.
+            let cached = (0..=QUESTION_MAX).find_map(|hashes| Some((hashes, answer.cached(hashes)?)));
+            if let Some((hashes, cached)) = cached {
+                assert_eq!(CacheAnswer::new(answer.number, &cached).cached(hashes), Some(cached));
+            }
+            assert_eq!(wire::decode::<CacheAnswer>(&encoded), Ok(answer));
         }
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kvpool::Pool;
 use kvpool_node::protocol::{
-    Attempt, Bytes, Envelope, Grant, Incarnation, Message, MigrationId, Places, Range, TermId, ToSource,
-    ToTarget,
+    Attempt, Bytes, CacheAnswer, CacheQuestion, Envelope, Grant, Incarnation, Message, MigrationId, Places,
+    Range, TermId, ToSource, ToTarget,
 };
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, Link, LinkError, ListenSettings, PeerSettings,
@@ -20,7 +20,7 @@ pub const WAIT: Duration = Duration::from_secs(20);
 pub const QUIET: Duration = Duration::from_millis(400);
 
 /// Version of the messages below.
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Way {
@@ -35,6 +35,8 @@ pub enum NodeMessage {
     Reach { way: Way, metadata: Bytes<{ 64 << 10 }> },
     Over { way: Way, tag: u64 },
     IsOver { way: Way, tag: u64 },
+    AskCached(CacheQuestion),
+    TellCached(CacheAnswer),
     Refused(Denial),
 }
 

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::Pool;
-use kvpool::prefix::PrefixKeys;
+use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool_node::tier::{
-    Peer, SharedTier, StoreTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings,
+    Landing, Outcome, Peer, SharedTier, StoreTier, TierError, TierPolicy, TierRead, TierSettings, Tiered,
+    TieredSettings, ValueError,
 };
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Arrivals, Node};
 
 use super::kv;
-use super::support::{NAMESPACE, WAIT, bring_back, get, hasty, idle, keys, put, soon, tier, tiered};
+use super::support::{NAMESPACE, WAIT, bring_back, get, hasty, idle, keys, put, soon, tier, tiered, until};
 
 async fn linked(node: &Node, peer: &str) {
     let changed = async {
@@ -118,4 +119,89 @@ async fn a_window_must_have_a_cache() {
         Node::builder(kv::builder(kv::plain(), 8).build().unwrap()).start().await.unwrap();
     let store = Peer::new(Arc::new(node), "cache", NAMESPACE, WAIT);
     assert!(matches!(store.err(), Some(TierError::Pool(_))));
+}
+
+/// A lookup says where the gaps are, of keys of any number, and brings nothing into the window.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_moves_no_block() {
+    let ([window, cache], _arrivals) = nodes(200).await;
+    let store = || Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
+    put(&*tier(store(), TierSettings::default()), &keys(0..40)).await;
+    window.pool().clear_prefix_cache();
+    // More than one question.
+    let asked = keys(0..2500);
+    let found = tier(store(), TierSettings::default()).exists(asked.clone(), soon()).await;
+    let hits: Vec<usize> = (0..found.len()).filter(|&at| found[at] == Outcome::Hit).collect();
+    assert_eq!(hits, (0..40).collect::<Vec<_>>());
+    let gap = [keys(1..2), keys(90..91), keys(2..3)].concat();
+    let found = tier(store(), TierSettings::default()).exists(gap, soon()).await;
+    assert_eq!(found, [Outcome::Hit, Outcome::Miss, Outcome::Hit]);
+    let other = tier(Peer::new(window.clone(), "cache", "other", WAIT).unwrap(), TierSettings::default());
+    assert!(!other.exists(asked, soon()).await.contains(&Outcome::Hit), "keys of another namespace");
+    let stats = window.pool().stats();
+    assert_eq!((stats.evictable, stats.in_transfer), (0, 0));
+    idle(cache.pool()).await;
+}
+
+/// Changes a byte of a cached block, behind the back of its pool.
+fn damage(pool: &Pool, hash: BlockHash) {
+    let export = pool.export_prefix(0, &[hash]).unwrap();
+    let mut bytes = export.packed(0, None).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    let piece = export.piece(&[0]).unwrap();
+    // SAFETY: the piece keeps the block in its frame, and no other thread uses the pool.
+    unsafe { pool.storage().unwrap().unpack(&piece.runs, &bytes) }.unwrap();
+}
+
+/// A node drops what its memory damaged when it is asked for it, and for no other reason; a put
+/// then replaces it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_does_not_serve_what_its_memory_damaged() {
+    let ([window, cache], _arrivals) = nodes(200).await;
+    let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
+    let tier = tier(store, TierSettings::default());
+    let some = keys(0..3);
+    put(&*tier, &some[..1]).await;
+    let first = cache.pool().cached_blocks()[0].1;
+    put(&*tier, &some).await;
+    for times in 1..3 {
+        window.pool().clear_prefix_cache();
+        damage(cache.pool(), first);
+        assert_eq!(get(&*tier, &some).await, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
+        assert_eq!((cache.pool().stats().evictable, cache.counters().bad_blocks), (2, times));
+        idle(cache.pool()).await;
+        assert_eq!(put(&*tier, &some[..1]).await, [Outcome::Stored]);
+        window.pool().clear_prefix_cache();
+        assert_eq!(get(&*tier, &some).await, [Outcome::Hit, Outcome::Hit, Outcome::Hit]);
+    }
+}
+
+/// Memory for a value that the caller finds to be wrong: a value of values has a checksum of its own.
+struct Refusing;
+
+impl Landing for Refusing {
+    fn land(&mut self, _value: &[u8]) -> Result<(), ValueError> {
+        Err(ValueError::Checksum)
+    }
+}
+
+/// A wrong value is dropped from the window alone, and takes no other along.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_value_leaves_the_others_in_the_window() {
+    let ([window, cache], _arrivals) = nodes(200).await;
+    let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
+    let tier = tier(store, TierSettings::default());
+    let some = keys(0..8);
+    put(&*tier, &some).await;
+    let bytes = kvpool_node::tier::value_bytes(super::support::packed_bytes());
+    let read = TierRead { key: some[3], bytes, memory: Box::new(Refusing) };
+    let outcomes = tier.get(vec![read], soon()).await;
+    assert_eq!(outcomes, [Outcome::Failed(ValueError::Checksum.into())]);
+    until("it is dropped", || window.pool().stats().evictable == 7).await;
+    assert_eq!(cache.pool().stats().evictable, 8, "the word of a peer drops nothing");
+    // It comes back from the node.
+    assert_eq!(put(&*tier, &some[3..4]).await, [Outcome::Stored]);
+    assert_eq!(get(&*tier, &some).await, vec![Outcome::Hit; 8]);
+    idle(window.pool()).await;
 }

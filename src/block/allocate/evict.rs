@@ -41,6 +41,47 @@ use crate::block::release::By;
 use crate::block::space::FreedFrames;
 use crate::block::{BlockWord, Evictable, NotEvicted};
 
+/// Frames of blocks that were evicted out of order.
+struct Vacated<'a> {
+    core: &'a Core,
+    oldest: Ticket,
+    freed: RunList,
+    /// Those that batches may see.
+    seen: RunList,
+    blocks: usize,
+}
+
+impl<'a> Vacated<'a> {
+    fn new(core: &'a Core) -> Self {
+        let (freed, seen) = (RunList::new(), RunList::new());
+        Self { core, oldest: core.space.clock.oldest(), freed, seen, blocks: 0 }
+    }
+
+    /// Evicts a block, unless its word has changed, or it is not evictable or is being moved.
+    fn evict(&mut self, Evictable { id, word }: Evictable) {
+        if word.evict().is_none() {
+            return;
+        }
+        let is_unseen = self.core.is_unseen(id, word, self.oldest);
+        if let Some(frame) = self.core.evict_word(id, word) {
+            if is_unseen {
+                self.freed.push(frame)
+            } else {
+                self.seen.push(frame)
+            }
+            self.blocks += 1;
+        }
+    }
+
+    /// Frees the frames, or retires them, and returns the number of blocks.
+    fn free(self) -> usize {
+        self.freed.iter().for_each(|&run| self.core.space.free_run(run));
+        self.core.free_or_retire(&self.seen);
+        self.core.announce();
+        self.blocks
+    }
+}
+
 impl Core {
     /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
     /// nothing, if the handle is stale: the sequence has released the block.
@@ -247,27 +288,23 @@ impl Core {
     /// Evicts those of these blocks that are evictable and not being moved, and returns their
     /// number. Frames that batches may see are retired.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
-        let (mut freed, mut seen) = (RunList::new(), RunList::new());
-        let (mut evicted, oldest) = (0, self.space.clock.oldest());
+        let mut vacated = Vacated::new(self);
         for id in ids {
             let mut word = self.word(id);
             while word.evict().is_some() {
-                let is_unseen = self.is_unseen(id, word, oldest);
-                if let Some(frame) = self.evict_word(id, word) {
-                    if is_unseen {
-                        freed.push(frame)
-                    } else {
-                        seen.push(frame)
-                    }
-                    evicted += 1;
-                }
+                vacated.evict(Evictable { id, word });
                 word = self.word(id);
             }
         }
-        freed.iter().for_each(|&run| self.space.free_run(run));
-        self.free_or_retire(&seen);
-        self.announce();
-        evicted
+        vacated.free()
+    }
+
+    /// As [`evict_these`](Self::evict_these), for blocks whose words are unchanged: what was read of
+    /// them under these words still holds.
+    pub(crate) fn evict_unchanged(&self, blocks: &[Evictable]) -> usize {
+        let mut vacated = Vacated::new(self);
+        blocks.iter().for_each(|&block| vacated.evict(block));
+        vacated.free()
     }
 
     /// Evicts and frees blocks whose words are unchanged since their release; the caller announces.

@@ -28,6 +28,20 @@ impl PrefixCache {
         self.row(id).note(hash, era, depth);
     }
 
+    /// Notes the checksum of a [noted](Self::note) block that arrived from another pool. The block is the
+    /// caller's and not cached.
+    pub(crate) fn note_sum(&self, id: BlockId, sum: u64) {
+        let (part, at) = self.rows.locate(id.index());
+        part.note_sum(at, sum);
+    }
+
+    /// Returns the checksum that was noted of a cached block; `None` for one that was computed here. The
+    /// caller has a reference on it.
+    pub(crate) fn sum(&self, id: BlockId) -> Option<u64> {
+        let (part, at) = self.rows.locate(id.index());
+        part.sum(at)
+    }
+
     /// Takes back what was noted of a block that lost tokens before it was registered. The block is
     /// in the caller's sequence.
     ///

@@ -7,6 +7,9 @@ use tokio::time::Instant;
 
 use crate::membership::member::Member;
 
+/// The most members that are known: more than a node has peers.
+pub(super) const MEMBERS_MAX: usize = 1024;
+
 /// The known members, by name.
 pub(super) struct KnownMembers {
     grace: Duration,
@@ -25,20 +28,31 @@ impl KnownMembers {
         Self { grace, entries: BTreeMap::new() }
     }
 
-    /// Takes over a complete list of etcd.
-    pub(super) fn relist(&mut self, members: Vec<Member>, now: Instant) {
+    /// Takes over a complete list of etcd. Returns the names of those for which there is no room.
+    pub(super) fn relist(&mut self, members: Vec<Member>, now: Instant) -> Vec<String> {
         let listed: BTreeSet<_> = members.iter().map(|member| member.name.clone()).collect();
         for (name, known) in &mut self.entries {
             if !listed.contains(name) {
                 known.missing_since.get_or_insert(now);
             }
         }
-        members.into_iter().for_each(|member| self.put(member));
+        members.into_iter().filter_map(|member| self.put(member).err()).collect()
     }
 
-    /// Adds or replaces a member.
-    pub(super) fn put(&mut self, member: Member) {
+    /// Adds or replaces a member. If there are too many, one leaves that etcd lacks, the longest missing
+    /// first.
+    ///
+    /// # Errors
+    ///
+    /// Its name: there is no room.
+    pub(super) fn put(&mut self, member: Member) -> Result<(), String> {
+        if self.entries.len() >= MEMBERS_MAX && !self.entries.contains_key(&member.name) {
+            let missing = self.entries.iter().filter_map(|(name, known)| Some((known.missing_since?, name)));
+            let Some(oldest) = missing.min().map(|(_, name)| name.clone()) else { return Err(member.name) };
+            self.entries.remove(&oldest);
+        }
         self.entries.insert(member.name.clone(), Known { member, missing_since: None });
+        Ok(())
     }
 
     /// Removes a member whose removal etcd has reported.
@@ -80,14 +94,14 @@ mod tests {
     fn members_that_a_list_lacks_stay_for_the_grace_period() {
         let (begin, second) = (Instant::now(), Duration::from_secs(1));
         let mut known = KnownMembers::new(10 * second);
-        known.relist(["a", "b", "c"].map(member).into(), begin);
+        assert!(known.relist(["a", "b", "c"].map(member).into(), begin).is_empty());
         assert_eq!((names(&known).as_str(), known.next_expiry()), ("abc", None));
         // etcd comes back without data.
-        known.relist(vec![], begin);
+        assert!(known.relist(vec![], begin).is_empty());
         assert_eq!((names(&known).as_str(), known.next_expiry()), ("abc", Some(begin + 10 * second)));
-        known.put(member("b"));
+        known.put(member("b")).unwrap();
         // The time counts from the first list without it.
-        known.relist(vec![member("b")], begin + 5 * second);
+        assert!(known.relist(vec![member("b")], begin + 5 * second).is_empty());
         known.expire(begin + 9 * second);
         assert_eq!(names(&known), "abc");
         known.expire(begin + 10 * second);
@@ -98,16 +112,31 @@ mod tests {
     fn members_may_stay_for_ever() {
         let now = Instant::now();
         let mut known = KnownMembers::new(Duration::MAX);
-        known.relist(vec![member("a")], now);
-        known.relist(vec![], now);
+        assert!(known.relist(vec![member("a")], now).is_empty());
+        assert!(known.relist(vec![], now).is_empty());
         known.expire(now + Duration::from_secs(3600));
         assert_eq!((names(&known).as_str(), known.next_expiry()), ("a", None));
     }
 
     #[test]
+    fn there_is_room_for_so_many_members() {
+        let now = Instant::now();
+        let of = |numbers: std::ops::Range<usize>| numbers.map(|at| member(&format!("m{at:04}"))).collect();
+        let mut known = KnownMembers::new(Duration::from_secs(10));
+        assert_eq!(known.relist(of(0..MEMBERS_MAX + 2), now), ["m1024", "m1025"]);
+        assert_eq!(known.put(member("m0007")), Ok(()), "it is known");
+        assert_eq!((known.put(member("x")), known.members().len()), (Err("x".into()), MEMBERS_MAX));
+        known.remove("m0007");
+        assert_eq!(known.put(member("x")), Ok(()));
+        // Those that etcd lacks make room for those that it has.
+        assert_eq!(known.relist(of(2000..2000 + MEMBERS_MAX), now), [""; 0]);
+        assert_eq!((known.members().len(), known.next_expiry()), (MEMBERS_MAX, None));
+    }
+
+    #[test]
     fn a_reported_removal_counts_at_once() {
         let mut known = KnownMembers::new(Duration::from_secs(10));
-        known.relist(["a", "b"].map(member).into(), Instant::now());
+        assert!(known.relist(["a", "b"].map(member).into(), Instant::now()).is_empty());
         known.remove("a");
         assert_eq!(names(&known), "b");
     }

@@ -2,14 +2,23 @@
 
 use std::time::Duration;
 
-use etcd_client::{EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
+use etcd_client::{Client, Error, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::{Pauses, Trouble, call, connect};
-use super::known::KnownMembers;
+use super::known::{KnownMembers, MEMBERS_MAX};
 use crate::membership::member::Member;
 use crate::membership::members::{ListSender, MemberList, publish};
 use crate::settings::EtcdLocation;
+
+/// Keys that are read in one call, at first: fewer where the answer is larger than a message may be.
+const PAGE: usize = 256;
+
+/// Code of a status of gRPC: the answer is larger than a message may be.
+const TOO_LARGE: i32 = 11;
+
+/// Names of a warning.
+const NAMED_MAX: usize = 8;
 
 /// Follows the members until nothing receives the lists any more.
 pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListSender) {
@@ -43,6 +52,21 @@ pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListS
     }
 }
 
+/// Warns of members for which there is no room; the first of them are named.
+fn warn_of(left_out: &[String], count: usize) {
+    if count > 0 {
+        let names = &left_out[..left_out.len().min(NAMED_MAX)];
+        tracing::warn!(?names, count, max = MEMBERS_MAX, "the directory has more members than are followed");
+    }
+}
+
+/// Returns the first key behind those with a prefix, whose last byte is a slash.
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    end.iter_mut().last().into_iter().for_each(|last| *last += 1);
+    end
+}
+
 struct Watch {
     location: EtcdLocation,
     known: KnownMembers,
@@ -59,13 +83,49 @@ impl Watch {
     /// Lists all members. Returns the revision of etcd at which it did.
     async fn list(&mut self) -> Result<Listed, Trouble> {
         let mut client = connect(&self.location).await?;
-        let options = GetOptions::new().with_prefix();
-        let answer = call(client.get(self.location.prefix(), Some(options))).await?;
-        let revision = answer.header().map_or(0, |header| header.revision());
-        let members = answer.kvs().iter().filter_map(|kv| self.member(kv)).collect();
-        self.known.relist(members, Instant::now());
+        let (members, revision) = self.members(&mut client).await?;
+        let left_out = self.known.relist(members, Instant::now());
+        warn_of(&left_out, left_out.len());
         self.publish(true);
         Ok(Listed { client, revision })
+    }
+
+    /// Reads the entries of one revision, page by page: the first [`MEMBERS_MAX`], since anything may
+    /// have been written to etcd.
+    async fn members(&self, client: &mut Client) -> Result<(Vec<Member>, i64), Trouble> {
+        let prefix = self.location.prefix().into_bytes();
+        let (mut members, mut read, mut revision) = (Vec::new(), 0, 0);
+        let (mut from, mut page) = (prefix.clone(), PAGE);
+        loop {
+            let limit = page.min(MEMBERS_MAX + 1 - read);
+            let options = GetOptions::new().with_range(end_of(&prefix)).with_revision(revision);
+            let answer = match call(client.get(from.clone(), Some(options.with_limit(limit as i64)))).await {
+                Err(Trouble::Client(Error::GRpcStatus(status)))
+                    if status.code() as i32 == TOO_LARGE && page > 1 =>
+                {
+                    page = page.div_ceil(4);
+                    continue;
+                }
+                answer => answer?,
+            };
+            if revision == 0 {
+                revision = answer.header().map_or(0, |header| header.revision());
+            }
+            let Some(last) = answer.kvs().last() else { return Ok((members, revision)) };
+            let room = MEMBERS_MAX - read;
+            members.extend(answer.kvs().iter().take(room).filter_map(|kv| self.member(kv)));
+            read += answer.kvs().len();
+            if read > MEMBERS_MAX {
+                let left: Vec<_> = answer.kvs().iter().skip(room).filter_map(|kv| self.name(kv)).collect();
+                // Those of this answer and behind it.
+                warn_of(&left, answer.count().max(0) as usize - room);
+                return Ok((members, revision));
+            }
+            if !answer.more() {
+                return Ok((members, revision));
+            }
+            from = [last.key(), &[0]].concat();
+        }
     }
 
     /// Follows the changes since a revision, until the stream is lost.
@@ -109,7 +169,11 @@ impl Watch {
             let Some(kv) = event.kv() else { continue };
             match event.event_type() {
                 EventType::Put => match self.member(kv) {
-                    Some(member) => self.known.put(member),
+                    Some(member) => {
+                        if let Err(name) = self.known.put(member) {
+                            warn_of(&[name], 1);
+                        }
+                    }
                     None => continue,
                 },
                 EventType::Delete => match self.name(kv) {

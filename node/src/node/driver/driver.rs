@@ -16,6 +16,7 @@ use crate::node::message::Way;
 use crate::node::name_lock::NameLock;
 use crate::node::parts::PartCopies;
 use crate::node::peers::{Peers, Restarts};
+use crate::node::questions::Questions;
 use crate::node::status::Counters;
 use crate::node::work::Carrier;
 use crate::protocol::{LinkId, MachineId, Migrations, Millis};
@@ -46,6 +47,8 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) parts: PartCopies,
     pub(in crate::node) restarts: Restarts,
     pub(in crate::node) lock: Option<NameLock>,
+    /// Blocks that may be under way to a peer that asked for them.
+    pub(in crate::node) fetch_blocks_max: usize,
     /// Names of the peers to which the node connects.
     pub(in crate::node) configured: Arc<Mutex<BTreeSet<String>>>,
     /// The number of migrations that are left at the end, once it has come.
@@ -59,6 +62,7 @@ pub(in crate::node) struct Driver {
     pub(super) setup: Setup,
     pub(super) origin: Instant,
     pub(super) peers: Peers,
+    pub(super) questions: Questions,
     pub(super) jobs: HashMap<MachineId, Job>,
     pub(super) history: VecDeque<MigrationRecord>,
     pub(super) quarantined: Vec<Quarantined>,
@@ -78,6 +82,7 @@ impl Driver {
             setup,
             origin: Instant::now(),
             peers: Peers::default(),
+            questions: Questions::default(),
             jobs: HashMap::new(),
             history: VecDeque::new(),
             quarantined: Vec::new(),
@@ -155,6 +160,7 @@ impl Driver {
             }
             Input::Send(parcel, part) => self.send(*parcel, part),
             Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
+            Input::AskCached(name, hashes, cached) => self.ask_cached(&name, hashes, cached),
             Input::PeerEnded(name) => self.declared_ended(&name),
             Input::Cut(name) => {
                 if let Some(peer) = self.peers.find(&name).and_then(|id| self.peers.get(id)) {

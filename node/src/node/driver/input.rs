@@ -10,10 +10,12 @@ use tokio::sync::oneshot;
 use crate::node::job::Incoming;
 use crate::node::message::{NodeMessage, Way};
 use crate::node::parcel::Parcel;
+use crate::node::questions::Cached;
 use crate::node::status::NodeStatus;
 use crate::node::work::{Lost, Reserved, Verified};
 use crate::protocol::{
-    Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, MigrationId, Part, Refusal, Text,
+    AbortReason, Attempt, Grant, Incarnation, LinkId, MachineId, ManifestBytes, MigrationId, Part, Refusal,
+    Text,
 };
 use crate::transport::tcp::{Held, Link};
 
@@ -38,6 +40,8 @@ pub(in crate::node) enum Input {
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
     /// The pool fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
+    /// The pool asks which blocks a peer has cached.
+    AskCached(String, Vec<BlockHash>, Cached),
     /// The operator declares that a peer's process has ended.
     PeerEnded(String),
     /// Closes the links to a peer.
@@ -50,7 +54,7 @@ pub(in crate::node) enum Input {
 
 /// The result of a task, and what it took along.
 pub(in crate::node) enum Done {
-    Exported(Option<Parcel>, Result<(ManifestBytes, usize), Text>),
+    Exported(Option<Parcel>, Result<(ManifestBytes, usize), AbortReason>),
     Transferred(Parcel, Attempt, Grant, Result<Carried, Lost>),
     Reserved(Result<Reserved<Incoming>, (Refusal, u64)>),
     Verified(Incoming, Attempt, Result<Verified, Text>),

@@ -82,6 +82,7 @@ impl Driver {
     }
 
     pub(super) fn link_lost(&mut self, id: LinkId, link: &Arc<Link>) {
+        self.lose_questions(id);
         if self.peers.leave(id, link) {
             let actions = self.setup.machines.link_lost(self.now(), id);
             self.act(actions);
@@ -191,6 +192,8 @@ impl Driver {
                     self.say_over(id, way, tag);
                 }
             }
+            NodeMessage::AskCached(question) => self.tell_cached(link, &question),
+            NodeMessage::TellCached(answer) => self.told_cached(id, &answer),
             NodeMessage::Refused(denial) => link.denied(denial),
         }
     }

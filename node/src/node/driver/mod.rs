@@ -1,7 +1,7 @@
 //! The task that owns all migrations of a node.
 //!
 //! `input` what happens to it · `driver` its state, and the loop · `links` peers that come and go ·
-//! `requests` what the pool asks for · `tasks` the work that machines want · `results` what it
+//! `questions` what is cached at peers · `requests` what the pool asks for · `tasks` the work that machines want · `results` what it
 //! returned · `endings` reports, and where blocks go at the end · `stakes` what
 //! depends on whether a peer's process has ended
 
@@ -10,6 +10,7 @@ mod driver;
 mod endings;
 mod input;
 mod links;
+mod questions;
 mod requests;
 mod results;
 mod stakes;

@@ -52,18 +52,24 @@ impl Driver {
         }
     }
 
+    /// Returns the link to a peer, for a request.
+    pub(super) fn linked(&self, name: &str) -> Result<LinkId, &'static str> {
+        if self.is_draining {
+            return Err("this node is ending");
+        }
+        let link = self.peers.find(name).ok_or("it was never reached")?;
+        let is_up = self.peers.get(link).is_some_and(|peer| peer.is_up());
+        is_up.then_some(link).ok_or("there is no link to it")
+    }
+
     pub(super) fn begin(
         &mut self,
         name: &str,
         command: Command,
         part: Option<(MigrationId, Part)>,
     ) -> Result<(MachineId, MigrationId, LinkId, Actions), String> {
-        if self.is_draining {
-            return Err("this node is ending".into());
-        }
-        let link = self.peers.find(name).ok_or("it was never reached")?;
-        let peer = self.peers.get(link).filter(|peer| peer.is_up()).ok_or("there is no link to it")?;
-        if let Command::BringBack { what } = &command {
+        let link = self.linked(name)?;
+        if let (Command::BringBack { what }, Some(peer)) = (&command, self.peers.get(link)) {
             work::fits(what.len(), peer.message_max()).map_err(|error| error.to_string())?;
         }
         let (id, part) = match part {

@@ -11,7 +11,7 @@ use crate::node::job::{Incoming, Job, SideJob, Slot};
 use crate::node::message::Way;
 use crate::node::parcel::Parcel;
 use crate::node::work::{self, Carrier, Lost, Piece, Reserved, Verified};
-use crate::protocol::{Grant, LinkId, MachineId, Refusal, Text, Work};
+use crate::protocol::{AbortReason, Grant, LinkId, MachineId, Refusal, Text, Work};
 
 impl Driver {
     pub(super) fn done(&mut self, machine: MachineId, done: Done) {
@@ -26,9 +26,11 @@ impl Driver {
                 match described {
                     Ok((manifest, blocks)) => {
                         job.blocks = blocks;
+                        job.fetched_blocks = job.fetched_blocks.min(blocks);
                         Work::Exported(manifest)
                     }
-                    Err(error) => Work::ExportFailed(error),
+                    Err(AbortReason::Local(error)) => Work::ExportFailed(error),
+                    Err(reason) => Work::ExportRefused(reason),
                 }
             }
             (Done::Transferred(parcel, attempt, grant, result), SideJob::Source { export: slot }) => {

@@ -13,8 +13,8 @@ use crate::node::message::{NodeMessage, Way};
 use crate::node::parcel::Parcel;
 use crate::node::{parts, work};
 use crate::protocol::{
-    Action, Actions, Attempt, CopyPart, Envelope, FetchBytes, Grant, Kind, LinkId, MachineId, ManifestBytes,
-    Message, Places, Refusal, SideState, Task, Text, ToTarget,
+    AbortReason, Action, Actions, Attempt, CopyPart, Envelope, FetchBytes, Grant, Kind, LinkId, MachineId,
+    ManifestBytes, Message, Places, Refusal, SideState, Task, Text, ToTarget,
 };
 use crate::transport::tcp::LinkError;
 
@@ -127,27 +127,56 @@ impl Driver {
         let SideJob::Source { export } = &mut job.side else { return };
         let given = export.lend();
         *export = Slot::Lent;
+        let permitted = match &what {
+            Some(what) if given.is_none() => self.permitted_blocks(machine, work::asked_blocks(what)),
+            _ => Ok(0),
+        };
         let (node, message_max) = self
             .peers
             .get(link)
             .map_or_else(Default::default, |peer| (peer.name.clone(), peer.message_max()));
+        let counters = self.setup.counters.clone();
         self.block(machine, move || {
-            let parcel = match (given, what) {
-                (Some(parcel), _) => Ok(parcel),
-                (None, Some(_)) if is_draining => Err(Text::new("this node is ending")),
-                (None, Some(what)) => caught(|| work::export_prefix(&pool, &what))
-                    .and_then(|export| export)
-                    .map(|export| Parcel::new(&node, export, None)),
-                (None, None) => Err(Text::new("nothing to export")),
-            };
-            match parcel {
-                Ok(parcel) => {
+            let local = |error: &str| AbortReason::Local(Text::new(error));
+            let (parcel, described) = match (given, what, permitted) {
+                (Some(parcel), ..) => {
                     let described = caught(|| work::describe(parcel.export(), message_max));
-                    Done::Exported(Some(parcel), described.and_then(|described| described))
+                    (Some(parcel), described.and_then(|described| described).map_err(AbortReason::Local))
                 }
-                Err(error) => Done::Exported(None, Err(error)),
-            }
+                (None, Some(_), _) if is_draining => (None, Err(local("this node is ending"))),
+                (None, Some(_), Err(quota)) => (None, Err(quota)),
+                (None, Some(what), Ok(blocks_max)) => {
+                    let found = caught(|| work::export_prefix(&pool, &what, blocks_max, message_max));
+                    match found.and_then(|found| found) {
+                        Ok(found) => {
+                            counters.bad_blocks.fetch_add(found.damaged as u64, Relaxed);
+                            let parcel = Parcel::new(&node, found.export, None);
+                            (Some(parcel), Ok((found.manifest, found.blocks)))
+                        }
+                        Err(error) => (None, Err(AbortReason::Local(error))),
+                    }
+                }
+                (None, None, _) => (None, Err(local("nothing to export"))),
+            };
+            Done::Exported(parcel, described)
         });
+    }
+
+    /// Returns how many of the blocks that a peer asks for it may get now, and notes them. One request
+    /// alone is cut to the quota.
+    fn permitted_blocks(&mut self, machine: MachineId, asked: usize) -> Result<usize, AbortReason> {
+        let max = self.setup.fetch_blocks_max;
+        let link = self.jobs.get(&machine).map(|job| job.link);
+        let of_peer = self.jobs.values().filter(|job| Some(job.link) == link);
+        let under_way: usize = of_peer.map(|job| job.fetched_blocks).sum();
+        if under_way > 0 && under_way + asked > max {
+            let (asked, under_way, max) = (asked as u64, under_way as u64, max as u64);
+            return Err(AbortReason::Quota { asked, under_way, max });
+        }
+        if let Some(job) = self.jobs.get_mut(&machine) {
+            job.fetched_blocks = asked.min(max);
+        }
+        Ok(asked.min(max))
     }
 
     pub(super) fn retain(&mut self, machine: MachineId, places: &Places) {

@@ -297,6 +297,19 @@ fn an_undecided_source_ends_alone() {
 }
 
 #[test]
+fn a_lost_link_ends_what_is_of_the_cache() {
+    for state in UNDECIDED {
+        for kind in [Kind::Cached, Kind::Fetch] {
+            let mut source = source(kind, state);
+            let actions = source.on(NOW, Event::LinkLost);
+            assert!(restores(&source, &actions, &Outcome::Failed(Cause::LinkLost)), "{kind:?}, {state:?}");
+        }
+        let mut source = source(Kind::Replicate, state);
+        assert!(source.on(NOW, Event::LinkLost).is_empty() && source.state() == state);
+    }
+}
+
+#[test]
 fn silence_of_a_term_ends_an_undecided_source_but_not_its_export() {
     let waited_ms = timing().term_ms;
     for state in UNDECIDED {

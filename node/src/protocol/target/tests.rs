@@ -43,13 +43,21 @@ fn abort(term: Option<TermId>) -> Event<ToTarget> {
     Event::Message(ToTarget::Abort { term, reason: AbortReason::Cancelled })
 }
 
-/// Brings a target into a state.
+/// Brings a target into a state: of a fetch if it asks, otherwise of a sequence.
 fn target(state: TargetState) -> Target {
-    let mut target = if state == TargetState::Asking {
+    target_of(if state == TargetState::Asking { Kind::Fetch } else { Kind::Migrate }, state)
+}
+
+/// Brings a target of this kind into a state.
+fn target_of(kind: Kind, state: TargetState) -> Target {
+    let mut target = if kind == Kind::Fetch {
         Target::fetch(NOW, T, FetchBytes::default(), timing()).0
     } else {
-        Target::prepare(NOW, T, Kind::Migrate, None, ManifestBytes::default(), timing()).0
+        Target::prepare(NOW, T, kind, None, ManifestBytes::default(), timing()).0
     };
+    if kind == Kind::Fetch && state != TargetState::Asking {
+        target.on(NOW, prepare(kind));
+    }
     for event in [
         reserved(),
         sent(0),
@@ -295,12 +303,32 @@ fn an_undecided_target_ends_alone() {
         let actions = target.on(NOW, Event::PeerEnded);
         assert!(releases(&target, &actions, &Outcome::Failed(Cause::PeerEnded)), "{state:?}");
         let mut target = self::target(state);
-        assert!(target.on(NOW, Event::LinkLost).is_empty());
+        assert_eq!(target.on(NOW, Event::LinkLost).is_empty(), !asks);
+        let mut target = self::target(state);
         let actions = target.on(NOW, abort(if asks { None } else { Some(T) }));
         assert!(
             releases(&target, &actions, &Outcome::Failed(Cause::Peer(AbortReason::Cancelled))),
             "{state:?}"
         );
+    }
+}
+
+#[test]
+fn a_lost_link_ends_what_is_of_the_cache() {
+    for state in UNDECIDED {
+        for kind in [Kind::Cached, Kind::Fetch] {
+            if state == TargetState::Asking && kind == Kind::Cached {
+                continue;
+            }
+            let mut target = target_of(kind, state);
+            let actions = target.on(NOW, Event::LinkLost);
+            assert!(releases(&target, &actions, &Outcome::Failed(Cause::LinkLost)), "{kind:?}, {state:?}");
+        }
+    }
+    // What is being committed is completed.
+    for state in [TargetState::Committing, TargetState::Committed] {
+        let mut target = target_of(Kind::Cached, state);
+        assert!(target.on(NOW, Event::LinkLost).is_empty() && target.state() == state);
     }
 }
 

@@ -1,0 +1,63 @@
+//! Questions about what is cached at a peer, and those of peers.
+//!
+//! A question that is lost, or whose answer is, has no answer as long as the link lives: who asks
+//! waits for a time of their own.
+
+use kvpool::TransferError;
+use kvpool::prefix::BlockHash;
+
+use super::driver::Driver;
+use crate::node::message::NodeMessage;
+use crate::node::questions::Cached;
+use crate::protocol::{CacheAnswer, CacheQuestion, LinkId, List};
+use crate::transport::tcp::Link;
+
+impl Driver {
+    /// Asks a peer which blocks it has cached.
+    pub(super) fn ask_cached(&mut self, name: &str, hashes: Vec<BlockHash>, cached: Cached) {
+        let failed = |reason: String| TransferError::Node { node: name.to_owned(), reason };
+        let peer = self.linked(name).map_err(str::to_owned);
+        let asked = peer.and_then(|id| Ok((id, List::new(hashes).map_err(|error| error.to_string())?)));
+        let (id, hashes) = match asked {
+            Ok(asked) => asked,
+            Err(reason) => return drop(cached.send(Err(failed(reason)))),
+        };
+        let number = match self.questions.begin(id, hashes.len(), cached) {
+            Ok(number) => number,
+            Err((cached, reason)) => return drop(cached.send(Err(failed(reason)))),
+        };
+        let question = NodeMessage::AskCached(CacheQuestion { number, hashes });
+        if let Some(Err(error)) = self.peers.get(id).map(|peer| peer.send(&question)) {
+            self.questions.end(number, Err(failed(error.to_string())));
+        }
+    }
+
+    /// Answers a peer over the link by which it asked. A full queue drops the answer.
+    pub(super) fn tell_cached(&self, link: &Link, question: &CacheQuestion) {
+        // A look at the index for each hash; the message bounds their number.
+        let cached = self.setup.pool.has_cached(&question.hashes);
+        let answer = NodeMessage::TellCached(CacheAnswer::new(question.number, &cached));
+        if let Err(error) = link.try_send(&answer) {
+            tracing::debug!(peer = link.peer().name, %error, "a question about the cache has no answer");
+        }
+    }
+
+    /// Takes the answer of a peer. One to a question that this peer was not asked is ignored.
+    pub(super) fn told_cached(&mut self, id: LinkId, answer: &CacheAnswer) {
+        let Some(hashes) = self.questions.hashes(answer.number, id) else { return };
+        let cached = answer.cached(hashes).ok_or_else(|| TransferError::Node {
+            node: self.peers.name(id).to_owned(),
+            reason: format!("its answer is not for {hashes} hashes"),
+        });
+        self.questions.end(answer.number, cached);
+    }
+
+    /// A link to a peer was lost, perhaps with questions or answers.
+    pub(super) fn lose_questions(&mut self, id: LinkId) {
+        let node = self.peers.name(id).to_owned();
+        for number in self.questions.of(id) {
+            let reason = "the link was lost".to_owned();
+            self.questions.end(number, Err(TransferError::Node { node: node.clone(), reason }));
+        }
+    }
+}

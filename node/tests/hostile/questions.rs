@@ -1,0 +1,132 @@
+//! Questions about the cache, and requests for cached blocks, of peers that do as they like.
+
+use kvpool::TransferError;
+use kvpool::prefix::BlockHash;
+use kvpool_node::protocol::{
+    AbortReason, Bytes, CacheAnswer, CacheQuestion, Envelope, Message, MigrationId, QUESTION_MAX, Refusal,
+    ToSource, ToTarget,
+};
+use serde::Serialize;
+
+use crate::kv;
+use crate::support::*;
+
+impl Peer {
+    /// Waits until it is asked what it has cached.
+    async fn question(&self) -> CacheQuestion {
+        let question =
+            |message| if let NodeMessage::AskCached(question) = message { Some(question) } else { None };
+        self.wait_for(question).await
+    }
+
+    async fn answer(&self, number: u64, cached: &[bool]) {
+        self.link.send(&NodeMessage::TellCached(CacheAnswer::new(number, cached))).await.unwrap();
+    }
+
+    /// Asks for cached blocks. Returns the reason for which it gets none.
+    async fn fetch(&self, id: u128, hashes: &[BlockHash]) -> Result<(), AbortReason> {
+        let id = MigrationId(id);
+        let what = Bytes::new(postcard::to_allocvec(&(0_u32, hashes)).unwrap()).unwrap();
+        self.to_source(id, ToSource::Fetch { what }).await;
+        self.wait_for(|message| match message {
+            NodeMessage::Migration(Envelope { id: of, message: Message::ToTarget(message), .. })
+                if of == id =>
+            {
+                match message {
+                    ToTarget::Prepare { .. } => Some(Ok(())),
+                    ToTarget::Abort { reason, .. } => Some(Err(reason)),
+                    _ => None,
+                }
+            }
+            _ => None,
+        })
+        .await
+    }
+}
+
+fn hashes(count: u64) -> Vec<BlockHash> {
+    (0..count).map(|number| BlockHash::new(number.into(), number)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn answers_that_cannot_be() {
+    let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;
+    let b = Peer::connect(&node, &Process::new("b", 1)).await.unwrap();
+    let c = Peer::connect(&node, &Process::new("c", 1)).await.unwrap();
+    linked(&node, "b", true).await;
+    linked(&node, "c", true).await;
+    let ask = || tokio::spawn(node.pool().remote("b").unwrap().cached(hashes(9)));
+    // Of another peer, and to no question: ignored. Then the right one.
+    let asked = ask();
+    let CacheQuestion { number, hashes } = b.question().await;
+    assert_eq!(hashes.len(), 9);
+    c.answer(number, &[true; 9]).await;
+    b.answer(number + 1, &[true; 9]).await;
+    let cached = [true, false, false, false, false, false, false, false, true];
+    b.answer(number, &cached).await;
+    assert_eq!(soon("an answer", asked).await.unwrap().unwrap(), cached);
+    // For other numbers of hashes.
+    for wrong in [0, 8, 10, 17, QUESTION_MAX] {
+        let asked = ask();
+        let CacheQuestion { number, .. } = b.question().await;
+        b.answer(number, &vec![true; wrong]).await;
+        let failed = soon("a refusal", asked).await.unwrap().unwrap_err();
+        assert!(failed.to_string().contains("not for 9 hashes"), "{wrong}: {failed}");
+    }
+    // None, and the link is lost.
+    let asked = ask();
+    b.question().await;
+    drop(b);
+    let failed = soon("a failure", asked).await.unwrap().unwrap_err();
+    assert!(matches!(failed, TransferError::Node { .. }), "{failed}");
+    assert_eq!(c.link.cause(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_that_is_too_long_costs_its_link() {
+    /// A question without a bound, in the place of the right one.
+    #[derive(Serialize)]
+    #[allow(dead_code)]
+    enum Unbounded {
+        Migration,
+        Reach,
+        Over,
+        IsOver,
+        AskCached { number: u64, hashes: Vec<BlockHash> },
+    }
+    let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;
+    let peer = Peer::connect(&node, &Process::new("b", 1)).await.unwrap();
+    let ask = |count: usize| Unbounded::AskCached { number: 5, hashes: hashes(count as u64) };
+    peer.link.send(&ask(QUESTION_MAX)).await.unwrap();
+    let answer = peer
+        .wait_for(|message| if let NodeMessage::TellCached(answer) = message { Some(answer) } else { None });
+    assert_eq!(answer.await.cached(QUESTION_MAX), Some(vec![false; QUESTION_MAX]));
+    peer.link.send(&ask(QUESTION_MAX + 1)).await.unwrap();
+    linked(&node, "b", false).await;
+}
+
+/// Blocks that a peer asked for, and does not take, are bounded for each peer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_that_a_peer_asked_for_have_a_quota() {
+    let (node, _arrivals) = builder("a", kv::pool(kv::plain(), 50)).fetch_blocks(6).start().await.unwrap();
+    drop(kv::admit(node.pool(), 7, &kv::prompt(1, 41)).unwrap());
+    let some: Vec<_> = node.pool().cached_blocks().into_iter().map(|(_, hash)| hash).collect();
+    assert_eq!(some.len(), 10);
+    let owned = || 10 - node.pool().stats().evictable;
+    let greedy = Peer::connect(&node, &Process::new("b", 1)).await.unwrap();
+    greedy.fetch(1, &some[..4]).await.unwrap();
+    assert_eq!(owned(), 4);
+    // It never takes them.
+    let quota = |asked, under_way| AbortReason::Quota { asked, under_way, max: 6 };
+    assert_eq!(greedy.fetch(2, &some[4..7]).await, Err(quota(3, 4)));
+    // Blocks that are not here count no more once that is known; and one request alone is cut.
+    let other = Peer::connect(&node, &Process::new("c", 1)).await.unwrap();
+    other.fetch(5, &hashes(20)).await.unwrap();
+    other.fetch(6, &some).await.unwrap();
+    assert_eq!(owned(), 6);
+    assert_eq!(other.fetch(7, &some[..1]).await, Err(quota(1, 6)));
+    // What it gives up is there for its next request.
+    let refused = ToSource::Refused { reason: Refusal::NotAsked, free: 0 };
+    greedy.to_source(MigrationId(1), refused).await;
+    greedy.fetch(8, &some[..6]).await.unwrap();
+}
