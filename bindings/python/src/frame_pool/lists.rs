@@ -37,8 +37,7 @@ pub fn frames_of(frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
 
 /// Reads a list of nothing but integers of 32 bits; `None`: another list, or a wrong one.
 ///
-/// A list of 64 frames crosses in a third of the instructions of the general way, which holds a
-/// reference on each item and asks for its type twice.
+/// The general way holds a reference on each item and asks for its type twice.
 fn plain_numbers(list: &Bound<'_, PyList>) -> Option<Vec<u32>> {
     let number = |index| {
         // SAFETY: the interpreter is attached, and the list is a list. An index beyond its end, or
