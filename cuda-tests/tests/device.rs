@@ -12,7 +12,7 @@ use kvpool::cuda::{
 use kvpool::storage::{AdoptedPlane, DeviceStream, FrameMove, KvLayout, Storage};
 use kvpool::{DeviceId, FrameId, Pool, Run, SequenceId, StorageError};
 use kvpool_cuda_tests::engine::drained;
-use kvpool_cuda_tests::mock::{Kind, Style, session};
+use kvpool_cuda_tests::mock::{Kind, Style, forgotten, session};
 
 const ILLEGAL_ADDRESS: i32 = 700;
 const OUT_OF_MEMORY: i32 = 2;
@@ -563,6 +563,8 @@ fn a_stream_that_cannot_be_asked_loses_the_device() {
         assert!(device.good().is_err());
         session.forget_injected();
         session.resume();
+        drop((storage, stream, device));
+        forgotten();
     }
 }
 
