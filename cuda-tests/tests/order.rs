@@ -279,6 +279,51 @@ fn runs_that_are_freed_during_a_wipe_are_wiped_together() {
     pool.audit().expect("a consistent pool");
 }
 
+/// The driver refuses a wipe of many runs altogether: each is wiped once more, alone, and none is lost.
+#[test]
+fn a_wipe_that_fails_is_repeated_run_by_run() {
+    const OUT_OF_MEMORY: i32 = 2;
+    const SEQUENCES: u64 = 12;
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::named("tiny").expect("a preset");
+    let storage = CudaStorage::new(&device, layout.clone(), 33, 33).expect("memory for a few frames");
+    let pool = Pool::builder(layout).blocks(32).zero_on_free().storage(Arc::new(storage));
+    let pool = pool.build().expect("a small pool");
+    let mut batch = pool.begin_batch();
+    let whole: Vec<Sequence> = (0..SEQUENCES)
+        .map(|id| {
+            let mut sequence = pool.sequence(SequenceId(id)).open().expect("a new id");
+            batch.append(&mut sequence, 1).expect("enough blocks");
+            sequence
+        })
+        .collect();
+    batch.finish();
+    let engine = device.stream().expect("a stream");
+    let mut batch = pool.begin_batch_on(&engine).expect("a stream of the device");
+    session.pause();
+    let mut forks = Vec::new();
+    for whole in whole {
+        let mut fork = whole.fork(SequenceId(SEQUENCES + whole.id().0)).expect("a fork");
+        assert!(batch.append(&mut fork, 1).expect("enough blocks").copied.is_some());
+        forks.push(fork);
+    }
+    let launches = session.calls("cuLaunchKernel");
+    let ended = batch.finish_on(&engine).expect("a stream of the device");
+    session.step_stream(engine.as_raw() as usize, u64::MAX);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
+    runtime.block_on(ended).expect("a healthy device");
+    assert!(drained(|| session.calls("cuLaunchKernel") > launches), "the first wipe is in flight");
+    // The next one, of all the others.
+    session.fail_call("cuLaunchKernel", 0, OUT_OF_MEMORY);
+    session.fail_call("cuMemsetD8Async", 0, OUT_OF_MEMORY);
+    session.resume();
+    assert!(drained(|| pool.free_blocks() == 32 - SEQUENCES as usize), "{:?}", pool.stats());
+    let report = pool.audit().expect("a consistent pool");
+    assert_eq!((report.unwiped, report.held, pool.stats().unwiped), (0, 0, 0));
+    drop(forks);
+}
+
 /// The driver refuses the kernel that wipes: the wipe takes another way, and the caller, which may be
 /// the watcher, does not wait for the device.
 #[test]
