@@ -12,6 +12,8 @@ use kvpool::{FrameId, Run, StorageError};
 use kvpool_cuda_tests::mock::{Rules, Session, session};
 
 const FRAMES: usize = 4;
+/// Growth by which memory is mapped.
+const MORE: usize = 64;
 
 fn run(start: u32, len: u32) -> Run {
     Run { start: FrameId(start), len }
@@ -26,7 +28,7 @@ fn layout(is_long: bool) -> KvLayout {
 
 fn new(device: &Device, frames: usize, is_long: bool) -> CudaStorage {
     let config = CudaConfig::default().segment_frames(1);
-    CudaStorage::with_config(device, layout(is_long), frames, 2 * frames, config).expect("frames")
+    CudaStorage::with_config(device, layout(is_long), frames, MORE * frames, config).expect("frames")
 }
 
 fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -71,6 +73,9 @@ fn calls_beside_a_copy_to_a_hanging_device_return() {
         let (other, closed) = (new(&again, FRAMES, false), new(&again, FRAMES, false));
         let table = DeviceTable::new(&again, 2, 2, 2).expect("a table");
         let host = HostStorage::new(layout(false), FRAMES, FRAMES).expect("frames");
+        if round == 2 {
+            other.grow(MORE * FRAMES).expect("enough memory");
+        }
         session.rules(&Rules { stalls: true, hang: true, ..Rules::default() });
         session.pause();
         let before = sent(&session);
@@ -88,7 +93,7 @@ fn calls_beside_a_copy_to_a_hanging_device_return() {
                     0 => CudaStorage::new(again, layout(false), 1, 1)
                         .map(drop)
                         .map_err(|error| error.to_string()),
-                    1 => other.grow(2 * FRAMES).map_err(|error| error.to_string()),
+                    1 => other.grow(MORE * FRAMES).map_err(|error| error.to_string()),
                     // SAFETY: no other thread uses the frames.
                     2 => Ok(unsafe { other.shrink(1) }),
                     3 => Ok(drop((closed, table))),

@@ -242,11 +242,9 @@ impl Context {
         self.gate.stuck().is_some()
     }
 
-    /// Notes commands whose end is not known, by the event behind them, if the context is stuck.
+    /// Notes commands whose end is not known, by the event behind them.
     pub(super) fn leave(&self, event: Option<Arc<Event>>) {
-        if self.is_stuck() {
-            self.gate.leave(event);
-        }
+        self.gate.leave(event);
     }
 
     /// Waits until no copy to another device is in flight: before a call that may wait in the driver

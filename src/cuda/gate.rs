@@ -46,8 +46,7 @@ pub(super) struct Gate {
     changed: Condvar,
     /// Why work of the device will never end, or cannot be known to.
     stuck: OnceLock<Box<str>>,
-    /// Events behind commands whose end was not known when the device became stuck; `None` where there is
-    /// no event.
+    /// Events behind commands whose end was not known; `None` where there is no event.
     unended: Mutex<Vec<Option<Arc<Event>>>>,
     /// Devices whose memory this one's context was given access to.
     peers: Mutex<Vec<CUdevice>>,
@@ -177,7 +176,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Notes commands of a stuck device whose end is not known, by the event behind them.
+    /// Notes commands whose end is not known, by the event behind them.
     pub(super) fn leave(&self, event: Option<Arc<Event>>) {
         self.unended.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
