@@ -94,9 +94,15 @@ fn calls_beside_a_copy_to_a_hanging_device_return() {
                         .map(drop)
                         .map_err(|error| error.to_string()),
                     1 => other.grow(MORE * FRAMES).map_err(|error| error.to_string()),
-                    // SAFETY: no other thread uses the frames.
-                    2 => Ok(unsafe { other.shrink(1) }),
-                    3 => Ok(drop((closed, table))),
+                    2 => {
+                        // SAFETY: no other thread uses the frames.
+                        unsafe { other.shrink(1) };
+                        Ok(())
+                    }
+                    3 => {
+                        drop((closed, table));
+                        Ok(())
+                    }
                     // SAFETY: no other thread uses the frames.
                     4 => unsafe { host.receive(other, &all, &all) }.map_err(|error| error.to_string()),
                     5 => DeviceTable::new(again, 2, 2, 2).map(drop).map_err(|error| error.to_string()),
