@@ -51,7 +51,7 @@ late_copy_freed host_frames whose_end_is_unknown
 pages_returned_early host_frames pages_are_given_back
 nudge_in_line order waves_go_on
 sending_shared transfers a_source_serves
-landing_early transfers frames_longer
+landing_early gate a_copy_goes_on
 wipes_overlap order runs_that_are_freed
 wipes_left order runs_that_are_freed
 wipes_lost order a_wipe_that_fails

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, sys};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceTable};
 use kvpool::storage::{DeviceStream, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run, StorageError};
-use kvpool_cuda_tests::mock::{Rules, Session, session};
+use kvpool_cuda_tests::mock::{Rules, Session, Style, session};
 
 const FRAMES: usize = 4;
 /// Growth by which memory is mapped.
@@ -141,10 +141,11 @@ fn no_copy_begins_while_a_call_waits_in_the_driver() {
     let stream = first.stream().expect("a stream");
     let context = CudaContext::new(0).expect("a device");
     context.bind_to_thread().expect("its context");
-    let go = hold(&stream);
     session.rules(&Rules { stalls: true, ..Rules::default() });
     let (before, calls) = (sent(&session), session.calls("cuMemAlloc_v2"));
     std::thread::scope(|scope| {
+        // In the scope, whose threads go on if the test fails.
+        let go = hold(&stream);
         let calling = scope.spawn(|| DeviceTable::new(&again, 2, 2, 2).map(drop));
         wait("the call is in the driver", || session.calls("cuMemAlloc_v2") > calls);
         let copying = scope.spawn(copy);
@@ -183,7 +184,8 @@ fn a_copy_takes_all_its_buffers_before_it_begins() {
     assert_eq!(sent(&session) - before, MANY.div_ceil(3) as u64, "three frames a lot");
 }
 
-/// A device that its pools fill has room for few lots, of which each goes by itself.
+/// A device that its pools fill has room for few lots, which follow one another in the same buffers: none
+/// arrives in a buffer that another one is being unpacked from.
 #[test]
 fn a_copy_goes_on_with_few_buffers() {
     const MANY: usize = 9;
@@ -196,6 +198,9 @@ fn a_copy_goes_on_with_few_buffers() {
         let all = [run(0, MANY as u32)];
         // SAFETY: no other thread uses the frames.
         unsafe { source.unpack(&all, &content) }.expect("frames");
+        // One of the two devices runs far ahead of the other now and then.
+        session.style(Style::Ranks);
+        session.seed(u64::from(skip));
         session.fail_call("cuMemAlloc_v2", skip, 2);
         // SAFETY: as above.
         let copied: Result<(), StorageError> = unsafe { target.receive(&source, &all, &all) };

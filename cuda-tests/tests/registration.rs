@@ -58,7 +58,8 @@ fn hold(stream: sys::CUstream) -> Sender<()> {
     go
 }
 
-/// The driver has no memory for a while: frames pass through buffers meanwhile, and directly afterwards.
+/// The driver has no memory for a while: frames pass through buffers meanwhile. A copy that begins when the
+/// refusal holds no longer registers the pages.
 #[test]
 fn a_lack_of_memory_is_not_final() {
     let session = session();
@@ -66,14 +67,18 @@ fn a_lack_of_memory_is_not_final() {
     let device = Device::open(0).expect("a device");
     let (storage, host) = storages(&device);
     let all = [run(0, FRAMES as u32)];
+    let tried = session.calls("cuMemHostRegister_v2");
     session.fail_calls("cuMemHostRegister_v2", OUT_OF_MEMORY);
     copy(&storage, &host, &all);
     assert_eq!(registered(&session) - before, 0);
+    // More than one if the copy took long.
+    let refusals = session.calls("cuMemHostRegister_v2") - tried;
+    assert!(refusals > 0);
     session.forget_injected();
-    wait("the registration is tried again", || {
-        copy(&storage, &host, &all);
-        registered(&session) - before == 1
-    });
+    // A refusal holds for one second, and each further one for twice as long.
+    std::thread::sleep(Duration::from_secs(1 << (refusals - 1)));
+    copy(&storage, &host, &all);
+    assert_eq!(registered(&session) - before, 1, "after {refusals} refusals");
 }
 
 /// A device that is lost registers nothing, and does not keep another one from it.
@@ -110,11 +115,12 @@ fn pages_are_registered_again_after_the_registration_has_ended() {
     let context = CudaContext::new(0).expect("a device");
     context.bind_to_thread().expect("its context");
     let stream = device.stream().expect("a stream");
-    let go = hold(stream.as_raw().cast());
     session.rules(&Rules { stalls: true, ..Rules::default() });
     let calls = |name: &str| session.calls(name);
     let (ended, made) = (calls("cuMemHostUnregister"), calls("cuMemHostRegister_v2"));
     std::thread::scope(|scope| {
+        // In the scope, whose threads go on if the test fails.
+        let go = hold(stream.as_raw().cast());
         // Holds the registration while the storage shrinks.
         session.pause();
         let pending = session.pending();

@@ -239,7 +239,7 @@ fn frames_longer_than_a_buffer_go_in_parts() {
     let [first, second] = [0, 1].map(|ordinal| Device::open(ordinal).expect("two devices"));
     let [separate, joined] = [KvPlanes::Separate, KvPlanes::Joined].map(long);
     assert!(separate.packed_bytes() > 8 << 20);
-    // Several lots, which could be in each other's buffers.
+    // Several lots.
     let frames = (80usize << 20).div_ceil(separate.packed_bytes());
     let source = CudaStorage::new(&first, separate.clone(), frames, frames).expect("frames");
     let content = bytes(frames * separate.packed_bytes(), 7);
