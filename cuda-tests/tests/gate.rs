@@ -150,8 +150,8 @@ fn no_copy_begins_while_a_call_waits_in_the_driver() {
         wait("the call is in the driver", || session.calls("cuMemAlloc_v2") > calls);
         let copying = scope.spawn(copy);
         std::thread::sleep(Duration::from_millis(300));
-        assert!(!calling.is_finished() && !copying.is_finished(), "the device is busy");
         assert_eq!(sent(&session), before, "a copy has begun beside the call");
+        assert!(!calling.is_finished() && !copying.is_finished(), "the device is busy");
         go.send(()).expect("the stream waits");
         calling.join().expect("no panic").expect("enough memory");
         copying.join().expect("no panic").expect("healthy devices");
