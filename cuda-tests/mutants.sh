@@ -10,9 +10,11 @@ export RUST_BACKTRACE=0
 export KVPOOL_SCHEDULES="${KVPOOL_SCHEDULES:-120}"
 export CARGO_TARGET_DIR=$PWD/target/cuda-mutants
 cd "$(loom-tests/plant.sh)"
-cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test transfers --test host_frames --no-run
+cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test transfers --test host_frames \
+    --test gate --test buffers --test registration --no-run
 # The patched tree passes while no bug is active.
-KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test host_frames
+KVPOOL_SCHEDULES=20 cargo test --locked --quiet -p kvpool-cuda-tests --test schedules --test order --test host_frames \
+    --test gate --test buffers --test registration
 survivors=0
 # mutant, the file of the test that must catch it, and the test
 while read -r mutant test name; do
@@ -49,8 +51,17 @@ late_copy_freed host_frames whose_end_is_unknown
 pages_returned_early host_frames pages_are_given_back
 nudge_in_line order waves_go_on
 sending_shared transfers a_source_serves
-landing_early transfers frames_longer
+landing_early gate a_copy_goes_on
 wipes_overlap order runs_that_are_freed
 wipes_left order runs_that_are_freed
+wipes_lost order a_wipe_that_fails
+gate_left gate no_copy_begins
+gate_of_handle gate no_copy_begins
+buffers_late gate a_copy_takes_all
+pinned_early buffers may_still_write
+shelf_untrimmed buffers not_used_any_more
+locked_early registration registered_again
+refusal_final registration a_lack_of_memory
+pages_inherited registration child_processes
 LIST
 exit "$survivors"

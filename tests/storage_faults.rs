@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use kvpool::compact::{DefragError, ResizeError};
 use kvpool::storage::{CopyDone, Dtype, HostStorage, KvLayout, Storage};
-use kvpool::{AllocRequest, BlockHandle, DeviceId, GrowError, Pool, Run, SequenceId, StorageError};
+use kvpool::{AllocRequest, BlockHandle, DeviceId, FrameId, GrowError, Pool, Run, SequenceId, StorageError};
 use kvpool_testkit::storages::{Call, Hooked};
 
 const BLOCKS: usize = 64;
@@ -228,6 +228,8 @@ enum Wipe {
     Ends,
     Waits,
     Refuses,
+    /// Refuses more than one run at a time, and a bad frame.
+    RefusesMany,
     /// Drops the callback.
     Forgets,
     Panics,
@@ -239,6 +241,7 @@ struct Reporting(Arc<HostStorage>, Arc<Mutex<Wipes>>);
 
 struct Wipes {
     next: Wipe,
+    bad: Option<FrameId>,
     /// Callbacks of wipes that wait, each with its number of runs.
     waiting: Vec<(usize, CopyDone)>,
 }
@@ -283,6 +286,12 @@ impl Storage for Reporting {
             Wipe::Ends => done(unsafe { self.zero(runs) }),
             Wipe::Waits => self.1.lock().unwrap().waiting.push((runs.len(), done)),
             Wipe::Refuses => done(Err(StorageError::Aliases { which: "nothing" })),
+            Wipe::RefusesMany => {
+                let is_bad = runs.len() > 1 || Some(runs[0].start) == self.1.lock().unwrap().bad;
+                let refused = Err(StorageError::Aliases { which: "nothing" });
+                // SAFETY: as above.
+                done(if is_bad { refused } else { unsafe { self.zero(runs) } });
+            }
             Wipe::Forgets => drop(done),
             Wipe::Panics => panic!("on purpose"),
         }
@@ -293,7 +302,7 @@ fn reporting() -> (Pool, Reporting) {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(4).dtype(Dtype::F32);
     let layout = layout.build().unwrap();
     let host = HostStorage::new(layout.clone(), BLOCKS, BLOCKS).unwrap();
-    let wipes = Wipes { next: Wipe::Ends, waiting: Vec::new() };
+    let wipes = Wipes { next: Wipe::Ends, bad: None, waiting: Vec::new() };
     let storage = Reporting(Arc::new(host), Arc::new(Mutex::new(wipes)));
     let builder = Pool::builder(layout).storage(Arc::new(storage.clone())).blocks(BLOCKS).zero_on_free();
     (builder.without_null_block().magazine_blocks(0).build().unwrap(), storage)
@@ -314,6 +323,40 @@ fn deferred_wipes_that_fail_are_counted() {
         drop(pool.allocate(AllocRequest::new(BLOCKS - lost)).unwrap());
         let (stats, report) = (pool.stats(), pool.audit().unwrap());
         assert_eq!((stats.unwiped, stats.free, report.held), (lost, BLOCKS - lost, lost), "{wipe:?}");
+        assert_eq!(report.unwiped, lost);
+    }
+}
+
+/// A wipe of many runs fails because of one of them: the others are wiped, and only that one is held.
+#[test]
+fn a_wipe_that_fails_loses_only_the_run_that_failed() {
+    for (bad, lost) in [(None, 0), (Some(5), 1)] {
+        let (pool, storage) = reporting();
+        let leases: Vec<_> = (0..12).map(|_| pool.allocate(AllocRequest::new(1)).unwrap()).collect();
+        let frames: Vec<FrameId> = leases.iter().map(|lease| lease.runs().next().unwrap().start).collect();
+        let bytes = vec![7; frames.len() * pool.layout().packed_bytes()];
+        let runs: Vec<Run> = frames.iter().map(|&start| Run { start, len: 1 }).collect();
+        // SAFETY: frames of these leases.
+        unsafe { storage.0.unpack(&runs, &bytes) }.unwrap();
+        storage.next(Wipe::Waits);
+        let (first, rest): (Vec<_>, Vec<_>) = leases.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+        drop(first);
+        assert_eq!(storage.waiting(), [1]);
+        storage.1.lock().unwrap().bad = bad.map(|at: usize| frames[2 * at]);
+        storage.next(Wipe::RefusesMany);
+        storage.end();
+        let (stats, report) = (pool.stats(), pool.audit().unwrap());
+        assert_eq!((stats.unwiped, report.unwiped, report.held), (lost, lost, lost), "{report:?}");
+        assert_eq!((stats.free, report.owned), (BLOCKS - 6 - lost, 6));
+        let mut read = vec![0; bytes.len()];
+        // SAFETY: only this thread uses the storage.
+        unsafe { storage.0.pack(&runs, &mut read) }.unwrap();
+        let frame = pool.layout().packed_bytes();
+        for at in (2..12).step_by(2) {
+            let is_wiped = read[at * frame..][..frame].iter().all(|&byte| byte == 0);
+            assert_eq!(is_wiped, Some(at / 2) != bad, "{at}");
+        }
+        drop(rest);
     }
 }
 

@@ -235,7 +235,7 @@ API cuMemGetInfo_v2(size_t* free, size_t* total) {
 // copies access when they run, not when they are enqueued.
 API cuMemHostAlloc(void** at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
-  stall(call, call.device);
+  stall_all(call);
   if (!at || !bytes || flags > 7) return INVALID_VALUE;
   Region region = place(HOST_MEMORY, call.device, bytes, PROT_READ | PROT_WRITE);
   if (region.area == MAP_FAILED) return OUT_OF_MEMORY;
@@ -253,7 +253,7 @@ API cuMemAllocHost_v2(void** at, size_t bytes) { return cuMemHostAlloc(at, bytes
 // and aborts (copy.cpp).
 API cuMemFreeHost(void* at) {
   ENTER(INIT | UNSAFE);
-  stall(call, current);
+  stall_all(call);
   Region* region = owned(reinterpret_cast<uintptr_t>(at), HOST_MEMORY, __func__);
   int failed = region->device->failed;
   close(*region, __func__);
@@ -265,7 +265,7 @@ API cuMemFreeHost(void* at) {
 // refuses memory that is not mapped.
 API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
   ENTER(ALIVE | UNSAFE);
-  stall(call, call.device);
+  stall_all(call);
   uintptr_t base = reinterpret_cast<uintptr_t>(at);
   if (!at || !bytes || flags > 15) return INVALID_VALUE;
   uintptr_t first = base / PAGE * PAGE, end = (base + bytes + PAGE - 1) / PAGE * PAGE;
@@ -292,7 +292,7 @@ API cuMemHostRegister_v2(void* at, size_t bytes, unsigned flags) {
 // context that has failed returns its error, and the pages stay locked.
 API cuMemHostUnregister(void* at) {
   ENTER(ALIVE | UNSAFE);
-  stall(call, call.device);
+  stall_all(call);
   auto found = regions().find(reinterpret_cast<uintptr_t>(at));
   if (found == regions().end() || found->second.kind != REGISTERED) return HOST_MEMORY_NOT_REGISTERED;
   regions().erase(found);

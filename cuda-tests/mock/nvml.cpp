@@ -1,10 +1,11 @@
 // The management library: the clocks of the device at PCI address 0000:01:00.0. NVML: every function
 // but the first fails with NVML_ERROR_UNINITIALIZED (1) before nvmlInit.
+#include <atomic>
 #include <cstring>
 
 #include "state.h"
 
-static int started = 0;
+static std::atomic<int> started = 0;
 static char device;
 enum { UNINITIALIZED = 1, INVALID = 2, MISSING = 6 };
 
@@ -16,6 +17,10 @@ API nvmlDeviceGetHandleByPciBusId_v2(const char* address, void** found) {
   return *found = &device, 0;
 }
 API nvmlDeviceGetClockInfo(void* of, int kind, unsigned* mhz) {
+  {
+    std::lock_guard<std::mutex> lock(mock::machine().lock);
+    mock::machine().calls[__func__]++;
+  }
   if (!started) return UNINITIALIZED;
   if (of != &device || kind < 0 || kind > 3) return INVALID;
   return *mhz = kind == 2 ? 2619 : 1980, 0;

@@ -269,6 +269,11 @@ void stall(Call& call, Device* device) {
   if (machine().rules.stalls && device && !device->failed) drive_all(call, device);
 }
 
+void stall_all(Call& call) {
+  for (Device& device : machine().devices)
+    if (device.retained) stall(call, &device);
+}
+
 int drive_all(Call& call, Device* device) {
   std::vector<MarkRef> preceding;
   for (const Stream* stream : machine().streams)

@@ -104,7 +104,7 @@ enum class Style { Fifo, Random, Lazy, Starve, Lowest, Ranks };
 // | granularity | cuMemGetAllocationGranularity: 2 MiB on every device so far |
 // | queue_limit | a stream takes about a thousand operations; a call that enqueues one more blocks until the device has completed one |
 // | connections | streams share hardware queues (CUDA_DEVICE_MAX_CONNECTIONS: 8, at most 32): operations of streams that share one start in the order in which they were enqueued. 0: each stream has its own |
-// | stalls | a call that allocates, frees, maps or unmaps may wait for all work of the device |
+// | stalls | a call that allocates, frees, maps or unmaps may wait for all work of the device, or, if it concerns host memory, of all devices |
 // | hang | a device that waits for a failed one fails too, or waits for ever (schedule.cpp) |
 // | compilation | cuModuleLoadDataEx: the code with which the compilation of PTX fails, or 0 |
 // | refused | cuMemCreate: a device with the attribute for handles (1) or RDMA (2) may refuse them nevertheless |
@@ -215,6 +215,8 @@ void fail_device(Device& device, int code);
 int drive(Call& call, Device* device, Stream* wanted, const std::function<bool()>& done);
 // Waits for all work of the device, if calls like this one stall it.
 void stall(Call& call, Device* device);
+// The same for all devices: host memory is accessible from all of them.
+void stall_all(Call& call);
 // Waits for the work that all streams of the device hold now. Work enqueued later is not included:
 // the wait might never end.
 int until_all_done(Call& call, Device* device);

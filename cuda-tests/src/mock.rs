@@ -17,6 +17,7 @@
 
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
 
 use libloading::Library;
 
@@ -162,7 +163,25 @@ pub fn session() -> Session {
     let turn = TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let session = Session { _turn: turn };
     session.defaults();
+    forgotten();
     session
+}
+
+/// Waits until the threads of dropped devices have ended, for two seconds at most: a pool whose blocks
+/// are quarantined keeps its device for good.
+///
+/// They hold the last references to the devices' state. A device that was stuck, and whose work nothing
+/// tells the end of, is refused while there are any.
+pub fn forgotten() {
+    let is_watched = || {
+        let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
+        let names = threads.flatten().map(|thread| std::fs::read_to_string(thread.path().join("comm")));
+        names.flatten().any(|name| name.starts_with("kvpool-cuda:"))
+    };
+    let since = Instant::now();
+    while is_watched() && since.elapsed() < Duration::from_secs(2) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 impl Drop for Session {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::cuda::CudaError;
 use kvpool_cuda_tests::mock::session;
-use kvpool_gpu_check::clocks::{self, Clocks};
+use kvpool_gpu_check::clocks::{self, Moment, Sampler};
 use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_section};
 use kvpool_gpu_check::supervise::{self, Job};
 use kvpool_gpu_check::{Options, Part, SECTIONS, run};
@@ -165,14 +165,29 @@ fn a_question_has_a_limit() {
 fn clocks_are_those_of_the_management_library() {
     // SAFETY: the mock's initialisers only fill its own tables.
     let library = unsafe { libloading::Library::new(env!("KVPOOL_MOCK_CUDA")) }.expect("the mock");
-    let found = clocks::read(&library, "0000:01:00.0").expect("the device");
-    let expected = Clocks { sm_mhz: 1980, memory_mhz: 2619, celsius: Some(41), reasons: Some(1) };
-    assert_eq!(found, expected);
+    let now = || clocks::read(&library, "0000:01:00.0").expect("the device");
+    let expected = Moment { sm_mhz: 1980, memory_mhz: 2619, celsius: Some(41), reasons: Some(1) };
+    assert_eq!(now(), expected);
     assert_eq!(clocks::read(&library, "0000:07:00.0"), None);
+    // SAFETY: as above.
+    let again = unsafe { libloading::Library::new(env!("KVPOOL_MOCK_CUDA")) }.expect("the mock");
+    let session = session();
+    let before = session.calls("nvmlDeviceGetClockInfo");
+    let sampler = Sampler::start_with(again, "0000:01:00.0").expect("the device");
+    // While the section runs: two questions a sample.
+    let until = Instant::now() + Duration::from_secs(60);
+    while session.calls("nvmlDeviceGetClockInfo") < before + 8 {
+        assert!(Instant::now() < until, "nothing is sampled during the section");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let found = sampler.stop().expect("samples");
+    assert!(found.samples >= 3, "{found:?}");
+    assert_eq!((found.sm_mhz, found.celsius), ([1980, 1980], Some(41)));
     let mut section = Section::new("clocks");
     assert!(render_section(&section).contains("clocks unknown"));
     section.clocks = Some(found);
-    assert!(render_section(&section).contains("1980 MHz, memory 2619 MHz, 41 C, clock reasons 0x1"));
+    let text = render_section(&section);
+    assert!(text.contains("1980 MHz, memory 2619 MHz, up to 41 C, clock reasons 0x1, in "), "{text}");
 }
 
 #[test]

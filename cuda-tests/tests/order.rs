@@ -15,7 +15,7 @@ use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, Dtype, Elements, ElementsMut, FrameMove, KvLayout, Storage};
 use kvpool::{Batch, FrameId, Pool, Run, Sequence, SequenceId};
 use kvpool_cuda_tests::engine::drained;
-use kvpool_cuda_tests::mock::{Style, session};
+use kvpool_cuda_tests::mock::{Session, Style, session};
 
 /// Keeps a stream busy, by a host function that waits, until the sender is used or dropped. A context
 /// must be current.
@@ -232,51 +232,110 @@ fn waves_go_on_while_a_host_function_of_the_engine_takes_long() {
     }
 }
 
-/// Blocks that are freed on the watcher's thread are wiped by one launch at a time: those that are
-/// freed during a wipe are gathered for the next.
-#[test]
-fn runs_that_are_freed_during_a_wipe_are_wiped_together() {
-    const SEQUENCES: u64 = 24;
-    let session = session();
-    let device = Device::open(0).expect("the mock has a device");
+/// Blocks freed while one wipe is in flight, on the watcher's thread; the device is paused.
+struct Freed {
+    pool: Pool,
+    /// Sequences that hold one block each: those that were not copied, and the copies.
+    open: Vec<Sequence>,
+    /// Launches and allocations before the first wipe.
+    before: (u64, u64),
+}
+
+/// Number of sequences with a block, of which every second one is copied and its block freed: the
+/// freed ones are no neighbours.
+const SEQUENCES: u64 = 24;
+
+/// Returns the numbers of launches and of allocations.
+fn launches_and_allocations(session: &Session) -> (u64, u64) {
+    let allocations = session.calls("cuMemHostAlloc") + session.calls("cuMemAlloc_v2");
+    (session.calls("cuLaunchKernel"), allocations)
+}
+
+fn freed_during_a_wipe(session: &Session, device: &Device) -> Freed {
     let layout = KvLayout::named("tiny").expect("a preset");
-    let storage = CudaStorage::new(&device, layout.clone(), 65, 65).expect("memory for a few frames");
+    let storage = CudaStorage::new(device, layout.clone(), 65, 65).expect("memory for a few frames");
     let pool = Pool::builder(layout).blocks(64).zero_on_free().storage(Arc::new(storage));
     let pool = pool.build().expect("a small pool");
-    let mut sequences: Vec<Option<Sequence>> = Vec::new();
     let mut batch = pool.begin_batch();
-    for id in 0..SEQUENCES {
-        let mut sequence = pool.sequence(SequenceId(id)).open().expect("a new id");
-        batch.append(&mut sequence, 1).expect("enough blocks");
-        sequences.push(Some(sequence));
-    }
+    let sequences: Vec<Sequence> = (0..SEQUENCES)
+        .map(|id| {
+            let mut sequence = pool.sequence(SequenceId(id)).open().expect("a new id");
+            batch.append(&mut sequence, 1).expect("enough blocks");
+            sequence
+        })
+        .collect();
     batch.finish();
-    // The batch holds the last reference on the copied blocks, which are not neighbours.
+    // The batch holds the last reference on the copied blocks.
     let engine = device.stream().expect("a stream");
     let mut batch = pool.begin_batch_on(&engine).expect("a stream of the device");
-    let mut forks = Vec::new();
     session.pause();
-    for sequence in sequences.iter_mut().step_by(2) {
-        let whole = sequence.take().expect("taken once");
-        let mut fork = whole.fork(SequenceId(SEQUENCES + whole.id().0)).expect("a fork");
+    let mut open = Vec::new();
+    for sequence in sequences {
+        if sequence.id().0 % 2 > 0 {
+            open.push(sequence);
+            continue;
+        }
+        let mut fork = sequence.fork(SequenceId(SEQUENCES + sequence.id().0)).expect("a fork");
         assert!(batch.append(&mut fork, 1).expect("enough blocks").copied.is_some());
-        forks.push(fork);
+        open.push(fork);
     }
-    let launches = || session.calls("cuLaunchKernel");
-    let allocations = || session.calls("cuMemHostAlloc") + session.calls("cuMemAlloc_v2");
-    let before = (launches(), allocations());
+    let before = launches_and_allocations(session);
     let ended = batch.finish_on(&engine).expect("a stream of the device");
     session.step_stream(engine.as_raw() as usize, u64::MAX);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     runtime.block_on(ended).expect("a healthy device");
-    assert_eq!((launches() - before.0, allocations() - before.1), (1, 0), "one wipe is in flight");
+    let (launches, allocations) = launches_and_allocations(session);
+    let first = (launches - before.0, allocations - before.1);
+    if first != (1, 0) {
+        // What the failure drops waits for the device.
+        session.resume();
+    }
+    assert_eq!(first, (1, 0), "one wipe is in flight");
+    Freed { pool, open, before }
+}
+
+/// Blocks that are freed on the watcher's thread are wiped by one launch at a time: those that are
+/// freed during a wipe are gathered for the next.
+#[test]
+fn runs_that_are_freed_during_a_wipe_are_wiped_together() {
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let Freed { pool, open, before } = freed_during_a_wipe(&session, &device);
     session.resume();
     let used = SEQUENCES as usize;
     assert!(drained(|| pool.free_blocks() == 64 - used), "{:?}", pool.stats());
-    assert_eq!((launches() - before.0, allocations() - before.1), (2, 0), "the others went together");
-    drop((sequences, forks));
+    let (launches, allocations) = launches_and_allocations(&session);
+    assert_eq!((launches - before.0, allocations - before.1), (2, 0), "the others went together");
+    drop(open);
     assert!(drained(|| pool.free_blocks() == 64), "{:?}", pool.stats());
     pool.audit().expect("a consistent pool");
+}
+
+/// The driver refuses a wipe of many runs altogether: each is wiped once more, alone, and none is lost.
+#[test]
+fn a_wipe_that_fails_is_repeated_run_by_run() {
+    const OUT_OF_MEMORY: i32 = 2;
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let Freed { pool, open, before } = freed_during_a_wipe(&session, &device);
+    let fills = session.calls("cuMemsetD8Async");
+    // The kernel of the next wipe, of all the others, and what takes its place.
+    session.fail_call("cuLaunchKernel", 0, OUT_OF_MEMORY);
+    session.fail_call("cuMemsetD8Async", 0, OUT_OF_MEMORY);
+    session.resume();
+    let used = SEQUENCES as usize;
+    // The first wipe, the one that fails, and one for each of the others.
+    let launches = 1 + 1 + (SEQUENCES / 2 - 1);
+    assert!(
+        drained(|| pool.free_blocks() == 64 - used && session.calls("cuLaunchKernel") - before.0 == launches),
+        "{} launches, {:?}",
+        session.calls("cuLaunchKernel") - before.0,
+        pool.stats()
+    );
+    assert_eq!(session.calls("cuMemsetD8Async") - fills, 1, "only the wipe that failed");
+    let report = pool.audit().expect("a consistent pool");
+    assert_eq!((report.unwiped, report.held, pool.stats().unwiped), (0, 0, 0));
+    drop(open);
 }
 
 /// The driver refuses the kernel that wipes: the wipe takes another way, and the caller, which may be

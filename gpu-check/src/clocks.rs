@@ -1,6 +1,12 @@
-//! The device's current clocks, from the management library of the driver if there is one.
+//! The device's clocks during a section, from the management library of the driver if there is one.
+//!
+//! A thread asks for them while the section runs: after its end the device is idle, and its clocks
+//! fall.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use libloading::Library;
 use serde::{Deserialize, Serialize};
@@ -14,9 +20,27 @@ const MEMORY: c_int = 2;
 /// `NVML_TEMPERATURE_GPU`.
 const OF_GPU: c_int = 0;
 
-/// Clocks at one moment.
+/// Pause between two samples.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Samples taken during a section.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Clocks {
+    /// Number of samples.
+    pub samples: usize,
+    /// Lowest and highest clock of the multiprocessors in MHz.
+    pub sm_mhz: [u32; 2],
+    /// Lowest and highest clock of the memory in MHz.
+    pub memory_mhz: [u32; 2],
+    /// Highest temperature in degrees Celsius, if known.
+    pub celsius: Option<u32>,
+    /// All reasons why the clocks were not the maximum ones in any sample, if known.
+    pub reasons: Option<u64>,
+}
+
+/// Clocks at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Moment {
     /// Clock of the multiprocessors in MHz.
     pub sm_mhz: u32,
     /// Clock of the memory in MHz.
@@ -28,18 +52,72 @@ pub struct Clocks {
     pub reasons: Option<u64>,
 }
 
-/// Returns the clocks of the device at an address of the PCI bus; `None` if there is no management
-/// library, or it does not know them.
-#[must_use]
-pub fn now(pci: &str) -> Option<Clocks> {
-    // SAFETY: only the library's own initialisation runs.
-    let library = LIBRARIES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
-    read(&library, pci)
+impl Clocks {
+    /// Summarises samples; `None` if there are none.
+    #[must_use]
+    pub fn of(samples: &[Moment]) -> Option<Self> {
+        let range = |clock: fn(&Moment) -> u32| {
+            Some([samples.iter().map(clock).min()?, samples.iter().map(clock).max()?])
+        };
+        Some(Self {
+            samples: samples.len(),
+            sm_mhz: range(|moment| moment.sm_mhz)?,
+            memory_mhz: range(|moment| moment.memory_mhz)?,
+            celsius: samples.iter().filter_map(|moment| moment.celsius).max(),
+            reasons: samples.iter().filter_map(|moment| moment.reasons).reduce(|all, more| all | more),
+        })
+    }
 }
 
-/// Does so with a library that was loaded.
+/// A thread that samples the clocks until it is stopped.
+#[derive(Debug)]
+pub struct Sampler {
+    stop: Sender<()>,
+    thread: JoinHandle<Vec<Moment>>,
+}
+
+impl Sampler {
+    /// Starts to sample the device at an address of the PCI bus. `None` if there is no management
+    /// library, or it does not know the device's clocks.
+    #[must_use]
+    pub fn start(pci: &str) -> Option<Self> {
+        // SAFETY: only the library's own initialisation runs.
+        let library = LIBRARIES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
+        Self::start_with(library, pci)
+    }
+
+    /// Does so with a library that was loaded.
+    #[must_use]
+    pub fn start_with(library: Library, pci: &str) -> Option<Self> {
+        let pci = pci.to_owned();
+        // One sample before the section: without it there is no use in a thread.
+        let mut samples = vec![read(&library, &pci)?];
+        let (stop, stopped) = mpsc::channel();
+        let thread = thread::Builder::new().name("clocks".into()).spawn(move || {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(PAUSE) {
+                samples.extend(read(&library, &pci));
+            }
+            // Of a section that was over before the first pause, the idle device is all that is known.
+            if samples.len() > 1 {
+                samples.remove(0);
+            }
+            samples
+        });
+        Some(Self { stop, thread: thread.ok()? })
+    }
+
+    /// Stops, and returns what was sampled since the start.
+    #[must_use]
+    pub fn stop(self) -> Option<Clocks> {
+        drop(self.stop);
+        Clocks::of(&self.thread.join().ok()?)
+    }
+}
+
+/// Returns the current clocks of the device at an address of the PCI bus; `None` if the library does not
+/// know them.
 #[must_use]
-pub fn read(library: &Library, pci: &str) -> Option<Clocks> {
+pub fn read(library: &Library, pci: &str) -> Option<Moment> {
     type Device = *mut c_void;
     let pci = CString::new(pci).ok()?;
     // SAFETY: the types are those of nvml.h; all pointers are valid during the calls, and the device is
@@ -76,7 +154,7 @@ pub fn read(library: &Library, pci: &str) -> Option<Clocks> {
                 let mut value = 0;
                 (ask(device, &mut value) == 0).then_some(value)
             });
-            Some(Clocks {
+            Some(Moment {
                 sm_mhz: number(&clock, SM)?,
                 memory_mhz: number(&clock, MEMORY)?,
                 celsius: temperature.and_then(|ask| number(&ask, OF_GPU)),
@@ -93,8 +171,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn samples_are_summarised_by_their_extremes() {
+        let moment = |sm_mhz, celsius, reasons| Moment { sm_mhz, memory_mhz: 2619, celsius, reasons };
+        assert_eq!(Clocks::of(&[]), None);
+        let samples =
+            [moment(1980, Some(41), Some(0)), moment(345, None, None), moment(1200, Some(63), Some(6))];
+        let clocks = Clocks {
+            samples: 3,
+            sm_mhz: [345, 1980],
+            memory_mhz: [2619, 2619],
+            celsius: Some(63),
+            reasons: Some(6),
+        };
+        assert_eq!(Clocks::of(&samples), Some(clocks));
+    }
+
+    #[test]
     fn without_a_library_or_a_device_there_are_no_clocks() {
-        assert_eq!(now("ffff:ff:1f.0"), None);
+        assert!(Sampler::start("ffff:ff:1f.0").is_none());
         // A library that is not the right one.
         // SAFETY: this program itself.
         let own = unsafe { Library::new("libc.so.6") };

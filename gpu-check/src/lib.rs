@@ -144,13 +144,13 @@ pub fn run(part: &Part, options: &Options) -> Result<SectionReport, CudaError> {
             None
         }
     };
+    let sampler = gpu.pci().ok().and_then(|pci| clocks::Sampler::start(&pci));
     if section.error.is_none()
         && let Err(error) = (part.run)(&gpu, options, &mut section)
     {
         section.error = Some(error.to_string());
     }
-    // Under the load of the section, or right behind it.
-    section.clocks = gpu.pci().ok().and_then(|pci| clocks::now(&pci));
+    section.clocks = sampler.and_then(clocks::Sampler::stop);
     section.seconds = begin.elapsed().as_secs_f64();
     Ok(SectionReport { device, section })
 }

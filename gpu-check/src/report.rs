@@ -80,7 +80,7 @@ pub struct Section {
     pub seconds: f64,
     /// The error that ended the section early.
     pub error: Option<String>,
-    /// The device's clocks at the end of the section; `None` if they are not known.
+    /// The device's clocks during the section; `None` if they are not known.
     pub clocks: Option<Clocks>,
     /// True if each result is printed at once, for the parent process.
     #[serde(skip)]
@@ -243,13 +243,17 @@ pub fn render_section(section: &Section) -> String {
     let clocks = section.clocks.as_ref().map_or_else(
         || "clocks unknown".to_owned(),
         |clocks| {
-            let Clocks { sm_mhz, memory_mhz, celsius, reasons } = clocks;
-            let celsius = celsius.map_or(String::new(), |celsius| format!(", {celsius} C"));
+            let Clocks { samples, sm_mhz, memory_mhz, celsius, reasons } = clocks;
+            let range = |[low, high]: [u32; 2]| {
+                if low == high { format!("{low} MHz") } else { format!("{low} to {high} MHz") }
+            };
+            let (sm, memory) = (range(*sm_mhz), range(*memory_mhz));
+            let celsius = celsius.map_or(String::new(), |celsius| format!(", up to {celsius} C"));
             let reasons = reasons.map_or(String::new(), |reasons| format!(", clock reasons {reasons:#x}"));
-            format!("{sm_mhz} MHz, memory {memory_mhz} MHz{celsius}{reasons}")
+            format!("{sm}, memory {memory}{celsius}{reasons}, in {samples} samples")
         },
     );
-    let mut text = format!("\n{} ({:.1} s; at its end {clocks})\n", section.name, section.seconds);
+    let mut text = format!("\n{} ({:.1} s; {clocks})\n", section.name, section.seconds);
     if !section.checks.is_empty() {
         let mut table = table(["", "check", "observed"]);
         for check in &section.checks {

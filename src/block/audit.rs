@@ -34,6 +34,9 @@ pub struct AuditReport {
     /// Held frames: destinations of moves, frames collected by a shrink, frames that could not be
     /// wiped.
     pub held: usize,
+    /// The part of [`held`](Self::held) that is held for good, because it could not be wiped.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub unwiped: usize,
     /// Free frames that are set aside for urgent requests.
     pub reserved: usize,
     /// Frames of evictable blocks.
@@ -262,6 +265,7 @@ impl Core {
             in_magazines: ledger.count(FramePlace::Magazine),
             retired: ledger.count(FramePlace::Retired),
             held: ledger.count(FramePlace::Held),
+            unwiped: self.unwiped(),
             reserved: ledger.count(FramePlace::Reserved),
             evictable: ledger.count(FramePlace::Evictable),
             owned: ledger.count(FramePlace::Owned),

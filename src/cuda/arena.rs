@@ -143,6 +143,7 @@ impl Arena {
         segment_frames: Option<usize>,
         stream: &Stream,
     ) -> Result<(Self, Vec<Placed>), StorageError> {
+        let _pass = context.pass()?;
         let sharing = sharing(context)?;
         let properties = properties(context, sharing);
         let granule = granule(context, &properties)?;
@@ -180,6 +181,7 @@ impl Arena {
         if missing.is_empty() {
             return Ok(());
         }
+        let _pass = self.context.pass()?;
         let bytes: usize = missing.iter().map(|&(at, chunk)| self.plan.regions[at].chunk(chunk).1).sum();
         let (free, total) = self.context.memory()?;
         let short =
@@ -273,11 +275,8 @@ impl Arena {
 
     /// Unmaps chunks from the end, until `kept` chunks of each region are left.
     fn unmap_to(&self, mapped: &mut [usize], kept: &[usize]) {
-        self.context.settle_beside();
-        if self.context.is_stuck() {
-            // Work that may still be running would fault.
-            return;
-        }
+        // Refused if the device is stuck: work that may still be running would fault.
+        let Ok(_pass) = self.context.pass() else { return };
         let _entered = self.context.enter_anyhow();
         for (region, (chunks, &kept)) in self.plan.regions.iter().zip(mapped.iter_mut().zip(kept)) {
             while *chunks > kept {
@@ -298,9 +297,9 @@ impl Drop for Arena {
     fn drop(&mut self) {
         // Kernels of an engine may be running that this backend does not know of. In a lost context
         // nothing runs, unless it is stuck.
-        self.context.settle_beside();
         let settled = self.context.synchronise();
-        if self.context.is_stuck() || settled.is_err_and(|error| !error.is_lost()) {
+        let Ok(_pass) = self.context.pass() else { return };
+        if settled.is_err_and(|error| !error.is_lost()) {
             // Work may be running that would fault if the memory were unmapped: leak it.
             return;
         }

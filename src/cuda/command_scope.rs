@@ -11,7 +11,7 @@
 //!
 //! Commands that access another device's memory may never end if that device fails. A scope
 //! [beside](CommandScope::beside) another device therefore polls both devices instead of blocking
-//! in the driver. If the other one is lost and the commands do not end within [`GRACE`], this device
+//! in the driver, and belongs to a [flight](super::gate). If the other one is lost and the commands do not end within [`GRACE`], this device
 //! is lost too; so it is if the other one refuses to tell for [`PATIENCE`].
 
 use std::ptr;
@@ -29,7 +29,7 @@ use super::device::Device;
 use super::event::Event;
 use super::host_rows::{Rows, Way};
 use super::kernels::{Kernel, Shape};
-use super::staging::{Pinned, Scratch};
+use super::staging::{LotBuffers, Pinned, Scratch};
 use super::stream::is_idle;
 
 /// Time within which commands must end after a device that they access was lost.
@@ -46,7 +46,7 @@ const PAUSE_MAX: Duration = Duration::from_micros(500);
 pub(super) struct CommandScope<'a> {
     device: &'a Device,
     stream: CUstream,
-    kept: Kept,
+    kept: Buffers,
     mark: Option<Arc<Event>>,
     /// True if commands were enqueued that have not been waited for.
     is_open: bool,
@@ -54,12 +54,24 @@ pub(super) struct CommandScope<'a> {
     beside: Option<(&'a Device, CUstream)>,
 }
 
+/// Buffers of a scope, which returns them when its commands are complete.
 #[derive(Default)]
-struct Kept {
+pub(super) struct Buffers {
     pinned: Vec<Pinned>,
     scratch: Vec<Scratch>,
-    /// Memory of another device that the commands access.
-    borrowed: Vec<Scratch>,
+    /// In the order in which the scope got them.
+    pub(super) lots: Vec<LotBuffers>,
+}
+
+/// A pinned buffer of a scope.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct PinnedAt(usize);
+
+impl Buffers {
+    /// Returns the bytes of a pinned buffer.
+    pub(super) fn bytes(&self, at: PinnedAt) -> &[u8] {
+        self.pinned[at.0].bytes()
+    }
 }
 
 impl<'a> CommandScope<'a> {
@@ -68,16 +80,15 @@ impl<'a> CommandScope<'a> {
     /// # Safety
     /// The stream lives as long as the command scope, and is of this device.
     pub(super) unsafe fn on(device: &'a Device, stream: CUstream) -> Self {
-        Self { device, stream, kept: Kept::default(), mark: None, is_open: false, beside: None }
+        Self { device, stream, kept: Buffers::default(), mark: None, is_open: false, beside: None }
     }
 
     /// Makes the waits for these commands poll another device, too. Called once, before the first
-    /// command.
+    /// command, in a flight that ends after the scope.
     ///
     /// # Safety
     /// The stream lives as long as the command scope, and is of that device.
     pub(super) unsafe fn beside(&mut self, device: &'a Device, stream: CUstream) {
-        self.device.0.context.begin_beside();
         self.beside = Some((device, stream));
     }
 
@@ -89,14 +100,27 @@ impl<'a> CommandScope<'a> {
         Ok(address)
     }
 
-    /// Keeps scratch memory of another device, which these commands access, until they have ended.
-    pub(super) fn borrow(&mut self, scratch: Scratch) {
-        self.kept.borrowed.push(scratch);
+    /// Takes pinned memory, for these commands: the device may access it until the scope has ended,
+    /// which may never be known.
+    pub(super) fn keep(&mut self, pinned: Pinned) -> PinnedAt {
+        self.kept.pinned.push(pinned);
+        PinnedAt(self.kept.pinned.len() - 1)
     }
 
-    /// Takes scratch memory of this scope's device, for its commands.
-    pub(super) fn take(&mut self, scratch: impl IntoIterator<Item = Scratch>) {
-        self.kept.scratch.extend(scratch);
+    /// Takes the buffers of a lot, of this device or of another one that these commands access.
+    pub(super) fn hold(&mut self, lot: LotBuffers) {
+        self.kept.lots.push(lot);
+    }
+
+    /// Copies a list of frames to the buffers of a [lot](Self::hold), by their index. Returns its
+    /// address. They are read before the call returns.
+    pub(super) fn list(&mut self, lot: usize, bytes: &[u8]) -> Result<u64, StorageError> {
+        let buffers = &mut self.kept.lots[lot];
+        buffers.pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let (to, from) = (buffers.list.address(), buffers.pinned.as_ptr());
+        // SAFETY: both buffers are this scope's, and long enough.
+        unsafe { self.send_from(to, from, bytes.len())? };
+        Ok(to)
     }
 
     /// Copies bytes to scratch memory, where later commands can read them, and returns its address.
@@ -117,36 +141,44 @@ impl<'a> CommandScope<'a> {
         }
         let mut pinned = self.device.0.staging.pinned(bytes.len())?;
         pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the caller's promise; the buffer is kept.
-        let sent = unsafe { self.send(address, &pinned, bytes.len()) };
-        self.kept.pinned.push(pinned);
-        sent
+        let pinned = self.keep(pinned);
+        // SAFETY: the caller's promise.
+        unsafe { self.send(address, pinned, bytes.len()) }
     }
 
     /// Copies the beginning of a pinned buffer to an address of the device.
     ///
     /// # Safety
-    /// Until the command scope ends, no one else accesses the destination, and the buffer is
-    /// neither written nor dropped.
-    pub(super) unsafe fn send(&mut self, to: u64, from: &Pinned, bytes: usize) -> Result<(), StorageError> {
+    /// Until the command scope ends, no one else accesses the destination.
+    pub(super) unsafe fn send(&mut self, to: u64, from: PinnedAt, bytes: usize) -> Result<(), StorageError> {
+        let from = self.kept.pinned[from.0].as_ptr();
+        // SAFETY: the buffer is this scope's, and at least that long; the rest is the caller's promise.
+        unsafe { self.send_from(to, from, bytes) }
+    }
+
+    /// # Safety
+    /// The source is pinned memory of this scope, of this length; no one else accesses the destination
+    /// until the scope ends.
+    unsafe fn send_from(&mut self, to: u64, from: *mut u8, bytes: usize) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
         self.is_open = true;
-        // SAFETY: the buffer is at least that long; the rest is the caller's promise.
-        let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, self.stream) };
+        // SAFETY: the caller's promise.
+        let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream) };
         context.check(enqueued, "copying to the device")
     }
 
     /// Copies bytes of the device to the beginning of a pinned buffer.
     ///
     /// # Safety
-    /// Until the command scope ends, no one writes the source, and the buffer is not accessed.
-    pub(super) unsafe fn fetch(&mut self, to: &Pinned, from: u64, bytes: usize) -> Result<(), StorageError> {
+    /// Until the command scope ends, no one writes the source.
+    pub(super) unsafe fn fetch(&mut self, to: PinnedAt, from: u64, bytes: usize) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
         self.is_open = true;
+        let to = self.kept.pinned[to.0].as_ptr();
         // SAFETY: the buffer is at least that long; the rest is the caller's promise.
-        let enqueued = unsafe { sys::cuMemcpyDtoHAsync_v2(to.as_ptr().cast(), from, bytes, self.stream) };
+        let enqueued = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream) };
         context.check(enqueued, "copying to the host")
     }
 
@@ -225,8 +257,8 @@ impl<'a> CommandScope<'a> {
         self.wait_and_return().map(drop)
     }
 
-    /// Does the same, and returns the [borrowed](Self::borrow) memory.
-    pub(super) fn wait_and_return(mut self) -> Result<Vec<Scratch>, StorageError> {
+    /// Does the same, and returns the buffers.
+    pub(super) fn wait_and_return(mut self) -> Result<Buffers, StorageError> {
         if self.mark.is_none() && self.is_open && self.mark().is_err() {
             // Without an event, for the stream.
             self.settle()?;
@@ -235,7 +267,7 @@ impl<'a> CommandScope<'a> {
             self.wait_for(mark)?;
         }
         self.is_open = false;
-        Ok(std::mem::take(&mut self.kept.borrowed))
+        Ok(std::mem::take(&mut self.kept))
     }
 
     /// Waits until the commands before the [mark](Self::mark), which are all, are complete.
@@ -280,8 +312,18 @@ impl<'a> CommandScope<'a> {
     /// Waits after an error, also in a destructor. On a lost device no command is running.
     fn settle(&mut self) -> Result<(), StorageError> {
         if self.beside.is_some() {
-            // Without an event the stream's end cannot be polled: its buffers are leaked.
-            self.mark()?;
+            let since = Instant::now();
+            // Without an event the end of its commands cannot be polled.
+            while let Err(error) = self.mark() {
+                if error.is_lost() {
+                    return Err(error);
+                }
+                if since.elapsed() >= PATIENCE {
+                    let reason = format!("the end of a copy to another device cannot be detected: {error}");
+                    return Err(self.device.0.context.lose_stuck(reason.into()));
+                }
+                sleep(PAUSE_MAX);
+            }
             return self.mark.as_ref().map_or(Ok(()), |mark| self.wait_for(mark));
         }
         // SAFETY: the stream lives.
@@ -290,7 +332,9 @@ impl<'a> CommandScope<'a> {
 
     /// Ends the scope without waiting. The commands must not use any buffer of the scope.
     pub(super) fn leave(mut self) {
-        debug_assert!(self.kept.pinned.is_empty() && self.kept.scratch.is_empty());
+        debug_assert!(
+            self.kept.pinned.is_empty() && self.kept.scratch.is_empty() && self.kept.lots.is_empty()
+        );
         self.is_open = false;
     }
 
@@ -323,11 +367,19 @@ impl<'a> CommandScope<'a> {
         self.is_open = false;
         match settled {
             Err(error) if !error.is_lost() || self.device.0.context.is_stuck() => {
-                std::mem::forget(std::mem::take(&mut self.kept));
+                self.leak();
                 Err(error)
             }
             _ => Ok(()),
         }
+    }
+}
+
+impl CommandScope<'_> {
+    /// Leaks the buffers of commands whose end is not known.
+    fn leak(&mut self) {
+        std::mem::forget(std::mem::take(&mut self.kept));
+        self.device.0.context.leave(self.mark.take());
     }
 }
 
@@ -337,10 +389,7 @@ impl Drop for CommandScope<'_> {
         if self.is_open && self.settle().is_err_and(is_unended) {
             // A capture of this stream began just now, or the device is stuck. The end of the
             // enqueued commands is unknown, so their buffers are leaked.
-            std::mem::forget(std::mem::take(&mut self.kept));
-        }
-        if self.beside.is_some() {
-            self.device.0.context.end_beside();
+            self.leak();
         }
     }
 }

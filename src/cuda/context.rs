@@ -11,7 +11,7 @@
 //! In a *stuck* context the driver has reported no error that ends contexts, but work waits for
 //! something that never comes, or its end cannot be detected. Calls that wait for its work may not
 //! return, and the work may still access its memory: neither that nor memory adopted from an engine
-//! is given back.
+//! is given back. The primary context is stuck for all handles of the device, which are lost with it.
 //!
 //! Nothing runs in a lost context any more, so its memory is unused: pending waits get an error,
 //! and later calls are refused. The engine has to restart its process.
@@ -20,18 +20,18 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{mem, ptr};
 
 use cudarc::driver::sys::{self, CUcontext, CUdevice, CUevent, CUevent_flags, CUresult};
 
 use crate::error::StorageError;
 use crate::ids::DeviceId;
-use crate::sync::{AtomicBool, AtomicUsize, Ordering, sleep};
 
 use super::capture::Relaxed;
 use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
+use super::event::Event;
+use super::gate::{self, Flight, Gate, Pass, Shut};
 
 /// A device's primary context; see the [module](self).
 pub(super) struct Context {
@@ -39,18 +39,18 @@ pub(super) struct Context {
     device: CUdevice,
     raw: CUcontext,
     lost: OnceLock<Box<str>>,
-    stuck: AtomicBool,
-    /// Number of scopes whose commands access another device, and may wait for it.
-    beside: AtomicUsize,
+    /// Shared with the other handles of the device.
+    gate: Arc<Gate>,
     /// Events that are not in use. Creating one costs more than recording it.
     events: Mutex<Vec<CUevent>>,
 }
 
+/// What a gate was passed for, and why it has not opened.
+const PASSING: &str = "waiting for copies between devices";
+const LATE: &str = "they do not end, or a call that waits for the device does not return";
+
 /// Number of events that are created when a device is opened, and the maximum number of unused ones.
 const EVENTS: usize = 32;
-
-/// Pause between two looks at the commands that access another device.
-const BESIDE_PAUSE: Duration = Duration::from_millis(1);
 
 // SAFETY: a context can be current on any thread, and on several at once.
 unsafe impl Send for Context {}
@@ -85,6 +85,14 @@ impl Context {
     /// Retains the device's primary context.
     pub(super) fn new(ordinal: u16, device: CUdevice) -> Result<Self, CudaError> {
         let mut raw = ptr::null_mut();
+        let gate = Gate::of(device);
+        let _pass = gate.pass().map_err(|shut| CudaError::Driver {
+            doing: "opening the device",
+            reason: match shut {
+                Shut::Stuck(reason) => reason,
+                Shut::Late => LATE.into(),
+            },
+        })?;
         let _relaxed = Relaxed::enter();
         // SAFETY: the pointer is valid and the device exists.
         check(unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) }, "retaining the device's context")?;
@@ -93,8 +101,7 @@ impl Context {
             device,
             raw,
             lost: OnceLock::new(),
-            stuck: AtomicBool::new(false),
-            beside: AtomicUsize::new(0),
+            gate,
             events: Mutex::default(),
         })
     }
@@ -136,9 +143,10 @@ impl Context {
     /// # Errors
     /// [`StorageError::DeviceLost`].
     pub(super) fn good(&self) -> Result<(), StorageError> {
-        match self.lost.get() {
-            None => Ok(()),
-            Some(reason) => Err(StorageError::DeviceLost { device: self.id, reason: reason.clone() }),
+        match (self.lost.get(), self.gate.stuck()) {
+            (None, None) => Ok(()),
+            (Some(reason), _) => Err(StorageError::DeviceLost { device: self.id, reason: reason.clone() }),
+            (None, Some(reason)) => Err(self.lose(reason.into())),
         }
     }
 
@@ -224,37 +232,76 @@ impl Context {
     /// Marks the context as lost although the driver has reported no error: some of its work will
     /// never end.
     pub(super) fn lose_stuck(&self, reason: Box<str>) -> StorageError {
-        // Release: pairs with the Acquire in `is_stuck`; set before the context counts as lost.
-        self.stuck.store(true, Ordering::Release);
+        // Before the context counts as lost: what is given back on a lost device is not on a stuck one.
+        self.gate.jam(reason.clone());
         self.lose(reason)
     }
 
     /// Returns true if calls that wait for work of the context may not return.
     pub(super) fn is_stuck(&self) -> bool {
-        self.stuck.load(Ordering::Acquire)
+        self.gate.stuck().is_some()
     }
 
-    /// Notes that commands which access another device are about to be enqueued.
-    pub(super) fn begin_beside(&self) {
-        // Relaxed: a wait for the context that does not see it has begun before the commands.
-        self.beside.fetch_add(1, Ordering::Relaxed);
+    /// Notes commands whose end is not known, by the event behind them.
+    pub(super) fn leave(&self, event: Option<Arc<Event>>) {
+        self.gate.leave(event);
     }
 
-    /// Notes that such commands have ended.
-    pub(super) fn end_beside(&self) {
-        // Release: pairs with the Acquire in `settle_beside`.
-        self.beside.fetch_sub(1, Ordering::Release);
-    }
-
-    /// Waits until no command that accesses another device is in flight, or the context is stuck.
+    /// Waits until no copy to another device is in flight: before a call that may wait in the driver
+    /// for all work of the context, and until it has returned. Given also for a lost context, to
+    /// release its resources.
     ///
-    /// Before calls that wait for all work of the context in the driver: if the other device hangs,
-    /// they would not return. The threads that enqueued such commands poll them, for a few seconds at
-    /// most, so that this wait ends.
-    pub(super) fn settle_beside(&self) {
-        while self.beside.load(Ordering::Acquire) > 0 && !self.is_stuck() {
-            sleep(BESIDE_PAUSE);
+    /// # Errors
+    /// [`StorageError::DeviceLost`] if the device is stuck; [`StorageError::Device`] if copies to another
+    /// device do not end. The call must not be made.
+    pub(super) fn pass(&self) -> Result<Pass, StorageError> {
+        self.gate.pass().map_err(|shut| self.shut(shut))
+    }
+
+    /// Does the same for all open devices: before calls that concern memory of the host.
+    ///
+    /// # Errors
+    /// As for [`pass`](Self::pass), if any device is stuck or its copies do not end.
+    pub(super) fn pass_all(&self) -> Result<Vec<Pass>, StorageError> {
+        gate::pass_all().map_err(|shut| match shut {
+            Shut::Stuck(reason) if !self.is_stuck() => {
+                StorageError::Device { device: self.id, doing: PASSING, reason }
+            }
+            shut => self.shut(shut),
+        })
+    }
+
+    /// Waits until no call of [`pass`](Self::pass) is in the driver: before copies to another device, and
+    /// until their end is known. The thread passes no gate meanwhile.
+    ///
+    /// # Errors
+    /// As for [`pass`](Self::pass).
+    pub(super) fn fly(&self) -> Result<Flight, StorageError> {
+        self.gate.fly().map_err(|shut| self.shut(shut))
+    }
+
+    fn shut(&self, shut: Shut) -> StorageError {
+        match shut {
+            Shut::Stuck(reason) => self.lose(reason),
+            Shut::Late => StorageError::Device { device: self.id, doing: PASSING, reason: LATE.into() },
         }
+    }
+
+    /// Gives the context access to another device's memory, if supported. Otherwise the driver copies
+    /// through the host. Without effect if this was done before.
+    ///
+    /// # Errors
+    /// As for [`pass`](Self::pass) of either device.
+    pub(super) fn befriend(&self, other: &Self) -> Result<(), StorageError> {
+        if !self.gate.befriends(other.device) {
+            return Ok(());
+        }
+        let _passes = [self.pass()?, other.pass()?];
+        let _entered = self.enter_anyhow();
+        // SAFETY: the context is current and the other one lives. Access that is already enabled or not
+        // supported is no error here.
+        let _ = unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) };
+        Ok(())
     }
 
     /// Returns the device's free and total memory in bytes.
@@ -268,7 +315,11 @@ impl Context {
     }
 
     /// Waits until all work in this context is complete, including that of other code.
+    ///
+    /// # Errors
+    /// Also as for [`pass`](Self::pass); the work may then still be running.
     pub(super) fn synchronise(&self) -> Result<(), StorageError> {
+        let _pass = self.pass()?;
         let _entered = self.enter()?;
         // SAFETY: the context is current.
         self.check(unsafe { sys::cuCtxSynchronize() }, "waiting for the device")
@@ -279,9 +330,7 @@ impl Drop for Context {
     fn drop(&mut self) {
         let events = mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
         events.into_iter().for_each(|event| self.destroy_event(event));
-        if self.is_stuck() {
-            return;
-        }
+        let Ok(_pass) = self.pass() else { return };
         let _relaxed = Relaxed::enter();
         // SAFETY: retained once, by `new`; all users held a reference. A failure could not be
         // reported.

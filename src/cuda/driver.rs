@@ -242,6 +242,7 @@ mod tests {
             include_str!("arena.rs"),
             include_str!("capture.rs"),
             include_str!("context.rs"),
+            include_str!("crossing.rs"),
             include_str!("device.rs"),
             include_str!("device_rows.rs"),
             include_str!("driver.rs"),

@@ -47,6 +47,13 @@ impl Event {
         }
     }
 
+    /// Returns true if the device has reached the event, also if the context is lost.
+    pub(super) fn has_ended(&self) -> bool {
+        let _entered = self.context.enter_anyhow();
+        // SAFETY: the event lives.
+        unsafe { sys::cuEventQuery(self.raw) == CUresult::CUDA_SUCCESS }
+    }
+
     /// Waits until the device has reached the event. An error means that it never will.
     pub(super) fn wait(&self) -> Result<(), StorageError> {
         let _entered = self.context.enter()?;

@@ -20,18 +20,20 @@
 //! so does the registration their addresses.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
-use crate::storage::{Extent, HostStorage, Storage, check_runs, host_free_bytes, through_host};
+use crate::storage::{
+    Extent, HostStorage, PageLock, Refusal, Storage, check_runs, host_free_bytes, resident_bytes,
+    through_host,
+};
 
-use super::command_scope::CommandScope;
+use super::command_scope::{CommandScope, PinnedAt};
 use super::host_rows::{Pairs, Rows, Way, between, count, fit};
 use super::kernels::Kernel;
 use super::packed::{DEPTH, LOT_BYTES, Lot, frames_of, lots};
 use super::registered::Registered;
-use super::staging::{BYTES_MAX, Pinned};
+use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
 /// Mean size of a copy below which the frames pass through a pinned buffer: the driver takes
@@ -44,7 +46,7 @@ struct Direct<'a> {
     host: Vec<Extent>,
     pairs: Pairs<'a>,
     /// Locks the host's pages.
-    _registered: Arc<Registered>,
+    _registered: PageLock,
 }
 
 /// Runs of frames on the device, and of as many on the host.
@@ -107,18 +109,20 @@ impl CudaStorage {
 
     /// Returns the registration of the host's pages; makes it if necessary. `None` if there is none,
     /// or a device that is lost has made it.
-    fn registered(&self, host: &HostStorage) -> Option<Arc<Registered>> {
+    fn registered(&self, host: &HostStorage) -> Option<PageLock> {
         let lock = host.page_lock(|pages| {
             let bytes: usize = pages.ranges.iter().map(|range| range.len()).sum();
-            // Locked pages take memory, which a pool that is not in use does not.
-            let free = host_free_bytes().map_or(usize::MAX, |free| free as usize);
-            if bytes > self.host_bytes_max.min(free) {
-                return None;
+            if bytes > self.host_bytes_max {
+                return Err(Refusal::OfCaller);
             }
-            let registered = Registered::new(&self.inner.device.0.context, pages).ok()?;
-            Some(Arc::new(registered))
+            // Locked pages take memory, which unused ones of a pool do not.
+            let missing = bytes.saturating_sub(resident_bytes(&pages.ranges));
+            if host_free_bytes().is_some_and(|free| missing as u64 > free) {
+                return Err(Refusal::ForNow);
+            }
+            Registered::new(&self.inner.device.0.context, pages)
         })?;
-        lock.downcast::<Registered>().ok().filter(|registered| registered.is_good())
+        lock.lock::<Registered>().is_some_and(Registered::is_good).then_some(lock)
     }
 
     /// Copies frames as they are.
@@ -231,33 +235,35 @@ impl CudaStorage {
             let frames = pairs[lot.frames.clone()].iter().map(|&(_, host)| host);
             frames.map(|frame| Run { start: FrameId(frame), len: 1 }).collect::<Vec<_>>()
         };
-        let mut under_way: VecDeque<(CommandScope<'_>, Pinned, Lot)> = VecDeque::new();
-        let arrive = |(commands, pinned, lot): (CommandScope<'_>, Pinned, Lot)| {
-            commands.wait()?;
+        let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
+        let arrive = |(commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
+            let buffers = commands.wait_and_return()?;
             if way == Way::Up {
                 return Ok(());
             }
             // SAFETY: the caller's promise.
-            unsafe { host.unpack(&hosts(&lot), &pinned.bytes()[..lot.bytes]) }
+            unsafe { host.unpack(&hosts(&lot), &buffers.bytes(pinned)[..lot.bytes]) }
         };
         for lot in lots(&inner.pieces, inner.layout.packed_bytes(), frames.len(), BYTES_MAX) {
             if under_way.len() == DEPTH {
                 under_way.pop_front().map_or(Ok(()), arrive)?;
             }
             let mut pinned = inner.device.0.staging.pinned(lot.bytes)?;
+            if way == Way::Up {
+                // SAFETY: the caller's promise.
+                unsafe { host.pack(&hosts(&lot), &mut pinned.bytes_mut()[..lot.bytes])? };
+            }
             // SAFETY: the stream lives as long as the storage.
             let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
-            let packed = commands.scratch(lot.bytes)?;
+            let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: the caller's promise, for frames that exist; the buffers are kept until the
-            // command scope ends.
+            // SAFETY: the caller's promise, for frames that exist; the buffers are the scope's.
             unsafe {
                 if way == Way::Down {
                     inner.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
-                    commands.fetch(&pinned, packed, lot.bytes)?;
+                    commands.fetch(pinned, packed, lot.bytes)?;
                 } else {
-                    host.pack(&hosts(&lot), &mut pinned.bytes_mut()[..lot.bytes])?;
-                    commands.send(packed, &pinned, lot.bytes)?;
+                    commands.send(packed, pinned, lot.bytes)?;
                     inner.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)?;
                 }
             }

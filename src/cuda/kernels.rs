@@ -134,6 +134,7 @@ unsafe impl Sync for Kernels {}
 
 impl Kernels {
     pub(super) fn load(context: Arc<Context>, capability: Version) -> Result<Self, StorageError> {
+        let _pass = context.pass()?;
         let _entered = context.enter()?;
         let (module, image) = load_first(&context, images(capability))?;
         let mut kernels =
@@ -205,9 +206,7 @@ impl Kernels {
 
 impl Drop for Kernels {
     fn drop(&mut self) {
-        if self.context.is_stuck() {
-            return;
-        }
+        let Ok(_pass) = self.context.pass() else { return };
         let _entered = self.context.enter_anyhow();
         // SAFETY: the module was loaded, and no one has its functions any more. The driver waits
         // for their launches.

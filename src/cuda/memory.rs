@@ -23,6 +23,7 @@ pub(super) struct Memory {
 impl Memory {
     /// Allocates uninitialised memory.
     pub(super) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, StorageError> {
+        let _pass = context.pass()?;
         let _entered = context.enter()?;
         let mut address = 0;
         // SAFETY: the pointer is valid and the context is current. The driver refuses allocations
@@ -53,10 +54,8 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.context.settle_beside();
-        if self.context.is_stuck() {
-            return;
-        }
+        // Leaked if the device is stuck.
+        let Ok(_pass) = self.context.pass() else { return };
         let _entered = self.context.enter_anyhow();
         // SAFETY: allocated by `new`. The driver waits for work in progress.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };

@@ -10,12 +10,13 @@
 //!             │
 //!             ├─ arena | adopted ─ pieces       the frames' memory: mapped, or an engine's tensors
 //!             │
-//!             └─ storage ─ moves, rows, packed, host_frames  the `Storage` backend;  tables: block tables
+//!             └─ storage ─ moves, rows, packed, crossing, host_frames  the `Storage` backend;  tables: block tables
 //! ```
 //!
 //! | file | contents |
 //! |---|---|
 //! | `version`, `error`, `driver` | errors; the driver and its devices |
+//! | `gate` | keeps calls that wait for all work of a device apart from copies to other devices |
 //! | `capture`, `context` | isolation from graph captures; the device's primary context |
 //! | `stream`, `event` | streams and events |
 //! | `engines`, `watch` | pending events of engines; the thread that watches events complete |
@@ -25,6 +26,7 @@
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; mapped frames; an engine's tensors |
 //! | `config`, `storage` | configuration; the backend |
 //! | `pending`, `moves`, `packed` | copies on write in progress; copies of frames; packed frames |
+//! | `crossing` | packed frames on their way to another device |
 //! | `registered`, `host_rows`, `host_frames` | locked pages of the host; copies of rows; frames of host storages |
 //! | `rows`, `device_rows` | stores and loads of tokens, from the host or on an engine's stream |
 //! | `tables` | block tables and slots in device memory, updated in place |
@@ -49,12 +51,14 @@ mod capture;
 mod command_scope;
 mod config;
 mod context;
+mod crossing;
 mod device;
 mod device_rows;
 mod driver;
 mod engines;
 mod error;
 mod event;
+mod gate;
 mod host_frames;
 mod host_rows;
 mod kernels;

@@ -1,15 +1,10 @@
-//! Frames in packed form: to a buffer of the host and back, and to other devices.
+//! Frames in packed form: to a buffer of the host and back, and to other storages.
 //!
 //! ```text
 //! pack      kernel: pieces -> scratch  copy engine: scratch -> pinned  host: pinned -> caller
 //! unpack    the reverse
-//! receive   kernel: pieces -> scratch  copy engine: scratch -> other device  kernel there
+//! receive   kernel: pieces -> scratch  kernel: scratch -> pieces;  between devices: `crossing`
 //! ```
-//!
-//! Between devices the host enqueues the last kernel when it has seen the copy complete. No stream
-//! of one device waits for an event of the other, which would never come if that device failed. The
-//! copy itself may never end then. It is therefore on a stream of its own, the source's *sending*
-//! stream, for which no one waits in the driver: threads that pack or wipe other frames go on.
 //!
 //! The data is transferred in *lots* of one buffer each: several whole frames, or, if a frame
 //! exceeds a buffer, several of its pieces. [`DEPTH`] lots are in flight at a time, so that the
@@ -18,19 +13,17 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use cudarc::driver::sys;
-
 use crate::error::StorageError;
 use crate::ids::Run;
 use crate::storage::{HostStorage, Storage, check, check_runs, through_host};
 
-use super::command_scope::CommandScope;
+use super::command_scope::{CommandScope, PinnedAt};
 use super::host_rows::Way;
 use super::kernels::Kernel;
 use super::memory::bytes_of;
 use super::params::{PackParams, Piece};
 use super::pieces::Pieces;
-use super::staging::{BYTES_MAX, Pinned, SCRATCH_MAX};
+use super::staging::{BYTES_MAX, SCRATCH_MAX};
 use super::storage::{CudaStorage, StorageInner};
 
 /// Maximum number of lots in flight on each device: the engines and the host work on different ones
@@ -51,16 +44,6 @@ pub(super) struct Lot {
     /// Offset in the packed form of all frames.
     at: usize,
     pub(super) bytes: usize,
-}
-
-/// A lot on its way to another device.
-struct Leaving<'a> {
-    /// Packs and copies it; keeps its copy's memory.
-    left: CommandScope<'a>,
-    /// Address of its copy on the target's device.
-    arrived: u64,
-    /// The lot as the target's layout cuts it.
-    lot: Lot,
 }
 
 /// Cuts the packed form of `frames` frames into lots of at most `most` bytes.
@@ -108,10 +91,28 @@ impl StorageInner {
         packed: u64,
         grid: u32,
     ) -> Result<(), StorageError> {
+        let frames = commands.upload(bytes_of(&frames[lot.frames.clone()]))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_listed(commands, kernel, frames, lot, packed, grid) }
+    }
+
+    /// Does the same for frames whose list is at an address of the device, in the scope's memory.
+    ///
+    /// # Safety
+    /// As for [`launch_lot`](Self::launch_lot).
+    pub(super) unsafe fn launch_listed(
+        &self,
+        commands: &mut CommandScope<'_>,
+        kernel: Kernel,
+        frames: u64,
+        lot: &Lot,
+        packed: u64,
+        grid: u32,
+    ) -> Result<(), StorageError> {
         let first = &self.pieces.list[lot.pieces.start];
         let params = PackParams {
             pieces: self.table.address() + (lot.pieces.start * size_of::<Piece>()) as u64,
-            frames: commands.upload(bytes_of(&frames[lot.frames.clone()]))?,
+            frames,
             // Pieces contain their offset in a whole frame.
             packed: packed.wrapping_sub(first.packed_at.into()),
             packed_stride: self.layout.packed_bytes() as u64,
@@ -134,10 +135,10 @@ impl CudaStorage {
         self.check_packed(check::runs(runs, self.frames())?, out.len())?;
         let (inner, frames) = (&*self.inner, frames_of(runs));
         let _entered = inner.device.0.context.enter()?;
-        let mut under_way: VecDeque<(CommandScope<'_>, Pinned, Lot)> = VecDeque::new();
-        let mut arrive = |(commands, pinned, lot): (CommandScope<'_>, Pinned, Lot)| {
-            commands.wait()?;
-            out[lot.at..][..lot.bytes].copy_from_slice(&pinned.bytes()[..lot.bytes]);
+        let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
+        let mut arrive = |(commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
+            let buffers = commands.wait_and_return()?;
+            out[lot.at..][..lot.bytes].copy_from_slice(&buffers.bytes(pinned)[..lot.bytes]);
             Ok::<(), StorageError>(())
         };
         for lot in inner.lots(frames.len(), BYTES_MAX) {
@@ -147,13 +148,12 @@ impl CudaStorage {
             let pinned = inner.device.0.staging.pinned(lot.bytes)?;
             // SAFETY: the stream lives as long as the storage.
             let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
-            let packed = commands.scratch(lot.bytes)?;
+            let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: the frames exist; the buffers are kept until the command scope ends; the rest
-            // is the caller's promise.
+            // SAFETY: the frames exist; the buffers are the scope's; the rest is the caller's promise.
             unsafe {
                 inner.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
-                commands.fetch(&pinned, packed, lot.bytes)?;
+                commands.fetch(pinned, packed, lot.bytes)?;
             }
             commands.mark()?;
             under_way.push_back((commands, pinned, lot));
@@ -245,7 +245,7 @@ impl CudaStorage {
             unsafe { self.receive_within(source, lots, &from, &to) }
         } else {
             // SAFETY: as above.
-            unsafe { self.receive_across(source, lots, &from, &to) }
+            unsafe { self.receive_across(source, lots.collect(), &from, &to) }
         }
     }
 
@@ -280,98 +280,6 @@ impl CudaStorage {
             under_way.push_back(commands);
         }
         under_way.into_iter().try_for_each(CommandScope::wait)
-    }
-
-    /// Copies lots from another device.
-    ///
-    /// # Safety
-    /// As for [`receive_from`](Self::receive_from); the frames exist.
-    unsafe fn receive_across(
-        &self,
-        source: &Self,
-        lots: impl Iterator<Item = (Lot, Lot)>,
-        from: &[u32],
-        to: &[u32],
-    ) -> Result<(), StorageError> {
-        let (there, here) = (&*source.inner, &*self.inner);
-        self.befriend(source);
-        let mut leaving: VecDeque<Leaving<'_>> = VecDeque::new();
-        let mut landing: VecDeque<CommandScope<'_>> = VecDeque::new();
-        for (lot, landing_lot) in lots {
-            if leaving.len() == DEPTH
-                && let Some(oldest) = leaving.pop_front()
-            {
-                if landing.len() == DEPTH {
-                    landing.pop_front().map_or(Ok(()), CommandScope::wait)?;
-                }
-                // SAFETY: the caller's promise.
-                landing.push_back(unsafe { self.land(oldest, to)? });
-            }
-            // SAFETY: the stream lives as long as its storage.
-            let mut left = unsafe { CommandScope::on(&there.device, source.sending.raw()) };
-            // SAFETY: as above.
-            unsafe { left.beside(&here.device, self.packing.raw()) };
-            let (packed, landing) = (left.scratch(lot.bytes)?, here.device.0.staging.scratch(lot.bytes)?);
-            let arrived = landing.address();
-            // Also if this fails half-way: the copy may write to it until it ends.
-            left.borrow(landing);
-            let grid = source.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest
-            // is the caller's promise.
-            unsafe {
-                there.launch_lot(&mut left, Kernel::Pack, from, &lot, packed, grid)?;
-                source.send_to(self, packed, arrived, lot.bytes)?;
-            }
-            left.mark()?;
-            leaving.push_back(Leaving { left, arrived, lot: landing_lot });
-        }
-        while let Some(oldest) = leaving.pop_front() {
-            // SAFETY: the caller's promise.
-            landing.push_back(unsafe { self.land(oldest, to)? });
-        }
-        landing.into_iter().try_for_each(CommandScope::wait)
-    }
-
-    /// Waits until the lot has arrived, and enqueues its unpacking.
-    ///
-    /// # Safety
-    /// As for [`receive_across`](Self::receive_across).
-    unsafe fn land<'a>(&'a self, lot: Leaving<'a>, to: &[u32]) -> Result<CommandScope<'a>, StorageError> {
-        let Leaving { left, arrived, lot } = lot;
-        // SAFETY: the stream lives as long as the storage.
-        let mut landed = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
-        landed.take(left.wait_and_return()?);
-        let grid = self.grid(lot.frames.len() * lot.pieces.len());
-        // SAFETY: the frames exist; destinations are distinct; the lot has arrived, and its buffer
-        // is kept until the scope ends; the rest is the caller's promise.
-        unsafe { self.inner.launch_lot(&mut landed, Kernel::Unpack, to, &lot, arrived, grid)? };
-        landed.mark()?;
-        Ok(landed)
-    }
-
-    /// Enables direct access between the devices, if supported. Otherwise the driver copies through
-    /// the host.
-    fn befriend(&self, source: &Self) {
-        let (here, there) = (&self.inner.device.0.context, &source.inner.device.0.context);
-        for (from, to) in [(there, here), (here, there)] {
-            let _entered = from.enter_anyhow();
-            // SAFETY: the context is current and the other one lives. Access that is already
-            // enabled or not supported is no error here.
-            let _ = unsafe { sys::cuCtxEnablePeerAccess(to.raw(), 0) };
-        }
-    }
-
-    /// Enqueues a copy from this device's memory to another's, on the stream for sending.
-    ///
-    /// # Safety
-    /// The caller owns the bytes at both addresses until the copy is complete.
-    unsafe fn send_to(&self, target: &Self, from: u64, to: u64, bytes: usize) -> Result<(), StorageError> {
-        let (here, there) = (&self.inner.device.0.context, &target.inner.device.0.context);
-        let _entered = here.enter()?;
-        // SAFETY: the caller's promise; both contexts live.
-        let sent =
-            unsafe { sys::cuMemcpyPeerAsync(to, there.raw(), from, here.raw(), bytes, self.sending.raw()) };
-        here.check(sent, "copying to another device")
     }
 
     fn check_packed(&self, frames: usize, got: usize) -> Result<(), StorageError> {

@@ -45,11 +45,11 @@ impl CudaStorage {
                 let rows = &rows.as_bytes()[part * most * row_bytes..][..slots.len() * row_bytes];
                 bytes[at..at + rows.len()].copy_from_slice(rows);
             }
-            let scratch = commands.scratch(at.end)?;
-            // SAFETY: the scratch memory belongs to this command scope, the pinned buffer outlives
-            // it, and the slots are checked; the rest is the caller's promise.
+            let (scratch, pinned) = (commands.scratch(at.end)?, commands.keep(pinned));
+            // SAFETY: the buffers belong to this command scope, and the slots are checked; the rest is
+            // the caller's promise.
             unsafe {
-                commands.send(scratch, &pinned, at.end)?;
+                commands.send(scratch, pinned, at.end)?;
                 self.launch_parts(&mut commands, layer, Way::Store, (k.dtype(), v.dtype()), scratch, &at)?;
             }
             commands.wait()?;
@@ -82,18 +82,18 @@ impl CudaStorage {
             // SAFETY: the stream lives as long as the storage.
             let mut commands = unsafe { CommandScope::on(&inner.device, self.service.raw()) };
             pinned.bytes_mut()[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
-            let scratch = commands.scratch(at.end)?;
+            let (scratch, pinned) = (commands.scratch(at.end)?, commands.keep(pinned));
             // SAFETY: as in `store_rows`; the slots are sent before the rows are fetched.
             unsafe {
-                commands.send(scratch, &pinned, size_of_val(slots))?;
+                commands.send(scratch, pinned, size_of_val(slots))?;
                 self.launch_parts(&mut commands, layer, Way::Load, dtypes, scratch, &at)?;
-                commands.fetch(&pinned, scratch, at.end)?;
+                commands.fetch(pinned, scratch, at.end)?;
             }
-            commands.wait()?;
+            let buffers = commands.wait_and_return()?;
             let targets = [(k.as_bytes_mut(), at.k, k_bytes), (v.as_bytes_mut(), at.v, v_bytes)];
             for (rows, at, row_bytes) in targets.into_iter().take(inner.halves()) {
                 let target = rows[part * most * row_bytes..].chunks_exact_mut(row_bytes);
-                let loaded = pinned.bytes()[at..].chunks_exact(row_bytes);
+                let loaded = buffers.bytes(pinned)[at..].chunks_exact(row_bytes);
                 for ((target, loaded), _) in target.zip(loaded).zip(slots).filter(|(_, slot)| **slot >= 0) {
                     target.copy_from_slice(loaded);
                 }

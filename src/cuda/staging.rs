@@ -3,6 +3,8 @@
 //!
 //! Sizes are powers of two. Buffers are kept, because allocating and freeing may each wait for the
 //! device: some of each size are allocated when the device is opened, more when none is available.
+//! If more than [`UNUSED_BYTES_MAX`] of a kind are unused, a thread frees the largest ones, since
+//! neither the destructor of a buffer nor the thread that watches the device may wait for it.
 //!
 //! **A buffer used by an enqueued command is dropped only after the event behind that command was
 //! seen complete.** A dropped buffer is handed out again, and the device would read the next
@@ -11,11 +13,12 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys;
 
 use crate::error::StorageError;
+use crate::sync::spawn_detached;
 
 use super::context::Context;
 
@@ -25,6 +28,10 @@ pub(super) const BYTES_MAX: usize = 8 << 20;
 /// Size of the largest scratch memory. Buffers above [`BYTES_MAX`] are allocated when they are
 /// needed.
 pub(super) const SCRATCH_MAX: usize = 32 << 20;
+
+/// Maximum size of the unused buffers of each kind in bytes. More than a transfer of the longest lots
+/// takes, which would otherwise allocate them anew each time.
+pub(super) const UNUSED_BYTES_MAX: usize = 256 << 20;
 
 const BYTES_MIN_LOG: u32 = 12;
 const CLASSES: usize = (SCRATCH_MAX.trailing_zeros() - BYTES_MIN_LOG + 1) as usize;
@@ -42,9 +49,29 @@ pub(super) struct Staging {
     scratch: Shelf,
 }
 
-/// Addresses of available buffers, by size class.
+/// Unused buffers of one kind.
 #[derive(Default)]
-struct Shelf([Mutex<Vec<u64>>; CLASSES]);
+struct Shelf(Mutex<Unused>);
+
+#[derive(Default)]
+struct Unused {
+    /// Addresses by size class.
+    addresses: [Vec<u64>; CLASSES],
+    bytes: usize,
+    /// True while a thread frees buffers.
+    is_trimmed: bool,
+}
+
+/// Buffers of a lot on its way between devices.
+#[derive(Debug)]
+pub(super) struct LotBuffers {
+    /// The packed form.
+    pub(super) packed: Scratch,
+    /// The list of frames.
+    pub(super) list: Scratch,
+    /// The list, on the host.
+    pub(super) pinned: Pinned,
+}
 
 /// Host memory that the device reads and writes at the same address.
 #[derive(Debug)]
@@ -111,10 +138,17 @@ impl Staging {
         Ok(Scratch { address, class, staging: self.clone() })
     }
 
+    /// Returns buffers for a lot.
+    pub(super) fn lot(self: &Arc<Self>, bytes: usize, list_bytes: usize) -> Result<LotBuffers, StorageError> {
+        let (packed, list) = (self.scratch(bytes)?, self.scratch(list_bytes)?);
+        Ok(LotBuffers { packed, list, pinned: self.pinned(list_bytes)? })
+    }
+
     fn make_pinned(&self, class: usize) -> Result<u64, StorageError> {
+        let _passes = self.context.pass_all()?;
         let _entered = self.context.enter()?;
         let (bytes, mut start) = (bytes_of(class), std::ptr::null_mut());
-        // Portable, because the other device of a copy between two devices reads it, too. Not
+        // With unified addressing, such memory is accessible from all devices, whatever the flags. Not
         // write-combined, because the host reads it. SAFETY: the pointer is valid and the context
         // is current.
         let made = unsafe { sys::cuMemHostAlloc(&mut start, bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
@@ -125,6 +159,7 @@ impl Staging {
     }
 
     fn make_scratch(&self, class: usize) -> Result<u64, StorageError> {
+        let _pass = self.context.pass()?;
         let _entered = self.context.enter()?;
         let mut address = 0;
         // SAFETY: the pointer is valid and the context is current.
@@ -134,21 +169,49 @@ impl Staging {
     }
 }
 
+impl Staging {
+    /// Frees an unused buffer of pinned memory. The gates are passed.
+    fn free_pinned(&self, address: u64) {
+        let _entered = self.context.enter_anyhow();
+        // SAFETY: allocated by `make_pinned`, and not in use.
+        let _ = unsafe { sys::cuMemFreeHost(address as *mut _) };
+    }
+
+    /// Frees an unused buffer of scratch memory. The gate is passed.
+    fn free_scratch(&self, address: u64) {
+        let _entered = self.context.enter_anyhow();
+        // SAFETY: allocated by `make_scratch`, and not in use.
+        let _ = unsafe { sys::cuMemFree_v2(address) };
+    }
+
+    /// Frees what exceeds the maximum of a kind, on a thread of its own, which may wait for the device.
+    /// If there is none, the next buffer that is dropped tries again.
+    #[cold]
+    fn trim(self: &Arc<Self>, shelf: fn(&Self) -> &Shelf, free: fn(&Self, u64)) {
+        let staging = self.clone();
+        let trimmed = spawn_detached(format!("kvpool-trim-{}", self.context.id()), move || {
+            // One at a time: others may take the rest meanwhile.
+            while let Ok(_passes) = staging.context.pass_all() {
+                let Some((_, address)) = shelf(&staging).lock().excess() else { return };
+                free(&staging, address);
+            }
+            // They stay, as on a device that is lost.
+            shelf(&staging).lock().is_trimmed = false;
+        });
+        if trimmed.is_err() {
+            shelf(self).lock().is_trimmed = false;
+        }
+    }
+}
+
 impl Drop for Staging {
     fn drop(&mut self) {
-        if self.context.is_stuck() {
-            return;
+        // Leaked if the gates do not open.
+        if let Ok(_passes) = self.context.pass_all() {
+            self.pinned.lock().take_until(0).into_iter().for_each(|(_, address)| self.free_pinned(address));
         }
-        let _entered = self.context.enter_anyhow();
-        for class in 0..CLASSES {
-            while let Some(address) = self.pinned.take(class) {
-                // SAFETY: allocated by `make_pinned`, and not in use.
-                let _ = unsafe { sys::cuMemFreeHost(address as *mut _) };
-            }
-            while let Some(address) = self.scratch.take(class) {
-                // SAFETY: allocated by `make_scratch`, and not in use.
-                let _ = unsafe { sys::cuMemFree_v2(address) };
-            }
+        if let Ok(_pass) = self.context.pass() {
+            self.scratch.lock().take_until(0).into_iter().for_each(|(_, address)| self.free_scratch(address));
         }
     }
 }
@@ -160,12 +223,48 @@ impl fmt::Debug for Staging {
 }
 
 impl Shelf {
-    fn take(&self, class: usize) -> Option<u64> {
-        self.0[class].lock().unwrap_or_else(PoisonError::into_inner).pop()
+    fn lock(&self) -> MutexGuard<'_, Unused> {
+        // No code panics while this lock is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, class: usize, address: u64) {
-        self.0[class].lock().unwrap_or_else(PoisonError::into_inner).push(address);
+    fn take(&self, class: usize) -> Option<u64> {
+        self.lock().take(class)
+    }
+
+    /// Puts a buffer back. Returns true if the caller must [trim](Staging::trim) the shelf.
+    fn put(&self, class: usize, address: u64) -> bool {
+        let mut unused = self.lock();
+        unused.addresses[class].push(address);
+        unused.bytes += bytes_of(class);
+        let is_due = unused.bytes > UNUSED_BYTES_MAX && !unused.is_trimmed;
+        unused.is_trimmed |= is_due;
+        is_due
+    }
+}
+
+impl Unused {
+    fn take(&mut self, class: usize) -> Option<u64> {
+        let address = self.addresses[class].pop()?;
+        self.bytes -= bytes_of(class);
+        Some(address)
+    }
+
+    /// Takes one of the largest buffers, with its class.
+    fn take_largest(&mut self) -> Option<(usize, u64)> {
+        (0..CLASSES).rev().find_map(|class| Some((class, self.take(class)?)))
+    }
+
+    /// Takes the largest buffers until at most `bytes` bytes are left.
+    fn take_until(&mut self, bytes: usize) -> Vec<(usize, u64)> {
+        std::iter::from_fn(|| (self.bytes > bytes).then(|| self.take_largest()).flatten()).collect()
+    }
+
+    /// Takes a buffer that exceeds the maximum, or ends the trimming.
+    fn excess(&mut self) -> Option<(usize, u64)> {
+        let excess = (self.bytes > UNUSED_BYTES_MAX).then(|| self.take_largest()).flatten();
+        self.is_trimmed = excess.is_some();
+        excess
     }
 }
 
@@ -198,7 +297,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        self.staging.pinned.put(self.class, self.start.as_ptr() as u64);
+        if self.staging.pinned.put(self.class, self.start.as_ptr() as u64) {
+            self.staging.trim(|staging| &staging.pinned, Staging::free_pinned);
+        }
     }
 }
 
@@ -210,7 +311,9 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        self.staging.scratch.put(self.class, self.address);
+        if self.staging.scratch.put(self.class, self.address) {
+            self.staging.trim(|staging| &staging.scratch, Staging::free_scratch);
+        }
     }
 }
 
@@ -226,6 +329,22 @@ mod tests {
             let has = bytes_of(class_of(bytes));
             assert!(has >= bytes && (has == 4096 || has < 2 * bytes), "{bytes}: {has}");
         }
+    }
+
+    #[test]
+    fn what_exceeds_the_maximum_is_taken_from_the_largest() {
+        let shelf = Shelf::default();
+        let longest = UNUSED_BYTES_MAX / SCRATCH_MAX;
+        for address in 0..longest as u64 {
+            assert!(!shelf.put(CLASSES - 1, address));
+        }
+        assert!(shelf.put(0, 100), "one thread trims");
+        assert!(!shelf.put(0, 101), "and no other");
+        let mut unused = shelf.lock();
+        assert_eq!(unused.excess().map(|(class, _)| class), Some(CLASSES - 1));
+        assert_eq!((unused.excess(), unused.is_trimmed), (None, false));
+        assert_eq!(unused.bytes, UNUSED_BYTES_MAX - SCRATCH_MAX + 2 * bytes_of(0));
+        assert_eq!((unused.take_until(0).len(), unused.bytes), (longest + 1, 0));
     }
 
     #[test]

@@ -37,6 +37,7 @@ unsafe impl Sync for Stream {}
 impl Stream {
     pub(super) fn new(context: Arc<Context>, priority: StreamPriority) -> Result<Self, StorageError> {
         let raw = {
+            let _pass = context.pass()?;
             let _entered = context.enter()?;
             let (mut lowest, mut highest) = (0, 0);
             let mut raw = std::ptr::null_mut();

@@ -27,7 +27,9 @@ use crate::sync::caught;
 ///   └──── the thread that started it ── Ended
 /// ```
 ///
-/// Each run is reported once, at the end of its wipe; a callback that is dropped reports a failure.
+/// Each run is reported once, at the end of its last wipe; a callback that is dropped counts as a
+/// failure. If a wipe fails, each of its runs is wiped once more, alone: only those that fail again are
+/// reported as failed, and held for good.
 pub(super) struct FrameScrub {
     /// Weak: thread caches keep the block metadata alive, and must not keep the bytes alive.
     storage: Weak<dyn Storage>,
@@ -44,6 +46,8 @@ pub(super) struct FrameScrub {
 struct Deferred {
     /// Runs of the next wipe.
     queue: Vec<Run>,
+    /// Runs of wipes that failed, each of which goes next, alone.
+    again: Vec<Run>,
     stage: Stage,
 }
 
@@ -66,6 +70,8 @@ enum Stage {
 struct Wipe {
     scrub: Arc<FrameScrub>,
     runs: Vec<Run>,
+    /// True for a run that goes alone.
+    is_last: bool,
     is_wiped: bool,
 }
 
@@ -99,21 +105,24 @@ impl FrameScrub {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the queue for a wipe, if no other is under way.
-    fn next(&self) -> Option<Vec<Run>> {
+    /// Begins the next wipe, if no other is under way.
+    fn next(self: &Arc<Self>) -> Option<Wipe> {
         let mut deferred = self.deferred();
-        if deferred.stage != Stage::Idle || deferred.queue.is_empty() {
+        if deferred.stage != Stage::Idle || (deferred.queue.is_empty() && deferred.again.is_empty()) {
             return None;
         }
         deferred.stage = Stage::Starting;
-        Some(std::mem::take(&mut deferred.queue))
+        let again = deferred.again.pop();
+        let is_last = again.is_some();
+        let runs = again.map_or_else(|| std::mem::take(&mut deferred.queue), |run| vec![run]);
+        Some(Wipe { scrub: self.clone(), runs, is_last, is_wiped: false })
     }
 
     /// Starts a wipe of the queued runs, unless one is under way.
     fn start(self: &Arc<Self>) {
         // In a loop: wipes may end before they return.
-        while let Some(runs) = self.next() {
-            let mut wipe = Wipe { scrub: self.clone(), runs: runs.clone(), is_wiped: false };
+        while let Some(mut wipe) = self.next() {
+            let runs = wipe.runs.clone();
             match self.storage.upgrade() {
                 Some(storage) => {
                     let end = move |outcome| {
@@ -145,7 +154,9 @@ impl FrameScrub {
 #[cfg(not(kvpool_loom))]
 impl Drop for Wipe {
     fn drop(&mut self) {
-        if let Some(blocks) = self.scrub.blocks.get().and_then(WeakBlocks::upgrade) {
+        if !self.is_wiped && !self.is_last {
+            self.scrub.deferred().again.append(&mut self.runs);
+        } else if let Some(blocks) = self.scrub.blocks.get().and_then(WeakBlocks::upgrade) {
             for &run in &self.runs {
                 // Frees the frames, and may wake tasks.
                 let _ = caught(|| blocks.wiped(run, self.is_wiped));

@@ -4,6 +4,8 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+use std::time::Instant;
 
 use crate::error::{GrowError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, FrameId, Run};
@@ -17,7 +19,7 @@ use super::layout::KvLayout;
 use super::memory::Reservation;
 use super::page_lock::PageLocks;
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
-use super::page_lock::{PageLock, Pages};
+use super::page_lock::{PageLock, Pages, Refusal};
 use super::rows;
 use super::storage::{check_runs, through_host};
 use super::tensors::StoragePlanes;
@@ -148,13 +150,16 @@ impl HostStorage {
     ///
     /// Only memory that was reserved here is locked: an engine manages its own.
     #[cfg(all(feature = "cuda", not(kvpool_loom)))]
-    pub(crate) fn page_lock(&self, lock: impl FnOnce(Pages) -> Option<PageLock>) -> Option<PageLock> {
+    pub(crate) fn page_lock<L: Any + Send + Sync>(
+        &self,
+        lock: impl FnOnce(Pages) -> Result<L, Refusal>,
+    ) -> Option<PageLock> {
         let Memory::Reserved(memory) = &*self.memory else { return None };
         let make = |frames| {
             let ranges = merged(self.tiles.spans(frames).map(|span| memory.pages_of(span)).collect());
             lock(Pages { ranges: ranges.into_vec(), memory: memory.clone() })
         };
-        self.page_locks.get(|| self.frames(), make)
+        self.page_locks.get(Instant::now(), || self.frames(), make)
     }
 
     /// Returns the contiguous parts of a frame, in packed order.

@@ -8,6 +8,8 @@
 use crate::error::StorageError;
 
 pub(super) use imp::Reservation;
+#[cfg(all(feature = "cuda", not(kvpool_loom), target_os = "linux", not(miri)))]
+pub(super) use imp::page_size;
 
 #[cfg(not(miri))]
 mod imp {
@@ -99,7 +101,7 @@ mod imp {
     }
 
     #[cfg(target_os = "linux")]
-    fn page_size() -> usize {
+    pub(in crate::storage) fn page_size() -> usize {
         // SAFETY: a query that passes no pointers.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(page).unwrap_or(HUGE_PAGE)

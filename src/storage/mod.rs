@@ -10,6 +10,7 @@
 //! | `plane`, `layout`, `models`, `planes` | planes, the shape of a block, presets, the table of planes |
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check`, `rows` | validation, before any byte moves |
+//! | `host_memory` | the memory that the system and the container have left, and its pages |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
 //! | `memory`, `page_lock`, `adopted`, `adopted_tensors`, `host` | a reservation, its locked pages, an engine's memory, the host backend |
 //! | `tensors`, `host_tile` | planes for other libraries, one frame's memory in reach of the processor |
@@ -49,6 +50,7 @@ mod exchange;
 mod fp8;
 mod frame_move;
 pub(crate) mod host;
+mod host_memory;
 mod host_tile;
 mod layout;
 mod memory;
@@ -73,16 +75,18 @@ pub use elements::{Element, Elements, ElementsMut};
 pub(crate) use exchange::check_form;
 pub use frame_move::{CopyDone, FrameMove};
 pub use host::HostStorage;
+pub use host_memory::host_free_bytes;
 pub use host_tile::HostTile;
 pub use layout::{Arrangement, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
 pub use plane::{Plane, PlaneKind, PlanePart, TILE_ALIGN};
 pub use planes::PlaneTable;
-pub use sizing::{Sizing, check_balance, host_free_bytes};
+pub use sizing::{Sizing, check_balance};
 pub use storage::{Storage, WAVE_BYTES};
 pub use tensors::{LayerPlanes, PlaneTensor, StoragePlanes};
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) use {
-    page_lock::Pages,
+    host_memory::{resident_bytes, set_inherited},
+    page_lock::{PageLock, Pages, Refusal},
     storage::{check_runs, through_host},
     tiles::Extent,
 };

@@ -3,14 +3,20 @@
 //!
 //! ```text
 //! none ──lock──> locked(frames) ──retire: the storage shrinks, or has more frames──> none
-//!   └──refused──> refused(frames) ───────────────────same────────────────────────────^
+//!   ├──refused──> refused(frames) ──────────────────same────────────────────────────^
+//!   └──refused for now──> refused(frames, until) ───same, or the time has come──────^
 //! ```
+//!
+//! A refusal for now (the driver or the system has too little memory) holds for [`PAUSE`], and for
+//! twice as long after each further one, up to [`PAUSE_MAX`]: locking may take long before it fails.
 //!
 //! Invariants:
 //! - locked pages are those that this process sees. Pages return to the system only after the number
 //!   of usable frames was lowered and the lock was retired, in this order: a copy that began before
 //!   uses other frames, no copy begins with it, and the next lock has fewer frames;
 //! - a copy holds the lock while the device may access the frames. The last owner unlocks the pages;
+//! - pages are locked again only after they were unlocked: when the retired lock is *gone*, and not when
+//!   its last owner begins to drop it. Until then the driver would say that they are locked by others;
 //! - a lock owns the reservation. While a driver may know the addresses, no other mapping gets them.
 #![cfg_attr(
     not(all(feature = "cuda", not(kvpool_loom))),
@@ -20,9 +26,41 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Time for which a first refusal for now holds.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Longest time for which a refusal for now holds.
+const PAUSE_MAX: Duration = Duration::from_secs(64);
 
 /// Locked pages; dropping the last owner unlocks them.
-pub(crate) type PageLock = Arc<dyn Any + Send + Sync>;
+pub(crate) type PageLock = Arc<Locked>;
+
+/// A lock, with a witness that outlives it: fields are dropped in order.
+pub(crate) struct Locked {
+    lock: Box<dyn Any + Send + Sync>,
+    witness: Arc<()>,
+}
+
+impl Locked {
+    /// Returns the lock as it was made.
+    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
+    pub(crate) fn lock<L: Any>(&self) -> Option<&L> {
+        (*self.lock).downcast_ref()
+    }
+}
+
+/// Why pages were not locked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Refusal {
+    /// Until their number changes.
+    Final,
+    /// May succeed later.
+    ForNow,
+    /// This caller cannot lock any; another one may.
+    OfCaller,
+}
 
 /// Page-aligned address ranges to lock, and the owner of their memory.
 pub(crate) struct Pages {
@@ -37,8 +75,8 @@ pub(super) struct PageLocks(Mutex<State>);
 #[derive(Default)]
 struct State {
     slot: Slot,
-    /// A retired lock, which copies may still hold: until its end the pages cannot be locked again.
-    retired: Option<Weak<dyn Any + Send + Sync>>,
+    /// Witness of a retired lock, which copies may still hold.
+    retired: Option<Weak<()>>,
 }
 
 #[derive(Default)]
@@ -51,13 +89,15 @@ enum Slot {
     },
     Refused {
         frames: usize,
+        /// The time of the next attempt, and the pause before it.
+        again: Option<(Instant, Duration)>,
     },
 }
 
 impl State {
     fn retire(&mut self) {
         if let Slot::Locked { lock, .. } = std::mem::take(&mut self.slot) {
-            self.retired = Some(Arc::downgrade(&lock));
+            self.retired = Some(Arc::downgrade(&lock.witness));
         }
     }
 }
@@ -67,29 +107,40 @@ impl PageLocks {
     ///
     /// `None` if the pages cannot be locked, or another thread is locking them: a copy then takes
     /// another way, and does not wait.
-    pub(super) fn get(
+    pub(super) fn get<L: Any + Send + Sync>(
         &self,
+        now: Instant,
         frames: impl FnOnce() -> usize,
-        make: impl FnOnce(usize) -> Option<PageLock>,
+        make: impl FnOnce(usize) -> Result<L, Refusal>,
     ) -> Option<PageLock> {
         let mut state = self.0.try_lock().ok()?;
         // Counted here: a shrink counts down before it retires, so that no lock has pages that it
         // returns.
         let frames = frames();
+        let mut pause = PAUSE;
         match &state.slot {
             Slot::Locked { frames: locked, lock } if *locked >= frames => return Some(lock.clone()),
-            Slot::Refused { frames: refused } if *refused >= frames => return None,
+            Slot::Refused { frames: refused, again } if *refused >= frames => match again {
+                Some((at, before)) if *at <= now => pause = (2 * *before).min(PAUSE_MAX),
+                _ => return None,
+            },
             _ => state.retire(),
         }
-        if state.retired.as_ref().is_some_and(|lock| lock.strong_count() > 0) {
+        if state.retired.as_ref().is_some_and(|witness| witness.strong_count() > 0) {
             return None;
         }
-        let lock = make(frames);
-        state.slot = match &lock {
-            Some(lock) => Slot::Locked { frames, lock: lock.clone() },
-            None => Slot::Refused { frames },
+        let made = make(frames);
+        let refused = |again| Slot::Refused { frames, again };
+        state.slot = match made {
+            Ok(lock) => {
+                let lock = Arc::new(Locked { lock: Box::new(lock), witness: Arc::new(()) });
+                Slot::Locked { frames, lock }
+            }
+            Err(Refusal::Final) => refused(None),
+            Err(Refusal::ForNow) => refused(Some((now + pause, pause))),
+            Err(Refusal::OfCaller) => Slot::None,
         };
-        lock
+        if let Slot::Locked { lock, .. } = &state.slot { Some(lock.clone()) } else { None }
     }
 
     /// Retires the lock, so that pages can be returned to the system. Waits for a thread that locks
@@ -101,82 +152,4 @@ impl PageLocks {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn lock(_: usize) -> Option<PageLock> {
-        Some(Arc::new(()))
-    }
-
-    #[test]
-    fn pages_are_locked_once_and_again_for_more_frames() {
-        let locks = PageLocks::default();
-        let first = locks.get(|| 4, lock).unwrap();
-        assert!(Arc::ptr_eq(&first, &locks.get(|| 4, |_| unreachable!()).unwrap()));
-        assert!(Arc::ptr_eq(&first, &locks.get(|| 3, |_| unreachable!()).unwrap()));
-        // A copy in progress still has the lock of fewer frames.
-        assert!(locks.get(|| 5, |_| unreachable!()).is_none());
-        assert!(locks.get(|| 4, |_| unreachable!()).is_none());
-        drop(first);
-        assert!(locks.get(|| 5, lock).is_some());
-    }
-
-    #[test]
-    fn a_refusal_holds_until_the_frames_change() {
-        let locks = PageLocks::default();
-        assert!(locks.get(|| 4, |_| None).is_none());
-        assert!(locks.get(|| 4, |_| unreachable!()).is_none());
-        assert!(locks.get(|| 5, lock).is_some());
-        locks.retire();
-        assert!(locks.get(|| 4, |_| None).is_none());
-        locks.retire();
-        assert!(locks.get(|| 4, lock).is_some());
-    }
-
-    #[test]
-    fn a_lock_has_the_frames_that_a_retirement_left() {
-        let locks = PageLocks::default();
-        // The number falls between the call and the count, as in a shrink beside it.
-        let usable = std::cell::Cell::new(100);
-        let mut made = 0;
-        let count = || {
-            assert!(locks.0.try_lock().is_err(), "no retirement goes by while frames are counted");
-            usable.replace(50)
-        };
-        assert!(
-            locks
-                .get(count, |frames| {
-                    made = frames;
-                    lock(frames)
-                })
-                .is_some()
-        );
-        locks.retire();
-        assert_eq!(made, 100);
-        assert!(
-            locks
-                .get(
-                    || usable.get(),
-                    |frames| {
-                        made = frames;
-                        lock(frames)
-                    }
-                )
-                .is_some()
-        );
-        assert_eq!(made, 50);
-    }
-
-    #[test]
-    fn nobody_waits_for_a_thread_that_locks() {
-        let locks = PageLocks::default();
-        let made = locks.get(
-            || 1,
-            |_| {
-                assert!(locks.get(|| 1, |_| unreachable!()).is_none());
-                lock(1)
-            },
-        );
-        assert!(made.is_some());
-    }
-}
+mod tests;

@@ -75,19 +75,6 @@ pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, Sizing
     Ok(free)
 }
 
-/// Returns the host memory in bytes that is available without swapping; `None` if unknown.
-///
-/// The limit of a container is not considered.
-pub fn host_free_bytes() -> Option<u64> {
-    available(&std::fs::read_to_string("/proc/meminfo").ok()?)
-}
-
-/// Returns `MemAvailable` from the text of `/proc/meminfo`, in bytes.
-fn available(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,13 +121,5 @@ mod tests {
         assert_eq!(check_balance(&[], 0.1), Err(SizingError::NoRanks));
         assert!(matches!(check_balance(&[1], f64::NAN), Err(SizingError::Tolerance { .. })));
         assert!(matches!(check_balance(&[1], 1.0), Err(SizingError::Tolerance { .. })));
-    }
-
-    #[test]
-    fn meminfo_is_read() {
-        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:   24291408 kB\n"), Some(24_291_408 * 1024));
-        for text in ["", "MemAvailable: x kB", "MemAvailable: 1", "MemAvailable: 99999999999999999999 kB"] {
-            assert_eq!(available(text), None, "{text:?}");
-        }
     }
 }

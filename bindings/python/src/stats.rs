@@ -362,6 +362,8 @@ record! {
         retired: usize,
         /// Held frames.
         held: usize,
+        /// The part of `held` that is held for good, because it could not be wiped.
+        unwiped: usize,
         /// Free frames reserved for urgent requests.
         reserved: usize,
         /// Frames of evictable blocks.
@@ -381,6 +383,7 @@ impl From<AuditReport> for Audit {
             in_magazines: report.in_magazines,
             retired: report.retired,
             held: report.held,
+            unwiped: report.unwiped,
             reserved: report.reserved,
             evictable: report.evictable,
             owned: report.owned,
