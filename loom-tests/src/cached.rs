@@ -70,6 +70,18 @@ impl CachedBlocks {
         prefix::models::register(&self.cache, &self.blocks, self.blocks.handle(id));
     }
 
+    /// Registers a block of a list, whose bytes arrived with a checksum, under the `n`th hash.
+    pub fn arrive(&self, id: BlockId, n: u64, sum: u64) {
+        prefix::models::note(&self.cache, id, Self::hash(n));
+        prefix::models::note_sum(&self.cache, id, sum);
+        prefix::models::register(&self.cache, &self.blocks, self.blocks.handle(id));
+    }
+
+    /// Returns the checksum of a block of a list.
+    pub fn sum(&self, id: BlockId) -> Option<u64> {
+        prefix::models::sum(&self.cache, id)
+    }
+
     /// Allocates a block into a list, and writes it.
     pub fn take_listed(&self) -> Option<BlockId> {
         let id = models::allocate_listed(&self.blocks, &AllocRequest::new(1))?;

@@ -379,3 +379,26 @@ fn dropped_by_its_hash_against_other_contents() {
         pool.finish();
     });
 }
+
+/// A block that arrived is marked as a duplicate while another thread evicts it and caches there what
+/// it computed: that has no checksum, and is not taken for damaged.
+#[test]
+fn marked_as_a_duplicate_against_other_contents() {
+    check_to(2, "evictable::marked_as_a_duplicate_against_other_contents", || {
+        let pool = CachedBlocks::new(2);
+        let (block, arrived) = (pool.take_listed().unwrap(), pool.take_listed().unwrap());
+        assert!(block < arrived, "the larger number is the duplicate");
+        pool.arrive(arrived, 1, 5);
+        assert_eq!(pool.sum(arrived), Some(5));
+        pool.leave(arrived);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.register(block, 1));
+        let computed = pool.replace().expect("one is evictable");
+        pool.register(computed, 2);
+        join_last(thread);
+        assert_eq!((computed, pool.sum(computed)), (arrived, None), "of the former contents");
+        pool.leave(computed);
+        pool.leave(block);
+        pool.finish();
+    });
+}

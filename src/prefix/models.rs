@@ -10,6 +10,16 @@ pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
     cache.note(id, hash, cache.era(), 0);
 }
 
+/// Notes the checksum of a noted block.
+pub fn note_sum(cache: &PrefixCache, id: BlockId, sum: u64) {
+    cache.note_sum(id, sum);
+}
+
+/// Returns the checksum of a block on which the caller has a reference.
+pub fn sum(cache: &PrefixCache, id: BlockId) -> Option<u64> {
+    cache.sum(id)
+}
+
 /// Registers a noted block.
 pub fn register(cache: &PrefixCache, blocks: &Blocks, handle: BlockHandle) {
     cache.register(blocks, [(handle, None)]);

@@ -9,7 +9,8 @@
 //! | `released` | low bits of a generation, and the newest batch that may have seen the block before that generation began | the last release |
 //! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
 //! | `queue` | its eviction queue | the last release |
-//! | `uses` | bit 0: it duplicates a block with the same hash; bit 1: its checksum was noted; the rest: number of hits, a racy statistic | registrations, hits; bit 1 with the key |
+//! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
+//! | `has_sum` | whether its checksum was noted | its sequence or import, before it is cached |
 //! | checksum | beside the row: of the bytes that arrived from another pool | an import, before the block is cached |
 //! | `filed` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
 //!
@@ -21,8 +22,10 @@
 //!
 //! The contents are read under a word that says "cached", and count only if that exact word is
 //! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
-//! them. The checksum and its bit do not change while the block is cached: a racy count of hits, or a
-//! duplicate that is marked, stores the bit that it read. `released` counts only if its generation is the word's. The remaining fields are hints.
+//! them. `released` counts only if its generation is the word's. The remaining fields are hints.
+//!
+//! `has_sum` is apart from `uses`: a duplicate is marked without a reference on the block, so that its row
+//! may hold other contents by then, to which no bit may go over.
 //!
 //! # Eras
 //!
@@ -40,8 +43,7 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Orderin
 use super::hash::BlockHash;
 
 const DUPLICATE: u16 = 1;
-const HAS_SUM: u16 = 2;
-const HITS_SHIFT: u32 = 2;
+const HITS_SHIFT: u32 = 1;
 const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
 /// A list contains each block at most once, so a place in a list fits the bits of a block id.
 const DEPTH_BITS: u32 = FRAME_BITS;
@@ -62,6 +64,7 @@ pub(super) struct Row {
     uses: AtomicU16,
     queue: AtomicU8,
     pub(super) filed: AtomicBool,
+    has_sum: AtomicBool,
 }
 
 const _: () = assert!(cfg!(kvpool_loom) || size_of::<Row>() == 64);
@@ -80,6 +83,7 @@ impl Row {
             uses: AtomicU16::new(0),
             queue: AtomicU8::new(0),
             filed: AtomicBool::new(false),
+            has_sum: AtomicBool::new(false),
         }
     }
 
@@ -99,6 +103,7 @@ impl Row {
         debug_assert!(u64::from(depth) <= DEPTH_MASK, "place {depth} in a list");
         self.chain.store(era.min(NO_ERA) << DEPTH_BITS | u64::from(depth) & DEPTH_MASK, Relaxed);
         self.uses.store(0, Relaxed);
+        self.has_sum.store(false, Relaxed);
         self.queue.store(0, Relaxed);
         self.state.store(0, Relaxed);
     }
@@ -174,11 +179,11 @@ impl Row {
 
     /// Notes that the block has a checksum. Follows its [note](Self::note), before it is cached.
     fn note_sum(&self) {
-        self.uses.store(self.uses.load(Relaxed) | HAS_SUM, Relaxed);
+        self.has_sum.store(true, Relaxed);
     }
 
     fn has_sum(&self) -> bool {
-        self.uses.load(Relaxed) & HAS_SUM != 0
+        self.has_sum.load(Relaxed)
     }
 
     pub(super) fn is_duplicate(&self) -> bool {

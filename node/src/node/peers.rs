@@ -77,7 +77,8 @@ impl Peer {
         self.lines.iter().any(|line| line.cause().is_none())
     }
 
-    fn line(&self) -> Option<&Arc<Link>> {
+    /// Returns its newest link that lives.
+    pub(super) fn line(&self) -> Option<&Arc<Link>> {
         self.lines.iter().rev().find(|line| line.cause().is_none())
     }
 

@@ -1,11 +1,13 @@
 //! Questions of a node about the caches of its peers, until they are answered.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use kvpool::TransferError;
 use tokio::sync::oneshot;
 
 use crate::protocol::LinkId;
+use crate::transport::tcp::Link;
 
 /// Questions that may wait for an answer.
 const OPEN_MAX: usize = 1024;
@@ -15,7 +17,9 @@ pub(super) type Cached = oneshot::Sender<Result<Vec<bool>, TransferError>>;
 
 /// A question without an answer.
 struct Open {
-    link: LinkId,
+    peer: LinkId,
+    /// The one of the peer's links over which it was asked, and is answered.
+    link: Arc<Link>,
     hashes: usize,
     cached: Cached,
 }
@@ -36,7 +40,7 @@ impl Questions {
     /// `cached` and the reason, if too many are open.
     pub(super) fn begin(
         &mut self,
-        link: LinkId,
+        (peer, link): (LinkId, Arc<Link>),
         hashes: usize,
         cached: Cached,
     ) -> Result<u64, (Cached, String)> {
@@ -45,18 +49,19 @@ impl Questions {
             return Err((cached, format!("{OPEN_MAX} questions are open")));
         }
         self.last += 1;
-        self.open.insert(self.last, Open { link, hashes, cached });
+        self.open.insert(self.last, Open { peer, link, hashes, cached });
         Ok(self.last)
     }
 
     /// Returns the number of hashes of a question, if this peer was asked it.
-    pub(super) fn hashes(&self, number: u64, link: LinkId) -> Option<usize> {
-        self.open.get(&number).filter(|open| open.link == link).map(|open| open.hashes)
+    pub(super) fn hashes(&self, number: u64, peer: LinkId) -> Option<usize> {
+        self.open.get(&number).filter(|open| open.peer == peer).map(|open| open.hashes)
     }
 
-    /// Returns the numbers of the questions to a peer.
-    pub(super) fn of(&self, link: LinkId) -> Vec<u64> {
-        self.open.iter().filter(|(_, open)| open.link == link).map(|(&number, _)| number).collect()
+    /// Returns the numbers of the questions that were asked over a link.
+    pub(super) fn over(&self, link: &Arc<Link>) -> Vec<u64> {
+        let is_over = |open: &Open| Arc::ptr_eq(&open.link, link);
+        self.open.iter().filter(|(_, open)| is_over(open)).map(|(&number, _)| number).collect()
     }
 
     /// Ends a question.

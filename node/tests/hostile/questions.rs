@@ -3,8 +3,8 @@
 use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
 use kvpool_node::protocol::{
-    AbortReason, Bytes, CacheAnswer, CacheQuestion, Envelope, Message, MigrationId, QUESTION_MAX, Refusal,
-    ToSource, ToTarget,
+    AbortReason, Bytes, CacheAnswer, CacheQuestion, Envelope, Kind, List, ManifestBytes, Message,
+    MigrationId, QUESTION_MAX, Refusal, ToSource, ToTarget,
 };
 use serde::Serialize;
 
@@ -17,6 +17,15 @@ impl Peer {
         let question =
             |message| if let NodeMessage::AskCached(question) = message { Some(question) } else { None };
         self.wait_for(question).await
+    }
+
+    /// Asks what is cached, and waits for the answer.
+    async fn cached(&self, hashes: &[BlockHash]) -> Vec<bool> {
+        let question = CacheQuestion { number: 5, hashes: List::new(hashes.to_vec()).unwrap() };
+        self.link.send(&NodeMessage::AskCached(question)).await.unwrap();
+        let answer =
+            |message| if let NodeMessage::TellCached(answer) = message { Some(answer) } else { None };
+        self.wait_for(answer).await.cached(hashes.len()).expect("a bit for each hash")
     }
 
     async fn answer(&self, number: u64, cached: &[bool]) {
@@ -82,6 +91,35 @@ async fn answers_that_cannot_be() {
     assert_eq!(c.link.cause(), None);
 }
 
+/// A peer has two links. The one over which nothing was asked is lost: the answer comes over the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_is_lost_with_its_own_link_alone() {
+    let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;
+    let process = Process::new("b", 1);
+    let older = Peer::connect(&node, &process).await.unwrap();
+    linked(&node, "b", true).await;
+    let newer = Peer::connect(&node, &process).await.unwrap();
+    // Both were joined once each of them has answers.
+    for link in [&older, &newer] {
+        link.cached(&hashes(1)).await;
+    }
+    let asked = tokio::spawn(node.pool().remote("b").unwrap().cached(hashes(2)));
+    let CacheQuestion { number, .. } = newer.question().await;
+    older.link.close();
+    soon("the end of the link", async { while older.link.recv::<NodeMessage>().await.is_ok() {} }).await;
+    drop(older);
+    // Behind the loss, of which the node hears meanwhile.
+    tokio::time::sleep(QUIET).await;
+    newer.answer(number, &[true, false]).await;
+    assert_eq!(soon("an answer", asked).await.unwrap().unwrap(), [true, false]);
+    // Its own link.
+    let asked = tokio::spawn(node.pool().remote("b").unwrap().cached(hashes(2)));
+    newer.question().await;
+    drop(newer);
+    let failed = soon("a failure", asked).await.unwrap().unwrap_err();
+    assert!(failed.to_string().contains("the link was lost"), "{failed}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_question_that_is_too_long_costs_its_link() {
     /// A question without a bound, in the place of the right one.
@@ -129,4 +167,49 @@ async fn blocks_that_a_peer_asked_for_have_a_quota() {
     let refused = ToSource::Refused { reason: Refusal::NotAsked, free: 0 };
     greedy.to_source(MigrationId(1), refused).await;
     greedy.fetch(8, &some[..6]).await.unwrap();
+}
+
+/// A migration ends while blocks are reserved for it: the peer is permitted nothing, of which it would
+/// not hear. A transport that cannot take a permission back would keep the frames.
+#[test]
+fn a_migration_that_has_ended_permits_nothing() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let from = kv::pool(kv::plain(), 50);
+        drop(kv::admit(&from, 7, &kv::prompt(1, 41)).unwrap());
+        let some: Vec<_> = from.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
+        let manifest = from.export_prefix(0, &some).unwrap().manifest().unwrap();
+        let manifest = ManifestBytes::new(postcard::to_allocvec(&manifest).unwrap()).unwrap();
+        let prepare = ToTarget::Prepare { kind: Kind::Cached, part: None, manifest };
+        let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;
+        for (number, is_cut) in [(1, false), (2, true)] {
+            let peer = Peer::connect(&node, &Process::new("b", 1)).await.unwrap();
+            linked(&node, "b", true).await;
+            // The only thread that could reserve blocks waits.
+            let (go_on, waits) = std::sync::mpsc::channel::<()>();
+            let waiting = tokio::task::spawn_blocking(move || waits.recv());
+            let id = MigrationId(number.into());
+            let to_target = |message| peer.envelope(id, Message::ToTarget(message));
+            peer.link.send(&to_target(prepare.clone())).await.unwrap();
+            // Answered behind it.
+            assert_eq!(peer.cached(&some[..1]).await, [false]);
+            if is_cut {
+                drop(peer);
+                linked(&node, "b", false).await;
+            } else {
+                let reason = AbortReason::Cancelled;
+                peer.link.send(&to_target(ToTarget::Abort { term: None, reason })).await.unwrap();
+                assert_eq!(peer.cached(&some[..1]).await, [false]);
+            }
+            go_on.send(()).unwrap();
+            waiting.await.unwrap().unwrap();
+            until("its end", async || node.counters().failed == number).await;
+            assert_eq!((node.counters().granted_bytes, node.pool().stats().free), (0, 50), "cut: {is_cut}");
+        }
+    });
 }

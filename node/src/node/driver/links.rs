@@ -82,7 +82,7 @@ impl Driver {
     }
 
     pub(super) fn link_lost(&mut self, id: LinkId, link: &Arc<Link>) {
-        self.lose_questions(id);
+        self.lose_questions(id, link);
         if self.peers.leave(id, link) {
             let actions = self.setup.machines.link_lost(self.now(), id);
             self.act(actions);

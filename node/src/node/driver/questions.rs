@@ -3,6 +3,8 @@
 //! A question that is lost, or whose answer is, has no answer as long as the link lives: who asks
 //! waits for a time of their own.
 
+use std::sync::Arc;
+
 use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
 
@@ -17,17 +19,18 @@ impl Driver {
     pub(super) fn ask_cached(&mut self, name: &str, hashes: Vec<BlockHash>, cached: Cached) {
         let failed = |reason: String| TransferError::Node { node: name.to_owned(), reason };
         let peer = self.linked(name).map_err(str::to_owned);
-        let asked = peer.and_then(|id| Ok((id, List::new(hashes).map_err(|error| error.to_string())?)));
-        let (id, hashes) = match asked {
+        let asked = peer.and_then(|(id, link)| {
+            Ok((id, link.clone(), List::new(hashes).map_err(|error| error.to_string())?))
+        });
+        let (id, link, hashes) = match asked {
             Ok(asked) => asked,
             Err(reason) => return drop(cached.send(Err(failed(reason)))),
         };
-        let number = match self.questions.begin(id, hashes.len(), cached) {
+        let number = match self.questions.begin((id, link.clone()), hashes.len(), cached) {
             Ok(number) => number,
             Err((cached, reason)) => return drop(cached.send(Err(failed(reason)))),
         };
-        let question = NodeMessage::AskCached(CacheQuestion { number, hashes });
-        if let Some(Err(error)) = self.peers.get(id).map(|peer| peer.send(&question)) {
+        if let Err(error) = link.try_send(&NodeMessage::AskCached(CacheQuestion { number, hashes })) {
             self.questions.end(number, Err(failed(error.to_string())));
         }
     }
@@ -52,10 +55,10 @@ impl Driver {
         self.questions.end(answer.number, cached);
     }
 
-    /// A link to a peer was lost, perhaps with questions or answers.
-    pub(super) fn lose_questions(&mut self, id: LinkId) {
+    /// A link to a peer was lost, perhaps with questions or answers. Those over its other links go on.
+    pub(super) fn lose_questions(&mut self, id: LinkId, link: &Arc<Link>) {
         let node = self.peers.name(id).to_owned();
-        for number in self.questions.of(id) {
+        for number in self.questions.over(link) {
             let reason = "the link was lost".to_owned();
             self.questions.end(number, Err(TransferError::Node { node: node.clone(), reason }));
         }

@@ -1,5 +1,7 @@
 //! What the pool asks for.
 
+use std::sync::Arc;
+
 use kvpool::prefix::BlockHash;
 use kvpool::{Carried, TransferError};
 use tokio::sync::oneshot;
@@ -9,6 +11,7 @@ use crate::node::job::Job;
 use crate::node::parcel::Parcel;
 use crate::node::work;
 use crate::protocol::{Actions, Command, FetchBytes, Kind, LinkId, MachineId, MigrationId, Part, Request};
+use crate::transport::tcp::Link;
 
 impl Driver {
     pub(super) fn send(&mut self, parcel: Parcel, part: Option<(MigrationId, Part)>) {
@@ -52,14 +55,14 @@ impl Driver {
         }
     }
 
-    /// Returns the link to a peer, for a request.
-    pub(super) fn linked(&self, name: &str) -> Result<LinkId, &'static str> {
+    /// Returns a peer, and its newest link that lives, for a request.
+    pub(super) fn linked(&self, name: &str) -> Result<(LinkId, &Arc<Link>), &'static str> {
         if self.is_draining {
             return Err("this node is ending");
         }
-        let link = self.peers.find(name).ok_or("it was never reached")?;
-        let is_up = self.peers.get(link).is_some_and(|peer| peer.is_up());
-        is_up.then_some(link).ok_or("there is no link to it")
+        let id = self.peers.find(name).ok_or("it was never reached")?;
+        let line = self.peers.get(id).and_then(|peer| peer.line());
+        line.map(|line| (id, line)).ok_or("there is no link to it")
     }
 
     pub(super) fn begin(
@@ -68,7 +71,7 @@ impl Driver {
         command: Command,
         part: Option<(MigrationId, Part)>,
     ) -> Result<(MachineId, MigrationId, LinkId, Actions), String> {
-        let link = self.linked(name)?;
+        let (link, _) = self.linked(name)?;
         if let (Command::BringBack { what }, Some(peer)) = (&command, self.peers.get(link)) {
             work::fits(what.len(), peer.message_max()).map_err(|error| error.to_string())?;
         }

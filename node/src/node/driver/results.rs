@@ -143,11 +143,16 @@ impl Driver {
         work::fits(bytes, self.peers.get(link).map_or(usize::MAX, |peer| peer.message_max()))
     }
 
-    /// Permits the peer of a migration to write frames.
+    /// Permits the peer of a migration to write frames, unless the migration has ended meanwhile: the peer
+    /// would not hear of it, and a transport that cannot take it back would keep the frames.
     pub(super) fn permit(&mut self, machine: MachineId, piece: Option<Piece>) -> Result<Grant, Text> {
         let Some(Piece { runs, hold, staged }) = piece else { return Ok(Grant::default()) };
         let gone = || Text::new("the link was lost");
-        let link = self.jobs.get(&machine).ok_or_else(gone)?.link;
+        let job = self.jobs.get(&machine).ok_or_else(gone)?;
+        if job.outcome.is_some() {
+            return Err(Text::new("the migration has ended"));
+        }
+        let link = job.link;
         let peer = self.peers.get(link).ok_or_else(gone)?;
         let way = match staged {
             // Other transports do not reach a staging.
