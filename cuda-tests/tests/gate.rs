@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, sys};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceTable};
 use kvpool::storage::{DeviceStream, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run, StorageError};
-use kvpool_cuda_tests::mock::{Rules, Session, Style, session};
+use kvpool_cuda_tests::mock::{Rules, Session, session};
 
 const FRAMES: usize = 4;
 /// Growth by which memory is mapped.
@@ -198,13 +198,13 @@ fn a_copy_goes_on_with_few_buffers() {
         let all = [run(0, MANY as u32)];
         // SAFETY: no other thread uses the frames.
         unsafe { source.unpack(&all, &content) }.expect("frames");
-        // One of the two devices runs far ahead of the other now and then.
-        session.style(Style::Ranks);
-        session.seed(u64::from(skip));
+        // Unpacks nothing before someone waits for it, and others arrive meanwhile.
+        session.stop(1, 1);
         session.fail_call("cuMemAlloc_v2", skip, 2);
         // SAFETY: as above.
         let copied: Result<(), StorageError> = unsafe { target.receive(&source, &all, &all) };
         copied.expect("fewer buffers");
+        session.stop(1, 0);
         session.forget_injected();
         let mut read = vec![0; content.len()];
         // SAFETY: as above.
