@@ -54,6 +54,11 @@ impl<P: Deref<Target: Policy>> Evictable<P> {
         Self { policy, rows: Vec::new(), queues, order: 0, blocks: 0 }
     }
 
+    /// Forgets all blocks, and begins with another policy. The order of releases goes on.
+    pub fn reset(&mut self, policy: P) {
+        *self = Self { order: self.order, ..Self::new(policy) };
+    }
+
     /// Returns the number of evictable blocks.
     pub fn len(&self) -> usize {
         self.blocks

@@ -44,13 +44,16 @@ struct Order {
     free: Vec<u32>,
     /// Evictable blocks whose latest use is by a request that has not ended.
     in_use: BTreeSet<(Use, u32)>,
+    /// Requests that have not ended.
+    open: HashSet<u64>,
 }
 
 /// A block of the cache.
 struct Block {
     key: Box<[u8]>,
     is_evictable: bool,
-    /// Uses by requests that have not ended: one each, in no order.
+    /// Uses by requests that have not ended: one each, in their order. Requests that ended without
+    /// naming the block may be among them, and are dropped when they come last.
     uses: Vec<Use>,
     /// Its latest use: the latest of these, or a later one without a request.
     used: Use,
@@ -82,7 +85,17 @@ impl Order {
             blocks: Vec::new(),
             free: Vec::new(),
             in_use: BTreeSet::new(),
+            open: HashSet::new(),
         }
+    }
+
+    /// Forgets all blocks and what the policy learned. Requests that have not ended go on.
+    fn clear(&mut self, name: PolicyName, blocks_max: usize) {
+        self.placed.reset(name.build(blocks_max));
+        self.slots.clear();
+        self.blocks.clear();
+        self.free.clear();
+        self.in_use.clear();
     }
 
     fn slot(&self, key: &Bound<'_, PyBytes>) -> Option<u32> {
@@ -120,12 +133,13 @@ impl Order {
         if is_evictable { self.file(slot) } else { self.unfile(slot) }
     }
 
-    /// Notes a use by a request.
+    /// Notes a use by a request. One that has ended does not keep the block.
     fn add_use(&mut self, slot: u32, used: Use) {
         let uses = &mut self.blocks[slot as usize].uses;
-        match uses.iter_mut().find(|known| known.0 == used.0) {
-            Some(known) => *known = used.max(*known),
-            None => uses.push(used),
+        match uses.binary_search_by_key(&used.0, |known| known.0) {
+            Ok(at) => uses[at] = used.max(uses[at]),
+            Err(at) if self.open.contains(&used.0) => uses.insert(at, used),
+            Err(_) => {}
         }
         self.set_used(slot, used);
     }
@@ -133,9 +147,14 @@ impl Order {
     /// Forgets the use by a request that ends, and each without a request. Returns whether requests
     /// that have not ended use the block: the latest of their uses counts then.
     fn end_use(&mut self, slot: u32, request: Option<u64>) -> bool {
-        let block = &mut self.blocks[slot as usize];
-        block.uses.retain(|used| Some(used.0) != request);
-        let latest = block.uses.iter().copied().max();
+        let uses = &mut self.blocks[slot as usize].uses;
+        if let Some(request) = request
+            && let Ok(at) = uses.binary_search_by_key(&request, |used| used.0)
+        {
+            uses.remove(at);
+        }
+        while uses.pop_if(|used| !self.open.contains(&used.0)).is_some() {}
+        let latest = uses.last().copied();
         if let Some(latest) = latest {
             self.refile(slot, |block| (block.used, block.is_placed) = (latest, false));
         }
@@ -174,11 +193,11 @@ impl Order {
         self.forget(slot);
     }
 
-    fn insert(&mut self, key: &Bound<'_, PyBytes>, used: Use, by_request: bool, is_evictable: bool) {
+    fn insert(&mut self, key: &Bound<'_, PyBytes>, used: Use, is_evictable: bool) {
         if let Some(slot) = self.slot(key) {
             self.remove(slot);
         }
-        let uses = by_request.then_some(used).into_iter().collect();
+        let uses = self.open.contains(&used.0).then_some(used).into_iter().collect();
         let block = Block { key: key.as_bytes().into(), is_evictable: false, uses, used, is_placed: false };
         let slot = self.free.pop().unwrap_or(self.blocks.len() as u32);
         if slot as usize == self.blocks.len() {
@@ -193,6 +212,9 @@ impl Order {
 
     /// Places the blocks of a request that ends, except those that other requests still use.
     fn finish(&mut self, keys: &[Bound<'_, PyBytes>], is_reused: &[bool], request: Option<u64>, now: Millis) {
+        if let Some(request) = request {
+            self.open.remove(&request);
+        }
         for (key, _) in keys.iter().zip(is_reused).filter(|(_, is_reused)| **is_reused) {
             if let Some(slot) = self.slot(key) {
                 self.placed.hit(slot);
@@ -284,9 +306,12 @@ impl PyEvictionOrder {
         self.order().evictable()
     }
 
-    /// Returns the number of a request that begins: greater than those before.
+    /// Returns the number of a request that begins: greater than those before. It is kept until `finish`.
     fn begin(&self) -> u64 {
-        self.order().placed.next_order()
+        let mut order = self.order();
+        let request = order.placed.next_order();
+        order.open.insert(request);
+        request
     }
 
     /// Adds a block that the cache has got, for this request and at this position in it; for none if the
@@ -304,7 +329,7 @@ impl PyEvictionOrder {
             Some(request) => used_at(request, position),
             None => (order.placed.next_order(), 0),
         };
-        order.insert(key, used, request.is_some(), evictable);
+        order.insert(key, used, evictable);
     }
 
     /// Forgets a block that the cache has dropped by itself.
@@ -391,9 +416,9 @@ impl PyEvictionOrder {
         Ok(evicted.map(|keys| keys.iter().map(|key| PyBytes::new(py, key).unbind()).collect()))
     }
 
-    /// Forgets all blocks, and all that the policy learned.
+    /// Forgets all blocks, and all that the policy learned. Requests that have not ended keep their numbers.
     fn clear(&self) {
-        *self.order() = Order::new(self.name, self.blocks_max);
+        self.order().clear(self.name, self.blocks_max);
     }
 
     fn __len__(&self) -> usize {

@@ -163,6 +163,47 @@ def test_the_end_of_a_request_leaves_what_others_use(policy: str, ends_first: st
     assert order.evict(2) == [b"shared", b"later"]
 
 
+@pytest.mark.parametrize("stale", ["used after its end", "inserted after its end", "not named at its end"])
+def test_a_request_that_has_ended_keeps_no_block(stale: str) -> None:
+    order = kvpool.EvictionOrder(8, "lru")
+    ended, other = order.begin(), order.begin()
+    order.insert(b"old", other, 0, evictable=True)
+    if stale == "not named at its end":
+        order.use([(b"old", 0)], ended)
+        order.finish([], set(), ended)
+    else:
+        order.finish([b"old"], set(), ended)
+        if stale == "used after its end":
+            order.use([(b"old", 0)], ended)
+        else:
+            order.insert(b"old", ended, 0, evictable=True)
+    order.finish([b"old"], {b"old"}, other)
+    order.insert(b"idle", evictable=True)
+    order.finish([b"idle"], set())
+    assert order.evict(2) == [b"old", b"idle"]
+
+
+def test_numbers_of_requests_do_not_repeat_after_clear() -> None:
+    order = kvpool.EvictionOrder(8, "lru")
+    before = order.begin()
+    order.clear()
+    after = order.begin()
+    assert after > before
+    order.insert(b"used", after, 0, evictable=True)
+    order.finish([b"used"], set(), before)
+    order.insert(b"idle", evictable=True)
+    order.finish([b"idle"], set())
+    # The request before the clear has ended, the other one has not.
+    assert order.evict(1) == [b"idle"]
+    goes_on = order.begin()
+    order.clear()
+    order.insert(b"used", goes_on, 0, evictable=True)
+    order.finish([b"used"], set())
+    order.insert(b"idle", evictable=True)
+    order.finish([b"idle"], set())
+    assert order.evict(1) == [b"idle"]
+
+
 @pytest.mark.parametrize("policy", ["lru", "foresight"])
 def test_any_calls_keep_the_count_of_blocks(policy: str) -> None:
     dice = random.Random(5)
