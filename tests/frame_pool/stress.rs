@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::compact::Goal;
-use kvpool::{AllocRequest, FramePool, Order};
+use kvpool::{AllocRequest, FrameError, FramePool, Order};
 
 use super::key;
 
@@ -171,4 +171,61 @@ fn threads_share_and_register_the_same_frames() {
     pool.uncache(&frames).unwrap();
     pool.free(&frames).unwrap();
     assert_eq!(pool.audit().unwrap().in_bitmap + pool.audit().unwrap().in_magazines, 64);
+}
+
+/// Lists that are freed by runs, while other threads free, share or register frames of them after
+/// the check.
+#[test]
+#[cfg_attr(miri, ignore = "too slow")]
+fn threads_change_frames_of_a_list_that_is_freed() {
+    const LEN: usize = 120;
+    let pool = FramePool::builder(LEN).magazine_frames(8).build().unwrap();
+    for round in 0..1_000 {
+        let mut frames = super::allocate(&pool, LEN);
+        match round % 4 {
+            0 => frames.sort_unstable(),
+            1 => frames.sort_unstable_by(|a, b| b.cmp(a)),
+            _ => {}
+        }
+        let start = std::sync::Barrier::new(2);
+        let (pool, frames, start) = (&pool, &frames, &start);
+        let (mine, others) = kvpool_testkit::threads::scope(|scope| {
+            let other = scope.spawn(move || {
+                start.wait();
+                let free = |frames: &[u32]| pool.free(frames);
+                if round % 3 == 0 {
+                    return free(frames);
+                }
+                // Frames that are freed by now are refused.
+                for &frame in &frames[round % LEN..] {
+                    if round % 3 == 1 {
+                        if pool.share(&[frame]).is_ok() {
+                            free(&[frame])?;
+                        }
+                    } else {
+                        let _ = pool.register(&[(frame, key(pool, u64::from(frame)))]);
+                    }
+                }
+                Ok(())
+            });
+            start.wait();
+            let mine = pool.free(frames);
+            (mine, other.join().unwrap())
+        });
+        if round % 3 == 0 {
+            assert!(mine.is_err() || others.is_err(), "two threads have freed the same frames");
+        } else {
+            assert_eq!((mine, others), (Ok(()), Ok(())), "round {round}");
+        }
+        for outcome in [mine, others] {
+            match outcome {
+                Ok(()) => {}
+                Err(FrameError::Free { index, frame }) => assert_eq!(frames[index], frame.0),
+                Err(error) => panic!("round {round}: {error}"),
+            }
+        }
+        settle(pool);
+        let report = pool.audit().unwrap();
+        assert_eq!((report.owned, report.references), (0, 0), "round {round}: {report:?}");
+    }
 }

@@ -127,7 +127,8 @@ impl Blocks {
     }
 
     /// Gives back the frames that [`free_runs`](Self::free_runs) released, and frees those that it
-    /// did not: other threads shared or cached them after the check.
+    /// did not: other threads shared or cached them after the check. Reached by the test
+    /// `threads_change_frames_of_a_list_that_is_freed`.
     #[cold]
     fn free_rest(
         &self,
