@@ -203,6 +203,20 @@ def test_moves_are_proposed_copied_and_committed(pool: FramePool) -> None:
     pool.propose_moves(10).cancel()
 
 
+def test_a_price_of_breaks_decides_which_moves_are_proposed() -> None:
+    # 64 free frames in runs of 4 between stretches of cached ones, none of them at a multiple of 16.
+    pool = FramePool(1088)
+    frames = pool.allocate(1088)
+    cached = [frame for frame in frames if frame % 68 >= 4]
+    pool.register(cached, [frame.to_bytes(8, "big") for frame in cached])
+    pool.free(frames)
+    assert len(pool.propose_moves(1000, break_price=0)) > 0
+    dear = [len(pool.propose_moves(1000, break_price=price)) for price in (1 << 20, 1 << 40)]
+    assert dear == [0, 0]
+    with pytest.raises(InvalidArgument):
+        pool.propose_moves(1, break_price=-1)
+
+
 def test_batches_hold_freed_frames_back(pool: FramePool) -> None:
     frames = pool.allocate(FRAMES)
     with pool.begin_batch():

@@ -13,15 +13,10 @@
 //! again: an owner may have uncached it, and written other contents.
 
 use crate::block::Wave;
-use crate::compact::{GaveWay, GivenUp, Goal, Snapshot, plan_at_price};
+use crate::compact::{BREAK_PRICE, GaveWay, GivenUp, Goal, Snapshot, plan_at_price};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
-
-/// Price of a break of neighbouring cached frames. The pool does not know the engine's sequences:
-/// that neighbours belong together is a guess, by which moves are placed. A price would refuse
-/// nearly every plan for a pool whose free frames lie between long stretches of cached ones.
-const BREAK_PRICE: u32 = 0;
 
 /// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit).
 ///
@@ -48,9 +43,9 @@ impl FramePool {
     /// holds both frames of each pair.
     ///
     /// For [`Goal::Fragmentation`], each group of moves gains a free aligned run of the order, the
-    /// cheapest first, up to the most that the free frames can form. Neighbouring cached frames move
-    /// together where the free frames allow it. Committing all moves leaves no fewer such runs than
-    /// there were.
+    /// cheapest first, as long as it gains more than the breaks of neighbouring cached frames cost,
+    /// at the [price](BREAK_PRICE) of compaction. Committing all moves leaves no fewer such runs
+    /// than there were. See [`propose_moves_at_price`](Self::propose_moves_at_price).
     ///
     /// Frames with references stay, and limit what can be gained. Visits every frame; reclaims free
     /// frames that threads cache, so that moves can end there. `Goal::Run` makes one run for a
@@ -75,9 +70,20 @@ impl FramePool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn propose_moves(&self, goal: Goal, moves_max: usize) -> FrameMoves {
+        self.propose_moves_at_price(goal, moves_max, BREAK_PRICE)
+    }
+
+    /// As [`propose_moves`](Self::propose_moves), with another price of a break, in free aligned runs
+    /// of the order.
+    ///
+    /// The pool does not know the engine's sequences: that neighbouring cached frames belong together
+    /// is a guess. The price refuses nearly every plan where free frames lie between long stretches
+    /// of cached ones. At a price of 0, all the runs are gained that the free frames can form, once:
+    /// traffic takes the runs apart, and moves at no price again and again break up what is cached.
+    pub fn propose_moves_at_price(&self, goal: Goal, moves_max: usize, break_price: u32) -> FrameMoves {
         let Shared { blocks, order, .. } = &*self.0;
         blocks.trim();
-        let plan = plan_at_price(&Snapshot::of_frames(blocks, *order), goal, moves_max, BREAK_PRICE);
+        let plan = plan_at_price(&Snapshot::of_frames(blocks, *order), goal, moves_max, break_price);
         self.moves_of(plan.moves.iter().map(|step| (step.from, step.to)))
     }
 
