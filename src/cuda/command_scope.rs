@@ -27,6 +27,7 @@ use crate::sync::sleep;
 
 use super::device::Device;
 use super::event::Event;
+use super::gate::Unended;
 use super::host_rows::{Rows, Way};
 use super::kernels::{Kernel, Shape};
 use super::staging::{LotBuffers, Pinned, Scratch};
@@ -379,7 +380,7 @@ impl CommandScope<'_> {
     /// Leaks the buffers of commands whose end is not known.
     fn leak(&mut self) {
         std::mem::forget(std::mem::take(&mut self.kept));
-        self.device.0.context.leave(self.mark.take());
+        self.device.0.context.leave(self.mark.take().map(|event| event as Arc<dyn Unended>));
     }
 }
 

@@ -30,8 +30,7 @@ use crate::ids::DeviceId;
 
 use super::capture::Relaxed;
 use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
-use super::event::Event;
-use super::gate::{self, Flight, Gate, Pass, Shut};
+use super::gate::{self, Flight, Gate, Pass, Shut, Unended};
 
 /// A device's primary context; see the [module](self).
 pub(super) struct Context {
@@ -242,9 +241,9 @@ impl Context {
         self.gate.stuck().is_some()
     }
 
-    /// Notes commands whose end is not known, by the event behind them.
-    pub(super) fn leave(&self, event: Option<Arc<Event>>) {
-        self.gate.leave(event);
+    /// Notes commands whose end is not known, by the mark behind them.
+    pub(super) fn leave(&self, mark: Option<Arc<dyn Unended>>) {
+        self.gate.leave(mark);
     }
 
     /// Waits until no copy to another device is in flight: before a call that may wait in the driver

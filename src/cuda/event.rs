@@ -7,6 +7,7 @@ use cudarc::driver::sys::{self, CUevent, CUresult, CUstream};
 use crate::error::StorageError;
 
 use super::context::Context;
+use super::gate::Unended;
 
 /// An event that has been recorded once.
 #[derive(Debug)]
@@ -47,13 +48,6 @@ impl Event {
         }
     }
 
-    /// Returns true if the device has reached the event, also if the context is lost.
-    pub(super) fn has_ended(&self) -> bool {
-        let _entered = self.context.enter_anyhow();
-        // SAFETY: the event lives.
-        unsafe { sys::cuEventQuery(self.raw) == CUresult::CUDA_SUCCESS }
-    }
-
     /// Waits until the device has reached the event. An error means that it never will.
     pub(super) fn wait(&self) -> Result<(), StorageError> {
         let _entered = self.context.enter()?;
@@ -70,6 +64,14 @@ impl Event {
         // SAFETY: the event lives, and so does the stream by the caller's promise.
         context
             .check(unsafe { sys::cuStreamWaitEvent(stream, self.raw, 0) }, "making a stream wait for another")
+    }
+}
+
+impl Unended for Event {
+    fn has_ended(&self) -> bool {
+        let _entered = self.context.enter_anyhow();
+        // SAFETY: the event lives.
+        unsafe { sys::cuEventQuery(self.raw) == CUresult::CUDA_SUCCESS }
     }
 }
 

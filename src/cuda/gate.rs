@@ -34,8 +34,6 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::CUdevice;
 
-use super::event::Event;
-
 /// Longest wait at a gate.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -46,10 +44,16 @@ pub(super) struct Gate {
     changed: Condvar,
     /// Why work of the device will never end, or cannot be known to.
     stuck: OnceLock<Box<str>>,
-    /// Events behind commands whose end was not known; `None` where there is no event.
-    unended: Mutex<Vec<Option<Arc<Event>>>>,
+    /// Marks behind commands whose end was not known; `None` where there is no mark.
+    unended: Mutex<Vec<Option<Arc<dyn Unended>>>>,
     /// Devices whose memory this one's context was given access to.
     peers: Mutex<Vec<CUdevice>>,
+}
+
+/// Commands whose end was not known, by a mark behind them.
+pub(super) trait Unended: std::fmt::Debug + Send + Sync {
+    /// Returns true if the commands have ended, also on a device that is lost.
+    fn has_ended(&self) -> bool;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -176,16 +180,16 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Notes commands whose end is not known, by the event behind them.
-    pub(super) fn leave(&self, event: Option<Arc<Event>>) {
-        self.unended.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    /// Notes commands whose end is not known, by the mark behind them.
+    pub(super) fn leave(&self, mark: Option<Arc<dyn Unended>>) {
+        self.unended.lock().unwrap_or_else(PoisonError::into_inner).push(mark);
     }
 
     /// Returns true if the device was stuck, and all that was left on it has ended.
     fn is_over(&self) -> bool {
         let unended = self.unended.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_complete = |event: &Option<Arc<Event>>| event.as_ref().is_some_and(|event| event.has_ended());
-        self.stuck().is_some() && !unended.is_empty() && unended.iter().all(is_complete)
+        let has_ended = |mark: &Option<Arc<dyn Unended>>| mark.as_ref().is_some_and(|mark| mark.has_ended());
+        self.stuck().is_some() && !unended.is_empty() && unended.iter().all(has_ended)
     }
 
     /// Returns why the device is stuck, if it is.
