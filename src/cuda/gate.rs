@@ -17,7 +17,7 @@
 //!   look and the call;
 //! - a thread in flight passes no gate, so that its flight ends by itself: all its buffers are taken
 //!   before. Passes are free to nest;
-//! - nobody waits for ever: a flight ends or makes the device stuck within seconds if the other
+//! - no thread waits for ever: a flight ends or makes the device stuck within seconds if the other
 //!   device fails. If the other device hangs without an error, a pass is refused after [`PATIENCE`],
 //!   and so is a flight behind a call that does not return. What cannot be freed then is leaked.
 //!

@@ -83,7 +83,7 @@ pub(crate) fn resident_bytes(ranges: &[std::ops::Range<usize>]) -> usize {
 /// Sets whether child processes get the pages of a page-aligned range when this process forks. Returns
 /// false if the system refuses.
 ///
-/// After a fork, whoever writes a shared page first gets a copy: the pages that a device accesses
+/// After a fork, the process that writes a shared page first gets a copy: the pages that a device accesses
 /// would be the child's.
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) fn set_inherited(range: &std::ops::Range<usize>, is_inherited: bool) -> bool {

@@ -123,7 +123,7 @@
 //! # Lost links
 //!
 //! A sequence waits for the next link, as long as its term lasts: it is one of a kind. Cached blocks do
-//! not: both sides keep what they had, and end at once with [`Cause::LinkLost`], so that whoever waits
+//! not: both sides keep what they had, and end at once with [`Cause::LinkLost`], so that a caller that waits
 //! for them can compute, or ask again. A side that has not noticed the loss hears of the end by the
 //! answer to its next message, or its term ends. From `Commit` on the source is unconfirmed, as before;
 //! a target that has begun to commit completes it.
