@@ -361,6 +361,8 @@ mod directory {
         let b = member(&etcd, "b", "40s");
         wait_until("the nodes are linked", || is_linked(&a, "b") && is_linked(&b, "a"));
         assert_eq!(of(&b, "members"), serde_json::json!(["a", "b"]));
+        // The link may be the other one's.
+        wait_until("a knows both", || of(&a, "members") == serde_json::json!(["a", "b"]));
         etcd.kill();
         wait_until("the loss is noticed", || of(&a, "current") == false);
         // Longer than the lease of a.
