@@ -11,8 +11,9 @@
 //!
 //! Commands that access another device's memory may never end if that device fails. A scope
 //! [beside](CommandScope::beside) another device therefore polls both devices instead of blocking
-//! in the driver, and belongs to a [flight](super::gate). If the other one is lost and the commands do not end within [`GRACE`], this device
-//! is lost too; so it is if the other one refuses to tell for [`PATIENCE`].
+//! in the driver, and belongs to a [flight](super::gate). If the other one is lost and the commands
+//! do not end within [`GRACE`], this device is lost too; so it is if the other one refuses to tell
+//! for [`PATIENCE`].
 
 use std::ptr;
 use std::sync::Arc;

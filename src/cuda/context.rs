@@ -292,7 +292,7 @@ impl Context {
     /// # Errors
     /// As for [`pass`](Self::pass) of either device.
     pub(super) fn befriend(&self, other: &Self) -> Result<(), StorageError> {
-        if !self.gate.befriends(other.device) {
+        if self.gate.is_friend(other.device) {
             return Ok(());
         }
         let _passes = [self.pass()?, other.pass()?];
@@ -300,6 +300,7 @@ impl Context {
         // SAFETY: the context is current and the other one lives. Access that is already enabled or not
         // supported is no error here.
         let _ = unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) };
+        self.gate.befriend(other.device);
         Ok(())
     }
 

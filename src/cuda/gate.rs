@@ -28,7 +28,7 @@
 //! A stuck device is opened again only if all commands whose end was not known have ended: then with a
 //! new gate, while its older handles stay lost. A gate is forgotten with the last handle of its device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ pub(super) struct Gate {
     /// Marks behind commands whose end was not known; `None` where there is no mark.
     unended: Mutex<Vec<Option<Arc<dyn Unended>>>>,
     /// Devices whose memory this one's context was given access to.
-    peers: Mutex<Vec<CUdevice>>,
+    peers: Mutex<BTreeSet<CUdevice>>,
 }
 
 /// Commands whose end was not known, by a mark behind them.
@@ -197,14 +197,14 @@ impl Gate {
         self.stuck.get().map(AsRef::as_ref)
     }
 
-    /// Notes that the context is given access to a device's memory. Returns true the first time.
-    pub(super) fn befriends(&self, peer: CUdevice) -> bool {
-        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = !peers.contains(&peer);
-        if is_new {
-            peers.push(peer);
-        }
-        is_new
+    /// Returns whether the context was given access to a device's memory.
+    pub(super) fn is_friend(&self, peer: CUdevice) -> bool {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).contains(&peer)
+    }
+
+    /// Notes that the context was given access to a device's memory.
+    pub(super) fn befriend(&self, peer: CUdevice) {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner).insert(peer);
     }
 }
 
@@ -288,12 +288,13 @@ mod tests {
         // No device has this number.
         let [one, same, other] = [-7, -7, -8].map(Gate::of);
         assert!(Arc::ptr_eq(&one, &same) && !Arc::ptr_eq(&one, &other));
-        assert!(one.befriends(3) && !same.befriends(3) && other.befriends(3));
+        one.befriend(3);
+        assert!(same.is_friend(3) && !other.is_friend(3));
         let flight = other.fly().unwrap();
         assert_eq!(other.pass_within(SOON).unwrap_err(), Shut::Late);
         drop(flight);
         drop(pass_all().unwrap());
         drop((one, same));
-        assert!(Gate::of(-7).befriends(3), "forgotten with the last handle");
+        assert!(!Gate::of(-7).is_friend(3), "forgotten with the last handle");
     }
 }

@@ -1,9 +1,9 @@
 //! The task that owns all migrations of a node.
 //!
 //! `input` what happens to it · `driver` its state, and the loop · `links` peers that come and go ·
-//! `questions` what is cached at peers · `requests` what the pool asks for · `tasks` the work that machines want · `results` what it
-//! returned · `endings` reports, and where blocks go at the end · `stakes` what
-//! depends on whether a peer's process has ended
+//! `questions` what is cached at peers · `requests` what the pool asks for · `tasks` the work that
+//! machines want · `results` what it returned · `endings` reports, and where blocks go at the end ·
+//! `stakes` what depends on whether a peer's process has ended
 
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod driver;

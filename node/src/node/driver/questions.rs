@@ -1,7 +1,7 @@
 //! Questions about what is cached at a peer, and those of peers.
 //!
-//! A question that is lost, or whose answer is, has no answer as long as the link lives: who asks
-//! waits for a time of their own.
+//! A question that is lost, or whose answer is, stays open as long as the link lives: the caller
+//! bounds the time, and drops its future.
 
 use std::sync::Arc;
 
