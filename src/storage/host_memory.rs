@@ -6,7 +6,7 @@
 //! | the container's | control groups, version 2: `memory.max - (memory.current - inactive_file)`, in the process's group and all above |
 //!
 //! `RLIMIT_MEMLOCK` is none of them: a driver that locks pages does so in the kernel, where it may
-//! count them or not (NVIDIA's does not). One that counts them refuses.
+//! count them or not. One that counts them refuses.
 
 use std::fs;
 use std::path::Path;
@@ -83,8 +83,8 @@ pub(crate) fn resident_bytes(ranges: &[std::ops::Range<usize>]) -> usize {
 /// Sets whether child processes get the pages of a page-aligned range when this process forks. Returns
 /// false if the system refuses.
 ///
-/// After a fork, the process that writes a shared page first gets a copy: the pages that a device accesses
-/// would be the child's.
+/// After a fork, the process that writes a shared page first gets a copy: the pages that a device
+/// accesses would be the child's.
 #[cfg(all(feature = "cuda", not(kvpool_loom)))]
 pub(crate) fn set_inherited(range: &std::ops::Range<usize>, is_inherited: bool) -> bool {
     #[cfg(all(target_os = "linux", not(miri)))]
