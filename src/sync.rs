@@ -94,11 +94,6 @@ pub mod testing {
     pub use std::{cell, sync, thread};
 }
 
-/// Returns whether this thread is unwinding from a panic.
-pub(crate) fn panicking() -> bool {
-    std::thread::panicking()
-}
-
 #[cfg(not(kvpool_loom))]
 mod imp {
     use super::id_hash::IdHashes;

@@ -142,7 +142,9 @@ fn blocks_of_more_tokens_than_a_sequence_has() {
     }
     let pool = Pool::builder(layout(TOKENS_MAX)).without_storage().blocks(1).build().unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    pool.begin_batch().append(&mut sequence, TOKENS_MAX).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut sequence, TOKENS_MAX).unwrap();
+    step.finish();
     assert_eq!(sequence.block_count(), 1);
 }
 
@@ -385,6 +387,7 @@ fn more_tokens_than_a_pool_or_a_sequence_holds() {
         if length > 0 {
             batch.append(&mut sequence, 1).unwrap();
         }
+        batch.finish();
     }
     let layout = KvLayout::named_builder("tiny").unwrap().block_tokens(1).build().unwrap();
     let pool = Pool::builder(layout).without_storage().blocks(4).build().unwrap();
@@ -418,6 +421,7 @@ fn lengths_beyond_the_end() {
         assert_eq!(stored, Err(refusal));
     }
     assert_eq!((sequence.len(), sequence.committed()), (6, 0));
+    batch.finish();
 }
 
 /// Also in the middle of a list of good ones: the output built for those before it is discarded.
@@ -428,7 +432,9 @@ fn sequences_of_another_pool() {
     let mut theirs = other.pool.sequence(SequenceId(2)).open().unwrap();
     let mut batch = test.pool.begin_batch();
     batch.append(&mut ours, 9).unwrap();
-    other.pool.begin_batch().append(&mut theirs, 9).unwrap();
+    let mut step = other.pool.begin_batch();
+    step.append(&mut theirs, 9).unwrap();
+    step.finish();
     let refusal = Err(SequenceError::ForeignSequence { id: SequenceId(2) });
     let free = (test.pool.free_blocks(), other.pool.free_blocks());
     assert_eq!(batch.append(&mut theirs, 1).map(drop), refusal);
@@ -446,6 +452,7 @@ fn sequences_of_another_pool() {
     assert_eq!(batch.block_table([&view], &mut table), refusal);
     assert_eq!((test.pool.free_blocks(), other.pool.free_blocks()), free);
     assert_eq!(theirs.len(), 9);
+    batch.finish();
 }
 
 /// A lease of another pool, dropped into a handle, returns to its own pool.

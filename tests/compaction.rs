@@ -60,7 +60,7 @@ impl Written {
                 // Another thread's batch may hold back all later frees while that thread does not
                 // run.
                 Err(SequenceError::Alloc(AllocError::Exhausted { retired, .. })) if retired > 0 => {
-                    drop(batch);
+                    batch.finish();
                     std::thread::yield_now();
                 }
                 Err(error) => return Err(error),
@@ -74,6 +74,7 @@ impl Written {
             let v = Elements::new(layout.dtype(), &v).unwrap();
             batch.store(&mut self.sequence, layer, appended.clone(), k, v)?;
         }
+        batch.finish();
         Ok(())
     }
 

@@ -91,6 +91,7 @@ fn run(seed: u64, requests: u64) -> (Pool, Vec<usize>, Vec<usize>) {
             in_queue.push(runs(queued));
             queue.free(running.swap_remove(place).queued);
         }
+        batch.finish();
     }
     (pool, in_pool, in_queue)
 }

@@ -115,7 +115,9 @@ fn no_handle_changes_an_owned_block() {
     let pool = Pool::builder(layout()).blocks(8).build().unwrap();
     let mut lease = pool.allocate(AllocRequest::new(4).pinned()).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    pool.begin_batch().append(&mut sequence, 4 * pool.layout().block_tokens()).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut sequence, 4 * pool.layout().block_tokens()).unwrap();
+    step.finish();
     let made_up = |id| {
         (0..3).find_map(|generation| {
             let handle = BlockHandle { id, pool: pool.tag(), generation: Generation(generation) };

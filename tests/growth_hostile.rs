@@ -28,7 +28,9 @@ fn keep_owned(pool: &Pool, mut keeps: impl FnMut(u32) -> bool) -> Vec<BlockHandl
 }
 
 fn grow(pool: &Pool, sequence: &mut Sequence, blocks: usize) {
-    pool.begin_batch().append(sequence, blocks * BLOCK_TOKENS).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(sequence, blocks * BLOCK_TOKENS).unwrap();
+    step.finish();
 }
 
 fn frames(pool: &Pool, sequence: &Sequence) -> Vec<u32> {

@@ -104,7 +104,9 @@ fn a_policy_that_drops_its_pool() {
     let block_tokens = pool.layout().block_tokens();
     let prompt: Vec<u32> = (0..16 * block_tokens as u32).collect();
     let mut first = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
-    pool.begin_batch().append(&mut first, prompt.len()).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut first, prompt.len()).unwrap();
+    step.finish();
     drop(first);
     assert_eq!(pool.stats().evictable, 16);
     let mut second = pool.sequence(SequenceId(2)).open().unwrap();
@@ -176,7 +178,9 @@ fn a_policy_panics_with_a_payload_that_panics() {
         let prompt: Vec<u32> =
             (0..10 * pool.layout().block_tokens() as u32).map(|n| n + 1_000 * id).collect();
         let mut sequence = pool.sequence(SequenceId(u64::from(id))).tokens(&prompt).unwrap();
-        pool.begin_batch().append(&mut sequence, prompt.len()).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, prompt.len()).unwrap();
+        step.finish();
     }
     assert_eq!((pool.audit().unwrap().owned, pool.available_blocks()), (0, 16));
     assert!(pool.prefix_cache().unwrap().stats().evicted_blocks >= 24);

@@ -71,7 +71,7 @@ fn each_kind_of_allocation_counts_once() {
     let batch = pool.begin_batch();
     drop(pool.allocate(AllocRequest::new(5)).unwrap());
     expect("a retired lease", (1, 5, 5));
-    drop(batch);
+    batch.finish();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 3 * BLOCK_TOKENS).unwrap();

@@ -140,6 +140,7 @@ fn one_in_so_many_is_timed_on_every_path() {
             let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
             let mut batch = pool.begin_batch();
             batch.append(&mut sequence, 3).unwrap();
+            batch.finish();
         },
     ];
     for (number, way) in ways.into_iter().enumerate() {

@@ -93,6 +93,7 @@ fn decoded_tokens_are_reused_when_they_were_announced() {
     for token in 0..10 {
         let mut batch = pool.begin_batch();
         batch.append_tokens(&mut sequence, &[900 + token]).unwrap();
+        batch.finish();
     }
     assert_eq!((sequence.len(), sequence.announced()), (16, 16));
     drop(sequence);

@@ -84,6 +84,7 @@ fn a_generation_that_wraps_around() {
             let mut batch = pool.begin_batch();
             batch.append(&mut sequence, 4).unwrap();
             computed += 1;
+            batch.finish();
         }
     }
     assert!((3..=5).contains(&computed), "once, and once per wrap-around: {computed}");

@@ -83,6 +83,7 @@ fn a_tail_after_a_panic_is_not_found() {
         let mut batch = pool.begin_batch();
         batch.append(&mut sequence, tokens.len()).unwrap();
         panic!("before anything is stored");
+        batch.finish();
     }));
     assert!(outcome.is_err());
     drop(sequence);
@@ -186,6 +187,7 @@ fn serves(policy: Any) {
                 if batch.append(&mut sequence, rest).is_ok() {
                     open.push(sequence);
                 }
+                batch.finish();
             }
             Err(error) => panic!("{error}"),
         }
@@ -260,7 +262,9 @@ fn a_front_gives_way_to_smaller_ranks_alone() {
     let pool = pool_of(10, PrefixConfig::new().policy_of(Arc::new(policy)));
     let serve = |first, keep| {
         let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 4)).unwrap();
-        pool.begin_batch().append(&mut sequence, 4).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, 4).unwrap();
+        step.finish();
     };
     serve(1, CachePriority::High);
     serve(2, CachePriority::Low);
@@ -328,7 +332,9 @@ fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
     let serve = |first, keep| {
         let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 5)).unwrap();
         let rest = 5 - sequence.len();
-        pool.begin_batch().append(&mut sequence, rest).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, rest).unwrap();
+        step.finish();
     };
     serve(1, CachePriority::Low);
     serve(2, CachePriority::Low);

@@ -35,13 +35,15 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     let open = |id: u64, tokens: &[u32]| pool.sequence(SequenceId(id)).tokens(tokens).unwrap();
     // Most of the pool is cached, and a list takes the last whole units: a slice is due.
     let mut first = open(1, &tokens[..4 * 1_900]);
-    pool.begin_batch().append(&mut first, 4 * 1_900).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut first, 4 * 1_900).unwrap();
+    step.finish();
     drop(first);
     let mut held = open(2, &tokens[4 * 1_900..]);
     let mut batch = pool.begin_batch();
     batch.append(&mut held, 4 * (BLOCKS - 1_900)).unwrap();
     is_armed.store(true, Release);
-    let slice = std::thread::spawn(move || drop(batch));
+    let slice = std::thread::spawn(move || batch.finish());
     is_stopped.recv_timeout(Duration::from_secs(10)).expect("a slice of reclaim wipes frames");
     // Others evict as before.
     drop(pool.allocate(AllocRequest::new(100)).unwrap());

@@ -105,7 +105,7 @@ async fn a_batch_in_flight_is_waited_for() {
     let resize = pool.resize_with(100, ResizeOptions::new().patience(Duration::from_secs(10)));
     let ended = async {
         tokio::time::sleep(Duration::from_millis(5)).await;
-        drop(batch);
+        batch.finish();
     };
     let (resized, ()) = tokio::join!(resize, ended);
     assert_eq!(resized.unwrap().to, 100);
@@ -170,6 +170,7 @@ async fn threads_go_on_while_the_pool_breathes() {
                 while open.len() > 20 {
                     open.swap_remove(rng.usize(..open.len()));
                 }
+                batch.finish();
             }
         })
     };

@@ -183,13 +183,13 @@ fn run(steps: &[Step], block_tokens: usize, has_null_block: bool) {
                 twins.push(fork);
             }
             Step::Drop { which } if held > 0 => drop(twins.swap_remove(which % held)),
-            Step::Overlap { end: true } if !overlapping.is_empty() => drop(overlapping.remove(0)),
+            Step::Overlap { end: true } if !overlapping.is_empty() => overlapping.remove(0).finish(),
             Step::Overlap { end: false } => overlapping.push(Batch::begin(&sequences)),
             _ => {}
         }
         check(&mut batch, &blocks, &twins, block_tokens);
     }
-    drop(overlapping);
+    overlapping.into_iter().for_each(Batch::finish);
     let distinct: std::collections::BTreeSet<_> = twins.iter().flat_map(|twin| twin.real.blocks()).collect();
     assert_eq!(blocks.counts().used(), distinct.len());
     drop(twins);

@@ -182,7 +182,9 @@ fn a_copy_that_fails_puts_the_wave_back() {
 fn an_append_whose_copy_panics_loses_nothing() {
     let (pool, plan) = pool(8, false);
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    pool.begin_batch().append(&mut sequence, 6).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut sequence, 6).unwrap();
+    step.finish();
     let mut fork = sequence.fork(SequenceId(2)).unwrap();
     plan.next(Call::Copy, Fault::Panics);
     panics(|| pool.begin_batch().append(&mut fork, 1));

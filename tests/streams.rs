@@ -243,7 +243,7 @@ fn a_foreign_stream_is_refused_and_the_batch_goes_on() {
     let mut back = batch.finish_on(&foreign).unwrap_err();
     assert_eq!(back.error, refused);
     back.batch.append(&mut sequence, 1).unwrap();
-    drop(back.batch);
+    back.batch.finish();
     assert_eq!((sequence.len(), world.device().waits()), (2, 0));
 
     let host = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(4).build().unwrap();
@@ -257,7 +257,7 @@ fn a_batch_that_is_dropped_ends_with_its_stream() {
     let mut sequence = world.open(1);
     let mut batch = world.pool.begin_batch_on(&world.stream).unwrap();
     batch.append(&mut sequence, 4).unwrap();
-    drop(batch);
+    batch.finish();
     drop(sequence);
     assert_eq!(world.pool.stats().retired, 1);
     world.device().go_on(1);
@@ -275,6 +275,7 @@ fn blocks_of_a_panicked_batch_are_not_found() {
         let mut batch = world.pool.begin_batch_on(&world.stream).unwrap();
         batch.append(&mut sequence, prompt.len()).unwrap();
         panic!("before the kernels were launched");
+        batch.finish();
     }));
     assert!(outcome.is_err());
     kvpool_testkit::threads::scope(|scope| scope.spawn(|| world.device().go_on(1)).join().unwrap());
@@ -310,7 +311,7 @@ fn a_lost_device_leaves_no_request_waiting() {
     assert_eq!(world.pool.begin_batch_on(&world.stream).unwrap_err(), lost());
     let mut batch = world.pool.begin_batch();
     assert_eq!(batch.append(&mut sequence, 8).unwrap_err(), SequenceError::Alloc(refused));
-    drop(batch);
+    batch.finish();
     // Blocks that were never computed are not found, and owned ones can still be released.
     assert!(world.pool.cached_blocks().is_empty());
     drop((sequence, waiting, behind));
@@ -332,7 +333,7 @@ fn magazines_hand_out_nothing_of_a_lost_device() {
         drop(handle.allocate(AllocRequest::new(1)).unwrap());
     }
     let batch = pool.begin_batch_on(&stream_of(DEVICE)).unwrap();
-    drop(batch);
+    batch.finish();
     let Some(Work::Tell(done)) = stream.work.lock().unwrap().pop_front() else { panic!("the batch's end") };
     done(Err(lost()));
     let refused = AllocError::DeviceLost { device: DEVICE };

@@ -68,6 +68,7 @@ impl Written {
         let k: Vec<f32> = self.tokens[appended.clone()].iter().flat_map(|&token| [token; HEAD_DIM]).collect();
         let v: Vec<f32> = k.iter().map(|k| -k).collect();
         batch.store(&mut self.real, 0, appended, (&k).into(), (&v).into()).unwrap();
+        batch.finish();
     }
 
     fn check(&self, pool: &Pool) {

@@ -159,7 +159,7 @@ impl Stage {
                     let kept = from + rng.usize(..=5);
                     if rng.bool() {
                         // The engine knows the accepted drafts when its step has ended.
-                        drop(batch);
+                        batch.finish();
                         batch = self.pool.begin_batch();
                     }
                     written.real.announce(&written.tokens[from..kept]).unwrap();
@@ -199,7 +199,7 @@ impl Stage {
                         Ok((written, Some(()))) => open.push(written),
                         Ok((written, None)) => {
                             written.check(&self.pool);
-                            late.clear();
+                            late.drain(..).for_each(Batch::finish);
                         }
                         Err(cause) if cause.is::<Meant>() => {}
                         Err(cause) => resume_unwind(cause),
@@ -220,13 +220,13 @@ impl Stage {
                         written.tokens.truncate(length);
                     }
                 }
-                17 => drop((!late.is_empty()).then(|| late.swap_remove(rng.usize(..late.len())))),
+                17 if !late.is_empty() => late.swap_remove(rng.usize(..late.len())).finish(),
                 18 if many > 0 => open[rng.usize(..many)].check(&self.pool),
                 _ if many > 2 => open.swap_remove(rng.usize(..many)).check(&self.pool),
                 _ => {}
             }
             if late.len() > 4 {
-                late.clear();
+                late.drain(..).for_each(Batch::finish);
             }
         }
         open.iter().for_each(|written| written.check(&self.pool));

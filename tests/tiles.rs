@@ -309,7 +309,7 @@ fn tiles_of_blocks_that_are_neither_sealed_nor_owned_are_refused() {
     // Another batch may not: the first may end at any moment.
     let mut other = pool.begin_batch();
     assert_eq!(other.tile_mut::<f32>(&mut parent, 0, 1).unwrap_err(), not_writable(1, 1));
-    drop(other);
+    other.finish();
     batch.finish();
     let mut batch = pool.begin_batch();
     assert_eq!(batch.tile_mut::<f32>(&mut parent, 0, 1).unwrap_err(), not_writable(1, 1));
@@ -436,6 +436,7 @@ impl Written {
                 }
             }
         }
+        batch.finish();
     }
 
     /// Takes all tiles, and reads them again and again while blocks move away from under them.

@@ -177,7 +177,7 @@ impl<'a> Engine<'a> {
             self.next += 1;
         }
         // The previous batch ends.
-        self.batch = Some(batch);
+        self.batch.replace(batch).into_iter().for_each(Batch::finish);
     }
 }
 

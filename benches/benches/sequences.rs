@@ -29,6 +29,7 @@ fn open(pool: &Pool) -> Vec<Sequence> {
         for (i, sequence) in sequences.iter_mut().enumerate() {
             batch.append_tokens(sequence, &[(i + chunk) as u32; 100]).expect("the pool is large enough");
         }
+        batch.finish();
     }
     sequences
 }

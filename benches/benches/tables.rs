@@ -61,6 +61,7 @@ fn sequences(pool: &Pool) -> Vec<Sequence> {
         if all_done {
             return sequences.into_iter().map(|(sequence, _)| sequence).collect();
         }
+        batch.finish();
     }
 }
 

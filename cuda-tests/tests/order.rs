@@ -71,6 +71,7 @@ fn a_store_comes_behind_a_copy_on_write_of_another_batch() {
             batch.append(fork, 1).expect("enough blocks");
             let (k, v) = (Elements::from(&rows[8..]), Elements::from(&rows[8..]));
             batch.store(fork, 0, 2..4, k, v).expect("good rows");
+            batch.finish();
         });
         thread::sleep(Duration::from_millis(300));
         assert!(!storing.is_finished(), "the device is paused");

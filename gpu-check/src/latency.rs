@@ -101,7 +101,7 @@ fn batches(gpu: &Gpu, times: usize, called: Duration, section: &mut Section) -> 
             let batch = pool.begin_batch_on(&stream)?;
             drop(all);
             let begin = Instant::now();
-            drop(batch);
+            batch.finish();
             drop(tokio::time::timeout(PATIENCE, pool.allocate_async(AllocRequest::new(64))).await??);
             handed.push(begin.elapsed());
         }

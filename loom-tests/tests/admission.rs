@@ -57,7 +57,9 @@ fn a_free_admits() {
             let prompt = [1; BLOCK_TOKENS];
             let mut sequence = block_on(other.admit_async(&request(1, &prompt))).unwrap();
             // Reserved: cannot fail.
-            other.begin_batch().append(&mut sequence, BLOCK_TOKENS).unwrap();
+            let mut step = other.begin_batch();
+            step.append(&mut sequence, BLOCK_TOKENS).unwrap();
+            step.finish();
         });
         drop(held);
         join_last(thread);
@@ -74,7 +76,9 @@ fn the_prefix_is_kept() {
         let pool = builder(2).prefix_cache(PrefixConfig::new().key(key)).build().unwrap();
         let prompt = [1; 2 * BLOCK_TOKENS];
         let mut first = pool.sequence(SequenceId(1)).tokens(&prompt[..BLOCK_TOKENS]).unwrap();
-        pool.begin_batch().append(&mut first, BLOCK_TOKENS).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut first, BLOCK_TOKENS).unwrap();
+        step.finish();
         drop(first);
         assert_eq!(pool.stats().evictable, 1);
         let held = pool.allocate(AllocRequest::new(1)).unwrap();
@@ -99,7 +103,9 @@ fn a_request_ahead_learns_of_the_prefix_put_back() {
         let pool = builder(2).prefix_cache(PrefixConfig::new().key(key)).build().unwrap();
         let prompt = [1; 2 * BLOCK_TOKENS];
         let mut first = pool.sequence(SequenceId(1)).tokens(&prompt[..BLOCK_TOKENS]).unwrap();
-        pool.begin_batch().append(&mut first, BLOCK_TOKENS).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut first, BLOCK_TOKENS).unwrap();
+        step.finish();
         drop(first);
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
         let other = pool.clone();

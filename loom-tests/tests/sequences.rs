@@ -165,7 +165,9 @@ fn a_block_read_through_a_view_outlives_the_batch() {
         let (blocks, sequences) = pool(1, 1);
         let bytes = Arc::new(Bytes::new(1));
         let mut sequence = sequences.open(SequenceId(1)).unwrap();
-        Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
+        let mut step = Batch::begin(&sequences);
+        step.append(&mut sequence, 1).unwrap();
+        step.finish();
         // Looked up here: the registry's lock would order the two threads.
         let view = sequences.view(SequenceId(1)).unwrap();
         let (other, seen) = (sequences.clone(), bytes.clone());
@@ -231,7 +233,9 @@ fn copies_on_write_meet() {
         let (blocks, sequences) = pool(4, 2);
         let bytes = Arc::new(Bytes::new(4));
         let mut parent = sequences.open(SequenceId(1)).unwrap();
-        Batch::begin(&sequences).append(&mut parent, 1).unwrap();
+        let mut step = Batch::begin(&sequences);
+        step.append(&mut parent, 1).unwrap();
+        step.finish();
         let child = parent.fork(SequenceId(2)).unwrap();
         let write = move |sequences: &Sequences, mut sequence: Sequence, bytes: &Bytes| {
             let mut batch = Batch::begin(sequences);
@@ -258,7 +262,9 @@ fn fork_beside_the_last_release() {
     check("sequences::fork_beside_the_last_release", || {
         let (blocks, sequences) = pool(2, 1);
         let mut parent = sequences.open(SequenceId(1)).unwrap();
-        Batch::begin(&sequences).append(&mut parent, 1).unwrap();
+        let mut step = Batch::begin(&sequences);
+        step.append(&mut parent, 1).unwrap();
+        step.finish();
         let child = parent.fork(SequenceId(2)).unwrap();
         let thread = thread::spawn(move || drop(parent));
         let grandchild = child.fork(SequenceId(3)).unwrap();

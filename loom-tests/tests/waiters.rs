@@ -147,7 +147,7 @@ fn held_back_by_a_batch_that_begins() {
         let short = pool.begin_batch();
         drop(held);
         freed.store(pool.blocks().clock().newest().0, Release);
-        drop(short);
+        short.finish();
         drop(block_on(pool.allocate_async(one())).unwrap());
         freed.store(SERVED, Release);
         join_last(engine);

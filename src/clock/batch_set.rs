@@ -44,7 +44,7 @@ impl BatchRef {
 
     /// Returns its ticket; 0: no batch.
     #[inline]
-    pub(super) fn ticket(self) -> Ticket {
+    pub fn ticket(self) -> Ticket {
         Ticket(self.0 >> SLOT_BITS)
     }
 

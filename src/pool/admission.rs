@@ -109,7 +109,9 @@ impl Pool {
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
     /// let system: Vec<u32> = (0..42).collect();
     /// let mut sequence = pool.sequence(SequenceId(1)).tokens(&system)?;
-    /// pool.begin_batch().append_to(&mut sequence, system.len())?;
+    /// let mut step = pool.begin_batch();
+    /// step.append_to(&mut sequence, system.len())?;
+    /// step.finish();
     /// drop(sequence);
     /// let pinned = pool.pin_prefix(&PrefixKeys::new(), &system)?;
     /// assert_eq!((pinned.tokens(), pool.pinned_prefixes().len()), (40, 1));

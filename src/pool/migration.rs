@@ -43,7 +43,9 @@ impl Pool {
     /// // This layout has blocks of 4 tokens.
     /// assert_eq!((sequence.len(), report.carried.blocks), (42, 11));
     /// assert_eq!(busy.free_blocks(), 100);
-    /// idle.begin_batch().append(&mut sequence, 1)?;
+    /// let mut step = idle.begin_batch();
+    /// step.append(&mut sequence, 1)?;
+    /// step.finish();
     /// # Ok(())
     /// # }
     /// ```

@@ -74,7 +74,9 @@ impl Pool {
     /// let pool = Pool::builder(layout.clone()).blocks(100).build()?;
     /// let host = Pool::builder(layout).blocks(1_000).build()?;
     /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
-    /// pool.begin_batch().append(&mut sequence, 42)?;
+    /// let mut step = pool.begin_batch();
+    /// step.append(&mut sequence, 42)?;
+    /// step.finish();
     /// let preempted = pool.preempt(sequence, Preempt::Swap(&host)).await?;
     /// // This layout has blocks of 4 tokens.
     /// assert_eq!((preempted.freed_blocks, preempted.tokens_kept), (11, 42));

@@ -80,6 +80,12 @@ pub struct Stats {
     pub latency: Latency,
     /// Batches in flight.
     pub batches_in_flight: u64,
+    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after they wrote to a sequence.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub batches_abandoned: u64,
+    /// Closed sequences whose blocks, counted as used, are cached once batches in flight finish.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub closing: usize,
     /// The oldest batch in flight; blocks [retired](Self::retired) since it began wait for its end.
     ///
     /// Its age counts from the first call that found it to be the oldest: a call to
@@ -111,7 +117,14 @@ impl Pool {
     pub fn stats(&self) -> Stats {
         let transfers = self.0.transfers.counts();
         let stats = Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy());
-        Stats { in_transfer: transfers.in_transfer, quarantined: transfers.quarantined, ..stats }
+        let (batches_abandoned, closing) = self.0.sequences.unfinished();
+        Stats {
+            batches_abandoned,
+            closing,
+            in_transfer: transfers.in_transfer,
+            quarantined: transfers.quarantined,
+            ..stats
+        }
     }
 
     /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
@@ -154,6 +167,8 @@ impl Stats {
             pressure: Pressure::of(utilization),
             latency,
             batches_in_flight: blocks.clock().in_flight(),
+            batches_abandoned: 0,
+            closing: 0,
             oldest_batch: blocks.oldest_batch(),
             head_of_line: blocks.head_of_line(),
             passed_over: blocks.passed_over(),

@@ -32,17 +32,40 @@ use super::sequence::{Access, Sequence};
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
 ///
-/// [`Pool::begin_batch`](crate::Pool::begin_batch) begins it; [`finish`](Self::finish) or dropping
-/// it ends it. It may move between threads, overlap with other batches, and end in any order.
+/// [`Pool::begin_batch`](crate::Pool::begin_batch) begins it, [`finish`](Self::finish) ends it. It
+/// may move between threads, overlap with other batches, and end in any order.
 ///
 /// Until it ends, no frame that was read from a table under it is reused. The engine must therefore
 /// not end a batch before the kernels have finished that read its tables or write to its slots.
 ///
 /// When it ends, the full blocks that it filled are *sealed*: their bytes are final, so that they
 /// can be shared, moved and, if their tokens are known, found in the prefix cache. Drafted tokens
-/// are not final until [committed](Sequence::commit). If the engine fails to compute tokens, it
-/// must [remove](Sequence::truncate) them before the batch ends. A batch dropped by a panic seals
-/// nothing.
+/// are not final until [committed](Sequence::commit).
+///
+/// # Abandoned batches
+///
+/// A batch that is dropped without [`finish`](Self::finish), by an error or a panic, or whose
+/// device fails, is *abandoned*: what was written under it counts as not computed. Each sequence
+/// that it wrote to is cut to where its first write began, including what other batches appended
+/// behind; ids that were announced before stay announced. The blocks become the sequence's
+/// [reservation](Sequence::reserve), so that the step can be tried again:
+///
+/// ```
+/// # use kvpool::{KvLayout, Pool, SequenceError, SequenceId};
+/// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+/// # let mut sequence = pool.sequence(SequenceId(1)).open()?;
+/// let launch = |fails: bool| if fails { Err("launch failed") } else { Ok(()) };
+/// let mut step = |fails| -> Result<(), Box<dyn std::error::Error>> {
+///     let mut batch = pool.begin_batch();
+///     batch.append_to(&mut sequence, 20)?;
+///     launch(fails)?;    // an error drops the batch
+///     batch.finish();
+///     Ok(())
+/// };
+/// assert!(step(true).is_err() && step(false).is_ok());
+/// assert_eq!(sequence.len(), 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// ```
 /// use kvpool::{BlockTable, KvLayout, Pool, SequenceId};
@@ -58,6 +81,7 @@ use super::sequence::{Access, Sequence};
 /// batch.finish();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a batch that is dropped is abandoned: what was appended under it is withdrawn"]
 pub struct Batch {
     pub(super) step: BatchInner,
     /// Slots of a store or a load; kept to reuse the buffer.
@@ -154,11 +178,13 @@ impl Batch {
         self.step.promised.iter().map(|promise| promise.handle)
     }
 
-    /// Ends the batch. The caller's work must have ended: it no longer accesses memory.
+    /// Ends the batch: everything that was appended under it has been computed and stored. The
+    /// caller's work must have ended: it no longer accesses memory.
     ///
     /// A batch [begun on a stream](crate::Pool::begin_batch_on) ends when the stream gets there.
-    /// Equivalent to dropping it.
-    pub fn finish(self) {}
+    pub fn finish(mut self) {
+        self.step.is_finished = true;
+    }
 
     /// Ends the batch when the device has completed the work enqueued on this stream so far.
     ///
@@ -183,6 +209,7 @@ impl Batch {
         }
         let (tell, told) = Finish::pair(stream.device());
         let mut step = self.step;
+        step.is_finished = true;
         let begun = step.stream.take().filter(|begun| begun.as_raw() != stream.as_raw());
         match begun.filter(|_| !step.copied.is_empty()) {
             None => step.end_after(&[stream], Some(tell)),
@@ -207,6 +234,7 @@ impl Batch {
     /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed.
     #[inline]
     pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
+        sequence.catch_up();
         let plan = self.plan(sequence, tokens)?;
         if let Err(tail) = self.find_room(sequence, &plan) {
             return self.append_to_list(sequence, &plan, tail, None);
@@ -254,7 +282,6 @@ impl Batch {
     fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let has_drafts = sequence.committed < plan.from;
         sequence.committed = plan.length;
-        self.writes(sequence);
         if let Some(known) = &mut sequence.known {
             known.committed(plan.length);
         }
@@ -270,12 +297,14 @@ impl Batch {
     /// Otherwise the sequence seals them later.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
-        let others = if plan.tail { sequence.seals.last_writer_but(ticket) } else { Ticket(0) };
+        let others = sequence.seals.last_writer_but(ticket);
         // This batch was added last. The look at all slots is for sequences with more writers than
         // their set tells apart.
         let is_last_writer = others == Ticket(0)
             || blocks.clock().others_ended(&sequence.writers)
             || blocks.clock().ended(others);
+        // Only after the others were found to have ended, not abandoned.
+        let is_last_writer = is_last_writer && !sequence.is_stale();
         // Earlier blocks are settled: the promise begins where they end.
         if sequence.seals.settled() == plan.first && is_last_writer {
             let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
@@ -311,6 +340,7 @@ impl Batch {
         sequence: &mut Sequence,
         tokens: &[u32],
     ) -> Result<Appended, SequenceError> {
+        sequence.catch_up();
         self.check_announced(sequence)?;
         let plan = self.plan(sequence, tokens.len())?;
         if let Err(tail) = self.find_room(sequence, &plan) {
@@ -340,9 +370,7 @@ impl Batch {
             return Ok(None);
         }
         let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..*plan };
-        let grown = self.grow_list(sequence, &plan, Some(tail))?;
-        self.writes(sequence);
-        Ok(grown.copied)
+        Ok(self.grow_list(sequence, &plan, Some(tail))?.copied)
     }
 
     /// Appends speculative tokens, which may be taken back.
@@ -353,6 +381,7 @@ impl Batch {
     ///
     /// As for [`append`](Self::append).
     pub fn draft(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
+        sequence.catch_up();
         let plan = self.plan(sequence, tokens)?;
         let grown = match self.find_room(sequence, &plan) {
             Ok(()) => {
@@ -361,21 +390,20 @@ impl Batch {
             }
             Err(tail) => self.grow_list(sequence, &plan, tail)?,
         };
-        self.writes(sequence);
         Ok(grown.appended(&plan))
     }
 
-    /// Records that this batch writes to open blocks of the sequence.
+    /// Records that this batch writes to open blocks of the sequence, from a position on.
     #[inline(always)]
-    fn writes(&mut self, sequence: &mut Sequence) {
+    fn writes(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote(self.ticket());
-        self.step.note(&mut sequence.writers);
+        self.step.note(sequence, from);
     }
 
     /// Records that this batch writes to open blocks again, some of which may be due.
-    pub(super) fn writes_again(&self, sequence: &mut Sequence) {
+    pub(super) fn writes_again(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote_again(self.ticket());
-        self.step.note_again(&mut sequence.writers);
+        self.step.note(sequence, from);
     }
 
     /// Returns an error for a sequence of another pool.
@@ -412,9 +440,10 @@ impl Batch {
 
     /// Grows a sequence by tokens for which there [is room](Self::find_room) in its last block.
     #[inline(always)]
-    fn fill_last(&self, sequence: &mut Sequence, plan: &Growth) {
+    fn fill_last(&mut self, sequence: &mut Sequence, plan: &Growth) {
         sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
         sequence.publish(plan.length);
+        self.writes(sequence, plan.from);
     }
 
     /// Grows a sequence by tokens that do not fit into its last block, or must not be written
@@ -431,6 +460,12 @@ impl Batch {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }
         sequence.publish(plan.length);
+        // A copy that the engine makes may not have been made.
+        let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
+        self.writes(
+            sequence,
+            if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from },
+        );
         if grown.new_blocks > 0 {
             sequence.spare_end();
         }

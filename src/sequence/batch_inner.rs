@@ -4,7 +4,8 @@
 //! ```text
 //! on the host   register and seal the promised blocks;  end the lease;  release the copied blocks
 //! on a stream   the storage calls back when the stream gets there;  then, on that thread: as above
-//! on failure    no work runs there any more: as above, but nothing is registered, and the pool hands out no blocks
+//! abandoned     log the batch, so that its sequences withdraw what it wrote;  end the lease;  release the copied blocks
+//! on failure    no work runs there any more: as abandoned, and the pool hands out no blocks
 //! ```
 //!
 //! A block filled by a batch is sealed when the batch ends, not earlier: until then a kernel may
@@ -18,14 +19,15 @@ use std::task::{Context, Poll};
 
 use futures_channel::oneshot;
 
-use crate::clock::{BatchRef, BatchSet, InFlight};
+use crate::clock::{BatchRef, InFlight};
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
 use crate::storage::{CopyDone, DeviceStream, Storage};
-use crate::sync::{Arc, Mutex, panicking};
+use crate::sync::{Arc, Mutex, fence_after_rmw};
 
 use super::registry::Sequences;
+use super::sequence::Sequence;
 
 /// State of a batch; ends the batch when dropped.
 pub(super) struct BatchInner {
@@ -40,8 +42,10 @@ pub(super) struct BatchInner {
     pub(super) copied: Vec<BlockId>,
     /// Stream of the batch's work. Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,
-    /// The bytes may not have been computed: no block may be cached.
-    is_void: bool,
+    /// Whether it wrote to a sequence.
+    has_written: bool,
+    /// Whether what it wrote was computed. Otherwise it is [abandoned](super::abandoned).
+    pub(super) is_finished: bool,
 }
 
 /// A block that the batch seals when it ends.
@@ -91,7 +95,8 @@ impl BatchInner {
             promised: Vec::new(),
             copied: Vec::new(),
             stream: None,
-            is_void: false,
+            has_written: false,
+            is_finished: false,
         }
     }
 
@@ -105,27 +110,23 @@ impl BatchInner {
         self.lease().ticket()
     }
 
-    /// Adds this batch to those that wrote to a sequence.
+    /// Adds this batch to those that wrote to a sequence, from a position on.
     #[inline(always)]
-    pub(super) fn note(&mut self, writers: &mut BatchSet) {
+    pub(super) fn note(&mut self, sequence: &mut Sequence, from: u32) {
         let batch = self.lease().batch();
-        self.sequences.0.blocks.clock().note(writers, batch, &mut self.ended);
-    }
-
-    /// As [`note`](Self::note), usually after it.
-    pub(super) fn note_again(&self, writers: &mut BatchSet) {
-        self.sequences.0.blocks.clock().note(writers, self.lease().batch(), &mut { self.ended });
+        self.has_written = true;
+        self.sequences.0.blocks.clock().note(&mut sequence.writers, batch, &mut self.ended);
+        sequence.note_write(batch, from, self.ended);
     }
 
     /// Ends the batch when all these streams have reached this point.
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
         let blocks = self.sequences.0.blocks.clone();
-        let keeps = !self.is_void && !panicking();
         // Unless the callback reports that the work was done.
-        self.is_void = true;
+        let is_finished = std::mem::take(&mut self.is_finished);
         let end: CopyDone = Box::new(move |outcome| {
-            self.is_void = !(keeps && outcome.is_ok());
+            self.is_finished = is_finished && outcome.is_ok();
             let outcome = self.sequences.noting_loss(outcome);
             drop(self);
             // The receiver may be gone.
@@ -140,19 +141,26 @@ impl BatchInner {
     }
 
     fn end(&mut self) {
-        let is_void = self.is_void || panicking();
         let blocks = &self.sequences.0.blocks;
-        // A block released meanwhile has another generation, and is skipped. A panicking thread may
-        // not have stored what it appended, so no block is cached then.
-        if let Some(cache) = self.sequences.0.cache.as_ref().filter(|_| !is_void) {
+        if !self.is_finished {
+            self.promised.clear();
+            if self.has_written {
+                self.sequences.0.abandoned.add(self.lease().batch());
+            }
+        }
+        // A block released meanwhile has another generation, and is skipped.
+        if let Some(cache) = &self.sequences.0.cache {
             let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
             cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
         }
-        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted || is_void) {
+        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted) {
             blocks.seal_guarded(promise.handle);
         }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
+            // Pairs with the fence in `Closing::add`. The end changed the clock's word.
+            fence_after_rmw();
+            self.sequences.0.closing.look();
             // Frames left by moves, which this batch may have been the last to read. Announces,
             // also for frames that it only held briefly because they wait for another batch.
             blocks.reclaim_due_shared_limbo();
@@ -207,7 +215,8 @@ impl Drop for BatchInner {
                     promised: std::mem::take(&mut self.promised),
                     copied: std::mem::take(&mut self.copied),
                     stream: None,
-                    is_void: self.is_void,
+                    has_written: self.has_written,
+                    is_finished: self.is_finished,
                 };
                 rest.end_after(&[&stream], None);
             }

@@ -82,7 +82,7 @@ impl Batch {
         v: Elements<'_>,
     ) -> Result<(), SequenceError> {
         self.fill_slots(sequence, tokens.clone())?;
-        let storage = self.byte_storage()?;
+        self.byte_storage()?;
         let tokens_u32 = tokens.start as u32..tokens.end as u32;
         let block_tokens = self.step.sequences.0.block_tokens;
         for (place, inside) in pieces(tokens_u32, block_tokens) {
@@ -92,7 +92,8 @@ impl Batch {
                 return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
             }
         }
-        self.writes_again(sequence);
+        self.writes_again(sequence, tokens.start as u32);
+        let storage = self.byte_storage()?;
         // SAFETY: the blocks belong to this sequence alone, which is borrowed mutably; no thread
         // seals or moves them: see the module.
         let stored = self.settled(storage).and_then(|()| unsafe { storage.store(layer, k, v, &self.slots) });
@@ -185,7 +186,7 @@ impl Batch {
     ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
         let (tile, tokens) = self.writable(sequence, layer, index)?;
         let [mut k, mut v] = tile.rows(tokens)?;
-        self.writes_again(sequence);
+        self.writes_again(sequence, index as u32 * self.step.sequences.0.block_tokens);
         // SAFETY: initialised, disjoint memory of the block's frame, which no other thread accesses
         // while batch and sequence are borrowed mutably: see the module.
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
@@ -222,7 +223,7 @@ impl Batch {
     ) -> Result<(&'a mut [f32], &'a mut [f32]), SequenceError> {
         let (tile, tokens) = self.writable(sequence, layer, index)?;
         let [mut k, mut v] = tile.scale_rows(tokens)?;
-        self.writes_again(sequence);
+        self.writes_again(sequence, index as u32 * self.step.sequences.0.block_tokens);
         // SAFETY: as in `tile_mut`.
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
     }

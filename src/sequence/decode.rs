@@ -209,6 +209,7 @@ impl Batch {
         sequence: &mut Sequence,
         is_announced: bool,
     ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        sequence.catch_up();
         if is_announced {
             self.check_announced(sequence)?;
         }

@@ -21,6 +21,8 @@
 //! | `batch` | append, draft, copy-on-write |
 //! | `decode` | one token for each of many sequences |
 //! | `batch_inner` | the end of a batch, on the host or on a stream |
+//! | `abandoned` | what a batch wrote that did not finish |
+//! | `closing` | sequences that were closed while a batch was writing to them |
 //! | `outputs` | block tables, slots and lengths for kernels |
 //! | `moved` | entries of persistent block tables whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
@@ -50,11 +52,13 @@
 //! between unlinking and releasing. So either the reader does not find the block, or the release
 //! sees the batch.
 
+mod abandoned;
 mod admit;
 mod batch;
 mod batch_inner;
 mod builder;
 mod bytes;
+mod closing;
 mod decode;
 mod footprint;
 mod frames;

@@ -112,9 +112,9 @@ mod sealed {
         /// Calls `f` with ids and tokens as of one moment; the effects of an earlier call must be
         /// discarded.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
-        /// Returns the frame of each block, if they are kept and none has moved since, as far as
-        /// the log counted moves under the caller's batch.
-        fn frames(&self, _logged: MoveCount) -> Option<&[i32]> {
+        /// Returns the frame of each block and the number of tokens, if frames are kept and no
+        /// block has moved since, as far as the log counted moves under the caller's batch.
+        fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
         }
     }
@@ -135,17 +135,20 @@ impl sealed::List for Sequence {
 
     #[inline]
     fn tokens(&self) -> u32 {
-        self.list.tokens()
+        self.extent().0
     }
 
     #[inline]
     fn read(&self, mut f: impl FnMut(&[AtomicU32], u32)) {
-        f(self.list.ids(), self.list.tokens());
+        let (tokens, blocks) = self.extent();
+        f(&self.list.ids()[..blocks], tokens);
     }
 
     #[inline]
-    fn frames(&self, logged: MoveCount) -> Option<&[i32]> {
-        self.frames.as_of(logged)
+    fn frames(&self, logged: MoveCount) -> Option<(&[i32], u32)> {
+        let frames = self.frames.as_of(logged)?;
+        let (tokens, blocks) = self.extent();
+        Some((&frames[..blocks], tokens))
     }
 }
 
@@ -187,7 +190,7 @@ impl<T: sealed::List> sealed::List for &T {
     }
 
     #[inline]
-    fn frames(&self, logged: MoveCount) -> Option<&[i32]> {
+    fn frames(&self, logged: MoveCount) -> Option<(&[i32], u32)> {
         T::frames(self, logged)
     }
 }
@@ -225,8 +228,8 @@ impl Batch {
         let logged = blocks.moves_logged();
         for (sequence, length) in sequences.zip(lengths) {
             let begin = entries.len();
-            if let Some(frames) = sequence.frames(logged)
-                && sequence.tokens() == *length as u32
+            if let Some((frames, tokens)) = sequence.frames(logged)
+                && tokens == *length as u32
             {
                 entries.extend_from_slice(frames);
                 entries.resize(begin + *width, padding);
@@ -274,9 +277,9 @@ impl Batch {
             let (begin, mut last) = (indices.len(), 0);
             let of_last = |tokens: u32| if tokens == 0 { 0 } else { (tokens - 1) % block_tokens + 1 };
             match sequence.frames(logged) {
-                Some(frames) => {
+                Some((frames, tokens)) => {
                     indices.extend_from_slice(frames);
-                    last = of_last(sequence.tokens());
+                    last = of_last(tokens);
                 }
                 None => sequence.read(|ids, tokens| {
                     indices.truncate(begin);
@@ -331,9 +334,8 @@ impl Batch {
         let block_tokens = self.step.sequences.0.block_tokens;
         let blocks: &Core = &self.step.sequences.0.blocks;
         let begin = out.len();
-        if let Some(frames) = sequence.frames(blocks.moves_logged()) {
-            let length = sequence.tokens() as usize;
-            check_range(id, &tokens, length)?;
+        if let Some((frames, length)) = sequence.frames(blocks.moves_logged()) {
+            check_range(id, &tokens, length as usize)?;
             fill_slots(tokens, block_tokens, |place| frames[place], out);
             return Ok(());
         }

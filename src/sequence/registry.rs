@@ -10,6 +10,8 @@ use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, AtomicU64, Map, Ordering::*};
 
+use super::abandoned::Abandoned;
+use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 
 /// The sequences of one pool. A clone refers to the same sequences.
@@ -23,6 +25,8 @@ pub(super) struct Shared {
     pub(super) block_tokens: u32,
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
+    pub(super) abandoned: Abandoned,
+    pub(super) closing: Closing,
     open: Map<SequenceId, Open>,
     /// The pinned prefixes, by number.
     pinned: Map<u64, PinnedInfo>,
@@ -137,6 +141,8 @@ impl Sequences {
             block_tokens,
             cache,
             sampler,
+            abandoned: Abandoned::default(),
+            closing: Closing::default(),
             open: Map::new(),
             pinned: Map::new(),
             pins: AtomicU64::new(1),
@@ -182,6 +188,11 @@ impl Sequences {
     fn view_of(&self, id: SequenceId, open: Open) -> SequenceView {
         let Open { list, priority, opened } = open;
         SequenceView { sequences: self.clone(), id, list, priority, opened }
+    }
+
+    /// Returns the number of abandoned batches, and of closed sequences that wait for batches.
+    pub(crate) fn unfinished(&self) -> (u64, usize) {
+        (self.0.abandoned.count(), self.0.closing.len())
     }
 
     /// Returns the number of open sequences.

@@ -58,7 +58,7 @@ impl Sequence {
         let reserved = std::mem::take(&mut self.reserved);
         if !reserved.is_empty() {
             self.note_reserved();
-            self.pool_blocks().release_unpublished(&reserved);
+            self.release_reserved(&reserved);
         }
         reserved.len()
     }
@@ -73,7 +73,16 @@ impl Sequence {
     pub(super) fn release_last_reserved(&mut self, blocks: usize) {
         let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();
         self.note_reserved();
-        self.pool_blocks().release_unpublished(&released);
+        self.release_reserved(&released);
+    }
+
+    fn release_reserved(&mut self, released: &[BlockId]) {
+        if self.was_listed {
+            self.was_listed = !self.reserved.is_empty();
+            self.release_unlinked(released);
+        } else {
+            self.pool_blocks().release_unpublished(released);
+        }
     }
 
     /// Returns an error unless the sequence is one of these.
@@ -83,7 +92,8 @@ impl Sequence {
     }
 
     /// Returns the request for the blocks that a reservation for `tokens` more tokens lacks.
-    pub(crate) fn reservation(&self, tokens: usize) -> Result<Option<AllocRequest>, SequenceError> {
+    pub(crate) fn reservation(&mut self, tokens: usize) -> Result<Option<AllocRequest>, SequenceError> {
+        self.catch_up();
         let (id, length, blocks) = (self.id(), self.list.tokens(), self.list.len() as u32);
         if tokens == 0 {
             return Ok(None);

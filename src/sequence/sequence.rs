@@ -11,8 +11,9 @@ use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache};
-use crate::sync::{Ordering::*, fence, panicking};
+use crate::sync::{AtomicU64, Ordering::*, fence};
 
+use super::abandoned::{Write, Writes};
 use super::frames::Frames;
 use super::list::ListOwner;
 use super::registry::Sequences;
@@ -35,12 +36,20 @@ pub struct Sequence {
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
+    /// Whether reserved blocks may have been in the list, where batches in flight can have seen them.
+    pub(super) was_listed: bool,
     /// Batches that wrote to its blocks. Unlike `seals`, it knows every one that is in flight.
     pub(super) writers: BatchSet,
+    /// What batches wrote that may be abandoned.
+    pub(super) writes: Writes,
+    /// Number of abandoned batches when it last looked.
+    pub(super) seen: AtomicU64,
     /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
     /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
+    /// Whether it has given up its id.
+    pub(super) is_closed: bool,
 }
 
 /// Distance, in blocks, at which a registration prefetches what it writes.
@@ -62,6 +71,7 @@ pub(super) enum Access {
 impl Sequence {
     pub(super) fn new(sequences: Sequences, id: SequenceId, priority: Priority, list: ListOwner) -> Self {
         Self {
+            seen: AtomicU64::new(sequences.0.abandoned.count()),
             sequences,
             id,
             priority,
@@ -71,9 +81,12 @@ impl Sequence {
             reserved: Vec::new(),
             committed: 0,
             seals: Seals::default(),
+            was_listed: false,
             writers: BatchSet::default(),
+            writes: Writes::new(),
             known: None,
             reuses_tail: false,
+            is_closed: false,
         }
     }
 
@@ -98,9 +111,20 @@ impl Sequence {
     }
 
     /// Returns the number of its tokens, including drafted ones.
+    ///
+    /// Less than before if a batch that appended some of them was [abandoned](super::Batch).
     #[inline]
     pub fn len(&self) -> usize {
-        self.list.tokens() as usize
+        self.extent().0 as usize
+    }
+
+    /// Returns the number of its tokens, and of the blocks that hold them.
+    #[inline]
+    pub(super) fn extent(&self) -> (u32, usize) {
+        match self.withdrawn() {
+            None => (self.list.tokens(), self.list.len()),
+            Some(Write { from, .. }) => (from, from.div_ceil(self.sequences.0.block_tokens) as usize),
+        }
     }
 
     /// Returns whether it has no tokens.
@@ -112,18 +136,18 @@ impl Sequence {
     /// Returns the number of final tokens.
     #[inline]
     pub fn committed(&self) -> usize {
-        self.committed as usize
+        self.committed.min(self.extent().0) as usize
     }
 
     /// Returns the number of blocks that hold its tokens.
     #[inline]
     pub fn block_count(&self) -> usize {
-        self.list.len()
+        self.extent().1
     }
 
     /// Returns its blocks, in order.
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + DoubleEndedIterator {
-        self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
+        self.list.ids()[..self.block_count()].iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
     /// Returns the number of leading blocks that are sealed, or that a batch in flight seals when it
@@ -133,7 +157,7 @@ impl Sequence {
     /// the batches that wrote them have ended.
     #[inline]
     pub fn settled_blocks(&self) -> usize {
-        self.seals.settled() as usize
+        (self.seals.settled() as usize).min(self.block_count())
     }
 
     /// Returns a handle for each block, for inspection and pins; valid while the block is in the
@@ -148,7 +172,8 @@ impl Sequence {
     /// [announced](Self::announce) since. May exceed its length if not all of them are appended
     /// yet. 0 in a pool without a prefix cache.
     pub fn announced(&self) -> usize {
-        self.known.as_ref().map_or(0, |known| known.announced())
+        let announced = self.known.as_ref().map_or(0, |known| known.announced());
+        self.withdrawn().map_or(announced, |write| announced.min(write.announced.max(write.from) as usize))
     }
 
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
@@ -164,6 +189,7 @@ impl Sequence {
     /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing
     /// has changed.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        self.catch_up();
         match (&mut self.known, self.sequences.cache()) {
             (Some(known), Some(cache)) => known.announce(cache, self.id, tokens),
             _ => Ok(()),
@@ -181,7 +207,7 @@ impl Sequence {
     /// number of references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let mut list = self.sequences.register(id, self.priority)?;
-        let ids: SmallVec<[BlockId; 64]> = self.blocks().collect();
+        let ids: SmallVec<[BlockId; 64]> = self.listed().collect();
         if let Err(error) = self.pool_blocks().share_listed(&ids) {
             self.sequences.unregister(id);
             return Err(error.into());
@@ -189,7 +215,7 @@ impl Sequence {
         list.reserve(ids.len());
         ids.iter().enumerate().for_each(|(place, &id)| list.stage(place, id));
         list.publish(self.list.tokens());
-        Ok(Self {
+        let mut fork = Self {
             sequences: self.sequences.clone(),
             id,
             priority: self.priority,
@@ -200,10 +226,21 @@ impl Sequence {
             reserved: Vec::new(),
             committed: self.committed,
             seals: self.seals.forked(),
+            was_listed: false,
             writers: self.writers,
+            writes: self.writes.clone(),
+            seen: AtomicU64::new(self.seen.load(Relaxed)),
             known: self.known.clone(),
             reuses_tail: self.reuses_tail,
-        })
+            is_closed: false,
+        };
+        fork.catch_up();
+        Ok(fork)
+    }
+
+    /// Returns the blocks of its list, of which some may be withdrawn.
+    fn listed(&self) -> impl ExactSizeIterator<Item = BlockId> {
+        self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
     /// Declares the first `length` tokens final.
@@ -216,6 +253,7 @@ impl Sequence {
     ///
     /// [`SequenceError::CommitBeyondLength`].
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
+        self.catch_up();
         if length > self.len() {
             return Err(SequenceError::CommitBeyondLength { id: self.id, asked: length, length: self.len() });
         }
@@ -244,6 +282,7 @@ impl Sequence {
     ///
     /// [`SequenceError::TruncateBeyondLength`].
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
+        self.catch_up();
         if length > self.len() {
             return Err(SequenceError::TruncateBeyondLength {
                 id: self.id,
@@ -294,11 +333,13 @@ impl Sequence {
         // The first holds back the blocks for batches that wrote to other sequences; the second for
         // later batches of this one.
         let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
-        if ended {
+        // The second only after the first: the log has those of the writers that were abandoned.
+        let is_written = ended && !self.is_stale();
+        if is_written {
             self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
         }
-        ended
+        is_written
     }
 
     /// Seals blocks, and registers those whose hashes are known.
@@ -343,7 +384,7 @@ impl Sequence {
             && self.committed as usize == length
             && place >= self.seals.settled()
             && is_done
-            && self.is_computed()
+            && !self.is_stale()
         {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);
@@ -356,22 +397,9 @@ impl Sequence {
 
     /// Seals and registers its blocks as far as possible now, before they are released.
     pub(super) fn make_findable(&mut self) {
-        // A panicking thread may not have stored its tokens.
-        if !panicking() {
-            self.settle();
-            self.register_tail();
-        }
-    }
-
-    /// Returns whether all blocks promised to batches for registration are registered.
-    ///
-    /// Otherwise a batch panicked, or its device failed: the bytes may not have been computed, and
-    /// neither they nor anything computed from them may be cached. The writers must have ended.
-    pub(super) fn is_computed(&self) -> bool {
-        let Some(known) = self.known.as_deref() else { return true };
-        let was_promised = |&(place, _): &(u32, BlockId)| place < self.seals.settled();
-        let mut promised = (0..).zip(self.blocks()).take_while(was_promised);
-        promised.all(|(place, id)| known.hash(place).is_none() || self.pool_blocks().word(id).is_cached())
+        self.catch_up();
+        self.settle();
+        self.register_tail();
     }
 
     /// Returns a batch in flight that may write to its blocks, if there is one.
@@ -445,6 +473,12 @@ impl Sequence {
 
     /// Unlinks and releases all blocks after `length` tokens.
     fn cut(&mut self, length: u32) {
+        let gone = self.unlink(length);
+        self.release_unlinked(&gone);
+    }
+
+    /// Unlinks all blocks after `length` tokens, and returns them, the last one first.
+    pub(super) fn unlink(&mut self, length: u32) -> SmallVec<[BlockId; 64]> {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
         let ids = &self.list.ids()[keep.min(self.list.len())..];
@@ -454,15 +488,16 @@ impl Sequence {
         }
         let partial = (!length.is_multiple_of(block_tokens)).then_some(length / block_tokens);
         self.publish(length);
+        self.writes.retain(|write| write.from < length);
         self.committed = self.committed.min(length);
         if let Some(place) = partial.filter(|&place| place < self.seals.settled()) {
             self.withdraw_note(place);
         }
         self.seals.truncate(keep as u32, length / block_tokens);
-        self.release_unlinked(&gone);
         if self.spared.is_some() && self.spared.map(unit_of) != self.last_frame().map(unit_of) {
             self.spare(None);
         }
+        gone
     }
 
     /// Withdraws the note on a block that loses tokens and that a batch may be about to register:
@@ -500,11 +535,17 @@ impl Sequence {
 impl Drop for Sequence {
     fn drop(&mut self) {
         let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
-        self.sequences.unregister(self.id);
+        if !self.is_closed {
+            self.sequences.unregister(self.id);
+        }
         self.make_findable();
         self.release_reservation();
-        self.cut(0);
         self.spare(None);
+        if self.registers_later() {
+            self.close_later();
+        } else {
+            self.cut(0);
+        }
         self.pool_blocks().reclaim_slice();
         start.into_iter().for_each(|start| self.pool_blocks().latencies().record(Operation::Free, start));
     }

@@ -91,6 +91,13 @@ fn threads_may_hand_everything_over() {
     sync::<Sequences>();
 }
 
+/// Appends and stores tokens in a step of their own.
+fn write_step(sequences: &Sequences, sequence: &mut Sequence, tokens: usize, first: f32) {
+    let mut batch = Batch::begin(sequences);
+    write(&mut batch, sequence, tokens, first);
+    batch.finish();
+}
+
 #[test]
 fn tokens_take_blocks_and_dropping_gives_them_back() {
     let sequences = pool(10);
@@ -138,7 +145,8 @@ fn a_batch_names_the_blocks_that_it_will_seal() {
     // Another batch in flight wrote to the block: the sequence seals it, later.
     other.append(&mut first, 3).unwrap();
     assert_eq!((named(&other), first.settled_blocks()), (Vec::new(), 2));
-    drop((batch, other));
+    batch.finish();
+    other.finish();
     assert!(!sealed(&sequences, &first)[2]);
     first.commit(12).unwrap();
     assert_eq!((sealed(&sequences, &first), first.settled_blocks()), (vec![true; 3], 3));
@@ -193,7 +201,9 @@ fn misuse_is_refused_and_changes_nothing() {
 fn a_block_has_as_many_owners_as_it_can_count() {
     let sequences = pool(2);
     let mut sequence = sequences.open(SequenceId(0)).unwrap();
-    Batch::begin(&sequences).append(&mut sequence, 1).unwrap();
+    let mut step = Batch::begin(&sequences);
+    step.append(&mut sequence, 1).unwrap();
+    step.finish();
     let block = ids(&sequence)[0];
     let more = crate::block::BlockWord::REFS_MAX as usize - 1;
     (0..more).for_each(|_| blocks(&sequences).share_listed(&[block]).unwrap());
@@ -208,7 +218,7 @@ fn a_block_has_as_many_owners_as_it_can_count() {
 fn a_fork_shares_until_somebody_writes() {
     let sequences = pool(10);
     let mut parent = sequences.open(SequenceId(1)).unwrap();
-    write(&mut Batch::begin(&sequences), &mut parent, 6, 0.0);
+    write_step(&sequences, &mut parent, 6, 0.0);
     let mut child = parent.fork(SequenceId(2)).unwrap();
     assert_eq!((ids(&child), refs(&sequences, &parent)), (ids(&parent), vec![2, 2]));
     assert_eq!((child.len(), child.committed(), free(&sequences)), (6, 6, 8));
@@ -238,12 +248,13 @@ fn a_fork_shares_until_somebody_writes() {
 fn a_failed_copy_on_write_changes_nothing() {
     let sequences = pool(3);
     let mut parent = sequences.open(SequenceId(1)).unwrap();
-    write(&mut Batch::begin(&sequences), &mut parent, 6, 0.0);
+    write_step(&sequences, &mut parent, 6, 0.0);
     let mut child = parent.fork(SequenceId(2)).unwrap();
     let mut batch = Batch::begin(&sequences);
     assert!(matches!(batch.append(&mut child, 3), Err(SequenceError::Alloc(AllocError::Exhausted { .. }))));
     assert_eq!((ids(&child), child.len(), free(&sequences)), (ids(&parent), 6, 1));
     assert_eq!(batch.append(&mut child, 2).unwrap().new_blocks, 1);
+    batch.finish();
 }
 
 #[test]
@@ -256,7 +267,9 @@ fn a_batch_seals_what_was_filled_in_it_when_it_ends() {
     batch.finish();
     assert_eq!(sealed(&sequences, &sequence), [true, true, false]);
     // Filled by another batch, after the first has ended.
-    Batch::begin(&sequences).append(&mut sequence, 6).unwrap();
+    let mut step = Batch::begin(&sequences);
+    step.append(&mut sequence, 6).unwrap();
+    step.finish();
     assert_eq!(sealed(&sequences, &sequence), [true; 4]);
 }
 
@@ -288,7 +301,7 @@ fn overlapping_steps_do_not_put_sealing_off_for_ever() {
     for _ in 0..40 {
         let mut next = Batch::begin(&sequences);
         next.append(&mut sequence, 1).unwrap();
-        drop(std::mem::replace(&mut in_flight, next));
+        std::mem::replace(&mut in_flight, next).finish();
         let late = sealed(&sequences, &sequence).iter().filter(|&&sealed| !sealed).count();
         assert!(late <= 2, "{late} full blocks are open at {} tokens", sequence.len());
     }
@@ -298,7 +311,7 @@ fn overlapping_steps_do_not_put_sealing_off_for_ever() {
 fn drafts_are_final_when_they_are_committed() {
     let sequences = pool(10);
     let mut sequence = sequences.open(SequenceId(1)).unwrap();
-    write(&mut Batch::begin(&sequences), &mut sequence, 3, 0.0);
+    write_step(&sequences, &mut sequence, 3, 0.0);
     let mut batch = Batch::begin(&sequences);
     let drafted = batch.draft(&mut sequence, 7).unwrap();
     assert_eq!((drafted.tokens.clone(), drafted.new_blocks), (3..10, 2));
@@ -326,7 +339,7 @@ fn drafts_are_final_when_they_are_committed() {
 fn final_tokens_can_be_taken_back() {
     let sequences = pool(10);
     let mut sequence = sequences.open(SequenceId(1)).unwrap();
-    write(&mut Batch::begin(&sequences), &mut sequence, 8, 0.0);
+    write_step(&sequences, &mut sequence, 8, 0.0);
     sequence.truncate(6).unwrap();
     assert_eq!((sequence.committed(), sealed(&sequences, &sequence)), (6, vec![true, true]));
     let mut batch = Batch::begin(&sequences);
@@ -421,7 +434,9 @@ fn tables_follow_moves() {
     let sequences = build(10, false, false);
     let pool = blocks(&sequences);
     let mut sequence = sequences.open(SequenceId(1)).unwrap();
-    Batch::begin(&sequences).append(&mut sequence, 3 * TOKENS).unwrap();
+    let mut step = Batch::begin(&sequences);
+    step.append(&mut sequence, 3 * TOKENS).unwrap();
+    step.finish();
     let fork = sequence.fork(SequenceId(2)).unwrap();
     let is_kept = |sequence: &Sequence| sequence.frames.as_of(pool.moves_logged()).is_some();
     for times in [1, 2, 301, if cfg!(miri) { 601 } else { 20_001 }] {
@@ -464,6 +479,7 @@ fn a_view_follows_and_ends_empty() {
     assert_eq!(slots, [ids(&sequence)[3].0 as i64 * TOKENS as i64]);
     drop(sequence);
     assert!(view.is_empty() && view.blocks().is_empty());
+    batch.finish();
 }
 
 /// Other threads read consistently what one thread truncates and appends: as many blocks as the
@@ -500,6 +516,7 @@ fn views_see_whole_lists() {
             }
             let keep = sequence.len().min(round * 13 % 700);
             sequence.truncate(keep).unwrap();
+            batch.finish();
         }
         drop(stop);
     });
@@ -537,7 +554,7 @@ fn tiles_stay_while_other_threads_write() {
     let pool = blocks(&sequences);
     let storage = sequences.0.storage.clone().unwrap();
     let mut sequence = sequences.open(SequenceId(1)).unwrap();
-    write(&mut Batch::begin(&sequences), &mut sequence, 2 * TOKENS + 1, 0.0);
+    write_step(&sequences, &mut sequence, 2 * TOKENS + 1, 0.0);
     let first = ids(&sequence)[0];
     let (from, to) = (pool.frame(first), FrameId(11));
     let batch = Batch::begin(&sequences);
@@ -545,12 +562,13 @@ fn tiles_stay_while_other_threads_write() {
     kvpool_testkit::threads::scope(|scope| {
         scope.spawn(|| {
             let mut fork = sequence.fork(SequenceId(2)).unwrap();
-            write(&mut Batch::begin(&sequences), &mut fork, TOKENS, 50.0);
+            write_step(&sequences, &mut fork, TOKENS, 50.0);
             let mut other = sequences.open(SequenceId(3)).unwrap();
-            write(&mut Batch::begin(&sequences), &mut other, TOKENS, 70.0);
+            write_step(&sequences, &mut other, TOKENS, 70.0);
             let mut batch = Batch::begin(&sequences);
             batch.append(&mut other, 1).unwrap();
             batch.tile_mut::<f32>(&mut other, 0, 1).unwrap().0.fill(80.0);
+            batch.finish();
         });
         scope.spawn(|| {
             let wave = pool.begin_wave([(from, to)], &mut |frame, why| panic!("{frame}: {why:?}"));

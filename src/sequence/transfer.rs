@@ -131,12 +131,13 @@ pub(crate) struct Outline {
 impl Sequence {
     /// Returns its outline. It must be [settled](Self::depart).
     pub(crate) fn outline(&self) -> Outline {
-        let known = self.token_hashes().filter(|_| self.is_computed());
+        // Of withdrawn tokens, nothing may be found.
+        let known = self.token_hashes().filter(|_| self.withdrawn().is_none());
         Outline {
             id: self.id(),
             priority: self.priority(),
             length: self.len() as u32,
-            committed: self.committed,
+            committed: self.committed() as u32,
             reuses_tail: self.reuses_tail,
             known: known.and_then(|(known, cache)| known.known_tokens(cache)),
         }

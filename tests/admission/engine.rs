@@ -88,6 +88,7 @@ impl Worker {
                     self.tally.first_append_failures.fetch_add(1, Relaxed);
                 }
                 self.running.push(Running { sequence, left, text });
+                batch.finish();
             }
             Err(SequenceError::Alloc(AllocError::Deadline { .. })) => {
                 self.tally.late.fetch_add(1, Relaxed);

@@ -85,7 +85,9 @@ async fn requests_that_a_shrink_made_impossible_are_refused() {
     let wanted = request(3, &tokens);
     let mut reserving = pool.sequence(SequenceId(2)).open().unwrap();
     reserving.reserve(16 * 4).unwrap();
-    pool.begin_batch().append(&mut reserving, 16 * 4).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut reserving, 16 * 4).unwrap();
+    step.finish();
     let held = pool.allocate(AllocRequest::new(40)).unwrap();
     let mut growing = pin!(pool.reserve_async(&mut reserving, 50 * 4));
     let mut waiting = pin!(pool.admit_async(&wanted));
@@ -262,7 +264,7 @@ async fn a_request_ahead_learns_of_the_prefix_that_an_admission_put_back() {
     assert!(poll_once(waiting.as_mut()).is_pending());
     // The admission is in line, and the end of the batch gives it a turn. While it searches, four
     // blocks go to another owner, and the other request comes.
-    drop(batch);
+    batch.finish();
     let other = Other { pool: pool.clone(), blocks: 4, taken: None, waiting: None, lease: None };
     *shared.other.lock().unwrap() = Some(other);
     for _ in 0..5 {

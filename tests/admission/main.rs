@@ -177,7 +177,8 @@ fn a_running_sequence_reserves_and_gives_back() {
     let rest = pool.allocate(AllocRequest::new(16)).unwrap();
     let appended = batch.append(&mut sequence, 4).unwrap();
     assert_eq!((appended.new_blocks, appended.copied.is_some(), sequence.reserved_blocks()), (2, true, 0));
-    drop((rest, batch));
+    drop(rest);
+    batch.finish();
     sequence.reserve(40).unwrap();
     sequence.truncate(1).unwrap();
     assert_eq!(sequence.reserved_blocks(), 10, "a truncation leaves the reservation");
@@ -265,7 +266,9 @@ async fn the_prefix_may_be_evicted_grow_or_be_cleared_while_an_admission_waits()
         let mut sequence = soon(waiting).await.unwrap();
         let blocks = sequence.block_count() + sequence.reserved_blocks();
         assert_eq!((sequence.len(), blocks), (cached, 40), "{change}");
-        pool.begin_batch().append_to(&mut sequence, 80).unwrap();
+        let mut step = pool.begin_batch();
+        step.append_to(&mut sequence, 80).unwrap();
+        step.finish();
         drop(sequence);
         let again = pool.admit(&request(2, &tokens)).unwrap();
         assert_eq!(again.len(), 76, "{change}: what the admitted sequence computed is cached");
@@ -319,7 +322,8 @@ fn a_step_without_enough_blocks_names_the_sequences_and_changes_none() {
     assert_eq!(sequences.iter().map(Sequence::len).collect::<Vec<_>>(), lengths);
     assert_eq!(sequences.iter().map(Sequence::reserved_blocks).collect::<Vec<_>>(), [0, 0, 0, 1, 0]);
     assert_eq!(pool.available_blocks(), 1, "the block of the first was given back");
-    drop((rest, batch));
+    drop(rest);
+    batch.finish();
     let mut batch = pool.begin_batch();
     let mut step: Vec<&mut Sequence> = sequences.iter_mut().collect();
     let decoded = batch.decode_tokens(&mut step, &tokens).unwrap();

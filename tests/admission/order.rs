@@ -34,7 +34,7 @@ async fn an_urgent_admission_does_not_starve_beside_appends() {
                             )) => refused += 1,
                             Err(error) => panic!("{error}"),
                         }
-                        drop(batch);
+                        batch.finish();
                         tokio::task::yield_now().await;
                     }
                 }
@@ -81,9 +81,12 @@ async fn appends_follow_higher_priorities_only() {
     batch.append(&mut same, 4).unwrap();
     batch.append(&mut same, 12).unwrap();
     assert!(pool.allocate(AllocRequest::new(1)).is_ok(), "a lease is outside of the line");
-    drop((batch, same, held));
+    batch.finish();
+    drop((same, held));
     let admitted = soon(waiting).await.unwrap();
-    pool.begin_batch().append(&mut low, 4).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut low, 4).unwrap();
+    step.finish();
     drop((admitted, low));
     quiet(&pool);
 }
@@ -104,7 +107,9 @@ async fn an_admission_that_is_not_polled_is_passed_over_by_appends() {
         Err(SequenceError::Alloc(AllocError::Behind { .. }))
     ));
     sleep(Duration::from_millis(150)).await;
-    pool.begin_batch().append(&mut low, 4).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut low, 4).unwrap();
+    step.finish();
     let admitted = soon(waiting).await.unwrap();
     drop((admitted, low));
     quiet(&pool);

@@ -73,6 +73,7 @@ async fn blocks_of_a_panicked_batch_are_found_nowhere() {
         let mut batch = from.begin_batch();
         batch.append_tokens(&mut sequence, &tokens[17..]).unwrap();
         panic!("before anything is stored");
+        batch.finish();
     }));
     assert!(panicked.is_err());
     assert_eq!(cached(&from, &tokens), 4);
@@ -251,7 +252,9 @@ async fn an_empty_sequence_goes_too() {
     let sequence = from.sequence(SequenceId(7)).open().unwrap();
     let (mut sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
     assert_eq!((sequence.len(), report.carried.blocks), (0, 0));
-    to.begin_batch().append(&mut sequence, 1).unwrap();
+    let mut step = to.begin_batch();
+    step.append(&mut sequence, 1).unwrap();
+    step.finish();
 }
 
 /// Outside of any runtime, the polling thread copies.

@@ -170,6 +170,7 @@ impl World {
                         true => batch.draft(sequence, tokens.into()),
                         false => batch.append(sequence, tokens.into()),
                     };
+                    batch.finish();
                 }
             }
             Operation::TruncateSequence(pick, keep) => {
@@ -204,7 +205,7 @@ impl World {
             }
             Operation::End(pick) => {
                 if let Some(index) = pick.index(self.batches.len()) {
-                    drop(self.batches.swap_remove(index));
+                    self.batches.swap_remove(index).1.finish();
                 }
             }
             Operation::Defragment(pool, order) => {

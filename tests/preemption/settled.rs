@@ -77,7 +77,7 @@ async fn many_writers() {
     while let Some(last) = batches.iter().map(|batch| batch.ticket()).max() {
         let error = pool.settled(&sequence).until(past()).await.unwrap_err();
         assert!(matches!(error, SettleError::Deadline { batch } if batch <= last), "{error}");
-        batches.swap_remove(rng.usize(..batches.len()));
+        batches.swap_remove(rng.usize(..batches.len())).finish();
     }
     pool.settled(&sequence).await.unwrap();
 }
@@ -166,7 +166,7 @@ async fn migrations_with_a_deadline() {
     let migration = from.migrate_until(sequence, Target::Device(&to), far());
     let (arrived, ()) = tokio::join!(migration, async { batch.finish() });
     check(&to, &arrived.unwrap().0, &tokens);
-    drop(older);
+    older.finish();
     [from, to].iter().for_each(is_idle);
 }
 

@@ -13,7 +13,9 @@ fn ids(victims: &[Victim]) -> Vec<u64> {
 fn open(pool: &Pool, id: u64, priority: Priority, tokens: usize) -> Sequence {
     let mut sequence = pool.sequence(SequenceId(id)).priority(priority).open().unwrap();
     if tokens > 0 {
-        pool.begin_batch().append(&mut sequence, tokens).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, tokens).unwrap();
+        step.finish();
     }
     sequence
 }
@@ -51,7 +53,9 @@ async fn blocks_that_a_close_gives_back() {
     let tokens = prompt(1, 42);
     let first = admit(&pool, 1, &tokens).unwrap();
     let mut fork = first.fork(SequenceId(2)).unwrap();
-    pool.begin_batch().append(&mut fork, 9).unwrap();
+    let mut step = pool.begin_batch();
+    step.append(&mut fork, 9).unwrap();
+    step.finish();
     let counts = |id| {
         let victim = pool.victim(SequenceId(id)).unwrap();
         (victim.freed_blocks, victim.cached_blocks, victim.shared_blocks)

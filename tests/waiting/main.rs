@@ -290,7 +290,9 @@ const WAYS: [(&str, Way); 7] = [
     ("close of a sequence", |pool| {
         let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
         let tokens = pool.free_blocks() * pool.layout().block_tokens();
-        pool.begin_batch().append(&mut sequence, tokens).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, tokens).unwrap();
+        step.finish();
         Box::new(move || drop(sequence))
     }),
     ("the last reference of several", |pool| {

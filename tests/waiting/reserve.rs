@@ -31,7 +31,7 @@ async fn the_reserve_is_for_urgent_requests() {
     let mut sequence = pool.sequence(SequenceId(1)).priority(Priority::Urgent).open().unwrap();
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 3 * pool.layout().block_tokens()).unwrap();
-    drop(batch);
+    batch.finish();
     let three = soon(pool.allocate_async(urgent(3))).await.unwrap();
     assert_eq!((pool.stats().reserved, pool.audit().unwrap().owned), (0, 100));
     let mut poor = pool.sequence(SequenceId(2)).open().unwrap();
@@ -64,7 +64,7 @@ async fn the_reserve_is_filled_when_a_batch_ends() {
     let other = pool.clone();
     let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(3)).await });
     in_line(&pool, 1).await;
-    drop(batch);
+    batch.finish();
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }

@@ -148,13 +148,17 @@ fn prompts(count: u64, open: impl Fn(&Pool, SequenceId, &[u32]) -> Result<Sequen
     let pool = pool(true);
     let prompt: Vec<u32> = (0..1_000).collect();
     let mut first = pool.sequence(SequenceId(count)).tokens(&prompt).expect("a new id");
-    pool.begin_batch().append(&mut first, prompt.len()).expect("there is room");
+    let mut step = pool.begin_batch();
+    step.append(&mut first, prompt.len()).expect("there is room");
+    step.finish();
     drop(first);
     for id in 0..count {
         let mut sequence = open(&pool, SequenceId(id), &prompt).expect("there is room");
         if black_box(&sequence).is_empty() {
             // Blocks are not kept when their generation wraps around.
-            pool.begin_batch().append(&mut sequence, prompt.len()).expect("there is room");
+            let mut step = pool.begin_batch();
+            step.append(&mut sequence, prompt.len()).expect("there is room");
+            step.finish();
         }
     }
 }
@@ -192,6 +196,7 @@ fn steps(count: u64, is_at_once: bool) {
             sequence.truncate(0).expect("it is not shorter");
             batch.append_tokens(sequence, &vec![place as u32; 1 + place % 16]).expect("there is room");
         }
+        batch.finish();
     };
     begin(&mut sequences);
     let tokens = [0; SEQUENCES as usize];

@@ -56,7 +56,7 @@ impl<const CACHE: bool> PoolWorker<'_, CACHE> {
     #[cold]
     fn again(&mut self, refused: Sequence) {
         drop(refused);
-        drop(self.batch.take());
+        self.batch.take().into_iter().for_each(Batch::finish);
         thread::yield_now();
         self.batch = Some(self.pool.begin_batch());
     }
@@ -135,7 +135,7 @@ impl<'a, const CACHE: bool> Worker for PoolWorker<'a, CACHE> {
 
     #[inline]
     fn finish_all<'r>(&mut self, _: impl Iterator<Item = &'r mut Self::Request>) {
-        drop(self.batch.take());
+        self.batch.take().into_iter().for_each(Batch::finish);
     }
 
     #[inline]

@@ -1,6 +1,5 @@
 //! `Batch`: one step of an engine.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use kvpool::storage::{Elements, ElementsMut};
@@ -63,9 +62,9 @@ record! {
 ///
 /// While it is in flight, no frame that it may have seen gets a new owner. When it ends, the full
 /// blocks that it filled are final: they can be shared, moved, and found in the prefix cache. If the
-/// `with` block raises, the batch ends too, the exception propagates, and none of these blocks is
-/// cached, because their bytes may not have been computed. A batch that is dropped unfinished ends
-/// in the same way.
+/// `with` block raises, or the batch is dropped unfinished, the batch ends too, and what was written
+/// under it counts as not computed: each sequence is cut to where the batch's first write to it
+/// began. Its blocks stay reserved, so that the step can be tried again.
 ///
 /// A batch does not end normally while a writable view (`Pool.view`) exists of a block that becomes
 /// final: `finish`, and the end of the `with` block, raise Busy.
@@ -115,27 +114,6 @@ impl PyBatch {
         }
     }
 }
-
-impl Drop for PyBatch {
-    /// A batch that was not finished may not have been computed.
-    fn drop(&mut self) {
-        self.batch.take_quietly().into_iter().for_each(end_void);
-    }
-}
-
-/// Ends a batch as a panic of its thread would: nothing that it filled is cached.
-fn end_void(batch: Batch) {
-    let ended = catch_unwind(AssertUnwindSafe(move || {
-        let _batch = batch;
-        resume_unwind(Box::new(Unwound));
-    }));
-    match ended {
-        Err(cause) if !cause.is::<Unwound>() => resume_unwind(cause),
-        _ => {}
-    }
-}
-
-struct Unwound;
 
 /// Number of batches in flight from which on none is begun. The library panics at 65,536, and takes
 /// time in proportion to begin one.
@@ -376,7 +354,7 @@ impl PyBatch {
         match kind {
             None => self.end(batch),
             Some(_) => {
-                end_void(batch.take());
+                drop(batch.take());
                 Ok(())
             }
         }

@@ -41,6 +41,8 @@ record! {
         pressure: String,
         /// Batches in flight.
         batches_in_flight: u64,
+        /// Batches that wrote to a sequence and did not finish.
+        batches_abandoned: u64,
         /// Ticket of the oldest batch in flight.
         oldest_batch: Option<u64>,
         /// Lower bound of its age in seconds.
@@ -73,6 +75,7 @@ impl From<kvpool::Stats> for Stats {
             utilization: stats.utilization,
             pressure: format!("{:?}", stats.pressure).to_lowercase(),
             batches_in_flight: stats.batches_in_flight,
+            batches_abandoned: stats.batches_abandoned,
             oldest_batch: stats.oldest_batch.map(|oldest| oldest.ticket.0),
             oldest_batch_seconds: stats.oldest_batch.map(|oldest| oldest.age().as_secs_f64()),
             in_transfer: stats.in_transfer,

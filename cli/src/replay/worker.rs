@@ -177,14 +177,14 @@ impl<'a> Worker<'a> {
                 self.wait_for_others()?;
                 continue;
             }
-            self.previous = None;
+            self.end_previous();
             if let Some(arrival) = self.clock.next_arrival() {
                 self.clock_ns = self.clock_ns.max(arrival.as_nanos() as u64);
             } else {
                 break;
             }
         }
-        self.previous = None;
+        self.end_previous();
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl<'a> Worker<'a> {
     /// open sequences.
     fn halt(&mut self) -> Result<(), String> {
         self.clock.set_idle(self.thread);
-        self.previous = None;
+        self.end_previous();
         self.clock.halt();
         let batch = self.pool.begin_step(self.thread);
         for running in mem::take(self.scheduler.running()) {
@@ -296,6 +296,7 @@ impl<'a> Worker<'a> {
         }
         self.transfer.flush(Access::Write)?;
         self.check_last(&batch)?;
+        self.end_previous();
         self.previous = Some(batch);
         self.retire_done()?;
 
@@ -376,7 +377,7 @@ impl<'a> Worker<'a> {
             let space = full(error).map_err(|reason| {
                 format!("request {}: appending {tokens} to {held} tokens: {reason}", job.request)
             })?;
-            if self.previous.take().is_none() {
+            if !self.end_previous() {
                 return Ok(Some(space));
             }
         }
@@ -518,10 +519,15 @@ impl<'a> Worker<'a> {
         self.give_turn()
     }
 
+    /// Ends the batch of the previous step, if it is in flight. Its bytes have been written.
+    fn end_previous(&mut self) -> bool {
+        self.previous.take().map(Batch::finish).is_some()
+    }
+
     /// Yields to the other threads; fails when none of them makes progress.
     fn give_turn(&mut self) -> Result<(), String> {
         // An idle thread must not keep a batch in flight.
-        self.previous = None;
+        self.end_previous();
         let transfers = self.clock.transfers.load(Relaxed);
         match &mut self.stalled {
             Some(stall) if stall.transfers == transfers => {

@@ -143,7 +143,7 @@ impl<'a> Conversing<'a> {
             }
         }
         self.transfer.flush(Access::Write)?;
-        drop(batch);
+        batch.finish();
         self.retire()
     }
 

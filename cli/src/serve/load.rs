@@ -215,7 +215,9 @@ mod tests {
         Text::of_conversation(turn.number, &request).ids(request.input_tokens as usize, &mut ids);
         let mut sequence = pool.sequence(turn.id()).tokens(&ids).unwrap();
         // Nothing is written to its slots.
-        pool.begin_batch().append(&mut sequence, ids.len()).unwrap();
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, ids.len()).unwrap();
+        step.finish();
         let blocks = sequence.block_count() as u64;
         load.exchange().arrive(sequence);
         let at = &load.shared.counters;

@@ -169,23 +169,22 @@ impl Lane {
         Ok(())
     }
 
-    /// Runs one step. With `is_left`, drops the batch instead of finishing it on the stream, which
-    /// must have the same result.
+    /// Runs one step. With `is_left`, finishes the batch without naming the stream, which must have
+    /// the same result.
     pub fn step(&mut self, rig: &Rig, is_left: bool) -> Result<Option<Finish>, Wrong> {
         let mut batch = rig.pool.begin_batch_on(&self.stream)?;
         let mut appended = Vec::new();
         let enqueued = self.fill_and_enqueue(rig, &mut batch, &mut appended);
         if let Err(wrong) = enqueued {
-            // Tokens that were not computed must be truncated before the batch ends; the request is
-            // dropped.
-            for (index, length) in appended.into_iter().rev() {
-                self.running[index].sequence.truncate(length).expect("final tokens can be taken back");
+            // Nothing of what was appended is found afterwards. The requests are dropped.
+            drop(batch);
+            for (index, _) in appended.into_iter().rev() {
                 self.running.remove(index);
             }
             return Err(wrong);
         }
         if is_left {
-            drop(batch);
+            batch.finish();
             return Ok(None);
         }
         match batch.finish_on(&self.stream) {

@@ -33,6 +33,7 @@ families! {
     MAPPED: Gauge "mapped_bytes" [] "Bytes of the usable frames of the pool's storage, with the null block's";
     SEQUENCES: Gauge "sequences" [] "Open sequences";
     BATCHES: Gauge "batches_in_flight" [] "Batches in flight";
+    ABANDONED: Counter "batches_abandoned" [] "Batches that wrote to a sequence and did not finish";
     OLDEST_BATCH: Gauge "oldest_batch_seconds" [] "Lower bound of the age of the oldest batch in flight; 0 without any";
 
     FRAGMENTATION: Gauge "fragmentation_ratio" [] "Share of the possible free runs of the pool's order that is missing, 0 to 1";

@@ -42,6 +42,7 @@ fn occupancy(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     }
     scrape.count(&SEQUENCES, &[], pool.sequence_count() as u64);
     scrape.count(&BATCHES, &[], stats.batches_in_flight);
+    scrape.count(&ABANDONED, &[], stats.batches_abandoned);
     let age = stats.oldest_batch.as_ref().map_or(0.0, |batch| batch.age().as_secs_f64());
     scrape.number(&OLDEST_BATCH, &[], age);
     for (place, priority) in [Priority::Normal, Priority::High, Priority::Urgent].into_iter().enumerate() {

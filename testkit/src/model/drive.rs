@@ -518,7 +518,7 @@ impl Drive {
         self.sequences.clear();
         self.leases.clear();
         same("free", &Ok(()), &self.pool.free(&self.raw))?;
-        drop(std::mem::take(&mut self.batches));
+        std::mem::take(&mut self.batches).into_iter().for_each(|(_, batch)| batch.finish());
         self.audit()?;
         same("free blocks at the end", &self.model.total(), &self.pool.free_blocks())
     }
