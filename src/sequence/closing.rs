@@ -20,14 +20,17 @@ use std::sync::PoisonError;
 
 use crate::sync::{AtomicUsize, CachePadded, Mutex, Ordering::*, fence};
 
-use super::list::ListOwner;
-use super::sequence::Sequence;
+/// A closed sequence. Dropping it registers and releases its blocks.
+pub(super) trait Closed: Send + Sync {
+    /// Returns whether every batch that wrote to it has ended.
+    fn is_written(&self) -> bool;
+}
 
 /// The closed sequences of a pool whose blocks wait for batches in flight.
 #[derive(Default)]
 pub(super) struct Closing {
     count: CachePadded<AtomicUsize>,
-    sequences: Mutex<Vec<Sequence>>,
+    sequences: Mutex<Vec<Box<dyn Closed>>>,
 }
 
 impl Closing {
@@ -37,7 +40,7 @@ impl Closing {
         self.count.load(Relaxed)
     }
 
-    fn add(&self, sequence: Sequence) {
+    pub(super) fn add(&self, sequence: Box<dyn Closed>) {
         {
             let mut sequences = self.sequences.lock().unwrap_or_else(PoisonError::into_inner);
             sequences.push(sequence);
@@ -60,39 +63,13 @@ impl Closing {
 
     #[cold]
     fn close_ended(&self) {
-        let ended: Vec<Sequence> = {
+        let ended: Vec<_> = {
             let mut sequences = self.sequences.lock().unwrap_or_else(PoisonError::into_inner);
-            let ended = sequences.extract_if(.., |sequence| sequence.writing().is_none()).collect();
+            let ended = sequences.extract_if(.., |sequence| sequence.is_written()).collect();
             self.count.store(sequences.len(), Relaxed);
             ended
         };
         // Outside the lock: the cache's policy is user code.
         drop(ended);
-    }
-}
-
-impl Sequence {
-    /// Returns whether blocks of a closed sequence are to be registered after a batch in flight.
-    pub(super) fn registers_later(&self) -> bool {
-        let Some((known, cache)) = self.token_hashes() else { return false };
-        let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
-        let is_registered = |last: u32| self.pool_blocks().word(self.list.id(last as usize)).is_cached();
-        let has_block = full.checked_sub(1).is_some_and(|last| !is_registered(last));
-        let has_tail = self.reuses_tail && known.tail_hash(cache, self.len()).is_some();
-        (has_block || has_tail) && known.era() == cache.era() && self.writing().is_some()
-    }
-
-    /// Moves the blocks of a closed sequence to the list of those that wait for batches.
-    #[cold]
-    pub(super) fn close_later(&mut self) {
-        let sequences = self.sequences.clone();
-        let list = std::mem::replace(&mut self.list, ListOwner::new(sequences.0.block_tokens));
-        let mut rest = Self::new(sequences.clone(), self.id(), self.priority(), list);
-        rest.frames = std::mem::take(&mut self.frames);
-        (rest.committed, rest.seals, rest.writers) = (self.committed, self.seals, self.writers);
-        (rest.writes, rest.seen) = (std::mem::take(&mut self.writes), std::mem::take(&mut self.seen));
-        (rest.known, rest.reuses_tail) = (self.known.take(), self.reuses_tail);
-        rest.is_closed = true;
-        sequences.0.closing.add(rest);
     }
 }

@@ -23,6 +23,7 @@
 //! | `batch_inner` | the end of a batch, on the host or on a stream |
 //! | `abandoned` | what a batch wrote that did not finish |
 //! | `closing` | sequences that were closed while a batch was writing to them |
+//! | `withdraw` | what a sequence does about both |
 //! | `outputs` | block tables, slots and lengths for kernels |
 //! | `moved` | entries of persistent block tables whose blocks moved |
 //! | `bytes` | store and load without `unsafe` |
@@ -77,6 +78,7 @@ mod seals;
 mod sequence;
 mod token_hashes;
 mod transfer;
+mod withdraw;
 
 pub use crate::block::{Moved, Since};
 pub use admit::AdmitRequest;

@@ -1,0 +1,136 @@
+//! What a sequence does about [abandoned](super::abandoned) batches, and about batches in flight when
+//! it [closes](super::closing).
+
+use smallvec::SmallVec;
+
+use crate::clock::BatchRef;
+use crate::ids::BlockId;
+use crate::sync::Ordering::*;
+
+use super::abandoned::Write;
+use super::closing::Closed;
+use super::list::ListOwner;
+use super::sequence::Sequence;
+
+impl Closed for Sequence {
+    fn is_written(&self) -> bool {
+        self.writing().is_none()
+    }
+}
+
+impl Sequence {
+    /// Returns whether batches were abandoned since the sequence last looked.
+    #[inline(always)]
+    pub(super) fn is_stale(&self) -> bool {
+        // Relaxed: readers of this very sequence store what they have seen, too.
+        self.seen.load(Relaxed) != self.sequences.0.abandoned.count()
+    }
+
+    /// Returns the first write that will be withdrawn, if there is one.
+    #[inline]
+    pub(super) fn withdrawn(&self) -> Option<Write> {
+        if self.is_stale() { self.find_withdrawn() } else { None }
+    }
+
+    #[cold]
+    fn find_withdrawn(&self) -> Option<Write> {
+        // Relaxed: as above. An older number only repeats a look.
+        let (count, first) = self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes);
+        if first.is_none() {
+            self.seen.store(count, Relaxed);
+        }
+        first
+    }
+
+    /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
+    /// with this.
+    #[inline(always)]
+    pub(super) fn catch_up(&mut self) {
+        if self.is_stale() {
+            self.withdraw();
+        }
+    }
+
+    #[cold]
+    fn withdraw(&mut self) {
+        let (count, first) = self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes);
+        if let Some(Write { batch, from, announced }) = first {
+            let place = from / self.sequences.0.block_tokens;
+            if self.seals.is_promised_to(place, batch.ticket()) {
+                // The batch seals nothing.
+                self.seals.reopen(place);
+            }
+            let gone = self.unlink(from);
+            let pool = self.sequences.0.blocks.clone();
+            let is_open = |&id: &BlockId| {
+                let word = pool.word(id);
+                word.refs() == 1 && !word.is_sealed() && !word.is_cached()
+            };
+            let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_open);
+            self.reserved.extend(kept);
+            self.was_listed |= !self.reserved.is_empty();
+            self.note_reserved();
+            self.release_unlinked(&gone);
+            let cut = announced.max(from);
+            if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.0.cache.as_ref()) {
+                known.truncate(cache, cut);
+            }
+        }
+        self.seen.store(count, Relaxed);
+    }
+
+    /// Notes a write by a batch in flight. The end of the batch `ended` was seen.
+    #[inline(always)]
+    pub(super) fn note_write(&mut self, batch: BatchRef, from: u32, ended: BatchRef) {
+        let announced = self.known.as_ref().map_or(0, |known| known.announced() as u32);
+        let write = Write { batch, from, announced };
+        match self.writes.last() {
+            Some(last) if last.batch == write.batch && last.from <= write.from => {}
+            Some(last) if last.batch == ended && self.writes.len() == 1 && !self.is_stale() => {
+                self.writes[0] = write;
+            }
+            _ => self.note_write_beside(write),
+        }
+    }
+
+    #[cold]
+    fn note_write_beside(&mut self, write: Write) {
+        if let Some(known) = self.writes.iter_mut().find(|known| known.batch == write.batch) {
+            known.from = known.from.min(write.from);
+            return;
+        }
+        let clock = self.sequences.0.blocks.clock();
+        let ended = |write: &Write| !clock.is_in_flight(write.batch);
+        let ended: SmallVec<[BatchRef; 8]> =
+            self.writes.iter().filter(|&w| ended(w)).map(|w| w.batch).collect();
+        // Only now: the log has those of them that were abandoned.
+        if !self.is_stale() {
+            self.writes.retain(|write| !ended.contains(&write.batch));
+        }
+        self.writes.push(write);
+    }
+
+    /// Returns whether blocks of a closed sequence are to be registered after a batch in flight.
+    pub(super) fn registers_later(&self) -> bool {
+        let Some((known, cache)) = self.token_hashes() else { return false };
+        let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
+        let is_registered = |last: u32| self.pool_blocks().word(self.list.id(last as usize)).is_cached();
+        let has_block = full.checked_sub(1).is_some_and(|last| !is_registered(last));
+        let has_tail = self.reuses_tail && known.tail_hash(cache, self.len()).is_some();
+        (has_block || has_tail) && known.era() == cache.era() && self.writing().is_some()
+    }
+
+    /// Moves the blocks of a closed sequence to the list of those that wait for batches.
+    #[cold]
+    pub(super) fn close_later(&mut self) {
+        let sequences = self.sequences.clone();
+        let list = std::mem::replace(&mut self.list, ListOwner::new(sequences.0.block_tokens));
+        let mut rest = Self::new(sequences.clone(), self.id(), self.priority(), list);
+        rest.frames = std::mem::take(&mut self.frames);
+        (rest.committed, rest.seals, rest.writers) = (self.committed, self.seals, self.writers);
+        (rest.writes, rest.seen) = (std::mem::take(&mut self.writes), std::mem::take(&mut self.seen));
+        (rest.known, rest.reuses_tail) = (self.known.take(), self.reuses_tail);
+        rest.is_closed = true;
+        sequences.0.closing.add(Box::new(rest));
+    }
+}
