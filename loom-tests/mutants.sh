@@ -27,6 +27,8 @@ planted=0
 mapfile -t list <<'LIST'
 no_fence hints
 no_recheck hints
+hint_raised_relaxed hints
+hint_cleared_relaxed hints
 relaxed_free merge
 store_merge merge
 rollback named_claim
@@ -39,6 +41,10 @@ visitor_no_fence owner_cell
 leave_relaxed owner_cell
 refused_by_depot magazines
 no_visit magazines
+caches_seen_relaxed announced
+cache_published_relaxed announced
+cache_taken_relaxed announced
+cache_left_relaxed announced
 depot_no_count magazines
 depot_relaxed magazines
 release_relaxed share_release
@@ -107,6 +113,11 @@ wheel_no_second_read eviction_queue
 wheel_no_look_behind eviction_queue
 wheel_clear_no_recheck eviction_queue
 wheel_no_look eviction_queue
+wheel_push_relaxed eviction_queue
+wheel_mark_relaxed eviction_queue
+wheel_summary_relaxed eviction_queue
+wheel_summary_no_second_look eviction_queue
+front_taken_relaxed queues
 evict_owned evictable
 evict_seen evictable
 filed_twice evictable

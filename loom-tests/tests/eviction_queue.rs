@@ -195,6 +195,41 @@ fn emptied_and_filled() {
     });
 }
 
+/// The last hint of a word is cleared, and with it the one above, while another slot of the word
+/// fills: both hints are correct in the end, or a pop would not find the block.
+#[test]
+fn the_summary_of_an_emptied_word() {
+    check_to(4, "eviction_queue::the_summary_of_an_emptied_word", || {
+        let blocks = Filed::new(1, &[0, 1], 1);
+        let other = blocks.clone();
+        let thread = thread::spawn(move || other.pop_by_hints());
+        blocks.push(1);
+        let taken = thread.join().unwrap();
+        let left = blocks.pop_by_hints();
+        assert!(taken.is_some() && left.is_some(), "a filed block has no hint");
+        blocks.finish(taken.into_iter().chain(left));
+    });
+}
+
+/// Two threads fill a slot of a word that is cleared: the one that finds the bit set leaves the
+/// summary to the other.
+#[test]
+fn two_pushes_into_an_emptied_word() {
+    check_to(2, "eviction_queue::two_pushes_into_an_emptied_word", || {
+        let blocks = Filed::new(1, &[0, 1, 1], 1);
+        let threads = [blocks.clone(), blocks.clone()];
+        let [pops, pushes] = threads;
+        let pops = thread::spawn(move || pops.pop_by_hints());
+        let pushes = thread::spawn(move || pushes.push(1));
+        blocks.push(2);
+        let taken = pops.join().unwrap();
+        pushes.join().unwrap();
+        let left = [blocks.pop_by_hints(), blocks.pop_by_hints()];
+        assert!(taken.is_some() && left.iter().all(Option::is_some), "a filed block has no hint");
+        blocks.finish(taken.into_iter().chain(left.into_iter().flatten()));
+    });
+}
+
 /// A thread that may be stopped while it clears a hint hides no block.
 #[test]
 fn found_beside_a_cleared_hint() {

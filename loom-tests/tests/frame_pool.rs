@@ -196,3 +196,20 @@ fn a_key_added_to_a_freed_frame_ends_with_it() {
         pool.finish();
     });
 }
+
+/// A key is added to a frame while another thread looks it up by a key that it had: that thread
+/// reads the old list of keys or the new one.
+#[test]
+fn a_list_of_keys_is_read_while_it_is_replaced() {
+    check_to(2, "frame_pool::a_list_of_keys_is_read_while_it_is_replaced", || {
+        let pool = Pool::new(1);
+        let frame = pool.keep();
+        pool.pool.share(&[frame]).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.pool.register(&[(frame, other.key(3))]).unwrap());
+        assert_eq!(pool.pool.cached(pool.key(2)), Ok(Some(frame)));
+        join_last(thread);
+        pool.pool.free(&[frame]).unwrap();
+        pool.finish();
+    });
+}

@@ -93,3 +93,27 @@ fn the_level_above() {
         pool.frames.audit().unwrap();
     });
 }
+
+/// The word that is filled is not the one that was emptied, but another of its group, and more is
+/// freed than the searcher takes: neither its second look at its own word nor the walk that it falls
+/// back to makes up for a missing bit above.
+#[test]
+fn another_word_of_the_group() {
+    check("hints::another_word_of_the_group", || {
+        let pool = Touched::new(24);
+        assert!(pool.frames.claim(run(0, 24)));
+        pool.frames.free_run(run(17, 1));
+        assert!(pool.frames.claim(run(17, 1)));
+        pool.touch(run(0, 24));
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.put(run(21, 2)));
+        let early = pool.frames.refill(1, FrameId(16));
+        thread.join().unwrap();
+        pool.frames.audit().unwrap();
+        let late = pool.frames.refill(2, FrameId(16)).expect("at least one is left");
+        assert_eq!(early.map_or(0, |mask| mask.len()) + late.len(), 2);
+        pool.touch_mask(late);
+        pool.frames.free_run(run(0, 24));
+        pool.frames.audit().unwrap();
+    });
+}

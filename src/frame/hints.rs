@@ -15,8 +15,11 @@
 //! - A bit of an upper level is set, by an unconditional read-modify-write, by the thread that made
 //!   the group below it non-empty. It is cleared by the thread that emptied that group, which then
 //!   reads the group again. No fence is needed: if the setter's operation on the upper word comes
-//!   first, the clearer's reads from it (Acquire from Release) and sees the group filled; if it
-//!   comes second, the bit stays set.
+//!   first, the clearer's reads from it, or from a later one of its release sequence (all changes
+//!   are read-modify-writes), and sees the group filled; if it comes second, the bit stays set.
+//!   A setter that finds the group filled leaves the bit to the thread that filled it, and needs
+//!   nothing from that thread: of a group that stays filled, the last operation that found it empty
+//!   decides. Models: `the_level_above` and `another_word_of_the_group` in `hints`.
 
 use std::ops::Range;
 
@@ -82,9 +85,8 @@ impl Hints {
 
     fn raise(&self, mut level: usize, mut index: usize, class: usize) {
         loop {
-            // AcqRel: Release so that a clearer of the level above sees this one filled; Acquire
-            // because a second setter relies on the first one to raise the level above.
-            let old = self.line(level, index, class).fetch_or(1 << (index & (FAN - 1)), Ordering::AcqRel);
+            // Release: pairs with the Acquire in `clear`, for a clearer of the level above.
+            let old = self.line(level, index, class).fetch_or(1 << (index & (FAN - 1)), Ordering::Release);
             level += 1;
             if old != 0 || level == self.levels.len() {
                 return;
@@ -99,9 +101,9 @@ impl Hints {
         let (mut level, mut index) = (0, word);
         loop {
             let bit = 1 << (index & (FAN - 1));
-            // AcqRel: Acquire pairs with the Release in `raise`, as described above.
-            let left = self.line(level, index, class).fetch_and(!bit, Ordering::AcqRel) & !bit;
-            if level > 0 && self.line(level - 1, index << FAN_LOG2, class).load(Ordering::Acquire) != 0 {
+            // Acquire: pairs with the Release in `raise`, for the load below, which is Relaxed.
+            let left = self.line(level, index, class).fetch_and(!bit, Ordering::Acquire) & !bit;
+            if level > 0 && self.line(level - 1, index << FAN_LOG2, class).load(Ordering::Relaxed) != 0 {
                 // The group was filled while its bit was cleared. Reached by the model `hints`.
                 self.raise(level, index, class);
                 return;

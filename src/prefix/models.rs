@@ -1,8 +1,13 @@
 //! Access for the models, which play the part of sequences.
 
-use crate::block::Blocks;
+use std::sync::Arc;
+
+use crate::block::{Blocks, GrowTable};
 use crate::ids::{BlockHandle, BlockId};
 
+use super::policy::{Millis, Place, Policy};
+use super::queues::{Queues, row};
+use super::row::RowPart;
 use super::{BlockHash, ColdBlock, PrefixCache};
 
 /// Notes the future contents of a block of a list.
@@ -68,4 +73,38 @@ pub fn clear(cache: &PrefixCache, blocks: &Blocks) {
 /// Returns the cached blocks.
 pub fn cached_blocks(cache: &PrefixCache, blocks: &Blocks) -> Vec<(BlockId, BlockHash)> {
     cache.cached_blocks(blocks)
+}
+
+/// The eviction queues alone, with the rows of their blocks.
+pub struct FiledBlocks {
+    rows: GrowTable<RowPart>,
+    queues: Queues,
+    policy: Arc<dyn Policy>,
+}
+
+impl FiledBlocks {
+    /// Creates empty queues of a policy for `blocks` blocks.
+    pub fn new(blocks: usize, policy: Arc<dyn Policy>) -> Self {
+        Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks), policy }
+    }
+
+    /// Files blocks that the caller holds, in these places: consecutive ranks of a queue as one entry.
+    pub fn file(&self, blocks: &[(BlockId, Place)]) {
+        for &(id, Place { queue, rank, state }) in blocks {
+            row(&self.rows, id).set_place(usize::from(queue), rank, state);
+        }
+        self.queues.file(&self.rows, blocks.iter().map(|&(id, _)| id));
+    }
+
+    /// Takes the blocks of the entry that the policy evicts next.
+    pub fn take(&self) -> Vec<BlockId> {
+        let entry = self.queues.take(&self.rows, &*self.policy, 0, || Millis(0));
+        let (mut blocks, mut next) = (Vec::new(), entry.map(|entry| entry.first));
+        while let (Some(id), Some(entry)) = (next, entry) {
+            next = self.queues.below(&self.rows, entry.queue, id);
+            self.queues.filed(&self.rows, entry.queue, id).unfile();
+            blocks.push(id);
+        }
+        blocks
+    }
 }

@@ -37,7 +37,7 @@
 use crate::block::{GrowTable, TablePart};
 use crate::ids::BlockId;
 use crate::sync::epoch::{self, Atomic, Owned};
-use crate::sync::{Mutex, MutexGuard, Ordering::*};
+use crate::sync::{Frozen, Mutex, MutexGuard, Ordering::*};
 
 use super::hash::BlockHash;
 
@@ -49,7 +49,7 @@ struct NameList {
     further: Vec<BlockHash>,
 }
 
-struct NamePart(Box<[Atomic<NameList>]>);
+struct NamePart(Box<[Atomic<Frozen<NameList>>]>);
 
 impl TablePart for NamePart {
     fn new(_base: usize, len: usize) -> Self {
@@ -103,7 +103,7 @@ impl Names {
         let guard = epoch::pin();
         // SAFETY: a replaced list is destroyed through the epoch collector, and we are pinned.
         // Acquire: pairs with the Release of the thread that published it.
-        f(unsafe { part.0[at].load(Acquire, &guard).as_ref() })
+        f(unsafe { part.0[at].load(Acquire, &guard).as_ref() }.map(|list| &**list))
     }
 
     /// Returns whether a block is known by `hash`; `is_first`: the hash is its row's.
@@ -153,11 +153,12 @@ impl Names {
         let (part, at) = self.lists.locate(id.index());
         let guard = epoch::pin();
         let old = part.0[at].load(Acquire, &guard);
-        // SAFETY: as in `read`.
-        let mut list = unsafe { old.as_ref() }.cloned().unwrap_or_default();
+        // SAFETY: as in `read`. Acquire: as there.
+        let mut list = unsafe { old.as_ref() }.map_or_else(NameList::default, |list| NameList::clone(list));
         change(&mut list);
-        // Release: publishes the list. Acquire: continues the order of exchanges.
-        let changed = part.0[at].compare_exchange(old, Owned::new(list), AcqRel, Relaxed, &guard);
+        // Release: publishes the list. The contents of the old one were acquired by the load.
+        let fresh = Owned::new(Frozen::new(list));
+        let changed = part.0[at].compare_exchange(old, fresh, Release, Relaxed, &guard);
         if changed.is_ok() && !old.is_null() {
             // SAFETY: unlinked by us, and replaced lists are not followed without a pin.
             unsafe { guard.defer_destroy(old) };
@@ -174,7 +175,8 @@ impl Names {
             return (true, Vec::new());
         }
         let guard = epoch::pin();
-        let old = part.0[at].swap(epoch::Shared::null(), AcqRel, &guard);
+        // Acquire: as in `read`. Null publishes nothing.
+        let old = part.0[at].swap(epoch::Shared::null(), Acquire, &guard);
         // SAFETY: as in `read`.
         let Some(list) = (unsafe { old.as_ref() }) else { return (true, Vec::new()) };
         let taken = (!list.is_first_gone, list.further.clone());

@@ -394,12 +394,15 @@ impl Queues {
     fn front(&self, rows: &GrowTable<RowPart>, queue: usize) -> Option<BlockId> {
         let links = LinksOf(rows);
         loop {
-            // Acquire: pairs with the Release below, for the row.
+            // Acquire: pairs with the Release below, for the row. The exchange that takes the front
+            // acquires by itself, as the block may have come back here; the policy judges by these
+            // loads.
             let front = self.fronts[queue].load(Acquire);
             if front == 0 {
                 let id = self.wheels[queue].pop(&links)?;
-                // Release: publishes the row as the popping thread saw it. Acquire: as above.
-                if self.fronts[queue].compare_exchange(0, front_of(id), AcqRel, Relaxed).is_err() {
+                // Release: publishes the row and the entry as the popping thread saw them. A front
+                // without a block publishes nothing.
+                if self.fronts[queue].compare_exchange(0, front_of(id), Release, Relaxed).is_err() {
                     self.wheels[queue].push(&links, id);
                 }
                 continue;
@@ -427,7 +430,8 @@ impl Queues {
             // block in it. Compare the ranks themselves, or two blocks would swap places forever.
             // Reached by `a_front_gives_way_to_smaller_ranks_alone`.
             let is_late = links.rank(other) < links.rank(id);
-            // Acquire and Release: as in `clear_front`, and as above.
+            // Acquire and Release: as in `clear_front`, for the entry that goes back to the rank queue,
+            // and as above.
             let to = front_of(other);
             if is_late && self.fronts[queue].compare_exchange(front, to, AcqRel, Relaxed).is_ok() {
                 self.wheels[queue].push(&links, id);
@@ -442,7 +446,8 @@ impl Queues {
 
     /// Removes a block from a front, if it is still there.
     fn clear_front(&self, queue: usize, id: BlockId) -> bool {
-        // Acquire: as in `front`. Release: extends the order of swaps.
-        self.fronts[queue].compare_exchange(front_of(id), 0, AcqRel, Relaxed).is_ok()
+        // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken and
+        // filed again since. Models: `queues`.
+        self.fronts[queue].compare_exchange(front_of(id), 0, Acquire, Relaxed).is_ok()
     }
 }

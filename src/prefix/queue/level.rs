@@ -47,11 +47,11 @@ impl Level {
     #[inline]
     pub(super) fn mark(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
-        // Acquire: pairs with the Release below of the thread that set the bit; if it saw the
-        // summary cleared, so do we.
-        if self.words[word].load(Acquire) & bit == 0 {
+        // Relaxed: the push of the head made the clearing of the bit visible. If the bit is set, the
+        // thread that set it sets the summary too.
+        if self.words[word].load(Relaxed) & bit == 0 {
             // Acquire: pairs with the Release in `clear`: a mark after it sees the summary cleared.
-            self.words[word].fetch_or(bit, AcqRel);
+            self.words[word].fetch_or(bit, Acquire);
         }
         // Relaxed, here and above: a reader that acts on a hint checks it.
         if self.summary.load(Relaxed) & 1 << word == 0 {
@@ -69,8 +69,8 @@ impl Level {
         if left == 0 {
             self.summary.fetch_and(!(1 << word), Relaxed);
             // Release: pairs with the Acquire in `mark`. As with a head, this comes before or after
-            // each mark.
-            if self.words[word].fetch_or(0, AcqRel) != 0 {
+            // each mark. Model: `the_summary_of_an_emptied_word`.
+            if self.words[word].fetch_or(0, Release) != 0 {
                 self.summary.fetch_or(1 << word, Relaxed);
             }
         }
