@@ -10,7 +10,7 @@ use crate::sync::heavy_fence;
 
 use crate::block::core::Core;
 use crate::block::thread_cache::{Local, ThreadCache};
-use crate::block::{Counts, Noted, SourcePlace};
+use crate::block::{Counts, Noted, SourcePlace, Unaccounted};
 
 /// Number of walks that must find a contradiction.
 const WALKS: usize = 3;
@@ -52,7 +52,7 @@ pub struct AuditReport {
 }
 
 /// A contradiction found by an audit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum AuditError {
     /// A thread was allocating or freeing, so the counters cannot be compared.
@@ -124,6 +124,9 @@ pub enum AuditError {
         /// The block.
         block: BlockId,
     },
+    /// References that no owner will release, or that an owner counts on and that do not exist.
+    #[error(transparent)]
+    Unaccounted(#[from] Unaccounted),
     /// The counters differ from the recount.
     #[error("the counters say {counted:?}, the walk found {found:?}")]
     Miscounted {
@@ -187,7 +190,7 @@ impl Ledger {
             None => *first = Some(place),
             Some(first) => {
                 let doubled = AuditError::Doubled { frame, first, second: place };
-                self.outcome = self.outcome.and(Err(doubled));
+                self.outcome = self.outcome.clone().and(Err(doubled));
             }
         }
     }
@@ -222,13 +225,18 @@ impl Core {
     ///
     /// The first contradiction found, or [`AuditError::Busy`].
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
-        let mut outcome = self.walk();
+        self.confirmed(|| self.walk())
+    }
+
+    /// Walks until no contradiction is found, and reports one that each of a few walks found.
+    pub(super) fn confirmed<T>(&self, walk: impl Fn() -> Result<T, AuditError>) -> Result<T, AuditError> {
+        let mut outcome = walk();
         for _ in 1..WALKS {
-            if matches!(outcome, Ok(_) | Err(AuditError::Busy | AuditError::FenceRefused)) {
+            if matches!(outcome, Ok(_) | Err(AuditError::FenceRefused)) {
                 break;
             }
             self.thread_caches.iter().try_for_each(|thread_cache| visited(thread_cache, |_| ()))?;
-            outcome = self.walk();
+            outcome = walk();
         }
         outcome
     }
@@ -257,7 +265,7 @@ impl Core {
         self.shared_limbo.for_each(&custody, |run| ledger.see_run(run, FramePlace::Retired));
         self.for_each_reserved(&custody, |frame| ledger.see(frame, FramePlace::Reserved));
         let references = self.audit_words(&mut ledger)?;
-        ledger.outcome?;
+        ledger.outcome.clone()?;
         let report = AuditReport {
             total,
             in_bitmap: ledger.count(FramePlace::Bitmap),
