@@ -8,9 +8,10 @@ use crate::frame::Magazine;
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::heavy_fence;
 
+use crate::block::accounts::{Accounts, Unaccounted};
 use crate::block::core::Core;
 use crate::block::thread_cache::{Local, ThreadCache};
-use crate::block::{Counts, Noted, SourcePlace, Unaccounted};
+use crate::block::{Counts, Noted, SourcePlace};
 
 /// Number of walks that must find a contradiction.
 const WALKS: usize = 3;
@@ -228,8 +229,42 @@ impl Core {
         self.confirmed(|| self.walk())
     }
 
+    /// Checks that each reference has an owner; `accounts` asks the owners. Must be called as
+    /// [`audit`](Self::audit).
+    ///
+    /// # Errors
+    ///
+    /// [`AuditError::Unaccounted`]; [`AuditError::Busy`] if a thread allocated or released meanwhile.
+    pub(crate) fn audit_owners(&self, accounts: impl Fn() -> Accounts) -> Result<(), AuditError> {
+        self.confirmed(|| {
+            let (before, Accounts { listed, unlisted, lists_shared }) = (self.sum_counts(), accounts());
+            let mut owned = vec![0_i64; self.rows()];
+            listed.iter().for_each(|id| owned[id.index()] += 1);
+            let mut references = -self.counted_references() - unlisted as i64;
+            let (mut blocks, mut candidates) = (Vec::new(), Vec::new());
+            for (id, owned) in (0..).map(BlockId).zip(owned) {
+                let word = self.word(id);
+                let others = i64::from(word.refs()) - owned;
+                references += others;
+                // A lease has one reference on its block, which is in no list and not cached.
+                let is_leasable = owned == 0 && others == 1 && !word.is_cached();
+                if others < 0 || (others > 0 && word.is_guarded()) {
+                    let is_sure = lists_shared && !is_leasable;
+                    if is_sure { blocks.push(id) } else { candidates.push(id) }
+                }
+            }
+            if self.sum_counts() != before {
+                Err(AuditError::Busy)
+            } else if references == 0 && blocks.is_empty() {
+                Ok(())
+            } else {
+                Err(Unaccounted { references, blocks, candidates }.into())
+            }
+        })
+    }
+
     /// Walks until no contradiction is found, and reports one that each of a few walks found.
-    pub(super) fn confirmed<T>(&self, walk: impl Fn() -> Result<T, AuditError>) -> Result<T, AuditError> {
+    fn confirmed<T>(&self, walk: impl Fn() -> Result<T, AuditError>) -> Result<T, AuditError> {
         let mut outcome = walk();
         for _ in 1..WALKS {
             if matches!(outcome, Ok(_) | Err(AuditError::FenceRefused)) {
