@@ -119,7 +119,21 @@ impl Blocks {
     /// As [`release`](Self::release), for blocks that were in a sequence's list.
     #[inline]
     pub fn release_listed(&self, ids: &[BlockId]) {
-        self.release_cached(ids, |blocks, tag| self.tell_evictor(blocks, tag));
+        if self.evictor.is_some() {
+            return self.release_cached(ids, |blocks, tag| self.tell_evictor(blocks, tag));
+        }
+        let mut frames = SmallVec::<[FrameId; INLINE_BLOCKS]>::new();
+        for &id in ids {
+            if let ListRelease::Freed(frame) = self.release_listed_word(id) {
+                frames.push(frame);
+            }
+        }
+        self.count_further(frames.len() as isize);
+        let cache = self.recent_thread_cache();
+        let is_few = (1..=INLINE_BLOCKS).contains(&frames.len());
+        if !frames.is_empty() && !(is_few && self.give_back_inline(cache, &frames)) {
+            self.give_back_frames(cache, &frames);
+        }
     }
 
     /// As [`release_listed`](Self::release_listed), for callers that tell the evictor themselves.
