@@ -148,6 +148,8 @@ visit_overwritten kept_frames
 reopened_frame_kept kept_frames
 own_relaxed share_release
 handle_relaxed share_release
+left_uncounted moves_of_sequences
+shared_uncounted guarded
 end_unheard settled
 end_awaited_relaxed settled
 ended_relaxed settled

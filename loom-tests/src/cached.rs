@@ -133,6 +133,7 @@ impl CachedBlocks {
         crate::conclude(&self.blocks);
         let report = self.blocks.audit().unwrap();
         assert_eq!((report.owned, report.held), (0, 0), "leaked: {report:?}");
+        assert_eq!(self.blocks.counted_references(), 0, "lists count out what they took");
         let total = self.blocks.total();
         assert_eq!(self.blocks.counts().free() + self.blocks.evictable(), total, "{report:?}");
         let all = self.take(total).expect("every evictable block can be allocated");

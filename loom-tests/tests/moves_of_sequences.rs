@@ -1,5 +1,5 @@
 //! Theorems: moves of its blocks do not disturb a sequence: it writes to a block that no thread
-//! copies, its releases free each block once, and a table built during a move, or before it, leads
+//! copies, its releases free each block once and count it so, and a table built during a move, or before it, leads
 //! to the tokens' bytes until its batch ends.
 #![cfg(kvpool_loom)]
 
@@ -89,6 +89,7 @@ impl Engine {
         conclude(&self.blocks);
         let audit = self.blocks.audit().unwrap();
         assert_eq!((audit.owned, audit.held), (0, 0), "leaked");
+        assert_eq!(self.blocks.counted_references(), 0, "lists count out what they took");
         assert_eq!(self.blocks.counts().free(), self.blocks.total());
     }
 }

@@ -8,6 +8,7 @@ use crate::frame::Magazine;
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::heavy_fence;
 
+use crate::block::accounts::{Accounts, Unaccounted};
 use crate::block::core::Core;
 use crate::block::thread_cache::{Local, ThreadCache};
 use crate::block::{Counts, Noted, SourcePlace};
@@ -52,7 +53,7 @@ pub struct AuditReport {
 }
 
 /// A contradiction found by an audit.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum AuditError {
     /// A thread was allocating or freeing, so the counters cannot be compared.
@@ -124,6 +125,9 @@ pub enum AuditError {
         /// The block.
         block: BlockId,
     },
+    /// References that no owner will release, or that an owner counts on and that do not exist.
+    #[error(transparent)]
+    Unaccounted(#[from] Unaccounted),
     /// The counters differ from the recount.
     #[error("the counters say {counted:?}, the walk found {found:?}")]
     Miscounted {
@@ -187,7 +191,7 @@ impl Ledger {
             None => *first = Some(place),
             Some(first) => {
                 let doubled = AuditError::Doubled { frame, first, second: place };
-                self.outcome = self.outcome.and(Err(doubled));
+                self.outcome = self.outcome.clone().and(Err(doubled));
             }
         }
     }
@@ -222,13 +226,52 @@ impl Core {
     ///
     /// The first contradiction found, or [`AuditError::Busy`].
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
-        let mut outcome = self.walk();
+        self.confirmed(|| self.walk())
+    }
+
+    /// Checks that each reference has an owner; `accounts` asks the owners. Must be called as
+    /// [`audit`](Self::audit).
+    ///
+    /// # Errors
+    ///
+    /// [`AuditError::Unaccounted`]; [`AuditError::Busy`] if a thread allocated or released meanwhile.
+    pub(crate) fn audit_owners(&self, accounts: impl Fn() -> Accounts) -> Result<(), AuditError> {
+        self.confirmed(|| {
+            let (before, Accounts { listed, unlisted, lists_shared }) = (self.sum_counts(), accounts());
+            let mut owned = vec![0_i64; self.rows()];
+            listed.iter().for_each(|id| owned[id.index()] += 1);
+            let mut references = -self.counted_references() - unlisted as i64;
+            let (mut blocks, mut candidates) = (Vec::new(), Vec::new());
+            for (id, owned) in (0..).map(BlockId).zip(owned) {
+                let word = self.word(id);
+                let others = i64::from(word.refs()) - owned;
+                references += others;
+                // A lease has one reference on its block, which is in no list and not cached.
+                let is_leasable = owned == 0 && others == 1 && !word.is_cached();
+                if others < 0 || (others > 0 && word.is_guarded()) {
+                    let is_sure = lists_shared && !is_leasable;
+                    if is_sure { blocks.push(id) } else { candidates.push(id) }
+                }
+            }
+            if self.sum_counts() != before {
+                Err(AuditError::Busy)
+            } else if references == 0 && blocks.is_empty() {
+                Ok(())
+            } else {
+                Err(Unaccounted { references, blocks, candidates }.into())
+            }
+        })
+    }
+
+    /// Walks until no contradiction is found, and reports one that each of a few walks found.
+    fn confirmed<T>(&self, walk: impl Fn() -> Result<T, AuditError>) -> Result<T, AuditError> {
+        let mut outcome = walk();
         for _ in 1..WALKS {
-            if matches!(outcome, Ok(_) | Err(AuditError::Busy | AuditError::FenceRefused)) {
+            if matches!(outcome, Ok(_) | Err(AuditError::FenceRefused)) {
                 break;
             }
             self.thread_caches.iter().try_for_each(|thread_cache| visited(thread_cache, |_| ()))?;
-            outcome = self.walk();
+            outcome = walk();
         }
         outcome
     }
@@ -257,7 +300,7 @@ impl Core {
         self.shared_limbo.for_each(&custody, |run| ledger.see_run(run, FramePlace::Retired));
         self.for_each_reserved(&custody, |frame| ledger.see(frame, FramePlace::Reserved));
         let references = self.audit_words(&mut ledger)?;
-        ledger.outcome?;
+        ledger.outcome.clone()?;
         let report = AuditReport {
             total,
             in_bitmap: ledger.count(FramePlace::Bitmap),

@@ -198,16 +198,6 @@ impl Blocks {
         }
     }
 
-    /// Returns the current thread's cache if it used this pool last; for a step that runs no user
-    /// code.
-    #[inline]
-    pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
-        let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_thread_cache`; the thread gives up no thread cache before it runs
-        // other code.
-        (pool == self.core_ptr()).then(|| unsafe { CacheRef::new(&*thread_cache) })
-    }
-
     #[inline]
     fn thread_entry(&self) -> Option<Recent> {
         let recent = RECENT.try_with(Cell::get).ok()?;
@@ -239,6 +229,28 @@ impl Blocks {
                 Some(recent)
             })
             .ok()?
+    }
+}
+
+impl Core {
+    /// Returns the current thread's cache if it used this pool last; for a step that runs no user
+    /// code.
+    #[inline]
+    pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
+        let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
+        // SAFETY: as in `with_thread_cache`; the thread gives up no thread cache before it runs
+        // other code.
+        ptr::eq(pool, self).then(|| unsafe { CacheRef::new(&*thread_cache) })
+    }
+
+    /// Adds to the [further references](super::state) of leases and handles.
+    #[inline]
+    pub(crate) fn count_further(&self, references: isize) {
+        match self.recent_thread_cache() {
+            _ if references == 0 => {}
+            Some(cache) => cache.counters().further(references),
+            None => self.counters.further(references),
+        }
     }
 }
 

@@ -49,10 +49,24 @@ impl Counts {
 impl Core {
     /// Returns the counts of allocations since the pool was built: O(threads).
     pub fn allocation_counts(&self) -> AllocationCounts {
+        self.sum_counts().0
+    }
+
+    /// Returns the number of references of leases and handles, and in a frame pool of its engine, as
+    /// threads [count](super::state) them: O(threads).
+    pub fn counted_references(&self) -> i64 {
+        let (sum, further) = self.sum_counts();
+        sum.blocks.wrapping_sub(sum.freed_blocks).wrapping_add(further) as i64
+    }
+
+    /// Returns the counts of allocations, and the further references.
+    pub(super) fn sum_counts(&self) -> (AllocationCounts, u64) {
         let mut sum = AllocationCounts::default();
-        self.counters.sum(&mut sum);
-        self.thread_caches.iter().for_each(|thread_cache| thread_cache.counters.sum(&mut sum));
-        sum
+        let mut further = self.counters.sum(&mut sum);
+        for thread_cache in self.thread_caches.iter() {
+            further = further.wrapping_add(thread_cache.counters.sum(&mut sum));
+        }
+        (sum, further)
     }
 
     /// Returns the counts of refused requests since the pool was built.

@@ -16,7 +16,8 @@
 //! | `fast_path` | both for few blocks, through the loaded magazine |
 //! | `wait` | the line of waiting requests, and announcements to it |
 //! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
-//! | `audit`, `counts`, `latency`, `request` | recount, counts, sampled times, the request type |
+//! | `audit`, `accounts`, `counts` | recount of frames, and of references by owner; counts |
+//! | `latency`, `request` | sampled times, the request type |
 //!
 //! # Bijection
 //!
@@ -66,8 +67,10 @@
 //! # Conservation
 //!
 //! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable +
-//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it.
+//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it, and `accounts` the
+//! references by their owners.
 
+mod accounts;
 mod allocate;
 mod audit;
 mod cache_handle;
@@ -89,6 +92,8 @@ mod wait;
 #[cfg(not(kvpool_loom))]
 pub use self::core::WeakBlocks;
 pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted};
+pub(crate) use accounts::Accounts;
+pub use accounts::Unaccounted;
 pub use allocate::ListEnd;
 pub(crate) use allocate::{Owned, unit_of};
 pub use audit::{AuditError, AuditReport, FramePlace};

@@ -108,6 +108,14 @@ pub(super) struct HeldBlocks {
     gives_up: OnceLock<()>,
 }
 
+impl End {
+    /// Keeps cached blocks that others are to join, reported as an import, until the result is dropped.
+    pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
+        let ids = refs.blocks.iter().copied().map(Some).collect();
+        HeldBlocks::new(self, TransferDirection::Import, None, ids, Refs::Listed(refs))
+    }
+}
+
 impl HeldBlocks {
     pub(super) fn new(
         end: &End,
@@ -186,6 +194,7 @@ impl HeldBlocks {
 
     /// Takes the references of an import over.
     pub(super) fn take_refs(&mut self) -> BlockRefs {
+        self.end.transfers.relist(self.number, Vec::new());
         match std::mem::replace(&mut self.refs, Refs::Released) {
             Refs::Listed(refs) => refs,
             Refs::Cold(_) | Refs::Released => BlockRefs::new(&self.end.sequences),

@@ -178,7 +178,10 @@ impl BlockSource for Pool {
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         if GUARDED {
-            self.0.blocks.allocate_guarded(request, None, take)
+            self.0.blocks.allocate_guarded(request, None, take)?;
+            // Nothing lists the blocks of a lease.
+            self.0.blocks.count_further(request.blocks as isize);
+            Ok(())
         } else {
             self.0.blocks.allocate(request, take)
         }

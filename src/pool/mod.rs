@@ -30,7 +30,7 @@ mod waiting;
 
 pub use crate::block::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, Counts, FramePlace, Latency,
-    LatencyBucket, LatencyHistogram, Priority, Refusals, SourcePlace, WaitCounts, flush_thread,
+    LatencyBucket, LatencyHistogram, Priority, Refusals, SourcePlace, Unaccounted, WaitCounts, flush_thread,
 };
 pub use crate::compact::{
     DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, MoveCounts,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use crate::block::{Noted, Priority, SourcePlace};
+use crate::block::{Accounts, AuditError, Noted, Priority, SourcePlace, Unaccounted};
 use crate::error::OldestBatch;
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::migrate::TransferOwner;
@@ -36,6 +36,11 @@ pub struct Owners {
     pub oldest_batch: Option<OldestBatch>,
     /// Freed blocks that are not reused before batches in flight have ended.
     pub retired_blocks: usize,
+    /// References without an owner: a fault of the pool, which an [audit](Pool::audit) reports. The
+    /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. `None` if there
+    /// are none, and while other threads use the pool.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub unaccounted: Option<Unaccounted>,
 }
 
 /// An open sequence and its blocks.
@@ -132,6 +137,13 @@ impl Owners {
 type Group = (bool, Option<SourcePlace>, Option<SequenceId>, Priority);
 
 impl Pool {
+    /// Returns the references of all owners that list them.
+    pub(super) fn accounts(&self) -> Accounts {
+        let mut accounts = self.0.sequences.accounts();
+        accounts.listed.extend(self.0.transfers.owners().into_iter().flat_map(|transfer| transfer.blocks));
+        accounts
+    }
+
     /// Returns who holds which blocks, since when, and which are pinned.
     ///
     /// Walks the lists of all open sequences and all blocks: for diagnosis, not for every step.
@@ -161,6 +173,9 @@ impl Pool {
         let transfers = self.0.transfers.owners();
         let in_transfer: HashSet<BlockId> =
             transfers.iter().flat_map(|transfer| transfer.blocks.iter().copied()).collect();
+        let audited = blocks.audit_owners(|| self.accounts());
+        let unaccounted = if let Err(AuditError::Unaccounted(lost)) = audited { Some(lost) } else { None };
+        let lost = unaccounted.as_ref().map_or(&[][..], |lost| &lost.blocks);
         let (mut groups, mut pinned) = (BTreeMap::<Group, BlockOwner>::new(), Vec::new());
         for id in (0..blocks.rows() as u32).map(BlockId) {
             let word = blocks.word(id);
@@ -175,7 +190,7 @@ impl Pool {
                 let (pinned_at, pinned_for) = blocks.site(Noted::Pinned, id).unzip();
                 pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
             }
-            let is_named = listed.contains_key(&id) || in_transfer.contains(&id);
+            let is_named = listed.contains_key(&id) || in_transfer.contains(&id) || lost.contains(&id);
             if !word.is_owned() || is_named || blocks.null_block() == Some(id) {
                 continue;
             }
@@ -212,6 +227,7 @@ impl Pool {
             batches_in_flight: blocks.clock().in_flight(),
             oldest_batch: blocks.oldest_batch(),
             retired_blocks: blocks.counts().retired,
+            unaccounted,
         }
     }
 }

@@ -362,8 +362,13 @@ impl Pool {
         }
     }
 
-    /// Recounts every frame and block, and what sequences spare. Call it while no thread allocates
-    /// or frees; leases and batches may be open.
+    /// Recounts every frame and block, what sequences spare, and the references of each kind of owner.
+    /// Call it while no thread allocates or frees; leases, batches, transfers and requests that wait
+    /// may be open.
+    ///
+    /// A lease that was [forgotten](std::mem::forget), and a handle that is never freed, are owners:
+    /// [`AuditReport::allocated_at`] and [`owners`](Self::owners) name them. A reference that no owner
+    /// will release is an error.
     ///
     /// # Errors
     ///
@@ -372,6 +377,7 @@ impl Pool {
     /// does.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let report = self.0.blocks.audit()?;
+        self.0.blocks.audit_owners(|| self.accounts())?;
         let (units, sequences) = (self.0.blocks.spared_units(), self.sequence_count());
         if units > sequences { Err(AuditError::Spared { units, sequences }) } else { Ok(report) }
     }

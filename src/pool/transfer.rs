@@ -206,6 +206,7 @@ impl Pool {
         let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
         cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
         let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());
+        let _kept = self.end().map(|end| end.keep(here));
         let carried = match missing.len() {
             0 => Carried::default(),
             _ => remote.fetch(first as u32, missing).await?,

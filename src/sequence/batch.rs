@@ -474,6 +474,7 @@ impl Batch {
                 sequence.release_unlinked(&[copied.from]);
             } else {
                 self.step.copied.push(copied.from);
+                self.step.sequences.0.copying.fetch_add(1, Relaxed);
             }
         }
         Ok(grown)

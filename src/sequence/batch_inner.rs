@@ -24,7 +24,7 @@ use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
 use crate::storage::{CopyDone, DeviceStream, Storage};
-use crate::sync::{Arc, Mutex, fence_after_rmw};
+use crate::sync::{Arc, Mutex, Ordering::Relaxed, fence_after_rmw};
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
@@ -177,6 +177,8 @@ impl BatchInner {
             // before that is seen by the release; one that began after it read from it, and sees
             // them unlinked.
             blocks.release_listed(&self.copied);
+            // Relaxed, and above: as all counts of references.
+            self.sequences.0.copying.fetch_sub(self.copied.len() as u64, Relaxed);
         }
     }
 }

@@ -44,7 +44,7 @@ impl Sequences {
             return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
         }
         let tokens = blocks * self.block_tokens();
-        let number = self.list_pinned(tokens, blocks);
+        let number = self.list_pinned(tokens, &held.blocks);
         Ok(PinnedPrefix { held, sequences: self.clone(), number, tokens })
     }
 }

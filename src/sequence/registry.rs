@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::block::{Blocks, Priority, Sampler};
+use crate::block::{Accounts, Blocks, Priority, Sampler};
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
-use crate::sync::{Arc, AtomicU64, Map, Ordering::*};
+use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64};
 
 use super::abandoned::Abandoned;
 use super::closing::Closing;
@@ -28,8 +28,10 @@ pub(super) struct Shared {
     pub(super) abandoned: Abandoned,
     pub(super) closing: Closing,
     open: Map<SequenceId, Open>,
-    /// The pinned prefixes, by number.
-    pinned: Map<u64, PinnedInfo>,
+    /// The pinned prefixes and their blocks, by number.
+    pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
+    /// Number of references that batches hold until their copies on write are done.
+    pub(super) copying: StatisticU64,
     /// Number of the next pinned prefix.
     pins: AtomicU64,
     /// The pool of the floor above, which that floor sets and reads.
@@ -145,6 +147,7 @@ impl Sequences {
             closing: Closing::default(),
             open: Map::new(),
             pinned: Map::new(),
+            copying: StatisticU64::default(),
             pins: AtomicU64::new(1),
             #[cfg(not(kvpool_loom))]
             owner: std::sync::OnceLock::new(),
@@ -235,10 +238,11 @@ impl Sequences {
     }
 
     /// Lists a pinned prefix, and returns its number.
-    pub(super) fn list_pinned(&self, tokens: usize, blocks: usize) -> u64 {
+    pub(super) fn list_pinned(&self, tokens: usize, blocks: &[BlockId]) -> u64 {
         // Relaxed: only uniqueness matters.
         let number = self.0.pins.fetch_add(1, Relaxed);
-        self.0.pinned.insert_new(number, PinnedInfo { number, tokens, blocks, since: Instant::now() });
+        let info = PinnedInfo { number, tokens, blocks: blocks.len(), since: Instant::now() };
+        self.0.pinned.insert_new(number, (info, blocks.into()));
         number
     }
 
@@ -250,7 +254,19 @@ impl Sequences {
     pub(crate) fn pinned_prefixes(&self) -> Vec<PinnedInfo> {
         let mut pinned = self.0.pinned.entries();
         pinned.sort_unstable_by_key(|&(number, _)| number);
-        pinned.into_iter().map(|(_, info)| info).collect()
+        pinned.into_iter().map(|(_, (info, _))| info).collect()
+    }
+
+    /// Returns the references of open sequences, of pinned prefixes, and of batches in flight.
+    pub(crate) fn accounts(&self) -> Accounts {
+        let unlisted = self.0.copying.load(Relaxed) as usize;
+        let mut accounts = Accounts { listed: Vec::new(), unlisted, lists_shared: unlisted == 0 };
+        for view in self.views() {
+            accounts.listed.extend(view.blocks());
+            accounts.unlisted += view.reserved_blocks();
+        }
+        self.0.pinned.entries().iter().for_each(|(_, (_, blocks))| accounts.listed.extend(&**blocks));
+        accounts
     }
 
     /// Registers an id, and returns the owner's side of its new list.

@@ -429,7 +429,8 @@ impl PyPool {
         Ok(victims.into_iter().map(Candidate::from).collect())
     }
 
-    /// Recounts every frame, while no thread uses the pool. Raises AuditError if anything is wrong.
+    /// Recounts every frame, and the references by their owners, while no thread uses the pool. Raises
+    /// AuditError if anything is wrong.
     ///
     /// It tries again for a tenth of a second: `Thread.join` may return before the thread has given
     /// back what it cached of the pool.

@@ -137,6 +137,9 @@ pub enum OwnerKind {
     Import,
     /// A transfer that was given up, whose bytes a transport may still read or write.
     Quarantine,
+    /// None: blocks with references that no owner will release, or the candidates. A fault of the
+    /// pool, which an audit reports.
+    Unaccounted,
 }
 
 impl OwnersReport {
@@ -178,6 +181,10 @@ impl OwnersReport {
             let held_s = Some(transfer.held_for.as_secs_f64());
             let sequence = transfer.sequence.map(|id| id.0);
             OwnerRecord { held_s, ..OwnerRecord::new(kind, sequence, transfer.blocks.len()) }
+        }));
+        owners.extend(found.unaccounted.as_ref().map(|lost| {
+            let blocks = if lost.blocks.is_empty() { lost.candidates.len() } else { lost.blocks.len() };
+            OwnerRecord::new(OwnerKind::Unaccounted, None, blocks)
         }));
         owners
             .sort_by_key(|owner| (Reverse(owner.blocks + owner.reserved_blocks), owner.kind, owner.sequence));

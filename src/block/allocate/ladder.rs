@@ -55,9 +55,14 @@ impl Blocks {
         self.with_thread_cache(|cache| self.allocate_at(cache, request, None, Ownership::ByHandle, take))
     }
 
-    /// As [`allocate`](Self::allocate), for a lease, or for the list of a sequence that ends at
-    /// `list`. A list gets no block while a request of higher priority waits.
-    pub(crate) fn allocate_guarded(
+    /// As [`allocate`](Self::allocate), for owners that list their blocks: for the list of a sequence
+    /// that ends at `list`, or for a transfer. A list gets no block while a request of higher priority
+    /// waits.
+    ///
+    /// # Errors
+    ///
+    /// As for [`allocate`](Self::allocate).
+    pub fn allocate_guarded(
         &self,
         request: &AllocRequest,
         list: Option<ListEnd>,
@@ -66,7 +71,9 @@ impl Blocks {
         if list.is_some() {
             self.check_turn(request)?;
         }
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, list, Ownership::Guarded, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, list, Ownership::Guarded, take))?;
+        self.count_further(-(request.blocks as isize));
+        Ok(())
     }
 }
 

@@ -144,6 +144,9 @@ impl Core {
     fn release_shared_handle(&self, handle: &BlockHandle) -> Result<Option<FrameId>, HandleError> {
         let released = self
             .update(handle, By::Handle, |word| word.release().map(|released| (released.word(), released)))?;
+        if let Some(Released::Shared(_)) = released {
+            self.count_further(-1);
+        }
         // A good handle's word is not free.
         Ok(released.and_then(|released| self.released(handle.id, released)))
     }
@@ -191,18 +194,21 @@ impl Core {
             if let Err(error) = shared.and_then(|shared| shared.ok_or_else(full)) {
                 // By handle: if another thread wrongly freed our reference meanwhile, none is taken
                 // from the block's next owner.
+                self.count_further(i as isize);
                 let _ = self.release_checked(&handles[..i], |frame| {
                     self.give_back(None, &[Run { start: frame, len: 1 }]);
                 });
                 return Err(error);
             }
         }
+        self.count_further(handles.len() as isize);
         let now = self.space.clock.newest();
         handles.iter().for_each(|handle| self.space.table.info(handle.id).touch_loosely(now));
         Ok(())
     }
 
-    /// Adds a reference on each block, on each of which the caller holds one.
+    /// Adds a reference on each block, on each of which the caller holds one. Like a
+    /// [release](Blocks::release) by id, it is not [counted](Self::counted_references) among handles.
     ///
     /// # Errors
     ///
@@ -216,7 +222,13 @@ impl Core {
     }
 
     /// As [`share`](Self::share), for blocks in a sequence's list.
-    pub(crate) fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
+    ///
+    /// # Errors
+    ///
+    /// # Panics
+    ///
+    /// As for [`share`](Self::share), unless the blocks are guarded.
+    pub fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         self.share_as(ids, Owner::Guarded)
     }
 

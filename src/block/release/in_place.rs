@@ -184,7 +184,7 @@ impl Blocks {
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
         let (mut freed, mut evictable) = (RunList::new(), SmallVec::<[Evictable; 64]>::new());
-        let mut outcome = Ok(());
+        let (mut outcome, mut kept) = (Ok(()), 0);
         for (index, frame) in entries {
             let id = self.space.table.block_at(FrameId(frame));
             let is_right = |word: BlockWord| word.frame() == FrameId(frame);
@@ -196,16 +196,19 @@ impl Blocks {
                 }
             };
             match self.release_listed_if(id, is_right, &mut counts) {
-                Ok(ListRelease::Nothing) => {}
+                Ok(ListRelease::Left) => {}
+                Ok(ListRelease::Shared) => kept += 1,
                 Ok(ListRelease::Freed(frame)) => freed.push(frame),
                 Ok(ListRelease::Evictable(word)) => {
                     counted -= 1;
+                    kept += 1;
                     evictable.push(Evictable { id, word });
                 }
                 // Another thread has freed it since the check.
                 Err(word) => outcome = outcome.and(Err(not_owned(index, FrameId(frame), word))),
             }
         }
+        self.count_further(-kept);
         self.count_not_evictable(counted);
         self.tag_evictable(&evictable, tell);
         if !freed.is_empty() {
@@ -245,6 +248,7 @@ impl Blocks {
             count += 1;
         }
         self.count_not_evictable(revived);
+        self.count_further(count as isize);
         if outcome.is_err() && count > 0 {
             // Another thread freed one since the check, or the list repeats one too often.
             let _ = self.free_cached_frames_from(&frames[..count], 0, 0, tell);

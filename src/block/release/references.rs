@@ -55,7 +55,10 @@ impl Owner {
 
 /// What remains to be done after the release of a listed block.
 pub(super) enum ListRelease {
-    Nothing,
+    /// There are other references.
+    Shared,
+    /// It was freed, and its frame is the mover's.
+    Left,
     Freed(FrameId),
     Evictable(BlockWord),
 }
@@ -69,7 +72,10 @@ impl Blocks {
     /// If a block is free or guarded: the caller does not own the reference.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
-        self.release_as(ids, Owner::Handles);
+        match ids {
+            [id] => self.release_one(self.recent_thread_cache(), *id, Owner::Handles),
+            _ => self.release_leased(ids, Owner::Handles),
+        }
     }
 
     /// As [`release`](Self::release), for a lease's blocks.
@@ -112,12 +118,21 @@ impl Blocks {
 
     /// As [`release`](Self::release), for blocks that were in a sequence's list.
     #[inline]
-    pub(crate) fn release_listed(&self, ids: &[BlockId]) {
-        match &self.evictor {
-            Some(evictor) => {
-                self.release_cached(ids, |blocks, tag| evictor.became_evictable(self, blocks, tag))
+    pub fn release_listed(&self, ids: &[BlockId]) {
+        if self.evictor.is_some() {
+            return self.release_cached(ids, |blocks, tag| self.tell_evictor(blocks, tag));
+        }
+        let mut frames = SmallVec::<[FrameId; INLINE_BLOCKS]>::new();
+        for &id in ids {
+            if let ListRelease::Freed(frame) = self.release_listed_word(id) {
+                frames.push(frame);
             }
-            None => self.release_as(ids, Owner::Guarded),
+        }
+        self.count_further(frames.len() as isize);
+        let cache = self.recent_thread_cache();
+        let is_few = (1..=INLINE_BLOCKS).contains(&frames.len());
+        if !frames.is_empty() && !(is_few && self.give_back_inline(cache, &frames)) {
+            self.give_back_frames(cache, &frames);
         }
     }
 
@@ -144,7 +159,7 @@ impl Blocks {
                 self.prefetch_word(next);
             }
             match self.release_listed_word(id) {
-                ListRelease::Nothing => {}
+                ListRelease::Shared | ListRelease::Left => {}
                 ListRelease::Freed(frame) => freed.push(frame),
                 ListRelease::Evictable(word) => evictable.push(Evictable { id, word }),
             }
@@ -152,6 +167,7 @@ impl Blocks {
         self.count_not_evictable(ids.len() - evictable.len());
         self.tag_evictable(&evictable, tell);
         if !freed.is_empty() {
+            self.count_further(freed.iter().map(|run| run.len as isize).sum());
             // Announces both.
             self.with_thread_cache(|cache| self.give_back(cache, &freed));
             return false;
@@ -171,16 +187,9 @@ impl Blocks {
         }
         drop(freed);
         self.counters.freed(count);
+        self.count_further(count as isize);
         if !ids.is_empty() {
             self.announce();
-        }
-    }
-
-    #[inline]
-    fn release_as(&self, ids: &[BlockId], owner: Owner) {
-        match ids {
-            [id] => self.release_one(self.recent_thread_cache(), *id, owner),
-            _ => self.release_leased(ids, owner),
         }
     }
 
@@ -310,11 +319,16 @@ impl Core {
         }
     }
 
-    /// Drops a reference on a block of a list, which may be cached.
+    /// Drops a reference on a block of a list, which may be cached. The caller
+    /// [counts](Self::count_further) a block that is freed.
     #[inline]
     fn release_listed_word(&self, id: BlockId) -> ListRelease {
         let released = self.release_listed_if(id, |_| true, &mut || ());
-        released.unwrap_or_else(|word| not_the_callers(id, word))
+        let released = released.unwrap_or_else(|word| not_the_callers(id, word));
+        if let ListRelease::Left = released {
+            self.count_further(1);
+        }
+        released
     }
 
     /// As [`release_listed_word`](Self::release_listed_word), if the word that is replaced passes a
@@ -358,14 +372,21 @@ impl Core {
                     if let Released::Evictable { word } = released {
                         return Ok(ListRelease::Evictable(word));
                     }
-                    let freed = self.released(id, released);
-                    return Ok(freed.map_or(ListRelease::Nothing, ListRelease::Freed));
+                    return Ok(match self.released(id, released) {
+                        Some(frame) => ListRelease::Freed(frame),
+                        None if released.word().is_owned() => ListRelease::Shared,
+                        None => ListRelease::Left,
+                    });
                 }
                 // Another thread hit, shared, pinned or released in between. Reached by the models
                 // in `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
+    }
+
+    fn tell_evictor(&self, blocks: &[Evictable], tag: Ticket) {
+        self.evictor.iter().for_each(|evictor| evictor.became_evictable(self, blocks, tag));
     }
 
     /// Takes back a [hit](Self::hit) whose block proved to hold other contents, before it is
@@ -378,15 +399,13 @@ impl Core {
         }
         match self.release_listed_word(id) {
             ListRelease::Evictable(word) => {
-                let evictor = self.evictor.as_ref();
-                self.tag_evictable(&[Evictable { id, word }], |blocks, tag| {
-                    evictor.into_iter().for_each(|evictor| evictor.became_evictable(self, blocks, tag));
-                });
+                self.tag_evictable(&[Evictable { id, word }], |blocks, tag| self.tell_evictor(blocks, tag));
             }
-            ListRelease::Nothing => self.count_not_evictable(1),
+            ListRelease::Shared | ListRelease::Left => self.count_not_evictable(1),
             ListRelease::Freed(frame) => {
                 self.count_not_evictable(1);
                 self.counters.freed(1);
+                self.count_further(1);
                 self.free_or_retire(&[Run { start: frame, len: 1 }]);
             }
         }

@@ -4,6 +4,26 @@
 //! of the cache counts there. What happens without a thread cache, and everything rare, is counted
 //! in the pool's shared counters. Readers sum. No decision depends on any of them, so that all
 //! accesses are Relaxed.
+//!
+//! # References that are counted
+//!
+//! No list names the references of leases and handles, and in a frame pool those of the engine. Their
+//! number follows from counts that are kept in any case, and from one more that changes off the fast
+//! paths:
+//!
+//! `references == blocks - freed + further`
+//!
+//! | step | `blocks` | `freed` | `further` |
+//! |---|---|---|---|
+//! | a lease, a handle or a frame is allocated | 1 | | |
+//! | its last reference is released | | 1 | |
+//! | a handle is shared; a frame is shared or hit | | | 1 |
+//! | a handle is freed, a frame is freed, and other references or the cache keep it | | | -1 |
+//! | a block is allocated for a list | 1 | | -1 |
+//! | a list releases the last reference of a block that is not cached | | 1 | 1 |
+//!
+//! Blocks that lists share, hit or leave evictable, and evictions, change none of them. The
+//! [audit](crate::Pool::audit) compares the sum with the words.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};
@@ -89,6 +109,8 @@ pub(in crate::block) struct OwnCounters {
     requests: StatisticU64,
     blocks: StatisticU64,
     freed: StatisticU64,
+    /// Wraps around below 0.
+    further: StatisticU64,
 }
 
 /// Adds to a counter that only the calling thread changes.
@@ -115,12 +137,18 @@ impl OwnCounters {
         add(&self.freed, blocks as u64);
     }
 
-    /// Adds these counts to a sum.
-    pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) {
+    #[inline]
+    pub(in crate::block) fn further(&self, references: isize) {
+        add(&self.further, references as u64);
+    }
+
+    /// Adds these counts to a sum, and returns the further references.
+    pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) -> u64 {
         let singles = self.singles.load(Relaxed);
         sum.requests += singles + self.requests.load(Relaxed);
         sum.blocks += singles + self.blocks.load(Relaxed);
         sum.freed_blocks += self.freed.load(Relaxed);
+        self.further.load(Relaxed)
     }
 }
 
@@ -130,6 +158,7 @@ pub(in crate::block) struct SharedCounters {
     requests: StatisticU64,
     blocks: StatisticU64,
     freed: StatisticU64,
+    further: StatisticU64,
     /// Cached blocks that lost their last reference outside of the prefix cache: forgotten there,
     /// and freed.
     outlived: StatisticU64,
@@ -148,6 +177,10 @@ impl SharedCounters {
 
     pub(in crate::block) fn freed(&self, blocks: usize) {
         self.freed.fetch_add(blocks as u64, Relaxed);
+    }
+
+    pub(in crate::block) fn further(&self, references: isize) {
+        self.further.fetch_add(references as u64, Relaxed);
     }
 
     pub(in crate::block) fn outlived(&self) {
@@ -183,11 +216,12 @@ impl SharedCounters {
         self.missed_deadlines.fetch_add(1, Relaxed);
     }
 
-    /// Adds the counts of allocations to a sum.
-    pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) {
+    /// Adds the counts of allocations to a sum, and returns the further references.
+    pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) -> u64 {
         sum.requests += self.requests.load(Relaxed);
         sum.blocks += self.blocks.load(Relaxed);
         sum.freed_blocks += self.freed.load(Relaxed);
+        self.further.load(Relaxed)
     }
 
     pub(in crate::block) fn outlived_blocks(&self) -> u64 {

@@ -135,6 +135,9 @@ impl Waiting<'_> {
         match gathered {
             Ok(()) => {
                 self.blocks.counters.granted(grab.frames);
+                if list.is_some() {
+                    self.blocks.count_further(-(grab.frames as isize));
+                }
                 self.blocks.latencies().record(Operation::Wait, self.entered);
                 self.blocks.hand_out(&grab, request, Ownership::Guarded, take);
             }

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use crate::block::{AllocRequest, AuditError, AuditReport, Blocks, Counts};
+use crate::block::{Accounts, AllocRequest, AuditError, AuditReport, Blocks, Counts};
 use crate::clock::InFlight;
 use crate::compact::MoveCounts;
 use crate::error::{AllocError, FrameError};
@@ -373,8 +373,8 @@ impl FramePool {
         self.0.blocks.thread_caches_in_use()
     }
 
-    /// Recounts every frame, and checks that frames with references are pinned and that only cached
-    /// ones have hashes. Call it while no thread uses the pool; batches may be in flight.
+    /// Recounts every frame and the references, and checks that frames with references are pinned and
+    /// that only cached ones have hashes. Call it while no thread uses the pool; batches may be in flight.
     ///
     /// # Errors
     ///
@@ -382,6 +382,7 @@ impl FramePool {
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_in_place()?;
+        self.0.blocks.audit_owners(Accounts::default)?;
         match self.0.cache.stray(&self.0.blocks) {
             Some(block) => Err(AuditError::StrayHash { block }),
             None => Ok(report),

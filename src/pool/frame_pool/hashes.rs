@@ -154,6 +154,7 @@ impl FramePool {
             out.push(blocks.frame(id).0);
             (hits, last) = (hits + 1, Some(id));
         });
+        blocks.count_further(hits as isize);
         cache.looked_up(&hashes, hits, last);
         Ok(hits)
     }

@@ -135,7 +135,7 @@ class NodeError(KvPoolError):
 
 
 class AuditError(KvPoolError):
-    """An audit found a block that is counted wrongly: a defect of kvpool."""
+    """An audit found a block that is counted wrongly, or a reference without an owner: a defect of kvpool."""
 
 
 class Closed(KvPoolError):
