@@ -36,6 +36,8 @@ pub(super) struct BatchInner {
     ended: BatchRef,
     /// Blocks promised to this batch, which seals them when it ends.
     pub(super) promised: Vec<Promise>,
+    /// The oldest of the calls that were the newest to uncache hashes before these were written.
+    pub(super) since: u64,
     /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
     /// Stream of the batch's work. Without one, the batch ends when it is dropped.
@@ -89,6 +91,7 @@ impl BatchInner {
             lease,
             ended: BatchRef::default(),
             promised: Vec::new(),
+            since: u64::MAX,
             copied: Vec::new(),
             stream: None,
             is_void: false,
@@ -146,7 +149,7 @@ impl BatchInner {
         // not have stored what it appended, so no block is cached then.
         if let Some(cache) = self.sequences.0.cache.as_ref().filter(|_| !is_void) {
             let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
-            cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
+            cache.register(blocks, self.since, noted.map(|promise| (promise.handle, promise.stored.take())));
         }
         for promise in self.promised.drain(..).filter(|promise| !promise.is_noted || is_void) {
             blocks.seal_guarded(promise.handle);
@@ -205,6 +208,7 @@ impl Drop for BatchInner {
                     lease: self.lease.take(),
                     ended: self.ended,
                     promised: std::mem::take(&mut self.promised),
+                    since: self.since,
                     copied: std::mem::take(&mut self.copied),
                     stream: None,
                     is_void: self.is_void,

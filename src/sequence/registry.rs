@@ -12,6 +12,9 @@ use crate::sync::{Arc, AtomicU64, Map, Ordering::*};
 
 use super::list::{BlockList, ListOwner};
 
+/// Number of preempted sequences that are remembered: most come back soon, and the others never.
+const PREEMPTED_MAX: usize = 1 << 16;
+
 /// The sequences of one pool. A clone refers to the same sequences.
 #[derive(Clone)]
 pub struct Sequences(pub(super) Arc<Shared>);
@@ -24,6 +27,8 @@ pub(super) struct Shared {
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
     open: Map<SequenceId, Open>,
+    /// Closed sequences that were preempted and have not come back.
+    preempted: Map<SequenceId, ()>,
     /// The pinned prefixes, by number.
     pinned: Map<u64, PinnedInfo>,
     /// Number of the next pinned prefix.
@@ -138,6 +143,7 @@ impl Sequences {
             cache,
             sampler,
             open: Map::new(),
+            preempted: Map::new(),
             pinned: Map::new(),
             pins: AtomicU64::new(1),
             #[cfg(not(kvpool_loom))]
@@ -221,6 +227,20 @@ impl Sequences {
     /// Returns whether both refer to the same pool.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Remembers that a sequence was preempted, until it comes back; of too many, none.
+    pub(super) fn note_preempted(&self, id: SequenceId) {
+        let preempted = &self.0.preempted;
+        if preempted.len() >= PREEMPTED_MAX {
+            preempted.entries().iter().for_each(|(id, ())| preempted.remove(id));
+        }
+        preempted.insert_new(id, ());
+    }
+
+    /// Returns whether a sequence was preempted and comes back now.
+    pub(super) fn take_preempted(&self, id: SequenceId) -> bool {
+        self.0.preempted.get(&id).inspect(|()| self.0.preempted.remove(&id)).is_some()
     }
 
     /// Lists a pinned prefix, and returns its number.

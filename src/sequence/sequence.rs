@@ -10,7 +10,7 @@ use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
 use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
-use crate::prefix::{PolicyInfo, PrefixCache};
+use crate::prefix::{BlockHash, PolicyInfo, PrefixCache};
 use crate::sync::{Ordering::*, fence, panicking};
 
 use super::frames::Frames;
@@ -39,6 +39,8 @@ pub struct Sequence {
     pub(super) writers: BatchSet,
     /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
+    /// Full blocks of the prompt that was looked up, and of its cached prefix, until they are counted.
+    pub(super) lookup: Option<(usize, usize)>,
     /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
 }
@@ -73,6 +75,7 @@ impl Sequence {
             seals: Seals::default(),
             writers: BatchSet::default(),
             known: None,
+            lookup: None,
             reuses_tail: false,
         }
     }
@@ -151,6 +154,12 @@ impl Sequence {
         self.known.as_ref().map_or(0, |known| known.announced())
     }
 
+    /// Returns the hashes of the full blocks of its announced tokens, in order: of blocks that are written,
+    /// and of those that will be. Empty in a pool without a prefix cache.
+    pub fn block_hashes(&self) -> &[BlockHash] {
+        self.known.as_ref().map_or(&[], |known| known.hashes())
+    }
+
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
     ///
     /// Blocks full of known tokens can be reused. Without a prefix cache this does nothing.
@@ -202,6 +211,7 @@ impl Sequence {
             seals: self.seals.forked(),
             writers: self.writers,
             known: self.known.clone(),
+            lookup: None,
             reuses_tail: self.reuses_tail,
         })
     }
@@ -252,6 +262,7 @@ impl Sequence {
             });
         }
         let takes_back = length < self.len();
+        self.look_for_uncached(self.list.len());
         self.cut(length as u32);
         if takes_back && let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.truncate(cache, length as u32);
@@ -279,6 +290,15 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
+    /// Looks whether its first `written` blocks were uncached: then nothing that it registers is found
+    /// any more. Returns the newest call that uncached hashes.
+    #[inline]
+    pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
+        let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
+        known.look_for_uncached(cache, written);
+        known.looked
+    }
+
     /// Seals the due full blocks of final tokens whose writers have all ended.
     #[inline]
     pub(super) fn settle(&mut self) {
@@ -295,6 +315,7 @@ impl Sequence {
         // later batches of this one.
         let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
         if ended {
+            self.look_for_uncached(self.list.len());
             self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
         }
@@ -327,7 +348,7 @@ impl Sequence {
             cache.note(handle.id, hash, known.era(), place);
             Some((handle, known.stored(cache, handle.id, place)))
         });
-        cache.register(pool, registered);
+        cache.register(pool, known.looked, registered);
     }
 
     /// Registers the unfinished last block, if it may be reused.
@@ -349,7 +370,7 @@ impl Sequence {
             let word = pool.word(handle.id);
             if word.refs() == 1 && !word.is_cached() {
                 cache.note(handle.id, hash, known.era(), place);
-                cache.register(pool, [(handle, None)]);
+                cache.register(pool, known.looked, [(handle, None)]);
             }
         }
     }
@@ -358,6 +379,7 @@ impl Sequence {
     pub(super) fn make_findable(&mut self) {
         // A panicking thread may not have stored its tokens.
         if !panicking() {
+            self.look_for_uncached(self.list.len());
             self.settle();
             self.register_tail();
         }

@@ -154,6 +154,7 @@ impl FramePool {
             out.push(blocks.frame(id).0);
             (hits, last) = (hits + 1, Some(id));
         });
+        cache.count_lookup(hashes.len(), hits, false);
         cache.looked_up(&hashes, hits, last);
         Ok(hits)
     }
