@@ -335,7 +335,9 @@ impl Pool {
     /// with such a block fills from now on is found. Those blocks that are cached already are found again
     /// once the wrong one was computed anew: pass their hashes too. [`Sequence::block_hashes`] returns
     /// those of a sequence, and [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block
-    /// before each. To forget everything, [clear](Self::clear_prefix_cache) the cache.
+    /// before each. An unfinished last block that was [registered](crate::AdmitRequest::reuse_tail) has a
+    /// hash of its own, which only its event tells. To forget everything,
+    /// [clear](Self::clear_prefix_cache) the cache.
     ///
     /// Visits every block of the pool. 65,536 hashes are remembered. If there are more, the older ones are
     /// dropped, and a block that was written before and is registered afterwards is not found. Frames
