@@ -127,6 +127,10 @@ entry_outdated_lost entries
 hit_evicted evictable
 unchecked_hit evictable
 give_up_rewritten evictable
+uncache_no_fence uncached
+uncached_once uncached
+registered_uncached uncached
+renoted_uncached uncached
 unlinked_no_fence sequences
 reopen_relaxed moves
 unfiled_relaxed evictable

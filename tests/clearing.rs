@@ -40,36 +40,27 @@ fn no_number_of_clears_brings_a_held_block_back() {
     pool.audit().unwrap();
 }
 
-/// Blocks leave by their hashes, those in use stay, and no other is touched.
+/// Blocks leave by their hashes, also those in use, and no other is touched.
 #[test]
-fn blocks_are_evicted_by_their_hashes() {
+fn blocks_are_uncached_by_their_hashes() {
     let pool = pool(100);
     for number in 1..4 {
         drop(admit(&pool, number.into(), &prompt(number, 9)));
     }
     let (held, _) = admit(&pool, 1, &prompt(1, 9));
     let hashes: Vec<BlockHash> = pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
-    let held_hash = |hash: &&BlockHash| {
-        pool.export_prefix(0, &[**hash])
-            .is_ok_and(|export| export.blocks()[0] == held.blocks().next().unwrap())
-    };
-    let unknown = BlockHash::new(7, 8);
-    let (first, rest): (Vec<BlockHash>, Vec<BlockHash>) = hashes.iter().partition(|hash| held_hash(hash));
-    assert_eq!((first.len(), rest.len()), (1, hashes.len() - 1));
-    let free = pool.free_blocks();
+    let (asked, others): (Vec<BlockHash>, Vec<BlockHash>) =
+        hashes.iter().partition(|hash| held.block_hashes().contains(hash) || **hash == hashes[5]);
+    assert_eq!((asked.len(), others.len()), (3, hashes.len() - 3));
+    let (free, unknown) = (pool.free_blocks(), BlockHash::new(7, 8));
     // Each twice, and one that is not there.
-    let asked = [&hashes[..], &[unknown], &hashes[..]].concat();
-    let dropped = pool.evict_prefix(&asked);
-    assert_eq!(dropped.evicted_blocks + dropped.kept_blocks, hashes.len());
-    assert_eq!(
-        (dropped.kept_blocks, pool.free_blocks()),
-        (held.blocks().len() - 1, free + dropped.evicted_blocks)
-    );
-    let left = pool.has_cached(&asked);
-    assert_eq!(left.iter().filter(|&&has| has).count(), 2 * dropped.kept_blocks);
-    assert!(pool.has_cached(&first)[0] && !pool.has_cached(&[unknown])[0]);
+    let uncached = pool.uncache(&[&asked[..], &[unknown], &asked[..]].concat());
+    assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (1, 2));
+    assert_eq!(pool.free_blocks(), free + 1);
+    assert_eq!([&asked, &others].map(|hashes| pool.has_cached(hashes).contains(&true)), [false, true]);
+    assert!(!pool.has_cached(&others).contains(&false) && !pool.has_cached(&[unknown])[0]);
     drop(held);
-    assert_eq!(pool.evict_prefix(&hashes).kept_blocks, 0);
+    assert_eq!(pool.uncache(&hashes).evicted_blocks, others.len());
     assert_eq!(pool.cached_blocks(), []);
     pool.audit().unwrap();
 }

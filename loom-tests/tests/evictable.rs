@@ -328,41 +328,11 @@ fn put_back_against_eviction() {
     });
 }
 
-/// A block is dropped by its hash while another thread looks it up: it is shared with its bytes
-/// intact, or gone.
-#[test]
-fn dropped_by_its_hash_against_hit() {
-    check("evictable::dropped_by_its_hash_against_hit", || {
-        let pool = CachedBlocks::new(1);
-        pool.keep(1);
-        let reader = pool.clone();
-        let thread = thread::spawn(move || {
-            let found = reader.hit(1);
-            if let Some(found) = found {
-                assert_eq!(reader.read(found), 1);
-                reader.leave(found);
-            }
-            found.is_some()
-        });
-        let evicted = models::evict_hash(&pool.cache, &pool.blocks, CachedBlocks::hash(1));
-        let found = join_last(thread);
-        assert!(evicted || found, "it stays only for its reader");
-        match pool.hit(1) {
-            Some(block) => {
-                assert!(!evicted, "found after it was dropped");
-                pool.leave(block);
-            }
-            None => assert!(evicted, "neither dropped nor found"),
-        }
-        pool.finish();
-    });
-}
-
-/// A block is dropped by its hash while another thread evicts it and caches other tokens there:
+/// A block is uncached by its hash while another thread evicts it and caches other tokens there:
 /// those stay.
 #[test]
-fn dropped_by_its_hash_against_other_contents() {
-    check_to(3, "evictable::dropped_by_its_hash_against_other_contents", || {
+fn uncached_against_other_contents() {
+    check_to(3, "evictable::uncached_against_other_contents", || {
         let pool = CachedBlocks::new(1);
         pool.keep(1);
         let other = pool.clone();
@@ -372,7 +342,8 @@ fn dropped_by_its_hash_against_other_contents() {
             other.leave(block);
             true
         });
-        let evicted = models::evict_hash(&pool.cache, &pool.blocks, CachedBlocks::hash(1));
+        let uncached = models::uncache(&pool.cache, &pool.blocks, CachedBlocks::hash(1));
+        let evicted = uncached.evicted_blocks > 0;
         let replaced = join_last(thread);
         assert!(evicted != replaced, "one of them got the block");
         assert_eq!(pool.hit(2).inspect(|&block| pool.leave(block)).is_some(), replaced);

@@ -182,7 +182,7 @@ impl Export {
     /// manifest of this export: the memory was damaged.
     ///
     /// Blocks that were computed here are not known. Drop the export, and then
-    /// [evict](crate::Pool::evict_prefix) the blocks.
+    /// [uncache](crate::Pool::uncache) the blocks.
     pub fn damaged(&self, manifest: &Manifest) -> Vec<BlockHash> {
         let (Contents::Cached(cached), Ok(cache)) = (&self.contents, self.end().cache()) else {
             return Vec::new();

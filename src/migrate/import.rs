@@ -63,6 +63,8 @@ struct Cached {
     is_chain: bool,
     /// Era of the cache in which they are noted; `None` if nothing may be found by their hashes.
     era: Option<u64>,
+    /// The newest call that uncached hashes before the bytes were read.
+    since: u64,
 }
 
 /// Result of a committed import.
@@ -168,6 +170,7 @@ impl Import {
     /// Prepares the target of cached blocks: of those that are missing here, as many as fit.
     pub(super) fn cached(end: &End, cached: &CachedBlocks, era: u64) -> Result<Self, TransferError> {
         let (cache, pool) = (end.cache()?, end.sequences.blocks());
+        let since = cache.uncached().newest();
         let mut refs = BlockRefs::new(&end.sequences);
         let (mut ids, mut missing) = (vec![None; cached.blocks.len()], Vec::new());
         for (place, block) in cached.blocks.iter().enumerate() {
@@ -194,7 +197,7 @@ impl Import {
             ids[place as usize] = Some(id);
         }
         let CachedBlocks { blocks, is_chain } = cached.clone();
-        let arriving = Arriving::Cached(Cached { blocks, is_chain, era: Some(era) });
+        let arriving = Arriving::Cached(Cached { blocks, is_chain, era: Some(era), since });
         Ok(Self::reserved(end, None, ids, refs, missing, arriving))
     }
 
@@ -462,7 +465,7 @@ impl Import {
             }
         }
         let event = |(place, id)| -> (BlockHandle, _) { (pool.handle(id), stored(place, id)) };
-        cache.register(pool, arrived().map(event));
+        cache.register(pool, cached.since, arrived().map(event));
         Ok(())
     }
 }

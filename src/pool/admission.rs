@@ -79,12 +79,18 @@ impl Pool {
         request: &AdmitRequest<'_>,
         deadline: Instant,
     ) -> Result<Sequence, SequenceError> {
-        let asked = self.blocks_needed(request)?;
+        let (asked, _) = self.0.sequences.blocks_needed(request)?;
         self.until(asked, deadline, self.admit_async(request)).await?
     }
 
-    /// Returns the number of blocks that an admission of this request would allocate now: those of
-    /// its prompt and headroom without the cached prefix.
+    /// Returns the number of [available](Self::available_blocks) blocks that an admission of this request
+    /// would take now: those of its prompt and headroom, except for the part of its cached prefix that
+    /// has other owners. The evictable part counts, because it cannot be evicted for the rest.
+    ///
+    /// While no other thread uses the pool, no batch is in flight and no request waits, the request is
+    /// admitted if and only if this is at most `available_blocks()`, which it then reduces by as many.
+    /// That is so for priorities that may not use the reserve, and unless the request is contiguous; a
+    /// block that is cached [in part](AdmitRequest::reuse_tail) is held in addition if there is room.
     ///
     /// Takes nothing, and does not count as a use of the cached blocks.
     ///
@@ -92,7 +98,7 @@ impl Pool {
     ///
     /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
     pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
-        self.0.sequences.blocks_needed(request)
+        self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing + evictable)
     }
 
     /// Keeps the cached prefix of these tokens from eviction, until the result is dropped; for

@@ -7,7 +7,7 @@ use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
 use crate::migrate::{MigrationCounts, Remotes, Transfers};
-use crate::prefix::{BlockHash, DroppedBlocks, PrefixCache};
+use crate::prefix::{BlockHash, PrefixCache, UncachedBlocks};
 use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
 use crate::sync::Arc;
@@ -272,6 +272,9 @@ impl Pool {
     /// Returns the number of free and evictable blocks:
     /// [`Stats::available`](super::Stats::available).
     ///
+    /// Compare it with [`blocks_needed`](Self::blocks_needed), which counts the evictable blocks of a
+    /// cached prefix.
+    ///
     /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
     /// allocates or frees at the same time.
     pub fn available_blocks(&self) -> usize {
@@ -320,21 +323,41 @@ impl Pool {
         hashes.iter().map(|&hash| self.prefix_cache().is_some_and(|cache| has(cache, hash))).collect()
     }
 
-    /// Evicts the cached blocks of these hashes: of contents that proved to be wrong.
+    /// Uncaches all blocks of these hashes, of contents that proved to be wrong: no lookup finds them any
+    /// more.
     ///
-    /// Blocks that have owners or are being moved stay cached. Frames that a batch in flight may see
-    /// become free when it ends.
+    /// Blocks without owners are evicted. Owners keep theirs and continue: a sequence can append, fork,
+    /// truncate and close as before. This also holds for blocks that were written before the call, even
+    /// in part, and are full or final later: by a batch in flight, by another sequence with the same
+    /// tokens, or by an import. Blocks that are written after the call are found again.
+    ///
+    /// What was computed from a wrong block is wrong too, and has other hashes. Nothing that a sequence
+    /// with such a block fills from now on is found. Those blocks that are cached already are found again
+    /// once the wrong one was computed anew: pass their hashes too. [`Sequence::block_hashes`] returns
+    /// those of a sequence, and [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block
+    /// before each. An unfinished last block that was [registered](crate::AdmitRequest::reuse_tail) has a
+    /// hash of its own, which only its event tells. To forget everything,
+    /// [clear](Self::clear_prefix_cache) the cache.
+    ///
+    /// Visits every block of the pool. 65,536 hashes are remembered. If there are more, the older ones are
+    /// dropped, and a block that was written before and is registered afterwards is not found. Frames
+    /// that a batch in flight may see become free when it ends.
     ///
     /// ```
-    /// # use kvpool::{Pool, prefix::BlockHash, storage::KvLayout};
-    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
-    /// let dropped = pool.evict_prefix(&[BlockHash::new(1, 2)]);
-    /// assert_eq!((dropped.evicted_blocks, dropped.kept_blocks), (0, 0), "no block is cached for it");
+    /// # use kvpool::{Pool, SequenceId, prefix::PrefixConfig, storage::KvLayout};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
+    /// let prompt: Vec<u32> = (0..42).collect();
+    /// let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt)?;
+    /// pool.begin_batch().append_to(&mut sequence, prompt.len())?;
+    /// // This layout has blocks of 4 tokens. The bytes of the third proved to be wrong.
+    /// let uncached = pool.uncache(&sequence.block_hashes()[2..]);
+    /// assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (0, 8), "the sequence keeps them");
+    /// assert_eq!(pool.sequence(SequenceId(2)).tokens(&prompt)?.len(), 8);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn evict_prefix(&self, hashes: &[BlockHash]) -> DroppedBlocks {
+    pub fn uncache(&self, hashes: &[BlockHash]) -> UncachedBlocks {
         self.prefix_cache()
-            .map_or_else(DroppedBlocks::default, |cache| cache.evict_hashes(&self.0.blocks, hashes))
+            .map_or_else(UncachedBlocks::default, |cache| cache.uncache_hashes(&self.0.blocks, hashes))
     }
 
     /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left, and

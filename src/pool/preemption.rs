@@ -14,7 +14,8 @@ use super::{Pool, Target};
 #[non_exhaustive]
 pub enum Preempt<'a> {
     /// It is closed. Its full blocks of known tokens stay in the prefix cache, if the pool has one;
-    /// the rest is computed again later.
+    /// the rest is computed again later. When a sequence is opened with its id again, the blocks that it
+    /// finds count as [resumed](crate::prefix::PrefixStats::resumed_lookups), and not as hits.
     Recompute,
     /// It moves to another pool with all its bytes, usually one in host memory.
     Swap(&'a Pool),
@@ -134,7 +135,7 @@ impl Pool {
             }
         };
         let (id, tokens) = (sequence.id(), sequence.len());
-        let closed = sequence.close_counted();
+        let closed = sequence.close_counted(swapped.is_none());
         let found = (closed.found * self.layout().block_tokens()).min(tokens);
         let tokens_kept = if swapped.is_some() { tokens } else { found };
         Ok(Preempted {

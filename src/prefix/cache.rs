@@ -32,6 +32,12 @@
 //! released. An era number is never reused: see the [rows](super::row). Events about an era end
 //! with its clear: see the [events](super::events).
 //!
+//! # Uncaching
+//!
+//! Blocks whose contents proved to be wrong are uncached by their hashes, whoever holds them: see
+//! `by_hash`. A sequence that holds such a block continues in no era: nothing that it registers is
+//! found.
+//!
 //! # Copying cold blocks elsewhere
 //!
 //! Evictable blocks can be [taken](PrefixCache::take_coldest) in eviction order, to be copied to
@@ -69,7 +75,8 @@ mod eviction;
 mod foreign;
 mod registration;
 
-pub use by_hash::DroppedBlocks;
+pub use by_hash::UncachedBlocks;
+use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
 
@@ -118,6 +125,7 @@ pub struct PrefixCache {
     reached: CachePadded<AtomicU64>,
     /// Further hashes of blocks, in the cache of a frame pool.
     names: Option<Names>,
+    uncached: UncachedHashes,
 }
 
 impl PrefixCache {
@@ -149,6 +157,7 @@ impl PrefixCache {
             tolerance: if by_order { tolerance } else { 0.0 },
             reached: CachePadded::new(AtomicU64::new(0)),
             names: None,
+            uncached: UncachedHashes::default(),
         })
     }
 
@@ -242,11 +251,16 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
-    /// Notes a lookup: `whole` are the hashes of all full blocks of the prompt, of which the first
-    /// `blocks` were hit, `last` the last of those. Returns the context that the policy receives
+    /// Counts a lookup of a prompt of `blocks` full blocks, of which the first `hits` were hit. One of a
+    /// request that comes back is counted apart.
+    pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
+        self.tallies.looked_up(blocks, hits, comes_back);
+    }
+
+    /// Tells the policy of a lookup: `whole` are the hashes of all full blocks of the prompt, of which the
+    /// first `blocks` were hit, `last` the last of those. Returns the context that the policy receives
     /// when these blocks are released.
     pub(crate) fn looked_up(&self, whole: &[BlockHash], blocks: usize, last: Option<BlockId>) -> u64 {
-        self.tallies.looked_up(whole.len(), blocks);
         let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
         let context = asked(|| {
             if !self.policy.learns() {

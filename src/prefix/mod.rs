@@ -47,7 +47,7 @@ mod row;
 mod stats;
 
 pub(crate) use cache::{ColdBlock, PolicyInfo};
-pub use cache::{DroppedBlocks, PrefixCache};
+pub use cache::{PrefixCache, UncachedBlocks};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};

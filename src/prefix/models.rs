@@ -8,7 +8,7 @@ use crate::ids::{BlockHandle, BlockId};
 use super::policy::{Millis, Place, Policy};
 use super::queues::{Queues, row};
 use super::row::RowPart;
-use super::{BlockHash, ColdBlock, PrefixCache};
+use super::{BlockHash, ColdBlock, PrefixCache, UncachedBlocks};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
@@ -25,9 +25,24 @@ pub fn sum(cache: &PrefixCache, id: BlockId) -> Option<u64> {
     cache.sum(id)
 }
 
-/// Registers a noted block.
+/// Registers a noted block, which is written now.
 pub fn register(cache: &PrefixCache, blocks: &Blocks, handle: BlockHandle) {
-    cache.register(blocks, [(handle, None)]);
+    register_since(cache, blocks, newest_uncached(cache), handle);
+}
+
+/// Registers a noted block that was written when this call was the newest to uncache hashes.
+pub fn register_since(cache: &PrefixCache, blocks: &Blocks, since: u64, handle: BlockHandle) {
+    cache.register(blocks, since, [(handle, None)]);
+}
+
+/// Takes the note of a block of a list back.
+pub fn unnote(cache: &PrefixCache, blocks: &Blocks, id: BlockId) {
+    cache.unnote(blocks, id);
+}
+
+/// Returns the number of the newest call that uncached hashes.
+pub fn newest_uncached(cache: &PrefixCache) -> u64 {
+    cache.uncached().newest()
 }
 
 /// Takes a reference, for a list, on a block that holds `hash`.
@@ -60,9 +75,9 @@ impl ColdBlocks {
     }
 }
 
-/// Evicts the block that holds `hash`, if it has no owner; returns whether it did.
-pub fn evict_hash(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> bool {
-    cache.evict_hashes(blocks, &[hash]).evicted_blocks > 0
+/// Uncaches the blocks that hold `hash`; returns how many.
+pub fn uncache(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> UncachedBlocks {
+    cache.uncache_hashes(blocks, &[hash])
 }
 
 /// Begins a new era.

@@ -7,15 +7,23 @@ use super::policy::QUEUES_MAX;
 /// Counts since the pool was built. Each is exact; together they are a snapshot of about one
 /// moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct PrefixStats {
-    /// Prompts that were looked up.
+    /// Prompts that were looked up. A request counts once, at the first append to its sequence: not
+    /// while it is refused, and not if it is [resumed](Self::resumed_lookups).
     pub lookups: u64,
     /// Full blocks of those prompts.
     pub lookup_blocks: u64,
     /// Leading blocks that were cached, over all prompts.
     pub hit_blocks: u64,
+    /// Prompts of requests that came back after a [preemption](crate::Preempt::Recompute), and find
+    /// what they have computed themselves.
+    pub resumed_lookups: u64,
+    /// Full blocks of those prompts.
+    pub resumed_lookup_blocks: u64,
+    /// Leading blocks of those prompts that were cached.
+    pub resumed_hit_blocks: u64,
     /// Blocks that were registered.
     pub registered_blocks: u64,
     /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
@@ -24,10 +32,13 @@ pub struct PrefixStats {
     pub forgotten_blocks: u64,
     /// Blocks that were evicted.
     pub evicted_blocks: u64,
+    /// Blocks that were [uncached](crate::Pool::uncache). They are no evictions.
+    pub uncached_blocks: u64,
 }
 
 impl PrefixStats {
-    /// Returns the share of looked-up blocks that were cached; 0 before the first lookup.
+    /// Returns the share of looked-up blocks that were cached; 0 before the first lookup. Resumed
+    /// requests do not count.
     pub fn hit_rate(&self) -> f64 {
         if self.lookup_blocks == 0 { 0.0 } else { self.hit_blocks as f64 / self.lookup_blocks as f64 }
     }
@@ -63,16 +74,18 @@ const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 /// share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
-    lookups: CachePadded<[StatisticU64; 3]>,
+    /// Of new requests, and of resumed ones.
+    lookups: CachePadded<[[StatisticU64; 3]; 2]>,
     registered: CachePadded<StatisticU64>,
+    pub(super) uncached: StatisticU64,
     /// By queue; the one after the policy's queues is of useless blocks, the next of those evicted
     /// first, the last of those evicted out of order.
     evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
 }
 
 impl Tallies {
-    pub(super) fn looked_up(&self, blocks: usize, hits: usize) {
-        let [lookups, lookup_blocks, hit_blocks] = &*self.lookups;
+    pub(super) fn looked_up(&self, blocks: usize, hits: usize, comes_back: bool) {
+        let [lookups, lookup_blocks, hit_blocks] = &self.lookups[usize::from(comes_back)];
         lookups.fetch_add(1, Relaxed);
         lookup_blocks.fetch_add(blocks as u64, Relaxed);
         if hits > 0 {
@@ -109,13 +122,18 @@ impl Tallies {
 
     pub(super) fn read(&self, forgotten_blocks: u64) -> PrefixStats {
         let count = |counter: &StatisticU64| counter.load(Relaxed);
+        let [new, resumed] = &*self.lookups;
         PrefixStats {
-            lookups: count(&self.lookups[0]),
-            lookup_blocks: count(&self.lookups[1]),
-            hit_blocks: count(&self.lookups[2]),
+            lookups: count(&new[0]),
+            lookup_blocks: count(&new[1]),
+            hit_blocks: count(&new[2]),
+            resumed_lookups: count(&resumed[0]),
+            resumed_lookup_blocks: count(&resumed[1]),
+            resumed_hit_blocks: count(&resumed[2]),
             registered_blocks: count(&self.registered),
             forgotten_blocks,
             evicted_blocks: self.evicted.iter().map(count).sum(),
+            uncached_blocks: count(&self.uncached),
         }
     }
 }

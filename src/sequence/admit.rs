@@ -117,19 +117,22 @@ impl Sequences {
         Ok(Admission { request, sequence, blocks })
     }
 
-    /// Returns the number of blocks that an admission of this request would allocate now. Takes
-    /// nothing, and changes no recency.
+    /// Returns the number of blocks that an admission of this request would allocate now, and that of
+    /// the evictable blocks of its prefix. Takes nothing, and changes no recency.
     ///
     /// # Errors
     ///
     /// As for an admission, except that the id may be open.
-    pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
+    pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, headroom, .. } = request;
         let blocks = options.check_prompt(self, prompt, *headroom)?;
-        let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else { return Ok(blocks) };
+        let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else {
+            return Ok((blocks, 0));
+        };
         known.announce(cache, options.id, prompt)?;
         let hashes = known.usable_hashes(prompt.len(), self.block_tokens());
-        Ok(blocks - cache.count_prefix(&self.0.blocks, hashes, known.era()).0)
+        let (hits, evictable) = cache.count_prefix(&self.0.blocks, hashes, known.era());
+        Ok((blocks - hits, evictable))
     }
 }
 

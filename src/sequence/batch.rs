@@ -297,6 +297,8 @@ impl Batch {
     /// Otherwise the sequence seals them later.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
+        let written = (plan.first + u32::from(plan.tail)) as usize;
+        self.step.since = self.step.since.min(sequence.look_for_uncached(written));
         let others = sequence.seals.last_writer_but(ticket);
         // This batch was added last. The look at all slots is for sequences with more writers than
         // their set tells apart.
@@ -456,6 +458,8 @@ impl Batch {
         tail: Option<Tail>,
     ) -> Result<Grown, SequenceError> {
         let grown = self.grow_blocks(sequence, plan, tail.as_ref())?;
+        // The first append of a sequence comes here: a prefix leaves no room in its last block.
+        sequence.lookup.take().into_iter().for_each(|lookup| sequence.count_lookup(lookup));
         if let Some(tail) = tail.filter(|_| grown.copied.is_none()) {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }

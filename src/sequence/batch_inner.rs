@@ -38,6 +38,8 @@ pub(super) struct BatchInner {
     ended: BatchRef,
     /// Blocks promised to this batch, which seals them when it ends.
     pub(super) promised: Vec<Promise>,
+    /// The oldest of the calls that were the newest to uncache hashes before these were written.
+    pub(super) since: u64,
     /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
     /// Stream of the batch's work. Without one, the batch ends when it is dropped.
@@ -93,6 +95,7 @@ impl BatchInner {
             lease,
             ended: BatchRef::default(),
             promised: Vec::new(),
+            since: u64::MAX,
             copied: Vec::new(),
             stream: None,
             has_written: false,
@@ -151,7 +154,7 @@ impl BatchInner {
         // A block released meanwhile has another generation, and is skipped.
         if let Some(cache) = &self.sequences.0.cache {
             let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
-            cache.register(blocks, noted.map(|promise| (promise.handle, promise.stored.take())));
+            cache.register(blocks, self.since, noted.map(|promise| (promise.handle, promise.stored.take())));
         }
         for promise in self.promised.drain(..).filter(|promise| !promise.is_noted) {
             blocks.seal_guarded(promise.handle);
@@ -215,6 +218,7 @@ impl Drop for BatchInner {
                     lease: self.lease.take(),
                     ended: self.ended,
                     promised: std::mem::take(&mut self.promised),
+                    since: self.since,
                     copied: std::mem::take(&mut self.copied),
                     stream: None,
                     has_written: self.has_written,

@@ -230,6 +230,7 @@ impl Sequence {
     /// `takes_tail` also on one that is cached in part. The sequence is empty, and its list has
     /// room.
     pub(super) fn find_prefix(&mut self, prompt: &[u32], takes_tail: bool) -> Option<Prefix> {
+        self.look_for_uncached(0);
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
         let block_tokens = self.sequences.block_tokens();
         let (whole, list) = (known.usable_hashes(prompt.len(), block_tokens), &mut self.list);
@@ -251,10 +252,18 @@ impl Sequence {
         let last = (prefix.whole > 0).then(|| self.list.staged_at(prefix.whole - 1));
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
+            self.lookup = Some((known.hashes().len(), prefix.whole));
         }
         self.publish(prefix.tokens as u32);
         self.committed = prefix.tokens as u32;
         self.seals.adopt(prefix.whole as u32);
+    }
+
+    /// Counts the lookup of its prompt.
+    #[cold]
+    pub(super) fn count_lookup(&self, (prompt, hits): (usize, usize)) {
+        let comes_back = self.sequences.take_preempted(self.id());
+        self.sequences.cache().into_iter().for_each(|cache| cache.count_lookup(prompt, hits, comes_back));
     }
 }
 

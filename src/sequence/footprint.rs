@@ -1,9 +1,8 @@
 //! Number of blocks that the close of a sequence gives back, counted from the words of its blocks.
 
-use crate::block::Blocks;
 use crate::ids::BlockId;
 
-use super::registry::SequenceView;
+use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
 
 /// Blocks that the close of a sequence would give back, as of some moment.
@@ -20,15 +19,18 @@ pub(crate) struct Footprint {
     pub cached: usize,
     /// Blocks with other references.
     pub shared: usize,
-    /// Leading blocks that are cached, shared or not: a sequence of the same tokens finds them.
+    /// Leading blocks that are found by a sequence of the same tokens, shared or not.
     pub found: usize,
 }
 
 impl Footprint {
-    fn of(pool: &Blocks, blocks: impl IntoIterator<Item = BlockId>, reserved: usize) -> Self {
-        let mut footprint = Self::default();
-        for word in blocks.into_iter().map(|block| pool.word(block)) {
-            footprint.found += usize::from(word.is_cached() && footprint.found == footprint.blocks);
+    fn of(sequences: &Sequences, blocks: impl IntoIterator<Item = BlockId>, reserved: usize) -> Self {
+        let (pool, mut footprint) = (sequences.blocks(), Self::default());
+        for block in blocks {
+            let word = pool.word(block);
+            // A block that is cached since before a clear is not found.
+            let is_found = sequences.cache().is_some_and(|cache| cache.is_found(pool, block));
+            footprint.found += usize::from(is_found && footprint.found == footprint.blocks);
             footprint.blocks += 1;
             match (word.refs(), word.is_cached()) {
                 (0..=1, false) => footprint.freed += 1,
@@ -47,15 +49,21 @@ impl SequenceView {
     ///
     /// Exact if the sequence and its blocks do not change meanwhile. Empty if it is closed.
     pub(crate) fn footprint(&self) -> Footprint {
-        Footprint::of(self.sequences.blocks(), self.blocks(), self.list.reserved())
+        Footprint::of(&self.sequences, self.blocks(), self.list.reserved())
     }
 }
 
 impl Sequence {
     /// Closes the sequence, and returns the number of blocks that it gave back. The counts are
     /// exact unless other threads share or release these blocks at the same moment.
-    pub(crate) fn close_counted(mut self) -> Footprint {
+    ///
+    /// `comes_back`: it is preempted, and its next lookup is not that of a new request.
+    pub(crate) fn close_counted(mut self, comes_back: bool) -> Footprint {
         self.make_findable();
-        Footprint::of(self.sequences.blocks(), self.blocks(), self.reserved.len())
+        // One that was never appended to was not counted yet.
+        if comes_back && self.lookup.is_none() {
+            self.sequences.note_preempted(self.id());
+        }
+        Footprint::of(&self.sequences, self.blocks(), self.reserved.len())
     }
 }

@@ -14,6 +14,9 @@ use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 
+/// Number of preempted sequences that are remembered: most come back soon, and the others never.
+const PREEMPTED_MAX: usize = 1 << 16;
+
 /// The sequences of one pool. A clone refers to the same sequences.
 #[derive(Clone)]
 pub struct Sequences(pub(super) Arc<Shared>);
@@ -28,6 +31,8 @@ pub(super) struct Shared {
     pub(super) abandoned: Abandoned,
     pub(super) closing: Closing,
     open: Map<SequenceId, Open>,
+    /// Closed sequences that were preempted and have not come back.
+    preempted: Map<SequenceId, ()>,
     /// The pinned prefixes and their blocks, by number.
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
@@ -146,6 +151,7 @@ impl Sequences {
             abandoned: Abandoned::default(),
             closing: Closing::default(),
             open: Map::new(),
+            preempted: Map::new(),
             pinned: Map::new(),
             copying: StatisticU64::default(),
             pins: AtomicU64::new(1),
@@ -235,6 +241,20 @@ impl Sequences {
     /// Returns whether both refer to the same pool.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Remembers that a sequence was preempted, until it comes back; of too many, none.
+    pub(super) fn note_preempted(&self, id: SequenceId) {
+        let preempted = &self.0.preempted;
+        if preempted.len() >= PREEMPTED_MAX {
+            preempted.entries().iter().for_each(|(id, ())| preempted.remove(id));
+        }
+        preempted.insert_new(id, ());
+    }
+
+    /// Returns whether a sequence was preempted and comes back now.
+    pub(super) fn take_preempted(&self, id: SequenceId) -> bool {
+        self.0.preempted.get(&id).inspect(|()| self.0.preempted.remove(&id)).is_some()
     }
 
     /// Lists a pinned prefix, and returns its number.

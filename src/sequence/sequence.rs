@@ -10,7 +10,7 @@ use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
 use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
-use crate::prefix::{PolicyInfo, PrefixCache};
+use crate::prefix::{BlockHash, PolicyInfo, PrefixCache};
 use crate::sync::{AtomicU64, Ordering::*, fence};
 
 use super::abandoned::{Write, Writes};
@@ -46,6 +46,8 @@ pub struct Sequence {
     pub(super) seen: AtomicU64,
     /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
+    /// Full blocks of the prompt that was looked up, and of its cached prefix, until they are counted.
+    pub(super) lookup: Option<(usize, usize)>,
     /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
     /// Whether it has given up its id.
@@ -85,6 +87,7 @@ impl Sequence {
             writers: BatchSet::default(),
             writes: Writes::new(),
             known: None,
+            lookup: None,
             reuses_tail: false,
             is_closed: false,
         }
@@ -176,6 +179,12 @@ impl Sequence {
         self.withdrawn().map_or(announced, |write| announced.min(write.announced.max(write.from) as usize))
     }
 
+    /// Returns the hashes of the full blocks of its announced tokens, in order: of blocks that are written,
+    /// and of those that will be. Empty in a pool without a prefix cache.
+    pub fn block_hashes(&self) -> &[BlockHash] {
+        self.known.as_ref().map_or(&[], |known| known.hashes())
+    }
+
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
     ///
     /// Blocks full of known tokens can be reused. Without a prefix cache this does nothing.
@@ -231,6 +240,7 @@ impl Sequence {
             writes: self.writes.clone(),
             seen: AtomicU64::new(self.seen.load(Relaxed)),
             known: self.known.clone(),
+            lookup: None,
             reuses_tail: self.reuses_tail,
             is_closed: false,
         };
@@ -291,6 +301,7 @@ impl Sequence {
             });
         }
         let takes_back = length < self.len();
+        self.look_for_uncached(self.list.len());
         self.cut(length as u32);
         if takes_back && let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.truncate(cache, length as u32);
@@ -318,6 +329,15 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
+    /// Looks whether its first `written` blocks were uncached: then nothing that it registers is found
+    /// any more. Returns the newest call that uncached hashes.
+    #[inline]
+    pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
+        let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
+        known.look_for_uncached(cache, written);
+        known.looked
+    }
+
     /// Seals the due full blocks of final tokens whose writers have all ended.
     #[inline]
     pub(super) fn settle(&mut self) {
@@ -336,6 +356,7 @@ impl Sequence {
         // The second only after the first: the log has those of the writers that were abandoned.
         let is_written = ended && !self.is_stale();
         if is_written {
+            self.look_for_uncached(self.list.len());
             self.seal_blocks(self.seals.settled()..full);
             self.seals.sealed();
         }
@@ -368,7 +389,7 @@ impl Sequence {
             cache.note(handle.id, hash, known.era(), place);
             Some((handle, known.stored(cache, handle.id, place)))
         });
-        cache.register(pool, registered);
+        cache.register(pool, known.looked, registered);
     }
 
     /// Registers the unfinished last block, if it may be reused.
@@ -390,7 +411,7 @@ impl Sequence {
             let word = pool.word(handle.id);
             if word.refs() == 1 && !word.is_cached() {
                 cache.note(handle.id, hash, known.era(), place);
-                cache.register(pool, [(handle, None)]);
+                cache.register(pool, known.looked, [(handle, None)]);
             }
         }
     }
@@ -398,6 +419,7 @@ impl Sequence {
     /// Seals and registers its blocks as far as possible now, before they are released.
     pub(super) fn make_findable(&mut self) {
         self.catch_up();
+        self.look_for_uncached(self.list.len());
         self.settle();
         self.register_tail();
     }

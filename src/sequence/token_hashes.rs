@@ -18,6 +18,9 @@ use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{BlockHash, Chain, KvEvent, PolicyInfo, PrefixCache, PrefixKeys};
 
+/// Blocks noted in it are not found: eras do not get there.
+const NO_ERA: u64 = u64::MAX;
+
 /// The block hashes of one sequence.
 #[derive(Clone)]
 pub(super) struct TokenHashes {
@@ -27,7 +30,10 @@ pub(super) struct TokenHashes {
     announced: u64,
     /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
+    /// The era in which its blocks are noted; `NO_ERA` once one of them was uncached.
     era: u64,
+    /// The newest call that uncached hashes when it looked for its own among them.
+    pub(super) looked: u64,
     /// Ids of all announced tokens, while there is an event subscriber.
     tokens: Option<Vec<u32>>,
     pub(super) policy_info: PolicyInfo,
@@ -69,6 +75,7 @@ impl TokenHashes {
             announced: 0,
             is_cut: false,
             era: cache.era(),
+            looked: cache.uncached().newest(),
             tokens: cache.events().is_subscribed().then(Vec::new),
             policy_info,
         })
@@ -76,9 +83,10 @@ impl TokenHashes {
 
     /// Returns the known tokens for another pool's cache.
     ///
-    /// `None` if these hashes predate a clear, so that nothing may be found by them.
+    /// `None` if these hashes predate a clear, or one of them was uncached, so that nothing may be found
+    /// by them.
     pub(super) fn known_tokens(&self, cache: &PrefixCache) -> Option<KnownTokens> {
-        if self.era != cache.era() {
+        if self.era != cache.era() || cache.uncached().any_since(self.looked, &self.hashes) {
             return None;
         }
         let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(cache.now().0));
@@ -113,6 +121,7 @@ impl TokenHashes {
             announced,
             is_cut,
             era,
+            looked: cache.uncached().newest(),
             tokens: tokens.filter(|_| cache.events().is_subscribed()),
             // The policy has not seen this sequence.
             policy_info: PolicyInfo { priority: keep, keep_until, ..PolicyInfo::default() },
@@ -126,6 +135,23 @@ impl TokenHashes {
     /// Returns the number of tokens whose ids are known.
     pub(super) fn announced(&self) -> usize {
         self.announced as usize
+    }
+
+    /// Looks whether the first `written` blocks, some of them in part, were uncached since the last look.
+    /// They, and what was computed from them, may be wrong: nothing is found by these hashes then.
+    #[inline]
+    pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) {
+        let newest = cache.uncached().newest();
+        if newest != self.looked {
+            let hashes = &self.hashes[..written.min(self.hashes.len())];
+            if cache.uncached().any_since(self.looked, hashes) {
+                self.era = NO_ERA;
+            }
+            // Tokens of a written block may be announced later.
+            if self.is_cut || written <= self.hashes.len() {
+                self.looked = newest;
+            }
+        }
     }
 
     /// Returns the hashes of the full blocks of a prompt of `tokens` tokens that may be reused: its

@@ -246,7 +246,8 @@ impl PyPool {
         Ok(self.get()?.free_blocks())
     }
 
-    /// Number of blocks that an allocation can get, if necessary by evicting.
+    /// Number of blocks that an allocation can get, if necessary by evicting. Compare it with
+    /// `blocks_needed`, which counts the evictable blocks of a cached prefix.
     #[getter]
     fn available_blocks(&self) -> Outcome<usize> {
         Ok(self.get()?.available_blocks())
@@ -327,6 +328,25 @@ impl PyPool {
         let request = with_options!(new, keys, priority, reuse_tail);
         let request = if contiguous { request.contiguous() } else { request };
         Ok(PySequence::new(self.get()?.admit(&request)?))
+    }
+
+    /// Returns the number of available blocks that an admission of this request would take now: the
+    /// evictable ones of its cached prefix, and those for the rest of it and for `headroom` tokens.
+    ///
+    /// While no other call uses the pool, no batch is in flight and no request waits, it is admitted if and
+    /// only if this is at most `available_blocks`; see the core's documentation for the exceptions.
+    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, tenant=None, adapter=None))]
+    fn blocks_needed(
+        &self,
+        prompt: Numbers,
+        headroom: Tokens,
+        salt: Option<&Bound<'_, PyBytes>>,
+        tenant: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+    ) -> Outcome<usize> {
+        let keys = Keys::new(salt, tenant, adapter);
+        let request = AdmitRequest::new(SequenceId(0), &prompt.0).headroom(headroom.0).keys(keys.get());
+        Ok(self.get()?.blocks_needed(&request)?)
     }
 
     /// Begins a batch; with `stream`, the address of a CUDA stream, one whose copies and end are in

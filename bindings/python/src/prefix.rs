@@ -1,5 +1,6 @@
 //! `PrefixCache`: the cached blocks of a pool, and pins on them.
 
+use kvpool::prefix::BlockHash;
 use kvpool::{PinnedPrefix, Pool};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -15,16 +16,25 @@ use crate::record::record;
 record! {
     /// Counts of the prefix cache since the pool was built.
     CacheStats {
-        /// Prompts that were looked up.
+        /// Prompts that were looked up. A request counts once, at its first append, and not if it came
+        /// back after a preemption.
         lookups: u64,
         /// Full blocks of those prompts.
         lookup_blocks: u64,
         /// Leading blocks that were cached.
         hit_blocks: u64,
+        /// Prompts of requests that came back after a preemption, which find what they have computed.
+        resumed_lookups: u64,
+        /// Full blocks of those prompts.
+        resumed_lookup_blocks: u64,
+        /// Leading blocks of those prompts that were cached.
+        resumed_hit_blocks: u64,
         /// Blocks that were registered.
         registered_blocks: u64,
         /// Blocks that were evicted.
         evicted_blocks: u64,
+        /// Blocks that `uncache` has taken out of the cache.
+        uncached_blocks: u64,
         /// `hit_blocks / lookup_blocks`, 0 before the first lookup.
         hit_rate: f64,
     }
@@ -62,8 +72,12 @@ impl PyPrefixCache {
             lookups: stats.lookups,
             lookup_blocks: stats.lookup_blocks,
             hit_blocks: stats.hit_blocks,
+            resumed_lookups: stats.resumed_lookups,
+            resumed_lookup_blocks: stats.resumed_lookup_blocks,
+            resumed_hit_blocks: stats.resumed_hit_blocks,
             registered_blocks: stats.registered_blocks,
             evicted_blocks: stats.evicted_blocks,
+            uncached_blocks: stats.uncached_blocks,
             hit_rate: stats.hit_rate(),
         })
     }
@@ -86,6 +100,19 @@ impl PyPrefixCache {
     fn evict(&self, py: Python<'_>, keep: Blocks) -> Outcome<usize> {
         let pool = self.pool.get().share()?;
         Ok(py.detach(|| pool.evict_cached(keep.0)))
+    }
+
+    /// Makes all blocks of these hashes unfindable, because their contents are wrong, whoever holds them:
+    /// also those that were written before and are registered later. Returns the number of blocks that
+    /// became free, and of those that their owners keep.
+    ///
+    /// Blocks that were computed from them have other hashes: pass these too. Raises CacheError for a text
+    /// that is no hash; nothing has changed.
+    fn uncache(&self, py: Python<'_>, hashes: Vec<String>) -> Outcome<(usize, usize)> {
+        let hashes: Result<Vec<BlockHash>, _> = hashes.iter().map(|hash| hash.parse()).collect();
+        let (pool, hashes) = (self.pool.get().share()?, hashes?);
+        let uncached = py.detach(|| pool.uncache(&hashes));
+        Ok((uncached.evicted_blocks, uncached.kept_blocks))
     }
 
     /// Keeps the cached prefix of these tokens from eviction until the result is closed.

@@ -75,6 +75,12 @@ impl PySequence {
         Ok(self.sequence.enter()?.announced())
     }
 
+    /// Hashes of the full blocks of its known tokens, in order; empty without a prefix cache.
+    #[getter]
+    fn block_hashes(&self) -> Outcome<Vec<String>> {
+        Ok(self.sequence.enter()?.block_hashes().iter().map(|hash| hash.to_string()).collect())
+    }
+
     /// Ids of its blocks, in order.
     #[getter]
     fn blocks<'py>(&self, py: Python<'py>) -> Outcome<Bound<'py, PyList>> {

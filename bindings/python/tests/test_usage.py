@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import xml.etree.ElementTree as ElementTree
 
 import kvpool
@@ -122,6 +123,55 @@ def test_the_prefix_cache_finds_what_was_computed(pool: kvpool.Pool) -> None:
         assert cache.evict() == 2
     assert cache.clear() == 10
     assert pool.free_blocks == 100
+
+
+def test_wrong_blocks_are_not_found_any_more(pool: kvpool.Pool) -> None:
+    prompt, cache = list(range(42)), pool.prefix_cache
+    assert cache is not None
+    with pool.sequence(1, prompt) as sequence:
+        with pool.begin_batch() as batch:
+            batch.append(sequence, 42)
+        hashes = sequence.block_hashes
+        assert (len(hashes), cache.uncache(hashes[2:])) == (10, (0, 8))
+        with pool.sequence(2, prompt) as other:
+            assert len(other) == 8
+        assert len(sequence) == 42
+    assert cache.uncache(hashes) == (2, 0)
+    assert (cache.stats().uncached_blocks, pool.free_blocks) == (10, 100)
+    with pytest.raises(kvpool.CacheError):
+        cache.uncache(["no hash"])
+
+
+def test_the_needed_blocks_predict_an_admission(pool: kvpool.Pool) -> None:
+    prompt = list(range(42))
+    with pool.sequence(1, prompt) as sequence, pool.begin_batch() as batch:
+        batch.append(sequence, 42)
+    # The ten evictable blocks of its prefix are needed too.
+    assert pool.blocks_needed(range(80)) == 20
+    with pool.try_allocate(81):
+        assert (pool.available_blocks, pool.blocks_needed(prompt, headroom=34)) == (19, 19)
+        with pool.try_admit(2, prompt, headroom=34):
+            assert pool.available_blocks == 0
+        with pytest.raises(kvpool.OutOfBlocks):
+            pool.try_admit(3, prompt, headroom=38)
+
+
+def test_a_request_that_comes_back_is_no_hit(pool: kvpool.Pool) -> None:
+    prompt, cache = list(range(42)), pool.prefix_cache
+    assert cache is not None
+
+    async def serve() -> None:
+        for cached in (0, 40):
+            sequence = pool.sequence(1, prompt)
+            assert len(sequence) == cached
+            with pool.begin_batch() as batch:
+                batch.append(sequence, 42 - cached)
+            await pool.preempt(sequence)
+
+    asyncio.run(serve())
+    stats = cache.stats()
+    assert (stats.lookups, stats.lookup_blocks, stats.hit_rate) == (1, 10, 0)
+    assert (stats.resumed_lookups, stats.resumed_lookup_blocks, stats.resumed_hit_blocks) == (1, 10, 10)
 
 
 def test_admission_reserves(pool: kvpool.Pool) -> None:

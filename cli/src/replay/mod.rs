@@ -281,10 +281,11 @@ pub fn replay(
 fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
     let lookups = tally.lookup_blocks + tally.resumed_lookup_blocks;
     let hits = tally.hit_blocks + tally.resumed_hit_blocks;
-    ((lookups, hits) != (stats.lookup_blocks, stats.hit_blocks)).then(|| {
+    let (all, found) =
+        (stats.lookup_blocks + stats.resumed_lookup_blocks, stats.hit_blocks + stats.resumed_hit_blocks);
+    ((lookups, hits) != (all, found)).then(|| {
         format!(
-            "the cache counted {} blocks looked up and {} found; the threads counted {lookups} and {hits}",
-            stats.lookup_blocks, stats.hit_blocks
+            "the cache counted {all} blocks looked up and {found} found; the threads counted {lookups} and {hits}"
         )
     })
 }

@@ -272,9 +272,6 @@ impl<'a> Worker<'a> {
         };
         let block_tokens = self.shape.block_tokens;
         let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
-        if self.texts.is_some() {
-            self.tally.count_lookup(attempt, prompt as usize / block_tokens, found);
-        }
         self.scheduler.start(job, cached as u64, Open { sequence, text, found });
         Ok(true)
     }
@@ -356,7 +353,7 @@ impl<'a> Worker<'a> {
     ) -> Result<Option<(usize, usize)>, String> {
         let running = &mut self.scheduler.running()[place];
         let in_prompt = running.in_prompt();
-        let Running { held, sequence: Open { sequence, text, .. }, job } = running;
+        let Running { held, sequence: Open { sequence, text, found }, job } = running;
         // The cache finds decoded tokens by their ids: for the next request of a conversation, or
         // for this one after a preemption.
         let decoded = (self.texts.is_some() && !in_prompt).then(|| text.id(*held as usize));
@@ -372,6 +369,11 @@ impl<'a> Worker<'a> {
                     self.tally.allocate.record(start.elapsed());
                 }
                 self.tally.blocks_allocated += blocks;
+                // As the cache does, at the first append.
+                let block_tokens = self.shape.block_tokens;
+                if self.texts.is_some() && *held as usize == *found * block_tokens {
+                    self.tally.count_lookup(job.attempt, job.prompt as usize / block_tokens, *found);
+                }
                 return Ok(None);
             };
             let space = full(error).map_err(|reason| {

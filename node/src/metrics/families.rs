@@ -55,9 +55,11 @@ families! {
     FREED: Counter "freed_blocks" [] "Blocks that were freed";
     REFUSALS: Counter "refusals" ["reason"] "Refused requests for blocks";
 
-    QUERIES: Counter "prefix_queries" [] "Tokens of the full blocks of prompts that were looked up in the prefix cache";
+    QUERIES: Counter "prefix_queries" [] "Tokens of the full blocks of prompts that were looked up in the prefix cache, once per request, resumed ones excepted";
     HITS: Counter "prefix_hits" [] "Tokens of the full blocks that were found there";
     LOOKUPS: Counter "prefix_lookups" [] "Prompts that were looked up";
+    RESUMED: Counter "prefix_resumed_blocks" ["outcome"] "Full blocks of prompts that came back after a preemption: looked_up, and of these, found";
+    UNCACHED: Counter "uncached_blocks" [] "Blocks that were taken out of the prefix cache because they were wrong";
     REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
     EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, first_out, out_of_order";
     SUBSCRIBERS: Gauge "cache_event_subscribers" [] "Subscribers of the events of the prefix cache";

@@ -95,6 +95,9 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     scrape.count(&QUERIES, &[], metrics.query_tokens);
     scrape.count(&HITS, &[], metrics.hit_tokens);
     scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
+    scrape.count(&RESUMED, &["looked_up"], metrics.prefix.resumed_lookup_blocks);
+    scrape.count(&RESUMED, &["found"], metrics.prefix.resumed_hit_blocks);
+    scrape.count(&UNCACHED, &[], metrics.prefix.uncached_blocks);
     scrape.count(&REGISTERED, &[], metrics.prefix.registered_blocks);
     let (policy, evictions) = (cache.policy().name(), &metrics.evictions);
     for (queue, &count) in evictions.by_queue.iter().enumerate() {

@@ -72,10 +72,10 @@ pub(super) fn export_prefix(
         hashes.truncate(place);
         drop(export);
         damaged += bad.len();
-        let evicted = pool.evict_prefix(&bad).evicted_blocks;
+        let (blocks, uncached) = (bad.len(), pool.uncache(&bad));
         tracing::warn!(
-            blocks = bad.len(),
-            evicted,
+            blocks,
+            evicted = uncached.evicted_blocks,
             "cached blocks are not what arrived: the memory was damaged"
         );
     }

@@ -197,7 +197,7 @@ impl Window {
         if import.missing().is_empty() && !self.has(value.key(), packed) {
             // A get has fetched other bytes, which are not verified yet or proved to be wrong.
             drop(import);
-            self.pool().evict_prefix(&place);
+            self.pool().uncache(&place);
             import = self.pool().import_prefix(0, &place).map_err(refused)?;
             if import.missing().is_empty() {
                 return Err(refused("another call uses other bytes of this key"));
@@ -273,6 +273,6 @@ impl Session for Window {
     /// Drops them from the window: the peer may have the right bytes by now.
     fn found_bad_values(&mut self, keys: &[TierKey]) {
         let places: Vec<_> = keys.iter().map(place_of).collect();
-        self.pool().evict_prefix(&places);
+        self.pool().uncache(&places);
     }
 }

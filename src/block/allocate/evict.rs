@@ -299,14 +299,6 @@ impl Core {
         vacated.free()
     }
 
-    /// As [`evict_these`](Self::evict_these), for blocks whose words are unchanged: what was read of
-    /// them under these words still holds.
-    pub(crate) fn evict_unchanged(&self, blocks: &[Evictable]) -> usize {
-        let mut vacated = Vacated::new(self);
-        blocks.iter().for_each(|&block| vacated.evict(block));
-        vacated.free()
-    }
-
     /// Evicts and frees blocks whose words are unchanged since their release; the caller announces.
     ///
     /// Blocks stay that a batch in flight may see, that are moving, or whose word has changed.

@@ -155,6 +155,7 @@ impl FramePool {
             (hits, last) = (hits + 1, Some(id));
         });
         blocks.count_further(hits as isize);
+        cache.count_lookup(hashes.len(), hits, false);
         cache.looked_up(&hashes, hits, last);
         Ok(hits)
     }

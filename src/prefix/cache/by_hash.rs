@@ -1,48 +1,153 @@
-//! Blocks by their hashes, apart from any chain: whether they are cached, and how they are dropped.
+//! Blocks by their hashes, apart from any chain: whether they are cached, and how they are uncached.
 //!
-//! A block is dropped by an eviction out of order, of the very word under which its row was read. If
-//! another thread hits, evicts or refills it in between, the word has changed, and nothing happens:
-//! contents of another hash are never dropped.
+//! A block is uncached under a reference, which a hit takes of the very word under which its row was
+//! read. If another thread hits, evicts or refills it in between, the word has changed, and the thread
+//! looks again: contents of another hash are never uncached. Owners keep the block; without one it
+//! becomes free.
 //!
-//! Model: `loom-tests/tests/evictable.rs`.
+//! # Blocks that are registered later
+//!
+//! A block that was written before the call, even in part, may be registered after it. So the hashes
+//! are remembered by the number of the call, and each sequence, batch and import knows the number
+//! of the last call before its blocks were written.
+//!
+//! ```text
+//! uncache    remember the hashes;  fence;  uncache those that are cached;  remember them again
+//! register   word: cached;  fence;  remembered since the blocks were written?  uncache it;  index
+//! ```
+//!
+//! By the fences, the call sees the block cached, or the registration sees the call, before a lookup
+//! finds the block. A sequence that was opened during the call may have hit such a block; the second
+//! number tells it.
+//!
+//! Models: `loom-tests/tests/evictable.rs`, `uncached.rs`.
 
-use std::ops::ControlFlow;
+use std::collections::{HashMap, HashSet};
+use std::sync::PoisonError;
 
-use crate::block::{Core, Evictable};
+use crate::block::Core;
+use crate::ids::BlockId;
+use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering::*, fence};
 
-use super::{BlockHash, PrefixCache, key_of};
+use super::{BlockHash, PrefixCache};
 
-/// Numbers of blocks that were evicted by their hashes, and of those that stay.
+/// Number of hashes that are remembered. If there are more, those of earlier calls are dropped, and
+/// every block that was written before counts as uncached.
+const REMEMBERED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 16 };
+
+/// Numbers of blocks that were uncached by their hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
-pub struct DroppedBlocks {
-    /// Blocks that were evicted.
+pub struct UncachedBlocks {
+    /// Blocks that had no owners, and became free.
     pub evicted_blocks: usize,
-    /// Blocks that stay cached: they have owners, are being moved, or changed at that moment.
+    /// Blocks that their owners keep.
     pub kept_blocks: usize,
 }
 
+/// A cached block, its hash, and the era in which it was noted.
+type Cached = (BlockId, BlockHash, u64);
+
+/// The hashes that were uncached.
+#[derive(Default)]
+pub(crate) struct UncachedHashes {
+    /// Number of the newest call.
+    newest: CachePadded<AtomicU64>,
+    /// The newest call of each hash, and the newest whose hashes were dropped.
+    calls: Mutex<(HashMap<BlockHash, u64>, u64)>,
+}
+
+impl UncachedHashes {
+    /// Returns the number of the newest call.
+    #[inline]
+    pub(crate) fn newest(&self) -> u64 {
+        // Relaxed: the hashes are read under the lock.
+        self.newest.load(Relaxed)
+    }
+
+    fn remember(&self, hashes: &HashSet<BlockHash>) {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let call = self.newest() + 1;
+        if calls.0.len() + hashes.len() > REMEMBERED_MAX {
+            *calls = (HashMap::new(), call - 1);
+        }
+        calls.0.extend(hashes.iter().map(|&hash| (hash, call)));
+        self.newest.store(call, Relaxed);
+    }
+
+    /// Returns whether one of these hashes was uncached after the call `since`.
+    #[cold]
+    pub(crate) fn any_since(&self, since: u64, hashes: &[BlockHash]) -> bool {
+        let calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let newest = |hash| calls.0.get(hash).copied().unwrap_or(calls.1);
+        hashes.iter().any(|hash| newest(hash) > since)
+    }
+}
+
 impl PrefixCache {
+    /// Returns the hashes that were uncached.
+    #[inline]
+    pub(crate) fn uncached(&self) -> &UncachedHashes {
+        &self.uncached
+    }
+
     /// Returns whether a block is cached for the hash. Takes nothing, and changes no recency.
     pub(crate) fn has(&self, core: &Core, hash: BlockHash) -> bool {
         self.count_prefix(core, &[hash], self.era()).0 > 0
     }
 
-    /// Evicts the blocks that are cached for these hashes, except for those in use.
-    pub(crate) fn evict_hashes(&self, core: &Core, hashes: &[BlockHash]) -> DroppedBlocks {
-        let (era, mut found) = (self.era(), Vec::new());
-        for &hash in hashes {
-            self.index.find(key_of(hash), |id| {
-                let word = core.word(id);
-                if word.is_cached() && self.holds(id, hash, era) {
-                    found.push(Evictable { id, word });
-                }
-                ControlFlow::<()>::Continue(())
-            });
+    /// Returns whether a lookup may find this block at this moment.
+    pub(crate) fn is_found(&self, core: &Core, id: BlockId) -> bool {
+        core.word(id).is_cached() && self.row(id).is_of(self.era())
+    }
+
+    /// Uncaches all blocks of these hashes: those that are cached, and those that were written before
+    /// and are registered later. Visits every block.
+    pub(crate) fn uncache_hashes(&self, core: &Core, hashes: &[BlockHash]) -> UncachedBlocks {
+        let (hashes, era) = (HashSet::from_iter(hashes.iter().copied()), self.era());
+        self.uncached.remember(&hashes);
+        // Pairs with the fences before `uncache_late`, between the exchange of a block's word (or the
+        // restored note) and the look at the newest call.
+        fence(SeqCst);
+        let (ids, mut counts) = ((0..core.rows() as u32).map(BlockId), [0; 2]);
+        for (id, hash) in ids.map(|id| (id, self.row(id).hash())).filter(|(_, hash)| hashes.contains(hash)) {
+            let uncached = self.uncache_of(core, id, hash, era);
+            uncached.into_iter().for_each(|is_evicted| counts[usize::from(is_evicted)] += 1);
         }
-        found.sort_unstable_by_key(|block| block.id);
-        found.dedup_by_key(|block| block.id);
-        let evicted_blocks = core.evict_unchanged(&found);
-        DroppedBlocks { evicted_blocks, kept_blocks: found.len() - evicted_blocks }
+        self.uncached.remember(&hashes);
+        UncachedBlocks { evicted_blocks: counts[1], kept_blocks: counts[0] }
+    }
+
+    /// Uncaches a block of this hash; returns whether it had no owner. `None`: it is not cached for
+    /// the hash.
+    fn uncache_of(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> Option<bool> {
+        loop {
+            let word = core.word(id);
+            if !word.is_cached() || !self.holds(id, hash, era) {
+                return None;
+            }
+            let hit = self.hit(core, id, word, hash, era);
+            // A block with as many references as it can have stays its owners' without ours.
+            if hit.is_some() || word.hit().is_none() {
+                let is_uncached = core.uncache(id);
+                if is_uncached {
+                    self.forget_uncached(core, &[id]);
+                    self.tallies.uncached.fetch_add(1, Relaxed);
+                }
+                hit.into_iter().for_each(|was_evictable| core.give_back_hit(id, was_evictable));
+                return is_uncached.then_some(hit == Some(true));
+            }
+        }
+    }
+
+    /// Uncaches those of these blocks, which were cached just now, whose hashes were uncached after
+    /// the call `since`. The caller has fenced.
+    #[inline]
+    pub(super) fn uncache_late(&self, core: &Core, since: u64, blocks: impl Iterator<Item = Cached>) {
+        if self.uncached.newest() != since {
+            for (id, hash, era) in blocks.filter(|&(_, hash, _)| self.uncached.any_since(since, &[hash])) {
+                self.uncache_of(core, id, hash, era);
+            }
+        }
     }
 }

@@ -146,7 +146,7 @@ impl PrefixCache {
                 first.push((core.handle(id), None));
             }
         }
-        self.register(core, first);
+        self.register(core, self.uncached.newest(), first);
         further.retain(|&(id, hash)| !self.holds(id, hash, era) && self.add_further(core, id, hash, era));
         if !further.is_empty() {
             let entries = further.iter().map(|&(id, hash)| (key_of(hash), id));

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::block::Core;
 use crate::ids::{BlockHandle, BlockId};
-use crate::sync::heavy_fence;
+use crate::sync::{Ordering::SeqCst, fence, fence_after_rmw, heavy_fence};
 
 use super::{BlockHash, KvEvent, PrefixCache, Published, key_of};
 
@@ -46,7 +46,8 @@ impl PrefixCache {
     /// in the caller's sequence.
     ///
     /// If its batch ends at this moment on another thread, the block is registered: the batch has
-    /// computed its tokens.
+    /// computed its tokens. Unless its hash was ever [uncached](Self::uncache_hashes): that call, or the
+    /// registration that saw it, may have looked at the row meanwhile.
     pub(crate) fn unnote(&self, core: &Core, id: BlockId) {
         if core.word(id).is_cached() {
             return;
@@ -56,16 +57,21 @@ impl PrefixCache {
         // The contents of a cached block do not change.
         if core.word(id).is_cached() {
             row.note_again(chain);
+            // Pairs with the fence in `uncache_hashes`.
+            fence(SeqCst);
+            self.uncache_late(core, 0, std::iter::once((id, row.hash(), row.era())));
         }
     }
 
     /// Registers noted blocks: their bytes are final, and lookups can hit them.
     ///
     /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for
-    /// an event without tokens.
+    /// an event without tokens. Blocks whose hashes were [uncached](Self::uncached) after the call
+    /// `since` are not found.
     pub(crate) fn register(
         &self,
         core: &Core,
+        since: u64,
         blocks: impl IntoIterator<Item = (BlockHandle, Option<Box<KvEvent>>)>,
     ) {
         let mut blocks = blocks.into_iter().peekable();
@@ -110,6 +116,11 @@ impl PrefixCache {
         }
         self.tell_late(core, &mut registered, &mut subscriptions);
         self.tallies.registered(registered.len());
+        // Before a lookup finds them. Pairs with the fence in `uncache_hashes`; `seal_cached` has
+        // exchanged the words.
+        fence_after_rmw();
+        let written = registered.iter().map(|block| (block.handle.id, block.hash, block.era));
+        self.uncache_late(core, since, written);
         let entries = registered.iter().map(|block| (key_of(block.hash), block.handle.id));
         self.index.insert_all(
             entries,
