@@ -120,6 +120,9 @@ impl Pool {
     ///
     /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
     /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for a key of zero bytes.
+    /// [`SequenceError::Handle`] with
+    /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if the first block is
+    /// cached, but has the maximum of 8,191 references.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
         self.0.sequences.pin_prefix(keys, tokens)
     }
@@ -135,6 +138,12 @@ impl Pool {
     /// Waits in the line of [`allocate_async`](Self::allocate_async), at the sequence's priority,
     /// before leases and admissions of that priority. Dropping the future passes its turn on; the
     /// sequence is then unchanged.
+    ///
+    /// A request of higher priority comes first even if it lacks more blocks than all owners but
+    /// this sequence could release. Both then wait until a sequence is closed or
+    /// [preempted](Self::victims), or one of the futures is dropped:
+    /// `lacking` in the [`AllocError::Behind`] of [`Sequence::reserve`], or
+    /// [`Stats::head_of_line`](super::Stats::head_of_line), shows such a request.
     ///
     /// # Errors
     ///

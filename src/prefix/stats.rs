@@ -16,6 +16,9 @@ pub struct PrefixStats {
     pub lookup_blocks: u64,
     /// Leading blocks that were cached, over all prompts.
     pub hit_blocks: u64,
+    /// Lookups that ended at a cached block because it has the maximum of 8,191 references.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub full_blocks: u64,
     /// Blocks that were registered.
     pub registered_blocks: u64,
     /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
@@ -65,6 +68,7 @@ const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 pub(super) struct Tallies {
     lookups: CachePadded<[StatisticU64; 3]>,
     registered: CachePadded<StatisticU64>,
+    full: StatisticU64,
     /// By queue; the one after the policy's queues is of useless blocks, the next of those evicted
     /// first, the last of those evicted out of order.
     evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
@@ -78,6 +82,10 @@ impl Tallies {
         if hits > 0 {
             hit_blocks.fetch_add(hits as u64, Relaxed);
         }
+    }
+
+    pub(super) fn full(&self) {
+        self.full.fetch_add(1, Relaxed);
     }
 
     pub(super) fn registered(&self, blocks: usize) {
@@ -113,6 +121,7 @@ impl Tallies {
             lookups: count(&self.lookups[0]),
             lookup_blocks: count(&self.lookups[1]),
             hit_blocks: count(&self.lookups[2]),
+            full_blocks: count(&self.full),
             registered_blocks: count(&self.registered),
             forgotten_blocks,
             evicted_blocks: self.evicted.iter().map(count).sum(),
