@@ -61,50 +61,50 @@ impl Shared {
         // SAFETY: as above.
         self.moved.with(|moved| unsafe { *moved })
     }
+}
 
-    fn open(self: &Arc<Self>) -> Open {
-        // SAFETY: as above.
-        self.open.with_mut(|open| unsafe {
-            *open += 1;
-            assert_eq!(*open, 1, "the shrink of the turn before is still open");
-        });
-        Open(self.clone())
-    }
+fn open(shared: &Arc<Shared>) -> Open {
+    // SAFETY: as above.
+    shared.open.with_mut(|open| unsafe {
+        *open += 1;
+        assert_eq!(*open, 1, "the shrink of the turn before is still open");
+    });
+    Open(shared.clone())
+}
 
-    fn take_a_turn(self: &Arc<Self>, patience: Duration) {
-        let turn = self.turn(patience);
-        block_on(poll_fn(|context| turn.poll_held(context)));
-        let open = self.open();
-        self.move_blocks();
-        drop(open);
-        drop(turn);
-    }
+fn take_a_turn(shared: &Arc<Shared>, patience: Duration) {
+    let turn = shared.turn(patience);
+    block_on(poll_fn(|context| turn.poll_held(context)));
+    let open = open(shared);
+    shared.move_blocks();
+    drop(open);
+    drop(turn);
+}
 
-    /// A shrink with one await, after which it continues or begins again.
-    async fn shrink(self: &Arc<Self>, turn: &Turn<Open>) {
-        let mut awaits = 1;
-        loop {
-            let open = match turn.resume() {
-                Some(open) => open,
-                None => {
-                    poll_fn(|context| turn.poll_held(context)).await;
-                    self.open()
-                }
-            };
-            self.move_blocks();
-            if awaits == 0 {
-                drop(open);
-                return;
+/// A shrink with one await, after which it continues or begins again.
+async fn shrink(shared: &Arc<Shared>, turn: &Turn<Open>) {
+    let mut awaits = 1;
+    loop {
+        let open = match turn.resume() {
+            Some(open) => open,
+            None => {
+                poll_fn(|context| turn.poll_held(context)).await;
+                open(shared)
             }
-            awaits -= 1;
-            turn.leave(open);
-            let mut has_slept = false;
-            poll_fn(|context| {
-                context.waker().wake_by_ref();
-                if std::mem::replace(&mut has_slept, true) { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
+        };
+        shared.move_blocks();
+        if awaits == 0 {
+            drop(open);
+            return;
         }
+        awaits -= 1;
+        turn.leave(open);
+        let mut has_slept = false;
+        poll_fn(|context| {
+            context.waker().wake_by_ref();
+            if std::mem::replace(&mut has_slept, true) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 
@@ -119,10 +119,10 @@ fn every_task_gets_its_turn() {
         let others: Vec<_> = (0..2)
             .map(|_| {
                 let shared = shared.clone();
-                thread::spawn(move || shared.take_a_turn(Duration::MAX))
+                thread::spawn(move || take_a_turn(&shared, Duration::MAX))
             })
             .collect();
-        shared.take_a_turn(Duration::MAX);
+        take_a_turn(&shared, Duration::MAX);
         for other in others {
             other.join().unwrap();
         }
@@ -137,18 +137,18 @@ fn a_task_that_gives_up_passes_its_turn_on() {
     check("turns: one gives up", || {
         let shared = Shared::new();
         let (other, quitter) = (shared.clone(), shared.clone());
-        let other = thread::spawn(move || other.take_a_turn(Duration::MAX));
+        let other = thread::spawn(move || take_a_turn(&other, Duration::MAX));
         let quitter = thread::spawn(move || {
             let turn = quitter.turn(Duration::MAX);
             if turn.poll_held(&mut Context::from_waker(Waker::noop())).is_ready() {
                 quitter.move_blocks();
             }
         });
-        shared.take_a_turn(Duration::MAX);
+        take_a_turn(&shared, Duration::MAX);
         other.join().unwrap();
         join_last(quitter);
         // After the last task gave up, the right is free.
-        shared.take_a_turn(Duration::MAX);
+        take_a_turn(&shared, Duration::MAX);
     });
 }
 
@@ -157,10 +157,10 @@ fn a_task_that_is_not_polled_is_passed_over_and_continues() {
     check("turns: one is passed over", || {
         let shared = Shared::new();
         let other = shared.clone();
-        let other = thread::spawn(move || other.take_a_turn(Duration::ZERO));
+        let other = thread::spawn(move || take_a_turn(&other, Duration::ZERO));
         let turn = shared.turn(Duration::MAX);
         {
-            let mut work = pin!(turn.attend(shared.shrink(&turn)));
+            let mut work = pin!(turn.attend(shrink(&shared, &turn)));
             // The pause between two polls is any.
             if poll(work.as_mut()).is_pending() {
                 block_on(work);
@@ -183,7 +183,7 @@ fn a_task_is_passed_over_after_its_copy() {
         let mut share = None;
         let mut work = Box::pin(turn.attend(async {
             poll_fn(|context| turn.poll_held(context)).await;
-            turn.leave(shared.open());
+            turn.leave(open(&shared));
             share = Some(turn.share());
             std::future::pending().await
         }));
@@ -199,13 +199,13 @@ fn a_task_is_passed_over_after_its_copy() {
             let turn = other.turn(Duration::ZERO);
             let noop = || turn.poll_held(&mut Context::from_waker(Waker::noop()));
             if noop().is_ready() {
-                drop(other.open());
+                drop(open(&other));
                 other.move_blocks();
             }
         });
         copy.join().unwrap();
         other.join().unwrap();
-        shared.take_a_turn(Duration::ZERO);
+        take_a_turn(&shared, Duration::ZERO);
         assert!((2..=3).contains(&shared.moved()));
     });
 }

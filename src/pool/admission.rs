@@ -52,7 +52,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any request
+    /// beside blocks that moves or a resize hold.
     pub async fn admit_async(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let mut admission = self.0.sequences.admission(request)?;
         match admission.try_now() {
@@ -149,6 +150,11 @@ impl Pool {
     ///
     /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
     /// [`AllocError::Reserved`] and others that waiting cannot resolve. The sequence is unchanged.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait beside blocks that moves or a resize hold, in a tokio runtime whose timer is
+    /// disabled.
     pub async fn reserve_async(&self, sequence: &mut Sequence, tokens: usize) -> Result<(), SequenceError> {
         sequence.check_in(&self.0.sequences)?;
         let Some(request) = sequence.reservation(tokens)? else { return Ok(()) };

@@ -62,8 +62,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait, or one beside blocks that are held by moves or a resize, in
-    /// a tokio runtime whose timer is disabled.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any request
+    /// beside blocks that moves or a resize hold.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
