@@ -292,7 +292,9 @@ fn a_background_task_whose_runtime_rests() {
         runtime.block_on(async { tokio::time::sleep(pass).await });
         let (say, said) = std::sync::mpsc::channel();
         let other = pool.clone();
-        std::thread::spawn(move || say.send(pollster::block_on(other.resize_with(blocks, patient()))));
+        std::thread::spawn(move || {
+            let _ = say.send(pollster::block_on(other.resize_with(blocks, patient())));
+        });
         let outcome = said.recv_timeout(Duration::from_secs(3));
         assert!(outcome.is_ok_and(|outcome| outcome.is_ok()), "round {round}: {:?}", pool.stats());
         let mut handles = Vec::new();
