@@ -171,6 +171,9 @@ kept_silent admission
 name_no_recheck frame_pool
 moved_over_contents frame_pool
 given_turn_lost turns
+polled_turn_passed turns
+copying_turn_passed turns
+turn_before_undone turns
 hit_unpinned frame_pool
 LIST
 

@@ -17,6 +17,7 @@ mod sequence;
 mod settle;
 mod storage;
 mod transport;
+mod turn;
 
 pub use frame::{FrameError, FrameShrinkError};
 pub use manifest::{FormError, ManifestError};
@@ -26,6 +27,7 @@ pub use sequence::{DecodeError, SequenceError};
 pub use settle::SettleError;
 pub use storage::{LayoutError, SizingError, StorageError};
 pub use transport::TransportError;
+pub use turn::{TurnHolder, TurnTask};
 
 /// Reason why an allocation failed. The pool is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -44,7 +46,7 @@ pub enum AllocError {
     },
     /// The pool has too few free blocks, in all of its caches and lists together.
     #[error(
-        "requested {asked} blocks; {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}",
+        "requested {asked} blocks; {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}, {held} held",
         TheOldestIs(oldest_batch)
     )]
     Exhausted {
@@ -56,6 +58,9 @@ pub enum AllocError {
         retired: usize,
         /// Number of cached blocks without an owner that batches in flight may still read.
         evictable: usize,
+        /// Number of free blocks held by moves or by a shrink in progress, until these end or are
+        /// [passed over](crate::pool::PoolBuilder::turn_patience).
+        held: usize,
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
     },
@@ -87,9 +92,10 @@ pub enum AllocError {
     /// The deadline passed before the request reached the head of the line and enough blocks were
     /// free.
     #[error(
-        "the deadline of a request for {asked} blocks passed; {free} free, {retired} retired until a batch in flight ends{}{}",
+        "the deadline of a request for {asked} blocks passed; {free} free, {retired} retired until a batch in flight ends{}{}{}",
         TheOldestIs(oldest_batch),
-        BehindHead(head)
+        Also(head, "; the head of the line is "),
+        Also(turn, "; ")
     )]
     Deadline {
         /// Number of blocks requested.
@@ -102,10 +108,19 @@ pub enum AllocError {
         oldest_batch: Option<OldestBatch>,
         /// Request at the head of the line at the deadline, if it was another request.
         head: Option<HeadOfLine>,
+        /// Task whose turn it was to move blocks at the deadline. It may hold free blocks, and a
+        /// request for a run waits for its own turn.
+        turn: Option<TurnHolder>,
     },
     /// A request of higher priority waits for blocks; for an admission that does not wait, also one
     /// of the same priority.
-    #[error("requested {asked} blocks at {priority} priority; a request of {waiting} priority waits ahead")]
+    ///
+    /// While the waiting request lacks blocks, only their owners can serve it. If all of them wait
+    /// for blocks themselves, as sequences that grow do, nothing ends: close or
+    /// [preempt](crate::Pool::victims) a sequence, or drop the waiting request.
+    #[error(
+        "requested {asked} blocks at {priority} priority; a request of {waiting} priority waits ahead, and lacks {lacking} blocks"
+    )]
     Behind {
         /// Number of blocks requested.
         asked: usize,
@@ -113,6 +128,9 @@ pub enum AllocError {
         priority: Priority,
         /// Highest priority of the waiting requests.
         waiting: Priority,
+        /// Number of blocks that the first of them lacks: what it asks for beyond all free, retired
+        /// and cached blocks. If it is not 0, owners have to release as many.
+        lacking: usize,
     },
     /// Some of the free blocks may be in other threads' caches, which this thread cannot search:
     /// the system refuses it `membarrier`, for example by a seccomp filter installed on this thread
@@ -253,11 +271,12 @@ impl fmt::Display for TheOldestIs<'_, OldestBatch> {
     }
 }
 
-struct BehindHead<'a>(&'a Option<HeadOfLine>);
+/// Displays what there is, after these words.
+pub(crate) struct Also<'a, T>(pub(crate) &'a Option<T>, pub(crate) &'static str);
 
-impl fmt::Display for BehindHead<'_> {
+impl<T: fmt::Display> fmt::Display for Also<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.map_or(Ok(()), |head| write!(f, "; the head of the line is {head}"))
+        self.0.as_ref().map_or(Ok(()), |what| write!(f, "{}{what}", self.1))
     }
 }
 

@@ -172,7 +172,7 @@ pub use {
     error::{
         AllocError, DecodeError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine,
         LayoutError, ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError,
-        SizingError, StorageError, TransferError, TransportError,
+        SizingError, StorageError, TransferError, TransportError, TurnHolder, TurnTask,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

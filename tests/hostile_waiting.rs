@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use kvpool::compact::{DefragOptions, FrameCopier};
+use kvpool::compact::{DefragConfig, DefragOptions, FrameCopier, ResizeError, ResizeOptions};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
-use kvpool::{AllocRequest, BlockHandle, Pool, SequenceId};
+use kvpool::{AllocError, AllocRequest, BlockHandle, Pool, Priority, SequenceId, TurnTask};
 use tokio::time::timeout;
 
 type Asked = Arc<Mutex<Vec<CopyDone>>>;
@@ -151,4 +151,319 @@ fn a_waker_of_events_panics_in_finish() {
     drop(sequence);
     assert_eq!(pool.batches_in_flight(), 0);
     pool.audit().unwrap();
+}
+
+/// A pool of 200 blocks, every second of which is owned and sealed; moves are copied at once.
+fn holes(patience: Duration) -> (Pool, Vec<BlockHandle>) {
+    let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(200).turn_patience(patience);
+    let pool = pool.build().unwrap();
+    let kept = checkerboard(&pool);
+    (pool, kept)
+}
+
+/// A contiguous request whose copy is over, and that is not polled again, holds up nobody beyond
+/// the patience.
+#[test]
+fn a_contiguous_request_that_is_kept_after_its_copy() {
+    let (pool, kept) = holes(Duration::from_millis(50));
+    pool.free(&kept[..1]).unwrap();
+    let request = AllocRequest::new(30).contiguous().priority(Priority::High);
+    let mut first = Box::pin(pool.allocate_async(request));
+    assert!(poll(first.as_mut()).is_pending());
+    let began = Instant::now();
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    while let Err(error) = pool.begin_batch().append_to(&mut sequence, 1) {
+        assert!(began.elapsed() < Duration::from_secs(3), "after {:?}: {error}", began.elapsed());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let late = Instant::now() + Duration::from_secs(3);
+    let plain = pollster::block_on(pool.allocate_until(AllocRequest::new(1), late));
+    assert!(plain.is_ok(), "after {:?}: {plain:?}", began.elapsed());
+    drop((sequence, plain));
+    // Polled again, it has its place and its run.
+    let lease = pollster::block_on(first).unwrap();
+    assert_eq!(lease.blocks().len(), 30);
+    drop(lease);
+    pool.audit().unwrap();
+}
+
+/// While blocks are copied for it, a contiguous request has no reason to run; from the end of the
+/// copy on the patience counts.
+#[tokio::test]
+async fn a_contiguous_request_during_its_copy() {
+    let asked = Asked::default();
+    let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(128).engine_copies(never(&asked));
+    let pool = pool.turn_patience(Duration::from_millis(100)).build().unwrap();
+    let _kept = checkerboard(&pool);
+    let request = AllocRequest::new(8).contiguous().priority(Priority::High);
+    let mut first = Box::pin(pool.allocate_async(request));
+    assert!(poll(first.as_mut()).is_pending());
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    let mut append = || pool.begin_batch().append_to(&mut sequence, 1).is_ok();
+    for _ in 0..8 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!append(), "it sleeps");
+    }
+    let copies = std::mem::take(&mut *asked.lock().unwrap());
+    assert!(!copies.is_empty());
+    copies.into_iter().for_each(|done| done(Ok(())));
+    assert!(!append(), "it was just woken");
+    let began = Instant::now();
+    while !append() {
+        assert!(began.elapsed() < Duration::from_secs(3));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    drop(sequence);
+    assert_eq!(timeout(Duration::from_secs(3), first).await.unwrap().unwrap().blocks().len(), 8);
+}
+
+/// A pool with a resize to 120 of 200 blocks that was polled once: it holds free frames beyond the
+/// new end, and waits for a pinned block.
+fn pinned(patience: Duration) -> (Pool, BlockHandle) {
+    let (pool, kept) = holes(patience);
+    let pinned = *kept.iter().max_by_key(|handle| handle.id.0).unwrap();
+    pool.pin(pinned).unwrap();
+    (pool, pinned)
+}
+fn patient() -> ResizeOptions {
+    ResizeOptions::new().patience(Duration::from_secs(20))
+}
+
+/// The loop of a server: the branch that is taken waits for blocks that the other one holds.
+#[tokio::test]
+async fn a_resize_in_a_select_beside_a_request() {
+    let (pool, _pinned) = pinned(Duration::from_millis(50));
+    let mut resize = Box::pin(pool.resize_with(120, ResizeOptions::new()));
+    let mut tick = tokio::time::interval(Duration::from_millis(20));
+    tick.tick().await;
+    let outcome = timeout(Duration::from_secs(10), async {
+        let mut served = 0;
+        loop {
+            tokio::select! {
+                outcome = &mut resize => return (served, outcome),
+                _ = tick.tick() => {
+                    let lease = pool.allocate_async(AllocRequest::new(95)).await.unwrap();
+                    served += 1;
+                    drop(lease);
+                }
+            }
+        }
+    });
+    let outcome = outcome.await;
+    let Ok((served, outcome)) = outcome else { panic!("no progress: {:?}", pool.stats()) };
+    assert!(served > 0);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("pinned"), "{error}");
+    assert_eq!((pool.total_blocks(), pool.stats().held), (200, 0));
+    pool.audit().unwrap();
+}
+
+/// Other runs and resizes have their turn, or learn whose turn it is.
+#[tokio::test]
+async fn a_resize_that_is_kept_passes_its_turn_on() {
+    let (pool, pinned) = pinned(Duration::from_millis(50));
+    let mut resize = Box::pin(pool.resize_with(120, patient()));
+    assert!(poll(resize.as_mut()).is_pending());
+    let second = Duration::from_secs(3);
+    assert!(timeout(second, pool.defragment()).await.is_ok(), "no turn: {:?}", pool.stats());
+    let outcome =
+        timeout(second, pool.resize_with(199, patient().patience(Duration::from_millis(100)))).await;
+    assert!(outcome.is_ok(), "no turn: {:?}", pool.stats());
+    pool.audit().unwrap();
+    pool.unpin(pinned).unwrap();
+    let report = timeout(second, resize).await.unwrap().unwrap();
+    assert_eq!((report.to, pool.total_blocks(), pool.stats().held), (120, 120, 0));
+    pool.audit().unwrap();
+}
+
+/// A runtime that nobody drives keeps its background task from being polled.
+#[test]
+fn a_background_task_whose_runtime_rests() {
+    let (pool, kept) = holes(Duration::from_millis(50));
+    pool.free(&kept[50..]).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _task = runtime.block_on(async {
+        let config = DefragConfig::new().interval(Duration::from_micros(100)).wave_bytes(1);
+        pool.start_defragmenter(config).unwrap()
+    });
+    for round in 0..10 {
+        let blocks = 199 - round;
+        let pass = Duration::from_micros(137 * (1 + round as u64));
+        runtime.block_on(async { tokio::time::sleep(pass).await });
+        let (say, said) = std::sync::mpsc::channel();
+        let other = pool.clone();
+        std::thread::spawn(move || {
+            let _ = say.send(pollster::block_on(other.resize_with(blocks, patient())));
+        });
+        let outcome = said.recv_timeout(Duration::from_secs(3));
+        assert!(outcome.is_ok_and(|outcome| outcome.is_ok()), "round {round}: {:?}", pool.stats());
+        let mut handles = Vec::new();
+        pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
+        let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
+        kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+        pool.free(&gone).unwrap();
+        pool.free(&kept[..kept.len() / 4]).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn options_of_a_resize_are_checked() {
+    let (pool, _kept) = holes(Duration::from_millis(50));
+    for blocks in [150, 200, 210] {
+        for (options, name) in [
+            (ResizeOptions::new().wave_bytes(0), "wave_bytes"),
+            (ResizeOptions::new().copy_deadline(Duration::ZERO), "copy_deadline"),
+        ] {
+            let error = pool.resize_with(blocks, options).await.unwrap_err().to_string();
+            assert_eq!(error, format!("{name}: must not be zero"));
+        }
+    }
+}
+
+/// A refused request names the blocks that a shrink holds, and statistics whose turn it is.
+#[tokio::test]
+async fn held_blocks_and_the_turn_are_named() {
+    let (pool, pinned) = pinned(Duration::from_secs(60));
+    assert_eq!(pool.stats().turn, None);
+    let mut resize = Box::pin(pool.resize_with(120, patient()));
+    assert!(poll(resize.as_mut()).is_pending());
+    let held = pool.stats().held;
+    assert!(held > 0);
+    let refused = pool.allocate(AllocRequest::new(95)).unwrap_err();
+    assert!(matches!(refused, AllocError::Exhausted { held: named, .. } if named == held), "{refused:?}");
+    assert!(refused.to_string().ends_with(&format!(", {held} held")), "{refused}");
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    let turn = pool.stats().turn.unwrap();
+    assert_eq!(turn.task, TurnTask::Resize);
+    let unpolled = turn.unpolled().unwrap();
+    assert!(unpolled >= Duration::from_millis(5) && turn.age() >= unpolled, "{turn:?}");
+    let late = pool.allocate_until(AllocRequest::new(95), Instant::now() + Duration::from_millis(10)).await;
+    let Err(late @ AllocError::Deadline { turn: Some(named), .. }) = late else { panic!("{late:?}") };
+    assert_eq!(named.task, TurnTask::Resize);
+    assert!(late.to_string().contains("; a resize has had the turn to move blocks for "), "{late}");
+    let other = pool.resize_with(150, patient().patience(Duration::from_millis(1))).await.unwrap_err();
+    assert!(matches!(&other, ResizeError::NoTurn { asked: 150, holder: Some(_) }), "{other:?}");
+    assert!(other.to_string().contains("150 blocks: a resize has had the turn"), "{other}");
+    pool.unpin(pinned).unwrap();
+    drop(resize);
+    assert_eq!((pool.stats().turn, pool.stats().held), (None, 0));
+    pool.audit().unwrap();
+}
+
+/// A resize that is polled too rarely is passed over again and again, and gives up; one that is
+/// dropped or runs into its end at any of these moments leaves nothing held.
+#[tokio::test]
+async fn a_resize_that_is_rarely_polled_ends() {
+    for polls in 0..4 {
+        let (pool, _pinned) = pinned(Duration::from_millis(5));
+        let mut resize =
+            Box::pin(pool.resize_with(120, ResizeOptions::new().patience(Duration::from_millis(15))));
+        for _ in 0..polls {
+            if let Poll::Ready(outcome) = poll(resize.as_mut()) {
+                assert!(matches!(outcome, Err(ResizeError::Blocked { .. })), "{outcome:?}");
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            drop(pool.allocate_async(AllocRequest::new(95)).await.unwrap());
+            assert_eq!((pool.stats().held, pool.stats().turn), (0, None), "the shrink was undone");
+        }
+        drop(resize);
+        assert_eq!((pool.stats().held, pool.stats().turn, pool.total_blocks()), (0, None, 200));
+        pool.audit().unwrap();
+    }
+    let (pool, _pinned) = pinned(Duration::from_millis(5));
+    let mut resize =
+        Box::pin(pool.resize_with(120, ResizeOptions::new().patience(Duration::from_millis(15))));
+    let began = Instant::now();
+    loop {
+        if let Poll::Ready(outcome) = poll(resize.as_mut()) {
+            assert!(matches!(outcome, Err(ResizeError::Blocked { .. })), "{outcome:?}");
+            break;
+        }
+        drop(pool.allocate_async(AllocRequest::new(95)).await.unwrap());
+        assert!(began.elapsed() < Duration::from_secs(5));
+    }
+}
+
+/// The copy of a run goes on without the run: its turn is not passed over before the copy ends.
+#[tokio::test]
+async fn a_turn_lasts_as_long_as_its_copies() {
+    let asked = Asked::default();
+    let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(128).engine_copies(never(&asked));
+    let pool = pool.turn_patience(Duration::from_millis(5)).build().unwrap();
+    let _kept = checkerboard(&pool);
+    let mut run = Box::pin(pool.defragment());
+    assert!(poll(run.as_mut()).is_pending());
+    let other = pool.resize_with(100, ResizeOptions::new().patience(Duration::from_millis(50))).await;
+    let Err(ResizeError::NoTurn { holder: Some(holder), .. }) = other else { panic!("{other:?}") };
+    assert_eq!((holder.task, holder.unpolled()), (TurnTask::Defragment, None));
+    let serve = |asked: &Asked| {
+        let copies = std::mem::take(&mut *asked.lock().unwrap());
+        let served = copies.len();
+        copies.into_iter().for_each(|done| done(Ok(())));
+        served
+    };
+    assert!(serve(&asked) > 0);
+    // The run is not polled: the next has its turn.
+    let mut resize = Box::pin(pool.resize_with(100, patient()));
+    let moved = timeout(Duration::from_secs(3), async {
+        loop {
+            tokio::select! {
+                outcome = &mut resize => return outcome,
+                _ = tokio::time::sleep(Duration::from_millis(1)) => { serve(&asked); }
+            }
+        }
+    });
+    assert_eq!(moved.await.unwrap().unwrap().to, 100);
+    // It continues, with its report.
+    let report = timeout(Duration::from_secs(3), async {
+        loop {
+            tokio::select! {
+                outcome = &mut run => return outcome,
+                _ = tokio::time::sleep(Duration::from_millis(1)) => { serve(&asked); }
+            }
+        }
+    });
+    let report = report.await.unwrap().unwrap();
+    assert!(report.moved_blocks > 0 && report.waves > 0, "{report:?}");
+    pool.audit().unwrap();
+}
+
+/// A resize that is dropped while its blocks are copied holds no longer what it collected.
+#[tokio::test]
+async fn a_resize_that_is_dropped_during_its_copy() {
+    let asked = Asked::default();
+    let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(128).blocks_max(200);
+    let pool = pool.engine_copies(never(&asked)).build().unwrap();
+    let _kept = checkerboard(&pool);
+    let mut resize = Box::pin(pool.resize_with(100, patient()));
+    assert!(poll(resize.as_mut()).is_pending());
+    let moving = asked.lock().unwrap().len();
+    let held = pool.stats().held;
+    assert!(moving > 0 && held > 14, "{held} held");
+    drop(resize);
+    assert_eq!(pool.stats().held, held - 14, "the copies hold their destinations");
+    pool.resize(130).await.unwrap();
+    drop(std::mem::take(&mut *asked.lock().unwrap()));
+    assert_eq!((pool.stats().held, pool.stats().turn), (0, None));
+    pool.audit().unwrap();
+}
+
+/// A running sequence is behind a request for more than can become free without it: the error says
+/// that waiting does not help, and closing the sequence serves the request.
+#[tokio::test]
+async fn a_request_that_lacks_what_its_waiter_owns() {
+    let pool = plain(100);
+    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+    let full = 60 * pool.layout().block_tokens();
+    pool.begin_batch().append_to(&mut sequence, full).unwrap();
+    let mut first = Box::pin(pool.allocate_async(AllocRequest::new(70).priority(Priority::High)));
+    assert!(poll(first.as_mut()).is_pending());
+    let refused = pool.begin_batch().append_to(&mut sequence, full + 1).unwrap_err();
+    let behind =
+        AllocError::Behind { asked: 1, priority: Priority::Normal, waiting: Priority::High, lacking: 30 };
+    assert_eq!(refused, behind.into());
+    assert!(refused.to_string().contains("waits ahead, and lacks 30 blocks"), "{refused}");
+    drop(sequence);
+    assert_eq!(pollster::block_on(first).unwrap().blocks().len(), 70);
 }

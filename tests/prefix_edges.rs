@@ -3,9 +3,9 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use kvpool::block::BlockWord;
-use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, Pool, SequenceId};
+use kvpool::{AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId};
 use kvpool_testkit::prompts::admit;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
@@ -55,11 +55,20 @@ fn more_owners_than_a_block_can_have() {
     let mut open = Vec::new();
     let mut computed = 0;
     for id in 0..(owners + MORE) as u64 {
+        if id == owners as u64 {
+            let refused = pool.pin_prefix(&PrefixKeys::new(), &prompt).unwrap_err();
+            let full =
+                matches!(refused, SequenceError::Handle(HandleError::TooManyReferences { max: 8_191, .. }));
+            assert!(full, "{refused}");
+            let refused = pool.pin_prefix(&PrefixKeys::new(), &[7; 9]).unwrap_err();
+            assert!(matches!(refused, SequenceError::Prefix(PrefixError::NotCached { .. })), "{refused}");
+        }
         let (sequence, cached) = admit(&pool, id, &prompt);
         computed += usize::from(cached == 0);
         open.push(sequence);
     }
     assert_eq!(computed, 2, "by the first, and by the first that found the blocks full");
+    assert_eq!(pool.metrics().prefix.full_blocks, 2, "the refused pin, and one sequence");
     let fork = open[0].fork(SequenceId(u64::MAX));
     assert!(fork.is_err(), "the maximum number of owners");
     open.truncate(3);

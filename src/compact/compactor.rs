@@ -1,7 +1,7 @@
 //! Carries out plans in waves of moves, while the pool serves.
 //!
 //! ```text
-//! run     the compaction lock, so that runs exclude each other
+//! run     a turn, so that runs exclude each other; one that was passed over takes another
 //!         look (reclaim cached free frames, snapshot) -> plan -> wave, wave, ...
 //!         -> look again, until nothing is gained
 //!         as many waves are in flight as the storage prefers: one on the host, more on a device
@@ -22,12 +22,19 @@
 //!
 //! A run can be dropped at every await. A wave that is being copied belongs to the copy, not to the
 //! run that began it: when the copy ends, the wave is published, or undone if the copy failed. Only
-//! then, or when the copy becomes overdue, is the compaction lock released.
+//! then, or when the copy becomes overdue, does the run's [turn](super::turns) end.
+//!
+//! # A run that is not polled
+//!
+//! A run whose future is kept without being polled is passed over once no copy of it is under way:
+//! the next run has its turn. Each wave asks first whether the run still has its own. If not, an
+//! explicit run waits for another turn and continues with a new plan; a run of the background task
+//! or for a waiting request ends.
 //!
 //! # A copy that does not end
 //!
 //! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of
-//! the compaction lock, and the run that began it, if it still exists, ends with
+//! its run's turn, and the run that began it, if it still exists, ends with
 //! [`DefragError::CopyOverdue`]. The wave continues to hold its frames, because they may still be
 //! read and written; it is published or undone when the copier reports the outcome, or drops the
 //! callback. So do other waves in flight. Until then no other wave begins: a stuck copier gets no
@@ -52,14 +59,14 @@ use std::time::{Duration, Instant};
 use futures_channel::oneshot;
 
 use crate::block::Blocks;
-use crate::error::StorageError;
+use crate::error::{StorageError, TurnHolder, TurnTask};
 use crate::ids::{FrameId, Order};
 use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
 use crate::sync::runtime::{now, sleep_until, timeout_at, yield_now};
 
 use super::bytes::Bytes;
-use super::copies::{CompactionLock, Copies};
+use super::copies::Copies;
 use super::copying::{Copied, Copying, Flight, count};
 use super::options::DefragOptions;
 use super::report::{GivenUp, MoveCounts};
@@ -96,7 +103,7 @@ pub struct Compactor {
 /// A run in progress.
 pub(super) struct CompactionPass<'a> {
     compactor: &'a Compactor,
-    lock: CompactionLock,
+    pub(super) turn: Arc<Turn>,
     wave_blocks: usize,
     /// Maximum number of waves in flight.
     depth: usize,
@@ -210,10 +217,12 @@ impl Compactor {
                 None => std::future::pending().await,
             }
         };
-        match self.begin_unless(&options, is_stopped).await {
+        let task = if background.is_some() { TurnTask::Background } else { TurnTask::Defragment };
+        match self.begin_unless(&options, task, is_stopped).await {
             Some(run) => {
-                self.compact(Goal::Fragmentation { order }, options, CompactionPass { background, ..run })
-                    .await
+                let turn = run.turn.clone();
+                let run = CompactionPass { background, ..run };
+                turn.attend(self.compact(Goal::Fragmentation { order }, options, run)).await
             }
             None => Ok(DefragReport::default()),
         }
@@ -226,7 +235,7 @@ impl Compactor {
     /// The run becomes available once every batch that was in flight when the blocks moved has
     /// ended.
     ///
-    /// Returns `None` if `unless` completed while another run held the compaction lock.
+    /// Returns `None` if `unless` completed while another run had its turn.
     ///
     /// # Errors
     ///
@@ -240,10 +249,11 @@ impl Compactor {
             return Some(Err(DefragError::NoBytes));
         }
         let options = DefragOptions::default();
-        let run = self.begin_unless(&options, unless).await?;
+        let run = self.begin_unless(&options, TurnTask::Request, unless).await?;
         // Frames of the reserve may lie in between, and moves do not take them.
         self.blocks().renew_reserve();
-        Some(self.compact(Goal::Run { len }, options, run).await)
+        let turn = run.turn.clone();
+        Some(turn.attend(self.compact(Goal::Run { len }, options, run)).await)
     }
 
     async fn compact(
@@ -270,6 +280,13 @@ impl Compactor {
         }
         let mut outcome = Ok(());
         for _ in 0..LOOKS {
+            if !run.turn.is_held() {
+                // It was not polled, and passed over. Reached by `hostile_waiting`.
+                if run.background.is_some() || matches!(goal, Goal::Run { .. }) {
+                    break;
+                }
+                self.take(&run.turn, options.copy_deadline).await;
+            }
             let left = budget.saturating_sub(run.report.moved_blocks);
             let room =
                 if run.background.is_some() { self.blocks().counts().free() / ROOM } else { usize::MAX };
@@ -279,7 +296,8 @@ impl Compactor {
             }
             let moved = run.report.moved_blocks;
             outcome = run.carry_out(&plan.moves).await;
-            if outcome.is_err() || run.report.moved_blocks == moved || run.leaves_room() {
+            let is_done = run.report.moved_blocks == moved && run.turn.is_held();
+            if outcome.is_err() || is_done || run.leaves_room() {
                 break;
             }
         }
@@ -300,24 +318,43 @@ impl Compactor {
         self.copies.overdue()
     }
 
-    /// Waits for the compaction lock.
-    pub(super) async fn begin(&self, options: &DefragOptions) -> CompactionPass<'_> {
-        self.run(options, self.turn(options).await)
+    /// Returns whose turn it is to move blocks.
+    pub fn turn_holder(&self) -> Option<TurnHolder> {
+        self.turns.holder()
     }
 
-    /// Returns the compaction lock when it is free, or when the copy that holds it is overdue.
-    async fn turn(&self, options: &DefragOptions) -> Turn {
-        let (mut lock, mut alarm) = (pin!(self.turns.take()), None);
+    /// Returns whether blocks are being copied for a request that waits for a run, and is not being
+    /// polled.
+    pub(crate) fn copies_for_request(&self) -> bool {
+        let holder = self.turns.holder();
+        holder.is_some_and(|holder| holder.task == TurnTask::Request && holder.unpolled().is_none())
+    }
+
+    /// Passes over a run or resize that is not polled, and undoes an open shrink that it left.
+    pub(crate) fn look_after_turns(&self) {
+        self.copies.expire();
+        self.turns.look_after(self.blocks().turn_patience());
+    }
+
+    /// Returns a turn, which is in line once it is [taken](Self::take).
+    pub(super) fn turn(&self, task: TurnTask) -> Arc<Turn> {
+        Arc::new(self.turns.turn(task, self.blocks().turn_patience()))
+    }
+
+    /// Waits until a turn has the right to move blocks. It passes over a holder that is not polled,
+    /// and one whose copy is overdue.
+    pub(super) async fn take(&self, turn: &Turn, copy_deadline: Duration) {
+        let every = self.blocks().turn_patience().max(Duration::from_millis(1)).min(copy_deadline);
+        let mut alarm = None;
         poll_fn(|context| {
             loop {
                 self.copies.expire();
-                if let Poll::Ready(lock) = lock.as_mut().poll(context) {
-                    return Poll::Ready(lock);
+                if turn.poll_held(context).is_ready() {
+                    return Poll::Ready(());
                 }
-                // A copy that begins later has a later deadline; without one, check again after
-                // this time.
-                let next = self.copies.next_deadline();
-                let next = next.or_else(|| now().checked_add(options.copy_deadline));
+                // A copy that begins later has a later deadline.
+                let look = now().checked_add(every);
+                let next = self.copies.next_deadline().into_iter().chain(look).min();
                 let Some(next) = next else { return Poll::Pending };
                 let mut sleep = alarm.take().unwrap_or_else(|| sleep_until(next));
                 if sleep.as_mut().poll(context).is_pending() {
@@ -329,28 +366,33 @@ impl Compactor {
         .await
     }
 
-    /// Waits for the compaction lock, unless `unless` completes first.
+    /// Waits for a turn, unless `unless` completes first.
     async fn begin_unless(
         &self,
         options: &DefragOptions,
+        task: TurnTask,
         unless: impl Future<Output = ()>,
     ) -> Option<CompactionPass<'_>> {
-        let (mut lock, mut unless) = (pin!(self.turn(options)), pin!(unless));
-        let lock = poll_fn(|context| match lock.as_mut().poll(context) {
-            Poll::Ready(lock) => Poll::Ready(Some(lock)),
-            Poll::Pending => unless.as_mut().poll(context).map(|()| None),
-        });
-        Some(self.run(options, lock.await?))
+        let turn = self.turn(task);
+        {
+            let (mut taken, mut unless) = (pin!(self.take(&turn, options.copy_deadline)), pin!(unless));
+            let taken = poll_fn(|context| match taken.as_mut().poll(context) {
+                Poll::Ready(()) => Poll::Ready(Some(())),
+                Poll::Pending => unless.as_mut().poll(context).map(|()| None),
+            });
+            taken.await?;
+        }
+        Some(self.run(options, turn))
     }
 
-    fn run(&self, options: &DefragOptions, lock: Turn) -> CompactionPass<'_> {
+    pub(super) fn run(&self, options: &DefragOptions, turn: Arc<Turn>) -> CompactionPass<'_> {
         let wave_bytes = options.wave_bytes.unwrap_or_else(|| self.bytes.wave_bytes());
         let wave_blocks = (wave_bytes / self.block_bytes).clamp(1, WAVE_BLOCKS);
         let depth = self.bytes.waves_in_flight().max(1);
-        let (lock, report) = (Arc::new(lock), DefragReport::default());
+        let report = DefragReport::default();
         let copy_deadline = options.copy_deadline;
         count(&self.counts, |counts| counts.runs += 1);
-        CompactionPass { compactor: self, lock, wave_blocks, depth, copy_deadline, background: None, report }
+        CompactionPass { compactor: self, turn, wave_blocks, depth, copy_deadline, background: None, report }
     }
 
     /// Returns the fragmentation rate, and the number of free aligned runs.
@@ -380,8 +422,9 @@ impl Failure {
 }
 
 impl CompactionPass<'_> {
+    /// Returns true if no further wave may begin: the task was stopped, or the turn passed on.
     fn is_stopped(&self) -> bool {
-        self.background.as_ref().is_some_and(|background| background.stop.is_given())
+        self.background.as_ref().is_some_and(|background| background.stop.is_given()) || !self.turn.is_held()
     }
 
     /// Returns true if vacated frames stay retired for a while.
@@ -461,7 +504,7 @@ impl CompactionPass<'_> {
         let blocks = self.compactor.blocks().clone();
         let bytes = copies.len() * self.compactor.block_bytes;
         let deadline = now().checked_add(self.copy_deadline);
-        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.lock.clone());
+        let under_way = under_way.begin(copies.len(), bytes as u64, deadline, self.turn.share());
         let (counts, block_bytes) = (self.compactor.counts.clone(), self.compactor.block_bytes);
         let copying = Copying {
             blocks,

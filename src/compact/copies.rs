@@ -6,10 +6,7 @@ use std::time::Instant;
 use crate::sync::runtime::now;
 
 use super::report::OverdueCopy;
-use super::turns::Turn;
-
-/// The right to move blocks. The copy of a wave holds a share of it, until it ends or is overdue.
-pub(super) type CompactionLock = Arc<Turn>;
+use super::turns::Share;
 
 /// The copies of one pool in progress: those of one run, and possibly some that are overdue. See
 /// [`compactor`](super::compactor).
@@ -30,13 +27,13 @@ struct Copy {
     since: Instant,
     /// `None` for no deadline.
     deadline: Option<Instant>,
-    /// The copy's share of the compaction lock; `None` once the copy is overdue.
-    lock: Option<CompactionLock>,
+    /// The copy's share of the run's turn; `None` once the copy is overdue.
+    share: Option<Share>,
 }
 
 impl Copy {
     fn is_overdue(&self, now: Instant) -> bool {
-        self.lock.is_none() || self.deadline.is_some_and(|deadline| deadline <= now)
+        self.share.is_none() || self.deadline.is_some_and(|deadline| deadline <= now)
     }
 }
 
@@ -46,46 +43,46 @@ impl Copies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a copy, which holds a share of the compaction lock.
+    /// Registers a copy, which holds a share of its run's turn.
     pub(super) fn begin(
         self: &Arc<Self>,
         blocks: usize,
         bytes: u64,
         deadline: Option<Instant>,
-        lock: CompactionLock,
+        share: Share,
     ) -> UnderWay {
         let mut list = self.lock();
         list.begun += 1;
         let number = list.begun;
-        list.copies.push(Copy { number, blocks, bytes, since: now(), deadline, lock: Some(lock) });
+        list.copies.push(Copy { number, blocks, bytes, since: now(), deadline, share: Some(share) });
         UnderWay { copies: self.clone(), number }
     }
 
-    /// Takes the compaction lock from overdue copies.
+    /// Takes their shares of a turn from overdue copies.
     pub(super) fn expire(&self) {
         let now = now();
         // Dropped after the list's lock: it wakes the next run in turn.
-        let _locks: Vec<CompactionLock> = {
+        let _shares: Vec<Share> = {
             let mut list = self.lock();
             list.copies
                 .iter_mut()
                 .filter(|copy| copy.is_overdue(now))
-                .filter_map(|copy| copy.lock.take())
+                .filter_map(|copy| copy.share.take())
                 .collect()
         };
     }
 
     /// Returns the earliest deadline of the copies that are not overdue yet.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        self.lock().copies.iter().filter(|copy| copy.lock.is_some()).filter_map(|copy| copy.deadline).min()
+        self.lock().copies.iter().filter(|copy| copy.share.is_some()).filter_map(|copy| copy.deadline).min()
     }
 
-    /// Returns the oldest overdue copy. Overdue copies no longer hold the compaction lock.
+    /// Returns the oldest overdue copy. Overdue copies no longer hold a turn.
     pub(super) fn overdue(&self) -> Option<OverdueCopy> {
         self.expire();
         let now = now();
         let list = self.lock();
-        let copy = list.copies.iter().filter(|copy| copy.lock.is_none()).min_by_key(|copy| copy.since)?;
+        let copy = list.copies.iter().filter(|copy| copy.share.is_none()).min_by_key(|copy| copy.since)?;
         let Copy { blocks, bytes, since, .. } = *copy;
         Some(OverdueCopy { blocks, bytes, waited: now.saturating_duration_since(since) })
     }

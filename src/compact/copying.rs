@@ -35,7 +35,7 @@ pub(super) struct Copying {
     pub(super) wave: Option<Wave>,
     pub(super) block_bytes: usize,
     pub(super) counts: Arc<Mutex<MoveCounts>>,
-    /// Holds the copy's share of the compaction lock; declared so that it drops after the wave.
+    /// Holds the copy's share of its run's turn; declared so that it drops after the wave.
     pub(super) _under_way: UnderWay,
     pub(super) tell: Option<oneshot::Sender<Copied>>,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::error::{GrowError, ShrinkError, StorageError};
+use crate::error::{Also, GrowError, ShrinkError, StorageError, TurnHolder};
 use crate::ids::BlockId;
 
 use super::{DefragReport, OverdueCopy};
@@ -83,7 +83,15 @@ pub enum ResizeError {
         /// Free frames that wait for a batch in flight to end, or for a thread to leave its cache.
         retired: usize,
     },
-    /// Blocks could not be copied.
+    /// Another task had the turn to move blocks for as long as the resize's patience.
+    #[error("no turn to move blocks in time for a resize to {asked} blocks{}", Also(holder, ": "))]
+    NoTurn {
+        /// Requested number of blocks.
+        asked: usize,
+        /// Task that had the turn.
+        holder: Option<TurnHolder>,
+    },
+    /// Blocks could not be copied, or an option is invalid.
     #[error(transparent)]
     Defrag(#[from] DefragError),
 }

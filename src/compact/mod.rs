@@ -65,4 +65,4 @@ pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
 pub use task::{DefragConfig, Defragmenter};
 #[cfg(feature = "internals")]
-pub use turns::{NextTurn, Turn, Turns};
+pub use turns::{Share, Turn, Turns};

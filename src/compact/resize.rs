@@ -1,26 +1,31 @@
 //! Shrinking a pool while it serves.
 //!
 //! ```text
-//! shrink    the compaction lock;  begin_shrink: allocations avoid the region to be cut
+//! shrink    a turn;  begin_shrink: allocations avoid the region to be cut
 //!           collect the free frames there  ->  none is missing: release the memory, commit
 //!           move the used blocks below, in waves, as compaction does  ->  collect again
 //!           retired frames become free when batches end; open blocks may be sealed meanwhile
 //!           no progress within the caller's patience: undo, and report the obstacles
+//! between two awaits: the open shrink is left with the turn.  Not polled for too long: whoever
+//!           passes over the turn undoes the shrink; the next poll takes a turn and begins again
 //! ```
 //!
 //! The pool is consistent at every moment, and allocations continue. If the shrink is dropped
 //! half-way, the pool keeps its size.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::block::{Core, FrameUse, Shrinking};
+use crate::error::TurnTask;
 use crate::ids::{BlockId, Run as Frames};
-use crate::sync::runtime::{now, sleep_until};
+use crate::sync::runtime::{after, now, sleep_until, timeout_at};
 
 use super::compactor::{Compactor, Failure};
 use super::error::Blocker;
 use super::options::{COPY_DEADLINE, DefragOptions};
-use super::{Bytes, Goal, ResizeError, ResizeReport};
+use super::turns::Turn;
+use super::{Bytes, DefragError, Goal, ResizeError, ResizeReport};
 
 /// Default of [`ResizeOptions::patience`].
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -33,7 +38,8 @@ const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(100), Duration::
 #[non_exhaustive]
 pub struct ResizeOptions {
     /// Time without any progress after which a shrink gives up. It waits for batches in flight to
-    /// end and for open blocks to be sealed.
+    /// end and for open blocks to be sealed; and before, as long again at most, for its turn to move
+    /// blocks.
     pub patience: Duration,
     /// Bytes copied per wave; by default, the storage's choice.
     pub wave_bytes: Option<usize>,
@@ -70,6 +76,13 @@ impl ResizeOptions {
         self.copy_deadline = deadline;
         self
     }
+
+    /// Returns the options of the moves, checked.
+    pub(crate) fn moves(&self) -> Result<DefragOptions, DefragError> {
+        let moves = DefragOptions::new().copy_deadline(self.copy_deadline);
+        let moves = DefragOptions { wave_bytes: self.wave_bytes, ..moves };
+        moves.check().map(|()| moves)
+    }
 }
 
 impl Compactor {
@@ -82,17 +95,41 @@ impl Compactor {
     ///
     /// [`ResizeError`]; the pool keeps its size, though some blocks may be in other frames.
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
+        let turn = self.turn(TurnTask::Resize);
+        turn.attend(self.shrink_in(turn.clone(), blocks, options)).await
+    }
+
+    async fn shrink_in(
+        &self,
+        turn: Arc<Turn>,
+        blocks: usize,
+        options: ResizeOptions,
+    ) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
-        let mut copies = DefragOptions::new().copy_deadline(options.copy_deadline);
-        copies.wave_bytes = options.wave_bytes;
-        let mut run = self.begin(&copies).await;
-        let from = core.total();
-        let mut shrinking = self.blocks().begin_shrink(blocks)?;
-        has_room(core, blocks)?;
-        run.report.fragmentation_before = core.fragmentation(self.order());
-        let mut progress = Progress::new(shrinking.collect());
-        while progress.missing > 0 {
+        let mut run = self.run(&options.moves()?, turn);
+        let mut progress = Progress::new();
+        let shrinking = loop {
+            // Before each await the shrink is left with the turn, and undone if that is passed over.
+            let shrinking = match run.turn.resume() {
+                Some(shrinking) => shrinking,
+                None => {
+                    let taken = self.take(&run.turn, options.copy_deadline);
+                    if timeout_at(after(options.patience), taken).await.is_none() {
+                        return Err(ResizeError::NoTurn { asked: blocks, holder: self.turn_holder() });
+                    }
+                    let mut shrinking = self.blocks().begin_shrink(blocks)?;
+                    has_room(core, blocks)?;
+                    if progress.missing == usize::MAX {
+                        run.report.fragmentation_before = core.fragmentation(self.order());
+                    }
+                    progress.look(shrinking.collect(), false);
+                    shrinking
+                }
+            };
+            if shrinking.remaining() == 0 {
+                break shrinking;
+            }
             // Evictable blocks move as far as there is room, and are evicted otherwise.
             let over = (core.recount().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
             core.evict_free(over);
@@ -105,21 +142,25 @@ impl Compactor {
             run.trim_caches();
             let plan = run.look(Goal::Empty { region: shrinking.region() }, moves_max, 0);
             let moved = run.report.moved_blocks;
+            run.turn.leave(shrinking);
             let carried_out = run.carry_out(&plan.moves).await;
             carried_out.map_err(|failure| ResizeError::Defrag(failure.told(run.report)))?;
+            let Some(mut shrinking) = run.turn.resume() else { continue };
             progress.look(shrinking.collect(), run.report.moved_blocks > moved);
-            if progress.missing > 0 && !progress.is_made {
-                if now().saturating_duration_since(progress.since) >= options.patience {
-                    has_room(core, blocks)?;
-                    return Err(match self.overdue_copy() {
-                        Some(copy) => ResizeError::Defrag(Failure::Overdue(copy).told(run.report)),
-                        None => blocked(core, &shrinking, blocks),
-                    });
-                }
+            let is_stuck = progress.missing > 0 && !progress.is_made;
+            if is_stuck && now().saturating_duration_since(progress.since) >= options.patience {
+                has_room(core, blocks)?;
+                return Err(match self.overdue_copy() {
+                    Some(copy) => ResizeError::Defrag(Failure::Overdue(copy).told(run.report)),
+                    None => blocked(core, &shrinking, blocks),
+                });
+            }
+            run.turn.leave(shrinking);
+            if is_stuck {
                 sleep_until(now() + progress.pause()).await;
             }
-        }
-        let total = shrinking.region().start.index();
+        };
+        let (from, total) = (core.total(), shrinking.region().start.index());
         let committed = shrinking.commit(|_| {
             if let Bytes::Storage(storage) = self.bytes() {
                 // SAFETY: the frames from `total` on belong to the shrink, which has collected all
@@ -134,7 +175,8 @@ impl Compactor {
     }
 }
 
-/// Progress of a shrink.
+/// Progress of a shrink. If it begins again because its turn was passed over, its patience does not:
+/// a resize that is rarely polled gives up, too.
 struct Progress {
     missing: usize,
     is_made: bool,
@@ -143,8 +185,8 @@ struct Progress {
 }
 
 impl Progress {
-    fn new(missing: usize) -> Self {
-        Self { missing, is_made: true, since: now(), pause: LOOK_EVERY.0 }
+    fn new() -> Self {
+        Self { missing: usize::MAX, is_made: true, since: now(), pause: LOOK_EVERY.0 }
     }
 
     fn look(&mut self, missing: usize, has_moved: bool) {

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use crate::block::Blocks;
 use crate::ids::{Order, Ticket};
-use crate::sync::runtime::{Task, now, spawn, timeout_at, yield_now};
+use crate::sync::runtime::{Task, after, now, spawn, timeout_at, yield_now};
 
 use super::compactor::{Background, Compactor};
 use super::options::{COPY_DEADLINE, DefragOptions};
@@ -225,6 +225,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         // Even while the pool does not change: a request that does not take its turn delays the
         // others.
         compactor.blocks().look_after_line();
+        compactor.look_after_turns();
         // Makes its age known to errors and statistics.
         let _ = compactor.blocks().oldest_batch();
         let before = std::mem::replace(&mut newest, compactor.blocks().clock().newest());
@@ -296,12 +297,6 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
             idle = Some(Idle::now(&compactor));
         }
     }
-}
-
-/// Returns the end of a pause; a pause beyond the range of the clock ends in 30 years.
-fn after(pause: Duration) -> Instant {
-    let now = now();
-    now.checked_add(pause).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 86_400))
 }
 
 fn elapsed(since: Instant) -> Duration {

@@ -1,139 +1,258 @@
 //! The right to move blocks: compactor runs and resizes take it in turns, in order of arrival.
 //!
 //! ```text
-//! take    free: taken.  Otherwise: to the end of the line
-//! end     of a turn, or of a request that has it and did not take it:
-//!         the line is empty: free.  Otherwise: given to the first in line, which is woken
+//! poll_held   not the holder: in line, in order of numbers
+//!             the holder is absent for too long: its turn ends, and what it left is dropped
+//!             the right is free: given to the first in line, which is woken
+//! attend      every poll of a holder's work is noted, so that it is known to be absent between two
+//! end         of a turn: the right is given to the first in line
 //! ```
 //!
 //! | field | meaning |
 //! |---|---|
-//! | `is_taken` | a [`Turn`] exists, or the right is given |
-//! | `given` | request that the right was given to, until that is polled or dropped |
-//! | `newest` | number of the newest request |
-//! | `waiting` | other requests, in order of their numbers |
+//! | `holder` | the turn that has the right, taken or only given |
+//! | `holder.unpolled` | since when the holder has not been polled; `None` while it is |
+//! | `holder.copies` | copies of its moves under way |
+//! | `holder.left` | what the holder left while it is not polled: an open shrink |
+//! | `waiting` | the turns in line, by number |
 //!
-//! Invariant: no request waits while the right is free. All fields are behind one lock, held for a
-//! few instructions; wakers are called and dropped outside of it, because they may run any code.
+//! Invariants:
+//!
+//! - No turn waits while the right is free.
+//! - A holder is passed over only if it is not being polled, no copy of its moves is under way, and
+//!   both have been so for longer than the patience. So between two awaits it has the right, and
+//!   after each it asks whether it still has it ([`Turn::is_held`], [`Turn::resume`]).
+//! - What it left is returned to it or dropped, once.
+//!
+//! A turn that was passed over keeps its number: when it is polled, it is first in line. What it
+//! left is dropped before the next turn has the right. All fields are behind one lock, held for a
+//! few instructions; wakers are called and dropped, and what was left is dropped, outside of it,
+//! because they may run any code.
+//!
+//! Model: `loom-tests/tests/turns.rs`.
 
-use std::collections::VecDeque;
-use std::pin::Pin;
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
+use crate::block::Shrinking;
+use crate::error::{TurnHolder, TurnTask};
 use crate::sync::{Mutex, MutexGuard, wake};
 
-/// The turns of one pool.
-#[derive(Debug, Default)]
-pub struct Turns(Mutex<Line>);
+/// The turns of one pool. A holder may leave a `T` with its turn while it is not polled.
+#[derive(Debug)]
+pub struct Turns<T = Shrinking>(Mutex<Line<T>>);
 
-#[derive(Debug, Default)]
-struct Line {
-    is_taken: bool,
-    given: Option<u64>,
+#[derive(Debug)]
+struct Line<T> {
     newest: u64,
-    waiting: VecDeque<(u64, Waker)>,
+    holder: Option<Holder<T>>,
+    waiting: BTreeMap<u64, (TurnTask, Waker)>,
 }
 
-impl Turns {
-    /// Waits for a turn. The request joins the line at its first poll, and leaves it when dropped.
-    pub fn take(self: &Arc<Self>) -> NextTurn {
-        NextTurn { turns: self.clone(), number: None }
+#[derive(Debug)]
+struct Holder<T> {
+    number: u64,
+    task: TurnTask,
+    since: Instant,
+    unpolled: Option<Instant>,
+    copies: usize,
+    left: Option<T>,
+}
+
+impl<T> Default for Turns<T> {
+    fn default() -> Self {
+        Self(Mutex::new(Line { newest: 0, holder: None, waiting: BTreeMap::new() }))
+    }
+}
+
+impl<T> Turns<T> {
+    /// Returns a turn that waits once it is polled, and passes over holders that are absent for
+    /// longer than `patience`.
+    pub fn turn(self: &Arc<Self>, task: TurnTask, patience: Duration) -> Turn<T> {
+        let mut line = self.lock();
+        line.newest += 1;
+        Turn { turns: self.clone(), number: line.newest, task, patience }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Line> {
+    /// Passes over a holder that is absent for longer than `patience`.
+    pub fn look_after(&self, patience: Duration) {
+        let mut line = self.lock();
+        let Some(absent) = line.holder.as_mut().filter(|holder| holder.is_absent(patience)) else { return };
+        // No turn has the right until what was left is dropped: the next one may open a shrink.
+        (absent.number, absent.unpolled) = (0, None);
+        let left = absent.left.take();
+        drop(line);
+        drop(left);
+        self.end(0);
+    }
+
+    /// Ends a turn that has the right, and gives it to the first in line.
+    fn end(&self, number: u64) {
+        let mut line = self.lock();
+        line.holder.take_if(|holder| holder.number == number);
+        let next = line.give();
+        drop(line);
+        next.into_iter().for_each(wake);
+    }
+
+    /// Returns the task that has the right.
+    pub fn holder(&self) -> Option<TurnHolder> {
+        self.lock().holder.as_ref().map(|holder| {
+            let unpolled = holder.unpolled.filter(|_| holder.copies == 0).map(|since| since.elapsed());
+            TurnHolder::new(holder.task, holder.since.elapsed(), unpolled)
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Line<T>> {
         // No code panics while this lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn pass_on(&self) {
-        let next = {
-            let mut line = self.lock();
-            let next = line.waiting.pop_front();
-            line.given = next.as_ref().map(|&(number, _)| number);
-            line.is_taken = next.is_some();
-            next
-        };
-        if let Some((_, waker)) = next {
-            wake(waker);
+impl<T> Line<T> {
+    fn held_by(&mut self, number: u64) -> Option<&mut Holder<T>> {
+        self.holder.as_mut().filter(|holder| holder.number == number)
+    }
+
+    /// Gives the right to the first in line, if it is free.
+    fn give(&mut self) -> Option<Waker> {
+        if self.holder.is_some() {
+            return None;
         }
+        let (number, (task, waker)) = self.waiting.pop_first()?;
+        let now = Instant::now();
+        self.holder = Some(Holder { number, task, since: now, unpolled: Some(now), copies: 0, left: None });
+        Some(waker)
     }
 }
 
-/// The right to move blocks, until it is dropped.
+impl<T> Holder<T> {
+    fn is_absent(&self, patience: Duration) -> bool {
+        // A model has no clock: the patience is over at once, or never.
+        let is_over =
+            |since: Instant| if cfg!(kvpool_loom) { patience.is_zero() } else { since.elapsed() >= patience };
+        self.copies == 0 && self.unpolled.is_some_and(is_over)
+    }
+}
+
+/// A turn: the right to move blocks, or a place in line for it. Dropping it passes the right on.
 #[derive(Debug)]
-pub struct Turn(Arc<Turns>);
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.0.pass_on();
-    }
+pub struct Turn<T = Shrinking> {
+    turns: Arc<Turns<T>>,
+    number: u64,
+    task: TurnTask,
+    patience: Duration,
 }
 
-/// A request for a [`Turn`].
-#[derive(Debug)]
-#[must_use = "futures do nothing unless they are polled"]
-pub struct NextTurn {
-    turns: Arc<Turns>,
-    /// `None` before the first poll, and once the request has its turn.
-    number: Option<u64>,
-}
-
-impl Future for NextTurn {
-    type Output = Turn;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Turn> {
-        // Both wakers are dropped after the lock is released.
-        let mut waker = context.waker().clone();
-        let this = &mut *self;
-        let mut line = this.turns.lock();
-        match this.number {
-            None if !line.is_taken => line.is_taken = true,
-            None => {
-                line.newest += 1;
-                this.number = Some(line.newest);
-                let number = line.newest;
-                line.waiting.push_back((number, waker));
-                return Poll::Pending;
-            }
-            Some(number) if line.given == Some(number) => {
-                line.given = None;
-                this.number = None;
-            }
-            Some(number) => {
-                if let Some((_, old)) = line.waiting.iter_mut().find(|(waits, _)| *waits == number) {
-                    std::mem::swap(old, &mut waker);
-                }
-                return Poll::Pending;
-            }
-        }
-        drop(line);
-        Poll::Ready(Turn(this.turns.clone()))
-    }
-}
-
-impl Drop for NextTurn {
-    fn drop(&mut self) {
-        let Some(number) = self.number else { return };
+impl<T> Turn<T> {
+    /// Waits in line, unless this turn has the right.
+    pub fn poll_held(&self, context: &mut Context<'_>) -> Poll<()> {
+        self.turns.look_after(self.patience);
+        let waker = context.waker().clone();
         let mut line = self.turns.lock();
-        let at = line.waiting.iter().position(|&(waits, _)| waits == number);
-        let is_given = line.given == Some(number);
-        // Dropped after the lock is released.
-        let _waiting = at.and_then(|at| line.waiting.remove(at));
+        // Wakers are dropped after the lock is released.
+        let _old = match line.held_by(self.number) {
+            Some(_) => None,
+            None => line.waiting.insert(self.number, (self.task, waker)),
+        };
+        // If the right is free, no other turn waits.
+        let _own = line.give();
+        let is_held = line.held_by(self.number).map(|holder| holder.unpolled = None).is_some();
         drop(line);
-        if is_given {
-            self.turns.pass_on();
+        if is_held { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Returns whether this turn has the right, and was not passed over.
+    pub fn is_held(&self) -> bool {
+        self.turns.lock().held_by(self.number).is_some()
+    }
+
+    /// Does the work of this turn, and notes when it is polled. What was left is dropped with it.
+    pub async fn attend<F: Future>(&self, work: F) -> F::Output {
+        let _left = Left(self);
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            self.note(None);
+            let outcome = work.as_mut().poll(context);
+            self.note(Some(Instant::now()));
+            outcome
+        })
+        .await
+    }
+
+    fn note(&self, unpolled: Option<Instant>) {
+        if let Some(holder) = self.turns.lock().held_by(self.number) {
+            holder.unpolled = unpolled;
+        }
+    }
+
+    /// Leaves a value with the turn, until it is resumed or passed over. It is dropped if the turn
+    /// was passed over before.
+    pub fn leave(&self, left: T) {
+        let mut left = Some(left);
+        if let Some(holder) = self.turns.lock().held_by(self.number) {
+            std::mem::swap(&mut holder.left, &mut left);
+        }
+    }
+
+    /// Returns the value that was left, unless the turn was passed over.
+    pub fn resume(&self) -> Option<T> {
+        self.turns.lock().held_by(self.number)?.left.take()
+    }
+
+    /// Returns a share for a copy: the turn is not passed over, and does not end, before it drops.
+    pub fn share(self: &Arc<Self>) -> Share<T> {
+        if let Some(holder) = self.turns.lock().held_by(self.number) {
+            holder.copies += 1;
+        }
+        Share(self.clone())
+    }
+}
+
+/// Drops what a turn's work left, when that ends: a copy may keep the turn for longer.
+struct Left<'a, T>(&'a Turn<T>);
+
+impl<T> Drop for Left<'_, T> {
+    fn drop(&mut self) {
+        drop(self.0.resume());
+    }
+}
+
+impl<T> Drop for Turn<T> {
+    fn drop(&mut self) {
+        // Dropped after the lock is released.
+        let _waiting = self.turns.lock().waiting.remove(&self.number);
+        self.turns.end(self.number);
+    }
+}
+
+/// The share that a copy has in a turn.
+#[derive(Debug)]
+pub struct Share<T = Shrinking>(Arc<Turn<T>>);
+
+impl<T> Drop for Share<T> {
+    fn drop(&mut self) {
+        let turn = &self.0;
+        if let Some(holder) = turn.turns.lock().held_by(turn.number) {
+            holder.copies = holder.copies.saturating_sub(1);
+            // From here on its patience counts.
+            holder.unpolled = holder.unpolled.map(|_| Instant::now());
         }
     }
 }
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
-    use std::pin::pin;
     use std::task::Wake;
 
     use super::*;
     use crate::sync::{AtomicUsize, Ordering};
+
+    const LONG: Duration = Duration::from_secs(1_000);
 
     #[derive(Default)]
     struct Wakes(AtomicUsize);
@@ -144,47 +263,78 @@ mod tests {
         }
     }
 
-    fn poll(next: Pin<&mut NextTurn>, wakes: &Arc<Wakes>) -> Option<Turn> {
-        match next.poll(&mut Context::from_waker(&wakes.clone().into())) {
-            Poll::Ready(turn) => Some(turn),
-            Poll::Pending => None,
-        }
+    fn turn(turns: &Arc<Turns<&'static str>>, patience: Duration) -> Arc<Turn<&'static str>> {
+        Arc::new(turns.turn(TurnTask::Resize, patience))
+    }
+
+    fn is_held(turn: &Turn<&'static str>, wakes: &Arc<Wakes>) -> bool {
+        turn.poll_held(&mut Context::from_waker(&wakes.clone().into())).is_ready()
     }
 
     #[test]
     fn turns_come_in_order_of_arrival() {
-        let turns = Arc::<Turns>::default();
+        let turns = Arc::<Turns<_>>::default();
         let wakes: [Arc<Wakes>; 3] = Default::default();
-        let (mut a, mut b, mut c) = (pin!(turns.take()), pin!(turns.take()), pin!(turns.take()));
-        let first = poll(a.as_mut(), &wakes[0]).expect("the right is free");
-        assert!(poll(b.as_mut(), &wakes[1]).is_none() && poll(c.as_mut(), &wakes[2]).is_none());
+        let [a, b, c] = [(); 3].map(|()| turn(&turns, LONG));
+        assert!(is_held(&a, &wakes[0]), "the right is free");
+        assert!(!is_held(&b, &wakes[1]) && !is_held(&c, &wakes[2]));
         // Polled again by another task.
-        assert!(poll(b.as_mut(), &wakes[0]).is_none());
-        drop(first);
+        assert!(!is_held(&b, &wakes[0]));
+        drop(a);
         assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed)), [1, 0, 0]);
-        assert!(poll(c.as_mut(), &wakes[2]).is_none(), "it is the second's turn");
-        assert!(poll(pin!(turns.take()), &wakes[2]).is_none(), "a newcomer does not overtake");
-        let second = poll(b.as_mut(), &wakes[1]).expect("given");
-        drop(second);
+        assert!(!is_held(&c, &wakes[2]), "it is the second's turn");
+        assert!(!is_held(&turn(&turns, LONG), &wakes[2]), "a newcomer does not overtake");
+        assert!(is_held(&b, &wakes[1]));
+        drop(b);
         assert_eq!(wakes[2].0.load(Ordering::Relaxed), 1);
-        drop(poll(c.as_mut(), &wakes[2]).expect("given"));
-        assert!(!turns.lock().is_taken);
+        assert!(is_held(&c, &wakes[2]));
+        drop(c);
+        assert!(turns.holder().is_none());
     }
 
     #[test]
-    fn a_dropped_request_passes_its_turn_on() {
-        let turns = Arc::<Turns>::default();
+    fn a_dropped_turn_is_passed_on() {
+        let turns = Arc::<Turns<_>>::default();
         let wakes = Arc::<Wakes>::default();
-        let first = poll(pin!(turns.take()), &wakes).expect("the right is free");
-        let (mut b, mut c) = (Box::pin(turns.take()), Box::pin(turns.take()));
-        let mut d = Box::pin(turns.take());
-        assert!([&mut b, &mut c, &mut d].into_iter().all(|next| poll(next.as_mut(), &wakes).is_none()));
-        // In line; and with a turn that it has not taken.
+        let [a, b, c, d] = [(); 4].map(|()| turn(&turns, LONG));
+        assert!(is_held(&a, &wakes));
+        assert!([&b, &c, &d].into_iter().all(|turn| !is_held(turn, &wakes)));
+        // In line; and with the right that it has not taken.
         drop(c);
-        drop(first);
+        drop(a);
         drop(b);
         assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
-        drop(poll(d.as_mut(), &wakes).expect("given"));
-        assert!(!turns.lock().is_taken && turns.lock().waiting.is_empty());
+        assert!(is_held(&d, &wakes));
+        drop(d);
+        assert!(turns.lock().holder.is_none() && turns.lock().waiting.is_empty());
+    }
+
+    #[test]
+    fn an_absent_holder_is_passed_over_once_its_copies_are_over() {
+        let turns = Arc::<Turns<_>>::default();
+        let wakes = Arc::<Wakes>::default();
+        let (a, b) = (turn(&turns, Duration::ZERO), turn(&turns, Duration::ZERO));
+        let mut share = None;
+        let mut work = Box::pin(a.attend(async {
+            assert!(is_held(&a, &wakes) && a.resume().is_none());
+            a.leave("left");
+            assert!(!is_held(&b, &wakes), "it is being polled");
+            share = Some(a.share());
+            std::future::pending::<()>().await
+        }));
+        assert!(work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+        assert!(!is_held(&b, &wakes), "a copy is under way");
+        assert_eq!(turns.holder().unwrap().unpolled(), None);
+        drop(work);
+        drop(share);
+        assert!(turns.holder().unwrap().unpolled().is_some());
+        assert!(is_held(&b, &wakes));
+        a.leave("late");
+        assert!(!a.is_held() && a.resume().is_none() && b.resume().is_none());
+        // It is back in front, as soon as it is polled.
+        let c = turn(&turns, LONG);
+        assert!(!is_held(&c, &wakes) && !is_held(&a, &wakes));
+        drop(b);
+        assert!(is_held(&a, &wakes) && !is_held(&c, &wakes));
     }
 }

@@ -52,7 +52,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any request
+    /// beside blocks that moves or a resize hold.
     pub async fn admit_async(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let mut admission = self.0.sequences.admission(request)?;
         match admission.try_now() {
@@ -128,6 +129,9 @@ impl Pool {
     ///
     /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
     /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for a key of zero bytes.
+    /// [`SequenceError::Handle`] with
+    /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if the first block is
+    /// cached, but has the maximum of 8,191 references.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
         self.0.sequences.pin_prefix(keys, tokens)
     }
@@ -144,10 +148,21 @@ impl Pool {
     /// before leases and admissions of that priority. Dropping the future passes its turn on; the
     /// sequence is then unchanged.
     ///
+    /// A request of higher priority comes first even if it lacks more blocks than all owners but
+    /// this sequence could release. Both then wait until a sequence is closed or
+    /// [preempted](Self::victims), or one of the futures is dropped:
+    /// `lacking` in the [`AllocError::Behind`] of [`Sequence::reserve`], or
+    /// [`Stats::head_of_line`](super::Stats::head_of_line), shows such a request.
+    ///
     /// # Errors
     ///
     /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
     /// [`AllocError::Reserved`] and others that waiting cannot resolve. The sequence is unchanged.
+    ///
+    /// # Panics
+    ///
+    /// If it has to wait beside blocks that moves or a resize hold, in a tokio runtime whose timer is
+    /// disabled.
     pub async fn reserve_async(&self, sequence: &mut Sequence, tokens: usize) -> Result<(), SequenceError> {
         sequence.check_in(&self.0.sequences)?;
         let Some(request) = sequence.reservation(tokens)? else { return Ok(()) };

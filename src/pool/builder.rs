@@ -289,6 +289,9 @@ impl PoolBuilder {
     /// Threads that free, allocate, wait with a deadline or compact in the background detect this;
     /// [`Stats::head_of_line`](crate::pool::Stats::head_of_line) shows the request.
     ///
+    /// The same holds for the turn to move blocks of a [run](crate::Pool::defragment) or a
+    /// [resize](crate::Pool::resize), while none of its copies is under way.
+    ///
     /// `Duration::MAX` never lets another request overtake.
     pub fn turn_patience(mut self, patience: Duration) -> Self {
         self.turn_patience = Some(patience);

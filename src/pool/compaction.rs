@@ -27,8 +27,12 @@ impl Pool {
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
     /// does. A copy that takes longer than the [deadline](DefragOptions::copy_deadline) ends the
-    /// run with [`DefragError::CopyOverdue`]. A future that is kept without being polled keeps its
-    /// turn: drop it.
+    /// run with [`DefragError::CopyOverdue`].
+    ///
+    /// A future that is kept without being polled loses its turn to the next in line, once its
+    /// copies are over and the [patience](crate::pool::PoolBuilder::turn_patience) has passed; when
+    /// it is polled again, it takes another turn and continues. [`Stats::turn`](super::Stats::turn)
+    /// shows whose turn it is. There is no time limit for the wait: wrap the future in a timeout.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
@@ -80,7 +84,9 @@ impl Pool {
     /// the ends of batches and sequences left.
     ///
     /// Needs the feature `tokio`. The task runs on the current tokio runtime, until the result is
-    /// [stopped](Defragmenter::stop) or dropped.
+    /// [stopped](Defragmenter::stop) or dropped. While nothing drives that runtime, for example one
+    /// of the current thread between two calls of `block_on`, the task makes no progress; if it is
+    /// in the midst of a run then, others pass over its turn as for [`defragment`](Self::defragment).
     ///
     /// # Errors
     ///
@@ -92,19 +98,26 @@ impl Pool {
     /// Changes the pool's size to `blocks`, without the null block, while it serves.
     ///
     /// Growth is immediate. A shrink moves the blocks beyond the new end below it, and returns the
-    /// memory to the system. It waits for batches in flight and for unsealed blocks, up to
-    /// [`ResizeOptions::patience`]. If blocks cannot move, the error names them, and the pool keeps
-    /// its size. Allocations continue in the part that remains.
+    /// memory to the system. It waits for its turn to move blocks, and then for batches in flight
+    /// and for unsealed blocks, each up to [`ResizeOptions::patience`]. If blocks cannot move, the
+    /// error names them, and the pool keeps its size. Allocations continue in the part that remains:
+    /// the free blocks beyond the new end are [held](super::Stats::held).
     ///
-    /// The future may be dropped at any time; the pool then keeps its size.
+    /// The future may be dropped at any time; the pool then keeps its size. If it is kept without
+    /// being polled for longer than the [patience](crate::pool::PoolBuilder::turn_patience), the
+    /// requests and runs that wait for what it holds undo the shrink, as far as it got; when it is
+    /// polled again it takes another turn and begins anew. So it may stand in a `select!` beside a
+    /// branch that waits for blocks. [`Pool::allocate`] does not undo it, and reports the blocks as
+    /// `held`.
     ///
     /// # Errors
     ///
-    /// [`ResizeError`]; the pool keeps its size.
+    /// [`ResizeError`]; the pool keeps its size. [`ResizeError::NoTurn`] names the task that had the
+    /// turn for as long as the patience.
     ///
     /// # Panics
     ///
-    /// If a shrink has to wait in a tokio runtime whose timer is disabled. If the storage panics
+    /// If a shrink has to wait in a tokio runtime whose timer is disabled; if the storage panics
     /// while it shrinks; the pool then has its new size, because the memory may be gone.
     pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
         self.resize_with(blocks, ResizeOptions::default()).await
@@ -128,6 +141,7 @@ impl Pool {
     }
 
     async fn resize_to(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
+        options.moves()?;
         let started = Instant::now();
         let _timing = self.0.blocks.latencies().time(Operation::Resize);
         loop {
@@ -139,6 +153,8 @@ impl Pool {
                     outcome => return outcome,
                 }
             }
+            // The pool does not grow while a shrink is open.
+            self.0.compactor.look_after_turns();
             if blocks == from || self.grow_from(from, blocks - from)? {
                 let moved = DefragReport::default();
                 return Ok(ResizeReport { from, to: blocks, moved, time: started.elapsed() });

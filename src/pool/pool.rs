@@ -17,6 +17,11 @@ use crate::sync::Arc;
 /// Cloning is cheap, and all clones are the same pool. Every method takes `&self` and may be called
 /// from any number of threads at once.
 ///
+/// A block has at most 8,191 references: of sequences that share it, forks, pinned prefixes, and
+/// [shared](Self::share) handles. A sequence whose prompt contains a cached block that has as many
+/// gets no cached tokens from that block on and computes them, and later ones share its blocks;
+/// [`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks) counts it.
+///
 /// ```
 /// use kvpool::{AllocRequest, Pool};
 /// use kvpool::storage::KvLayout;

@@ -2,7 +2,7 @@
 
 use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
-use crate::error::{HeadOfLine, OldestBatch};
+use crate::error::{HeadOfLine, OldestBatch, TurnHolder};
 use crate::frame::ORDERS;
 use crate::ids::Order;
 
@@ -96,6 +96,10 @@ pub struct Stats {
     pub head_of_line: Option<HeadOfLine>,
     /// Requests that were woken and not polled in time, so that others are served before them.
     pub passed_over: usize,
+    /// The task whose turn it is to move blocks. It may hold blocks ([`held`](Self::held)); one that
+    /// is not polled is passed over by others that wait.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub turn: Option<TurnHolder>,
     /// A copy of moving blocks that has passed its deadline; its blocks are among
     /// [`held`](Self::held).
     pub overdue_copy: Option<OverdueCopy>,
@@ -119,6 +123,7 @@ impl Pool {
         let stats = Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy());
         let (batches_abandoned, closing) = self.0.sequences.unfinished();
         Stats {
+            turn: self.0.compactor.turn_holder(),
             batches_abandoned,
             closing,
             in_transfer: transfers.in_transfer,
@@ -172,6 +177,7 @@ impl Stats {
             oldest_batch: blocks.oldest_batch(),
             head_of_line: blocks.head_of_line(),
             passed_over: blocks.passed_over(),
+            turn: None,
             overdue_copy,
             in_transfer: 0,
             quarantined: 0,

@@ -4,7 +4,6 @@
 //! ([`block`](crate::block)); this file has the future that a task awaits. The future is
 //! independent of the runtime.
 
-use std::future::poll_fn;
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
@@ -36,7 +35,9 @@ impl Pool {
     /// The future may be dropped at any time; its turn passes to the next request. A future that is
     /// kept without being polled delays those behind it no longer than the
     /// [patience](crate::pool::PoolBuilder::turn_patience): then they are served, and it keeps its
-    /// place until it is polled. If a contiguous request finds enough free blocks but no run of
+    /// place until it is polled. While blocks are copied for it, the patience begins at the end of
+    /// the copy. Blocks that a [resize](Self::resize) holds whose future is not polled are returned
+    /// after the same time. If a contiguous request finds enough free blocks but no run of
     /// that length, blocks are moved until there is one.
     ///
     /// ```
@@ -61,7 +62,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any request
+    /// beside blocks that moves or a resize hold.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
@@ -115,28 +117,33 @@ impl Pool {
         place: &mut Waiting<'_>,
         mut attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
-        let mut runs = RunMaker::default();
+        let (mut runs, mut has_held) = (RunMaker::default(), false);
         loop {
-            place.turn().await;
+            match mover.filter(|_| has_held) {
+                Some(pool) => pool.turn_beside_moves(place).await,
+                None => place.turn().await,
+            }
             let began = now();
             match attempt(place) {
                 // Wait for the next free.
-                Err(AllocError::Exhausted { .. }) => {}
+                Err(AllocError::Exhausted { held, .. }) => has_held = held > 0,
                 // Enough blocks are free: wait until blocks are moved, or a free joins the
                 // fragments.
                 Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
-                    let has_turn = {
-                        let mut making = pin!(runs.make(mover, asked, place.turn()));
-                        let beating = poll_fn(|context| {
-                            // While blocks move, their copies wake this future, not the line.
-                            pulse.beat(COPY_DEADLINE);
-                            making.as_mut().poll(context)
-                        });
-                        beating.await
+                    // While blocks are copied for it, the end of the copy wakes this future, not the line.
+                    // While another task moves blocks, it looks after that within the patience.
+                    let allowed = || match mover.map(Self::compactor) {
+                        Some(compactor) if compactor.copies_for_request() => COPY_DEADLINE,
+                        _ => REST.1,
                     };
-                    pulse.beat(REST.1);
-                    rest(now().saturating_duration_since(began)).await;
+                    let has_turn = pulse.accompany(runs.make(mover, asked, place.turn()), allowed).await;
+                    let rest = rest_after(now().saturating_duration_since(began));
+                    pulse.beat(rest);
+                    // Models have no time.
+                    if !cfg!(kvpool_loom) {
+                        sleep_until(now() + rest).await;
+                    }
                     if has_turn {
                         // The turn goes to the current head of the line.
                         place.hand_back();
@@ -145,6 +152,19 @@ impl Pool {
                 outcome => return outcome,
             }
         }
+    }
+
+    /// Waits for a turn in line, and passes over moves and resizes that hold blocks and are not
+    /// polled.
+    async fn turn_beside_moves(&self, place: &mut Waiting<'_>) {
+        let every = self.blocks().turn_patience().max(Duration::from_millis(1));
+        while let Some(look) = now().checked_add(every) {
+            if timeout_at(look, place.turn()).await.is_some() {
+                return;
+            }
+            self.compactor().look_after_turns();
+        }
+        place.turn().await;
     }
 
     /// Allocates like [`allocate_async`](Self::allocate_async), but gives up at a deadline.
@@ -208,7 +228,12 @@ impl Pool {
         deadline: Instant,
         waiting: impl Future<Output = T>,
     ) -> Result<T, AllocError> {
-        Self::until_of(self.blocks(), asked, deadline, waiting).await
+        Self::until_of(self.blocks(), asked, deadline, waiting).await.map_err(|mut error| {
+            if let AllocError::Deadline { turn, .. } = &mut error {
+                *turn = self.compactor().turn_holder();
+            }
+            error
+        })
     }
 
     /// As [`until`](Self::until), in the line of these blocks.
@@ -242,6 +267,7 @@ impl Pool {
             retired: counts.retired,
             oldest_batch,
             head: head.map(|(_, head)| head),
+            turn: None,
         })
     }
 }
@@ -275,19 +301,15 @@ impl RunMaker {
 /// The shortest and the longest rest.
 const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
 
-/// Rests after an unsuccessful attempt that took this long.
+/// Returns how long to rest after an unsuccessful attempt that took this long.
 ///
 /// A request that waits for a run scans the whole pool, and is woken by every free. It scans for at
 /// most a ninth of the time, but at least ten times a second, so that no free is missed. A turn
 /// that comes during the rest is kept.
-async fn rest(took: Duration) {
+fn rest_after(took: Duration) -> Duration {
     // At least a little, even if the clock stands still: an attempt announces to the line, which
     // includes this request, the frames that it held.
-    let rest = (8 * took).clamp(REST.0, REST.1);
-    // Models have no time.
-    if !cfg!(kvpool_loom) {
-        sleep_until(now() + rest).await;
-    }
+    took.saturating_mul(8).clamp(REST.0, REST.1)
 }
 
 const _: () = {

@@ -208,24 +208,33 @@ impl PrefixCache {
     }
 
     /// Takes a reference on each block of the longest cached prefix of a chain, for a sequence's
-    /// list, and passes each block to `take`, in chain order.
+    /// list, and passes each block to `take`, in chain order. Returns the block after them if it is
+    /// cached, but has as many references as it can.
     pub(crate) fn take_prefix(
         &self,
         core: &Core,
         hashes: &[BlockHash],
         era: u64,
         take: &mut dyn FnMut(BlockId),
-    ) {
-        let mut evictable = 0;
+    ) -> Option<BlockId> {
+        let (mut evictable, mut full) = (0, None);
         for (i, &hash) in hashes.iter().enumerate() {
             if let Some(&next) = hashes.get(i + AHEAD) {
                 self.index.prefetch(key_of(next));
             }
-            let Some((id, was_evictable)) = self.find(core, hash, era) else { break };
-            take(id);
-            evictable += usize::from(was_evictable);
+            match self.find(core, hash, era) {
+                Ok((id, was_evictable)) => {
+                    take(id);
+                    evictable += usize::from(was_evictable);
+                }
+                Err(found) => {
+                    full = found;
+                    break;
+                }
+            }
         }
         core.count_not_evictable(evictable);
+        full
     }
 
     /// Returns the number of blocks of the longest cached prefix of a chain, and how many of them
@@ -276,30 +285,37 @@ impl PrefixCache {
 
     /// Takes a reference, for a sequence's list, on one cached block that holds `hash`.
     pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
-        let (id, was_evictable) = self.find(core, hash, era)?;
+        let (id, was_evictable) = self.find(core, hash, era).ok()?;
         core.count_not_evictable(usize::from(was_evictable));
         Some(id)
     }
 
-    /// Takes a reference on one block that holds `hash`; also returns whether it was evictable.
+    /// Takes a reference on one block that holds `hash`; also returns whether it was evictable. The
+    /// error is a block that holds it, but has as many references as it can.
     #[inline]
-    fn find(&self, core: &Core, hash: BlockHash, era: u64) -> Option<(BlockId, bool)> {
-        let mut found = None;
+    fn find(&self, core: &Core, hash: BlockHash, era: u64) -> Result<(BlockId, bool), Option<BlockId>> {
+        let mut found = Err(None);
         self.index.find(key_of(hash), |id| {
             // Retry if the word changed after the row was read: another thread hit or released the
             // block.
             loop {
                 let word = core.word(id);
                 if word.hit().is_none() || !self.holds(id, hash, era) {
+                    if word.hit().is_none() && word.is_cached() && self.holds(id, hash, era) {
+                        found = Err(Some(id));
+                    }
                     return ControlFlow::Continue(());
                 }
                 if let Some(was_evictable) = self.hit(core, id, word, hash, era) {
                     self.row(id).count_hit();
-                    found = Some((id, was_evictable));
+                    found = Ok((id, was_evictable));
                     return ControlFlow::Break(());
                 }
             }
         });
+        if let Err(Some(_)) = found {
+            self.tallies.full();
+        }
         found
     }
 

@@ -24,6 +24,9 @@ pub struct PrefixStats {
     pub resumed_lookup_blocks: u64,
     /// Leading blocks of those prompts that were cached.
     pub resumed_hit_blocks: u64,
+    /// Lookups that ended at a cached block because it has the maximum of 8,191 references.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub full_blocks: u64,
     /// Blocks that were registered.
     pub registered_blocks: u64,
     /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
@@ -78,6 +81,7 @@ pub(super) struct Tallies {
     lookups: CachePadded<[[StatisticU64; 3]; 2]>,
     registered: CachePadded<StatisticU64>,
     pub(super) uncached: StatisticU64,
+    full: StatisticU64,
     /// By queue; the one after the policy's queues is of useless blocks, the next of those evicted
     /// first, the last of those evicted out of order.
     evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
@@ -91,6 +95,10 @@ impl Tallies {
         if hits > 0 {
             hit_blocks.fetch_add(hits as u64, Relaxed);
         }
+    }
+
+    pub(super) fn full(&self) {
+        self.full.fetch_add(1, Relaxed);
     }
 
     pub(super) fn registered(&self, blocks: usize) {
@@ -130,6 +138,7 @@ impl Tallies {
             resumed_lookups: count(&resumed[0]),
             resumed_lookup_blocks: count(&resumed[1]),
             resumed_hit_blocks: count(&resumed[2]),
+            full_blocks: count(&self.full),
             registered_blocks: count(&self.registered),
             forgotten_blocks,
             evicted_blocks: self.evicted.iter().map(count).sum(),

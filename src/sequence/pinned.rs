@@ -5,7 +5,8 @@
 
 use std::fmt;
 
-use crate::error::{PrefixError, SequenceError};
+use crate::block::BlockWord;
+use crate::error::{HandleError, PrefixError, SequenceError};
 use crate::ids::BlockId;
 use crate::prefix::{PolicyInfo, PrefixKeys};
 
@@ -15,6 +16,8 @@ use super::token_hashes::TokenHashes;
 use super::transfer::BlockRefs;
 
 /// Keeps a cached prefix from eviction until it is dropped.
+///
+/// It is one of the at most 8,191 references of each of its blocks.
 #[must_use = "dropping it unpins the prefix"]
 pub struct PinnedPrefix {
     held: BlockRefs,
@@ -38,10 +41,14 @@ impl Sequences {
         let mut known = TokenHashes::new(cache, keys, PolicyInfo::default())?;
         known.announce_checked(cache, tokens);
         let mut held = BlockRefs::new(self);
-        cache.take_prefix(&self.0.blocks, known.hashes(), known.era(), &mut |id| held.blocks.push(id));
+        let full =
+            cache.take_prefix(&self.0.blocks, known.hashes(), known.era(), &mut |id| held.blocks.push(id));
         let blocks = held.blocks.len();
         if blocks == 0 {
-            return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
+            return Err(match full {
+                Some(id) => HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX }.into(),
+                None => PrefixError::NotCached { tokens: tokens.len() }.into(),
+            });
         }
         let tokens = blocks * self.block_tokens();
         let number = self.list_pinned(tokens, &held.blocks);

@@ -212,8 +212,9 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has the maximum
-    /// number of references. Nothing is then shared.
+    /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] with
+    /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if a block has the
+    /// maximum of 8,191 references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let mut list = self.sequences.register(id, self.priority)?;
         let ids: SmallVec<[BlockId; 64]> = self.listed().collect();

@@ -15,7 +15,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "tokio")]
 use tokio::runtime::Handle;
@@ -29,6 +29,12 @@ pub(crate) fn now() -> Instant {
     return tokio::time::Instant::now().into_std();
     #[cfg(not(feature = "tokio"))]
     Instant::now()
+}
+
+/// Returns the end of a pause; a pause beyond the range of the clock ends in 30 years.
+pub(crate) fn after(pause: Duration) -> Instant {
+    let now = now();
+    now.checked_add(pause).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 86_400))
 }
 
 /// Waits until a moment, by the clock of [`now`]. Must be called by the task that waits.
@@ -126,7 +132,6 @@ impl Task {
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests {
     use std::future::{pending, ready};
-    use std::time::Duration;
 
     use super::*;
 

@@ -233,7 +233,12 @@ async fn an_admission_waits_and_leaves_nothing_behind_if_dropped() {
         assert!(poll_once(waiting.as_mut()).is_pending());
         assert_eq!((pool.stats().waiting, pool.sequence_count()), (1, 1));
         let refused = pool.admit(&request(2, &tokens)).unwrap_err();
-        let behind = AllocError::Behind { asked: 10, priority: Priority::Normal, waiting: Priority::Normal };
+        let behind = AllocError::Behind {
+            asked: 10,
+            priority: Priority::Normal,
+            waiting: Priority::Normal,
+            lacking: 10,
+        };
         assert_eq!(refused, SequenceError::Alloc(behind));
         assert!(matches!(pool.admit(&wanted), Err(SequenceError::AlreadyOpen { .. })));
     }

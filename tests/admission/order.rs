@@ -75,7 +75,8 @@ async fn appends_follow_higher_priorities_only() {
     assert!(poll_once(waiting.as_mut()).is_pending());
     let mut batch = pool.begin_batch();
     let refused = batch.append(&mut low, 4).unwrap_err();
-    let behind = AllocError::Behind { asked: 1, priority: Priority::Normal, waiting: Priority::High };
+    let behind =
+        AllocError::Behind { asked: 1, priority: Priority::Normal, waiting: Priority::High, lacking: 5 };
     assert_eq!(refused, SequenceError::Alloc(behind));
     assert_eq!(low.reserve(4).unwrap_err(), SequenceError::Alloc(behind));
     batch.append(&mut same, 4).unwrap();

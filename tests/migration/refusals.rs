@@ -139,7 +139,8 @@ async fn no_room_in_the_target() {
     let sequence = admit(&from, 7, &tokens).unwrap();
     let held = to.allocate(AllocRequest::new(15)).unwrap();
     let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
-    let want = AllocError::Exhausted { asked: 6, free: 5, retired: 0, evictable: 0, oldest_batch: None };
+    let want =
+        AllocError::Exhausted { asked: 6, free: 5, retired: 0, evictable: 0, held: 0, oldest_batch: None };
     assert_eq!(error, TransferError::Alloc(want));
     let rest = to.allocate(AllocRequest::new(5)).unwrap();
     drop(sequence);

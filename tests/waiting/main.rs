@@ -169,7 +169,7 @@ async fn a_deadline_ends_the_wait() {
     let outcome = pool.allocate_until(AllocRequest::new(4), late.into_std()).await;
     assert_eq!(
         outcome.unwrap_err(),
-        AllocError::Deadline { asked: 4, free: 0, retired: 0, oldest_batch: None, head: None }
+        AllocError::Deadline { asked: 4, free: 0, retired: 0, oldest_batch: None, head: None, turn: None }
     );
     assert_eq!(begin.elapsed(), Duration::from_secs(5));
     quiet_but(&pool, 10);

@@ -91,9 +91,9 @@ impl From<AllocError> for Failure {
         let (class, mut fields) = match error {
             E::Zero => ("InvalidArgument", fields![asked: 0]),
             E::TooLarge { asked, total } => ("OutOfBlocks", fields![asked: asked, total: total]),
-            E::Exhausted { asked, free, retired, evictable, oldest_batch } => (
+            E::Exhausted { asked, free, retired, evictable, held, oldest_batch } => (
                 "OutOfBlocks",
-                fields![asked: asked, free: free, retired: retired, evictable: evictable,
+                fields![asked: asked, free: free, retired: retired, evictable: evictable, held: held,
                     oldest_batch: oldest_batch.map(|ticket| ticket.0)],
             ),
             E::NoRun { asked, longest_run, free } => {
@@ -102,17 +102,19 @@ impl From<AllocError> for Failure {
             E::Reserved { asked, total, reserve } => {
                 ("OutOfBlocks", fields![asked: asked, total: total, reserve: reserve])
             }
-            E::Deadline { asked, free, retired, oldest_batch, head } => (
+            E::Deadline { asked, free, retired, oldest_batch, head, turn } => (
                 "Timeout",
                 fields![asked: asked, free: free, retired: retired,
                     oldest_batch: oldest_batch.map(|oldest| oldest.ticket.0),
                     oldest_batch_seconds: oldest_batch.map(|oldest| oldest.age().as_secs_f64()),
                     head_asked: head.map(|head| head.asked),
-                    head_priority: head.map(|head| head.priority.to_string())],
+                    head_priority: head.map(|head| head.priority.to_string()),
+                    turn: turn.map(|turn| turn.to_string())],
             ),
-            E::Behind { asked, priority, waiting } => (
+            E::Behind { asked, priority, waiting, lacking } => (
                 "OutOfBlocks",
-                fields![asked: asked, priority: priority.to_string(), waiting: waiting.to_string()],
+                fields![asked: asked, priority: priority.to_string(), waiting: waiting.to_string(),
+                    lacking: lacking],
             ),
             E::FenceRefused { asked, free } => ("OutOfBlocks", fields![asked: asked, free: free]),
             E::DeviceLost { device } => ("PoolLost", fields![device: device.to_string()]),

@@ -438,6 +438,7 @@ impl Core {
             free: counts.free(),
             retired: counts.retired,
             evictable: counts.evictable,
+            held: counts.held,
             oldest_batch: self.oldest_batch().map(|batch| batch.ticket),
         }
     }

@@ -21,6 +21,8 @@ pub(in crate::block) struct Waiters {
     pub(in crate::block) count: AtomicUsize,
     /// The highest priority in line, plus one; 0 if the line is empty. Written under the lock.
     pub(in crate::block) highest: AtomicU8,
+    /// Number of blocks that the head asks for. Written under the lock.
+    pub(in crate::block) asked: AtomicUsize,
     /// Patience in nanoseconds; all ones: forever.
     pub(in crate::block) patience: AtomicU64,
 }
@@ -32,6 +34,7 @@ impl Default for Waiters {
             news: AtomicBool::new(false),
             count: AtomicUsize::new(0),
             highest: AtomicU8::new(0),
+            asked: AtomicUsize::new(0),
             patience: AtomicU64::new(TURN_PATIENCE.as_nanos() as u64),
         }
     }
@@ -187,9 +190,10 @@ impl Waiters {
     pub(in crate::block) fn publish(&self, line: &Line) {
         // Relaxed: a thread that knows of a request in line sees that it entered.
         self.count.store(line.len(), Relaxed);
-        let highest =
-            line.places.first_key_value().map_or(0, |(&(Reverse(priority), ..), _)| priority as u8 + 1);
+        let head = line.places.first_key_value();
+        let highest = head.map_or(0, |(&(Reverse(priority), ..), _)| priority as u8 + 1);
         self.highest.store(highest, Relaxed);
+        self.asked.store(head.map_or(0, |(_, place)| place.asked), Relaxed);
     }
 
     /// Returns the highest priority in line, except for requests that were passed over.

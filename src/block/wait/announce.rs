@@ -163,8 +163,15 @@ impl Core {
         Err(self.behind(request, waiting))
     }
 
+    #[cold]
     fn behind(&self, request: &AllocRequest, waiting: Priority) -> AllocError {
-        let error = AllocError::Behind { asked: request.blocks, priority: request.priority, waiting };
+        let counts = self.counts();
+        let reserved = if waiting == Priority::Urgent { counts.reserved } else { 0 };
+        let most = counts.free() + counts.evictable + counts.retired + counts.held + reserved;
+        // Relaxed: as for `highest`.
+        let lacking = self.waiters.asked.load(Relaxed).saturating_sub(most);
+        let error =
+            AllocError::Behind { asked: request.blocks, priority: request.priority, waiting, lacking };
         self.counters.refused(&error);
         error
     }

@@ -107,8 +107,10 @@
 //! There is no timer for this. Each thread that touches the line looks after it: an announcement
 //! while a signal is pending, a request that enters the line or is polled in it (one with a
 //! deadline polls itself that often), and the background task of the compactor. A place whose
-//! future is busy (it searches for a run, or rests between two searches) records how long it may be
-//! absent. [`Core::head_of_line`](crate::block::Core::head_of_line) returns the first request, and
+//! future does something else than wait in line (it moves blocks to make a run, or rests between
+//! two searches) records how long it may be absent while it sleeps: as long as a copy may take
+//! while blocks are being copied for it. From when it is woken, its absence counts as that of a
+//! head. [`Core::head_of_line`](crate::block::Core::head_of_line) returns the first request, and
 //! for how long it has had reason to run without being polled.
 //!
 //! # Blocking

@@ -2,7 +2,9 @@
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
-use std::task::{Context, Poll};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
 use crate::error::AllocError;
@@ -194,6 +196,27 @@ pub(crate) struct Pulse<'a> {
 }
 
 impl Pulse<'_> {
+    /// Completes work that is woken by others than the line. While the work sleeps its future may
+    /// be absent for as long as `allowed`, and the patience; when it is woken, for the patience.
+    pub(crate) async fn accompany<F: Future>(&self, work: F, allowed: impl Fn() -> Duration) -> F::Output {
+        let mut work = pin!(work);
+        poll_fn(|context| {
+            self.blocks.with_line(|line| line.is_polled(self.key));
+            let (blocks, waker) = (self.blocks.clone(), context.waker().clone());
+            let roused = Arc::new(Roused { blocks, key: self.key, waker }).into();
+            let outcome = work.as_mut().poll(&mut Context::from_waker(&roused));
+            let allowed = allowed();
+            self.blocks.with_line(|line| {
+                // Unless it was woken meanwhile.
+                if line.places.get(&self.key).is_some_and(|place| place.absent.is_none()) {
+                    self.is_absent(line, allowed);
+                }
+            });
+            outcome
+        })
+        .await
+    }
+
     /// Records that the future is being polled, and that it expects its next poll within `within`.
     pub(crate) fn beat(&self, within: Duration) {
         self.blocks.with_line(|line| {
@@ -207,6 +230,21 @@ impl Pulse<'_> {
             let allowed = self.blocks.turn_patience().saturating_add(within);
             place.absent = Some(Absence { since: Instant::now(), allowed });
         }
+    }
+}
+
+/// The waker of work that a future in line does.
+struct Roused {
+    blocks: Blocks,
+    key: Key,
+    waker: Waker,
+}
+
+impl Wake for Roused {
+    fn wake(self: Arc<Self>) {
+        let pulse = Pulse { blocks: &self.blocks, key: self.key };
+        self.blocks.with_line(|line| pulse.is_absent(line, Duration::ZERO));
+        self.waker.wake_by_ref();
     }
 }
 

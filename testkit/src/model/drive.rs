@@ -550,11 +550,11 @@ fn take_one(left: &mut u32) -> bool {
     some
 }
 
-/// Removes the field that the model does not know: the oldest batch.
+/// Removes the fields that the model does not know: the oldest batch, and blocks held by a shrink.
 fn without_batch(error: AllocError) -> AllocError {
     match error {
         AllocError::Exhausted { asked, free, retired, evictable, .. } => {
-            AllocError::Exhausted { asked, free, retired, evictable, oldest_batch: None }
+            AllocError::Exhausted { asked, free, retired, evictable, held: 0, oldest_batch: None }
         }
         other => other,
     }

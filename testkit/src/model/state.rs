@@ -147,8 +147,8 @@ impl Model {
         } else if asked > total {
             Err(AllocError::TooLarge { asked, total })
         } else if asked > free {
-            // The model does not know which batch that is.
-            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, oldest_batch: None })
+            // The model does not know which batch that is, nor what is held.
+            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, held: 0, oldest_batch: None })
         } else if contiguous && self.longest_run() < asked {
             Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
         } else {

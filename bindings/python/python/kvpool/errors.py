@@ -69,9 +69,9 @@ class BuildError(InvalidArgument):
 class OutOfBlocks(KvPoolError, MemoryError):
     """Too few blocks are available. Nothing was allocated.
 
-    Fields by ``kind``: ``asked`` always; ``free``, ``retired``, ``evictable`` and ``oldest_batch``
-    for ``Exhausted``; ``total`` for ``TooLarge``; ``total`` and ``reserve`` for ``Reserved``;
-    ``priority`` and ``waiting`` for ``Behind``.
+    Fields by ``kind``: ``asked`` always; ``free``, ``retired``, ``evictable``, ``held`` and
+    ``oldest_batch`` for ``Exhausted``; ``total`` for ``TooLarge``; ``total`` and ``reserve`` for
+    ``Reserved``; ``priority``, ``waiting`` and ``lacking`` for ``Behind``.
     """
 
     asked: int
@@ -83,7 +83,8 @@ class NoRun(OutOfBlocks):
 
 
 class Timeout(KvPoolError, TimeoutError):
-    """A deadline passed. For an allocation: ``asked``, ``free``, ``retired``, and the oldest batch."""
+    """A deadline passed. For an allocation: ``asked``, ``free``, ``retired``, the oldest batch, the head
+    of the line, and in ``turn`` the task that moves blocks."""
 
 
 class HandleError(KvPoolError):
