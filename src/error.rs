@@ -44,7 +44,8 @@ pub enum AllocError {
     },
     /// The pool has too few free blocks, in all of its caches and lists together.
     #[error(
-        "requested {asked} blocks; {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}",
+        "requested {asked} blocks; {free} free, {evictable} cached, {in_transfer} in transfer, \
+         {retired} retired until a batch in flight ends{}",
         TheOldestIs(oldest_batch)
     )]
     Exhausted {
@@ -56,6 +57,10 @@ pub enum AllocError {
         retired: usize,
         /// Number of cached blocks without an owner that batches in flight may still read.
         evictable: usize,
+        /// Number of blocks that transfers to or from other pools hold, also those whose future was
+        /// dropped. Those without other owners become free when the transfers end: wait for them,
+        /// rather than preempt.
+        in_transfer: usize,
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
     },

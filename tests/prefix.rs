@@ -249,6 +249,7 @@ fn a_block_that_a_batch_may_see_is_not_evicted_before_it_ends() {
             free: 0,
             retired: 0,
             evictable: 10,
+            in_transfer: 0,
             oldest_batch: Some(batch.ticket())
         }
     );
@@ -321,7 +322,7 @@ fn a_request_that_is_refused_costs_the_cache_nothing() {
         let refused = pool.allocate(AllocRequest::new(asked)).unwrap_err();
         assert_eq!(
             refused,
-            AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40, oldest_batch: None }
+            AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40, in_transfer: 0, oldest_batch: None }
         );
     }
     let mut batch = pool.begin_batch();

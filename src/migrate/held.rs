@@ -116,7 +116,12 @@ impl HeldBlocks {
         ids: Vec<Option<BlockId>>,
         refs: Refs,
     ) -> Self {
-        let number = end.transfers.list(direction, sequence, ids.iter().flatten().copied().collect());
+        let number = end.transfers.list(
+            end.sequences.blocks(),
+            direction,
+            sequence,
+            ids.iter().flatten().copied().collect(),
+        );
         Self { end: end.clone(), number, ids, refs, gives_up: OnceLock::new() }
     }
 
@@ -180,7 +185,7 @@ impl HeldBlocks {
             std::mem::take(&mut cold.cold).into_iter().partition(|cold| kept.contains(&cold.id));
         cold.cold = stay;
         cold.put_back(&back);
-        self.end.transfers.relist(self.number, ids);
+        self.end.transfers.relist(self.end.sequences.blocks(), self.number, ids);
         Ok(())
     }
 
@@ -218,7 +223,7 @@ impl HeldBlocks {
     pub(super) fn quarantine(self: &Arc<Self>) {
         // Otherwise the caller has the last reference, and is about to drop it.
         if Arc::strong_count(self) > 1 {
-            self.end.transfers.quarantine(self.number);
+            self.end.transfers.quarantine(self.end.sequences.blocks(), self.number);
         }
     }
 }
@@ -230,7 +235,7 @@ impl Drop for HeldBlocks {
         }
         // Released first: until then they are reported.
         self.refs = Refs::Released;
-        self.end.transfers.unlist(self.number);
+        self.end.transfers.unlist(self.end.sequences.blocks(), self.number);
     }
 }
 

@@ -58,6 +58,7 @@ use super::events::{EventQueue, KvEvent, Published};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;
+use super::origin::{self, OriginTable};
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
@@ -67,6 +68,7 @@ mod by_hash;
 mod cold_blocks;
 mod eviction;
 mod foreign;
+mod origins;
 mod registration;
 
 pub use by_hash::DroppedBlocks;
@@ -118,6 +120,9 @@ pub struct PrefixCache {
     reached: CachePadded<AtomicU64>,
     /// Further hashes of blocks, in the cache of a frame pool.
     names: Option<Names>,
+    /// Tells this cache from all others, of any process.
+    number: u64,
+    origins: OriginTable,
 }
 
 impl PrefixCache {
@@ -149,6 +154,8 @@ impl PrefixCache {
             tolerance: if by_order { tolerance } else { 0.0 },
             reached: CachePadded::new(AtomicU64::new(0)),
             names: None,
+            number: origin::random()?,
+            origins: OriginTable::default(),
         })
     }
 

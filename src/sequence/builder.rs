@@ -251,6 +251,9 @@ impl Sequence {
         let last = (prefix.whole > 0).then(|| self.list.staged_at(prefix.whole - 1));
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
+            if cache.has_origins() {
+                known.join_origins(cache, &cache.joined_origins(&self.list.staged(0..prefix.blocks)));
+            }
         }
         self.publish(prefix.tokens as u32);
         self.committed = prefix.tokens as u32;

@@ -41,6 +41,8 @@ pub struct Sequence {
     pub(super) known: Option<Box<TokenHashes>>,
     /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
+    /// The pool from which it was swapped to this one.
+    swapped_from: Option<PoolTag>,
 }
 
 /// Distance, in blocks, at which a registration prefetches what it writes.
@@ -74,6 +76,7 @@ impl Sequence {
             writers: BatchSet::default(),
             known: None,
             reuses_tail: false,
+            swapped_from: None,
         }
     }
 
@@ -85,6 +88,15 @@ impl Sequence {
     /// Returns the tag of its pool.
     pub fn pool_tag(&self) -> PoolTag {
         self.pool_blocks().tag()
+    }
+
+    /// Returns the pool from which it was swapped to this one.
+    pub(crate) fn swapped_from(&self) -> Option<PoolTag> {
+        self.swapped_from
+    }
+
+    pub(crate) fn set_swapped_from(&mut self, home: Option<PoolTag>) {
+        self.swapped_from = home;
     }
 
     /// Returns the sequences of its pool.
@@ -203,6 +215,7 @@ impl Sequence {
             writers: self.writers,
             known: self.known.clone(),
             reuses_tail: self.reuses_tail,
+            swapped_from: self.swapped_from,
         })
     }
 
@@ -324,7 +337,7 @@ impl Sequence {
             if pool.word(handle.id).is_cached() {
                 return None;
             }
-            cache.note(handle.id, hash, known.era(), place);
+            cache.note(handle.id, hash, known.era(), place, known.mark());
             Some((handle, known.stored(cache, handle.id, place)))
         });
         cache.register(pool, registered);
@@ -348,7 +361,7 @@ impl Sequence {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);
             if word.refs() == 1 && !word.is_cached() {
-                cache.note(handle.id, hash, known.era(), place);
+                cache.note(handle.id, hash, known.era(), place, known.mark());
                 cache.register(pool, [(handle, None)]);
             }
         }

@@ -431,6 +431,7 @@ impl Core {
             free: counts.free(),
             retired: counts.retired,
             evictable: counts.evictable,
+            in_transfer: self.counters.in_transfer(),
             oldest_batch: self.oldest_batch().map(|batch| batch.ticket),
         }
     }

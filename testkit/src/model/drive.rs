@@ -554,7 +554,7 @@ fn take_one(left: &mut u32) -> bool {
 fn without_batch(error: AllocError) -> AllocError {
     match error {
         AllocError::Exhausted { asked, free, retired, evictable, .. } => {
-            AllocError::Exhausted { asked, free, retired, evictable, oldest_batch: None }
+            AllocError::Exhausted { asked, free, retired, evictable, in_transfer: 0, oldest_batch: None }
         }
         other => other,
     }

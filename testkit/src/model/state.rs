@@ -148,7 +148,7 @@ impl Model {
             Err(AllocError::TooLarge { asked, total })
         } else if asked > free {
             // The model does not know which batch that is.
-            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, oldest_batch: None })
+            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, in_transfer: 0, oldest_batch: None })
         } else if contiguous && self.longest_run() < asked {
             Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
         } else {
