@@ -217,11 +217,25 @@ fn requests_that_no_pool_can_meet() {
         (AllocRequest::new((1 << 32) + 1), AllocError::TooLarge { asked: (1 << 32) + 1, total: 100 }),
         (
             AllocRequest::new(91),
-            AllocError::Exhausted { asked: 91, free: 90, retired: 0, evictable: 0, in_transfer: 0, oldest_batch: None },
+            AllocError::Exhausted {
+                asked: 91,
+                free: 90,
+                retired: 0,
+                evictable: 0,
+                in_transfer: 0,
+                oldest_batch: None,
+            },
         ),
         (
             AllocRequest::new(91).contiguous(),
-            AllocError::Exhausted { asked: 91, free: 90, retired: 0, evictable: 0, in_transfer: 0, oldest_batch: None },
+            AllocError::Exhausted {
+                asked: 91,
+                free: 90,
+                retired: 0,
+                evictable: 0,
+                in_transfer: 0,
+                oldest_batch: None,
+            },
         ),
         (
             AllocRequest::new(1).device(device),

@@ -322,7 +322,14 @@ fn a_request_that_is_refused_costs_the_cache_nothing() {
         let refused = pool.allocate(AllocRequest::new(asked)).unwrap_err();
         assert_eq!(
             refused,
-            AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40, in_transfer: 0, oldest_batch: None }
+            AllocError::Exhausted {
+                asked,
+                free: 14,
+                retired: 0,
+                evictable: 40,
+                in_transfer: 0,
+                oldest_batch: None
+            }
         );
     }
     let mut batch = pool.begin_batch();

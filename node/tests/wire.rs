@@ -1,16 +1,50 @@
 //! The decoders take any bytes.
 
 mod decoders;
+#[path = "../../tests/migration/kv.rs"]
+#[allow(dead_code)]
+mod kv;
 
 use decoders::decode_all;
-use kvpool::prefix::BlockHash;
+use kvpool::prefix::{BlockHash, Origin};
 use kvpool::transport::Tag;
-use kvpool::{FrameId, Run};
+use kvpool::{FrameId, Manifest, ManifestLimits, Run};
 use kvpool_node::protocol::{CacheAnswer, CacheQuestion, List};
+use kvpool_node::tier::{Fingerprint, TierKey, TierValue};
 use kvpool_node::wire::{
     self, Ack, Form, FrameHead, FrameKind, Header, Hello, ItemHead, ItemStatus, Role, Statement, StreamHead,
     StreamPlace, WIRE_VERSION, Welcome,
 };
+
+/// Returns the manifest of a sequence, or of cached blocks, with origins that are always the same.
+fn manifest(is_sequence: bool) -> Manifest {
+    let pool = kv::pool(kv::plain(), 20);
+    let sequence = kv::admit(&pool, 7, &kv::prompt(1, 10)).unwrap();
+    let export = if is_sequence {
+        pool.export(sequence).unwrap()
+    } else {
+        drop(sequence);
+        pool.export_cached(2).unwrap()
+    };
+    let mut json = serde_json::to_value(export.manifest().unwrap()).unwrap();
+    let place = if is_sequence { "/contents/Sequence/known" } else { "/contents/Cached/blocks/0" };
+    let origins = json.pointer_mut(&format!("{place}/origins")).expect("a manifest has origins");
+    assert_eq!(origins.as_array().map(Vec::len), Some(1));
+    *origins = serde_json::json!([{ "cache": 7, "era": 0 }, { "cache": u64::MAX - 1, "era": 1u64 << 40 }]);
+    if !is_sequence {
+        json["contents"]["Cached"]["blocks"][1]["origins"] = serde_json::json!([]);
+    }
+    let manifest: Manifest = serde_json::from_value(json).unwrap();
+    manifest.check(&ManifestLimits::default()).unwrap();
+    manifest
+}
+
+/// Returns a value of a tier.
+fn tier_value() -> Vec<u8> {
+    let key = TierKey { fingerprint: Fingerprint::from_bytes([3; 16]), hash: BlockHash::new(1 << 100, 2) };
+    let origins = [Origin { cache: 7, era: 1 }, Origin { cache: 9, era: u64::MAX >> 1 }];
+    TierValue::new(key, &origins, 100, |block| Ok::<_, ()>(block.fill(5))).unwrap().bytes().into()
+}
 
 /// Valid bytes of every kind; also the seeds of the fuzz target.
 fn valid() -> Vec<(&'static str, Vec<u8>)> {
@@ -52,6 +86,9 @@ fn valid() -> Vec<(&'static str, Vec<u8>)> {
         ("welcome", frame(wire::encode(&welcome, 1 << 16).unwrap())),
         ("cache_question", frame(wire::encode(&question, 1 << 16).unwrap())),
         ("cache_answer", frame(wire::encode(&answer, 1 << 16).unwrap())),
+        ("manifest_sequence", frame(wire::encode(&manifest(true), 1 << 16).unwrap())),
+        ("manifest_cached", frame(wire::encode(&manifest(false), 1 << 16).unwrap())),
+        ("tier_value", tier_value()),
         ("heartbeat", FrameHead { kind: FrameKind::Heartbeat, length: 0 }.encode().into()),
     ]
 }

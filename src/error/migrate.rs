@@ -146,10 +146,12 @@ pub enum TransferError {
 impl TransferError {
     /// Returns whether the transfer was refused before anything was copied.
     pub(crate) fn is_refusal(&self) -> bool {
+        use TransferError::*;
         match self {
-            Self::Storage(error) => matches!(error, StorageError::OtherForm { .. }),
-            Self::Transport(_) | Self::Node { .. } | Self::InDoubt { .. } | Self::Dropped => false,
-            Self::Incomplete { .. } | Self::Checksum { .. } | Self::InTransfer { .. } => false,
+            Storage(error) => matches!(error, StorageError::OtherForm { .. }),
+            Transport(_) | Node { .. } | InDoubt { .. } | Dropped | Incomplete { .. } | Checksum { .. } => {
+                false
+            }
             _ => true,
         }
     }

@@ -111,6 +111,7 @@ pub use import::{Import, ImportError, Imported};
 pub use manifest::{Manifest, ManifestLimits};
 pub use process::Process;
 pub use remote::{Remote, RemoteFuture, Remotes, SendError, Sent};
+pub(crate) use report::Kind;
 pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};
 pub(crate) use route::{End, Party, Route};
 pub(crate) use sequence::SequenceCopy;

@@ -106,16 +106,17 @@ pub struct MigrationCounts {
     pub bytes: u64,
 }
 
+/// Returns the counter of a kind of transfer.
+pub(crate) type Kind = fn(&mut MigrationCounts) -> &mut u64;
+
 impl MigrationCounts {
-    /// Counts the end of a transfer. `kind` returns the counter of its kind.
-    pub(crate) fn ended(
-        &mut self,
-        carried: Result<&Carried, &TransferError>,
-        kind: fn(&mut Self) -> &mut u64,
-    ) {
-        match carried {
-            Ok(carried) => {
+    /// Counts the end of a transfer: what it carried, and its stale blocks. `kind` returns the counter
+    /// of its kind.
+    pub(crate) fn ended(&mut self, outcome: Result<(&Carried, usize), &TransferError>, kind: Kind) {
+        match outcome {
+            Ok((carried, stale_blocks)) => {
                 *kind(self) += 1;
+                self.stale_blocks += stale_blocks as u64;
                 self.blocks += carried.blocks as u64;
                 self.bytes += carried.bytes;
             }

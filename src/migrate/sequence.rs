@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::block::{AllocRequest, Blocks, Waiting};
+use crate::block::{AllocRequest, Waiting};
 use crate::error::{AllocError, TransferError};
 use crate::sequence::{Arrival, BlockRefs, Sequence};
 
@@ -66,11 +66,6 @@ impl SequenceCopy {
     pub(crate) fn take_now(&mut self, is_first: bool) -> Result<(), AllocError> {
         self.refs = self.arrival.take_now(is_first)?;
         Ok(())
-    }
-
-    /// Enters the line of the target.
-    pub(crate) fn wait_in_line<'b>(&self, blocks: &'b Blocks) -> Waiting<'b> {
-        self.arrival.wait_in_line(blocks)
     }
 
     /// Takes its blocks in the turn of a place in line.

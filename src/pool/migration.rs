@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
+use crate::block::Class;
 use crate::error::{AllocError, SettleError, TransferError};
 use crate::migrate::{
-    self, BringBackReport, MigrateError, MigrationCounts, MigrationReport, OffloadReport, Party, Route,
-    SequenceCopy,
+    self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Party, Route, SequenceCopy,
 };
 use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
@@ -97,7 +97,7 @@ impl Pool {
         let moved = async {
             match target.place() {
                 Place::Pool(to) => {
-                    comes_back = sequence.swapped_from() == Some(to.tag());
+                    comes_back = sequence.swapped_from == Some(to.tag());
                     // The sequence stays outside of what a deadline cuts short.
                     let moved = self.move_to(&sequence, to, deadline).await;
                     let moved = moved.map(|(sequence, report)| (Some(sequence), report));
@@ -107,12 +107,10 @@ impl Pool {
             }
         };
         let moved = traced!("kvpool.migrate", moved).await;
-        let carried = moved.as_ref().map(|(_, report)| &report.carried).map_err(|failed| &failed.error);
-        if comes_back {
-            self.0.migrations().ended(carried, |counts| &mut counts.swapped_in);
-        } else {
-            self.0.migrations().ended(carried, |counts| &mut counts.migrated);
-        }
+        let outcome = moved.as_ref().map(|(_, report)| (&report.carried, 0)).map_err(|failed| &failed.error);
+        let kind: Kind =
+            if comes_back { |counts| &mut counts.swapped_in } else { |counts| &mut counts.migrated };
+        self.0.migrations().ended(outcome, kind);
         moved.map(|(sequence, report)| D::arrived(sequence, report))
     }
 
@@ -125,14 +123,16 @@ impl Pool {
         let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
         match copy.take_now(true) {
             Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {
-                let asked = copy.request().blocks;
+                let request = copy.request();
                 // On the heap: a sequence that does not wait should not carry it.
                 let waiting = Box::pin(async {
-                    let mut place = copy.wait_in_line(to.blocks());
+                    let mut place = to.blocks().wait_in_line(&request, Class::Growth);
                     to.in_turns(&mut place, |place| copy.take_in_turn(place)).await
                 });
                 match deadline {
-                    Some(deadline) => to.until(asked, deadline, waiting).await.unwrap_or_else(Err)?,
+                    Some(deadline) => {
+                        to.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)?
+                    }
                     None => waiting.await?,
                 }
             }
@@ -140,7 +140,7 @@ impl Pool {
         }
         let (mut arrived, report) = copy.copy().await?;
         // Over a third pool it still comes back.
-        arrived.set_swapped_from(sequence.swapped_from().filter(|&home| home != to.tag()));
+        arrived.swapped_from = sequence.swapped_from.filter(|&home| home != to.tag());
         Ok((arrived, report))
     }
 
@@ -166,7 +166,7 @@ impl Pool {
         &self,
         sequence: &Sequence,
         target: D,
-        kind: fn(&mut MigrationCounts) -> &mut u64,
+        kind: Kind,
     ) -> Result<D::Arrived, TransferError> {
         let copied = async {
             match target.place() {
@@ -181,8 +181,7 @@ impl Pool {
             }
         };
         let copied = traced!("kvpool.replicate", copied).await;
-        let carried = copied.as_ref().map(|(_, report)| &report.carried);
-        self.0.migrations().ended(carried, kind);
+        self.0.migrations().ended(copied.as_ref().map(|(_, report)| (&report.carried, 0)), kind);
         copied.map(|(sequence, report)| D::arrived(sequence, report))
     }
 
@@ -257,7 +256,7 @@ impl Pool {
         sequence: &Sequence,
         target: D,
         deadline: Option<Instant>,
-        kind: fn(&mut MigrationCounts) -> &mut u64,
+        kind: Kind,
     ) -> Result<D::Arrived, TransferError> {
         loop {
             let refused = match self.replicate_as(sequence, target, kind).await {
@@ -332,10 +331,8 @@ impl Pool {
             }
         };
         let offloaded = traced!("kvpool.offload", offloaded).await;
-        let mut counts = self.0.migrations();
-        counts.ended(offloaded.as_ref().map(|report| &report.carried), |counts| &mut counts.offloads);
-        counts.stale_blocks += offloaded.as_ref().map_or(0, |report| report.stale_blocks as u64);
-        drop(counts);
+        let outcome = offloaded.as_ref().map(|report| (&report.carried, report.stale_blocks));
+        self.0.migrations().ended(outcome, |counts| &mut counts.offloads);
         offloaded
     }
 
@@ -368,10 +365,8 @@ impl Pool {
             }
         };
         let came = traced!("kvpool.bring_back", came).await;
-        let mut counts = self.0.migrations();
-        counts.ended(came.as_ref().map(|report| &report.carried), |counts| &mut counts.brought_back);
-        counts.stale_blocks += came.as_ref().map_or(0, |report| report.stale_blocks as u64);
-        drop(counts);
+        let outcome = came.as_ref().map(|report| (&report.carried, report.stale_blocks));
+        self.0.migrations().ended(outcome, |counts| &mut counts.brought_back);
         came
     }
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::TransferError;
 use crate::ids::{PoolTag, SequenceId};
-use crate::migrate::{MigrateError, MigrationCounts, MigrationReport};
+use crate::migrate::{Kind, MigrateError, MigrationReport};
 use crate::sequence::Sequence;
 
 use super::{Pool, Target};
@@ -126,10 +126,10 @@ impl Pool {
             }
             Preempt::Recompute => None,
             Preempt::Swap(to) => {
-                let kind: fn(&mut MigrationCounts) -> &mut u64 = |counts| &mut counts.swapped_out;
+                let kind: Kind = |counts| &mut counts.swapped_out;
                 match self.replicate_settled(&sequence, Target::Device(to), deadline, kind).await {
                     Ok((mut sequence, report)) => {
-                        sequence.set_swapped_from(Some(self.tag()));
+                        sequence.swapped_from = Some(self.tag());
                         Some(Swapped { sequence, pool: to.tag(), report })
                     }
                     Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),

@@ -130,7 +130,8 @@ impl OriginTable {
 
     /// Returns the provenance of blocks with this mark.
     pub(super) fn of(&self, mark: u32) -> Provenance {
-        let sets = self.0.get().map(|sets| sets.lock().unwrap_or_else(PoisonError::into_inner));
+        let sets = self.0.get().filter(|_| mark >> NUMBER_SHIFT != 0);
+        let sets = sets.map(|sets| sets.lock().unwrap_or_else(PoisonError::into_inner));
         Provenance { mark, set: sets.and_then(|sets| sets.by_number.get(&(mark >> NUMBER_SHIFT)).cloned()) }
     }
 
@@ -221,5 +222,36 @@ mod tests {
         drop(sets);
         assert_eq!(table.of(first.mark).origins(None), set(&[(1, 0)]), "it is held");
         assert_eq!(table.of(marked).origins(None), set(&[(1, 1)]), "a row has it");
+    }
+
+    /// Threads mark rows of their own with sets of a moment, and drop them: a row never gets another
+    /// set, whichever thread removes sets meanwhile.
+    #[test]
+    fn no_set_of_a_row_is_removed() {
+        use crate::sync::{AtomicU32, Ordering::Relaxed};
+        const THREADS: u64 = 4;
+        const ROWS: usize = 40;
+        let (table, rounds) = (OriginTable::default(), if cfg!(miri) { 100 } else { 20_000 });
+        let rows: Vec<AtomicU32> = (0..THREADS as usize * ROWS).map(|_| AtomicU32::new(0)).collect();
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let (table, rows) = (&table, &rows);
+                scope.spawn(move || {
+                    let mut held = vec![Vec::new(); ROWS];
+                    for round in 0..rounds {
+                        let (at, origins) = (round as usize * 7 % ROWS, set(&[(thread % 2 + 1, round)]));
+                        let row = &rows[thread as usize * ROWS + at];
+                        assert_eq!(table.of(row.load(Relaxed)).origins(None), held[at]);
+                        let marks = || rows.iter().map(|row| row.load(Relaxed)).collect();
+                        let provenance = table.provenance(&origins, marks);
+                        row.store(provenance.mark, Relaxed);
+                        drop(provenance);
+                        held[at] = origins;
+                    }
+                });
+            }
+        });
+        let kept = table.0.get().unwrap().lock().unwrap().by_number.len();
+        assert!(kept <= 2 * 2 * THREADS as usize * ROWS + 65, "{kept}");
     }
 }

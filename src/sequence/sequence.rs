@@ -42,7 +42,7 @@ pub struct Sequence {
     /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
     /// The pool from which it was swapped to this one.
-    swapped_from: Option<PoolTag>,
+    pub(crate) swapped_from: Option<PoolTag>,
 }
 
 /// Distance, in blocks, at which a registration prefetches what it writes.
@@ -88,15 +88,6 @@ impl Sequence {
     /// Returns the tag of its pool.
     pub fn pool_tag(&self) -> PoolTag {
         self.pool_blocks().tag()
-    }
-
-    /// Returns the pool from which it was swapped to this one.
-    pub(crate) fn swapped_from(&self) -> Option<PoolTag> {
-        self.swapped_from
-    }
-
-    pub(crate) fn set_swapped_from(&mut self, home: Option<PoolTag>) {
-        self.swapped_from = home;
     }
 
     /// Returns the sequences of its pool.

@@ -19,7 +19,7 @@
 //! copy. In the target: only the copying thread, because no other thread knows the blocks; they are
 //! not sealed, so nothing moves them.
 
-use crate::block::{AllocRequest, Blocks, Class, ListEnd, Waiting};
+use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
 use crate::clock::BatchSet;
 use crate::error::{AllocError, TransferError};
 use crate::ids::{BlockId, FrameId, Priority, SequenceId};
@@ -206,11 +206,6 @@ impl Arrival {
             }
         }
         self.take(false, &mut |request, end, take| pool.allocate_guarded(request, Some(end), take))
-    }
-
-    /// Enters the line, before admissions of its priority.
-    pub(crate) fn wait_in_line<'b>(&self, blocks: &'b Blocks) -> Waiting<'b> {
-        blocks.wait_in_line(&self.request(0), Class::Growth)
     }
 
     /// Takes its blocks in the turn of a place in line, as [`take_now`](Self::take_now).

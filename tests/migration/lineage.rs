@@ -224,7 +224,11 @@ impl World {
                 let tokens = prompt(family, 41);
                 let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(&tokens).unwrap();
                 let era = lineage_of(pool, &sequence, &tokens)[side];
-                assert!([0, self.eras[side] + 1].contains(&era), "era {era} of {:?}: {sequence:?}", self.eras);
+                assert!(
+                    [0, self.eras[side] + 1].contains(&era),
+                    "era {era} of {:?}: {sequence:?}",
+                    self.eras
+                );
                 self.found += sequence.len();
             }
             pool.audit().unwrap();

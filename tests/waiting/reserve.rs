@@ -21,7 +21,14 @@ async fn the_reserve_is_for_urgent_requests() {
         let refused = pool.allocate(AllocRequest::new(1).priority(priority)).unwrap_err();
         assert_eq!(
             refused,
-            AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 0, in_transfer: 0, oldest_batch: None }
+            AllocError::Exhausted {
+                asked: 1,
+                free: 0,
+                retired: 0,
+                evictable: 0,
+                in_transfer: 0,
+                oldest_batch: None
+            }
         );
     }
     let urgent = |blocks| AllocRequest::new(blocks).priority(Priority::Urgent);

@@ -224,10 +224,8 @@ pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result
 /// If the value has no header.
 pub fn origins_of(value: &[u8]) -> Vec<Origin> {
     let origins = value[ORIGINS..HEADER_BYTES].chunks_exact(ORIGIN_BYTES);
-    let origin = |at: &[u8]| Origin {
-        cache: u64::from_le_bytes(part(at, 0)),
-        era: u64::from_le_bytes(part(at, 8)),
-    };
+    let origin =
+        |at: &[u8]| Origin { cache: u64::from_le_bytes(part(at, 0)), era: u64::from_le_bytes(part(at, 8)) };
     // Caches have no number 0.
     origins.map(origin).take_while(|origin| origin.cache != 0).collect()
 }

@@ -1,8 +1,8 @@
 //! A pool, a tier, and blocks between them.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::{BlockHash, Origin};

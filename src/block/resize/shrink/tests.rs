@@ -43,7 +43,14 @@ fn an_idle_pool_shrinks_and_grows_again() {
         assert!(all.iter().all(|id| id.index() <= to), "{all:?}");
         assert_eq!(
             pool.allocate(&AllocRequest::new(1), &mut |_| ()),
-            Err(AllocError::Exhausted { asked: 1, free: 0, retired: 0, evictable: 0, in_transfer: 0, oldest_batch: None })
+            Err(AllocError::Exhausted {
+                asked: 1,
+                free: 0,
+                retired: 0,
+                evictable: 0,
+                in_transfer: 0,
+                oldest_batch: None
+            })
         );
         pool.release(&all);
     }
