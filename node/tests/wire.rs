@@ -10,7 +10,7 @@ use kvpool::prefix::{BlockHash, Origin};
 use kvpool::transport::Tag;
 use kvpool::{FrameId, Manifest, ManifestLimits, Run};
 use kvpool_node::protocol::{CacheAnswer, CacheQuestion, List};
-use kvpool_node::tier::{Fingerprint, TierKey, TierValue};
+use kvpool_node::tier::{Fingerprint, TierKey, TierValue, origins_of};
 use kvpool_node::wire::{
     self, Ack, Form, FrameHead, FrameKind, Header, Hello, ItemHead, ItemStatus, Role, Statement, StreamHead,
     StreamPlace, WIRE_VERSION, Welcome,
@@ -43,7 +43,11 @@ fn manifest(is_sequence: bool) -> Manifest {
 fn tier_value() -> Vec<u8> {
     let key = TierKey { fingerprint: Fingerprint::from_bytes([3; 16]), hash: BlockHash::new(1 << 100, 2) };
     let origins = [Origin { cache: 7, era: 1 }, Origin { cache: 9, era: u64::MAX >> 1 }];
-    TierValue::new(key, &origins, 100, |block| Ok::<_, ()>(block.fill(5))).unwrap().bytes().into()
+    let fill = |block: &mut [u8]| {
+        block.fill(5);
+        Ok::<_, ()>(())
+    };
+    TierValue::new(key, &origins, 100, fill).unwrap().bytes().into()
 }
 
 /// Valid bytes of every kind; also the seeds of the fuzz target.
@@ -86,24 +90,39 @@ fn valid() -> Vec<(&'static str, Vec<u8>)> {
         ("welcome", frame(wire::encode(&welcome, 1 << 16).unwrap())),
         ("cache_question", frame(wire::encode(&question, 1 << 16).unwrap())),
         ("cache_answer", frame(wire::encode(&answer, 1 << 16).unwrap())),
-        ("manifest_sequence", frame(wire::encode(&manifest(true), 1 << 16).unwrap())),
-        ("manifest_cached", frame(wire::encode(&manifest(false), 1 << 16).unwrap())),
-        ("tier_value", tier_value()),
         ("heartbeat", FrameHead { kind: FrameKind::Heartbeat, length: 0 }.encode().into()),
     ]
+}
+
+/// Valid manifests and a value of a tier, which are long.
+fn long() -> Vec<Vec<u8>> {
+    let manifest = |is_sequence| wire::encode(&manifest(is_sequence), 1 << 16).unwrap();
+    vec![manifest(true), manifest(false), tier_value()]
+}
+
+#[test]
+fn manifests_and_values_survive_a_round_trip() {
+    let long = long();
+    for (is_sequence, bytes) in [true, false].into_iter().zip(&long) {
+        assert_eq!(wire::decode::<Manifest>(bytes), Ok(manifest(is_sequence)));
+    }
+    let origins = origins_of(&long[2]);
+    assert_eq!(origins, [Origin { cache: 7, era: 1 }, Origin { cache: 9, era: u64::MAX >> 1 }]);
+    long.iter().for_each(|bytes| decode_all(bytes));
 }
 
 #[test]
 fn random_bytes_and_near_misses_are_decoded_or_refused() {
     let mut random = fastrand::Rng::with_seed(11);
-    let valid = valid();
+    let mut valid: Vec<_> = valid().into_iter().map(|(_, bytes)| bytes).collect();
+    valid.extend(long());
     for round in 0..200_000 {
         let mut bytes = if round % 4 == 0 {
             let mut noise = vec![0; random.usize(..100)];
             random.fill(&mut noise);
             noise
         } else {
-            valid[random.usize(..valid.len())].1.clone()
+            valid[random.usize(..valid.len())].clone()
         };
         for _ in 0..random.usize(..3) {
             if !bytes.is_empty() {
