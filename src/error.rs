@@ -46,7 +46,8 @@ pub enum AllocError {
     },
     /// The pool has too few free blocks, in all of its caches and lists together.
     #[error(
-        "requested {asked} blocks; {free} free, {evictable} cached, {retired} retired until a batch in flight ends{}, {held} held",
+        "requested {asked} blocks; {free} free, {evictable} cached, {in_transfer} in transfer, {held} held, \
+         {retired} retired until a batch in flight ends{}",
         TheOldestIs(oldest_batch)
     )]
     Exhausted {
@@ -61,6 +62,10 @@ pub enum AllocError {
         /// Number of free blocks held by moves or by a shrink in progress, until these end or are
         /// [passed over](crate::pool::PoolBuilder::turn_patience).
         held: usize,
+        /// Number of blocks that transfers to or from other pools hold, also those whose future was
+        /// dropped. Those without other owners become free when the transfers end: wait for them,
+        /// rather than preempt.
+        in_transfer: usize,
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
     },

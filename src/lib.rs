@@ -42,7 +42,7 @@
 //! # Runtimes
 //!
 //! Futures run on any executor, with their deadlines, which are [`std::time::Instant`]s. In a tokio
-//! runtime (feature `tokio`, on by default) they use its timer and its threads for blocking copies;
+//! runtime (feature `tokio`, on by default) they use its timer and its threads for long copies;
 //! elsewhere a timer thread that the first wait starts, and copies run where the future is polled.
 //! The [background task](Pool::start_defragmenter) needs tokio. Tests that pause tokio's clock pass
 //! `tokio::time::Instant::into_std` of its time.

@@ -265,7 +265,8 @@ async fn moves_and_migrations_count() {
     let error = here.migrate(sequence, Target::Device(&there)).await.unwrap_err();
     drop(error);
     let migrations = here.metrics().migrations;
-    assert_eq!((migrations.migrated, migrations.failed, migrations.replicated), (1, 1, 0));
+    assert_eq!((migrations.migrated, migrations.refused, migrations.replicated), (1, 1, 0));
+    assert_eq!((migrations.failed, migrations.swapped_out, migrations.swapped_in), (0, 0, 0));
     assert_eq!((migrations.blocks, migrations.bytes), (3, report.carried.bytes));
     balanced(&here);
     balanced(&there);

@@ -251,6 +251,7 @@ fn a_block_that_a_batch_may_see_is_not_evicted_before_it_ends() {
             retired: 0,
             evictable: 10,
             held: 0,
+            in_transfer: 0,
             oldest_batch: Some(batch.ticket())
         }
     );
@@ -323,7 +324,15 @@ fn a_request_that_is_refused_costs_the_cache_nothing() {
         let refused = pool.allocate(AllocRequest::new(asked)).unwrap_err();
         assert_eq!(
             refused,
-            AllocError::Exhausted { asked, free: 14, retired: 0, evictable: 40, held: 0, oldest_batch: None }
+            AllocError::Exhausted {
+                asked,
+                free: 14,
+                retired: 0,
+                evictable: 40,
+                held: 0,
+                in_transfer: 0,
+                oldest_batch: None
+            }
         );
     }
     let mut batch = pool.begin_batch();

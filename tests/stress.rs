@@ -424,6 +424,7 @@ fn a_stopped_batch_holds_back_only_later_frees() {
                 retired: BLOCKS / 4,
                 evictable: 0,
                 held: 0,
+                in_transfer: 0,
                 oldest_batch: Some(Ticket(1)),
             })
         );

@@ -168,3 +168,79 @@ async fn cleared_blocks_do_not_arrive() {
     idle(a.pool()).await;
     idle(b.pool()).await;
 }
+
+/// Waits for a condition.
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let waiting = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(WAIT, waiting).await.unwrap_or_else(|_| panic!("{what}"));
+}
+
+/// Two linked nodes that clear nothing by themselves.
+async fn plain_pair() -> [(Node, Arrivals); 2] {
+    let address = || Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let b = Node::builder(kv::pool(kv::other(), 100)).name("b").listen(address()).start().await.unwrap();
+    let peer = PeerSettings::new("b", b.0.addresses()[0].clone());
+    let a = Node::builder(kv::pool(kv::plain(), 100)).name("a").peers(vec![peer]).start().await.unwrap();
+    for (node, peer) in [(&a.0, "b"), (&b.0, "a")] {
+        let mut peers = Vec::new();
+        while !peers.contains(&(peer.to_owned(), true)) {
+            peers = node.peers().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+    [a, b]
+}
+
+/// Swapped to another node, cleared here, and back: known, and not found.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sequence_that_comes_back_after_a_clear() {
+    let [(a, mut to_a), (b, mut to_b)] = plain_pair().await;
+    let tokens = kv::prompt(1, 42);
+    let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
+    a.pool().migrate(sequence, Target::node("b")).await.unwrap();
+    let there = tokio::time::timeout(WAIT, to_b.recv()).await.expect("an arrival").unwrap().sequence;
+    a.pool().clear_prefix_cache();
+    b.pool().migrate(there, Target::node("a")).await.unwrap();
+    let back = tokio::time::timeout(WAIT, to_a.recv()).await.expect("an arrival").unwrap().sequence;
+    assert_eq!((back.len(), back.announced()), (42, 42));
+    kv::check(a.pool(), &back, &tokens);
+    drop(back);
+    let more = [&tokens[..], &[0]].concat();
+    assert_eq!((kv::cached(a.pool(), &more), kv::cached(b.pool(), &more)), (0, 10));
+    idle(a.pool()).await;
+    idle(b.pool()).await;
+}
+
+/// Cached blocks that went to another node before the clear, and more that were computed there behind
+/// them, do not come back. Those that are computed anew take their place there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cached_blocks_that_come_back_after_a_clear() {
+    let [(a, _to_a), (b, _to_b)] = plain_pair().await;
+    let (keys, tokens) = (PrefixKeys::new(), kv::prompt(1, 61));
+    drop(kv::admit(a.pool(), 7, &tokens[..41]).unwrap());
+    a.pool().offload(Target::node("b"), 100).await.unwrap();
+    drop(kv::admit(b.pool(), 8, &tokens).unwrap());
+    assert_eq!(kv::cached(b.pool(), &tokens), 15);
+    a.pool().clear_prefix_cache();
+    let back = a.pool().bring_back(Target::node("b"), &keys, &tokens).await.unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks), (0, 0));
+    assert_eq!(kv::cached(a.pool(), &tokens), 0);
+    assert!(a.pool().metrics().migrations.stale_blocks > 0);
+    // The same when the other node sends them.
+    let before = a.pool().metrics().migrations.stale_blocks;
+    b.pool().offload(Target::node("a"), 100).await.unwrap();
+    assert_eq!(kv::cached(a.pool(), &tokens), 0);
+    assert_eq!(a.pool().metrics().migrations.stale_blocks, before + 15);
+    drop(kv::admit(a.pool(), 7, &tokens[..41]).unwrap());
+    let there = a.pool().offload(Target::node("b"), 100).await.unwrap();
+    assert_eq!((there.present_blocks, there.carried.blocks), (0, 10));
+    let back = a.pool().bring_back(Target::node("b"), &keys, &tokens).await.unwrap();
+    assert_eq!((back.cached_blocks, kv::cached(a.pool(), &tokens)), (10, 10));
+    until("the blocks of a transfer are released", || a.pool().stats().used == 0).await;
+    idle(a.pool()).await;
+    idle(b.pool()).await;
+}

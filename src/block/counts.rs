@@ -85,6 +85,11 @@ impl Core {
         self.counters.outlived_blocks()
     }
 
+    /// Tells refused requests how many blocks transfers hold.
+    pub(crate) fn set_in_transfer(&self, blocks: usize) {
+        self.counters.set_in_transfer(blocks);
+    }
+
     /// Counts a request that was refused before it was tried.
     pub(crate) fn count_refusal(&self, error: &AllocError) {
         self.counters.refused(error);

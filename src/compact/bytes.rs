@@ -53,7 +53,7 @@ impl Bytes {
     /// Starts copying frames, `bytes` bytes in total.
     ///
     /// A copy in host memory takes processor time: on a tokio runtime a blocking-pool thread does
-    /// it, elsewhere the caller.
+    /// it, elsewhere, or if it is short, the caller.
     ///
     /// # Safety
     ///

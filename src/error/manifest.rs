@@ -135,6 +135,12 @@ pub enum ManifestError {
         /// Place of the second.
         second: u32,
     },
+    /// The origins of a block are out of order.
+    #[error("origins {place} and {} of a block are out of order, or of one cache", place + 1)]
+    Origins {
+        /// Place of the first of the two.
+        place: u32,
+    },
     /// The blocks have another packed form.
     #[error("the blocks have another form: {0}")]
     Form(#[from] FormError),

@@ -95,6 +95,12 @@ pub enum TransferError {
         /// Number of holds.
         holds: usize,
     },
+    /// The block was computed in this pool before its cache was cleared, and comes back.
+    #[error("block {place} was computed here, before the cache was cleared")]
+    Stale {
+        /// Place of the block in the manifest.
+        place: u32,
+    },
     /// A place is not among those that are transferred.
     #[error("block {place} is not transferred")]
     NotTransferred {
@@ -135,6 +141,20 @@ pub enum TransferError {
     /// The transfer did not complete: the runtime stopped, or a storage panicked.
     #[error("the transfer was dropped: its runtime stopped, or a storage panicked")]
     Dropped,
+}
+
+impl TransferError {
+    /// Returns whether the transfer was refused before anything was copied.
+    pub(crate) fn is_refusal(&self) -> bool {
+        use TransferError::*;
+        match self {
+            Storage(error) => matches!(error, StorageError::OtherForm { .. }),
+            Transport(_) | Node { .. } | InDoubt { .. } | Dropped | Incomplete { .. } | Checksum { .. } => {
+                false
+            }
+            _ => true,
+        }
+    }
 }
 
 impl From<TransportError> for TransferError {

@@ -7,6 +7,7 @@ use crate::ids::BlockId;
 use crate::prefix::{BlockHash, Chain, KvEvent, PrefixCache, PrefixHasher, PrefixKeys};
 use crate::sequence::BlockRefs;
 
+use super::carry::forget_cleared;
 use super::export::Export;
 use super::import::Import;
 use super::job::{self, IsAbandoned};
@@ -112,6 +113,7 @@ impl Route {
         export.retain(&import.accepted())?;
         let present_blocks = import.shared_blocks();
         let carried = self.carry(&export, &mut import, is_abandoned)?;
+        let stale_blocks = import.stale_blocks() + forget_cleared(&export, &mut import);
         let (_, refs) = import.commit_as(&|_, _| None)?;
         let finished = export.finish();
         drop(refs);
@@ -120,6 +122,7 @@ impl Route {
             evicted_blocks: finished.evicted_blocks,
             leaving_blocks: finished.leaving_blocks,
             warm_blocks: finished.warm_blocks,
+            stale_blocks,
             carried: Carried { took: began.elapsed(), ..carried },
         })
     }
@@ -145,19 +148,23 @@ impl Route {
         let Contents::Cached(wanted) = export.contents() else { unreachable!("cached blocks") };
         let places: Vec<usize> = wanted.blocks.iter().map(|block| block.depth as usize).collect();
         let mut import = Import::cached(&self.to, wanted, era)?;
-        // Blocks after a gap would never be found.
         let accepted = import.accepted();
-        let gap = (0..).zip(&places).find(|(place, _)| accepted.binary_search(place).is_err());
-        let cached_blocks = gap.map_or(here.len() + places.len(), |(_, &gap)| gap);
         let carried = self.carry(&export, &mut import, is_abandoned)?;
+        let forgotten = forget_cleared(&export, &mut import);
         let (_, mut came) = import.commit_as(&|place, id| prompt.stored(near, id, places[place]))?;
         // In the order of the prompt, so that its end is released first.
         let came_at = accepted.iter().map(|&place| places[place as usize]);
-        here.extend(came_at.zip(import.blocks()));
-        came.blocks.clear();
-        here.sort_unstable();
+        if forgotten == 0 {
+            here.extend(came_at.zip(import.blocks()));
+            came.blocks.clear();
+            here.sort_unstable();
+        }
+        // Blocks after a gap would never be found.
+        let cached_blocks = (0..).zip(&here).take_while(|&(place, &(at, _))| place == at).count();
+        let stale_blocks = import.stale_blocks() + forgotten;
         held.blocks = here.into_iter().map(|(_, id)| id).collect();
         drop((held, export));
-        Ok(BringBackReport { cached_blocks, carried: Carried { took: began.elapsed(), ..carried } })
+        let carried = Carried { took: began.elapsed(), ..carried };
+        Ok(BringBackReport { cached_blocks, stale_blocks, carried })
     }
 }

@@ -16,6 +16,16 @@ use super::transport::{
 /// after the current piece.
 const PIECE_BYTES: usize = 64 << 20;
 
+/// Makes the import forget what arrived, if the cache of the source was cleared since the export
+/// began. Returns the number of these blocks.
+pub(super) fn forget_cleared(export: &Export, import: &mut Import) -> usize {
+    if export.is_current() {
+        return 0;
+    }
+    import.forget();
+    import.missing().len()
+}
+
 impl Route {
     /// Copies the blocks that an import misses. Calls `is_abandoned` between pieces.
     ///

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::error::{FormError, ManifestError, TransferError};
 use crate::ids::{BlockId, SequenceId};
-use crate::prefix::BlockHash;
+use crate::prefix::{BlockHash, ColdBlock, Origin};
 use crate::sequence::{BlockRefs, Outline, Sequence, Sequences};
 use crate::storage::Storage;
 
@@ -82,8 +82,13 @@ impl Export {
     pub(crate) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let era = end.era();
         let cold = ColdBlocks::coldest(end, wanted)?;
-        let blocks =
-            cold.cold.iter().map(|cold| CachedBlock { hash: cold.hash, depth: cold.depth }).collect();
+        let cache = end.cache()?;
+        let block = |cold: &ColdBlock| CachedBlock {
+            hash: cold.hash,
+            depth: cold.depth,
+            origins: cache.origins_of(cold.id),
+        };
+        let blocks = cold.cold.iter().map(block).collect();
         let ids = cold.cold.iter().map(|cold| Some(cold.id)).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Cold(cold));
         Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: false }), era))
@@ -110,7 +115,8 @@ impl Export {
             }
             let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
             refs.blocks.push(id);
-            blocks.push(CachedBlock { hash, depth: first.saturating_add(place as u32) });
+            let depth = first.saturating_add(place as u32);
+            blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id) });
         }
         let ids = refs.blocks.iter().copied().map(Some).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
@@ -146,7 +152,7 @@ impl Export {
         let Contents::Sequence(outline) = &self.contents else { unreachable!("cached blocks") };
         let (from, to) = (self.end().sequences.cache(), to.sequences.cache());
         let agrees = from.zip(to).is_some_and(|(from, to)| to.hasher().agrees_with(from.hasher()));
-        Outline { known: outline.known.clone().filter(|_| agrees), ..outline.clone() }
+        outline.clone().hashed_alike(agrees)
     }
 
     /// States which heads of the model this pool holds, so that pools of another tensor-parallel
@@ -283,6 +289,18 @@ impl Export {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
             Contents::Sequence(_) => Vec::new(),
+        }
+    }
+
+    /// Returns the caches in which a cached block, at this place of the manifest, was computed; none
+    /// for a sequence.
+    ///
+    /// For a store outside of any pool, to be [given](super::import::Import::set_origins) to the
+    /// import that brings the block back.
+    pub fn origins(&self, place: usize) -> &[Origin] {
+        match &self.contents {
+            Contents::Cached(cached) => cached.blocks.get(place).map_or(&[], |block| &block.origins),
+            Contents::Sequence(_) => &[],
         }
     }
 

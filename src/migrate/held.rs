@@ -124,7 +124,12 @@ impl HeldBlocks {
         ids: Vec<Option<BlockId>>,
         refs: Refs,
     ) -> Self {
-        let number = end.transfers.list(direction, sequence, ids.iter().flatten().copied().collect());
+        let number = end.transfers.list(
+            end.sequences.blocks(),
+            direction,
+            sequence,
+            ids.iter().flatten().copied().collect(),
+        );
         Self { end: end.clone(), number, ids, refs, gives_up: OnceLock::new() }
     }
 
@@ -188,13 +193,13 @@ impl HeldBlocks {
             std::mem::take(&mut cold.cold).into_iter().partition(|cold| kept.contains(&cold.id));
         cold.cold = stay;
         cold.put_back(&back);
-        self.end.transfers.relist(self.number, ids);
+        self.end.transfers.relist(self.end.sequences.blocks(), self.number, ids);
         Ok(())
     }
 
     /// Takes the references of an import over.
     pub(super) fn take_refs(&mut self) -> BlockRefs {
-        self.end.transfers.relist(self.number, Vec::new());
+        self.end.transfers.relist(self.end.sequences.blocks(), self.number, Vec::new());
         match std::mem::replace(&mut self.refs, Refs::Released) {
             Refs::Listed(refs) => refs,
             Refs::Cold(_) | Refs::Released => BlockRefs::new(&self.end.sequences),
@@ -227,7 +232,7 @@ impl HeldBlocks {
     pub(super) fn quarantine(self: &Arc<Self>) {
         // Otherwise the caller has the last reference, and is about to drop it.
         if Arc::strong_count(self) > 1 {
-            self.end.transfers.quarantine(self.number);
+            self.end.transfers.quarantine(self.end.sequences.blocks(), self.number);
         }
     }
 }
@@ -239,7 +244,7 @@ impl Drop for HeldBlocks {
         }
         // Released first: until then they are reported.
         self.refs = Refs::Released;
-        self.end.transfers.unlist(self.number);
+        self.end.transfers.unlist(self.end.sequences.blocks(), self.number);
     }
 }
 

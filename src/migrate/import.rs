@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::block::Blocks;
 use crate::error::{AllocError, FormError, ManifestError, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
-use crate::prefix::{BlockHash, KvEvent};
+use crate::prefix::{BlockHash, KvEvent, Origin, is_older};
 use crate::sequence::{Arrival, BlockRefs, Outline, Sequence};
 use crate::storage::Storage;
 
@@ -25,7 +25,8 @@ use super::gather::Gather;
 use super::heads::{HeadRange, PackedBlock};
 use super::held::{HeldBlocks, Piece, Refs};
 use super::manifest::{
-    CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_distinct, check_same_form, checksum,
+    CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_distinct, check_origins,
+    check_same_form, checksum,
 };
 use super::route::End;
 use super::transfers::TransferDirection;
@@ -40,7 +41,9 @@ pub struct Import {
     arriving: Arriving,
     /// Places whose bytes come from the source.
     missing: Vec<u32>,
-    /// Of these, the ones that were not found to be right.
+    /// Blocks that were not accepted, because they were computed here before a clear.
+    stale: usize,
+    /// Of the missing places, the ones that were not found to be right.
     unverified: BTreeSet<u32>,
     /// Checksum of each place; none between pools of one process, or if the caller verifies.
     checksums: Vec<u64>,
@@ -129,8 +132,7 @@ impl Import {
         }
         let mut import = match manifest.contents() {
             Contents::Sequence(outline) => {
-                let known = outline.known.clone().filter(|_| agrees);
-                Self::sequence(end, Outline { known, ..outline.clone() }, end.era())?
+                Self::sequence(end, outline.clone().hashed_alike(agrees), end.era())?
             }
             Contents::Cached(_) if !agrees => return Err(ManifestError::Hashing.into()),
             Contents::Cached(cached) => Self::cached(end, cached, end.era())?,
@@ -149,7 +151,8 @@ impl Import {
     pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
         end.check_alive()?;
         let depth = |place: u32| first.saturating_add(place);
-        let blocks = (0..).zip(hashes).map(|(place, &hash)| CachedBlock { hash, depth: depth(place) });
+        let block = |(place, &hash)| CachedBlock { hash, depth: depth(place), origins: Vec::new() };
+        let blocks = (0..).zip(hashes).map(block);
         let cached = CachedBlocks { blocks: blocks.collect(), is_chain: true };
         check_distinct(&cached.blocks)?;
         let mut import = Self::cached(end, &cached, end.era())?;
@@ -160,26 +163,50 @@ impl Import {
 
     /// Prepares the target of a sequence; `era` is that of the cache before the sequence was read.
     pub(super) fn sequence(end: &End, outline: Outline, era: u64) -> Result<Self, TransferError> {
-        let id = outline.id;
-        let (arrival, refs) = Arrival::prepare(outline, &end.sequences, era)?;
-        let ids: Vec<_> = refs.blocks.iter().copied().map(Some).collect();
-        let missing = (arrival.shared() as u32..ids.len() as u32).collect();
-        Ok(Self::reserved(end, Some(id), ids, refs, missing, Arriving::Sequence(Box::new(arrival))))
+        let mut arrival = Arrival::open(outline, &end.sequences, era)?;
+        let refs = arrival.take_now(false)?;
+        Ok(Self::arriving(end, arrival, refs))
     }
 
-    /// Prepares the target of cached blocks: of those that are missing here, as many as fit.
+    /// Prepares the target of a sequence that has taken its blocks.
+    pub(super) fn arriving(end: &End, arrival: Arrival, refs: BlockRefs) -> Self {
+        let id = arrival.id();
+        let ids: Vec<_> = refs.blocks.iter().copied().map(Some).collect();
+        let missing = (arrival.shared() as u32..ids.len() as u32).collect();
+        Self::reserved(end, Some(id), ids, refs, missing, Arriving::Sequence(Box::new(arrival)))
+    }
+
+    /// Prepares the target of cached blocks: of those that are missing here, as many as fit. Leaves
+    /// out those that were computed here before a clear, and what follows them in a chain. Blocks
+    /// that are here from before a clear of their source give way.
     pub(super) fn cached(end: &End, cached: &CachedBlocks, era: u64) -> Result<Self, TransferError> {
         let (cache, pool) = (end.cache()?, end.sequences.blocks());
-        let since = cache.uncached().newest();
         let mut refs = BlockRefs::new(&end.sequences);
         let (mut ids, mut missing) = (vec![None; cached.blocks.len()], Vec::new());
+        let (mut stale, mut outdated) = (0, Vec::new());
         for (place, block) in cached.blocks.iter().enumerate() {
+            let is_stale = !cache.accepts_in(era, &block.origins);
+            stale += usize::from(is_stale);
+            if is_stale || stale > 0 && cached.is_chain {
+                continue;
+            }
             // Referenced, so that it stays here while it is given up there.
             ids[place] = cache.take(pool, block.hash, era);
+            if let Some(id) = ids[place]
+                && cache.has_origins()
+                && is_older(&cache.origins_of(id), &block.origins)
+            {
+                cache.untake(pool, &[id], false);
+                outdated.push(block.hash);
+                ids[place] = None;
+            }
             match ids[place] {
                 Some(id) => refs.blocks.push(id),
                 None => missing.push(place as u32),
             }
+        }
+        if !outdated.is_empty() {
+            cache.uncache_hashes(pool, &outdated);
         }
         let present = refs.blocks.len();
         let room = match missing.len() {
@@ -197,8 +224,12 @@ impl Import {
             ids[place as usize] = Some(id);
         }
         let CachedBlocks { blocks, is_chain } = cached.clone();
-        let arriving = Arriving::Cached(Cached { blocks, is_chain, era: Some(era), since });
-        Ok(Self::reserved(end, None, ids, refs, missing, arriving))
+        // What is written from here on was written after the calls so far.
+        let arriving =
+            Arriving::Cached(Cached { blocks, is_chain, era: Some(era), since: cache.uncached().newest() });
+        let mut import = Self::reserved(end, None, ids, refs, missing, arriving);
+        import.stale = stale;
+        Ok(import)
     }
 
     fn reserved(
@@ -211,7 +242,8 @@ impl Import {
     ) -> Self {
         let held = HeldBlocks::new(end, TransferDirection::Import, sequence, ids, Refs::Listed(refs));
         let (unverified, checksums, is_stated) = (BTreeSet::new(), Vec::new(), false);
-        Self { held: Arc::new(held), arriving, missing, unverified, checksums, is_stated, gather: None }
+        let held = Arc::new(held);
+        Self { held, arriving, missing, stale: 0, unverified, checksums, is_stated, gather: None }
     }
 
     /// Returns the number of the transfer, which no other of the pool has.
@@ -241,6 +273,34 @@ impl Import {
     /// Returns the number of blocks that are cached here and need not be transferred.
     pub fn shared_blocks(&self) -> usize {
         self.held.ids().iter().flatten().count() - self.missing.len()
+    }
+
+    /// Returns the number of cached blocks that were not accepted, because they were computed here
+    /// before the cache was cleared.
+    pub fn stale_blocks(&self) -> usize {
+        self.stale
+    }
+
+    /// States where a missing cached block was computed, as its [export](super::export::Export::origins)
+    /// said; the default is nowhere that is known.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Stale`] if it was computed here before the cache was cleared: drop the import.
+    /// [`TransferError::NotTransferred`], also for a sequence; [`TransferError::Manifest`] for origins
+    /// out of order. Nothing changes.
+    pub fn set_origins(&mut self, place: u32, origins: &[Origin]) -> Result<(), TransferError> {
+        self.check_missing(&[place])?;
+        check_origins(origins)?;
+        let Arriving::Cached(cached) = &mut self.arriving else {
+            return Err(TransferError::NotTransferred { place });
+        };
+        let cache = self.held.end().cache()?;
+        if cached.era.is_some_and(|era| !cache.accepts_in(era, origins)) {
+            return Err(TransferError::Stale { place });
+        }
+        cached.blocks[place as usize].origins = origins.to_vec();
+        Ok(())
     }
 
     /// Returns the blocks of the accepted places, in order.
@@ -312,7 +372,15 @@ impl Import {
     pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
         manifest.check(&ManifestLimits::default())?;
         match &mut self.gather {
-            Some(gather) => Ok(gather.add(manifest)?),
+            Some(gather) => {
+                gather.add(manifest)?;
+                if let (Arriving::Sequence(arrival), Contents::Sequence(Outline { known: Some(known), .. })) =
+                    (&mut self.arriving, manifest.contents())
+                {
+                    arrival.join(known);
+                }
+                Ok(())
+            }
             None => Err(ManifestError::Sources { what: "the heads" }.into()),
         }
     }
@@ -456,9 +524,14 @@ impl Import {
         let arrived = || {
             self.missing.iter().filter_map(|&place| Some((place as usize, self.held.ids()[place as usize]?)))
         };
+        let mut last = None;
         for (place, id) in arrived() {
-            let CachedBlock { hash, depth } = cached.blocks[place];
-            cache.note(id, hash, era, depth);
+            let CachedBlock { hash, depth, origins } = &cached.blocks[place];
+            if last.as_ref().is_none_or(|&(of, _)| of != origins) {
+                last = Some((origins, cache.provenance(origins)));
+            }
+            let mark = last.as_ref().map_or(0, |(_, provenance)| provenance.mark);
+            cache.note(id, *hash, era, *depth, mark);
             // Of bytes in the form of this pool: cached blocks come from one source.
             if let Some(&sum) = self.checksums.get(place) {
                 cache.note_sum(id, sum);

@@ -8,14 +8,14 @@
 use crate::config::FRAME_BITS;
 use crate::error::{FormError, ManifestError};
 use crate::ids::{Priority, SequenceId};
-use crate::prefix::{BlockHash, Chain, PrefixHasher};
+use crate::prefix::{BlockHash, Chain, ORIGINS_MAX, Origin, PrefixHasher};
 use crate::sequence::{Outline, TOKENS_MAX};
 
 use super::form::PackedForm;
 use super::heads::HeadRange;
 
 /// Version of the manifests that this library writes and reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
@@ -52,12 +52,13 @@ pub(super) struct CachedBlocks {
     pub(super) is_chain: bool,
 }
 
-/// A cached block: its hash, and the number of blocks before it in its chain.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// A cached block: its hash, the number of blocks before it in its chain, and its origins.
+#[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlock {
     pub(super) hash: BlockHash,
     pub(super) depth: u32,
+    pub(super) origins: Vec<Origin>,
 }
 
 /// Lengths that a target accepts in a manifest.
@@ -114,6 +115,7 @@ impl Manifest {
                 }
                 let deepest = cached.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
                 at_most("blocks before a cached block", u64::from(deepest), DEPTH_MAX)?;
+                cached.blocks.iter().try_for_each(|block| check_origins(&block.origins))?;
                 check_distinct(&cached.blocks)
             }
         }
@@ -127,6 +129,7 @@ impl Manifest {
         if self.hashing.is_none() {
             return Err(ManifestError::Hashing);
         }
+        check_origins(&known.origins)?;
         at_most("announced tokens", known.announced, tokens_max)?;
         let block_tokens = u64::from(self.form.block_tokens());
         exactly("hashes", known.hashes.len() as u64, known.announced / block_tokens)?;
@@ -153,7 +156,7 @@ impl Manifest {
     /// Checks that the hashes are those of the tokens, if it has both and the pool hashes alike.
     pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), ManifestError> {
         let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
-        let Some(tokens) = &known.tokens else { return Ok(()) };
+        let Some(tokens) = known.tokens.as_ref().filter(|_| !known.is_stale) else { return Ok(()) };
         let (mut chain, mut place, mut wrong) = (Chain::after(known.root, 0), 0, None);
         chain.extend(hasher, tokens, |hash| {
             if known.hashes.get(place) != Some(&hash) {
@@ -171,6 +174,8 @@ impl Manifest {
             // Whether a source kept the token ids depends on its subscribers; times differ.
             if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
                 (known.tokens, known.keep_left_ms) = (None, None);
+                // Each source has a cache of its own; the target joins them.
+                (known.is_stale, known.origins) = (false, Vec::new());
             }
             contents
         };
@@ -278,6 +283,15 @@ fn at_most(what: &'static str, got: u64, max: u32) -> Result<(), ManifestError> 
 
 fn exactly(what: &'static str, got: u64, want: u64) -> Result<(), ManifestError> {
     if got == want { Ok(()) } else { Err(ManifestError::Contradiction { what, got, want }) }
+}
+
+/// Checks that origins are a set, in order.
+pub(super) fn check_origins(origins: &[Origin]) -> Result<(), ManifestError> {
+    at_most("origins", origins.len() as u64, ORIGINS_MAX as u32)?;
+    match (0..).zip(origins.windows(2)).find(|(_, pair)| pair[0].cache >= pair[1].cache) {
+        Some((place, _)) => Err(ManifestError::Origins { place }),
+        None => Ok(()),
+    }
 }
 
 /// Checks that no hash is repeated.

@@ -1,7 +1,7 @@
 //! Migration: transfer of blocks to another pool, on the host or on another device, and back.
 //!
 //! There are three operations. A whole sequence is copied and continues in the other pool
-//! ([`replicate`]; [`migrate`] also closes the source). Cached blocks that would be evicted soon
+//! ([`SequenceCopy`]; to move it, the source is closed afterwards). Cached blocks that would be evicted soon
 //! move to another pool's cache ([`offload`]). Cached blocks of a prompt are copied back from there
 //! ([`bring_back`]).
 //!
@@ -33,7 +33,7 @@
 //! transport may still read or write stay owned, and are reported as quarantined.
 //!
 //! Within the process the transfer runs as a job of its own: on a tokio runtime in a thread for
-//! blocking work, elsewhere in the polling thread. It owns export and import. The future can
+//! blocking work, elsewhere, or for a short copy of a sequence, in the polling thread. It owns export and import. The future can
 //! therefore be dropped at its single await: the job stops after the current piece, and drops them.
 //! A sequence owned by a dropped future is closed, like any dropped sequence; a borrowed one is
 //! unaffected. An offload belongs entirely to its job, which also commits it: when the future is
@@ -58,6 +58,20 @@
 //! a block is evicted here after it was registered there, and only if no sequence took it meanwhile
 //! a formerly evictable block that the transfer holds is evictable again when the transfer ends, however it ends
 //! ```
+//!
+//! # Eras
+//!
+//! A cache that was cleared must not find what was computed before. So blocks and sequences travel
+//! with their [origins](crate::prefix::Origin): the caches in which they were computed, with the
+//! eras. An import takes up nothing with an earlier era of its own cache among them, and shares no
+//! cached block of another era of a cache than the sequence that arrives. The tokens of a sequence
+//! stay known; its hashes are given up.
+//!
+//! | cleared | between | effect |
+//! |---|---|---|
+//! | the source | export and commit | the import [forgets](Import::forget) the hashes: the export [asks](Export::is_current) just before the commit |
+//! | the source | that question and the end of the commit | found in the target, as if the copy had come before the clear; refused if it comes back |
+//! | the target | the first step and the end of the commit | noted in the earlier era, and not found |
 //!
 //! # Files
 //!
@@ -97,8 +111,9 @@ pub use import::{Import, ImportError, Imported};
 pub use manifest::{Manifest, ManifestLimits};
 pub use process::Process;
 pub use remote::{Remote, RemoteFuture, Remotes, SendError, Sent};
+pub(crate) use report::Kind;
 pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};
 pub(crate) use route::{End, Party, Route};
-pub(crate) use sequence::{migrate, replicate};
+pub(crate) use sequence::SequenceCopy;
 pub(crate) use transfers::Transfers;
 pub use transfers::{TransferDirection, TransferOwner};

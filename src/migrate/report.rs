@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::error::TransferError;
+
 /// Bytes copied from one pool to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -47,6 +49,9 @@ pub struct OffloadReport {
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
+    /// Blocks that are not found there: they stay, because they were computed there before that
+    /// cache was cleared, or were copied while this cache was cleared.
+    pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
 }
@@ -58,6 +63,9 @@ pub struct OffloadReport {
 pub struct BringBackReport {
     /// Leading full blocks of the prompt that are now cached here.
     pub cached_blocks: usize,
+    /// Blocks that are not found here, because they were computed before a cache was cleared: here
+    /// in an earlier era, or there while they were copied.
+    pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
 }
@@ -70,32 +78,50 @@ pub struct BringBackReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MigrationCounts {
-    /// Sequences that were moved to another pool.
+    /// Sequences that were moved to another pool, except for swaps.
     pub migrated: u64,
     /// Sequences that were copied to another pool.
     pub replicated: u64,
+    /// Sequences that a [preemption](crate::Pool::preempt) swapped to another pool.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub swapped_out: u64,
+    /// Swapped sequences that went from this pool back to the one from which they had come.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub swapped_in: u64,
     /// Offloads of cached blocks to another pool.
     pub offloads: u64,
     /// Prompts whose cached blocks were copied back from another pool.
     pub brought_back: u64,
-    /// Transfers that ended with an error.
+    /// Transfers that ended with an error after they had begun.
     pub failed: u64,
+    /// Transfers that were refused before anything was copied, for example for a lack of room.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub refused: u64,
+    /// Cached blocks that were not taken up, because they were computed before a cache was cleared.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub stale_blocks: u64,
     /// Copied blocks.
     pub blocks: u64,
     /// Bytes of the copied blocks.
     pub bytes: u64,
 }
 
+/// Returns the counter of a kind of transfer.
+pub(crate) type Kind = fn(&mut MigrationCounts) -> &mut u64;
+
 impl MigrationCounts {
-    /// Counts the end of a transfer. `kind` returns the counter of its kind.
-    pub(crate) fn ended(&mut self, carried: Option<&Carried>, kind: fn(&mut Self) -> &mut u64) {
-        match carried {
-            Some(carried) => {
+    /// Counts the end of a transfer: what it carried, and its stale blocks. `kind` returns the counter
+    /// of its kind.
+    pub(crate) fn ended(&mut self, outcome: Result<(&Carried, usize), &TransferError>, kind: Kind) {
+        match outcome {
+            Ok((carried, stale_blocks)) => {
                 *kind(self) += 1;
+                self.stale_blocks += stale_blocks as u64;
                 self.blocks += carried.blocks as u64;
                 self.bytes += carried.bytes;
             }
-            None => self.failed += 1,
+            Err(error) if error.is_refusal() => self.refused += 1,
+            Err(_) => self.failed += 1,
         }
     }
 }

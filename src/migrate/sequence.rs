@@ -1,11 +1,12 @@
-//! Transfer of a sequence to another pool of the process.
+//! Copies of sequences between pools of the process.
 
 use std::time::Instant;
 
-use crate::error::TransferError;
-use crate::sequence::Sequence;
+use crate::block::{AllocRequest, Waiting};
+use crate::error::{AllocError, TransferError};
+use crate::sequence::{Arrival, BlockRefs, Sequence};
 
-use super::error::MigrateError;
+use super::carry::forget_cleared;
 use super::export::Export;
 use super::import::{Import, Imported};
 use super::job;
@@ -15,57 +16,90 @@ use super::route::Route;
 /// Transfers of fewer bytes run in the calling thread: waking another would take longer.
 const COPIED_AT_ONCE: usize = 256 << 10;
 
-/// Creates a copy of a sequence in another pool.
+/// A sequence on its way to another pool: its id is open there, and its blocks here are held.
 ///
-/// It has the same id, tokens, committed length, priority and bytes.
+/// ```text
+/// begin -> take_now, or take_in_turn in each turn of the line -> copy
+/// ```
 ///
-/// The source is only read. Blocks cached in the target are shared. Blocks that can be found in the
-/// source's cache can afterwards be found in the target's.
-///
-/// The future may be dropped at any time, without effect.
-///
-/// # Errors
-///
-/// [`TransferError`], without effect.
-pub(crate) async fn replicate(
-    route: Result<Route, TransferError>,
-    sequence: &Sequence,
-) -> Result<(Sequence, MigrationReport), TransferError> {
-    let began = Instant::now();
-    let route = route?;
-    // Read before the source's: what is cleared here first, and then there, is not found there.
-    let era = route.to.era();
-    let export = Export::copy_of(&route.from, sequence)?;
-    let outline = export.outline_for(&route.to);
-    let mut import = Import::sequence(&route.to, outline, era)?;
-    let (tokens, shared_blocks) = (sequence.len(), import.shared_blocks());
-    let is_short = route.is_on_host() && import.missing().len() * route.block_bytes() < COPIED_AT_ONCE;
-    let done = job::run(is_short, move |is_abandoned| {
-        let carried = route.carry(&export, &mut import, is_abandoned)?;
-        Ok((export, import, carried))
-    });
-    let (export, mut import, mut carried) = done.await?;
-    // No await from here to the end: either the caller receives the new sequence, or nothing has
-    // happened.
-    let Imported::Sequence(arrived) = import.commit_as(&|_, _| None)?.0 else {
-        unreachable!("of the outline of a sequence")
-    };
-    drop(export);
-    carried.took = began.elapsed();
-    Ok((*arrived, MigrationReport { tokens, shared_blocks, carried }))
+/// The source is only read. Dropping the copy at any time undoes it.
+pub(crate) struct SequenceCopy {
+    began: Instant,
+    tokens: usize,
+    route: Route,
+    export: Export,
+    arrival: Arrival,
+    /// Its blocks in the target.
+    refs: BlockRefs,
 }
 
-/// Like [`replicate`], and closes the source sequence on success.
-///
-/// Dropping the future closes it too.
-///
-/// # Errors
-///
-/// [`MigrateError`], which returns the sequence unchanged.
-pub(crate) async fn migrate(
-    route: Result<Route, TransferError>,
-    sequence: Sequence,
-) -> Result<(Sequence, MigrationReport), MigrateError> {
-    let outcome = replicate(route, &sequence).await;
-    outcome.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
+impl SequenceCopy {
+    /// Opens the copy. It has the same id, tokens, committed length and priority.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`], without effect.
+    pub(crate) fn begin(
+        route: Result<Route, TransferError>,
+        sequence: &Sequence,
+    ) -> Result<Self, TransferError> {
+        let (began, route) = (Instant::now(), route?);
+        // Read before the source's: what is cleared here first, and then there, is not found there.
+        let era = route.to.era();
+        let export = Export::copy_of(&route.from, sequence)?;
+        let arrival = Arrival::open(export.outline_for(&route.to), &route.to.sequences, era)?;
+        let refs = BlockRefs::new(&route.to.sequences);
+        Ok(Self { began, tokens: sequence.len(), route, export, arrival, refs })
+    }
+
+    /// Returns the request for all of its blocks.
+    pub(crate) fn request(&self) -> AllocRequest {
+        self.arrival.request(0)
+    }
+
+    /// Takes its blocks in the target, without waiting. Those cached there are shared. `is_first`:
+    /// only if no request of its priority waits.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; another attempt is possible.
+    pub(crate) fn take_now(&mut self, is_first: bool) -> Result<(), AllocError> {
+        self.refs = self.arrival.take_now(is_first)?;
+        Ok(())
+    }
+
+    /// Takes its blocks in the turn of a place in line.
+    pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
+        self.refs = self.arrival.take_in_turn(place)?;
+        Ok(())
+    }
+
+    /// Copies the bytes, after its blocks were taken, and completes the sequence.
+    ///
+    /// Blocks that can be found in the source's cache can afterwards be found in the target's. The
+    /// future may be dropped at any time, without effect.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError`], without effect.
+    pub(crate) async fn copy(self) -> Result<(Sequence, MigrationReport), TransferError> {
+        let Self { began, tokens, route, export, arrival, refs } = self;
+        let mut import = Import::arriving(&route.to, arrival, refs);
+        let shared_blocks = import.shared_blocks();
+        let is_short = route.is_on_host() && import.missing().len() * route.block_bytes() < COPIED_AT_ONCE;
+        let done = job::run(is_short, move |is_abandoned| {
+            let carried = route.carry(&export, &mut import, is_abandoned)?;
+            Ok((export, import, carried))
+        });
+        let (export, mut import, mut carried) = done.await?;
+        // No await from here to the end: either the caller receives the new sequence, or nothing has
+        // happened.
+        forget_cleared(&export, &mut import);
+        let Imported::Sequence(arrived) = import.commit_as(&|_, _| None)?.0 else {
+            unreachable!("of the outline of a sequence")
+        };
+        drop(export);
+        carried.took = began.elapsed();
+        Ok((*arrived, MigrationReport { tokens, shared_blocks, carried }))
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::block::Blocks;
 use crate::ids::{BlockId, SequenceId};
 use crate::storage::Storage;
 
@@ -64,6 +65,17 @@ struct Open {
     entries: BTreeMap<u64, Entry>,
 }
 
+impl Open {
+    fn counts(&self) -> TransferCounts {
+        let mut counts = TransferCounts::default();
+        for entry in self.entries.values() {
+            let count = if entry.quarantined { &mut counts.quarantined } else { &mut counts.in_transfer };
+            *count += entry.blocks.len();
+        }
+        counts
+    }
+}
+
 struct Entry {
     direction: TransferDirection,
     sequence: Option<SequenceId>,
@@ -77,36 +89,43 @@ impl Transfers {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lists a transfer, and returns its number.
+    /// Changes the list, and tells the pool how many blocks are in transfer.
+    fn change<T>(&self, pool: &Blocks, change: impl FnOnce(&mut Open) -> T) -> T {
+        let mut open = self.open();
+        let changed = change(&mut open);
+        // Under the lock, so that the last change is told last.
+        pool.set_in_transfer(open.counts().in_transfer);
+        changed
+    }
+
+    /// Lists a transfer of a pool, and returns its number.
     pub(super) fn list(
         &self,
+        pool: &Blocks,
         direction: TransferDirection,
         sequence: Option<SequenceId>,
         blocks: Vec<BlockId>,
     ) -> u64 {
-        let mut open = self.open();
-        let number = open.next;
-        open.next += 1;
-        let entry = Entry { direction, sequence, blocks, quarantined: false, since: Instant::now() };
-        open.entries.insert(number, entry);
-        number
+        self.change(pool, |open| {
+            let number = open.next;
+            open.next += 1;
+            let entry = Entry { direction, sequence, blocks, quarantined: false, since: Instant::now() };
+            open.entries.insert(number, entry);
+            number
+        })
     }
 
-    pub(super) fn relist(&self, number: u64, blocks: Vec<BlockId>) {
-        if let Some(entry) = self.open().entries.get_mut(&number) {
-            entry.blocks = blocks;
-        }
+    pub(super) fn relist(&self, pool: &Blocks, number: u64, blocks: Vec<BlockId>) {
+        self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.blocks = blocks));
     }
 
-    pub(super) fn unlist(&self, number: u64) {
-        self.open().entries.remove(&number);
+    pub(super) fn unlist(&self, pool: &Blocks, number: u64) {
+        self.change(pool, |open| open.entries.remove(&number));
     }
 
     /// Records that only transports hold the blocks of a transfer.
-    pub(super) fn quarantine(&self, number: u64) {
-        if let Some(entry) = self.open().entries.get_mut(&number) {
-            entry.quarantined = true;
-        }
+    pub(super) fn quarantine(&self, pool: &Blocks, number: u64) {
+        self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.quarantined = true));
     }
 
     /// Returns the transfers, oldest first.
@@ -123,12 +142,7 @@ impl Transfers {
 
     /// Returns the numbers of blocks under transfer.
     pub(crate) fn counts(&self) -> TransferCounts {
-        let mut counts = TransferCounts::default();
-        for entry in self.open().entries.values() {
-            let count = if entry.quarantined { &mut counts.quarantined } else { &mut counts.in_transfer };
-            *count += entry.blocks.len();
-        }
-        counts
+        self.open().counts()
     }
 
     /// Returns the pool's end of the transport within the process, and its region of `storage`.

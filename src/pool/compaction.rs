@@ -25,9 +25,10 @@ impl Pool {
     /// The future may be dropped at any time; moves that are being copied then finish by
     /// themselves.
     ///
-    /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
-    /// does. A copy that takes longer than the [deadline](DefragOptions::copy_deadline) ends the
-    /// run with [`DefragError::CopyOverdue`].
+    /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB in
+    /// host memory at a time: these the polling thread copies, as it does elsewhere. A copy that
+    /// takes longer than the [deadline](DefragOptions::copy_deadline) ends the run with
+    /// [`DefragError::CopyOverdue`].
     ///
     /// A future that is kept without being polled loses its turn to the next in line, once its
     /// copies are over and the [patience](crate::pool::PoolBuilder::turn_patience) has passed; when

@@ -2,8 +2,11 @@
 
 use std::time::Instant;
 
-use crate::error::{SettleError, TransferError};
-use crate::migrate::{self, BringBackReport, MigrateError, OffloadReport, Party, Route};
+use crate::block::Class;
+use crate::error::{AllocError, SettleError, TransferError};
+use crate::migrate::{
+    self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Party, Route, SequenceCopy,
+};
 use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
 
@@ -17,16 +20,31 @@ impl Pool {
     /// with the same id, tokens, committed length and priority, and is closed here. Blocks that the
     /// other pool has already cached are shared instead of copied. If the prefix caches of both
     /// pools use the same hashing, what is known of the sequence's tokens moves along and can be
-    /// hit there; otherwise its new blocks are not cached there, like those of a sequence without
-    /// announced tokens.
+    /// hit there; otherwise its ids stay known, and its blocks are not cached there. The same holds
+    /// where a cache was [cleared](Self::clear_prefix_cache) since its blocks were computed: this
+    /// pool's, or the other one's if the sequence comes back. A pool does not find what was computed
+    /// in it before a clear, however it comes back. It cannot tell by which weights another pool
+    /// computed; after a change of weights, clear each pool that computes.
     ///
-    /// On a tokio runtime a blocking-pool thread copies the bytes; elsewhere the polling thread
-    /// does. A batch in flight that writes the sequence is a reason to refuse it; await
+    /// If the other pool has no room, the sequence waits there in the line of
+    /// [`allocate_async`](Self::allocate_async), as a running sequence: after requests of higher
+    /// priority, before leases and admissions of its own. It holds no block there while it waits,
+    /// and nothing overtakes it but appends to running sequences. A sequence that is larger than the
+    /// other pool is refused at once. Of the other ways to another pool, only
+    /// [`migrate_until`](Self::migrate_until) waits for room;
+    /// [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a node fail at
+    /// once, and [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many blocks
+    /// as there is room for.
+    ///
+    /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB
+    /// between pools in host memory: these the polling thread copies, as it does elsewhere. A batch
+    /// in flight that writes the sequence is a reason to refuse it; await
     /// [`settled`](Self::settled) first, or use [`migrate_until`](Self::migrate_until). Batches of
     /// other sequences are no obstacle. Frees here are not held back by the copy.
     ///
-    /// Dropping the future stops the copy and closes the sequence; use
-    /// [`replicate`](Self::replicate) to keep it.
+    /// Dropping the future gives up its place in line, or stops the copy, and closes the sequence;
+    /// use [`replicate`](Self::replicate) to keep it, or [`migrate_until`](Self::migrate_until) to get
+    /// it back.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Target, storage::KvLayout};
@@ -54,9 +72,9 @@ impl Pool {
     ///
     /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::SamePool`],
     /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
-    /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the other pool has no room,
-    /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Storage`] if the
-    /// layouts differ or a copy fails.
+    /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
+    /// other pool, [`TransferError::Sequence`] if the id is open there, [`TransferError::Storage`]
+    /// if the layouts differ or a copy fails.
     ///
     /// To a [node](super::Target::node): also [`TransferError::UnknownNode`],
     /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if this
@@ -67,39 +85,97 @@ impl Pool {
         sequence: Sequence,
         target: D,
     ) -> Result<D::Arrived, MigrateError> {
+        self.migrate_by(sequence, target, None).await
+    }
+
+    /// Moves a sequence, and waits for room until a deadline, if there is one.
+    async fn migrate_by<D: Destination>(
+        &self,
+        sequence: Sequence,
+        target: D,
+        deadline: Option<Instant>,
+    ) -> Result<D::Arrived, MigrateError> {
+        let mut comes_back = false;
         let moved = async {
             match target.place() {
                 Place::Pool(to) => {
-                    let moved = migrate::migrate(self.route_to(to), sequence).await;
-                    moved.map(|(sequence, report)| (Some(sequence), report))
+                    comes_back = sequence.swapped_from == Some(to.tag());
+                    // The sequence stays outside of what a deadline cuts short.
+                    let moved = self.move_to(&sequence, to, deadline).await;
+                    let moved = moved.map(|(sequence, report)| (Some(sequence), report));
+                    moved.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
                 }
                 Place::Node(name) => self.migrate_to_node(sequence, name).await.map(|report| (None, report)),
             }
         };
         let moved = traced!("kvpool.migrate", moved).await;
-        let carried = moved.as_ref().ok().map(|(_, report)| &report.carried);
-        self.0.migrations().ended(carried, |counts| &mut counts.migrated);
+        let outcome = moved.as_ref().map(|(_, report)| (&report.carried, 0)).map_err(|failed| &failed.error);
+        let kind: Kind =
+            if comes_back { |counts| &mut counts.swapped_in } else { |counts| &mut counts.migrated };
+        self.0.migrations().ended(outcome, kind);
         moved.map(|(sequence, report)| D::arrived(sequence, report))
+    }
+
+    async fn move_to(
+        &self,
+        sequence: &Sequence,
+        to: &Self,
+        deadline: Option<Instant>,
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
+        let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
+        match copy.take_now(true) {
+            Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {
+                let request = copy.request();
+                // On the heap: a sequence that does not wait should not carry it.
+                let waiting = Box::pin(async {
+                    let mut place = to.blocks().wait_in_line(&request, Class::Growth);
+                    to.in_turns(&mut place, |place| copy.take_in_turn(place)).await
+                });
+                match deadline {
+                    Some(deadline) => {
+                        to.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)?
+                    }
+                    None => waiting.await?,
+                }
+            }
+            taken => taken?,
+        }
+        let (mut arrived, report) = copy.copy().await?;
+        // Over a third pool it still comes back.
+        arrived.swapped_from = sequence.swapped_from.filter(|&home| home != to.tag());
+        Ok((arrived, report))
     }
 
     /// Copies a sequence to another pool, and leaves the original open here.
     ///
-    /// The copies are independent. Dropping the future cancels the operation without effect, except
-    /// that the id stays open in the other pool until the current piece is copied.
+    /// The copies are independent. Never waits for room. Dropping the future cancels the operation
+    /// without effect, except that the id stays open in the other pool until the current piece is
+    /// copied.
     ///
     /// # Errors
     ///
-    /// As for [`migrate`](Self::migrate); nothing changes.
+    /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no room;
+    /// nothing changes.
     pub async fn replicate<D: Destination>(
         &self,
         sequence: &Sequence,
         target: D,
     ) -> Result<D::Arrived, TransferError> {
+        self.replicate_as(sequence, target, |counts| &mut counts.replicated).await
+    }
+
+    async fn replicate_as<D: Destination>(
+        &self,
+        sequence: &Sequence,
+        target: D,
+        kind: Kind,
+    ) -> Result<D::Arrived, TransferError> {
         let copied = async {
             match target.place() {
                 Place::Pool(to) => {
-                    let copied = migrate::replicate(self.route_to(to), sequence).await;
-                    copied.map(|(sequence, report)| (Some(sequence), report))
+                    let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
+                    copy.take_now(false)?;
+                    copy.copy().await.map(|(sequence, report)| (Some(sequence), report))
                 }
                 Place::Node(name) => {
                     self.replicate_to_node(sequence, name).await.map(|report| (None, report))
@@ -107,8 +183,7 @@ impl Pool {
             }
         };
         let copied = traced!("kvpool.replicate", copied).await;
-        let carried = copied.as_ref().ok().map(|(_, report)| &report.carried);
-        self.0.migrations().ended(carried, |counts| &mut counts.replicated);
+        self.0.migrations().ended(copied.as_ref().map(|(_, report)| (&report.carried, 0)), kind);
         copied.map(|(sequence, report)| D::arrived(sequence, report))
     }
 
@@ -123,13 +198,15 @@ impl Pool {
     /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have
     /// ended.
     ///
-    /// The deadline is that of the wait, not of the copy. Batches of other sequences are not waited
-    /// for. The target's blocks are taken after the wait.
+    /// The deadline is that of the waits, first for these batches and then for room in the other
+    /// pool, not of the copy. Batches of other sequences are not waited for. The sequence is tried
+    /// at least once: with a deadline that has passed, it moves only if it can at once.
     ///
     /// # Errors
     ///
-    /// As for [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if a batch that writes
-    /// the sequence is in flight at the deadline.
+    /// As for [`migrate`](Self::migrate), at the deadline with the sequence:
+    /// [`TransferError::BeingWritten`] if a batch that writes it is in flight, and
+    /// [`TransferError::Alloc`] with [`AllocError::Deadline`] if there is no room.
     ///
     /// # Panics
     ///
@@ -141,7 +218,7 @@ impl Pool {
         deadline: Instant,
     ) -> Result<D::Arrived, MigrateError> {
         loop {
-            let mut refused = match self.migrate(sequence, target).await {
+            let mut refused = match self.migrate_by(sequence, target, Some(deadline)).await {
                 Err(error) if matches!(error.error, TransferError::BeingWritten { .. }) => error,
                 outcome => return outcome,
             };
@@ -171,7 +248,7 @@ impl Pool {
         target: D,
         deadline: Instant,
     ) -> Result<D::Arrived, TransferError> {
-        self.replicate_settled(sequence, target, Some(deadline)).await
+        self.replicate_settled(sequence, target, Some(deadline), |counts| &mut counts.replicated).await
     }
 
     /// Waits only if the copy is refused because of a batch in flight, so that other refusals come
@@ -181,9 +258,10 @@ impl Pool {
         sequence: &Sequence,
         target: D,
         deadline: Option<Instant>,
+        kind: Kind,
     ) -> Result<D::Arrived, TransferError> {
         loop {
-            let refused = match self.replicate(sequence, target).await {
+            let refused = match self.replicate_as(sequence, target, kind).await {
                 Err(error @ TransferError::BeingWritten { .. }) => error,
                 outcome => return outcome,
             };
@@ -228,7 +306,9 @@ impl Pool {
     ///
     /// Dropping the future is safe: the offload either completes, or leaves all blocks where they
     /// were. To [clear](Self::clear_prefix_cache) both caches during an offload, clear this pool's
-    /// first; then the blocks being copied are found in neither.
+    /// first; then the blocks being copied are found in neither. Blocks that come from a pool, and
+    /// were computed there before it was cleared, do not go back into its cache: they stay here, and
+    /// count as [stale](OffloadReport::stale_blocks).
     ///
     /// # Errors
     ///
@@ -253,8 +333,8 @@ impl Pool {
             }
         };
         let offloaded = traced!("kvpool.offload", offloaded).await;
-        let carried = offloaded.as_ref().ok().map(|report| &report.carried);
-        self.0.migrations().ended(carried, |counts| &mut counts.offloads);
+        let outcome = offloaded.as_ref().map(|report| (&report.carried, report.stale_blocks));
+        self.0.migrations().ended(outcome, |counts| &mut counts.offloads);
         offloaded
     }
 
@@ -262,7 +342,9 @@ impl Pool {
     ///
     /// Copies the blocks that this pool lacks, up to the first gap, so that a
     /// [sequence](Self::sequence) opened with these tokens finds them here. The other pool keeps
-    /// its copies.
+    /// its copies. Does not wait for room: if there is less, only the leading blocks come. Blocks that
+    /// were computed here before this cache was cleared do not come, nor those that were computed
+    /// after them, and count as [stale](BringBackReport::stale_blocks).
     ///
     /// Dropping the future is safe: the copy either completes, or has no effect.
     ///
@@ -285,8 +367,8 @@ impl Pool {
             }
         };
         let came = traced!("kvpool.bring_back", came).await;
-        let carried = came.as_ref().ok().map(|report| &report.carried);
-        self.0.migrations().ended(carried, |counts| &mut counts.brought_back);
+        let outcome = came.as_ref().map(|report| (&report.carried, report.stale_blocks));
+        self.0.migrations().ended(outcome, |counts| &mut counts.brought_back);
         came
     }
 }

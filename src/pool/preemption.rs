@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::TransferError;
 use crate::ids::{PoolTag, SequenceId};
-use crate::migrate::{MigrateError, MigrationReport};
+use crate::migrate::{Kind, MigrateError, MigrationReport};
 use crate::sequence::Sequence;
 
 use super::{Pool, Target};
@@ -62,7 +62,8 @@ impl Pool {
     ///
     /// [`Preempt::Swap`] first waits, for as long as it takes, until the batches that write the
     /// sequence have [ended](Self::settled), and then copies it. The calling task must hold no such
-    /// batch. [`Preempt::Recompute`] does not wait: blocks that a batch in flight still writes are
+    /// batch. It does not wait for room in the other pool, so that the caller can recompute instead.
+    /// Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does not wait: blocks that a batch in flight still writes are
     /// not cached. Await [`settled`](Self::settled) first to keep them.
     ///
     /// Dropping the future closes the sequence.
@@ -128,8 +129,12 @@ impl Pool {
             }
             Preempt::Recompute => None,
             Preempt::Swap(to) => {
-                match self.replicate_settled(&sequence, Target::Device(to), deadline).await {
-                    Ok((sequence, report)) => Some(Swapped { sequence, pool: to.tag(), report }),
+                let kind: Kind = |counts| &mut counts.swapped_out;
+                match self.replicate_settled(&sequence, Target::Device(to), deadline, kind).await {
+                    Ok((mut sequence, report)) => {
+                        sequence.swapped_from = Some(self.tag());
+                        Some(Swapped { sequence, pool: to.tag(), report })
+                    }
                     Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
                 }
             }

@@ -75,7 +75,9 @@ impl Pool {
     /// [`TransferError::Manifest`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if
     /// the id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
-        Import::new(&self.end()?, manifest)
+        let import = Import::new(&self.end()?, manifest)?;
+        self.0.migrations().stale_blocks += import.stale_blocks() as u64;
+        Ok(import)
     }
 
     /// Reserves blocks for cached ones that come from a store outside of any pool, and shares those
@@ -188,6 +190,7 @@ impl Pool {
             evicted_blocks: sent.finished.evicted_blocks,
             leaving_blocks: sent.finished.leaving_blocks,
             warm_blocks: sent.finished.warm_blocks,
+            stale_blocks: 0,
             carried: sent.carried,
         })
     }
@@ -212,6 +215,6 @@ impl Pool {
             _ => remote.fetch(first as u32, missing).await?,
         };
         let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
-        Ok(BringBackReport { cached_blocks, carried })
+        Ok(BringBackReport { cached_blocks, stale_blocks: 0, carried })
     }
 }

@@ -64,6 +64,7 @@ use super::events::{EventQueue, KvEvent, Published};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;
+use super::origin::{self, OriginTable};
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
 use super::queues::{Queues, row};
 use super::row::{Row, RowPart};
@@ -73,6 +74,7 @@ mod by_hash;
 mod cold_blocks;
 mod eviction;
 mod foreign;
+mod origins;
 mod registration;
 
 pub use by_hash::UncachedBlocks;
@@ -126,6 +128,9 @@ pub struct PrefixCache {
     /// Further hashes of blocks, in the cache of a frame pool.
     names: Option<Names>,
     uncached: UncachedHashes,
+    /// Tells this cache from all others, of any process.
+    number: u64,
+    origins: OriginTable,
 }
 
 impl PrefixCache {
@@ -158,6 +163,8 @@ impl PrefixCache {
             reached: CachePadded::new(AtomicU64::new(0)),
             names: None,
             uncached: UncachedHashes::default(),
+            number: origin::random()?,
+            origins: OriginTable::default(),
         })
     }
 

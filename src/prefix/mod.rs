@@ -28,8 +28,8 @@
 // Files: `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a
 // block, `names` further hashes of blocks in a frame pool, `queue` a lock-free priority queue,
 // `queues` the queues of evictable blocks, `first_out` the links of one of them, `policy` the
-// eviction order, `cache` the whole, `events` notifications for routers, `config` the construction
-// parameters.
+// eviction order, `cache` the whole, `events` notifications for routers, `origin` where blocks from
+// other pools were computed, `config` the construction parameters.
 
 mod cache;
 mod config;
@@ -40,6 +40,7 @@ mod index;
 #[cfg(kvpool_loom)]
 pub mod models;
 mod names;
+mod origin;
 pub mod policy;
 mod queue;
 mod queues;
@@ -53,6 +54,8 @@ pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 #[cfg(feature = "internals")]
 pub use index::{Index, Inserted, Key};
+pub use origin::{ORIGINS_MAX, Origin};
+pub(crate) use origin::{Provenance, is_older, join};
 #[cfg(feature = "internals")]
 pub use queue::{Links, RankQueue};
 pub use stats::{EvictionCounts, PrefixStats};

@@ -12,7 +12,7 @@ use super::{BlockHash, ColdBlock, PrefixCache, UncachedBlocks};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
-    cache.note(id, hash, cache.era(), 0);
+    cache.note(id, hash, cache.era(), 0, 0);
 }
 
 /// Notes the checksum of a noted block.

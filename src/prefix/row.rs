@@ -10,7 +10,7 @@
 //! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
 //! | `queue` | its eviction queue | the last release |
 //! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
-//! | `has_sum` | whether its checksum was noted | its sequence or import, before it is cached |
+//! | `mark` | whether it has a checksum, and its [origins](super::origin) | its sequence or import, before it is cached |
 //! | checksum | beside the row: of the bytes that arrived from another pool | an import, before the block is cached |
 //! | `filed` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
 //!
@@ -24,7 +24,7 @@
 //! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
 //! them. `released` counts only if its generation is the word's. The remaining fields are hints.
 //!
-//! `has_sum` is apart from `uses`: a duplicate is marked without a reference on the block, so that its row
+//! `mark` is apart from `uses`: a duplicate is marked without a reference on the block, so that its row
 //! may hold other contents by then, to which no bit may go over.
 //!
 //! # Eras
@@ -43,6 +43,8 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Orderin
 use super::hash::BlockHash;
 
 const DUPLICATE: u16 = 1;
+/// Bit of a mark: the block has a checksum.
+const HAS_SUM: u32 = 1;
 const HITS_SHIFT: u32 = 1;
 const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
 /// A list contains each block at most once, so a place in a list fits the bits of a block id.
@@ -64,7 +66,7 @@ pub(super) struct Row {
     uses: AtomicU16,
     queue: AtomicU8,
     pub(super) filed: AtomicBool,
-    has_sum: AtomicBool,
+    mark: AtomicU32,
 }
 
 const _: () = assert!(cfg!(kvpool_loom) || size_of::<Row>() == 64);
@@ -83,7 +85,7 @@ impl Row {
             uses: AtomicU16::new(0),
             queue: AtomicU8::new(0),
             filed: AtomicBool::new(false),
-            has_sum: AtomicBool::new(false),
+            mark: AtomicU32::new(0),
         }
     }
 
@@ -93,9 +95,9 @@ impl Row {
         crate::sync::prefetch(self);
     }
 
-    /// Notes the future contents of a block. The caller is an owner of the block, which is not
-    /// cached.
-    pub(super) fn note(&self, hash: BlockHash, era: u64, depth: u32) {
+    /// Notes the future contents of a block, and its mark without a checksum. The caller is an owner
+    /// of the block, which is not cached.
+    pub(super) fn note(&self, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         let [low, high] = hash.words();
         self.key[0].store(low, Relaxed);
         self.key[1].store(high, Relaxed);
@@ -103,7 +105,7 @@ impl Row {
         debug_assert!(u64::from(depth) <= DEPTH_MASK, "place {depth} in a list");
         self.chain.store(era.min(NO_ERA) << DEPTH_BITS | u64::from(depth) & DEPTH_MASK, Relaxed);
         self.uses.store(0, Relaxed);
-        self.has_sum.store(false, Relaxed);
+        self.mark.store(mark, Relaxed);
         self.queue.store(0, Relaxed);
         self.state.store(0, Relaxed);
     }
@@ -179,11 +181,16 @@ impl Row {
 
     /// Notes that the block has a checksum. Follows its [note](Self::note), before it is cached.
     fn note_sum(&self) {
-        self.has_sum.store(true, Relaxed);
+        self.mark.store(self.mark() | HAS_SUM, Relaxed);
     }
 
     fn has_sum(&self) -> bool {
-        self.has_sum.load(Relaxed)
+        self.mark() & HAS_SUM != 0
+    }
+
+    /// Returns the mark of its origins.
+    pub(super) fn mark(&self) -> u32 {
+        self.mark.load(Relaxed)
     }
 
     pub(super) fn is_duplicate(&self) -> bool {
@@ -286,7 +293,7 @@ mod tests {
         let row = Row::new();
         let hash = BlockHash::new(7, 8);
         for era in [0, 1, u64::from(u16::MAX), 1 << 16, 1 << 32, NO_ERA - 1] {
-            row.note(hash, era, 5);
+            row.note(hash, era, 5, 0);
             assert!(row.is_of(era) && row.holds(hash, era), "{era}");
             for other in [era + 1, era + (1 << 16), era + (1 << 32), era | 1 << 37, NO_ERA, u64::MAX] {
                 assert!(!row.is_of(other) && !row.holds(hash, other), "{era} in {other}");
@@ -294,20 +301,20 @@ mod tests {
         }
         // The eras are exhausted: nothing is found, in the era it was noted in or in any other.
         for era in [NO_ERA, NO_ERA + 1, NO_ERA + (1 << 37), u64::MAX] {
-            row.note(hash, era, 5);
+            row.note(hash, era, 5, 0);
             assert!(
                 [0, 1, NO_ERA - 1, NO_ERA, era, u64::MAX].iter().all(|&other| !row.is_of(other)),
                 "{era}"
             );
         }
-        row.note(hash, 3, DEPTH_MASK as u32);
+        row.note(hash, 3, DEPTH_MASK as u32, 0);
         assert_eq!((row.era(), row.depth()), (3, DEPTH_MASK as u32));
     }
 
     #[test]
     fn uses_and_queue_do_not_touch_each_other() {
         let row = Row::new();
-        row.note(BlockHash::new(1, 2), 0, 0);
+        row.note(BlockHash::new(1, 2), 0, 0, 0);
         row.set_place(16, 3, 4);
         (0..1 << 16).for_each(|_| row.count_hit());
         assert_eq!((row.hits(), row.is_duplicate(), row.queue()), (u32::from(HITS_MAX), false, 16));
@@ -319,7 +326,7 @@ mod tests {
     #[test]
     fn a_checksum_is_that_of_the_contents() {
         let part = RowPart::new(0, 2);
-        let note = |at: usize| part.rows[at].note(BlockHash::new(1, 2), 0, 0);
+        let note = |at: usize| part.rows[at].note(BlockHash::new(1, 2), 0, 0, 4);
         note(0);
         assert_eq!(part.sum(0), None, "computed here");
         // Any number is a checksum.
@@ -332,5 +339,7 @@ mod tests {
         }
         note(0);
         assert_eq!((part.sum(0), part.rows[0].hits()), (None, 0), "of the former contents");
+        part.note_sum(0, 1);
+        assert_eq!(part.rows[0].mark(), 5, "the origins stay");
     }
 }

@@ -316,7 +316,7 @@ impl Batch {
                 let id = BlockId(id.load(Relaxed));
                 let hash = known.and_then(|(known, cache)| Some((known, cache, known.hash(place)?)));
                 if let Some((known, cache, hash)) = hash {
-                    cache.note(id, hash, known.era(), place);
+                    cache.note(id, hash, known.era(), place, known.mark());
                 }
                 Promise {
                     handle: blocks.handle(id),

@@ -253,6 +253,9 @@ impl Sequence {
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
             self.lookup = Some((known.hashes().len(), prefix.whole));
+            if cache.has_origins() {
+                known.join_origins(cache, &cache.joined_origins(&self.list.staged(0..prefix.blocks)));
+            }
         }
         self.publish(prefix.tokens as u32);
         self.committed = prefix.tokens as u32;

@@ -52,6 +52,8 @@ pub struct Sequence {
     pub(super) reuses_tail: bool,
     /// Whether it has given up its id.
     pub(super) is_closed: bool,
+    /// The pool from which it was swapped to this one.
+    pub(crate) swapped_from: Option<PoolTag>,
 }
 
 /// Distance, in blocks, at which a registration prefetches what it writes.
@@ -90,6 +92,7 @@ impl Sequence {
             lookup: None,
             reuses_tail: false,
             is_closed: false,
+            swapped_from: None,
         }
     }
 
@@ -244,6 +247,7 @@ impl Sequence {
             lookup: None,
             reuses_tail: self.reuses_tail,
             is_closed: false,
+            swapped_from: self.swapped_from,
         };
         fork.catch_up();
         Ok(fork)
@@ -387,7 +391,7 @@ impl Sequence {
             if pool.word(handle.id).is_cached() {
                 return None;
             }
-            cache.note(handle.id, hash, known.era(), place);
+            cache.note(handle.id, hash, known.era(), place, known.mark());
             Some((handle, known.stored(cache, handle.id, place)))
         });
         cache.register(pool, known.looked, registered);
@@ -411,7 +415,7 @@ impl Sequence {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);
             if word.refs() == 1 && !word.is_cached() {
-                cache.note(handle.id, hash, known.era(), place);
+                cache.note(handle.id, hash, known.era(), place, known.mark());
                 cache.register(pool, known.looked, [(handle, None)]);
             }
         }

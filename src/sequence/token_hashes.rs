@@ -16,9 +16,12 @@ use std::cmp::Ordering;
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{BlockHash, Chain, KvEvent, PolicyInfo, PrefixCache, PrefixKeys};
+use crate::prefix::{
+    BlockHash, Chain, KvEvent, Origin, PolicyInfo, PrefixCache, PrefixKeys, Provenance, join,
+};
 
-/// Blocks noted in it are not found: eras do not get there.
+/// Era of a sequence that came from before a clear, or whose blocks were uncached: its blocks are not
+/// found. Eras do not get there.
 const NO_ERA: u64 = u64::MAX;
 
 /// The block hashes of one sequence.
@@ -34,6 +37,10 @@ pub(super) struct TokenHashes {
     era: u64,
     /// The newest call that uncached hashes when it looked for its own among them.
     pub(super) looked: u64,
+    /// Of the blocks with which it began.
+    provenance: Provenance,
+    /// Mark of the blocks that are registered next.
+    mark: u32,
     /// Ids of all announced tokens, while there is an event subscriber.
     tokens: Option<Vec<u32>>,
     pub(super) policy_info: PolicyInfo,
@@ -53,6 +60,10 @@ pub(crate) struct KnownTokens {
     pub(crate) announced: u64,
     /// Whether unknown tokens became final after them.
     pub(crate) is_cut: bool,
+    /// Whether the hashes predate a clear, so that nothing may be found by them.
+    pub(crate) is_stale: bool,
+    /// Caches and eras in which the blocks were computed; none if the hashes are stale.
+    pub(crate) origins: Vec<Origin>,
     /// All announced tokens, if the source kept them.
     pub(crate) tokens: Option<Vec<u32>>,
     /// Retention priority.
@@ -76,33 +87,37 @@ impl TokenHashes {
             is_cut: false,
             era: cache.era(),
             looked: cache.uncached().newest(),
+            provenance: Provenance::default(),
+            mark: 0,
             tokens: cache.events().is_subscribed().then(Vec::new),
             policy_info,
         })
     }
 
-    /// Returns the known tokens for another pool's cache.
-    ///
-    /// `None` if these hashes predate a clear, or one of them was uncached, so that nothing may be found
-    /// by them.
-    pub(super) fn known_tokens(&self, cache: &PrefixCache) -> Option<KnownTokens> {
-        if self.era != cache.era() || cache.uncached().any_since(self.looked, &self.hashes) {
-            return None;
-        }
+    /// Returns the known tokens for another pool's cache. `computed`: a batch of this pool wrote to
+    /// the blocks.
+    pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool) -> KnownTokens {
+        let is_own = computed || self.provenance.is_own();
+        let origins = self.provenance.origins(is_own.then(|| cache.origin_in(self.era)));
+        let is_uncached = cache.uncached().any_since(self.looked, &self.hashes);
+        let is_stale = self.era == NO_ERA || is_uncached || !cache.accepts(&origins);
         let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(cache.now().0));
-        Some(KnownTokens {
+        KnownTokens {
             root: self.root,
             hashes: self.hashes.clone(),
             tail: self.chain.tail().to_vec(),
             announced: self.announced,
             is_cut: self.is_cut,
+            is_stale,
+            origins: if is_stale { Vec::new() } else { origins },
             tokens: self.tokens.clone(),
             keep: self.policy_info.priority,
             keep_left_ms: left.filter(|&left| left > 0),
-        })
+        }
     }
 
-    /// Creates the hashes of a sequence that comes from another pool, whose cache hashes alike.
+    /// Creates the hashes of a sequence that comes from another pool, whose cache hashes alike
+    /// unless they are stale.
     ///
     /// `era` is the era of this cache in which they are noted.
     ///
@@ -110,7 +125,9 @@ impl TokenHashes {
     ///
     /// [`PrefixError::TailTooLong`].
     pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Result<Self, PrefixError> {
-        let KnownTokens { root, hashes, tail, announced, is_cut, tokens, keep, keep_left_ms } = known;
+        let KnownTokens { root, hashes, tail, announced, is_cut, tokens, keep, keep_left_ms, .. } = known;
+        let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
+        let provenance = if is_stale { Provenance::default() } else { cache.provenance(&known.origins) };
         let parent = hashes.last().copied().unwrap_or(root);
         // Each cache has its own clock.
         let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
@@ -120,8 +137,10 @@ impl TokenHashes {
             hashes,
             announced,
             is_cut,
-            era,
+            era: if is_stale { NO_ERA } else { era },
             looked: cache.uncached().newest(),
+            mark: provenance.mark,
+            provenance,
             tokens: tokens.filter(|_| cache.events().is_subscribed()),
             // The policy has not seen this sequence.
             policy_info: PolicyInfo { priority: keep, keep_until, ..PolicyInfo::default() },
@@ -130,6 +149,36 @@ impl TokenHashes {
 
     pub(super) fn era(&self) -> u64 {
         self.era
+    }
+
+    /// Returns the mark of blocks that are registered.
+    #[inline]
+    pub(super) fn mark(&self) -> u32 {
+        self.mark
+    }
+
+    /// Records that blocks are computed here from now on.
+    pub(super) fn compute(&mut self) {
+        self.mark = self.provenance.computing();
+    }
+
+    /// Records that nothing may be found by the hashes any more. The ids stay known.
+    pub(super) fn forget(&mut self) {
+        self.era = NO_ERA;
+    }
+
+    /// Returns the origins of the blocks with which it begins.
+    pub(super) fn origins(&self, cache: &PrefixCache) -> Vec<Origin> {
+        self.provenance.origins(self.provenance.is_own().then(|| cache.origin_in(self.era)))
+    }
+
+    /// Adds the origins of blocks of this cache with which the sequence begins, or of another source
+    /// of it.
+    pub(super) fn join_origins(&mut self, cache: &PrefixCache, more: &[Origin]) {
+        let mut origins = self.origins(cache);
+        join(&mut origins, more);
+        self.provenance = cache.provenance(&origins);
+        self.mark = self.provenance.mark;
     }
 
     /// Returns the number of tokens whose ids are known.
@@ -260,14 +309,14 @@ impl TokenHashes {
 
     /// Returns the hash of the unfinished block, if all `length` tokens of the sequence are known.
     pub(super) fn tail_hash(&self, cache: &PrefixCache, length: usize) -> Option<BlockHash> {
-        let is_known = self.announced == length as u64 && !self.is_cut;
+        let is_known = self.announced == length as u64 && !self.is_cut && self.era != NO_ERA;
         if is_known { self.chain.partial(cache.hasher()) } else { None }
     }
 
-    /// Returns the hash of a block, if all tokens up to its end are known.
+    /// Returns the hash of a block, if all tokens up to its end are known, and it may be found.
     #[inline]
     pub(super) fn hash(&self, place: u32) -> Option<BlockHash> {
-        self.hashes.get(place as usize).copied()
+        self.hashes.get(place as usize).copied().filter(|_| self.era != NO_ERA)
     }
 
     /// Returns the event for a stored block, if there is a subscriber.

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   BlockRefs
-//! prepare    target: the id is registered, blocks are allocated (or shared, if cached there)                  Arrival
+//! open       target: the id is registered                                                                     Arrival
+//! take       target: blocks are allocated (or shared, if cached there), at once or in a turn of the line      BlockRefs
 //! (the bytes are copied)
 //! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
 //! ```
@@ -18,10 +19,11 @@
 //! copy. In the target: only the copying thread, because no other thread knows the blocks; they are
 //! not sealed, so nothing moves them.
 
-use crate::block::{AllocRequest, Blocks, ListEnd};
+use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
+use crate::clock::BatchSet;
 use crate::error::{AllocError, TransferError};
 use crate::ids::{BlockId, FrameId, Priority, SequenceId};
-use crate::prefix::PolicyInfo;
+use crate::prefix::{PolicyInfo, is_older};
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
@@ -124,25 +126,40 @@ pub(crate) struct Outline {
     pub(crate) length: u32,
     pub(crate) committed: u32,
     pub(crate) reuses_tail: bool,
-    /// `None` if nothing of it can be found in a cache.
+    /// `None` in a pool without a prefix cache.
     pub(crate) known: Option<KnownTokens>,
+}
+
+impl Outline {
+    /// Gives the hashes up, unless the target's cache hashes alike. The ids stay known.
+    pub(crate) fn hashed_alike(mut self, is_alike: bool) -> Self {
+        self.known.iter_mut().for_each(|known| known.is_stale |= !is_alike);
+        self
+    }
 }
 
 impl Sequence {
     /// Returns its outline. It must be [settled](Self::depart).
     pub(crate) fn outline(&self) -> Outline {
-        // Of withdrawn tokens, nothing may be found.
-        let known = self.token_hashes().filter(|_| self.withdrawn().is_none());
+        let computed = self.writers() != BatchSet::default();
+        let known = |(known, cache): (&TokenHashes, _)| {
+            let tokens = known.known_tokens(cache, computed);
+            // Of withdrawn tokens, nothing may be found.
+            KnownTokens { is_stale: tokens.is_stale || self.withdrawn().is_some(), ..tokens }
+        };
         Outline {
             id: self.id(),
             priority: self.priority(),
             length: self.len() as u32,
             committed: self.committed() as u32,
             reuses_tail: self.reuses_tail,
-            known: known.and_then(|(known, cache)| known.known_tokens(cache)),
+            known: self.token_hashes().map(known),
         }
     }
 }
+
+/// Receives each allocated block.
+type Take<'a> = &'a mut dyn FnMut(BlockId);
 
 /// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
@@ -155,20 +172,15 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Prepares the target of a sequence with this outline, and allocates its blocks.
+    /// Opens the sequence of this outline in the target, without blocks.
     ///
-    /// The hashes of the outline, if it has some, are those of the target's cache; `era` is the
-    /// era of that cache in which they are noted.
+    /// The hashes of the outline, unless they are stale, are those of the target's cache; `era` is
+    /// the era of that cache in which they are noted.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Sequence`] if the id is open there, [`TransferError::Alloc`] if there is no
-    /// room.
-    pub(crate) fn prepare(
-        outline: Outline,
-        target: &Sequences,
-        era: u64,
-    ) -> Result<(Self, BlockRefs), TransferError> {
+    /// [`TransferError::Sequence`] if the id is open there.
+    pub(crate) fn open(outline: Outline, target: &Sequences, era: u64) -> Result<Self, TransferError> {
         let Outline { id, priority, length, committed, reuses_tail, known } = outline;
         let list = target.register(id, priority)?;
         let mut sequence = Sequence::new(target.clone(), id, priority, list);
@@ -176,30 +188,99 @@ impl Arrival {
             sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)?));
         }
         sequence.reuses_tail = reuses_tail;
-        let mut held = BlockRefs::new(target);
-        let mut arrival = Self { sequence, shared: 0, length, committed };
-        arrival.share_cached(&mut held);
-        let fresh = length.div_ceil(target.0.block_tokens) as usize - arrival.shared;
-        if fresh > 0 {
-            let request = AllocRequest::new(fresh).sequence(id).priority(priority);
-            let (pool, blocks) = (target.blocks(), &mut held.blocks);
-            let next = blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
-            let end = ListEnd { next, spares: false };
-            pool.allocate_guarded(&request, Some(end), &mut |id| blocks.push(id))?;
-        }
-        Ok((arrival, held))
+        Ok(Self { sequence, shared: 0, length, committed })
     }
 
-    /// Shares full blocks of final tokens that are cached in the target, which need not be copied.
-    fn share_cached(&mut self, held: &mut BlockRefs) {
-        let Some((known, cache)) = self.sequence.token_hashes() else { return };
-        let target = &self.sequence.sequences.0;
-        for place in 0..self.committed / target.block_tokens {
-            let cached = known.hash(place).and_then(|hash| cache.take(&target.blocks, hash, known.era()));
-            let Some(id) = cached else { break };
-            held.blocks.push(id);
-            self.shared += 1;
+    /// Takes its blocks, without waiting: those that are cached here, and fresh ones. `is_first`: only
+    /// if no request of its priority waits.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`]; nothing was taken, and another attempt is possible.
+    pub(crate) fn take_now(&mut self, is_first: bool) -> Result<BlockRefs, AllocError> {
+        let pool = self.sequence.pool_blocks().clone();
+        let whole = self.request(0);
+        if whole.blocks > 0 {
+            pool.check_request(&whole).inspect_err(|error| pool.count_refusal(error))?;
+            if is_first {
+                pool.check_is_first(&whole)?;
+            }
         }
+        self.take(false, &mut |request, end, take| pool.allocate_guarded(request, Some(end), take))
+    }
+
+    /// Takes its blocks in the turn of a place in line, as [`take_now`](Self::take_now).
+    pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<BlockRefs, AllocError> {
+        let pool = self.sequence.pool_blocks();
+        // Before the counts, which tell whether to wait: the pool may have shrunk.
+        pool.check_request(&self.request(0)).inspect_err(|error| pool.count_refusal(error))?;
+        let (hits, evictable) = self.sequence.token_hashes().map_or((0, 0), |(known, cache)| {
+            let full = (self.committed / self.sequence.sequences.0.block_tokens) as usize;
+            cache.count_prefix(pool, &known.hashes()[..full.min(known.hashes().len())], known.era())
+        });
+        place.check_counts(&self.request(hits), evictable)?;
+        let taken = self.take(true, &mut |request, end, take| place.allocate(request, Some(end), take));
+        if taken.is_err() {
+            // A request that has come to the head since may have searched while cached blocks were
+            // held.
+            place.kept_no_longer();
+        }
+        taken
+    }
+
+    /// Returns the request for its blocks but the first `shared`.
+    pub(crate) fn request(&self, shared: usize) -> AllocRequest {
+        let blocks = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - shared;
+        AllocRequest::new(blocks).sequence(self.id()).priority(self.sequence.priority())
+    }
+
+    fn take(
+        &mut self,
+        is_in_line: bool,
+        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
+    ) -> Result<BlockRefs, AllocError> {
+        let mut held = BlockRefs::new(&self.sequence.sequences);
+        held.blocks = self.share_cached(is_in_line);
+        self.shared = held.blocks.len();
+        let (request, pool) = (self.request(self.shared), self.sequence.pool_blocks());
+        let next = held.blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
+        let mut fresh = Vec::with_capacity(request.blocks);
+        if request.blocks > 0
+            && let Err(error) = allocate(&request, ListEnd { next, spares: false }, &mut |id| fresh.push(id))
+        {
+            // As those of an admission, back into their places.
+            let shared = std::mem::take(&mut held.blocks);
+            if let Some(cache) = self.sequence.sequences.cache().filter(|_| !shared.is_empty()) {
+                cache.untake(pool, &shared, is_in_line);
+            }
+            return Err(error);
+        }
+        held.blocks.append(&mut fresh);
+        if let (Some(known), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache())
+            && self.shared > 0
+        {
+            known.join_origins(cache, &cache.joined_origins(&held.blocks[..self.shared]));
+        }
+        Ok(held)
+    }
+
+    /// Shares full blocks of final tokens that are cached in the target, which need not be copied. Not
+    /// those that were computed in another era of a cache than this sequence.
+    fn share_cached(&self, is_in_line: bool) -> Vec<BlockId> {
+        let mut shared = Vec::new();
+        let Some((known, cache)) = self.sequence.token_hashes() else { return shared };
+        let (pool, origins) = (self.sequence.pool_blocks(), known.origins(cache));
+        for place in 0..self.committed / self.sequence.sequences.0.block_tokens {
+            let cached = known.hash(place).and_then(|hash| cache.take(pool, hash, known.era()));
+            let Some(id) = cached else { break };
+            let there = if cache.has_origins() { cache.origins_of(id) } else { Vec::new() };
+            if is_older(&there, &origins) || is_older(&origins, &there) {
+                cache.untake(pool, &[id], is_in_line);
+                break;
+            }
+            shared.push(id);
+        }
+        shared
     }
 
     /// Returns the id of the sequence.
@@ -212,9 +293,20 @@ impl Arrival {
         self.shared
     }
 
-    /// Gives up what is known of its tokens.
+    /// Gives up the hashes of its blocks: they are neither registered nor found.
     pub(crate) fn forget(&mut self) {
-        self.sequence.known = None;
+        self.sequence.known.iter_mut().for_each(|known| known.forget());
+    }
+
+    /// Adds what another source of the same sequence knows of it.
+    pub(crate) fn join(&mut self, known: &KnownTokens) {
+        let (Some(own), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache()) else {
+            return;
+        };
+        if known.is_stale || !cache.accepts_in(own.era(), &known.origins) {
+            own.forget();
+        }
+        own.join_origins(cache, &known.origins);
     }
 
     /// Completes the sequence after the bytes of its blocks were copied.
@@ -231,6 +323,7 @@ impl Arrival {
         // known.
         sequence.seals.complete(committed / sequence.sequences.0.block_tokens);
         sequence.settle();
+        sequence.known.iter_mut().for_each(|known| known.compute());
         sequence
     }
 }

@@ -11,8 +11,13 @@ const HEAD_DIM: usize = 4;
 const ROW: usize = HEADS * HEAD_DIM * 2;
 
 pub fn layout(arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
+    sized(BLOCK_TOKENS, arrangement, parts)
+}
+
+/// Returns a layout with blocks of this many tokens.
+pub fn sized(block_tokens: usize, arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
     let layout = KvLayout::builder().layers(LAYERS).kv_heads(HEADS).head_dim(HEAD_DIM);
-    let layout = layout.block_tokens(BLOCK_TOKENS).dtype(Dtype::Bf16);
+    let layout = layout.block_tokens(block_tokens).dtype(Dtype::Bf16);
     layout.arrangement(arrangement).parts(parts).build().unwrap()
 }
 
@@ -94,6 +99,13 @@ pub fn cached(pool: &Pool, tokens: &[u32]) -> usize {
     check(pool, &sequence, tokens);
     assert_eq!(sequence.len() % BLOCK_TOKENS, 0);
     sequence.len() / BLOCK_TOKENS
+}
+
+/// Returns the number of cached tokens of a prompt, without its last one; checks them.
+pub fn hits(pool: &Pool, tokens: &[u32]) -> usize {
+    let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(tokens).unwrap();
+    check(pool, &sequence, tokens);
+    sequence.len()
 }
 
 /// Checks the bytes of a sequence's tokens, which must begin with these.

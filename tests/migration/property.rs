@@ -3,6 +3,7 @@
 //! tokens; and after each step both pools pass an audit.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target, TransferError};
@@ -124,7 +125,9 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
                 return;
             };
             let lengths = (sequence.len(), sequence.committed(), sequence.id());
-            let outcome = pools[side].migrate(sequence, Target::Device(&pools[1 - side])).await;
+            // Without a wait for room.
+            let (to, now) = (Target::Device(&pools[1 - side]), Instant::now());
+            let outcome = pools[side].migrate_until(sequence, to, now).await;
             let (side, sequence) = match outcome {
                 Ok((sequence, report)) => {
                     assert_eq!(report.shared_blocks + report.carried.blocks, sequence.block_count());
@@ -182,7 +185,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
 }
 
 fn run(steps: Vec<Step>) {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let pools = [pool(plain(), BLOCKS), pool(other(), BLOCKS)];
     let mut model = Model::default();
     for step in steps {

@@ -1,5 +1,7 @@
 //! Refused migrations: the error says what and where, and nothing has changed.
 
+use std::time::Instant;
+
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{
@@ -12,7 +14,7 @@ use super::kv::{admit, builder, check, config, extend, is_idle, plain, pool, poo
 /// Checks that a sequence is refused, and unchanged.
 async fn refused(from: &Pool, sequence: Sequence, to: &Pool, tokens: &[u32]) -> (TransferError, Sequence) {
     let before = [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count()));
-    let error = from.migrate(sequence, Target::Device(to)).await.unwrap_err();
+    let error = from.migrate_until(sequence, Target::Device(to), Instant::now()).await.unwrap_err();
     assert_eq!(before, [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count())), "{error}");
     assert!(error.to_string().contains(&error.sequence.id().to_string()), "{error}");
     let sequence = *error.sequence;
@@ -139,9 +141,19 @@ async fn no_room_in_the_target() {
     let sequence = admit(&from, 7, &tokens).unwrap();
     let held = to.allocate(AllocRequest::new(15)).unwrap();
     let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
-    let want =
-        AllocError::Exhausted { asked: 6, free: 5, retired: 0, evictable: 0, held: 0, oldest_batch: None };
+    let want = AllocError::Deadline { asked: 6, free: 5, retired: 0, oldest_batch: None, head: None };
     assert_eq!(error, TransferError::Alloc(want));
+    let error = from.replicate(&sequence, Target::Device(&to)).await.unwrap_err();
+    let want = AllocError::Exhausted {
+        asked: 6,
+        free: 5,
+        retired: 0,
+        evictable: 0,
+        held: 0,
+        in_transfer: 0,
+        oldest_batch: None,
+    };
+    assert_eq!(error, TransferError::Alloc(want), "a copy never waits");
     let rest = to.allocate(AllocRequest::new(5)).unwrap();
     drop(sequence);
     let error = from.offload(&to, 5).await.unwrap_err();

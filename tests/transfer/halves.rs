@@ -199,8 +199,15 @@ fn refused_exports_and_imports() {
     assert_eq!(to.import(&manifest).unwrap_err(), want);
     drop(open);
     let lease = to.allocate(AllocRequest::new(12)).unwrap();
-    let want =
-        AllocError::Exhausted { asked: 11, free: 8, retired: 0, evictable: 0, held: 0, oldest_batch: None };
+    let want = AllocError::Exhausted {
+        asked: 11,
+        free: 8,
+        retired: 0,
+        evictable: 0,
+        held: 0,
+        in_transfer: 0,
+        oldest_batch: None,
+    };
     assert_eq!(to.import(&manifest).unwrap_err(), TransferError::Alloc(want));
     drop(lease);
     assert_eq!(export.piece(&[11]).err(), Some(TransferError::NotTransferred { place: 11 }));

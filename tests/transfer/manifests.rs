@@ -41,7 +41,8 @@ fn manifests_that_lie() {
     let contradiction = |what, got, want| ManifestError::Contradiction { what, got, want };
     let known = "/contents/Sequence/known";
     for (path, value, want) in [
-        ("/version", json!(2), ManifestError::Version { got: 2, want: 1 }),
+        ("/version", json!(1), ManifestError::Version { got: 1, want: 2 }),
+        ("known/origins/0/cache", json!(0), ManifestError::Origins { place: 0 }),
         ("/contents/Sequence/length", json!(45), contradiction("checksums", 11, 12)),
         ("/contents/Sequence/committed", json!(43), {
             ManifestError::TooLarge { what: "committed tokens", got: 43, max: 42 }

@@ -91,7 +91,7 @@ async fn sequences_go_to_a_node() {
     check(&there, &sequence, &tokens);
     drop(sequence);
     let counts = here.metrics().migrations;
-    assert_eq!((counts.replicated, counts.migrated, counts.failed), (1, 1, 1));
+    assert_eq!((counts.replicated, counts.migrated, counts.failed, counts.refused), (1, 1, 0, 1));
     [here, there].iter().for_each(is_idle);
 }
 

@@ -27,6 +27,7 @@ async fn the_reserve_is_for_urgent_requests() {
                 retired: 0,
                 evictable: 0,
                 held: 0,
+                in_transfer: 0,
                 oldest_batch: None
             }
         );

@@ -99,12 +99,12 @@ impl Sources {
                 // SAFETY: `bytes` contiguous bytes of a buffer that is held, as was checked.
                 unsafe { copy_until(buffer.buf_ptr().cast(), into, until) }
             };
-            let block = |into: &mut [u8]| TierValue::write(key, self.bytes, into, fill);
+            let block = |into: &mut [u8]| TierValue::write(key, &[], self.bytes, into, fill);
             // Before memory is allocated for it.
             if Instant::now() >= until {
                 Err(Late)
             } else {
-                TierValue::new(*key, block_bytes(self.bytes), block)
+                TierValue::new(*key, &[], block_bytes(self.bytes), block)
             }
         };
         keys.iter().zip(&self.buffers).map_while(|one| value(one).ok()).collect()

@@ -435,6 +435,7 @@ impl PyPool {
 
     /// Moves a sequence to another pool, or to the node of this name, when the batches that write it
     /// have ended. It is closed here, and continues there with the same id, tokens and bytes.
+    /// Does not wait for room there.
     ///
     /// Returns the sequence in the other pool (None for a node) and a report. If it fails, the
     /// sequence is as before. Cancelling a move to a pool leaves the sequence here; a move to a node

@@ -72,8 +72,10 @@ families! {
     AUDITS: Counter "audits" [] "Audits on request";
     AUDIT_FAILURES: Counter "audit_failures" [] "Audits on request that found a contradiction";
 
-    TRANSFERS: Counter "pool_transfers" ["kind"] "Transfers that this pool began and that ended well: migrate, replicate, offload, bring_back";
+    TRANSFERS: Counter "pool_transfers" ["kind"] "Transfers that this pool began and that ended well: migrate, replicate, swap_out, swap_in, offload, bring_back";
     TRANSFERS_FAILED: Counter "pool_transfer_failures" [] "Transfers that this pool began and that failed";
+    TRANSFERS_REFUSED: Counter "pool_transfer_refusals" [] "Transfers that this pool was asked for and that were refused before anything was copied";
+    STALE_BLOCKS: Counter "stale_blocks" [] "Cached blocks that were not taken up, because they were computed before a cache was cleared";
     TRANSFERRED_BLOCKS: Counter "transferred_blocks" [] "Blocks that transfers of this pool copied";
     TRANSFERRED_BYTES: Counter "transferred_bytes" [] "Bytes that transfers of this pool copied";
     IN_TRANSFER: Gauge "transfer_blocks" ["state"] "Owned blocks whose bytes are being transferred (active), or that a given-up transfer may still access (quarantined)";

@@ -127,12 +127,16 @@ fn transfers(metrics: &Metrics, scrape: &mut Scrape) {
     for (kind, count) in [
         ("migrate", counts.migrated),
         ("replicate", counts.replicated),
+        ("swap_out", counts.swapped_out),
+        ("swap_in", counts.swapped_in),
         ("offload", counts.offloads),
         ("bring_back", counts.brought_back),
     ] {
         scrape.count(&TRANSFERS, &[kind], count);
     }
     scrape.count(&TRANSFERS_FAILED, &[], counts.failed);
+    scrape.count(&TRANSFERS_REFUSED, &[], counts.refused);
+    scrape.count(&STALE_BLOCKS, &[], counts.stale_blocks);
     scrape.count(&TRANSFERRED_BLOCKS, &[], counts.blocks);
     scrape.count(&TRANSFERRED_BYTES, &[], counts.bytes);
     scrape.count(&IN_TRANSFER, &["active"], metrics.stats.in_transfer as u64);

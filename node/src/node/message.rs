@@ -6,7 +6,7 @@ use crate::protocol::{Bytes, CacheAnswer, CacheQuestion, Envelope};
 use crate::wire::Denial;
 
 /// Version of these messages; nodes of different versions do not link.
-pub(super) const VERSION: u16 = 3;
+pub(super) const VERSION: u16 = 4;
 
 /// Most bytes of a transport's metadata.
 pub(super) const METADATA_MAX: usize = 64 << 10;

@@ -56,7 +56,7 @@ impl fmt::Display for Fingerprint {
 
 /// Name of a block in a tier.
 ///
-/// Its text is `kvp1/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools look blocks
+/// Its text is `kvp2/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools look blocks
 /// up. The 64-bit check of the hash is in the value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TierKey {
@@ -81,7 +81,7 @@ impl TierKey {
 
 impl fmt::Display for TierKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "kvp1/{}/{:032x}", self.fingerprint, self.hash.key())
+        write!(f, "kvp2/{}/{:032x}", self.fingerprint, self.hash.key())
     }
 }
 
@@ -93,7 +93,7 @@ mod tests {
     fn a_key_is_text_with_all_bits_of_its_parts() {
         let fingerprint = Fingerprint::from_bytes(std::array::from_fn(|at| at as u8));
         let key = TierKey { fingerprint, hash: BlockHash::new(0xAB, 7) };
-        let text = "kvp1/000102030405060708090a0b0c0d0e0f/000000000000000000000000000000ab";
+        let text = "kvp2/000102030405060708090a0b0c0d0e0f/000000000000000000000000000000ab";
         assert_eq!(key.to_string(), text);
     }
 

@@ -82,4 +82,4 @@ pub use store::{Answer, Session, Store};
 pub use store_error::StoreError;
 pub use store_tier::StoreTier;
 pub use tiered::{TierPolicy, TierReport, Tiered, TieredCounters, TieredSettings};
-pub use value::{HEADER_BYTES, TierValue, ValueError, value_bytes, verify};
+pub use value::{HEADER_BYTES, TierValue, ValueError, origins_of, value_bytes, verify};

@@ -31,7 +31,7 @@ use super::error::TierError;
 use super::key::{Fingerprint, TierKey};
 use super::store::{Answer, Session, Store};
 use super::store_error::StoreError;
-use super::value::{TierValue, verify};
+use super::value::{TierValue, origins_of, verify};
 use crate::node::Node;
 use crate::protocol::QUESTION_MAX;
 
@@ -139,9 +139,12 @@ impl Window {
         (key.fingerprint == self.fingerprint).then(export).flatten()
     }
 
-    /// Returns whether the window has these bytes under a key.
-    fn has(&self, key: &TierKey, packed: &[u8]) -> bool {
-        self.hold(key).is_some_and(|export| export.packed(0, None).is_ok_and(|bytes| *bytes == *packed))
+    /// Returns whether the window has this value, with these packed bytes.
+    fn has(&self, value: &TierValue, packed: &[u8]) -> bool {
+        self.hold(value.key()).is_some_and(|export| {
+            export.packed(0, None).is_ok_and(|bytes| *bytes == *packed)
+                && *export.origins(0) == *origins_of(value.bytes())
+        })
     }
 
     /// Holds the blocks of these keys, of which it fetches those that the window does not have.
@@ -194,8 +197,9 @@ impl Window {
         let packed = packed.map_err(refused)?;
         let place = [place_of(value.key())];
         let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
-        if import.missing().is_empty() && !self.has(value.key(), packed) {
-            // A get has fetched other bytes, which are not verified yet or proved to be wrong.
+        if import.missing().is_empty() && !self.has(value, packed) {
+            // A get has fetched other bytes, which are not verified yet or proved to be wrong, or those
+            // of another era.
             drop(import);
             self.pool().uncache(&place);
             import = self.pool().import_prefix(0, &place).map_err(refused)?;
@@ -205,6 +209,7 @@ impl Window {
         }
         if !import.missing().is_empty() {
             import.write(0, None, packed).map_err(refused)?;
+            import.set_origins(0, &origins_of(value.bytes())).map_err(refused)?;
         }
         import.commit().map(drop).map_err(refused)
     }
@@ -264,7 +269,7 @@ impl Session for Window {
                 bytes.copy_from_slice(&packed);
                 Ok::<_, StoreError>(())
             };
-            let value = TierValue::new(*key, packed.len(), fill)?;
+            let value = TierValue::new(*key, export.origins(0), packed.len(), fill)?;
             answer(place, Ok(Some(value.bytes())));
         }
         Ok(())

@@ -117,7 +117,7 @@ mod tests {
         let fingerprint = Fingerprint::from_bytes([0; 16]);
         let key = |hash| TierKey { fingerprint, hash: BlockHash::new(hash, 0) };
         let all = (0..keys).map(|hash| key(hash as u128));
-        let value = |key| TierValue::new(key, 0, |_| Ok::<_, ()>(())).unwrap();
+        let value = |key| TierValue::new(key, &[], 0, |_| Ok::<_, ()>(())).unwrap();
         let work = if is_put { Work::Put(all.map(value).collect()) } else { Work::Exists(all.collect()) };
         Task { work, places: (0..keys).collect(), results: Results::new(keys) }
     }

@@ -6,29 +6,38 @@
 //! 24  hash          128 bits: by which the block is looked up
 //! 40  check         64 bits: the second hash of the block
 //! 48  length        packed bytes of the block
-//! 56  checksum      XXH3-64 of the packed bytes, seeded with that of bytes 0 to 55
-//! 64  packed bytes  then zeros, up to a multiple of 64
+//! 56  checksum      XXH3-64 of all bytes behind it but the last zeros, seeded with that of bytes 0 to 55
+//! 64  origins       up to 12 of 16 bytes: a cache and an era in which the block was computed; then zeros
+//! 256 packed bytes  then zeros, up to a multiple of 64
 //! ```
 //!
 //! Numbers are little-endian. All values of one layout have the same size, so that the allocator of a
 //! store cannot fragment.
 
 use kvpool::StorageError;
-use kvpool::prefix::BlockHash;
+use kvpool::prefix::{BlockHash, ORIGINS_MAX, Origin};
 use thiserror::Error;
 use twox_hash::XxHash3_64;
 
 use super::key::{Fingerprint, TierKey};
 
 /// Bytes before the block.
-pub const HEADER_BYTES: usize = 64;
+pub const HEADER_BYTES: usize = 256;
 
 /// The sizes of values are multiples of this.
 const ALIGN: usize = 64;
 
-const MAGIC: [u8; 8] = *b"kvblock\x01";
+const MAGIC: [u8; 7] = *b"kvblock";
+
+const VERSION: u8 = 2;
 
 const CHECKSUM: usize = 56;
+
+const ORIGINS: usize = 64;
+
+const ORIGIN_BYTES: usize = 16;
+
+const _: () = assert!(ORIGINS + ORIGINS_MAX * ORIGIN_BYTES == HEADER_BYTES);
 
 /// A block with its header, ready to be stored.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,6 +61,17 @@ pub enum ValueError {
     /// It does not begin with the header of this format.
     #[error("the value has no header of this format")]
     Magic,
+    /// It has another version of this format.
+    #[error("the value has version {got} of the format; this end reads version {want}")]
+    Version {
+        /// Version of the value.
+        got: u8,
+        /// Version of this library.
+        want: u8,
+    },
+    /// The block was computed by this pool before its cache was cleared.
+    #[error("the block was computed here, before the cache was cleared")]
+    Stale,
     /// It belongs to pools of another layout, hashing or namespace.
     #[error("the value is of fingerprint {got}")]
     Fingerprint {
@@ -78,23 +98,29 @@ pub const fn value_bytes(packed_bytes: usize) -> usize {
 }
 
 impl TierValue {
-    /// Creates a value; `fill` writes the packed bytes of the block.
+    /// Creates a value; `fill` writes the packed bytes of the block. `origins` say where it was
+    /// computed, as its [export](kvpool::Export::origins) did; none for a value that is not of a cache.
     ///
     /// # Errors
     ///
     /// That of `fill`.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`ORIGINS_MAX`] origins.
     pub fn new<E>(
         key: TierKey,
+        origins: &[Origin],
         packed_bytes: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<Self, E> {
         let mut bytes = vec![0; value_bytes(packed_bytes)];
-        Self::write(&key, packed_bytes, &mut bytes, fill)?;
+        Self::write(&key, origins, packed_bytes, &mut bytes, fill)?;
         Ok(Self { key, bytes })
     }
 
-    /// Writes header and block into memory of [`value_bytes`], whose padding the caller has zeroed;
-    /// `fill` writes the packed bytes of the block.
+    /// Writes header and block into memory of [`value_bytes`], as [`new`](Self::new); the caller has
+    /// zeroed the padding.
     ///
     /// # Errors
     ///
@@ -102,15 +128,22 @@ impl TierValue {
     ///
     /// # Panics
     ///
-    /// If the memory is smaller.
+    /// If the memory is smaller, or there are more than [`ORIGINS_MAX`] origins.
     pub fn write<E>(
         key: &TierKey,
+        origins: &[Origin],
         packed_bytes: usize,
         into: &mut [u8],
         fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
     ) -> Result<(), E> {
+        assert!(origins.len() <= ORIGINS_MAX, "{} origins", origins.len());
         fill(&mut into[HEADER_BYTES..][..packed_bytes])?;
         into[..CHECKSUM].copy_from_slice(&head(key, packed_bytes));
+        into[ORIGINS..HEADER_BYTES].fill(0);
+        for (origin, into) in origins.iter().zip(into[ORIGINS..HEADER_BYTES].chunks_exact_mut(ORIGIN_BYTES)) {
+            into[..8].copy_from_slice(&origin.cache.to_le_bytes());
+            into[8..].copy_from_slice(&origin.era.to_le_bytes());
+        }
         let sum = checksum(into, packed_bytes);
         into[CHECKSUM..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
         Ok(())
@@ -130,7 +163,8 @@ impl TierValue {
 /// Returns the header without its checksum.
 fn head(key: &TierKey, packed_bytes: usize) -> [u8; CHECKSUM] {
     let mut head = [0; CHECKSUM];
-    head[..8].copy_from_slice(&MAGIC);
+    head[..7].copy_from_slice(&MAGIC);
+    head[7] = VERSION;
     head[8..24].copy_from_slice(&key.fingerprint.to_bytes());
     head[24..48].copy_from_slice(&key.hash.to_bytes());
     head[48..].copy_from_slice(&(packed_bytes as u64).to_le_bytes());
@@ -139,7 +173,7 @@ fn head(key: &TierKey, packed_bytes: usize) -> [u8; CHECKSUM] {
 
 fn checksum(value: &[u8], packed_bytes: usize) -> u64 {
     let seed = XxHash3_64::oneshot(&value[..CHECKSUM]);
-    XxHash3_64::oneshot_with_seed(seed, &value[HEADER_BYTES..][..packed_bytes])
+    XxHash3_64::oneshot_with_seed(seed, &value[ORIGINS..HEADER_BYTES + packed_bytes])
 }
 
 fn part<const N: usize>(value: &[u8], at: usize) -> [u8; N] {
@@ -152,6 +186,9 @@ fn part<const N: usize>(value: &[u8], at: usize) -> [u8; N] {
 ///
 /// [`ValueError`], unless it is the value of this key and has all its bytes.
 pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result<&'a [u8], ValueError> {
+    if value.len() > MAGIC.len() && value.starts_with(&MAGIC) && value[MAGIC.len()] != VERSION {
+        return Err(ValueError::Version { got: value[MAGIC.len()], want: VERSION });
+    }
     let want = value_bytes(packed_bytes);
     if value.len() != want {
         return Err(ValueError::Size { got: value.len(), want });
@@ -180,9 +217,24 @@ pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result
     Ok(&value[HEADER_BYTES..][..packed_bytes])
 }
 
+/// Returns where the block of a [verified](verify) value was computed.
+///
+/// # Panics
+///
+/// If the value has no header.
+pub fn origins_of(value: &[u8]) -> Vec<Origin> {
+    let origins = value[ORIGINS..HEADER_BYTES].chunks_exact(ORIGIN_BYTES);
+    let origin =
+        |at: &[u8]| Origin { cache: u64::from_le_bytes(part(at, 0)), era: u64::from_le_bytes(part(at, 8)) };
+    // Caches have no number 0.
+    origins.map(origin).take_while(|origin| origin.cache != 0).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const ORIGIN: [Origin; 1] = [Origin { cache: 7, era: 1 << 40 }];
 
     fn key(hash: u128, check: u64) -> TierKey {
         TierKey { fingerprint: Fingerprint::from_bytes([9; 16]), hash: BlockHash::new(hash, check) }
@@ -193,7 +245,7 @@ mod tests {
             bytes.copy_from_slice(packed);
             Ok::<_, ()>(())
         };
-        TierValue::new(key, packed.len(), fill).unwrap()
+        TierValue::new(key, &ORIGIN, packed.len(), fill).unwrap()
     }
 
     #[test]
@@ -203,6 +255,7 @@ mod tests {
             let value = value(key(5, 6), &packed);
             assert_eq!(value.bytes().len() % ALIGN, 0);
             assert_eq!(verify(&key(5, 6), length, value.bytes()), Ok(&packed[..]));
+            assert_eq!(origins_of(value.bytes()), ORIGIN);
         }
     }
 
@@ -221,6 +274,22 @@ mod tests {
         }
         let long = [value.bytes(), &[0]].concat();
         assert!(matches!(verify(&key(5, 6), 100, &long), Err(ValueError::Size { .. })));
+    }
+
+    #[test]
+    fn another_version_is_refused_by_name() {
+        let mut old = b"kvblock\x01".to_vec();
+        old.resize(64 + 128, 0);
+        let refused = verify(&key(5, 6), 100, &old).unwrap_err();
+        assert_eq!(refused, ValueError::Version { got: 1, want: 2 });
+        assert_eq!(refused.to_string(), "the value has version 1 of the format; this end reads version 2");
+    }
+
+    #[test]
+    fn as_many_origins_as_there_may_be() {
+        let all: Vec<_> = (1..=ORIGINS_MAX as u64).map(|cache| Origin { cache, era: cache << 32 }).collect();
+        let value = TierValue::new(key(5, 6), &all, 1, |_| Ok::<_, ()>(())).unwrap();
+        assert_eq!((verify(&key(5, 6), 1, value.bytes()), origins_of(value.bytes())), (Ok(&[0][..]), all));
     }
 
     #[test]

@@ -1,6 +1,9 @@
 //! What holds for the decoders of a connection and any bytes; used by a test and a fuzz target.
 
+use kvpool::prefix::{BlockHash, ORIGINS_MAX};
+use kvpool::{Manifest, ManifestLimits};
 use kvpool_node::protocol::{CacheAnswer, CacheQuestion, QUESTION_MAX};
+use kvpool_node::tier::{Fingerprint, HEADER_BYTES, TierKey, origins_of, verify};
 use kvpool_node::wire::{
     self, FRAME_HEAD, FrameHead, HEADER, Header, Hello, ITEM_HEAD, StreamHead, Verdict, Welcome,
 };
@@ -31,6 +34,7 @@ pub fn decode_all(bytes: &[u8]) {
     {
         assert_eq!(verdict as u8, first);
     }
+    decode_value(bytes);
     let Some((first, rest)) = bytes.split_first_chunk::<FRAME_HEAD>() else { return };
     if let Ok(head) = FrameHead::decode(first, MESSAGE_BYTES) {
         assert_eq!(head.encode(), *first);
@@ -49,6 +53,15 @@ pub fn decode_all(bytes: &[u8]) {
             let encoded = wire::encode(&welcome, usize::MAX).expect("it was decoded");
             assert_eq!(wire::decode::<Welcome>(&encoded), Ok(welcome));
         }
+        if let Ok(manifest) = wire::decode::<Manifest>(message) {
+            let encoded = wire::encode(&manifest, usize::MAX).expect("it was decoded");
+            assert!(encoded.len() <= message.len(), "postcard's encoding is the shortest");
+            // Nothing is allocated for a manifest that contradicts itself.
+            if manifest.check(&ManifestLimits::default()).is_ok() {
+                assert_eq!(manifest.checksums().len(), manifest.blocks());
+            }
+            assert_eq!(wire::decode::<Manifest>(&encoded), Ok(manifest));
+        }
         if let Ok(question) = wire::decode::<CacheQuestion>(message) {
             assert!(question.hashes.len() <= QUESTION_MAX);
             let encoded = wire::encode(&question, usize::MAX).expect("it was decoded");
@@ -65,5 +78,19 @@ pub fn decode_all(bytes: &[u8]) {
             }
             assert_eq!(wire::decode::<CacheAnswer>(&encoded), Ok(answer));
         }
+    }
+}
+
+/// Verifies the bytes as a value of a tier, under the key that its header names.
+fn decode_value(bytes: &[u8]) {
+    let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return };
+    let fingerprint = Fingerprint::from_bytes(*header[8..].first_chunk().expect("of the header"));
+    let hash = BlockHash::from_bytes(*header[24..].first_chunk().expect("of the header"));
+    let key = TierKey { fingerprint, hash };
+    let length = u64::from_le_bytes(*header[48..].first_chunk().expect("of the header"));
+    let Some(length) = usize::try_from(length).ok().filter(|&length| length <= bytes.len()) else { return };
+    if let Ok(block) = verify(&key, length, bytes) {
+        assert_eq!(block.len(), length);
+        assert!(origins_of(bytes).len() <= ORIGINS_MAX);
     }
 }

@@ -416,3 +416,38 @@ async fn write_through_without_a_limit() {
     drop(of_a);
     idle(&a).await;
 }
+
+/// Values of this pool from before a clear are misses, and are replaced; other pools find them.
+#[tokio::test]
+async fn values_from_before_a_clear() {
+    let (store, tier, [a, b], tokens) = stored().await;
+    // Two nodes; the one remembers for long what failed.
+    let mut settings = hasty();
+    settings.failed_for = WAIT;
+    let remembering = super::support::tier(store, settings);
+    let (of_a, of_b) = (tiered(&a, &remembering, TierPolicy::Manual), tiered(&b, &tier, TierPolicy::Manual));
+    a.clear_prefix_cache();
+    let report = bring_back(&of_a, &tokens, WAIT).await;
+    assert_eq!((report.cached_blocks, report.moved_blocks), (0, 0));
+    assert!(report.failed_blocks > 0, "{report:?}");
+    assert_eq!(kv::cached(&a, &tokens), 0);
+    idle(&a).await;
+    // What another pool computes behind them does not come back either.
+    assert_eq!(bring_back(&of_b, &tokens, WAIT).await.cached_blocks, 10);
+    let longer = [&tokens[..], &kv::prompt(2, 20)].concat();
+    drop(kv::admit(&b, 8, &longer).unwrap());
+    let report = of_b.offload(100, soon()).await.unwrap();
+    assert!(report.moved_blocks >= 5, "{report:?}");
+    drop(kv::admit(&a, 9, &longer[..41]).unwrap());
+    let here = kv::cached(&a, &longer);
+    assert_eq!(bring_back(&of_a, &longer, WAIT).await.cached_blocks, here);
+    // The blocks that were computed anew are put again.
+    let report = of_a.offload(100, soon()).await.unwrap();
+    assert_eq!((report.moved_blocks, report.present_blocks), (10, 0), "{report:?}");
+    assert_eq!(kv::cached(&a, &longer), 0);
+    let report = bring_back(&of_a, &tokens, WAIT).await;
+    assert_eq!((report.cached_blocks, kv::cached(&a, &tokens)), (10, 10));
+    for pool in [&a, &b] {
+        idle(pool).await;
+    }
+}

@@ -74,7 +74,7 @@ pub fn value(key: &TierKey, version: u8) -> TierValue {
         bytes.copy_from_slice(&block(key, version));
         Ok::<_, ()>(())
     };
-    TierValue::new(*key, packed_bytes(), fill).unwrap()
+    TierValue::new(*key, &[], packed_bytes(), fill).unwrap()
 }
 
 pub fn values(keys: &[TierKey]) -> Vec<TierValue> {

@@ -439,6 +439,7 @@ impl Core {
             retired: counts.retired,
             evictable: counts.evictable,
             held: counts.held,
+            in_transfer: self.counters.in_transfer(),
             oldest_batch: self.oldest_batch().map(|batch| batch.ticket),
         }
     }

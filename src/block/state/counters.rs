@@ -167,9 +167,19 @@ pub(in crate::block) struct SharedCounters {
     waits: StatisticU64,
     granted: StatisticU64,
     missed_deadlines: StatisticU64,
+    /// Number of blocks in transfer at present.
+    in_transfer: StatisticU64,
 }
 
 impl SharedCounters {
+    pub(in crate::block) fn set_in_transfer(&self, blocks: usize) {
+        self.in_transfer.store(blocks as u64, Relaxed);
+    }
+
+    pub(in crate::block) fn in_transfer(&self) -> usize {
+        self.in_transfer.load(Relaxed) as usize
+    }
+
     pub(in crate::block) fn allocated(&self, blocks: usize) {
         self.requests.fetch_add(1, Relaxed);
         self.blocks.fetch_add(blocks as u64, Relaxed);

@@ -142,7 +142,7 @@ impl PrefixCache {
             if core.word(id).is_cached() {
                 further.push((id, hash));
             } else {
-                self.note(id, hash, era, 0);
+                self.note(id, hash, era, 0, 0);
                 first.push((core.handle(id), None));
             }
         }

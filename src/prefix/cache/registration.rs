@@ -22,10 +22,10 @@ struct Registered {
 }
 
 impl PrefixCache {
-    /// Notes what a block will hold once it is [registered](Self::register). The block is in the
-    /// caller's sequence and not cached.
-    pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32) {
-        self.row(id).note(hash, era, depth);
+    /// Notes what a block will hold once it is [registered](Self::register), and the mark of its
+    /// [provenance](Self::provenance). The block is in the caller's sequence and not cached.
+    pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32, mark: u32) {
+        self.row(id).note(hash, era, depth, mark);
     }
 
     /// Notes the checksum of a [noted](Self::note) block that arrived from another pool. The block is the

@@ -554,7 +554,8 @@ fn take_one(left: &mut u32) -> bool {
 fn without_batch(error: AllocError) -> AllocError {
     match error {
         AllocError::Exhausted { asked, free, retired, evictable, .. } => {
-            AllocError::Exhausted { asked, free, retired, evictable, held: 0, oldest_batch: None }
+            let (held, in_transfer) = (0, 0);
+            AllocError::Exhausted { asked, free, retired, evictable, held, in_transfer, oldest_batch: None }
         }
         other => other,
     }

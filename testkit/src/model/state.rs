@@ -148,7 +148,16 @@ impl Model {
             Err(AllocError::TooLarge { asked, total })
         } else if asked > free {
             // The model does not know which batch that is, nor what is held.
-            Err(AllocError::Exhausted { asked, free, retired, evictable: 0, held: 0, oldest_batch: None })
+            let (evictable, held, in_transfer) = (0, 0, 0);
+            Err(AllocError::Exhausted {
+                asked,
+                free,
+                retired,
+                evictable,
+                held,
+                in_transfer,
+                oldest_batch: None,
+            })
         } else if contiguous && self.longest_run() < asked {
             Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
         } else {

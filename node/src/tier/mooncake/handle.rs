@@ -145,7 +145,7 @@ impl Handle {
     pub(super) fn probe(&self) -> Result<(), TierError> {
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).map_err(|error| probe_failed(error.to_string()))?;
-        let key = Texts::new([format!("kvp1/probe/{:032x}", u128::from_le_bytes(secret))])?;
+        let key = Texts::new([format!("kvp2/probe/{:032x}", u128::from_le_bytes(secret))])?;
         let wanted: [u8; PROBE_BYTES] = std::array::from_fn(|at| secret[at % 16] ^ (at / 16) as u8);
         let mut memory = self.memory(2 * PROBE_BYTES)?;
         match self.put_and_get(key.pointers[0], &wanted, &mut memory) {

@@ -11,15 +11,19 @@
 //! The frames are reserved for all blocks before the first byte is read: otherwise the allocation of a
 //! later block could evict an earlier one.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use kvpool::Import;
-use kvpool::prefix::BlockHash;
+use kvpool::prefix::{BlockHash, Origin};
 
 use super::super::outcome::Outcome;
 use super::super::shared_tier::TierRead;
 use super::super::value::value_bytes;
 use super::link::{FrameLanding, Link, TierReport, add};
+
+/// Place of a read among those of a prefix, and where its block was computed, once it has landed.
+type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
 
 impl Link {
     pub(super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
@@ -53,12 +57,13 @@ impl Link {
                 continue;
             }
             let Ok(piece) = import.piece(&[0]) else { continue };
-            read_of[place] = Some(reads.len());
+            let origins = Arc::new(OnceLock::new());
+            read_of[place] = Some((reads.len(), origins.clone()));
             let key = self.key(hashes[place]);
-            let (packed_bytes, storage) = (self.packed_bytes, self.storage.clone());
-            let memory =
-                Box::new(FrameLanding { key, packed_bytes, storage, runs: piece.runs, _hold: piece.hold });
-            reads.push(TierRead { key, bytes: value_bytes(packed_bytes), memory });
+            let (packed_bytes, storage, pool) = (self.packed_bytes, self.storage.clone(), self.pool.clone());
+            let (runs, _hold) = (piece.runs, piece.hold);
+            let memory = FrameLanding { key, packed_bytes, storage, runs, _hold, pool, origins };
+            reads.push(TierRead { key, bytes: value_bytes(packed_bytes), memory: Box::new(memory) });
         }
         let outcomes = if reads.is_empty() { Vec::new() } else { self.tier.get(reads, deadline).await };
         report.note(&outcomes);
@@ -80,11 +85,13 @@ impl Link {
 ///
 /// The others are dropped: blocks behind a gap would never be found, and blocks that a thread of the
 /// tier still holds are quarantined.
-fn commit(imports: Vec<Import>, read_of: &[Option<usize>], outcomes: &[Outcome]) -> usize {
+fn commit(imports: Vec<Import>, read_of: &[Option<Read>], outcomes: &[Outcome]) -> usize {
     let mut moved = 0;
     for (mut import, read) in imports.into_iter().zip(read_of) {
-        if let Some(read) = *read {
-            if outcomes.get(read) != Some(&Outcome::Hit) || import.arrived(0).is_err() {
+        if let Some((read, origins)) = read {
+            let origins = origins.get().filter(|_| outcomes.get(*read) == Some(&Outcome::Hit));
+            let arrived = origins.is_some_and(|origins| import.set_origins(0, origins).is_ok());
+            if !arrived || import.arrived(0).is_err() {
                 break;
             }
             moved += 1;

@@ -1,11 +1,11 @@
 //! A pool, a tier, and blocks between them.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use kvpool::prefix::BlockHash;
+use kvpool::prefix::{BlockHash, Origin};
 use kvpool::storage::Storage;
 use kvpool::{Export, Pool, Run, TransferError};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use super::super::error::TierError;
 use super::super::key::{Fingerprint, TierKey};
 use super::super::outcome::Outcome;
 use super::super::shared_tier::{Landing, SharedTier};
-use super::super::value::{TierValue, ValueError, verify};
+use super::super::value::{TierValue, ValueError, origins_of, verify};
 use super::settings::TieredSettings;
 
 /// Blocks of one batch of puts.
@@ -134,7 +134,7 @@ impl Link {
         hash: BlockHash,
     ) -> Result<TierValue, TransferError> {
         let piece = export.piece(&[place as u32])?;
-        TierValue::new(self.key(hash), self.packed_bytes, |bytes| {
+        TierValue::new(self.key(hash), export.origins(place), self.packed_bytes, |bytes| {
             // SAFETY: no thread writes the block, which stays in its frame while the piece lives.
             unsafe { self.storage.pack(&piece.runs, bytes) }.map_err(TransferError::Storage)
         })
@@ -172,11 +172,21 @@ pub(super) struct FrameLanding {
     pub(super) runs: Vec<Run>,
     /// Keeps the frame.
     pub(super) _hold: kvpool::transport::Hold,
+    /// Where the block goes.
+    pub(super) pool: Pool,
+    /// Receives where it was computed.
+    pub(super) origins: Arc<OnceLock<Vec<Origin>>>,
 }
 
 impl Landing for FrameLanding {
     fn land(&mut self, value: &[u8]) -> Result<(), ValueError> {
         let packed = verify(&self.key, self.packed_bytes, value)?;
+        let origins = origins_of(value);
+        if !self.pool.prefix_cache().is_some_and(|cache| cache.accepts(&origins)) {
+            return Err(ValueError::Stale);
+        }
+        // A value lands once.
+        let _ = self.origins.set(origins);
         // SAFETY: of a piece of an import, whose hold lives: no other thread accesses the frame.
         unsafe { self.storage.unpack(&self.runs, packed) }.map_err(ValueError::Storage)
     }

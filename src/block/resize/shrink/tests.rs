@@ -49,6 +49,7 @@ fn an_idle_pool_shrinks_and_grows_again() {
                 retired: 0,
                 evictable: 0,
                 held: 0,
+                in_transfer: 0,
                 oldest_batch: None
             })
         );
