@@ -5,7 +5,7 @@
 use kvpool::block::BlockWord;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, Pool, SequenceId};
+use kvpool::{AdmitRequest, AllocRequest, Pool, SequenceId};
 use kvpool_testkit::prompts::admit;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
@@ -142,4 +142,42 @@ fn a_block_that_loses_tokens_before_its_batch_ends_is_not_found() {
     drop(sequence);
     assert_eq!(pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len(), 8);
     pool.audit().unwrap();
+}
+
+/// A prompt that is served again leaves no reference behind, whatever part of a block it ends with.
+#[test]
+fn a_prompt_served_again_leaves_no_reference() {
+    const BLOCKS: usize = 64;
+    for block_tokens in [1, 2, 3, 16] {
+        for is_admitted in [false, true] {
+            let pool = pool(BLOCKS, BLOCKS, block_tokens);
+            let open = |prompt: &[u32]| match is_admitted {
+                false => pool.sequence(SequenceId(1)).reuse_tail().tokens(prompt),
+                true => pool.admit(&AdmitRequest::new(SequenceId(1), prompt).reuse_tail()),
+            };
+            for number in 0..2 * BLOCKS {
+                let length = 1 + number % (3 * block_tokens + 1);
+                let of = format!("{length} tokens in blocks of {block_tokens}, admitted: {is_admitted}");
+                let prompt: Vec<u32> = (0..length).map(|token| (number * 1000 + token) as u32).collect();
+                let mut first = open(&prompt).unwrap_or_else(|error| panic!("{of}: {error}"));
+                assert_eq!(first.len(), 0, "{of}");
+                let mut batch = pool.begin_batch();
+                batch.append(&mut first, length).unwrap();
+                batch.finish();
+                drop(first);
+                for _ in 0..2 {
+                    let mut again = open(&prompt).unwrap_or_else(|error| panic!("{of}: {error}"));
+                    assert!(again.len() < length, "{of}");
+                    assert_eq!(again.block_count(), again.len().div_ceil(block_tokens), "{of}");
+                    let mut batch = pool.begin_batch();
+                    batch.append_to(&mut again, length).unwrap();
+                    batch.finish();
+                    drop(again);
+                    let report = pool.audit().unwrap();
+                    assert_eq!((report.owned, pool.available_blocks()), (0, BLOCKS), "{of}");
+                }
+            }
+            drop(pool.allocate(AllocRequest::new(BLOCKS)).unwrap());
+        }
+    }
 }

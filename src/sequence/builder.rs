@@ -260,7 +260,8 @@ impl Sequence {
 
 /// Takes a reference on a cached block that continues the prompt after `blocks` blocks.
 ///
-/// Also returns how many of its tokens belong to the prompt, excluding the prompt's last token.
+/// Also returns how many of its tokens belong to the prompt, excluding the prompt's last token: at
+/// least one, since otherwise the sequence would have no place for the block.
 fn cached_tail(
     cache: &PrefixCache,
     sequences: &Sequences,
@@ -270,13 +271,16 @@ fn cached_tail(
 ) -> Option<(BlockId, usize)> {
     let block_tokens = sequences.block_tokens();
     let rest = &prompt[blocks * block_tokens..];
+    let most = rest.len().saturating_sub(1).min(block_tokens - 1);
+    if most == 0 {
+        return None;
+    }
     let find = |hash| cache.take(&sequences.0.blocks, hash, known.era());
     if rest.len() == block_tokens
         && let Some(id) = known.hash(blocks as u32).and_then(find)
     {
-        return Some((id, block_tokens - 1));
+        return Some((id, most));
     }
-    let most = rest.len().saturating_sub(1).min(block_tokens - 1);
     let hashes: SmallVec<[_; 16]> = known.partial_hashes(cache, blocks, &rest[..most]).collect();
     hashes.iter().enumerate().rev().find_map(|(last, &hash)| Some((find(hash)?, last + 1)))
 }

@@ -11,8 +11,13 @@ const HEAD_DIM: usize = 4;
 const ROW: usize = HEADS * HEAD_DIM * 2;
 
 pub fn layout(arrangement: Arrangement, parts: KvPlanes) -> KvLayout {
+    layout_of(arrangement, parts, BLOCK_TOKENS)
+}
+
+/// Returns a layout with this number of tokens per block.
+pub fn layout_of(arrangement: Arrangement, parts: KvPlanes, block_tokens: usize) -> KvLayout {
     let layout = KvLayout::builder().layers(LAYERS).kv_heads(HEADS).head_dim(HEAD_DIM);
-    let layout = layout.block_tokens(BLOCK_TOKENS).dtype(Dtype::Bf16);
+    let layout = layout.block_tokens(block_tokens).dtype(Dtype::Bf16);
     layout.arrangement(arrangement).parts(parts).build().unwrap()
 }
 
@@ -92,8 +97,8 @@ pub fn admit(pool: &Pool, id: u64, tokens: &[u32]) -> Result<Sequence, SequenceE
 pub fn cached(pool: &Pool, tokens: &[u32]) -> usize {
     let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(tokens).unwrap();
     check(pool, &sequence, tokens);
-    assert_eq!(sequence.len() % BLOCK_TOKENS, 0);
-    sequence.len() / BLOCK_TOKENS
+    assert_eq!(sequence.len() % pool.layout().block_tokens(), 0);
+    sequence.len() / pool.layout().block_tokens()
 }
 
 /// Checks the bytes of a sequence's tokens, which must begin with these.

@@ -5,10 +5,11 @@
 use std::collections::BTreeMap;
 
 use kvpool::prefix::PrefixKeys;
+use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target, TransferError};
 use proptest::prelude::*;
 
-use super::kv::{admit, cached, check, is_idle, other, plain, pool, prompt, store};
+use super::kv::{admit, cached, check, is_idle, layout_of, pool, prompt, store};
 
 const BLOCKS: usize = 24;
 
@@ -169,7 +170,8 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             match pools[side].bring_back(&pools[1 - side], &PrefixKeys::new(), &tokens).await {
                 Ok(report) => {
                     // The last block is not looked up if the prompt ends with it.
-                    let found = report.cached_blocks.min((tokens.len() - 1) / super::kv::BLOCK_TOKENS);
+                    let block_tokens = pools[side].layout().block_tokens();
+                    let found = report.cached_blocks.min((tokens.len() - 1) / block_tokens);
                     assert!(cached(&pools[side], &tokens) == found && found >= before, "{report:?}");
                 }
                 Err(error) => assert!(is_full(&error), "{error}"),
@@ -181,9 +183,12 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
     }
 }
 
-fn run(steps: Vec<Step>) {
+fn run(steps: Vec<Step>, block_tokens: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let pools = [pool(plain(), BLOCKS), pool(other(), BLOCKS)];
+    // Room for the same number of tokens, roughly.
+    let blocks = BLOCKS * if block_tokens < 4 { 4 / block_tokens } else { 1 };
+    let forms = [(Arrangement::LayerFirst, KvPlanes::Separate), (Arrangement::BlockFirst, KvPlanes::Joined)];
+    let pools = forms.map(|(arrangement, parts)| pool(layout_of(arrangement, parts, block_tokens), blocks));
     let mut model = Model::default();
     for step in steps {
         runtime.block_on(apply(&mut model, &pools, step));
@@ -211,7 +216,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 160 }, ..ProptestConfig::default() })]
 
     #[test]
-    fn sequences_and_cached_blocks_are_where_they_should_be(steps in prop::collection::vec(step(), 1..40)) {
-        run(steps);
+    fn sequences_and_cached_blocks_are_where_they_should_be(
+        steps in prop::collection::vec(step(), 1..40),
+        block_tokens in prop::sample::select(vec![1, 2, 3, 4, 16]),
+    ) {
+        run(steps, block_tokens);
     }
 }

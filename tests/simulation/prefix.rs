@@ -9,7 +9,6 @@ use kvpool::{AdmitRequest, AllocError, SequenceError, SequenceId};
 
 use kvpool_policies::PolicyName;
 
-use crate::device::BLOCK_TOKENS;
 use crate::sequences::{Written, some_priority};
 use crate::world::World;
 
@@ -50,20 +49,20 @@ fn cached(
     salt: u64,
     reuses_tail: bool,
 ) -> usize {
-    let hasher = cache.hasher();
+    let (hasher, block_tokens) = (cache.hasher(), cache.hasher().block_tokens());
     let root = hasher.root(&keys(salt)).unwrap();
     let (mut chain, mut hashes) = (Chain::new(root), Vec::new());
     chain.extend(hasher, prompt, |hash| hashes.push(hash));
-    let most = (prompt.len() - 1) / BLOCK_TOKENS;
+    let most = (prompt.len() - 1) / block_tokens;
     let blocks = hashes[..most].iter().take_while(|hash| held.contains(hash)).count();
-    let (tokens, rest) = (blocks * BLOCK_TOKENS, &prompt[blocks * BLOCK_TOKENS..]);
+    let (tokens, rest) = (blocks * block_tokens, &prompt[blocks * block_tokens..]);
     if !reuses_tail {
         return tokens;
     }
-    if rest.len() == BLOCK_TOKENS && held.contains(&hashes[blocks]) {
+    if rest.len() == block_tokens && held.contains(&hashes[blocks]) {
         return prompt.len() - 1;
     }
-    let half = (1..rest.len().min(BLOCK_TOKENS)).rev().find(|&more| {
+    let half = (1..rest.len().min(block_tokens)).rev().find(|&more| {
         let mut chain = Chain::new(root);
         chain.extend(hasher, &prompt[..tokens + more], |_| ());
         held.contains(&chain.partial(hasher).expect("less than a block"))
@@ -133,7 +132,7 @@ impl World {
             // The index has a place for each block.
             // An admission that lacks the block for the copy does without the tail.
             Some((held, 0)) if headroom.is_some() && found < held => {
-                assert!(reuses_tail && found == (held - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
+                assert!(reuses_tail && found == (held - 1) / self.block_tokens * self.block_tokens);
             }
             Some((held, 0)) => assert_eq!(found, held, "found, and cached"),
             Some((held, _)) => assert!(found <= held),
@@ -144,7 +143,7 @@ impl World {
         self.sequences.push(written);
         if found > 0 {
             self.tally.hits += 1;
-            self.tally.half_hits += u64::from(!found.is_multiple_of(BLOCK_TOKENS));
+            self.tally.half_hits += u64::from(!found.is_multiple_of(self.block_tokens));
             let (batch, index) = (self.some_batch(), self.sequences.len() - 1);
             let blocks = self.sequences[index].real.blocks();
             let frames: Vec<usize> = blocks.map(|block| self.pool.blocks().frame(block).index()).collect();

@@ -5,7 +5,7 @@ use kvpool::{
     AllocError, BlockHandle, BlockTable, CsrTable, Priority, Sequence, SequenceError, SequenceId, Ticket,
 };
 
-use crate::device::{BLOCK_TOKENS, Token};
+use crate::device::Token;
 use crate::world::World;
 
 /// A sequence, and its tokens.
@@ -71,6 +71,7 @@ impl World {
     /// Appends tokens. A `kind` below 2 means drafts, below 5 with ids, below 7 not beyond the
     /// prompt.
     pub fn append_so(&mut self, batch: usize, index: usize, kind: u8, mut count: usize) {
+        let block_tokens = self.block_tokens;
         let in_flight = &mut self.batches[batch];
         let written = &mut self.sequences[index];
         let id = written.real.id();
@@ -118,7 +119,7 @@ impl World {
         for (place, slot) in appended.tokens.clone().zip(slots) {
             let value = written.next_value();
             written.tokens.push(value);
-            let block = self.pool.blocks().handle(blocks[place / BLOCK_TOKENS]);
+            let block = self.pool.blocks().handle(blocks[place / block_tokens]);
             self.device.write(number, Token { slot: slot as usize, block, value });
         }
         self.note(format_args!("{id} in {number}: {appended:?}"));
@@ -266,7 +267,8 @@ impl World {
                     .map(|sequence| {
                         let mut slots = Vec::new();
                         batch.slot_mapping(sequence, 0..sequence.len(), &mut slots).unwrap();
-                        slots.iter().step_by(BLOCK_TOKENS).map(|&slot| slot as usize / BLOCK_TOKENS).collect()
+                        let of_blocks = slots.iter().step_by(self.block_tokens);
+                        of_blocks.map(|&slot| slot as usize / self.block_tokens).collect()
                     })
                     .collect(),
             }
@@ -279,13 +281,13 @@ impl World {
 
     /// Reads a sequence's tokens through these frames of its blocks.
     pub fn read_through(&mut self, batch: usize, sequence: usize, frames: &[usize]) {
-        let written = &self.sequences[sequence];
+        let (written, block_tokens) = (&self.sequences[sequence], self.block_tokens);
         for (place, block) in written.real.blocks().enumerate() {
             let block = self.pool.blocks().handle(block);
             for (offset, &value) in
-                written.tokens[place * BLOCK_TOKENS..].iter().take(BLOCK_TOKENS).enumerate()
+                written.tokens[place * block_tokens..].iter().take(block_tokens).enumerate()
             {
-                let slot = frames[place] * BLOCK_TOKENS + offset;
+                let slot = frames[place] * block_tokens + offset;
                 self.device.read(self.batches[batch].number, Token { slot, block, value });
                 self.tally.tokens_read += 1;
             }
