@@ -281,8 +281,10 @@ fn cached_tail(
     {
         return Some((id, most));
     }
-    let hashes: SmallVec<[_; 16]> = known.partial_hashes(cache, blocks, &rest[..most]).collect();
-    hashes.iter().enumerate().rev().find_map(|(last, &hash)| Some((find(hash)?, last + 1)))
+    // The block of an identical prompt holds the last token too.
+    let held = &rest[..rest.len().min(block_tokens - 1)];
+    let hashes: SmallVec<[_; 16]> = known.partial_hashes(cache, blocks, held).collect();
+    hashes.iter().enumerate().rev().find_map(|(last, &hash)| Some((find(hash)?, most.min(last + 1))))
 }
 
 impl fmt::Debug for SequenceBuilder<'_> {

@@ -62,12 +62,13 @@ fn cached(
     if rest.len() == block_tokens && held.contains(&hashes[blocks]) {
         return prompt.len() - 1;
     }
-    let half = (1..rest.len().min(block_tokens)).rev().find(|&more| {
+    // An identical prompt's block holds the last token too, which must be computed.
+    let half = (1..=rest.len().min(block_tokens - 1)).rev().find(|&more| {
         let mut chain = Chain::new(root);
         chain.extend(hasher, &prompt[..tokens + more], |_| ());
         held.contains(&chain.partial(hasher).expect("less than a block"))
     });
-    tokens + half.unwrap_or(0)
+    (tokens + half.unwrap_or(0)).min(prompt.len() - 1)
 }
 
 impl World {
