@@ -15,7 +15,7 @@ use super::form::PackedForm;
 use super::heads::HeadRange;
 
 /// Version of the manifests that this library writes and reads.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
@@ -127,35 +127,21 @@ impl Manifest {
         if self.hashing.is_none() {
             return Err(ManifestError::Hashing);
         }
-        at_most("announced tokens", known.announced, tokens_max)?;
-        let block_tokens = u64::from(self.form.block_tokens());
-        exactly("hashes", known.hashes.len() as u64, known.announced / block_tokens)?;
-        let unknown = u64::from(outline.committed) > known.announced;
-        if unknown && !known.is_cut {
-            let (got, want) = (known.announced, u64::from(outline.committed));
-            return Err(ManifestError::Contradiction { what: "announced tokens", got, want });
-        }
-        let tail = known.tail.len() as u64;
-        // The tail of a chain that was cut may be lost.
-        if !known.is_cut || tail > 0 {
-            exactly("tokens after the last full block", tail, known.announced % block_tokens)?;
-        }
-        if let Some(tokens) = &known.tokens {
-            exactly("token ids", tokens.len() as u64, known.announced)?;
-            if !tokens.ends_with(&known.tail) {
-                let place = known.hashes.len() as u32;
-                return Err(ManifestError::Hash { place });
-            }
+        let announced = known.tokens.len() as u64;
+        at_most("announced tokens", announced, tokens_max)?;
+        exactly("hashes", known.hashes.len() as u64, announced / u64::from(self.form.block_tokens()))?;
+        let want = u64::from(outline.committed);
+        if want > announced && !known.is_cut {
+            return Err(ManifestError::Contradiction { what: "announced tokens", got: announced, want });
         }
         Ok(())
     }
 
-    /// Checks that the hashes are those of the tokens, if it has both and the pool hashes alike.
+    /// Checks that the hashes are those of the tokens, if it has them and the pool hashes alike.
     pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), ManifestError> {
         let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
-        let Some(tokens) = &known.tokens else { return Ok(()) };
         let (mut chain, mut place, mut wrong) = (Chain::after(known.root, 0), 0, None);
-        chain.extend(hasher, tokens, |hash| {
+        chain.extend(hasher, &known.tokens, |hash| {
             if known.hashes.get(place) != Some(&hash) {
                 wrong.get_or_insert(place as u32);
             }
@@ -166,17 +152,16 @@ impl Manifest {
 
     /// Checks that the source of this manifest holds other heads of the same blocks.
     pub(super) fn check_same_blocks(&self, other: &Self) -> Result<(), ManifestError> {
-        let without_tokens = |contents: &Contents| {
+        let without_times = |contents: &Contents| {
             let mut contents = contents.clone();
-            // Whether a source kept the token ids depends on its subscribers; times differ.
             if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
-                (known.tokens, known.keep_left_ms) = (None, None);
+                known.keep_left_ms = None;
             }
             contents
         };
         let what = if self.hashing != other.hashing {
             "the hashing"
-        } else if without_tokens(&self.contents) != without_tokens(&other.contents) {
+        } else if without_times(&self.contents) != without_times(&other.contents) {
             "the sequence"
         } else {
             return Ok(());

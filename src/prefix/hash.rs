@@ -60,6 +60,7 @@ mod keys;
 mod tests;
 
 pub use chain::Chain;
+pub(crate) use chain::ChainHash;
 pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
 pub use keys::{PrefixKeys, PrefixRoot};

@@ -103,6 +103,7 @@ impl World {
             // The drafts before these were not announced, or are final tokens.
             Err(SequenceError::TokensUnknown { known, .. }) => {
                 assert_eq!((written.real.len(), written.real.announced()), (before, known));
+                assert!(known < before, "all {before} tokens are known");
                 return;
             }
             Err(error) => panic!("{error}"),

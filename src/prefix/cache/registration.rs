@@ -159,7 +159,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the event of a block whose sequence was opened before the subscription.
+    /// Returns the event of a block that was filled before the subscription.
     #[cold]
     pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
         let block_tokens = self.hasher.block_tokens() as u32;

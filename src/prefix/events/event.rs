@@ -19,7 +19,8 @@ pub enum KvEvent {
         /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
         /// `tokens` is empty too.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown, because its sequence was opened before the subscription.
+        /// Its tokens; empty if unknown, because they were appended before the subscription, or the
+        /// block came from another pool without its sequence.
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,

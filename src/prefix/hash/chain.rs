@@ -24,12 +24,63 @@ use crate::error::PrefixError;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chain {
+    hashed: ChainHash,
+    tail: SmallVec<[u32; 16]>,
+}
+
+/// The hashed part of a chain: all but the tokens of the unfinished block.
+#[derive(Clone, Debug)]
+pub(crate) struct ChainHash {
     /// Hash of the last full block; of the root before the first.
     parent: BlockHash,
     blocks: u64,
-    tail: SmallVec<[u32; 16]>,
-    /// Extra keys that touch the unfinished block or later ones, sorted and unique.
+    /// Extra keys that touch the next block or later ones, sorted and unique.
     extras: Vec<Extra>,
+}
+
+impl ChainHash {
+    /// Continues after a block with this hash, the `blocks`th of its chain.
+    pub(crate) fn after(hash: BlockHash, blocks: u64) -> Self {
+        Self { parent: hash, blocks, extras: Vec::new() }
+    }
+
+    /// Appends full blocks, and calls `full` with the hash of each, in order.
+    #[inline]
+    pub(crate) fn fill(&mut self, hasher: &PrefixHasher, tokens: &[u32], mut full: impl FnMut(BlockHash)) {
+        let block_tokens = hasher.block_tokens();
+        if self.extras.is_empty() {
+            self.parent = hasher.blocks(self.parent, tokens, full);
+            self.blocks += (tokens.len() / block_tokens) as u64;
+            return;
+        }
+        for block in tokens.chunks_exact(block_tokens) {
+            self.parent = hasher.block(self.entered(hasher, block_tokens), block);
+            self.blocks += 1;
+            let hashed = self.hashed_tokens(hasher);
+            self.extras.retain(|extra| extra.end > hashed);
+            full(self.parent);
+        }
+    }
+
+    /// Returns the hash of an unfinished block of these tokens, or `None` for none.
+    pub(crate) fn partial(&self, hasher: &PrefixHasher, tokens: &[u32]) -> Option<BlockHash> {
+        (!tokens.is_empty()).then(|| hasher.partial(self.entered(hasher, tokens.len()), tokens))
+    }
+
+    /// Returns the value that replaces the parent's hash for a block of the next `tokens` tokens.
+    #[inline]
+    fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
+        if self.extras.is_empty() {
+            return self.parent;
+        }
+        let end = self.hashed_tokens(hasher) + tokens as u64;
+        let mut touching = self.extras.iter().copied().take_while(|extra| extra.start < end).peekable();
+        if touching.peek().is_none() { self.parent } else { hasher.enter(self.parent, touching) }
+    }
+
+    fn hashed_tokens(&self, hasher: &PrefixHasher) -> u64 {
+        self.blocks * hasher.block_tokens() as u64
+    }
 }
 
 impl Chain {
@@ -42,7 +93,7 @@ impl Chain {
     ///
     /// Extra keys that reach beyond that block must be [given](Self::extra_key) again.
     pub fn after(hash: BlockHash, blocks: u64) -> Self {
-        Self { parent: hash, blocks, tail: SmallVec::new(), extras: Vec::new() }
+        Self { hashed: ChainHash::after(hash, blocks), tail: SmallVec::new() }
     }
 
     /// Like [`after`](Self::after), followed by tokens that do not fill a block.
@@ -78,44 +129,13 @@ impl Chain {
             if self.tail.len() < block_tokens {
                 return;
             }
-            let hash = hasher.block(self.entered(hasher, block_tokens), &self.tail);
+            self.hashed.fill(hasher, &self.tail, &mut full);
             self.tail.clear();
-            full(self.filled(hasher, hash));
             tokens = rest;
         }
         let (blocks, rest) = tokens.split_at(tokens.len() / block_tokens * block_tokens);
         self.tail.extend_from_slice(rest);
-        if self.extras.is_empty() {
-            self.parent = hasher.blocks(self.parent, blocks, full);
-            self.blocks += (blocks.len() / block_tokens) as u64;
-            return;
-        }
-        for block in blocks.chunks_exact(block_tokens) {
-            let hash = hasher.block(self.entered(hasher, block_tokens), block);
-            full(self.filled(hasher, hash));
-        }
-    }
-
-    #[inline]
-    fn filled(&mut self, hasher: &PrefixHasher, hash: BlockHash) -> BlockHash {
-        self.parent = hash;
-        self.blocks += 1;
-        if !self.extras.is_empty() {
-            let hashed = self.hashed_tokens(hasher);
-            self.extras.retain(|extra| extra.end > hashed);
-        }
-        hash
-    }
-
-    /// Returns the value that replaces the parent's hash for a block of the next `tokens` tokens.
-    #[inline]
-    fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
-        if self.extras.is_empty() {
-            return self.parent;
-        }
-        let end = self.hashed_tokens(hasher) + tokens as u64;
-        let mut touching = self.extras.iter().copied().take_while(|extra| extra.start < end).peekable();
-        if touching.peek().is_none() { self.parent } else { hasher.enter(self.parent, touching) }
+        self.hashed.fill(hasher, blocks, full);
     }
 
     /// Declares that tokens `start..end` stand for data that their ids do not identify, such as an
@@ -134,7 +154,7 @@ impl Chain {
         tokens: std::ops::Range<u64>,
         key: &[u8],
     ) -> Result<(), PrefixError> {
-        let hashed = self.hashed_tokens(hasher);
+        let hashed = self.hashed.hashed_tokens(hasher);
         if key.is_empty() {
             return Err(PrefixError::EmptyKey { field: "extra key" });
         }
@@ -145,8 +165,8 @@ impl Chain {
             return Err(PrefixError::ExtraTooLate { start: tokens.start, hashed });
         }
         let extra = hasher.extra(tokens.start, tokens.end, key);
-        if let Err(place) = self.extras.binary_search(&extra) {
-            self.extras.insert(place, extra);
+        if let Err(place) = self.hashed.extras.binary_search(&extra) {
+            self.hashed.extras.insert(place, extra);
         }
         Ok(())
     }
@@ -160,12 +180,12 @@ impl Chain {
     /// [`PrefixError::NotInTail`] if `tokens` is before the unfinished block or after the last
     /// token.
     pub fn truncate(&mut self, hasher: &PrefixHasher, tokens: u64) -> Result<(), PrefixError> {
-        let (hashed, length) = (self.hashed_tokens(hasher), self.tokens(hasher));
+        let (hashed, length) = (self.hashed.hashed_tokens(hasher), self.tokens(hasher));
         if !(hashed..=length).contains(&tokens) {
             return Err(PrefixError::NotInTail { asked: tokens, tokens: length, hashed });
         }
         self.tail.truncate((tokens - hashed) as usize);
-        self.extras.retain(|extra| extra.start < tokens);
+        self.hashed.extras.retain(|extra| extra.start < tokens);
         Ok(())
     }
 
@@ -173,19 +193,19 @@ impl Chain {
     ///
     /// It differs from the hash of every full block, whatever that holds.
     pub fn partial(&self, hasher: &PrefixHasher) -> Option<BlockHash> {
-        (!self.tail.is_empty()).then(|| hasher.partial(self.entered(hasher, self.tail.len()), &self.tail))
+        self.hashed.partial(hasher, &self.tail)
     }
 
     /// Returns the hash of the last full block; before the first, the hash of the root.
     #[inline]
     pub fn parent(&self) -> BlockHash {
-        self.parent
+        self.hashed.parent
     }
 
     /// Returns the number of full blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.hashed.blocks
     }
 
     /// Returns the tokens of the unfinished block.
@@ -196,10 +216,6 @@ impl Chain {
 
     /// Returns the total number of tokens.
     pub fn tokens(&self, hasher: &PrefixHasher) -> u64 {
-        self.hashed_tokens(hasher) + self.tail.len() as u64
-    }
-
-    fn hashed_tokens(&self, hasher: &PrefixHasher) -> u64 {
-        self.blocks * hasher.block_tokens() as u64
+        self.hashed.hashed_tokens(hasher) + self.tail.len() as u64
     }
 }
