@@ -8,7 +8,7 @@
 use crate::config::FRAME_BITS;
 use crate::error::{FormError, ManifestError};
 use crate::ids::{Priority, SequenceId};
-use crate::prefix::{BlockHash, Chain, PrefixHasher};
+use crate::prefix::{BlockHash, ChainHash, PrefixHasher};
 use crate::sequence::{Outline, TOKENS_MAX};
 
 use super::form::PackedForm;
@@ -19,6 +19,9 @@ const VERSION: u32 = 2;
 
 /// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
+
+/// Greatest number of extra keys of a sequence: the hash of a block takes time for each that touches it.
+const EXTRA_KEYS_MAX: u32 = 4096;
 
 /// Description of the blocks of a transfer: a sequence, or cached blocks.
 ///
@@ -129,6 +132,10 @@ impl Manifest {
         }
         let announced = known.tokens.len() as u64;
         at_most("announced tokens", announced, tokens_max)?;
+        at_most("extra keys", known.extra_keys.len() as u64, EXTRA_KEYS_MAX)?;
+        for (place, key) in (0..).zip(&known.extra_keys) {
+            key.check(0, TOKENS_MAX).map_err(|_| ManifestError::ExtraKey { place })?;
+        }
         exactly("hashes", known.hashes.len() as u64, announced / u64::from(self.form.block_tokens()))?;
         let want = u64::from(outline.committed);
         if want > announced && !known.is_cut {
@@ -140,8 +147,10 @@ impl Manifest {
     /// Checks that the hashes are those of the tokens, if it has them and the pool hashes alike.
     pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), ManifestError> {
         let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
-        let (mut chain, mut place, mut wrong) = (Chain::after(known.root, 0), 0, None);
-        chain.extend(hasher, &known.tokens, |hash| {
+        let (mut place, mut wrong) = (0, None);
+        let mut chain = ChainHash::after(known.root, 0).with(hasher, &known.extra_keys);
+        let whole = known.tokens.len() / hasher.block_tokens() * hasher.block_tokens();
+        chain.fill(hasher, &known.tokens[..whole], |hash| {
             if known.hashes.get(place) != Some(&hash) {
                 wrong.get_or_insert(place as u32);
             }

@@ -119,7 +119,8 @@ impl Pool {
     /// # Errors
     ///
     /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
-    /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for a key of zero bytes.
+    /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for keys that are
+    /// refused when a sequence is opened.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
         self.0.sequences.pin_prefix(keys, tokens)
     }

@@ -51,7 +51,7 @@ pub use cache::{DroppedBlocks, PrefixCache};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub(crate) use hash::ChainHash;
-pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+pub use hash::{BlockHash, Chain, ExtraKey, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 #[cfg(feature = "internals")]
 pub use index::{Index, Inserted, Key};
 #[cfg(feature = "internals")]

@@ -36,7 +36,8 @@ macro_rules! option_setters {
         }
 
         /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share
-        /// blocks.
+        /// blocks; [extra keys](PrefixKeys::extra_keys) matter from their ranges on, which lie in the
+        /// prompt.
         pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
             self.options.keys = keys;
             self
@@ -119,6 +120,9 @@ impl<'a> Options<'a> {
         if prompt.is_empty() {
             return Err(SequenceError::ZeroTokens { id });
         }
+        if sequences.cache().is_some() {
+            self.keys.check_extra(prompt.len())?;
+        }
         let asked = prompt.len().saturating_add(headroom);
         if asked > TOKENS_MAX {
             return Err(SequenceError::TooLong { id, asked, length: 0, max: TOKENS_MAX });
@@ -146,8 +150,8 @@ impl<'a> SequenceBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes, or a
-    /// retention time that has passed.
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes or tokens, or
+    /// a retention time that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         self.options.open(self.sequences)
     }
@@ -177,7 +181,8 @@ impl<'a> SequenceBuilder<'a> {
     /// # Errors
     ///
     /// As [`open`](Self::open); [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`];
-    /// [`SequenceError::Alloc`] for a prompt larger than the pool.
+    /// [`SequenceError::Prefix`] for an extra key beyond the prompt; [`SequenceError::Alloc`] for a
+    /// prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         self.options.check_prompt(self.sequences, prompt, 0)?;
         let _timing = self.sequences.0.sampler.start(Operation::Admit);

@@ -21,7 +21,9 @@ use std::cmp::Ordering;
 use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{BlockHash, ChainHash, KvEvent, PolicyInfo, PrefixCache, PrefixHasher, PrefixKeys};
+use crate::prefix::{
+    BlockHash, ChainHash, ExtraKey, KvEvent, PolicyInfo, PrefixCache, PrefixHasher, PrefixKeys,
+};
 
 /// The block hashes of one sequence.
 #[derive(Clone)]
@@ -33,6 +35,8 @@ pub(super) struct TokenHashes {
     tokens: Vec<u32>,
     /// Number of tokens that fill the next block.
     full_at: usize,
+    /// Extra keys of announced tokens and later ones.
+    extra_keys: Vec<ExtraKey>,
     /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
     era: u64,
@@ -49,6 +53,8 @@ pub(crate) struct KnownTokens {
     pub(crate) hashes: Vec<BlockHash>,
     /// All announced tokens.
     pub(crate) tokens: Vec<u32>,
+    /// Extra keys of these tokens and later ones.
+    pub(crate) extra_keys: Vec<ExtraKey>,
     /// Whether unknown tokens became final after them.
     pub(crate) is_cut: bool,
     /// Retention priority.
@@ -63,10 +69,13 @@ impl TokenHashes {
         keys: &PrefixKeys<'_>,
         policy_info: PolicyInfo,
     ) -> Result<Self, PrefixError> {
-        let root = cache.hasher().root(keys)?;
+        let root = cache.hasher().root(keys)?.hash();
+        keys.check_extra(usize::MAX)?;
+        let extra_keys = keys.extra().to_vec();
         Ok(Self {
-            chain: ChainHash::after(root.hash(), 0),
-            root: root.hash(),
+            chain: ChainHash::after(root, 0).with(cache.hasher(), &extra_keys),
+            extra_keys,
+            root,
             hashes: Vec::new(),
             tokens: Vec::new(),
             full_at: cache.hasher().block_tokens(),
@@ -88,6 +97,7 @@ impl TokenHashes {
             root: self.root,
             hashes: self.hashes.clone(),
             tokens: self.tokens.clone(),
+            extra_keys: self.extra_keys.clone(),
             is_cut: self.is_cut,
             keep: self.policy_info.priority,
             keep_left_ms: left.filter(|&left| left > 0),
@@ -98,26 +108,37 @@ impl TokenHashes {
     ///
     /// `era` is the era of this cache in which they are noted. There is a hash for each full block.
     pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Self {
-        let KnownTokens { root, hashes, tokens, is_cut, keep, keep_left_ms } = known;
+        let KnownTokens { root, hashes, tokens, extra_keys, is_cut, keep, keep_left_ms } = known;
         // Each cache has its own clock.
         let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
         // The policy has not seen this sequence.
         let policy_info = PolicyInfo { priority: keep, keep_until, ..PolicyInfo::default() };
         let (chain, full_at) = (ChainHash::after(root, 0), 0);
-        let mut arrived = Self { chain, root, hashes, tokens, full_at, is_cut, era, policy_info };
+        let mut arrived = Self { chain, root, hashes, tokens, full_at, extra_keys, is_cut, era, policy_info };
         arrived.resume(cache.hasher());
         arrived
     }
 
     /// Continues after the last of the hashes.
     fn resume(&mut self, hasher: &PrefixHasher) {
-        self.chain = self.chain_after(self.hashes.len());
+        self.chain = self.chain_after(hasher, self.hashes.len());
         self.full_at = (self.hashes.len() + 1) * hasher.block_tokens();
     }
 
-    fn chain_after(&self, blocks: usize) -> ChainHash {
+    fn chain_after(&self, hasher: &PrefixHasher, blocks: usize) -> ChainHash {
         let parent = blocks.checked_sub(1).map_or(self.root, |last| self.hashes[last]);
         ChainHash::after(parent, blocks as u64)
+            .with(hasher, ExtraKey::touching(&self.extra_keys, blocks * hasher.block_tokens()..usize::MAX))
+    }
+
+    /// Adds an extra key of tokens that are not announced yet.
+    pub(super) fn extra_key(&mut self, cache: &PrefixCache, key: ExtraKey) -> Result<(), PrefixError> {
+        key.check(self.announced(), usize::MAX)?;
+        self.chain.add(cache.hasher(), &key);
+        if !self.extra_keys.contains(&key) {
+            self.extra_keys.push(key);
+        }
+        Ok(())
     }
 
     pub(super) fn era(&self) -> u64 {
@@ -201,9 +222,14 @@ impl TokenHashes {
         self.is_cut |= length as usize > self.tokens.len();
     }
 
-    /// Removes all tokens from `length` on, including announced ones.
-    pub(super) fn truncate(&mut self, cache: &PrefixCache, length: u32) {
-        let length = length as usize;
+    /// Removes all tokens from `length` on, including announced ones, and the extra keys of ranges
+    /// that begin at `keys_to` or later.
+    pub(super) fn truncate(&mut self, cache: &PrefixCache, length: usize, keys_to: usize) {
+        let before = self.extra_keys.len();
+        self.extra_keys.retain(|key| key.tokens.start < keys_to);
+        if self.extra_keys.len() < before {
+            self.resume(cache.hasher());
+        }
         if length > self.tokens.len() || (length == self.tokens.len() && !self.is_cut) {
             return;
         }
@@ -223,7 +249,7 @@ impl TokenHashes {
         blocks: usize,
         tokens: &'a [u32],
     ) -> impl Iterator<Item = BlockHash> + 'a {
-        let chain = self.chain_after(blocks);
+        let chain = self.chain_after(cache.hasher(), blocks);
         (1..=tokens.len()).filter_map(move |end| chain.partial(cache.hasher(), &tokens[..end]))
     }
 
@@ -249,12 +275,14 @@ impl TokenHashes {
     #[cold]
     fn event(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
+        let tokens = place * block_tokens..(place + 1) * block_tokens;
         Some(Box::new(KvEvent::Stored {
             block,
             hash: *self.hashes.get(place)?,
             parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-            tokens: self.tokens[place * block_tokens..(place + 1) * block_tokens].into(),
+            tokens: self.tokens[tokens.clone()].into(),
             block_tokens: block_tokens as u32,
+            extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
         }))
     }
 }

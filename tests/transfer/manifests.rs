@@ -1,13 +1,19 @@
 //! Manifests survive a round trip; those that lie are refused with the reason, and reserve nothing.
 
+use kvpool::prefix::{ExtraKey, PrefixKeys};
 use kvpool::{Manifest, ManifestError, ManifestLimits, Pool, SequenceId, TransferError};
 use serde_json::{Value, json};
 
-use super::kv::{admit, builder, config, is_idle, other, plain, pool, pools, prompt};
+use super::kv::{admit, builder, config, extend, is_idle, other, plain, pool, pools, prompt};
 
-/// Returns the manifest of 42 tokens in 11 blocks.
+/// Returns the manifest of 42 tokens, 3 of which have a key, in 11 blocks.
 fn manifest(from: &Pool) -> Manifest {
-    let sequence = admit(from, 7, &prompt(1, 42)).unwrap();
+    let (tokens, keys) = (prompt(1, 42), [ExtraKey::new(37..40, b"image")]);
+    let keys = PrefixKeys::new().extra_keys(&keys);
+    let mut sequence = from.sequence(SequenceId(7)).keys(keys).tokens(&tokens).unwrap();
+    let mut batch = from.begin_batch();
+    extend(&mut batch, &mut sequence, &tokens).unwrap();
+    batch.finish();
     from.export_copy(&sequence).unwrap().manifest().unwrap()
 }
 
@@ -38,6 +44,9 @@ fn manifests_that_lie() {
     let hash = serde_json::to_value(honest.hashes()[3]).unwrap();
     let contradiction = |what, got, want| ManifestError::Contradiction { what, got, want };
     let known = "/contents/Sequence/known";
+    let key =
+        |start: u64, end: u64, key: &[u8]| json!([{"tokens": {"start": start, "end": end}, "key": key}]);
+    let one = key(12, 30, &[1])[0].clone();
     for (path, value, want) in [
         ("/version", json!(1), ManifestError::Version { got: 1, want: 2 }),
         ("/contents/Sequence/length", json!(45), contradiction("checksums", 11, 12)),
@@ -51,6 +60,13 @@ fn manifests_that_lie() {
         ("known/hashes/5", hash, ManifestError::Hash { place: 5 }),
         ("known/tokens/8", json!(9), ManifestError::Hash { place: 2 }),
         ("known/tokens", json!([1]), contradiction("hashes", 10, 0)),
+        ("known/extra_keys", key(12, 30, &[1]), ManifestError::Hash { place: 3 }),
+        ("known/extra_keys", key(12, 30, &[]), ManifestError::ExtraKey { place: 0 }),
+        ("known/extra_keys", key(30, 12, &[1]), ManifestError::ExtraKey { place: 0 }),
+        ("known/extra_keys", key(12, 1 << 31, &[1]), ManifestError::ExtraKey { place: 0 }),
+        ("known/extra_keys", json!(vec![one.clone(); 5000]), {
+            ManifestError::TooLarge { what: "extra keys", got: 5000, max: 4096 }
+        }),
         ("/hashing", Value::Null, ManifestError::Hashing),
     ] {
         let path =

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kvpool::prefix::BlockHash;
+use kvpool::prefix::{BlockHash, ExtraKey};
 use serde::{Serialize, Serializer};
 
 use super::changes::{Change, StoredBlock};
@@ -28,6 +28,9 @@ enum Event<'a> {
         lora_id: Option<u32>,
         medium: &'a str,
         lora_name: Option<&'a str>,
+        /// For each block its keys, or nil; left out if no block has any.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extra_keys: Option<Vec<Option<Vec<WireKey<'a>>>>>,
     },
     BlockRemoved {
         block_hashes: Vec<WireHash>,
@@ -39,6 +42,22 @@ enum Event<'a> {
 enum WireHash {
     Integer(u64),
     Bytes([u8; BlockHash::BYTES]),
+}
+
+/// A key of tokens of a block, and the position of the first of them in the block: negative if it is
+/// in an earlier block.
+type WireKey<'a> = (WireBytes<'a>, i64);
+
+/// Text, as vLLM's identifiers of images are, or other bytes.
+struct WireBytes<'a>(&'a [u8]);
+
+impl Serialize for WireBytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => serializer.serialize_str(text),
+            Err(_) => serializer.serialize_bytes(self.0),
+        }
+    }
 }
 
 impl Serialize for WireHash {
@@ -70,6 +89,7 @@ impl Writer {
                 lora_id: None,
                 medium,
                 lora_name: None,
+                extra_keys: extra_keys(chain),
             },
             Change::Removed(hashes) => {
                 Event::BlockRemoved { block_hashes: hashes.iter().copied().map(hash).collect(), medium }
@@ -86,6 +106,16 @@ impl Writer {
     }
 }
 
+/// Returns the extra keys of each block of a chain, if any has some.
+fn extra_keys(chain: &[StoredBlock]) -> Option<Vec<Option<Vec<WireKey<'_>>>>> {
+    let wire = |(offset, key): &'_ (i64, ExtraKey)| (WireBytes(&key.key), *offset);
+    let of_block = |block: &'_ StoredBlock| {
+        (!block.extra_keys.is_empty()).then(|| block.extra_keys.iter().map(wire).collect())
+    };
+    let keys: Vec<_> = chain.iter().map(of_block).collect();
+    keys.iter().any(Option::is_some).then_some(keys)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +129,7 @@ mod tests {
             parent,
             tokens: tokens.into(),
             block_tokens: 2,
+            extra_keys: Box::default(),
         };
         let first = block(1, None, &[5, 6]);
         let second = block(2, Some(first.hash), &[7, 300]);
@@ -136,6 +167,28 @@ mod tests {
             vec![0],
         ];
         assert_eq!(bytes[10..], expected.concat());
+    }
+
+    /// One entry a block, as vLLM has them: identifier and position of an image.
+    #[test]
+    fn extra_keys_are_those_of_each_block() {
+        let writer = Writer { hashes: HashForm::Integer, medium: "GPU".into(), rank: 0 };
+        let block = |n: u128, keys: &[(i64, &[u8])]| StoredBlock {
+            hash: BlockHash::new(n, 9),
+            parent: None,
+            tokens: Box::new([1, 2]),
+            block_tokens: 2,
+            extra_keys: keys.iter().map(|&(at, key)| (at, ExtraKey::new(0..9, key))).collect(),
+        };
+        let plain = writer.write(&[Change::Stored(vec![block(1, &[])])]);
+        let name = [&[0xa0 | 10][..], b"extra_keys"].concat();
+        assert!(!plain.windows(name.len()).any(|window| window == name));
+        let chain = vec![block(1, &[]), block(2, &[(1, b"im"), (-1, &[0xff])])];
+        let bytes = writer.write(&[Change::Stored(chain)]);
+        let expected =
+            [&name[..], &[0x92, 0xc0, 0x92], &[0x92, 0xa2, b'i', b'm', 1], &[0x92, 0xc4, 1, 0xff, 0xff]];
+        let expected = expected.concat();
+        assert!(bytes.windows(expected.len()).any(|window| window == expected), "{bytes:x?}");
     }
 
     #[test]

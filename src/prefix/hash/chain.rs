@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::keys::Extra;
+use super::keys::{Extra, ExtraKey};
 use super::{BlockHash, PrefixHasher, PrefixRoot};
 use crate::error::PrefixError;
 
@@ -44,6 +44,26 @@ impl ChainHash {
         Self { parent: hash, blocks, extras: Vec::new() }
     }
 
+    /// Adds those of these extra keys that touch tokens from here on.
+    pub(crate) fn with<'a>(
+        mut self,
+        hasher: &PrefixHasher,
+        keys: impl IntoIterator<Item = &'a ExtraKey>,
+    ) -> Self {
+        keys.into_iter().for_each(|key| self.add(hasher, key));
+        self
+    }
+
+    /// Adds an extra key, if it touches tokens from here on.
+    pub(crate) fn add(&mut self, hasher: &PrefixHasher, ExtraKey { tokens, key }: &ExtraKey) {
+        let extra = hasher.extra(tokens.start as u64, tokens.end as u64, key);
+        if extra.end > self.hashed_tokens(hasher)
+            && let Err(place) = self.extras.binary_search(&extra)
+        {
+            self.extras.insert(place, extra);
+        }
+    }
+
     /// Appends full blocks, and calls `full` with the hash of each, in order.
     #[inline]
     pub(crate) fn fill(&mut self, hasher: &PrefixHasher, tokens: &[u32], mut full: impl FnMut(BlockHash)) {
@@ -57,7 +77,11 @@ impl ChainHash {
             self.parent = hasher.block(self.entered(hasher, block_tokens), block);
             self.blocks += 1;
             let hashed = self.hashed_tokens(hasher);
-            self.extras.retain(|extra| extra.end > hashed);
+            // Each key is removed once, and looked at only by the blocks that it touches.
+            let begun = self.extras.partition_point(|extra| extra.start < hashed);
+            if self.extras[..begun].iter().any(|extra| extra.end <= hashed) {
+                self.extras.retain(|extra| extra.end > hashed);
+            }
             full(self.parent);
         }
     }
@@ -138,12 +162,8 @@ impl Chain {
         self.hashed.fill(hasher, blocks, full);
     }
 
-    /// Declares that tokens `start..end` stand for data that their ids do not identify, such as an
-    /// image.
-    ///
-    /// `key` (for example a hash of the pixels) and the bounds of the range enter the hashes of all
-    /// blocks that the range touches, and thereby of all later ones. Must be called before the
-    /// first of these blocks is full. Repeated calls count once, and their order does not matter.
+    /// Adds the [extra key](ExtraKey) of a range of tokens, before the first block that it touches is
+    /// full.
     ///
     /// # Errors
     /// [`PrefixError::EmptyKey`] without a key, [`PrefixError::EmptyRange`] without tokens,
@@ -154,20 +174,9 @@ impl Chain {
         tokens: std::ops::Range<u64>,
         key: &[u8],
     ) -> Result<(), PrefixError> {
-        let hashed = self.hashed.hashed_tokens(hasher);
-        if key.is_empty() {
-            return Err(PrefixError::EmptyKey { field: "extra key" });
-        }
-        if tokens.is_empty() {
-            return Err(PrefixError::EmptyRange { start: tokens.start, end: tokens.end });
-        }
-        if tokens.start < hashed {
-            return Err(PrefixError::ExtraTooLate { start: tokens.start, hashed });
-        }
-        let extra = hasher.extra(tokens.start, tokens.end, key);
-        if let Err(place) = self.hashed.extras.binary_search(&extra) {
-            self.hashed.extras.insert(place, extra);
-        }
+        let key = ExtraKey::new(tokens.start as usize..tokens.end as usize, key);
+        key.check(self.hashed.hashed_tokens(hasher) as usize, usize::MAX)?;
+        self.hashed.add(hasher, &key);
         Ok(())
     }
 

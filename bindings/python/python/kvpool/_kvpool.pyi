@@ -134,6 +134,7 @@ class Sequence:
     @property
     def closed(self) -> bool: ...
     def announce(self, tokens: _Numbers) -> None: ...
+    def extra_key(self, start: int, end: int, key: bytes) -> None: ...
     def fork(self, id: int) -> Sequence: ...
     def commit(self, length: int) -> None: ...
     def truncate(self, length: int) -> None: ...
@@ -246,7 +247,13 @@ class PrefixCache:
     def clear(self) -> int: ...
     def evict(self, keep: int = ...) -> int: ...
     def pin(
-        self, tokens: _Numbers, *, salt: bytes | None = None, tenant: bytes | None = None, adapter: bytes | None = None
+        self,
+        tokens: _Numbers,
+        *,
+        salt: bytes | None = None,
+        tenant: bytes | None = None,
+        adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
     ) -> PinnedPrefix: ...
     def events(self) -> Events: ...
 
@@ -387,6 +394,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
     ) -> Sequence: ...
     def try_admit(
@@ -399,6 +407,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
     ) -> Sequence: ...
@@ -412,6 +421,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
         timeout: float | None = None,
@@ -426,6 +436,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
         timeout: float | None = None,
@@ -708,6 +719,8 @@ class Event(_Record):
     def tokens(self) -> list[int]: ...
     @property
     def block_tokens(self) -> int | None: ...
+    @property
+    def extra_keys(self) -> list[tuple[int, bytes]]: ...
     @property
     def lost(self) -> int: ...
 
