@@ -142,6 +142,7 @@ fn bad_keys_are_refused_and_change_nothing() {
         (9..10, b"" as &[u8], empty),
         (9..9, b"key", PrefixError::EmptyRange { start: 9, end: 9 }),
         (8..10, b"key", PrefixError::ExtraTooLate { start: 8, hashed: 9 }),
+        (9..1 << 31, b"key", PrefixError::ExtraBeyond { start: 9, end: 1 << 31, tokens: (1 << 31) - 1 }),
     ] {
         assert_eq!(sequence.extra_key(tokens, key), Err(SequenceError::Prefix(want)));
     }

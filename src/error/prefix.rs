@@ -32,14 +32,14 @@ pub enum PrefixError {
         /// First token that is not hashed.
         hashed: u64,
     },
-    /// An extra key covers tokens that a prompt does not have.
-    #[error("the extra key covers tokens {start}..{end}, but the prompt has {tokens}")]
+    /// An extra key covers tokens that the prompt does not have, or no sequence can have.
+    #[error("the extra key covers tokens {start}..{end}, but there are at most {tokens}")]
     ExtraBeyond {
         /// First token of the extra key's range.
         start: u64,
         /// Token after the last one of the range.
         end: u64,
-        /// Number of tokens of the prompt.
+        /// Number of tokens of the prompt, or maximum of a sequence.
         tokens: u64,
     },
     /// A chain cannot be truncated by length to a finished block, because the tokens of finished

@@ -180,8 +180,10 @@ impl Sequence {
     /// # Errors
     ///
     /// [`SequenceError::Prefix`] with [`EmptyKey`](crate::PrefixError::EmptyKey),
-    /// [`EmptyRange`](crate::PrefixError::EmptyRange), or
-    /// [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if the range begins before [`announced`](Self::announced); nothing has changed.
+    /// [`EmptyRange`](crate::PrefixError::EmptyRange),
+    /// [`ExtraBeyond`](crate::PrefixError::ExtraBeyond) if the range ends behind the longest sequence,
+    /// or [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if it begins before
+    /// [`announced`](Self::announced); nothing has changed.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
         match (&mut self.known, self.sequences.cache()) {
             (Some(known), Some(cache)) => Ok(known.extra_key(cache, ExtraKey::new(tokens, key))?),

@@ -25,6 +25,8 @@ use crate::prefix::{
     BlockHash, ChainHash, ExtraKey, KvEvent, PolicyInfo, PrefixCache, PrefixHasher, PrefixKeys,
 };
 
+use super::TOKENS_MAX;
+
 /// The block hashes of one sequence.
 #[derive(Clone)]
 pub(super) struct TokenHashes {
@@ -70,7 +72,7 @@ impl TokenHashes {
         policy_info: PolicyInfo,
     ) -> Result<Self, PrefixError> {
         let root = cache.hasher().root(keys)?.hash();
-        keys.check_extra(usize::MAX)?;
+        keys.check_extra(TOKENS_MAX)?;
         let extra_keys = keys.extra().to_vec();
         Ok(Self {
             chain: ChainHash::after(root, 0).with(cache.hasher(), &extra_keys),
@@ -133,7 +135,7 @@ impl TokenHashes {
 
     /// Adds an extra key of tokens that are not announced yet.
     pub(super) fn extra_key(&mut self, cache: &PrefixCache, key: ExtraKey) -> Result<(), PrefixError> {
-        key.check(self.announced(), usize::MAX)?;
+        key.check(self.announced(), TOKENS_MAX)?;
         self.chain.add(cache.hasher(), &key);
         if !self.extra_keys.contains(&key) {
             self.extra_keys.push(key);

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kvpool::prefix::{BlockHash, ExtraKey};
+use kvpool::prefix::BlockHash;
 use serde::{Serialize, Serializer};
 
 use super::changes::{Change, StoredBlock};
@@ -77,7 +77,7 @@ impl Writer {
         rmp_serde::to_vec_named(&(now.as_secs_f64(), events, self.rank)).expect("memory takes every value")
     }
 
-    fn event(&self, change: &Change) -> Event<'_> {
+    fn event<'a>(&'a self, change: &'a Change) -> Event<'a> {
         let hash = |hash: BlockHash| self.hash(hash);
         let medium = self.medium.as_str();
         match change {
@@ -108,16 +108,19 @@ impl Writer {
 
 /// Returns the extra keys of each block of a chain, if any has some.
 fn extra_keys(chain: &[StoredBlock]) -> Option<Vec<Option<Vec<WireKey<'_>>>>> {
-    let wire = |(offset, key): &'_ (i64, ExtraKey)| (WireBytes(&key.key), *offset);
-    let of_block = |block: &'_ StoredBlock| {
-        (!block.extra_keys.is_empty()).then(|| block.extra_keys.iter().map(wire).collect())
-    };
-    let keys: Vec<_> = chain.iter().map(of_block).collect();
+    let keys: Vec<_> = chain.iter().map(extra_keys_of).collect();
     keys.iter().any(Option::is_some).then_some(keys)
+}
+
+fn extra_keys_of(block: &StoredBlock) -> Option<Vec<WireKey<'_>>> {
+    let keys = block.extra_keys.iter().map(|(offset, key)| (WireBytes(&key.key), *offset));
+    (!block.extra_keys.is_empty()).then(|| keys.collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use kvpool::prefix::ExtraKey;
+
     use super::*;
 
     /// A batch as vLLM's decoder reads it, byte for byte behind the time.
