@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use smallvec::SmallVec;
 
-use super::super::BlockHash;
+use super::super::{BlockHash, ExtraKey};
 use super::*;
 use crate::ids::BlockId;
 
