@@ -9,7 +9,7 @@ use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target, TransferError};
 use proptest::prelude::*;
 
-use super::kv::{admit, cached, check, is_idle, layout_of, pool, prompt, store};
+use super::kv::{cached, check, extend, is_idle, layout_of, pool, prompt, store};
 
 const BLOCKS: usize = 24;
 
@@ -72,12 +72,22 @@ fn is_full(error: &TransferError) -> bool {
     matches!(error, TransferError::Alloc(_))
 }
 
+/// Opens a prompt, also with a part of a cached block, and computes its uncached tokens.
+fn serve(pool: &Pool, id: u64, tokens: &[u32]) -> Result<Sequence, SequenceError> {
+    let mut sequence = pool.sequence(SequenceId(id)).reuse_tail().tokens(tokens)?;
+    let cached = sequence.len();
+    let mut batch = pool.begin_batch();
+    extend(&mut batch, &mut sequence, &tokens[cached..])?;
+    batch.finish();
+    Ok(sequence)
+}
+
 async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
     match step {
         Step::Admit(side, family, tokens) => {
             let tokens = prompt(family, tokens);
             model.next += 1;
-            match admit(&pools[side], model.next, &tokens) {
+            match serve(&pools[side], model.next, &tokens) {
                 Ok(sequence) => model.add(side, sequence, tokens),
                 Err(error) => assert!(matches!(error, SequenceError::Alloc(_)), "{error}"),
             }

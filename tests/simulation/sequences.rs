@@ -1,6 +1,7 @@
 //! Sequences, and the tables under which their tokens are read.
 
 use kvpool::block::{Moved, Since};
+use kvpool::prefix::ExtraKey;
 use kvpool::{
     AllocError, BlockHandle, BlockTable, CsrTable, Priority, Sequence, SequenceError, SequenceId, Ticket,
 };
@@ -11,21 +12,26 @@ use crate::world::World;
 /// A sequence, and its tokens.
 pub struct Written {
     pub real: Sequence,
-    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt.
+    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt and equal
+    /// extra keys.
     pub tokens: Vec<u64>,
     /// Ids of its tokens, and of the announced tokens that are still to come.
     pub ids: Vec<u32>,
     pub salt: u64,
+    pub keys: Vec<ExtraKey>,
 }
 
 impl Written {
-    pub fn new(real: Sequence, ids: Vec<u32>, salt: u64) -> Self {
-        Self { real, tokens: Vec::new(), ids, salt }
+    pub fn new(real: Sequence, ids: Vec<u32>, salt: u64, keys: Vec<ExtraKey>) -> Self {
+        Self { real, tokens: Vec::new(), ids, salt, keys }
     }
 
     /// Returns the stored value of the next token.
     pub fn next_value(&self) -> u64 {
-        let before = self.tokens.last().copied().unwrap_or(self.salt);
+        let mut before = self.tokens.last().copied().unwrap_or(self.salt);
+        let begins = |key: &&ExtraKey| key.tokens.start == self.tokens.len();
+        // In any order.
+        before ^= self.keys.iter().filter(begins).map(|key| 1 << (20 + key.key[0])).fold(0, |a, b| a | b);
         let value = (before ^ u64::from(self.ids[self.tokens.len()])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         value.rotate_left(29) + 1
     }
@@ -57,7 +63,7 @@ impl World {
             let priority = some_priority(&mut self.rng);
             let real = self.pool.sequence(id).priority(priority).open().unwrap();
             self.note(format_args!("sequence {id}"));
-            self.sequences.push(Written::new(real, Vec::new(), 0));
+            self.sequences.push(Written::new(real, Vec::new(), 0, Vec::new()));
         }
     }
 
@@ -76,6 +82,13 @@ impl World {
         let written = &mut self.sequences[index];
         let id = written.real.id();
         let before = written.tokens.len();
+        if self.rng.u8(..8) == 0 {
+            // Of the next tokens that have no id yet.
+            let (start, key) = (written.ids.len(), self.rng.u8(..2));
+            let key = ExtraKey::new(start..start + self.rng.usize(1..12), &[key]);
+            written.real.extra_key(key.tokens.clone(), &key.key).unwrap();
+            written.keys.push(key);
+        }
         if kind < 7 && written.ids.len() > before {
             // The rest of a prompt, or a part of it.
             count = count.min(written.ids.len() - before);
@@ -201,6 +214,7 @@ impl World {
         if length < written.tokens.len() {
             written.tokens.truncate(length);
             written.ids.truncate(length);
+            written.keys.retain(|key| key.tokens.start < length);
         }
         let id = written.real.id();
         self.note(format_args!("{id} has {length} tokens"));
@@ -217,6 +231,7 @@ impl World {
                 tokens: written.tokens.clone(),
                 ids: written.ids.clone(),
                 salt: written.salt,
+                keys: written.keys.clone(),
             };
             let of = written.real.id();
             self.note(format_args!("{id} is a fork of {of}"));
