@@ -1,10 +1,11 @@
 //! Random operations on a pool and on the naive model: every answer must be the model's.
 #![cfg(not(kvpool_loom))]
 
-use kvpool_testkit::model::{Operation, Setup, run};
+use kvpool_testkit::model::{BLOCK_TOKENS, Operation, Setup, run};
 use kvpool_testkit::prefix::{self, PrefixOperation};
 use proptest::collection::vec;
 use proptest::prelude::*;
+use proptest::sample::select;
 use proptest::test_runner::FileFailurePersistence;
 
 /// Long enough to fill a pool, empty it and fill it again.
@@ -27,15 +28,21 @@ proptest! {
 
     /// A pool of two segments and a part of a third.
     #[test]
-    fn a_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
-        check(Setup::default(), &operations)?;
+    fn a_pool_answers_as_the_model_does(
+        block_tokens in select(&BLOCK_TOKENS[..]),
+        operations in vec(any::<Operation>(), 1..OPERATIONS_MAX),
+    ) {
+        check(Setup { block_tokens, ..Setup::default() }, &operations)?;
     }
 
     /// Too small for a unit level, with bypassed magazines: nearly every allocation is an edge
     /// case.
     #[test]
-    fn a_tiny_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
-        check(Setup { blocks: 7, blocks_max: 80, segment_blocks: 64 }, &operations)?;
+    fn a_tiny_pool_answers_as_the_model_does(
+        block_tokens in select(&BLOCK_TOKENS[..]),
+        operations in vec(any::<Operation>(), 1..OPERATIONS_MAX),
+    ) {
+        check(Setup { blocks: 7, blocks_max: 80, segment_blocks: 64, block_tokens }, &operations)?;
     }
 }
 
@@ -44,8 +51,11 @@ proptest! {
 
     /// Larger than the magazines' capacity, with segments of several units.
     #[test]
-    fn a_large_pool_answers_as_the_model_does(operations in vec(any::<Operation>(), 1..OPERATIONS_MAX)) {
-        check(Setup { blocks: 2500, blocks_max: 9000, segment_blocks: 1024 }, &operations)?;
+    fn a_large_pool_answers_as_the_model_does(
+        block_tokens in select(&BLOCK_TOKENS[..]),
+        operations in vec(any::<Operation>(), 1..OPERATIONS_MAX),
+    ) {
+        check(Setup { blocks: 2500, blocks_max: 9000, segment_blocks: 1024, block_tokens }, &operations)?;
     }
 }
 
@@ -54,8 +64,11 @@ proptest! {
 
     /// Exact hits, evictions and refusals of the prefix cache.
     #[test]
-    fn a_cache_answers_as_the_model_does(operations in vec(any::<PrefixOperation>(), 1..OPERATIONS_MAX)) {
-        prefix::run(60, &operations).map_err(TestCaseError::fail)?;
+    fn a_cache_answers_as_the_model_does(
+        block_tokens in select(&BLOCK_TOKENS[..]),
+        operations in vec(any::<PrefixOperation>(), 1..OPERATIONS_MAX),
+    ) {
+        prefix::run(60, block_tokens, &operations).map_err(TestCaseError::fail)?;
     }
 }
 

@@ -203,7 +203,7 @@ proptest! {
     #[test]
     fn a_sequence_is_its_tokens(
         steps in prop::collection::vec(step(), 1..80),
-        block_tokens in prop::sample::select(vec![1usize, 2, 4, 7, 16]),
+        block_tokens in prop::sample::select(vec![1usize, 2, 3, 4, 7, 16]),
         has_null_block in any::<bool>(),
     ) {
         run(&steps, block_tokens, has_null_block);

@@ -2,11 +2,12 @@
 //! result.
 #![no_main]
 
-use kvpool_testkit::model::{Operation, Setup, run};
+use kvpool_testkit::model::{BLOCK_TOKENS, Operation, Setup, run};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|operations: Vec<Operation>| {
-    if let Err(mismatch) = run(Setup::default(), &operations) {
+    let block_tokens = BLOCK_TOKENS[operations.len() % BLOCK_TOKENS.len()];
+    if let Err(mismatch) = run(Setup { block_tokens, ..Setup::default() }, &operations) {
         panic!("{mismatch}");
     }
 });

@@ -2,11 +2,12 @@
 //! compares every result.
 #![no_main]
 
+use kvpool_testkit::model::BLOCK_TOKENS;
 use kvpool_testkit::prefix::{PrefixOperation, run};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|operations: Vec<PrefixOperation>| {
-    if let Err(mismatch) = run(60, &operations) {
+    if let Err(mismatch) = run(60, BLOCK_TOKENS[operations.len() % BLOCK_TOKENS.len()], &operations) {
         panic!("{mismatch}");
     }
 });

@@ -127,6 +127,12 @@ pub enum ManifestError {
         /// Place of the block in its sequence.
         place: u32,
     },
+    /// An extra key has no bytes, or its range no tokens that a sequence can have.
+    #[error("extra key {place} of the manifest is empty, or its range is none of a sequence")]
+    ExtraKey {
+        /// Place of the key in the list.
+        place: u32,
+    },
     /// The same cached block is listed twice.
     #[error("blocks {first} and {second} of the manifest have the same hash")]
     Repeated {

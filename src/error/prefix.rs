@@ -23,13 +23,24 @@ pub enum PrefixError {
         /// Token after the last one of the range.
         end: u64,
     },
-    /// An extra key covers tokens whose block is already hashed.
+    /// An extra key covers tokens that are already hashed: of a chain, those in full blocks; of a
+    /// sequence, all that were announced.
     #[error("the extra key begins at token {start}, but the tokens before {hashed} are already hashed")]
     ExtraTooLate {
         /// First token of the extra key's range.
         start: u64,
-        /// First token that is not in a hashed block.
+        /// First token that is not hashed.
         hashed: u64,
+    },
+    /// An extra key covers tokens that the prompt does not have, or no sequence can have.
+    #[error("the extra key covers tokens {start}..{end}, but there are at most {tokens}")]
+    ExtraBeyond {
+        /// First token of the extra key's range.
+        start: u64,
+        /// Token after the last one of the range.
+        end: u64,
+        /// Number of tokens of the prompt, or maximum of a sequence.
+        tokens: u64,
     },
     /// A chain cannot be truncated by length to a finished block, because the tokens of finished
     /// blocks are not kept; truncate it by the block's hash.

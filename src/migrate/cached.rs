@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::error::{AllocError, TransferError};
 use crate::ids::BlockId;
-use crate::prefix::{BlockHash, Chain, KvEvent, PrefixCache, PrefixHasher, PrefixKeys};
+use crate::prefix::{BlockHash, ExtraKey, KvEvent, PrefixCache, PrefixKeys};
 use crate::sequence::BlockRefs;
 
 use super::carry::forget_cleared;
@@ -54,43 +54,31 @@ pub(crate) async fn bring_back(
     tokens: &[u32],
 ) -> Result<BringBackReport, TransferError> {
     let route = route?;
-    let hashes = hashes_of(route.to.cache()?.hasher(), keys, tokens)?;
-    let prompt = Prompt { tokens: tokens.into(), hashes };
+    let hashes = route.to.cache()?.hasher().hashes(keys, tokens)?;
+    let prompt = Prompt { tokens: tokens.into(), hashes, extra_keys: keys.extra().into() };
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
-}
-
-/// Returns the hashes of the full blocks of tokens.
-///
-/// # Errors
-///
-/// [`TransferError::Prefix`] for an empty key.
-pub(crate) fn hashes_of(
-    hasher: &PrefixHasher,
-    keys: &PrefixKeys<'_>,
-    tokens: &[u32],
-) -> Result<Vec<BlockHash>, TransferError> {
-    let (mut chain, mut hashes) = (Chain::new(hasher.root(keys)?), Vec::new());
-    chain.extend(hasher, tokens, |hash| hashes.push(hash));
-    Ok(hashes)
 }
 
 /// The full blocks of a prompt.
 struct Prompt {
     tokens: Box<[u32]>,
     hashes: Vec<BlockHash>,
+    extra_keys: Box<[ExtraKey]>,
 }
 
 impl Prompt {
     /// Returns the event for a stored block, if there is a subscriber.
     fn stored(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
+        let tokens = place * block_tokens..(place + 1) * block_tokens;
         cache.events().is_subscribed().then(|| {
             Box::new(KvEvent::Stored {
                 block,
                 hash: self.hashes[place],
                 parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-                tokens: self.tokens[place * block_tokens..(place + 1) * block_tokens].into(),
+                tokens: self.tokens[tokens.clone()].into(),
                 block_tokens: block_tokens as u32,
+                extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
             })
         })
     }

@@ -8,7 +8,7 @@
 use crate::config::FRAME_BITS;
 use crate::error::{FormError, ManifestError};
 use crate::ids::{Priority, SequenceId};
-use crate::prefix::{BlockHash, Chain, ORIGINS_MAX, Origin, PrefixHasher};
+use crate::prefix::{BlockHash, ChainHash, ORIGINS_MAX, Origin, PrefixHasher};
 use crate::sequence::{Outline, TOKENS_MAX};
 
 use super::form::PackedForm;
@@ -19,6 +19,9 @@ const VERSION: u32 = 2;
 
 /// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
+
+/// Greatest number of extra keys of a sequence: the hash of a block takes time for each that touches it.
+const EXTRA_KEYS_MAX: u32 = 4096;
 
 /// Description of the blocks of a transfer: a sequence, or cached blocks.
 ///
@@ -130,35 +133,30 @@ impl Manifest {
             return Err(ManifestError::Hashing);
         }
         check_origins(&known.origins)?;
-        at_most("announced tokens", known.announced, tokens_max)?;
-        let block_tokens = u64::from(self.form.block_tokens());
-        exactly("hashes", known.hashes.len() as u64, known.announced / block_tokens)?;
-        let unknown = u64::from(outline.committed) > known.announced;
-        if unknown && !known.is_cut {
-            let (got, want) = (known.announced, u64::from(outline.committed));
-            return Err(ManifestError::Contradiction { what: "announced tokens", got, want });
+        let announced = known.tokens.len() as u64;
+        at_most("announced tokens", announced, tokens_max)?;
+        at_most("extra keys", known.extra_keys.len() as u64, EXTRA_KEYS_MAX)?;
+        for (place, key) in (0..).zip(&known.extra_keys) {
+            key.check(0, TOKENS_MAX).map_err(|_| ManifestError::ExtraKey { place })?;
         }
-        let tail = known.tail.len() as u64;
-        // The tail of a chain that was cut may be lost.
-        if !known.is_cut || tail > 0 {
-            exactly("tokens after the last full block", tail, known.announced % block_tokens)?;
-        }
-        if let Some(tokens) = &known.tokens {
-            exactly("token ids", tokens.len() as u64, known.announced)?;
-            if !tokens.ends_with(&known.tail) {
-                let place = known.hashes.len() as u32;
-                return Err(ManifestError::Hash { place });
-            }
+        exactly("hashes", known.hashes.len() as u64, announced / u64::from(self.form.block_tokens()))?;
+        let want = u64::from(outline.committed);
+        if want > announced && !known.is_cut {
+            return Err(ManifestError::Contradiction { what: "announced tokens", got: announced, want });
         }
         Ok(())
     }
 
-    /// Checks that the hashes are those of the tokens, if it has both and the pool hashes alike.
+    /// Checks that the hashes are those of the tokens, if it has them and the pool hashes alike.
     pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), ManifestError> {
         let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
-        let Some(tokens) = known.tokens.as_ref().filter(|_| !known.is_stale) else { return Ok(()) };
-        let (mut chain, mut place, mut wrong) = (Chain::after(known.root, 0), 0, None);
-        chain.extend(hasher, tokens, |hash| {
+        if known.is_stale {
+            return Ok(());
+        }
+        let (mut place, mut wrong) = (0, None);
+        let mut chain = ChainHash::after(known.root, 0).with(hasher, &known.extra_keys);
+        let whole = known.tokens.len() / hasher.block_tokens() * hasher.block_tokens();
+        chain.fill(hasher, &known.tokens[..whole], |hash| {
             if known.hashes.get(place) != Some(&hash) {
                 wrong.get_or_insert(place as u32);
             }
@@ -169,11 +167,10 @@ impl Manifest {
 
     /// Checks that the source of this manifest holds other heads of the same blocks.
     pub(super) fn check_same_blocks(&self, other: &Self) -> Result<(), ManifestError> {
-        let without_tokens = |contents: &Contents| {
+        let without_times = |contents: &Contents| {
             let mut contents = contents.clone();
-            // Whether a source kept the token ids depends on its subscribers; times differ.
             if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
-                (known.tokens, known.keep_left_ms) = (None, None);
+                known.keep_left_ms = None;
                 // Each source has a cache of its own; the target joins them.
                 (known.is_stale, known.origins) = (false, Vec::new());
             }
@@ -181,7 +178,7 @@ impl Manifest {
         };
         let what = if self.hashing != other.hashing {
             "the hashing"
-        } else if without_tokens(&self.contents) != without_tokens(&other.contents) {
+        } else if without_times(&self.contents) != without_times(&other.contents) {
             "the sequence"
         } else {
             return Ok(());

@@ -101,7 +101,7 @@ mod sequence;
 mod transfers;
 pub mod transport;
 
-pub(crate) use cached::{bring_back, hashes_of, offload};
+pub(crate) use cached::{bring_back, offload};
 pub use error::MigrateError;
 pub use export::Export;
 pub use form::PackedForm;

@@ -128,8 +128,8 @@ impl Pool {
     /// # Errors
     ///
     /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
-    /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for a key of zero bytes.
-    /// [`SequenceError::Handle`] with
+    /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for keys that are
+    /// refused when a sequence is opened. [`SequenceError::Handle`] with
     /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if the first block is
     /// cached, but has the maximum of 8,191 references.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {

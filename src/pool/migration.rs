@@ -350,8 +350,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty; nothing
-    /// is copied.
+    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty, or the range
+    /// of an extra key is, or is not within the tokens; nothing is copied.
     pub async fn bring_back<D: Destination>(
         &self,
         from: D,

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use crate::error::{AllocError, TransferError};
 use crate::migrate::{
     BringBackReport, Carried, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport,
-    OffloadReport, Remote, Remotes, hashes_of,
+    OffloadReport, Remote, Remotes,
 };
 use crate::prefix::{BlockHash, PrefixKeys};
 use crate::sequence::{BlockRefs, Sequence};
@@ -204,7 +204,7 @@ impl Pool {
         let remote = self.remote(name)?;
         let no_cache = TransferError::NoCache { pool: self.tag() };
         let cache = self.prefix_cache().ok_or(no_cache)?;
-        let hashes = hashes_of(cache.hasher(), keys, tokens)?;
+        let hashes = cache.hasher().hashes(keys, tokens)?;
         // Kept until the rest has come.
         let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
         cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));

@@ -60,9 +60,10 @@ mod keys;
 mod tests;
 
 pub use chain::Chain;
+pub(crate) use chain::ChainHash;
 pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
-pub use keys::{PrefixKeys, PrefixRoot};
+pub use keys::{ExtraKey, PrefixKeys, PrefixRoot};
 
 /// Chained hash of a block: of its tokens, and of all blocks and keys before it.
 ///

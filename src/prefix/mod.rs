@@ -51,7 +51,8 @@ pub(crate) use cache::{ColdBlock, PolicyInfo};
 pub use cache::{PrefixCache, UncachedBlocks};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
-pub use hash::{BlockHash, Chain, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+pub(crate) use hash::ChainHash;
+pub use hash::{BlockHash, Chain, ExtraKey, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
 #[cfg(feature = "internals")]
 pub use index::{Index, Inserted, Key};
 pub use origin::{ORIGINS_MAX, Origin};

@@ -36,7 +36,8 @@ macro_rules! option_setters {
         }
 
         /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share
-        /// blocks.
+        /// blocks; [extra keys](PrefixKeys::extra_keys) matter from their ranges on, which lie in the
+        /// prompt.
         pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
             self.options.keys = keys;
             self
@@ -119,6 +120,9 @@ impl<'a> Options<'a> {
         if prompt.is_empty() {
             return Err(SequenceError::ZeroTokens { id });
         }
+        if sequences.cache().is_some() {
+            self.keys.check_extra(prompt.len())?;
+        }
         let asked = prompt.len().saturating_add(headroom);
         if asked > TOKENS_MAX {
             return Err(SequenceError::TooLong { id, asked, length: 0, max: TOKENS_MAX });
@@ -146,8 +150,8 @@ impl<'a> SequenceBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes, or a
-    /// retention time that has passed.
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes or tokens, or
+    /// a retention time that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         self.options.open(self.sequences)
     }
@@ -177,7 +181,8 @@ impl<'a> SequenceBuilder<'a> {
     /// # Errors
     ///
     /// As [`open`](Self::open); [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`];
-    /// [`SequenceError::Alloc`] for a prompt larger than the pool.
+    /// [`SequenceError::Prefix`] for an extra key beyond the prompt; [`SequenceError::Alloc`] for a
+    /// prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         self.options.check_prompt(self.sequences, prompt, 0)?;
         let _timing = self.sequences.0.sampler.start(Operation::Admit);
@@ -272,7 +277,8 @@ impl Sequence {
 
 /// Takes a reference on a cached block that continues the prompt after `blocks` blocks.
 ///
-/// Also returns how many of its tokens belong to the prompt, excluding the prompt's last token.
+/// Also returns how many of its tokens belong to the prompt, excluding the prompt's last token: at
+/// least one, since otherwise the sequence would have no place for the block.
 fn cached_tail(
     cache: &PrefixCache,
     sequences: &Sequences,
@@ -282,15 +288,20 @@ fn cached_tail(
 ) -> Option<(BlockId, usize)> {
     let block_tokens = sequences.block_tokens();
     let rest = &prompt[blocks * block_tokens..];
+    let most = rest.len().saturating_sub(1).min(block_tokens - 1);
+    if most == 0 {
+        return None;
+    }
     let find = |hash| cache.take(&sequences.0.blocks, hash, known.era());
     if rest.len() == block_tokens
         && let Some(id) = known.hash(blocks as u32).and_then(find)
     {
-        return Some((id, block_tokens - 1));
+        return Some((id, most));
     }
-    let most = rest.len().saturating_sub(1).min(block_tokens - 1);
-    let hashes: SmallVec<[_; 16]> = known.partial_hashes(cache, blocks, &rest[..most]).collect();
-    hashes.iter().enumerate().rev().find_map(|(last, &hash)| Some((find(hash)?, last + 1)))
+    // The block of an identical prompt holds the last token too.
+    let held = &rest[..rest.len().min(block_tokens - 1)];
+    let hashes: SmallVec<[_; 16]> = known.partial_hashes(cache, blocks, held).collect();
+    hashes.iter().enumerate().rev().find_map(|(last, &hash)| Some((find(hash)?, most.min(last + 1))))
 }
 
 impl fmt::Debug for SequenceBuilder<'_> {

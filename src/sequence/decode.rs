@@ -138,9 +138,8 @@ impl Batch {
     /// Removes the token that each of these sequences got.
     fn undo(sequences: &mut [&mut Sequence]) {
         for sequence in sequences {
-            let length = sequence.len() - 1;
-            // Shorter than it is.
-            let _ = sequence.truncate(length);
+            // With the extra keys of the tokens to come, which the caller has not taken back.
+            sequence.take_back(sequence.len() - 1, usize::MAX);
         }
     }
 

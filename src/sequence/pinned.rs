@@ -8,11 +8,10 @@ use std::fmt;
 use crate::block::BlockWord;
 use crate::error::{HandleError, PrefixError, SequenceError};
 use crate::ids::BlockId;
-use crate::prefix::{PolicyInfo, PrefixKeys};
+use crate::prefix::PrefixKeys;
 
 use super::TOKENS_MAX;
 use super::registry::Sequences;
-use super::token_hashes::TokenHashes;
 use super::transfer::BlockRefs;
 
 /// Keeps a cached prefix from eviction until it is dropped.
@@ -38,11 +37,11 @@ impl Sequences {
         if tokens.len() > TOKENS_MAX {
             return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
         }
-        let mut known = TokenHashes::new(cache, keys, PolicyInfo::default())?;
-        known.announce_checked(cache, tokens);
+        // Before the hashes: a clear that comes later makes them unfindable.
+        let era = cache.era();
+        let hashes = cache.hasher().hashes(keys, tokens)?;
         let mut held = BlockRefs::new(self);
-        let full =
-            cache.take_prefix(&self.0.blocks, known.hashes(), known.era(), &mut |id| held.blocks.push(id));
+        let full = cache.take_prefix(&self.0.blocks, &hashes, era, &mut |id| held.blocks.push(id));
         let blocks = held.blocks.len();
         if blocks == 0 {
             return Err(match full {

@@ -10,7 +10,7 @@ use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
 use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
-use crate::prefix::{BlockHash, PolicyInfo, PrefixCache};
+use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache};
 use crate::sync::{AtomicU64, Ordering::*, fence};
 
 use super::abandoned::{Write, Writes};
@@ -208,6 +208,27 @@ impl Sequence {
         }
     }
 
+    /// Adds the extra key of a range of the next tokens, before the first of them is announced: an
+    /// image in a later turn, for example. Those of a prompt are part of its
+    /// [keys](crate::prefix::PrefixKeys::extra_keys).
+    ///
+    /// Forks and copies in other pools have it too. [Truncation](Self::truncate) removes the keys of
+    /// ranges that begin at the cut or after it. Without a prefix cache this does nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`SequenceError::Prefix`] with [`EmptyKey`](crate::PrefixError::EmptyKey),
+    /// [`EmptyRange`](crate::PrefixError::EmptyRange),
+    /// [`ExtraBeyond`](crate::PrefixError::ExtraBeyond) if the range ends behind the longest sequence,
+    /// or [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if it begins before
+    /// [`announced`](Self::announced); nothing has changed.
+    pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
+        match (&mut self.known, self.sequences.cache()) {
+            (Some(known), Some(cache)) => Ok(known.extra_key(cache, ExtraKey::new(tokens, key))?),
+            _ => Ok(()),
+        }
+    }
+
     /// Creates another sequence with the same tokens in the same blocks.
     ///
     /// The first write to a shared block, by either sequence, goes to a copy. Only written bytes
@@ -285,8 +306,8 @@ impl Sequence {
     ///
     /// Releases the blocks no longer needed, in reverse order.
     ///
-    /// Tokens announced but not appended are removed too; a `length` equal to the sequence's has no
-    /// effect.
+    /// Tokens announced but not appended are removed too, and the [extra keys](Self::extra_key) of
+    /// ranges that begin at `length` or later; a `length` equal to the sequence's has no effect.
     ///
     /// Intended for rejected drafts, but final tokens can be removed too. The next append then
     /// writes into a block of final tokens: it is reopened if this sequence owns it exclusively,
@@ -305,14 +326,20 @@ impl Sequence {
                 length: self.len(),
             });
         }
+        self.take_back(length, length);
+        Ok(())
+    }
+
+    /// [Truncates](Self::truncate) to `length` tokens, and keeps the extra keys of ranges that begin
+    /// before `keys_to`.
+    pub(super) fn take_back(&mut self, length: usize, keys_to: usize) {
         let takes_back = length < self.len();
         self.look_for_uncached(self.list.len());
         self.cut(length as u32);
         if takes_back && let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
-            known.truncate(cache, length as u32);
+            known.truncate(cache, length, keys_to);
         }
         self.settle();
-        Ok(())
     }
 
     /// Publishes a new length of the list, and follows it with the frames.

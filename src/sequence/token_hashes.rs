@@ -1,7 +1,7 @@
-//! The known tokens of a sequence: block hashes, as far as token ids were announced.
+//! The known tokens of a sequence: ids and block hashes, as far as ids were announced.
 //!
 //! ```text
-//! tokens   0 .. announced        ids are known; the hashes of the full blocks among them are stored here
+//! tokens   0 .. announced        ids are known; they and the hashes of the full blocks among them are stored here
 //!          announced .. length   ids are unknown: once these are final, no block from there on can be reused
 //! ```
 //!
@@ -9,7 +9,12 @@
 //! each call: a sequence holds no reference of its own on it.
 //!
 //! Tokens may be announced before they are appended, as a prompt is. A block is registered under
-//! its hash when it is sealed.
+//! its hash when it is sealed. All ids are kept, 4 bytes a token: a sequence that is truncated into
+//! a block goes on from there, whether or not anything listens to the events that contain them.
+//!
+//! ```text
+//! hashes.len() == tokens.len() / block_tokens        full_at == (hashes.len() + 1) * block_tokens
+//! ```
 
 use std::cmp::Ordering;
 
@@ -17,8 +22,11 @@ use crate::error::{PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{
-    BlockHash, Chain, KvEvent, Origin, PolicyInfo, PrefixCache, PrefixKeys, Provenance, join,
+    BlockHash, ChainHash, ExtraKey, KvEvent, Origin, PolicyInfo, PrefixCache, PrefixHasher, PrefixKeys,
+    Provenance, join,
 };
+
+use super::TOKENS_MAX;
 
 /// Era of a sequence that came from before a clear, or whose blocks were uncached: its blocks are not
 /// found. Eras do not get there.
@@ -27,10 +35,15 @@ const NO_ERA: u64 = u64::MAX;
 /// The block hashes of one sequence.
 #[derive(Clone)]
 pub(super) struct TokenHashes {
-    chain: Chain,
+    chain: ChainHash,
     root: BlockHash,
     hashes: Vec<BlockHash>,
-    announced: u64,
+    /// Ids of all announced tokens.
+    tokens: Vec<u32>,
+    /// Number of tokens that fill the next block.
+    full_at: usize,
+    /// Extra keys of announced tokens and later ones.
+    extra_keys: Vec<ExtraKey>,
     /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
     /// The era in which its blocks are noted; `NO_ERA` once one of them was uncached.
@@ -41,8 +54,6 @@ pub(super) struct TokenHashes {
     provenance: Provenance,
     /// Mark of the blocks that are registered next.
     mark: u32,
-    /// Ids of all announced tokens, while there is an event subscriber.
-    tokens: Option<Vec<u32>>,
     pub(super) policy_info: PolicyInfo,
 }
 
@@ -54,18 +65,16 @@ pub(crate) struct KnownTokens {
     pub(crate) root: BlockHash,
     /// Hashes of the full blocks of announced tokens.
     pub(crate) hashes: Vec<BlockHash>,
-    /// Tokens after the last full block; empty if they are not known any more.
-    pub(crate) tail: Vec<u32>,
-    /// Number of tokens whose ids were announced.
-    pub(crate) announced: u64,
+    /// All announced tokens.
+    pub(crate) tokens: Vec<u32>,
+    /// Extra keys of these tokens and later ones.
+    pub(crate) extra_keys: Vec<ExtraKey>,
     /// Whether unknown tokens became final after them.
     pub(crate) is_cut: bool,
     /// Whether the hashes predate a clear, so that nothing may be found by them.
     pub(crate) is_stale: bool,
     /// Caches and eras in which the blocks were computed; none if the hashes are stale.
     pub(crate) origins: Vec<Origin>,
-    /// All announced tokens, if the source kept them.
-    pub(crate) tokens: Option<Vec<u32>>,
     /// Retention priority.
     pub(crate) keep: CachePriority,
     /// Time for which the blocks are still to be kept, in milliseconds.
@@ -78,18 +87,21 @@ impl TokenHashes {
         keys: &PrefixKeys<'_>,
         policy_info: PolicyInfo,
     ) -> Result<Self, PrefixError> {
-        let root = cache.hasher().root(keys)?;
+        let root = cache.hasher().root(keys)?.hash();
+        keys.check_extra(TOKENS_MAX)?;
+        let extra_keys = keys.extra().to_vec();
         Ok(Self {
-            chain: Chain::new(root),
-            root: root.hash(),
+            chain: ChainHash::after(root, 0).with(cache.hasher(), &extra_keys),
+            extra_keys,
+            root,
             hashes: Vec::new(),
-            announced: 0,
+            tokens: Vec::new(),
+            full_at: cache.hasher().block_tokens(),
             is_cut: false,
             era: cache.era(),
             looked: cache.uncached().newest(),
             provenance: Provenance::default(),
             mark: 0,
-            tokens: cache.events().is_subscribed().then(Vec::new),
             policy_info,
         })
     }
@@ -105,12 +117,11 @@ impl TokenHashes {
         KnownTokens {
             root: self.root,
             hashes: self.hashes.clone(),
-            tail: self.chain.tail().to_vec(),
-            announced: self.announced,
-            is_cut: self.is_cut,
             is_stale,
             origins: if is_stale { Vec::new() } else { origins },
             tokens: self.tokens.clone(),
+            extra_keys: self.extra_keys.clone(),
+            is_cut: self.is_cut,
             keep: self.policy_info.priority,
             keep_left_ms: left.filter(|&left| left > 0),
         }
@@ -119,32 +130,52 @@ impl TokenHashes {
     /// Creates the hashes of a sequence that comes from another pool, whose cache hashes alike
     /// unless they are stale.
     ///
-    /// `era` is the era of this cache in which they are noted.
-    ///
-    /// # Errors
-    ///
-    /// [`PrefixError::TailTooLong`].
-    pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Result<Self, PrefixError> {
-        let KnownTokens { root, hashes, tail, announced, is_cut, tokens, keep, keep_left_ms, .. } = known;
+    /// `era` is the era of this cache in which they are noted. There is a hash for each full block.
+    pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Self {
+        let KnownTokens { root, hashes, tokens, extra_keys, is_cut, keep, keep_left_ms, .. } = known;
         let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
         let provenance = if is_stale { Provenance::default() } else { cache.provenance(&known.origins) };
-        let parent = hashes.last().copied().unwrap_or(root);
         // Each cache has its own clock.
         let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
-        Ok(Self {
-            chain: Chain::resume(cache.hasher(), parent, hashes.len() as u64, &tail)?,
+        let mut arrived = Self {
+            chain: ChainHash::after(root, 0),
             root,
             hashes,
-            announced,
+            tokens,
+            full_at: 0,
+            extra_keys,
             is_cut,
             era: if is_stale { NO_ERA } else { era },
             looked: cache.uncached().newest(),
             mark: provenance.mark,
             provenance,
-            tokens: tokens.filter(|_| cache.events().is_subscribed()),
             // The policy has not seen this sequence.
             policy_info: PolicyInfo { priority: keep, keep_until, ..PolicyInfo::default() },
-        })
+        };
+        arrived.resume(cache.hasher());
+        arrived
+    }
+
+    /// Continues after the last of the hashes.
+    fn resume(&mut self, hasher: &PrefixHasher) {
+        self.chain = self.chain_after(hasher, self.hashes.len());
+        self.full_at = (self.hashes.len() + 1) * hasher.block_tokens();
+    }
+
+    fn chain_after(&self, hasher: &PrefixHasher, blocks: usize) -> ChainHash {
+        let parent = blocks.checked_sub(1).map_or(self.root, |last| self.hashes[last]);
+        ChainHash::after(parent, blocks as u64)
+            .with(hasher, ExtraKey::touching(&self.extra_keys, blocks * hasher.block_tokens()..usize::MAX))
+    }
+
+    /// Adds an extra key of tokens that are not announced yet.
+    pub(super) fn extra_key(&mut self, cache: &PrefixCache, key: ExtraKey) -> Result<(), PrefixError> {
+        key.check(self.announced(), TOKENS_MAX)?;
+        self.chain.add(cache.hasher(), &key);
+        if !self.extra_keys.contains(&key) {
+            self.extra_keys.push(key);
+        }
+        Ok(())
     }
 
     pub(super) fn era(&self) -> u64 {
@@ -182,8 +213,9 @@ impl TokenHashes {
     }
 
     /// Returns the number of tokens whose ids are known.
+    #[inline]
     pub(super) fn announced(&self) -> usize {
-        self.announced as usize
+        self.tokens.len()
     }
 
     /// Looks whether the first `written` blocks, some of them in part, were uncached since the last look.
@@ -236,10 +268,11 @@ impl TokenHashes {
         tokens: &[u32],
     ) -> Result<(), SequenceError> {
         if self.is_cut {
-            return Err(SequenceError::TokensUnknown { id, known: self.announced as usize });
+            return Err(SequenceError::TokensUnknown { id, known: self.announced() });
         }
-        let blocks = tokens.len() / cache.hasher().block_tokens();
-        self.hashes.reserve(blocks + 1);
+        let block_tokens = cache.hasher().block_tokens();
+        self.hashes.reserve(tokens.len() / block_tokens + 1);
+        self.tokens.reserve(tokens.len() + block_tokens);
         self.announce_checked(cache, tokens);
         Ok(())
     }
@@ -248,45 +281,47 @@ impl TokenHashes {
     #[inline]
     pub(super) fn announce_checked(&mut self, cache: &PrefixCache, tokens: &[u32]) {
         debug_assert!(!self.is_cut, "tokens after unknown ones");
-        self.chain.extend(cache.hasher(), tokens, |hash| self.hashes.push(hash));
-        if let Some(all) = &mut self.tokens {
-            all.extend_from_slice(tokens);
+        match *tokens {
+            // A decoded token, usually.
+            [token] => self.tokens.push(token),
+            _ => self.tokens.extend_from_slice(tokens),
         }
-        self.announced += tokens.len() as u64;
+        if self.tokens.len() >= self.full_at {
+            self.fill(cache.hasher());
+        }
+    }
+
+    /// Hashes the blocks that became full.
+    fn fill(&mut self, hasher: &PrefixHasher) {
+        let first = self.full_at - hasher.block_tokens();
+        let (blocks, _) =
+            self.tokens.split_at(self.tokens.len() / hasher.block_tokens() * hasher.block_tokens());
+        self.chain.fill(hasher, &blocks[first..], |hash| self.hashes.push(hash));
+        self.full_at = blocks.len() + hasher.block_tokens();
     }
 
     /// Records that the first `length` tokens are final.
     #[inline]
     pub(super) fn committed(&mut self, length: u32) {
-        self.is_cut |= u64::from(length) > self.announced;
+        self.is_cut |= length as usize > self.tokens.len();
     }
 
-    /// Removes all tokens from `length` on, including announced ones.
-    pub(super) fn truncate(&mut self, cache: &PrefixCache, length: u32) {
-        let (length, hasher) = (u64::from(length), cache.hasher());
-        let block_tokens = hasher.block_tokens() as u64;
-        if length > self.announced || (length == self.announced && !self.is_cut) {
+    /// Removes all tokens from `length` on, including announced ones, and the extra keys of ranges
+    /// that begin at `keys_to` or later.
+    pub(super) fn truncate(&mut self, cache: &PrefixCache, length: usize, keys_to: usize) {
+        let before = self.extra_keys.len();
+        self.extra_keys.retain(|key| key.tokens.start < keys_to);
+        if self.extra_keys.len() < before {
+            self.resume(cache.hasher());
+        }
+        if length > self.tokens.len() || (length == self.tokens.len() && !self.is_cut) {
             return;
         }
         // All announced tokens up to the cut are known; unknown ones come after them.
         self.is_cut = false;
-        if self.chain.truncate(hasher, length).is_err() {
-            let blocks = length / block_tokens;
-            let parent = blocks.checked_sub(1).map_or(self.root, |last| self.hashes[last as usize]);
-            let first = (blocks * block_tokens) as usize;
-            let tail = match &self.tokens {
-                Some(tokens) => Some(&tokens[first..length as usize]),
-                None => length.is_multiple_of(block_tokens).then_some(&[][..]),
-            };
-            let resumed = Chain::resume(hasher, parent, blocks, tail.unwrap_or(&[]));
-            self.chain = resumed.unwrap_or_else(|error| unreachable!("less than a block: {error}"));
-            self.is_cut = tail.is_none();
-        }
-        self.hashes.truncate((length / block_tokens) as usize);
-        if let Some(tokens) = &mut self.tokens {
-            tokens.truncate(length as usize);
-        }
-        self.announced = length;
+        self.tokens.truncate(length);
+        self.hashes.truncate(length / cache.hasher().block_tokens());
+        self.resume(cache.hasher());
     }
 
     /// Returns the hashes of an unfinished block after the first `blocks`.
@@ -298,19 +333,15 @@ impl TokenHashes {
         blocks: usize,
         tokens: &'a [u32],
     ) -> impl Iterator<Item = BlockHash> + 'a {
-        let parent = blocks.checked_sub(1).map_or(self.root, |last| self.hashes[last]);
-        let hasher = cache.hasher();
-        let mut chain = Chain::after(parent, blocks as u64);
-        tokens.iter().filter_map(move |&token| {
-            chain.extend(hasher, &[token], |_| ());
-            chain.partial(hasher)
-        })
+        let chain = self.chain_after(cache.hasher(), blocks);
+        (1..=tokens.len()).filter_map(move |end| chain.partial(cache.hasher(), &tokens[..end]))
     }
 
     /// Returns the hash of the unfinished block, if all `length` tokens of the sequence are known.
     pub(super) fn tail_hash(&self, cache: &PrefixCache, length: usize) -> Option<BlockHash> {
-        let is_known = self.announced == length as u64 && !self.is_cut && self.era != NO_ERA;
-        if is_known { self.chain.partial(cache.hasher()) } else { None }
+        let is_known = self.tokens.len() == length && !self.is_cut && self.era != NO_ERA;
+        let tail = &self.tokens[self.hashes.len() * cache.hasher().block_tokens()..];
+        if is_known { self.chain.partial(cache.hasher(), tail) } else { None }
     }
 
     /// Returns the hash of a block, if all tokens up to its end are known, and it may be found.
@@ -328,14 +359,14 @@ impl TokenHashes {
     #[cold]
     fn event(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
-        let tokens =
-            self.tokens.as_ref().map(|tokens| &tokens[place * block_tokens..(place + 1) * block_tokens]);
+        let tokens = place * block_tokens..(place + 1) * block_tokens;
         Some(Box::new(KvEvent::Stored {
             block,
             hash: *self.hashes.get(place)?,
             parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-            tokens: tokens.unwrap_or_default().into(),
+            tokens: self.tokens[tokens.clone()].into(),
             block_tokens: block_tokens as u32,
+            extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
         }))
     }
 }

@@ -185,7 +185,7 @@ impl Arrival {
         let list = target.register(id, priority)?;
         let mut sequence = Sequence::new(target.clone(), id, priority, list);
         if let (Some(known), Some(cache)) = (known, target.cache()) {
-            sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)?));
+            sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)));
         }
         sequence.reuses_tail = reuses_tail;
         Ok(Self { sequence, shared: 0, length, committed })

@@ -73,7 +73,7 @@ impl Sequence {
             self.release_unlinked(&gone);
             let cut = announced.max(from);
             if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.0.cache.as_ref()) {
-                known.truncate(cache, cut);
+                known.truncate(cache, cut as usize, usize::MAX);
             }
         }
         self.seen.store(count, Relaxed);

@@ -15,6 +15,6 @@ mod operation;
 mod sequences;
 mod state;
 
-pub use drive::{Mismatch, Setup, run};
+pub use drive::{BLOCK_TOKENS, Mismatch, Setup, run};
 pub use operation::{Alien, Doing, Operation, Pick};
 pub use state::{Model, Owned};

@@ -14,8 +14,6 @@ use kvpool::{AllocError, AllocRequest, Lease, Pool, Sequence, SequenceError, Seq
 
 use crate::model::Pick;
 
-const BLOCK_TOKENS: usize = 4;
-
 /// One step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
@@ -30,7 +28,8 @@ pub enum PrefixOperation {
         /// Number of full blocks.
         blocks: u8,
     },
-    /// Truncate a sequence to a number of full blocks, if it has more.
+    /// Truncate a sequence to this share of its tokens, in 255ths. A cut inside a cached block leaves
+    /// it cached as a whole.
     Cut(Pick, u8),
     /// Fork a sequence.
     Fork(Pick),
@@ -47,8 +46,8 @@ pub enum PrefixOperation {
 /// A cached block: its tokens, and all before them.
 type Chain = Vec<u32>;
 
-#[derive(Default)]
 struct Model {
+    block_tokens: usize,
     /// References, and the number of the last release.
     cached: BTreeMap<Chain, (u32, u64)>,
     releases: u64,
@@ -68,16 +67,16 @@ impl Model {
     }
 
     fn share(&mut self, tokens: &[u32]) {
-        for end in (BLOCK_TOKENS..=tokens.len()).step_by(BLOCK_TOKENS) {
+        for end in (self.block_tokens..=tokens.len()).step_by(self.block_tokens) {
             self.cached.entry(tokens[..end].to_vec()).or_insert((0, 0)).0 += 1;
         }
     }
 
     /// The blocks of `tokens` from the `keep`th on, the last first.
     fn release(&mut self, tokens: &[u32], keep: usize) {
-        for block in (keep..tokens.len() / BLOCK_TOKENS).rev() {
-            let (refs, released) =
-                self.cached.get_mut(&tokens[..(block + 1) * BLOCK_TOKENS]).expect("in a sequence");
+        for block in (keep..tokens.len() / self.block_tokens).rev() {
+            let end = (block + 1) * self.block_tokens;
+            let (refs, released) = self.cached.get_mut(&tokens[..end]).expect("in a sequence");
             *refs -= 1;
             if *refs == 0 {
                 self.releases += 1;
@@ -89,6 +88,7 @@ impl Model {
 
 struct Open {
     real: Sequence,
+    /// All tokens of its blocks, if it was cut inside one.
     tokens: Vec<u32>,
 }
 
@@ -100,14 +100,14 @@ struct Drive {
     last: u64,
 }
 
-/// Runs the operations on a new pool of `blocks` blocks and on the model, and returns the first
-/// difference.
+/// Runs the operations on a new pool of `blocks` blocks of `block_tokens` tokens and on the model, and
+/// returns the first difference.
 ///
 /// # Errors
 ///
 /// The index of the operation, and the difference.
-pub fn run(blocks: usize, operations: &[PrefixOperation]) -> Result<(), String> {
-    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(BLOCK_TOKENS);
+pub fn run(blocks: usize, block_tokens: usize, operations: &[PrefixOperation]) -> Result<(), String> {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
     let builder = Pool::builder(layout.build().expect("a valid layout"))
         .blocks(blocks)
         .magazine_blocks(0)
@@ -115,7 +115,8 @@ pub fn run(blocks: usize, operations: &[PrefixOperation]) -> Result<(), String> 
     // A fixed key: a failure reproduces.
     let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
     let pool = builder.prefix_cache(cache).build().expect("a valid pool");
-    let mut drive = Drive { pool, model: Model::default(), open: Vec::new(), leases: Vec::new(), last: 0 };
+    let model = Model { block_tokens, cached: BTreeMap::new(), releases: 0 };
+    let mut drive = Drive { pool, model, open: Vec::new(), leases: Vec::new(), last: 0 };
     for (step, operation) in operations.iter().enumerate() {
         let outcome = drive.step(operation).and_then(|()| drive.counts());
         let forgot =
@@ -129,15 +130,19 @@ pub fn run(blocks: usize, operations: &[PrefixOperation]) -> Result<(), String> 
     drive.pool.audit().map(drop).map_err(|finding| finding.to_string())
 }
 
-fn tokens_of(prompt: u8, blocks: u8) -> Vec<u32> {
-    let tokens = usize::from(blocks % 24) * BLOCK_TOKENS + 1;
-    let (half, own) = (u32::from(prompt % 8 / 2), u32::from(prompt % 8));
-    (0..tokens as u32)
-        .map(|token| if token < 40 { half * 1000 + token } else { own * 1000 + token })
-        .collect()
-}
-
 impl Drive {
+    /// Returns the tokens of a prompt. The last one is unique: it must be computed, and if it fills a
+    /// block, that would be a duplicate.
+    fn tokens_of(&self, prompt: u8, blocks: u8) -> Vec<u32> {
+        let tokens = u32::from(blocks % 24) * self.model.block_tokens as u32;
+        let (half, own) = (u32::from(prompt % 8 / 2), u32::from(prompt % 8));
+        let first_half = 10 * self.model.block_tokens as u32;
+        (0..tokens)
+            .map(|token| if token < first_half { half * 1000 + token } else { own * 1000 + token })
+            .chain([1 << 31 | self.last as u32])
+            .collect()
+    }
+
     /// Returns the number of free blocks, without the evictable ones.
     fn free(&self) -> usize {
         self.pool.total_blocks() - self.used() - self.model.evictable()
@@ -169,14 +174,15 @@ impl Drive {
 
     fn step(&mut self, operation: &PrefixOperation) -> Result<(), String> {
         match *operation {
-            PrefixOperation::Admit { prompt, blocks } => self.admit(tokens_of(prompt, blocks)),
+            PrefixOperation::Admit { prompt, blocks } => self.admit(self.tokens_of(prompt, blocks)),
             PrefixOperation::Cut(pick, keep) => {
                 let Some(index) = pick.index(self.open.len()) else { return Ok(()) };
                 let Open { real, tokens } = &mut self.open[index];
-                let keep = usize::from(keep) % (tokens.len() / BLOCK_TOKENS + 1);
-                real.truncate(keep * BLOCK_TOKENS).map_err(|error| error.to_string())?;
-                self.model.release(tokens, keep);
-                tokens.truncate(keep * BLOCK_TOKENS);
+                let length = real.len() * usize::from(keep) / 255;
+                real.truncate(length).map_err(|error| error.to_string())?;
+                let blocks = length.div_ceil(self.model.block_tokens);
+                self.model.release(tokens, blocks);
+                tokens.truncate(blocks * self.model.block_tokens);
                 Ok(())
             }
             PrefixOperation::Fork(pick) => {
@@ -216,19 +222,20 @@ impl Drive {
 
     fn admit(&mut self, tokens: Vec<u32>) -> Result<(), String> {
         self.last += 1;
+        let block_tokens = self.model.block_tokens;
         let mut real = match self.pool.sequence(SequenceId(self.last)).tokens(&tokens) {
             Err(SequenceError::Alloc(AllocError::TooLarge { asked, total })) if asked > total => {
                 return Ok(());
             }
             opened => opened.map_err(|error| error.to_string())?,
         };
-        let ends = (BLOCK_TOKENS..=tokens.len()).step_by(BLOCK_TOKENS);
+        let ends = (block_tokens..tokens.len()).step_by(block_tokens);
         let hits = ends.take_while(|&end| self.model.cached.contains_key(&tokens[..end])).count();
-        same("cached blocks", hits * BLOCK_TOKENS, real.len())?;
-        self.model.share(&tokens[..hits * BLOCK_TOKENS]);
-        self.open.push(Open { real, tokens: tokens[..hits * BLOCK_TOKENS].to_vec() });
+        same("cached blocks", hits * block_tokens, real.len())?;
+        self.model.share(&tokens[..hits * block_tokens]);
+        self.open.push(Open { real, tokens: tokens[..hits * block_tokens].to_vec() });
         // The blocks found are referenced before any are evicted for the rest.
-        let can = self.takes(tokens.len().div_ceil(BLOCK_TOKENS) - hits);
+        let can = self.takes(tokens.len().div_ceil(block_tokens) - hits);
         let Some(Open { real: sequence, tokens: has }) = self.open.last_mut() else { return Ok(()) };
         let mut batch = self.pool.begin_batch();
         let appended = batch.append(sequence, tokens.len() - has.len());
@@ -243,7 +250,7 @@ impl Drive {
             Err(SequenceError::Alloc(AllocError::Exhausted { .. })) if !can => {
                 real = self.open.pop().expect("pushed just now").real;
                 drop(real);
-                self.model.release(&tokens[..hits * BLOCK_TOKENS], 0);
+                self.model.release(&tokens[..hits * block_tokens], 0);
                 Ok(())
             }
             outcome => Err(format!("expected success: {can}, got {outcome:?}")),

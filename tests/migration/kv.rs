@@ -97,8 +97,8 @@ pub fn admit(pool: &Pool, id: u64, tokens: &[u32]) -> Result<Sequence, SequenceE
 pub fn cached(pool: &Pool, tokens: &[u32]) -> usize {
     let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(tokens).unwrap();
     check(pool, &sequence, tokens);
-    assert_eq!(sequence.len() % BLOCK_TOKENS, 0);
-    sequence.len() / BLOCK_TOKENS
+    assert_eq!(sequence.len() % pool.layout().block_tokens(), 0);
+    sequence.len() / pool.layout().block_tokens()
 }
 
 /// Returns the number of cached tokens of a prompt, without its last one; checks them.

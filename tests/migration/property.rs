@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use kvpool::prefix::PrefixKeys;
+use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target, TransferError};
 use proptest::prelude::*;
 
-use super::kv::{admit, cached, check, is_idle, other, plain, pool, prompt, store};
+use super::kv::{cached, check, extend, is_idle, pool, prompt, sized, store};
 
 const BLOCKS: usize = 24;
 
@@ -72,12 +73,22 @@ fn is_full(error: &TransferError) -> bool {
     matches!(error, TransferError::Alloc(_))
 }
 
+/// Opens a prompt, also with a part of a cached block, and computes its uncached tokens.
+fn serve(pool: &Pool, id: u64, tokens: &[u32]) -> Result<Sequence, SequenceError> {
+    let mut sequence = pool.sequence(SequenceId(id)).reuse_tail().tokens(tokens)?;
+    let cached = sequence.len();
+    let mut batch = pool.begin_batch();
+    extend(&mut batch, &mut sequence, &tokens[cached..])?;
+    batch.finish();
+    Ok(sequence)
+}
+
 async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
     match step {
         Step::Admit(side, family, tokens) => {
             let tokens = prompt(family, tokens);
             model.next += 1;
-            match admit(&pools[side], model.next, &tokens) {
+            match serve(&pools[side], model.next, &tokens) {
                 Ok(sequence) => model.add(side, sequence, tokens),
                 Err(error) => assert!(matches!(error, SequenceError::Alloc(_)), "{error}"),
             }
@@ -90,12 +101,8 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             let fresh: Vec<u32> =
                 (0..count as u32).map(|token| 1 << 30 | (id as u32) << 12 | token).collect();
             let mut batch = pools[open.side].begin_batch();
-            let appended = match batch.append_tokens(&mut open.sequence, &fresh) {
-                // Truncated into a block whose tokens are unknown.
-                Err(SequenceError::TokensUnknown { .. }) => batch.append(&mut open.sequence, count),
-                appended => appended,
-            };
-            match appended {
+            // All its tokens are known, wherever it was truncated and whichever pools it was in.
+            match batch.append_tokens(&mut open.sequence, &fresh) {
                 Ok(_) => {
                     store(&mut batch, &mut open.sequence, first, &fresh);
                     open.tokens.extend(fresh);
@@ -172,7 +179,8 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             match pools[side].bring_back(&pools[1 - side], &PrefixKeys::new(), &tokens).await {
                 Ok(report) => {
                     // The last block is not looked up if the prompt ends with it.
-                    let found = report.cached_blocks.min((tokens.len() - 1) / super::kv::BLOCK_TOKENS);
+                    let block_tokens = pools[side].layout().block_tokens();
+                    let found = report.cached_blocks.min((tokens.len() - 1) / block_tokens);
                     assert!(cached(&pools[side], &tokens) == found && found >= before, "{report:?}");
                 }
                 Err(error) => assert!(is_full(&error), "{error}"),
@@ -184,9 +192,12 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
     }
 }
 
-fn run(steps: Vec<Step>) {
+fn run(steps: Vec<Step>, block_tokens: usize) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-    let pools = [pool(plain(), BLOCKS), pool(other(), BLOCKS)];
+    // Room for the same number of tokens, roughly.
+    let blocks = BLOCKS * if block_tokens < 4 { 4 / block_tokens } else { 1 };
+    let forms = [(Arrangement::LayerFirst, KvPlanes::Separate), (Arrangement::BlockFirst, KvPlanes::Joined)];
+    let pools = forms.map(|(arrangement, parts)| pool(sized(block_tokens, arrangement, parts), blocks));
     let mut model = Model::default();
     for step in steps {
         runtime.block_on(apply(&mut model, &pools, step));
@@ -214,7 +225,10 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 160 }, ..ProptestConfig::default() })]
 
     #[test]
-    fn sequences_and_cached_blocks_are_where_they_should_be(steps in prop::collection::vec(step(), 1..40)) {
-        run(steps);
+    fn sequences_and_cached_blocks_are_where_they_should_be(
+        steps in prop::collection::vec(step(), 1..40),
+        block_tokens in prop::sample::select(vec![1, 2, 3, 4, 16]),
+    ) {
+        run(steps, block_tokens);
     }
 }

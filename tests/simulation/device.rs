@@ -13,9 +13,6 @@ use std::collections::{BTreeMap, VecDeque};
 use kvpool::storage::{CopyDone, FrameMove};
 use kvpool::{BlockHandle, FrameId};
 
-/// Tokens per block.
-pub const BLOCK_TOKENS: usize = 4;
-
 /// Content of a frame that was removed, or is partly copied.
 const POISON: u64 = u64::MAX;
 
@@ -47,6 +44,8 @@ struct Copying {
 /// A device with a stream and a copy engine.
 #[derive(Default)]
 pub struct Device {
+    /// Tokens per block.
+    block_tokens: usize,
     slots: Vec<u64>,
     /// Readers of each slot, with the content that they expect.
     readers: Vec<Vec<(u64, Token)>>,
@@ -60,23 +59,24 @@ pub struct Device {
     frames: usize,
 }
 
-fn frame_of(slot: usize) -> FrameId {
-    FrameId((slot / BLOCK_TOKENS) as u32)
-}
-
-fn slots_of(frame: FrameId) -> std::ops::Range<usize> {
-    frame.index() * BLOCK_TOKENS..(frame.index() + 1) * BLOCK_TOKENS
-}
-
 impl Device {
-    pub fn new(frames: usize, frames_max: usize) -> Self {
+    pub fn new(frames: usize, frames_max: usize, block_tokens: usize) -> Self {
         Self {
-            slots: vec![POISON; frames_max * BLOCK_TOKENS],
-            readers: vec![Vec::new(); frames_max * BLOCK_TOKENS],
+            block_tokens,
+            slots: vec![POISON; frames_max * block_tokens],
+            readers: vec![Vec::new(); frames_max * block_tokens],
             changes: vec![0; frames_max],
             frames,
             ..Self::default()
         }
+    }
+
+    fn frame_of(&self, slot: usize) -> FrameId {
+        FrameId((slot / self.block_tokens) as u32)
+    }
+
+    fn slots_of(&self, frame: FrameId) -> std::ops::Range<usize> {
+        frame.index() * self.block_tokens..(frame.index() + 1) * self.block_tokens
     }
 
     /// Sets the pool's current number of frames.
@@ -84,7 +84,7 @@ impl Device {
         for frame in (frames..self.frames).map(|frame| FrameId(frame as u32)) {
             assert_eq!(self.changes[frame.index()], 0, "frame {frame} was removed, and will be written");
             self.is_not_copied(frame);
-            for slot in slots_of(frame) {
+            for slot in self.slots_of(frame) {
                 assert!(
                     self.readers[slot].is_empty(),
                     "slot {slot} was removed while read: {:?}",
@@ -98,7 +98,8 @@ impl Device {
 
     /// Enqueues a write.
     pub fn write(&mut self, batch: u64, token: Token) {
-        self.changes[frame_of(token.slot).index()] += 1;
+        let frame = self.frame_of(token.slot).index();
+        self.changes[frame] += 1;
         self.stream.push_back((batch, Op::Write(token)));
     }
 
@@ -122,7 +123,7 @@ impl Device {
                 Op::Read(token) => self.do_read(batch, token),
                 Op::Copy { frames, to } => {
                     self.is_there(frames.src);
-                    for (from, slot) in slots_of(frames.src).zip(slots_of(frames.dst)) {
+                    for (from, slot) in self.slots_of(frames.src).zip(self.slots_of(frames.dst)) {
                         self.changes[frames.dst.index()] += 1;
                         self.do_write(Token { slot, block: to, value: self.slots[from] });
                     }
@@ -164,14 +165,14 @@ impl Device {
     }
 
     fn do_read(&mut self, batch: u64, token: Token) {
-        self.is_there(frame_of(token.slot));
+        self.is_there(self.frame_of(token.slot));
         assert_eq!(self.slots[token.slot], token.value, "batch {batch} reads {token:?}");
         self.readers[token.slot].push((batch, token));
         self.reads.entry(batch).or_default().push(token.slot);
     }
 
     fn do_write(&mut self, token: Token) {
-        let (slot, frame) = (token.slot, frame_of(token.slot));
+        let (slot, frame) = (token.slot, self.frame_of(token.slot));
         self.is_there(frame);
         self.is_not_copied(frame);
         for (batch, read) in self.readers[slot].drain(..) {
@@ -190,7 +191,7 @@ impl Device {
                 assert_eq!(self.changes[frame.index()], 0, "frame {frame} will be written");
                 self.is_not_copied(frame);
             }
-            for slot in slots_of(dst) {
+            for slot in self.slots_of(dst) {
                 assert!(self.readers[slot].is_empty(), "frame {dst} is read: {:?}", self.readers[slot]);
                 self.slots[slot] = POISON;
             }
@@ -213,12 +214,12 @@ impl Device {
     /// Copies some tokens of one copy; returns its callback if those were the last.
     #[must_use]
     pub fn copy_some(&mut self, index: usize, tokens: usize) -> Option<(Vec<FrameMove>, CopyDone)> {
-        let copy = &mut self.copies[index];
-        let all = copy.moves.len() * BLOCK_TOKENS;
+        let (copy, block_tokens) = (&mut self.copies[index], self.block_tokens);
+        let all = copy.moves.len() * block_tokens;
         for at in copy.copied..all.min(copy.copied + tokens) {
-            let FrameMove { src, dst } = copy.moves[at / BLOCK_TOKENS];
-            let offset = at % BLOCK_TOKENS;
-            self.slots[slots_of(dst).start + offset] = self.slots[slots_of(src).start + offset];
+            let FrameMove { src, dst } = copy.moves[at / block_tokens];
+            let [src, dst] = [src, dst].map(|frame| frame.index() * block_tokens + at % block_tokens);
+            self.slots[dst] = self.slots[src];
             copy.copied = at + 1;
         }
         (copy.copied == all).then(|| {

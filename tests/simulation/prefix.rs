@@ -4,12 +4,11 @@ use std::collections::HashSet;
 
 use fastrand::Rng;
 use kvpool::prefix::policy::{CachePriority, Millis};
-use kvpool::prefix::{BlockHash, Chain, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
+use kvpool::prefix::{BlockHash, Chain, ExtraKey, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
 use kvpool::{AdmitRequest, AllocError, SequenceError, SequenceId};
 
 use kvpool_policies::PolicyName;
 
-use crate::device::BLOCK_TOKENS;
 use crate::sequences::{Written, some_priority};
 use crate::world::World;
 
@@ -47,28 +46,37 @@ fn cached(
     cache: &PrefixCache,
     held: &HashSet<BlockHash>,
     prompt: &[u32],
-    salt: u64,
+    keys: &PrefixKeys<'_>,
+    extra: &[ExtraKey],
     reuses_tail: bool,
 ) -> usize {
-    let hasher = cache.hasher();
-    let root = hasher.root(&keys(salt)).unwrap();
-    let (mut chain, mut hashes) = (Chain::new(root), Vec::new());
+    let (hasher, block_tokens) = (cache.hasher(), cache.hasher().block_tokens());
+    let root = hasher.root(keys).unwrap();
+    let begin = || {
+        let mut chain = Chain::new(root);
+        for ExtraKey { tokens, key } in extra {
+            chain.extra_key(hasher, tokens.start as u64..tokens.end as u64, key).unwrap();
+        }
+        chain
+    };
+    let (mut chain, mut hashes) = (begin(), Vec::new());
     chain.extend(hasher, prompt, |hash| hashes.push(hash));
-    let most = (prompt.len() - 1) / BLOCK_TOKENS;
+    let most = (prompt.len() - 1) / block_tokens;
     let blocks = hashes[..most].iter().take_while(|hash| held.contains(hash)).count();
-    let (tokens, rest) = (blocks * BLOCK_TOKENS, &prompt[blocks * BLOCK_TOKENS..]);
+    let (tokens, rest) = (blocks * block_tokens, &prompt[blocks * block_tokens..]);
     if !reuses_tail {
         return tokens;
     }
-    if rest.len() == BLOCK_TOKENS && held.contains(&hashes[blocks]) {
+    if rest.len() == block_tokens && held.contains(&hashes[blocks]) {
         return prompt.len() - 1;
     }
-    let half = (1..rest.len().min(BLOCK_TOKENS)).rev().find(|&more| {
-        let mut chain = Chain::new(root);
+    // An identical prompt's block holds the last token too, which must be computed.
+    let half = (1..=rest.len().min(block_tokens - 1)).rev().find(|&more| {
+        let mut chain = begin();
         chain.extend(hasher, &prompt[..tokens + more], |_| ());
         held.contains(&chain.partial(hasher).expect("less than a block"))
     });
-    tokens + half.unwrap_or(0)
+    (tokens + half.unwrap_or(0)).min(prompt.len() - 1)
 }
 
 impl World {
@@ -81,16 +89,24 @@ impl World {
         let mut prompt = self.prompts[which][..self.rng.usize(1..60 * self.scale)].to_vec();
         prompt.extend((0..self.rng.usize(..6) * self.scale).map(|_| self.rng.u32(..2)));
         let (salt, reuses_tail) = (u64::from(self.rng.u8(..4) == 0), self.rng.bool());
+        let extra: Vec<ExtraKey> = (0..self.rng.usize(..3).saturating_sub(1))
+            .map(|_| {
+                let start = self.rng.usize(..prompt.len());
+                let end = prompt.len().min(start + self.rng.usize(1..12));
+                ExtraKey::new(start..end, &[self.rng.u8(..2)])
+            })
+            .collect();
+        let keys = keys(salt).extra_keys(&extra);
         let (priority, keep) = (some_priority(&mut self.rng), CachePriority::ALL[self.rng.usize(..3)]);
         let keep_until = (self.rng.u8(..4) == 0).then_some(Millis(1001));
         let headroom = (self.rng.u8(..3) == 0).then(|| self.rng.usize(..20 * self.scale));
         let is_told = self.pool.prefix_cache().map(|cache| {
             let held = self.pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
-            (cached(cache, &held, &prompt, salt, reuses_tail), cache.stats().forgotten_blocks)
+            (cached(cache, &held, &prompt, &keys, &extra, reuses_tail), cache.stats().forgotten_blocks)
         });
         let opened = match headroom {
             None => {
-                let mut builder = self.pool.sequence(id).keys(keys(salt)).priority(priority).keep(keep);
+                let mut builder = self.pool.sequence(id).keys(keys).priority(priority).keep(keep);
                 if reuses_tail {
                     builder = builder.reuse_tail();
                 }
@@ -100,7 +116,7 @@ impl World {
                 builder.tokens(&prompt)
             }
             Some(headroom) => {
-                let request = AdmitRequest::new(id, &prompt).keys(keys(salt)).priority(priority).keep(keep);
+                let request = AdmitRequest::new(id, &prompt).keys(keys).priority(priority).keep(keep);
                 let mut request = request.headroom(headroom);
                 if reuses_tail {
                     request = request.reuse_tail();
@@ -133,18 +149,18 @@ impl World {
             // The index has a place for each block.
             // An admission that lacks the block for the copy does without the tail.
             Some((held, 0)) if headroom.is_some() && found < held => {
-                assert!(reuses_tail && found == (held - 1) / BLOCK_TOKENS * BLOCK_TOKENS);
+                assert!(reuses_tail && found == (held - 1) / self.block_tokens * self.block_tokens);
             }
             Some((held, 0)) => assert_eq!(found, held, "found, and cached"),
             Some((held, _)) => assert!(found <= held),
             None => assert_eq!((found, real.announced()), (0, 0)),
         }
-        let mut written = Written::new(real, prompt, salt);
+        let mut written = Written::new(real, prompt, salt, extra);
         written.came_to(found);
         self.sequences.push(written);
         if found > 0 {
             self.tally.hits += 1;
-            self.tally.half_hits += u64::from(!found.is_multiple_of(BLOCK_TOKENS));
+            self.tally.half_hits += u64::from(!found.is_multiple_of(self.block_tokens));
             let (batch, index) = (self.some_batch(), self.sequences.len() - 1);
             let blocks = self.sequences[index].real.blocks();
             let frames: Vec<usize> = blocks.map(|block| self.pool.blocks().frame(block).index()).collect();

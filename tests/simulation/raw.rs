@@ -2,7 +2,7 @@
 
 use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError};
 
-use crate::device::{BLOCK_TOKENS, Token};
+use crate::device::Token;
 use crate::sequences::some_priority;
 use crate::world::World;
 
@@ -16,7 +16,7 @@ pub struct Raw {
     pinned_in: Option<FrameId>,
     is_sealed: bool,
     /// Its content, if it was written.
-    tokens: Option<[u64; BLOCK_TOKENS]>,
+    tokens: Option<Vec<u64>>,
     /// The batch that wrote to it last.
     writer: u64,
 }
@@ -103,17 +103,18 @@ impl World {
     pub fn write_raw(&mut self) {
         let batch = self.some_batch();
         let number = self.batches[batch].number;
+        let block_tokens = self.block_tokens;
         for index in self.some_raws() {
             let raw = &mut self.raws[index];
             if raw.is_sealed || raw.refs > 1 {
                 continue;
             }
             let frame = self.pool.info(raw.handle).unwrap().frame.index();
-            let mut tokens = [0; BLOCK_TOKENS];
+            let mut tokens = vec![0; block_tokens];
             for (offset, token) in tokens.iter_mut().enumerate() {
                 self.last += 1;
                 *token = self.last;
-                let slot = frame * BLOCK_TOKENS + offset;
+                let slot = frame * block_tokens + offset;
                 self.device.write(number, Token { slot, block: raw.handle, value: *token });
             }
             raw.tokens = Some(tokens);
@@ -219,10 +220,10 @@ impl World {
     }
 
     pub fn read_raw_in(&mut self, batch: usize, index: usize) {
-        let Raw { handle, tokens, .. } = self.raws[index];
+        let Raw { handle, ref tokens, .. } = self.raws[index];
         let frame = self.pool.info(handle).unwrap().frame.index();
-        for (offset, value) in tokens.into_iter().flatten().enumerate() {
-            let token = Token { slot: frame * BLOCK_TOKENS + offset, block: handle, value };
+        for (offset, &value) in tokens.iter().flatten().enumerate() {
+            let token = Token { slot: frame * self.block_tokens + offset, block: handle, value };
             self.device.read(self.batches[batch].number, token);
             self.tally.tokens_read += 1;
         }

@@ -1,31 +1,37 @@
 //! Sequences, and the tables under which their tokens are read.
 
 use kvpool::block::{Moved, Since};
+use kvpool::prefix::ExtraKey;
 use kvpool::{
     AllocError, BlockHandle, BlockTable, CsrTable, Priority, Sequence, SequenceError, SequenceId, Ticket,
 };
 
-use crate::device::{BLOCK_TOKENS, Token};
+use crate::device::Token;
 use crate::world::World;
 
 /// A sequence, and its tokens.
 pub struct Written {
     pub real: Sequence,
-    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt.
+    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt and equal
+    /// extra keys.
     pub tokens: Vec<u64>,
     /// Ids of its tokens, and of the announced tokens that are still to come.
     pub ids: Vec<u32>,
     pub salt: u64,
+    pub keys: Vec<ExtraKey>,
 }
 
 impl Written {
-    pub fn new(real: Sequence, ids: Vec<u32>, salt: u64) -> Self {
-        Self { real, tokens: Vec::new(), ids, salt }
+    pub fn new(real: Sequence, ids: Vec<u32>, salt: u64, keys: Vec<ExtraKey>) -> Self {
+        Self { real, tokens: Vec::new(), ids, salt, keys }
     }
 
     /// Returns the stored value of the next token.
     pub fn next_value(&self) -> u64 {
-        let before = self.tokens.last().copied().unwrap_or(self.salt);
+        let mut before = self.tokens.last().copied().unwrap_or(self.salt);
+        let begins = |key: &&ExtraKey| key.tokens.start == self.tokens.len();
+        // In any order.
+        before ^= self.keys.iter().filter(begins).map(|key| 1 << (20 + key.key[0])).fold(0, |a, b| a | b);
         let value = (before ^ u64::from(self.ids[self.tokens.len()])).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         value.rotate_left(29) + 1
     }
@@ -57,7 +63,7 @@ impl World {
             let priority = some_priority(&mut self.rng);
             let real = self.pool.sequence(id).priority(priority).open().unwrap();
             self.note(format_args!("sequence {id}"));
-            self.sequences.push(Written::new(real, Vec::new(), 0));
+            self.sequences.push(Written::new(real, Vec::new(), 0, Vec::new()));
         }
     }
 
@@ -71,10 +77,18 @@ impl World {
     /// Appends tokens. A `kind` below 2 means drafts, below 5 with ids, below 7 not beyond the
     /// prompt.
     pub fn append_so(&mut self, batch: usize, index: usize, kind: u8, mut count: usize) {
+        let block_tokens = self.block_tokens;
         let in_flight = &mut self.batches[batch];
         let written = &mut self.sequences[index];
         let id = written.real.id();
         let before = written.tokens.len();
+        if self.rng.u8(..8) == 0 {
+            // Of the next tokens that have no id yet.
+            let (start, key) = (written.ids.len(), self.rng.u8(..2));
+            let key = ExtraKey::new(start..start + self.rng.usize(1..12), &[key]);
+            written.real.extra_key(key.tokens.clone(), &key.key).unwrap();
+            written.keys.push(key);
+        }
         if kind < 7 && written.ids.len() > before {
             // The rest of a prompt, or a part of it.
             count = count.min(written.ids.len() - before);
@@ -102,6 +116,7 @@ impl World {
             // The drafts before these were not announced, or are final tokens.
             Err(SequenceError::TokensUnknown { known, .. }) => {
                 assert_eq!((written.real.len(), written.real.announced()), (before, known));
+                assert!(known < before, "all {before} tokens are known");
                 return;
             }
             Err(error) => panic!("{error}"),
@@ -118,7 +133,7 @@ impl World {
         for (place, slot) in appended.tokens.clone().zip(slots) {
             let value = written.next_value();
             written.tokens.push(value);
-            let block = self.pool.blocks().handle(blocks[place / BLOCK_TOKENS]);
+            let block = self.pool.blocks().handle(blocks[place / block_tokens]);
             self.device.write(number, Token { slot: slot as usize, block, value });
         }
         self.note(format_args!("{id} in {number}: {appended:?}"));
@@ -199,6 +214,7 @@ impl World {
         if length < written.tokens.len() {
             written.tokens.truncate(length);
             written.ids.truncate(length);
+            written.keys.retain(|key| key.tokens.start < length);
         }
         let id = written.real.id();
         self.note(format_args!("{id} has {length} tokens"));
@@ -215,6 +231,7 @@ impl World {
                 tokens: written.tokens.clone(),
                 ids: written.ids.clone(),
                 salt: written.salt,
+                keys: written.keys.clone(),
             };
             let of = written.real.id();
             self.note(format_args!("{id} is a fork of {of}"));
@@ -266,7 +283,8 @@ impl World {
                     .map(|sequence| {
                         let mut slots = Vec::new();
                         batch.slot_mapping(sequence, 0..sequence.len(), &mut slots).unwrap();
-                        slots.iter().step_by(BLOCK_TOKENS).map(|&slot| slot as usize / BLOCK_TOKENS).collect()
+                        let of_blocks = slots.iter().step_by(self.block_tokens);
+                        of_blocks.map(|&slot| slot as usize / self.block_tokens).collect()
                     })
                     .collect(),
             }
@@ -279,13 +297,13 @@ impl World {
 
     /// Reads a sequence's tokens through these frames of its blocks.
     pub fn read_through(&mut self, batch: usize, sequence: usize, frames: &[usize]) {
-        let written = &self.sequences[sequence];
+        let (written, block_tokens) = (&self.sequences[sequence], self.block_tokens);
         for (place, block) in written.real.blocks().enumerate() {
             let block = self.pool.blocks().handle(block);
             for (offset, &value) in
-                written.tokens[place * BLOCK_TOKENS..].iter().take(BLOCK_TOKENS).enumerate()
+                written.tokens[place * block_tokens..].iter().take(block_tokens).enumerate()
             {
-                let slot = frames[place] * BLOCK_TOKENS + offset;
+                let slot = frames[place] * block_tokens + offset;
                 self.device.read(self.batches[batch].number, Token { slot, block, value });
                 self.tally.tokens_read += 1;
             }

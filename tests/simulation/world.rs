@@ -12,7 +12,7 @@ use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
 use kvpool::{AllocRequest, Batch, BlockId, FrameId, Order, Pool, PoolHandle, StorageError};
 use tokio::runtime::Runtime;
 
-use crate::device::{BLOCK_TOKENS, Device};
+use crate::device::Device;
 use crate::prefix;
 use crate::raw::Raw;
 use crate::sequences::{Remembered, Written};
@@ -121,6 +121,8 @@ pub struct World {
     pub last: u64,
     /// Factor of the lengths of sequences and of the steps of the device: 1 but in large pools.
     pub scale: usize,
+    /// Tokens per block, by the seed.
+    pub block_tokens: usize,
     /// Probability that a copy fails, in percent.
     failing: u8,
     /// Approximate maximum share of the pool in use, in percent.
@@ -182,7 +184,8 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
 impl World {
     pub fn new(seed: u64, runtime: Rc<Runtime>, is_told: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
-        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(BLOCK_TOKENS);
+        let block_tokens = [4, 1, 2, 3, 16][seed as usize % 5];
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
         let is_large = is_large(seed);
         let blocks = match rng.u8(..4) {
             _ if is_large => rng.usize(1_024..3_000),
@@ -220,7 +223,7 @@ impl World {
             builder = builder.prefix_cache(prefix::some_config(&mut rng, blocks_max + 1));
         }
         let pool = builder.build().unwrap();
-        let device = Device::new(pool.blocks().total_frames(), blocks_max + 1);
+        let device = Device::new(pool.blocks().total_frames(), blocks_max + 1, block_tokens);
         let mut world = Self {
             handles: (0..2).map(|_| pool.handle()).collect(),
             failing: if rng.bool() { 0 } else { rng.u8(..100) },
@@ -239,10 +242,11 @@ impl World {
             tally: Tally { trace: 0xcbf2_9ce4_8422_2325, ..Tally::default() },
             last: 0,
             scale,
+            block_tokens,
             desk,
             is_told,
         };
-        world.note(format_args!("seed {seed}: {blocks} of {blocks_max} blocks"));
+        world.note(format_args!("seed {seed}: {blocks} of {blocks_max} blocks of {block_tokens}"));
         world
     }
 

@@ -1,20 +1,25 @@
 //! Manifests survive a round trip; those that lie are refused with the reason, and reserve nothing.
 
+use kvpool::prefix::{ExtraKey, PrefixKeys};
 use kvpool::{Manifest, ManifestError, ManifestLimits, Pool, SequenceId, TransferError};
 use serde_json::{Value, json};
 
-use super::kv::{admit, builder, config, is_idle, other, plain, pool, pools, prompt};
+use super::kv::{admit, builder, config, extend, is_idle, other, plain, pool, pools, prompt};
 
-/// Returns the manifest of 42 tokens in 11 blocks.
+/// Returns the manifest of 42 tokens, 3 of which have a key, in 11 blocks.
 fn manifest(from: &Pool) -> Manifest {
-    let sequence = admit(from, 7, &prompt(1, 42)).unwrap();
+    let (tokens, keys) = (prompt(1, 42), [ExtraKey::new(37..40, b"image")]);
+    let keys = PrefixKeys::new().extra_keys(&keys);
+    let mut sequence = from.sequence(SequenceId(7)).keys(keys).tokens(&tokens).unwrap();
+    let mut batch = from.begin_batch();
+    extend(&mut batch, &mut sequence, &tokens).unwrap();
+    batch.finish();
     from.export_copy(&sequence).unwrap().manifest().unwrap()
 }
 
 #[test]
 fn a_manifest_survives_a_round_trip() {
     let from = pool(plain(), 50);
-    let _events = from.prefix_cache().unwrap().events().subscribe().unwrap();
     let manifest = manifest(&from);
     assert_eq!((manifest.sequence(), manifest.tokens(), manifest.committed()), (Some(SequenceId(7)), 42, 42));
     assert_eq!((manifest.blocks(), manifest.checksums().len(), manifest.hashes().len()), (11, 11, 10));
@@ -35,11 +40,13 @@ fn lie(manifest: &Manifest, path: &str, value: Value) -> Manifest {
 #[test]
 fn manifests_that_lie() {
     let (from, to) = pools(50);
-    let _events = from.prefix_cache().unwrap().events().subscribe().unwrap();
     let honest = manifest(&from);
     let hash = serde_json::to_value(honest.hashes()[3]).unwrap();
     let contradiction = |what, got, want| ManifestError::Contradiction { what, got, want };
     let known = "/contents/Sequence/known";
+    let key =
+        |start: u64, end: u64, key: &[u8]| json!([{"tokens": {"start": start, "end": end}, "key": key}]);
+    let one = key(12, 30, &[1])[0].clone();
     for (path, value, want) in [
         ("/version", json!(1), ManifestError::Version { got: 1, want: 2 }),
         ("known/origins/0/cache", json!(0), ManifestError::Origins { place: 0 }),
@@ -48,14 +55,19 @@ fn manifests_that_lie() {
             ManifestError::TooLarge { what: "committed tokens", got: 43, max: 42 }
         }),
         ("/checksums", json!([1, 2]), contradiction("checksums", 2, 11)),
-        ("known/announced", json!(44), contradiction("hashes", 10, 11)),
-        ("known/announced", json!(41), { contradiction("announced tokens", 41, 42) }),
-        ("known/tail", json!([1]), contradiction("tokens after the last full block", 1, 2)),
-        ("known/tail", json!([1, 2]), ManifestError::Hash { place: 10 }),
+        ("known/tokens", json!(vec![1; 44]), contradiction("hashes", 10, 11)),
+        ("known/tokens", json!(vec![1; 41]), contradiction("announced tokens", 41, 42)),
         ("known/hashes", json!([]), contradiction("hashes", 0, 10)),
         ("known/hashes/5", hash, ManifestError::Hash { place: 5 }),
         ("known/tokens/8", json!(9), ManifestError::Hash { place: 2 }),
-        ("known/tokens", json!([1]), contradiction("token ids", 1, 42)),
+        ("known/tokens", json!([1]), contradiction("hashes", 10, 0)),
+        ("known/extra_keys", key(12, 30, &[1]), ManifestError::Hash { place: 3 }),
+        ("known/extra_keys", key(12, 30, &[]), ManifestError::ExtraKey { place: 0 }),
+        ("known/extra_keys", key(30, 12, &[1]), ManifestError::ExtraKey { place: 0 }),
+        ("known/extra_keys", key(12, 1 << 31, &[1]), ManifestError::ExtraKey { place: 0 }),
+        ("known/extra_keys", json!(vec![one.clone(); 5000]), {
+            ManifestError::TooLarge { what: "extra keys", got: 5000, max: 4096 }
+        }),
         ("/hashing", Value::Null, ManifestError::Hashing),
     ] {
         let path =
@@ -66,7 +78,6 @@ fn manifests_that_lie() {
     // Sizes that no memory has, and forms that are not the pool's.
     for (path, value) in [
         ("/contents/Sequence/length", json!(u32::MAX)),
-        ("known/announced", json!(u64::MAX)),
         ("/form/head_dim", json!(u32::MAX)),
         ("/form/layers", json!(0)),
         ("/form/layers", json!(3)),
@@ -147,7 +158,6 @@ fn numbers(value: &Value, path: &str, found: &mut Vec<String>) {
 #[test]
 fn manifests_with_any_numbers() {
     let (from, to) = pools(50);
-    let _events = from.prefix_cache().unwrap().events().subscribe().unwrap();
     let sequence = manifest(&from);
     drop(admit(&from, 8, &prompt(2, 42)).unwrap());
     let export = from.export_cached(5).unwrap();

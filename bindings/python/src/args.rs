@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::prefix::PrefixKeys;
+use kvpool::prefix::{ExtraKey, PrefixKeys};
 use kvpool::{AllocRequest, Priority, SequenceId};
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;
@@ -172,9 +172,13 @@ pub fn request(
     request
 }
 
-/// What separates equal tokens: salt, tenant and adapter.
+/// Start, end and key of a range of tokens.
+pub type Extra<'py> = (Place, Place, Bound<'py, PyBytes>);
+
+/// What separates equal tokens: salt, tenant, adapter, and keys of ranges of tokens.
 #[derive(Clone, Default)]
 pub struct Keys {
+    extra: Vec<ExtraKey>,
     salt: Option<Box<[u8]>>,
     tenant: Option<Box<[u8]>>,
     adapter: Option<Box<[u8]>>,
@@ -186,14 +190,17 @@ impl Keys {
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra: Option<Vec<Extra<'_>>>,
     ) -> Self {
         let owned = |bytes: Option<&Bound<'_, PyBytes>>| bytes.map(|bytes| bytes.as_bytes().into());
-        Self { salt: owned(salt), tenant: owned(tenant), adapter: owned(adapter) }
+        let extra = extra.into_iter().flatten();
+        let extra = extra.map(|(start, end, key)| ExtraKey::new(start.0..end.0, key.as_bytes())).collect();
+        Self { salt: owned(salt), tenant: owned(tenant), adapter: owned(adapter), extra }
     }
 
     /// Returns the library's form.
     pub fn get(&self) -> PrefixKeys<'_> {
-        let mut keys = PrefixKeys::new();
+        let mut keys = PrefixKeys::new().extra_keys(&self.extra);
         if let Some(salt) = &self.salt {
             keys = keys.salt(salt);
         }

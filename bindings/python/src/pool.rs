@@ -17,7 +17,7 @@ use kvpool_policies::Foresight;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Blocks, Count, Id, Key, Keys, Place, Rank, Stream, Tokens, range, request};
+use crate::args::{Blocks, Count, Extra, Id, Key, Keys, Place, Rank, Stream, Tokens, range, request};
 use crate::batch::{PyBatch, check_batches};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, invalid, raise};
@@ -284,9 +284,10 @@ impl PyPool {
     /// Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
     /// the number of cached tokens, and the others must be appended.
     ///
-    /// Only sequences with equal `salt`, `tenant` and `adapter` share blocks. `reuse_tail` also
-    /// allows hits that fill a block in part.
-    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false))]
+    /// Only sequences with equal `salt`, `tenant` and `adapter` share blocks. `extra_keys` are start,
+    /// end and key of ranges of tokens, such as images: from these on, keys must be equal too.
+    /// `reuse_tail` also allows hits that fill a block in part.
+    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false))]
     #[allow(clippy::too_many_arguments)]
     fn sequence(
         &self,
@@ -296,9 +297,10 @@ impl PyPool {
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
     ) -> Outcome<PySequence> {
-        let (pool, keys) = (self.get()?, Keys::new(salt, tenant, adapter));
+        let (pool, keys) = (self.get()?, Keys::new(salt, tenant, adapter, extra_keys));
         let builder: SequenceBuilder<'_> =
             with_options!(pool.sequence(SequenceId(id.0)), keys, priority, reuse_tail);
         Ok(PySequence::new(match tokens {
@@ -309,7 +311,7 @@ impl PyPool {
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false, contiguous=false))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false))]
     #[allow(clippy::too_many_arguments)]
     fn try_admit(
         &self,
@@ -320,10 +322,11 @@ impl PyPool {
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
     ) -> Outcome<PySequence> {
-        let keys = Keys::new(salt, tenant, adapter);
+        let keys = Keys::new(salt, tenant, adapter, extra_keys);
         let new = AdmitRequest::new(SequenceId(id.0), &prompt.0).headroom(headroom.0);
         let request = with_options!(new, keys, priority, reuse_tail);
         let request = if contiguous { request.contiguous() } else { request };

@@ -5,7 +5,7 @@ use kvpool::{PinnedPrefix, Pool};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Blocks, Keys};
+use crate::args::{Blocks, Extra, Keys};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, raise};
 use crate::events::PyEvents;
@@ -118,15 +118,16 @@ impl PyPrefixCache {
     /// Keeps the cached prefix of these tokens from eviction until the result is closed.
     ///
     /// Raises CacheError if not even the first block is cached.
-    #[pyo3(signature = (tokens, *, salt=None, tenant=None, adapter=None))]
+    #[pyo3(signature = (tokens, *, salt=None, tenant=None, adapter=None, extra_keys=None))]
     fn pin(
         &self,
         tokens: Numbers,
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
     ) -> Outcome<PyPinned> {
-        let keys = Keys::new(salt, tenant, adapter);
+        let keys = Keys::new(salt, tenant, adapter, extra_keys);
         let pinned = self.pool()?.pin_prefix(&keys.get(), &tokens.0)?;
         Ok(PyPinned(Exclusive::new("pinned prefix", pinned)))
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use kvpool::{Sequence, SequenceId};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList};
 
-use crate::args::{Id, Tokens};
+use crate::args::{Id, Place, Tokens};
 use crate::buffers::Numbers;
 use crate::error::Outcome;
 use crate::exclusive::{Entered, Exclusive};
@@ -103,6 +103,12 @@ impl PySequence {
     /// Tells the ids of tokens that will be appended, so that the prefix cache can find them.
     fn announce(&self, tokens: Numbers) -> Outcome<()> {
         Ok(self.sequence.enter()?.announce(&tokens.0)?)
+    }
+
+    /// Gives the tokens from `start` up to `end`, before the first of them is announced, a key that
+    /// separates them from equal tokens: that of an image, for example.
+    fn extra_key(&self, start: Place, end: Place, key: &Bound<'_, PyBytes>) -> Outcome<()> {
+        Ok(self.sequence.enter()?.extra_key(start.0..end.0, key.as_bytes())?)
     }
 
     /// Opens another sequence that shares every block until one of the two writes.

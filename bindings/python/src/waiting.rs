@@ -15,7 +15,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{BatchNumber, Blocks, Count, Id, Keys, Rank, RunOrder, Seconds, Tokens, deadline, request};
+use crate::args::{
+    BatchNumber, Blocks, Count, Extra, Id, Keys, Rank, RunOrder, Seconds, Tokens, deadline, request,
+};
 use crate::buffers::Numbers;
 use crate::call::{Begun, Call};
 use crate::error::{Failure, Outcome, fields, raise};
@@ -332,7 +334,7 @@ impl PyPool {
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot fail.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false, contiguous=false, timeout=None))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn admit(
         &self,
@@ -343,11 +345,12 @@ impl PyPool {
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
-        let keys = Keys::new(salt, tenant, adapter);
+        let keys = Keys::new(salt, tenant, adapter, extra_keys);
         let admission =
             self.admission(id, prompt, headroom, priority, keys, (reuse_tail, contiguous), timeout)?;
         Ok(Call::new(move |py| match contiguous {
@@ -357,7 +360,7 @@ impl PyPool {
     }
 
     /// As `admit`, blocking this thread without the GIL.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, reuse_tail=false, contiguous=false, timeout=None))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn admit_blocking(
         &self,
@@ -369,11 +372,12 @@ impl PyPool {
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
         timeout: Option<Seconds>,
     ) -> Outcome<PySequence> {
-        let keys = Keys::new(salt, tenant, adapter);
+        let keys = Keys::new(salt, tenant, adapter, extra_keys);
         let admission =
             self.admission(id, prompt, headroom, priority, keys, (reuse_tail, contiguous), timeout)?;
         wait(py, admission.admit())?

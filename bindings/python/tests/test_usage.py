@@ -172,6 +172,34 @@ def test_a_request_that_comes_back_is_no_hit(pool: kvpool.Pool) -> None:
     stats = cache.stats()
     assert (stats.lookups, stats.lookup_blocks, stats.hit_rate) == (1, 10, 0)
     assert (stats.resumed_lookups, stats.resumed_lookup_blocks, stats.resumed_hit_blocks) == (1, 10, 10)
+def test_keys_of_ranges_separate_images(pool: kvpool.Pool) -> None:
+    cache = pool.prefix_cache
+    assert cache is not None
+    prompt = [7] * (10 * TOKENS + 1)
+    image = (5 * TOKENS, 7 * TOKENS)
+    events = cache.events()
+
+    def serve(key: bytes) -> int:
+        with pool.try_admit(1, prompt, extra_keys=[(*image, key)]) as sequence, pool.begin_batch() as batch:
+            cached = len(sequence)
+            batch.append(sequence, len(prompt) - cached)
+            return cached
+
+    assert [serve(b"first"), serve(b"second")] == [0, 5 * TOKENS]
+    assert [serve(b"first"), serve(b"second")] == [10 * TOKENS] * 2
+    stored = [event.extra_keys for event in events.drain() if event.kind == "stored"]
+    keys = [[]] * 5 + [[(0, b"first")], [(-TOKENS, b"first")]] + [[]] * 3
+    assert stored[:10] == keys
+    with pool.sequence(2, [1] * TOKENS) as sequence:
+        with pool.begin_batch() as batch:
+            batch.append(sequence, TOKENS)
+        sequence.extra_key(TOKENS, 3 * TOKENS, b"later")
+        with pytest.raises(kvpool.CacheError):
+            sequence.extra_key(TOKENS - 1, TOKENS, b"late")
+    with pytest.raises(kvpool.CacheError):
+        pool.sequence(3, prompt, extra_keys=[(0, len(prompt) + 1, b"beyond")])
+    with pytest.raises(kvpool.CacheError):
+        cache.pin(prompt, extra_keys=[(*image, b"third"), (0, 1, b"another")])
 
 
 def test_admission_reserves(pool: kvpool.Pool) -> None:

@@ -1,6 +1,6 @@
 //! Changes of the cache, as routers see them.
 
-use kvpool::prefix::BlockHash;
+use kvpool::prefix::{BlockHash, ExtraKey};
 
 /// What is known of a cached block.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -11,6 +11,8 @@ pub(super) struct StoredBlock {
     /// Its tokens; empty if unknown.
     pub(super) tokens: Box<[u32]>,
     pub(super) block_tokens: u32,
+    /// The extra keys that touch its tokens, with their positions relative to its first token.
+    pub(super) extra_keys: Box<[(i64, ExtraKey)]>,
 }
 
 /// A change of the set of hashes that can be found.

@@ -28,6 +28,9 @@ enum Event<'a> {
         lora_id: Option<u32>,
         medium: &'a str,
         lora_name: Option<&'a str>,
+        /// For each block its keys, or nil; left out if no block has any.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        extra_keys: Option<Vec<Option<Vec<WireKey<'a>>>>>,
     },
     BlockRemoved {
         block_hashes: Vec<WireHash>,
@@ -39,6 +42,22 @@ enum Event<'a> {
 enum WireHash {
     Integer(u64),
     Bytes([u8; BlockHash::BYTES]),
+}
+
+/// A key of tokens of a block, and the position of the first of them in the block: negative if it is
+/// in an earlier block.
+type WireKey<'a> = (WireBytes<'a>, i64);
+
+/// Text, as vLLM's identifiers of images are, or other bytes.
+struct WireBytes<'a>(&'a [u8]);
+
+impl Serialize for WireBytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => serializer.serialize_str(text),
+            Err(_) => serializer.serialize_bytes(self.0),
+        }
+    }
 }
 
 impl Serialize for WireHash {
@@ -58,7 +77,7 @@ impl Writer {
         rmp_serde::to_vec_named(&(now.as_secs_f64(), events, self.rank)).expect("memory takes every value")
     }
 
-    fn event(&self, change: &Change) -> Event<'_> {
+    fn event<'a>(&'a self, change: &'a Change) -> Event<'a> {
         let hash = |hash: BlockHash| self.hash(hash);
         let medium = self.medium.as_str();
         match change {
@@ -70,6 +89,7 @@ impl Writer {
                 lora_id: None,
                 medium,
                 lora_name: None,
+                extra_keys: extra_keys(chain),
             },
             Change::Removed(hashes) => {
                 Event::BlockRemoved { block_hashes: hashes.iter().copied().map(hash).collect(), medium }
@@ -86,8 +106,21 @@ impl Writer {
     }
 }
 
+/// Returns the extra keys of each block of a chain, if any has some.
+fn extra_keys(chain: &[StoredBlock]) -> Option<Vec<Option<Vec<WireKey<'_>>>>> {
+    let keys: Vec<_> = chain.iter().map(extra_keys_of).collect();
+    keys.iter().any(Option::is_some).then_some(keys)
+}
+
+fn extra_keys_of(block: &StoredBlock) -> Option<Vec<WireKey<'_>>> {
+    let keys = block.extra_keys.iter().map(|(offset, key)| (WireBytes(&key.key), *offset));
+    (!block.extra_keys.is_empty()).then(|| keys.collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use kvpool::prefix::ExtraKey;
+
     use super::*;
 
     /// A batch as vLLM's decoder reads it, byte for byte behind the time.
@@ -99,6 +132,7 @@ mod tests {
             parent,
             tokens: tokens.into(),
             block_tokens: 2,
+            extra_keys: Box::default(),
         };
         let first = block(1, None, &[5, 6]);
         let second = block(2, Some(first.hash), &[7, 300]);
@@ -136,6 +170,28 @@ mod tests {
             vec![0],
         ];
         assert_eq!(bytes[10..], expected.concat());
+    }
+
+    /// One entry a block, as vLLM has them: identifier and position of an image.
+    #[test]
+    fn extra_keys_are_those_of_each_block() {
+        let writer = Writer { hashes: HashForm::Integer, medium: "GPU".into(), rank: 0 };
+        let block = |n: u128, keys: &[(i64, &[u8])]| StoredBlock {
+            hash: BlockHash::new(n, 9),
+            parent: None,
+            tokens: Box::new([1, 2]),
+            block_tokens: 2,
+            extra_keys: keys.iter().map(|&(at, key)| (at, ExtraKey::new(0..9, key))).collect(),
+        };
+        let plain = writer.write(&[Change::Stored(vec![block(1, &[])])]);
+        let name = [&[0xa0 | 10][..], b"extra_keys"].concat();
+        assert!(!plain.windows(name.len()).any(|window| window == name));
+        let chain = vec![block(1, &[]), block(2, &[(1, b"im"), (-1, &[0xff])])];
+        let bytes = writer.write(&[Change::Stored(chain)]);
+        let expected =
+            [&name[..], &[0x92, 0xc0, 0x92], &[0x92, 0xa2, b'i', b'm', 1], &[0x92, 0xc4, 1, 0xff, 0xff]];
+        let expected = expected.concat();
+        assert!(bytes.windows(expected.len()).any(|window| window == expected), "{bytes:x?}");
     }
 
     #[test]

@@ -31,9 +31,10 @@ impl CacheView {
     #[must_use]
     pub(super) fn apply(&mut self, event: KvEvent, changes: &mut Changes) -> bool {
         match event {
-            KvEvent::Stored { block, hash, parent, tokens, block_tokens } => {
+            KvEvent::Stored { block, hash, parent, tokens, block_tokens, extra_keys } => {
                 let tokens = tokens.into_vec().into_boxed_slice();
-                self.stored(block, StoredBlock { hash, parent, tokens, block_tokens }, changes);
+                let stored = StoredBlock { hash, parent, tokens, block_tokens, extra_keys };
+                self.stored(block, stored, changes);
             }
             KvEvent::Removed { block, hash } => self.removed(block, hash, changes),
             KvEvent::Cleared => {
@@ -86,7 +87,9 @@ impl CacheView {
         self.blocks = cached.into_iter().collect();
         for &(_, hash) in &self.blocks {
             let entry = self.entries.entry(hash).or_insert_with(|| {
-                let unknown = || StoredBlock { hash, parent: None, tokens: Box::default(), block_tokens };
+                let (parent, extra_keys) = (None, Box::default());
+                let unknown =
+                    || StoredBlock { hash, parent, tokens: Box::default(), block_tokens, extra_keys };
                 let block = before.remove(&hash).map_or_else(unknown, |entry| entry.block);
                 Entry { copies: 0, block }
             });
@@ -140,6 +143,7 @@ mod tests {
             parent: parent.map(hash),
             tokens: tokens.into(),
             block_tokens: 2,
+            extra_keys: Box::default(),
         }
     }
 

@@ -170,10 +170,11 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the event of a block whose sequence was opened before the subscription.
+    /// Returns the event of a block that was filled before the subscription.
     #[cold]
     pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
         let block_tokens = self.hasher.block_tokens() as u32;
-        KvEvent::Stored { block, hash, parent: None, tokens: SmallVec::new(), block_tokens }
+        let (tokens, extra_keys) = (SmallVec::new(), Box::default());
+        KvEvent::Stored { block, hash, parent: None, tokens, block_tokens, extra_keys }
     }
 }

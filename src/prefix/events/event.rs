@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::super::BlockHash;
+use super::super::{BlockHash, ExtraKey};
 use crate::ids::BlockId;
 
 /// A change of the cache, for routers.
@@ -19,10 +19,14 @@ pub enum KvEvent {
         /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
         /// `tokens` is empty too.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown, because its sequence was opened before the subscription.
+        /// Its tokens; empty if unknown, because they were appended before the subscription, or the
+        /// block came from another pool without its sequence.
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,
+        /// The extra keys that touch its tokens, each after the position of its first token relative
+        /// to the block's, negative if it is in an earlier block. Empty if unknown.
+        extra_keys: Box<[(i64, ExtraKey)]>,
     },
     /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
     Removed {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_core::Stream;
 use smallvec::SmallVec;
 
-use super::super::BlockHash;
+use super::super::{BlockHash, ExtraKey};
 use super::*;
 use crate::ids::BlockId;
 
@@ -50,6 +50,7 @@ fn events_come_in_order_and_whole() {
         parent: Some(BlockHash::new(3, 4)),
         tokens: SmallVec::from_slice(&[1, 2, 3]),
         block_tokens: 3,
+        extra_keys: Box::new([(-1, ExtraKey::new(8..12, b"image"))]),
     };
     queue.publish(|| stored.clone());
     queue.publish(|| removed(3));

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::keys::Extra;
+use super::keys::{Extra, ExtraKey};
 use super::{BlockHash, PrefixHasher, PrefixRoot};
 use crate::error::PrefixError;
 
@@ -24,12 +24,87 @@ use crate::error::PrefixError;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Chain {
+    hashed: ChainHash,
+    tail: SmallVec<[u32; 16]>,
+}
+
+/// The hashed part of a chain: all but the tokens of the unfinished block.
+#[derive(Clone, Debug)]
+pub(crate) struct ChainHash {
     /// Hash of the last full block; of the root before the first.
     parent: BlockHash,
     blocks: u64,
-    tail: SmallVec<[u32; 16]>,
-    /// Extra keys that touch the unfinished block or later ones, sorted and unique.
+    /// Extra keys that touch the next block or later ones, sorted and unique.
     extras: Vec<Extra>,
+}
+
+impl ChainHash {
+    /// Continues after a block with this hash, the `blocks`th of its chain.
+    pub(crate) fn after(hash: BlockHash, blocks: u64) -> Self {
+        Self { parent: hash, blocks, extras: Vec::new() }
+    }
+
+    /// Adds those of these extra keys that touch tokens from here on.
+    pub(crate) fn with<'a>(
+        mut self,
+        hasher: &PrefixHasher,
+        keys: impl IntoIterator<Item = &'a ExtraKey>,
+    ) -> Self {
+        keys.into_iter().for_each(|key| self.add(hasher, key));
+        self
+    }
+
+    /// Adds an extra key, if it touches tokens from here on.
+    pub(crate) fn add(&mut self, hasher: &PrefixHasher, ExtraKey { tokens, key }: &ExtraKey) {
+        let extra = hasher.extra(tokens.start as u64, tokens.end as u64, key);
+        if extra.end > self.hashed_tokens(hasher)
+            && let Err(place) = self.extras.binary_search(&extra)
+        {
+            self.extras.insert(place, extra);
+        }
+    }
+
+    /// Appends full blocks, and calls `full` with the hash of each, in order.
+    #[inline]
+    pub(crate) fn fill(&mut self, hasher: &PrefixHasher, tokens: &[u32], mut full: impl FnMut(BlockHash)) {
+        let block_tokens = hasher.block_tokens();
+        if self.extras.is_empty() {
+            self.parent = hasher.blocks(self.parent, tokens, full);
+            self.blocks += (tokens.len() / block_tokens) as u64;
+            return;
+        }
+        for block in tokens.chunks_exact(block_tokens) {
+            self.parent = hasher.block(self.entered(hasher, block_tokens), block);
+            self.blocks += 1;
+            let hashed = self.hashed_tokens(hasher);
+            // Each key is removed once, and looked at only by the blocks that it touches.
+            let begun = self.extras.partition_point(|extra| extra.start < hashed);
+            if self.extras[..begun].iter().any(|extra| extra.end <= hashed) {
+                self.extras.retain(|extra| extra.end > hashed);
+            }
+            full(self.parent);
+        }
+    }
+
+    /// Returns the hash of an unfinished block of these tokens, or `None` for none.
+    pub(crate) fn partial(&self, hasher: &PrefixHasher, tokens: &[u32]) -> Option<BlockHash> {
+        (!tokens.is_empty()).then(|| hasher.partial(self.entered(hasher, tokens.len()), tokens))
+    }
+
+    /// Returns the value that replaces the parent's hash for a block of the next `tokens` tokens.
+    #[inline]
+    fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
+        if self.extras.is_empty() {
+            return self.parent;
+        }
+        let end = self.hashed_tokens(hasher) + tokens as u64;
+        let mut touching = self.extras.iter().copied().take_while(|extra| extra.start < end).peekable();
+        if touching.peek().is_none() { self.parent } else { hasher.enter(self.parent, touching) }
+    }
+
+    fn hashed_tokens(&self, hasher: &PrefixHasher) -> u64 {
+        self.blocks * hasher.block_tokens() as u64
+    }
 }
 
 impl Chain {
@@ -42,7 +117,7 @@ impl Chain {
     ///
     /// Extra keys that reach beyond that block must be [given](Self::extra_key) again.
     pub fn after(hash: BlockHash, blocks: u64) -> Self {
-        Self { parent: hash, blocks, tail: SmallVec::new(), extras: Vec::new() }
+        Self { hashed: ChainHash::after(hash, blocks), tail: SmallVec::new() }
     }
 
     /// Like [`after`](Self::after), followed by tokens that do not fill a block.
@@ -78,52 +153,17 @@ impl Chain {
             if self.tail.len() < block_tokens {
                 return;
             }
-            let hash = hasher.block(self.entered(hasher, block_tokens), &self.tail);
+            self.hashed.fill(hasher, &self.tail, &mut full);
             self.tail.clear();
-            full(self.filled(hasher, hash));
             tokens = rest;
         }
         let (blocks, rest) = tokens.split_at(tokens.len() / block_tokens * block_tokens);
         self.tail.extend_from_slice(rest);
-        if self.extras.is_empty() {
-            self.parent = hasher.blocks(self.parent, blocks, full);
-            self.blocks += (blocks.len() / block_tokens) as u64;
-            return;
-        }
-        for block in blocks.chunks_exact(block_tokens) {
-            let hash = hasher.block(self.entered(hasher, block_tokens), block);
-            full(self.filled(hasher, hash));
-        }
+        self.hashed.fill(hasher, blocks, full);
     }
 
-    #[inline]
-    fn filled(&mut self, hasher: &PrefixHasher, hash: BlockHash) -> BlockHash {
-        self.parent = hash;
-        self.blocks += 1;
-        if !self.extras.is_empty() {
-            let hashed = self.hashed_tokens(hasher);
-            self.extras.retain(|extra| extra.end > hashed);
-        }
-        hash
-    }
-
-    /// Returns the value that replaces the parent's hash for a block of the next `tokens` tokens.
-    #[inline]
-    fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
-        if self.extras.is_empty() {
-            return self.parent;
-        }
-        let end = self.hashed_tokens(hasher) + tokens as u64;
-        let mut touching = self.extras.iter().copied().take_while(|extra| extra.start < end).peekable();
-        if touching.peek().is_none() { self.parent } else { hasher.enter(self.parent, touching) }
-    }
-
-    /// Declares that tokens `start..end` stand for data that their ids do not identify, such as an
-    /// image.
-    ///
-    /// `key` (for example a hash of the pixels) and the bounds of the range enter the hashes of all
-    /// blocks that the range touches, and thereby of all later ones. Must be called before the
-    /// first of these blocks is full. Repeated calls count once, and their order does not matter.
+    /// Adds the [extra key](ExtraKey) of a range of tokens, before the first block that it touches is
+    /// full.
     ///
     /// # Errors
     /// [`PrefixError::EmptyKey`] without a key, [`PrefixError::EmptyRange`] without tokens,
@@ -134,20 +174,9 @@ impl Chain {
         tokens: std::ops::Range<u64>,
         key: &[u8],
     ) -> Result<(), PrefixError> {
-        let hashed = self.hashed_tokens(hasher);
-        if key.is_empty() {
-            return Err(PrefixError::EmptyKey { field: "extra key" });
-        }
-        if tokens.is_empty() {
-            return Err(PrefixError::EmptyRange { start: tokens.start, end: tokens.end });
-        }
-        if tokens.start < hashed {
-            return Err(PrefixError::ExtraTooLate { start: tokens.start, hashed });
-        }
-        let extra = hasher.extra(tokens.start, tokens.end, key);
-        if let Err(place) = self.extras.binary_search(&extra) {
-            self.extras.insert(place, extra);
-        }
+        let key = ExtraKey::new(tokens.start as usize..tokens.end as usize, key);
+        key.check(self.hashed.hashed_tokens(hasher) as usize, usize::MAX)?;
+        self.hashed.add(hasher, &key);
         Ok(())
     }
 
@@ -160,12 +189,12 @@ impl Chain {
     /// [`PrefixError::NotInTail`] if `tokens` is before the unfinished block or after the last
     /// token.
     pub fn truncate(&mut self, hasher: &PrefixHasher, tokens: u64) -> Result<(), PrefixError> {
-        let (hashed, length) = (self.hashed_tokens(hasher), self.tokens(hasher));
+        let (hashed, length) = (self.hashed.hashed_tokens(hasher), self.tokens(hasher));
         if !(hashed..=length).contains(&tokens) {
             return Err(PrefixError::NotInTail { asked: tokens, tokens: length, hashed });
         }
         self.tail.truncate((tokens - hashed) as usize);
-        self.extras.retain(|extra| extra.start < tokens);
+        self.hashed.extras.retain(|extra| extra.start < tokens);
         Ok(())
     }
 
@@ -173,19 +202,19 @@ impl Chain {
     ///
     /// It differs from the hash of every full block, whatever that holds.
     pub fn partial(&self, hasher: &PrefixHasher) -> Option<BlockHash> {
-        (!self.tail.is_empty()).then(|| hasher.partial(self.entered(hasher, self.tail.len()), &self.tail))
+        self.hashed.partial(hasher, &self.tail)
     }
 
     /// Returns the hash of the last full block; before the first, the hash of the root.
     #[inline]
     pub fn parent(&self) -> BlockHash {
-        self.parent
+        self.hashed.parent
     }
 
     /// Returns the number of full blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.hashed.blocks
     }
 
     /// Returns the tokens of the unfinished block.
@@ -196,10 +225,6 @@ impl Chain {
 
     /// Returns the total number of tokens.
     pub fn tokens(&self, hasher: &PrefixHasher) -> u64 {
-        self.hashed_tokens(hasher) + self.tail.len() as u64
-    }
-
-    fn hashed_tokens(&self, hasher: &PrefixHasher) -> u64 {
-        self.blocks * hasher.block_tokens() as u64
+        self.hashed.hashed_tokens(hasher) + self.tail.len() as u64
     }
 }

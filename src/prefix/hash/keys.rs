@@ -1,24 +1,86 @@
 //! Inputs that separate equal tokens: salt, tenant and adapter of a sequence; extra keys of some of
 //! its tokens.
 
+use std::ops::Range;
+
 use super::BlockHash;
 use crate::error::PrefixError;
 
 /// Everything besides tokens that the blocks of a sequence depend on. Sequences share blocks only
 /// if all of it is equal.
 ///
-/// A salt hides blocks from all requests that do not give the same salt.
+/// A salt hides blocks from all requests that do not give the same salt. Salt, tenant and adapter
+/// separate whole sequences; extra keys separate them from the first block on that the range of such
+/// a key touches.
+///
+/// ```
+/// use kvpool::prefix::{ExtraKey, PrefixKeys};
+///
+/// // Tokens 12..588 of the prompt are the placeholders of an image.
+/// let image = [ExtraKey::new(12..588, b"hash of the pixels")];
+/// let keys = PrefixKeys::new().salt(b"tenant 7").extra_keys(&image);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PrefixKeys<'a> {
     pub(super) salt: Option<&'a [u8]>,
     pub(super) tenant: Option<&'a [u8]>,
     pub(super) adapter: Option<&'a [u8]>,
+    pub(super) extra: &'a [ExtraKey],
+}
+
+/// The key of some tokens that stand for data which their ids do not identify, such as an image.
+///
+/// The key (for example a hash of the pixels) and the bounds of the range enter the hashes of all
+/// blocks that the range touches, and thereby of all later ones. Repeated keys count once, and their
+/// order does not matter.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct ExtraKey {
+    /// Positions of the tokens in their sequence.
+    pub tokens: Range<usize>,
+    /// The key.
+    pub key: Box<[u8]>,
+}
+
+impl ExtraKey {
+    /// Creates the key of the tokens at these positions.
+    pub fn new(tokens: Range<usize>, key: &[u8]) -> Self {
+        Self { tokens, key: key.into() }
+    }
+
+    /// Returns an error unless it has bytes, and tokens of which the first is at `from` or later and
+    /// the last before `to`.
+    pub(crate) fn check(&self, from: usize, to: usize) -> Result<(), PrefixError> {
+        let (start, end) = (self.tokens.start as u64, self.tokens.end as u64);
+        if self.key.is_empty() {
+            Err(PrefixError::EmptyKey { field: "extra key" })
+        } else if start >= end {
+            Err(PrefixError::EmptyRange { start, end })
+        } else if self.tokens.start < from {
+            Err(PrefixError::ExtraTooLate { start, hashed: from as u64 })
+        } else if self.tokens.end > to {
+            Err(PrefixError::ExtraBeyond { start, end, tokens: to as u64 })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Returns those of `keys` that touch any of these tokens.
+    pub(crate) fn touching(keys: &[Self], tokens: Range<usize>) -> impl Iterator<Item = &Self> {
+        keys.iter().filter(move |key| key.tokens.start < tokens.end && key.tokens.end > tokens.start)
+    }
+
+    /// Returns those of `keys` that touch a block of these tokens, as its event has them.
+    pub(crate) fn of_block(keys: &[Self], tokens: Range<usize>) -> Box<[(i64, Self)]> {
+        let first = tokens.start as i64;
+        Self::touching(keys, tokens).map(|key| (key.tokens.start as i64 - first, key.clone())).collect()
+    }
 }
 
 impl<'a> PrefixKeys<'a> {
     /// Returns keys with no field set.
     pub const fn new() -> Self {
-        Self { salt: None, tenant: None, adapter: None }
+        Self { salt: None, tenant: None, adapter: None, extra: &[] }
     }
 
     /// Sets a secret shared by the requests that may share these blocks.
@@ -40,6 +102,23 @@ impl<'a> PrefixKeys<'a> {
     pub const fn adapter(mut self, adapter: &'a [u8]) -> Self {
         self.adapter = Some(adapter);
         self
+    }
+
+    /// Sets the keys of ranges of tokens, such as images.
+    #[must_use]
+    pub const fn extra_keys(mut self, keys: &'a [ExtraKey]) -> Self {
+        self.extra = keys;
+        self
+    }
+
+    /// Returns the keys of ranges of tokens.
+    pub(crate) fn extra(&self) -> &'a [ExtraKey] {
+        self.extra
+    }
+
+    /// Returns an error unless all extra keys are valid, and within the first `tokens` tokens.
+    pub(crate) fn check_extra(&self, tokens: usize) -> Result<(), PrefixError> {
+        self.extra.iter().try_for_each(|key| key.check(0, tokens))
     }
 
     /// Returns each field by name; the order is part of the hash.

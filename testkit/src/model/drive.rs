@@ -11,8 +11,9 @@ use kvpool::{
 
 use super::{Alien, Doing, Model, Operation, Pick};
 
-/// Tokens per block: few, so that sequences have many blocks.
-pub(super) const BLOCK_TOKENS: usize = 4;
+/// Tokens per block with which the model is compared: a block a token, odd and even numbers, and the
+/// usual number.
+pub const BLOCK_TOKENS: [usize; 4] = [1, 2, 3, 16];
 
 /// Number of handles of freed blocks kept for misuse.
 const FREED_MAX: usize = 256;
@@ -26,12 +27,14 @@ pub struct Setup {
     pub blocks_max: usize,
     /// Frames per segment.
     pub segment_blocks: usize,
+    /// Tokens per block.
+    pub block_tokens: usize,
 }
 
 impl Default for Setup {
     /// A little more than two segments, so that runs and growth cross segments.
     fn default() -> Self {
-        Self { blocks: 150, blocks_max: 700, segment_blocks: 64 }
+        Self { blocks: 150, blocks_max: 700, segment_blocks: 64, block_tokens: 4 }
     }
 }
 
@@ -81,6 +84,7 @@ pub(super) struct Opened {
 
 pub(super) struct Drive {
     pub(super) pool: Pool,
+    pub(super) block_tokens: usize,
     handle: PoolHandle,
     pub(super) model: Model,
     leases: Vec<Lease<'static>>,
@@ -101,7 +105,7 @@ impl Drive {
             .layers(1)
             .kv_heads(1)
             .head_dim(1)
-            .block_tokens(BLOCK_TOKENS)
+            .block_tokens(setup.block_tokens)
             .dtype(Dtype::F32);
         let pool = Pool::builder(layout.build().expect("a valid layout"))
             .blocks(setup.blocks)
@@ -114,6 +118,7 @@ impl Drive {
             model: Model::new(setup.blocks, setup.blocks_max),
             tag: pool.tag(),
             pool,
+            block_tokens: setup.block_tokens,
             leases: Vec::new(),
             raw: Vec::new(),
             batches: Vec::new(),

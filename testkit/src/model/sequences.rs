@@ -7,7 +7,7 @@
 use kvpool::{Appended, BlockId, BlockTable, CsrTable, SequenceError, SequenceId};
 
 use super::Pick;
-use super::drive::{BLOCK_TOKENS, Checked, Drive, Opened, same};
+use super::drive::{Checked, Drive, Opened, same};
 
 impl Drive {
     pub(super) fn open(&mut self, id: SequenceId) -> Checked {
@@ -42,8 +42,8 @@ impl Drive {
             return refused(got.map(drop), SequenceError::ZeroTokens { id });
         }
 
-        let fresh = (before + tokens).div_ceil(BLOCK_TOKENS) - before.div_ceil(BLOCK_TOKENS);
-        let tail = (before % BLOCK_TOKENS != 0).then(|| opened.blocks[before / BLOCK_TOKENS]);
+        let fresh = (before + tokens).div_ceil(self.block_tokens) - before.div_ceil(self.block_tokens);
+        let tail = (before % self.block_tokens != 0).then(|| opened.blocks[before / self.block_tokens]);
         let is_shared = tail.is_some_and(|tail| self.model.owned(tail).is_some_and(|owned| owned.refs > 1));
         // A tail that was full once may be about to be sealed by a batch in flight; it is then
         // copied.
@@ -80,7 +80,7 @@ impl Drive {
             }
         };
         if let Some(copied) = appended.copied {
-            let place = appended.tokens.start / BLOCK_TOKENS;
+            let place = appended.tokens.start / self.block_tokens;
             same("the block that was copied", &opened.blocks[place], &copied.from)?;
             take(copied.to)?;
             opened.blocks[place] = copied.to;
@@ -96,7 +96,7 @@ impl Drive {
             *tokens_stored += 1;
             opened.tokens.push(*tokens_stored as f32);
         }
-        full_once.extend(&opened.blocks[..opened.tokens.len() / BLOCK_TOKENS]);
+        full_once.extend(&opened.blocks[..opened.tokens.len() / self.block_tokens]);
         if !draft {
             opened.committed = opened.tokens.len();
         }
@@ -138,7 +138,7 @@ impl Drive {
         got.map_err(|error| error.to_string())?;
         opened.tokens.truncate(asked);
         opened.committed = opened.committed.min(asked);
-        for block in opened.blocks.drain(asked.div_ceil(BLOCK_TOKENS)..) {
+        for block in opened.blocks.drain(asked.div_ceil(self.block_tokens)..) {
             self.model.release(block);
         }
         self.sequence_is(index)
@@ -211,7 +211,7 @@ impl Drive {
         batch.block_table(sequences(), &mut table).map_err(|error| error.to_string())?;
         batch.csr_table(sequences(), &mut csr).map_err(|error| error.to_string())?;
         same("rows", &self.sequences.len(), &table.rows())?;
-        let block_tokens = BLOCK_TOKENS as i64;
+        let block_tokens = self.block_tokens as i64;
         for (row, opened) in self.sequences.iter().enumerate() {
             // Frame 0 belongs to the null block.
             let frame = |block: &BlockId| self.model.frame(*block).get() as i32;
@@ -228,7 +228,7 @@ impl Drive {
             let mut slots = Vec::new();
             batch.slot_mapping(&opened.real, 0..length, &mut slots).map_err(|error| error.to_string())?;
             let slot = |token: usize| {
-                i64::from(self.model.frame(opened.blocks[token / BLOCK_TOKENS]).get()) * block_tokens
+                i64::from(self.model.frame(opened.blocks[token / self.block_tokens]).get()) * block_tokens
                     + token as i64 % block_tokens
             };
             same("slots", &(0..length).map(slot).collect::<Vec<_>>(), &slots)?;

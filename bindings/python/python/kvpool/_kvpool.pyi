@@ -136,6 +136,7 @@ class Sequence:
     @property
     def closed(self) -> bool: ...
     def announce(self, tokens: _Numbers) -> None: ...
+    def extra_key(self, start: int, end: int, key: bytes) -> None: ...
     def fork(self, id: int) -> Sequence: ...
     def commit(self, length: int) -> None: ...
     def truncate(self, length: int) -> None: ...
@@ -249,7 +250,13 @@ class PrefixCache:
     def evict(self, keep: int = ...) -> int: ...
     def uncache(self, hashes: list[str]) -> tuple[int, int]: ...
     def pin(
-        self, tokens: _Numbers, *, salt: bytes | None = None, tenant: bytes | None = None, adapter: bytes | None = None
+        self,
+        tokens: _Numbers,
+        *,
+        salt: bytes | None = None,
+        tenant: bytes | None = None,
+        adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
     ) -> PinnedPrefix: ...
     def events(self) -> Events: ...
 
@@ -390,6 +397,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
     ) -> Sequence: ...
     def try_admit(
@@ -402,6 +410,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
     ) -> Sequence: ...
@@ -415,6 +424,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
         timeout: float | None = None,
@@ -429,6 +439,7 @@ class Pool:
         salt: bytes | None = None,
         tenant: bytes | None = None,
         adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
         timeout: float | None = None,
@@ -730,6 +741,8 @@ class Event(_Record):
     def tokens(self) -> list[int]: ...
     @property
     def block_tokens(self) -> int | None: ...
+    @property
+    def extra_keys(self) -> list[tuple[int, bytes]]: ...
     @property
     def lost(self) -> int: ...
 

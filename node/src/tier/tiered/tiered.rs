@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use kvpool::prefix::{BlockHash, Chain, PrefixKeys};
+use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool::{Pool, PrefixError, TransferError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -97,7 +97,7 @@ impl Tiered {
     ///
     /// # Errors
     ///
-    /// [`PrefixError::EmptyKey`].
+    /// As for [`PrefixHasher::hashes`](kvpool::prefix::PrefixHasher::hashes).
     pub async fn bring_back(
         &self,
         keys: &PrefixKeys<'_>,
@@ -105,8 +105,7 @@ impl Tiered {
         deadline: Instant,
     ) -> Result<TierReport, PrefixError> {
         let Some(cache) = self.link.pool.prefix_cache() else { return Ok(TierReport::default()) };
-        let (hasher, mut hashes) = (cache.hasher(), Vec::new());
-        Chain::new(hasher.root(keys)?).extend(hasher, tokens, |hash| hashes.push(hash));
+        let hashes = cache.hasher().hashes(keys, tokens)?;
         Ok(self.bring_back_hashes(&hashes, deadline).await)
     }
 
