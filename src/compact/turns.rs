@@ -151,7 +151,9 @@ pub struct Turn<T = Shrinking> {
 impl<T> Turn<T> {
     /// Waits in line, unless this turn has the right.
     pub fn poll_held(&self, context: &mut Context<'_>) -> Poll<()> {
-        self.turns.look_after(self.patience);
+        if !self.is_held() {
+            self.turns.look_after(self.patience);
+        }
         let waker = context.waker().clone();
         let mut line = self.turns.lock();
         // Wakers are dropped after the lock is released.
