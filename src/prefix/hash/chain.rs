@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::keys::{Extra, ExtraKey};
-use super::{BlockHash, PrefixHasher, PrefixRoot};
+use super::{BlockHash, PrefixHasher, PrefixKeys, PrefixRoot};
 use crate::error::PrefixError;
 
 /// Incremental hash of a token sequence: the hash of its last full block, and the tokens after it.
@@ -104,6 +104,22 @@ impl ChainHash {
 
     fn hashed_tokens(&self, hasher: &PrefixHasher) -> u64 {
         self.blocks * hasher.block_tokens() as u64
+    }
+}
+
+impl PrefixHasher {
+    /// Returns the hashes of the full blocks of tokens with these keys.
+    ///
+    /// # Errors
+    /// As for [`root`](Self::root), and for extra keys: [`PrefixError::EmptyKey`],
+    /// [`PrefixError::EmptyRange`], [`PrefixError::ExtraBeyond`] for one that ends after the tokens.
+    pub fn hashes(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<Vec<BlockHash>, PrefixError> {
+        keys.check_extra(tokens.len())?;
+        let mut chain = ChainHash::after(self.root(keys)?.hash(), 0).with(self, keys.extra());
+        let whole = tokens.len() / self.block_tokens() * self.block_tokens();
+        let mut hashes = Vec::with_capacity(whole / self.block_tokens());
+        chain.fill(self, &tokens[..whole], |hash| hashes.push(hash));
+        Ok(hashes)
     }
 }
 

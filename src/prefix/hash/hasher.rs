@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use super::check::Check;
 use super::function::{Function, put};
 use super::keys::Extra;
-use super::{BlockHash, ChainHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
+use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
 use crate::error::PrefixError;
 
 /// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
@@ -127,20 +127,6 @@ impl PrefixHasher {
             return Ok(self.bare);
         }
         Ok(self.hash_root(keys))
-    }
-
-    /// Returns the hashes of the full blocks of tokens with these keys.
-    ///
-    /// # Errors
-    /// As for [`root`](Self::root), and for extra keys: [`PrefixError::EmptyKey`],
-    /// [`PrefixError::EmptyRange`], [`PrefixError::ExtraBeyond`] for one that ends after the tokens.
-    pub fn hashes(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<Vec<BlockHash>, PrefixError> {
-        keys.check_extra(tokens.len())?;
-        let mut chain = ChainHash::after(self.root(keys)?.hash(), 0).with(self, keys.extra);
-        let whole = tokens.len() / self.block_tokens * self.block_tokens;
-        let mut hashes = Vec::with_capacity(whole / self.block_tokens);
-        chain.fill(self, &tokens[..whole], |hash| hashes.push(hash));
-        Ok(hashes)
     }
 
     fn hash_root(&self, keys: &PrefixKeys<'_>) -> PrefixRoot {
