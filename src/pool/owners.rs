@@ -36,6 +36,9 @@ pub struct Owners {
     pub oldest_batch: Option<OldestBatch>,
     /// Freed blocks that are not reused before batches in flight have ended.
     pub retired_blocks: usize,
+    /// Blocks of closed sequences, one for each reference: cached and released once the batches that write to them finish.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub closing: Vec<BlockId>,
     /// References without an owner: a fault of the pool, which an [audit](Pool::audit) reports. The
     /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. `None` if there
     /// are none, and while other threads use the pool.
@@ -129,7 +132,7 @@ impl Owners {
             self.sequences.iter().flat_map(|sequence| sequence.blocks.iter().chain(&sequence.reserved));
         let others = self.leases.iter().chain(&self.handles).flat_map(|owner| &owner.blocks);
         let transfers = self.transfers.iter().flat_map(|transfer| &transfer.blocks);
-        listed.chain(others).chain(transfers).collect::<HashSet<_>>().len()
+        listed.chain(others).chain(transfers).chain(&self.closing).collect::<HashSet<_>>().len()
     }
 }
 
@@ -175,6 +178,7 @@ impl Pool {
             transfers.iter().flat_map(|transfer| transfer.blocks.iter().copied()).collect();
         let audited = blocks.audit_owners(|| self.accounts());
         let unaccounted = if let Err(AuditError::Unaccounted(lost)) = audited { Some(lost) } else { None };
+        let closing = self.0.sequences.closing_blocks();
         let lost = unaccounted.as_ref().map_or(&[][..], |lost| &lost.blocks);
         let (mut groups, mut pinned) = (BTreeMap::<Group, BlockOwner>::new(), Vec::new());
         for id in (0..blocks.rows() as u32).map(BlockId) {
@@ -191,6 +195,7 @@ impl Pool {
                 pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
             }
             let is_named = listed.contains_key(&id) || in_transfer.contains(&id) || lost.contains(&id);
+            let is_named = is_named || closing.contains(&id);
             if !word.is_owned() || is_named || blocks.null_block() == Some(id) {
                 continue;
             }
@@ -227,6 +232,7 @@ impl Pool {
             batches_in_flight: blocks.clock().in_flight(),
             oldest_batch: blocks.oldest_batch(),
             retired_blocks: blocks.counts().retired,
+            closing,
             unaccounted,
         }
     }

@@ -18,12 +18,16 @@
 
 use std::sync::PoisonError;
 
+use crate::ids::BlockId;
 use crate::sync::{AtomicUsize, CachePadded, Mutex, Ordering::*, fence};
 
 /// A closed sequence. Dropping it registers and releases its blocks.
 pub(super) trait Closed: Send + Sync {
     /// Returns whether every batch that wrote to it has ended.
     fn is_written(&self) -> bool;
+
+    /// Returns its blocks.
+    fn blocks(&self) -> Vec<BlockId>;
 }
 
 /// The closed sequences of a pool whose blocks wait for batches in flight.
@@ -38,6 +42,12 @@ impl Closing {
     pub(super) fn len(&self) -> usize {
         // Relaxed: a statistic.
         self.count.load(Relaxed)
+    }
+
+    /// Returns a block for each reference.
+    pub(super) fn blocks(&self) -> Vec<BlockId> {
+        let sequences = self.sequences.lock().unwrap_or_else(PoisonError::into_inner);
+        sequences.iter().flat_map(|sequence| sequence.blocks()).collect()
     }
 
     pub(super) fn add(&self, sequence: Box<dyn Closed>) {

@@ -204,6 +204,11 @@ impl Sequences {
         (self.0.abandoned.count(), self.0.closing.len())
     }
 
+    /// Returns a block for each reference of closed sequences that wait for batches.
+    pub(crate) fn closing_blocks(&self) -> Vec<BlockId> {
+        self.0.closing.blocks()
+    }
+
     /// Returns the number of open sequences.
     pub fn count(&self) -> usize {
         self.0.open.len()
@@ -286,6 +291,7 @@ impl Sequences {
             accounts.unlisted += view.reserved_blocks();
         }
         self.0.pinned.entries().iter().for_each(|(_, (_, blocks))| accounts.listed.extend(&**blocks));
+        accounts.listed.extend(self.closing_blocks());
         accounts
     }
 

@@ -275,7 +275,7 @@ impl Sequence {
     }
 
     /// Returns the blocks of its list, of which some may be withdrawn.
-    fn listed(&self) -> impl ExactSizeIterator<Item = BlockId> {
+    pub(super) fn listed(&self) -> impl ExactSizeIterator<Item = BlockId> {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 

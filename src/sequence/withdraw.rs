@@ -16,6 +16,10 @@ impl Closed for Sequence {
     fn is_written(&self) -> bool {
         self.writing().is_none()
     }
+
+    fn blocks(&self) -> Vec<BlockId> {
+        self.listed().collect()
+    }
 }
 
 impl Sequence {

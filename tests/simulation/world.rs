@@ -459,7 +459,8 @@ impl World {
         let mut references = 0;
         let listed = self.sequences.iter().flat_map(|written| written.real.blocks());
         let kept = self.batches.iter().flat_map(|batch| batch.copied.iter().copied());
-        for block in listed.chain(kept) {
+        let closing = if self.pool.stats().closing > 0 { self.pool.owners().closing } else { Vec::new() };
+        for block in listed.chain(kept).chain(closing) {
             owned.insert(block);
             references += 1;
         }
