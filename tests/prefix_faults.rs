@@ -83,7 +83,6 @@ fn a_tail_after_a_panic_is_not_found() {
         let mut batch = pool.begin_batch();
         batch.append(&mut sequence, tokens.len()).unwrap();
         panic!("before anything is stored");
-        batch.finish();
     }));
     assert!(outcome.is_err());
     drop(sequence);

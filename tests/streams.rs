@@ -275,7 +275,6 @@ fn blocks_of_a_panicked_batch_are_not_found() {
         let mut batch = world.pool.begin_batch_on(&world.stream).unwrap();
         batch.append(&mut sequence, prompt.len()).unwrap();
         panic!("before the kernels were launched");
-        batch.finish();
     }));
     assert!(outcome.is_err());
     kvpool_testkit::threads::scope(|scope| scope.spawn(|| world.device().go_on(1)).join().unwrap());

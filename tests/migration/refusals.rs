@@ -141,7 +141,8 @@ async fn no_room_in_the_target() {
     let sequence = admit(&from, 7, &tokens).unwrap();
     let held = to.allocate(AllocRequest::new(15)).unwrap();
     let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
-    let want = AllocError::Deadline { asked: 6, free: 5, retired: 0, oldest_batch: None, head: None };
+    let want =
+        AllocError::Deadline { asked: 6, free: 5, retired: 0, oldest_batch: None, head: None, turn: None };
     assert_eq!(error, TransferError::Alloc(want));
     let error = from.replicate(&sequence, Target::Device(&to)).await.unwrap_err();
     let want = AllocError::Exhausted {

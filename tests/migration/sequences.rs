@@ -73,7 +73,6 @@ async fn blocks_of_a_panicked_batch_are_found_nowhere() {
         let mut batch = from.begin_batch();
         batch.append_tokens(&mut sequence, &tokens[17..]).unwrap();
         panic!("before anything is stored");
-        batch.finish();
     }));
     assert!(panicked.is_err());
     assert_eq!(cached(&from, &tokens), 4);

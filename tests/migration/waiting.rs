@@ -237,7 +237,7 @@ fn a_refusal_names_the_blocks_in_transfer() {
     assert_eq!(in_transfer(&refused()), 8);
     assert_eq!(gpu.stats().in_transfer, 8);
     assert!(refused().to_string().contains("8 in transfer"), "{}", refused());
-    drop(first.finish());
+    let _ = first.finish();
     assert_eq!(in_transfer(&refused()), 4);
     drop(second);
     assert_eq!(in_transfer(&refused()), 0);
