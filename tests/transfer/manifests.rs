@@ -49,7 +49,9 @@ fn manifests_that_lie() {
     let one = key(12, 30, &[1])[0].clone();
     for (path, value, want) in [
         ("/version", json!(1), ManifestError::Version { got: 1, want: 2 }),
-        ("known/origins/0/cache", json!(0), ManifestError::Origins { place: 0 }),
+        ("known/origins", json!([{ "cache": 5, "era": 0 }, { "cache": 5, "era": 1 }]), {
+            ManifestError::Origins { place: 0 }
+        }),
         ("/contents/Sequence/length", json!(45), contradiction("checksums", 11, 12)),
         ("/contents/Sequence/committed", json!(43), {
             ManifestError::TooLarge { what: "committed tokens", got: 43, max: 42 }
