@@ -44,7 +44,9 @@ fn unstored(blocks: usize) -> Pool {
 }
 
 fn append(pool: &Pool, sequence: &mut Sequence, tokens: usize) {
-    pool.begin_batch().append(sequence, tokens).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(sequence, tokens).unwrap();
+    batch.finish();
 }
 
 fn sound(pool: &Pool) {
@@ -438,7 +440,9 @@ fn work(
             9 => {
                 let Some(sequence) = sequences.last() else { continue };
                 if let Ok(mut fork) = sequence.fork(SequenceId(1_000 * number + step)) {
-                    let _ = here.begin_batch().append(&mut fork, random.usize(1..9));
+                    let mut step = here.begin_batch();
+                    let _ = step.append(&mut fork, random.usize(1..9));
+                    step.finish();
                     sequences.push(fork);
                 }
             }

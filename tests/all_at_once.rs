@@ -92,6 +92,7 @@ impl Written {
             let v = Elements::new(pool.layout().dtype(), &bytes).unwrap();
             batch.store(&mut self.sequence, layer, range.clone(), k, v)?;
         }
+        batch.finish();
         self.owner.resize(range.end, owner);
         Ok(())
     }
@@ -228,7 +229,10 @@ async fn bytes_stay_and_nothing_is_lost(device: DeviceId) {
                 match pool.resize_with(rng.usize(250..900), options).await {
                     Ok(_) => _ = resized.fetch_add(1, Relaxed),
                     Err(
-                        ResizeError::Blocked { .. } | ResizeError::NoRoom { .. } | ResizeError::Defrag(_),
+                        ResizeError::Blocked { .. }
+                        | ResizeError::NoRoom { .. }
+                        | ResizeError::NoTurn { .. }
+                        | ResizeError::Defrag(_),
                     ) => {}
                     Err(error) => panic!("{error}"),
                 }

@@ -188,7 +188,9 @@ fn a_router_is_right_beside_concurrent_clears() {
                     let cached = sequence.len();
                     // Refused if a stopped thread has a batch in flight: it holds back all freed
                     // frames.
-                    let _ = pool.begin_batch().append(&mut sequence, prompt.len() - cached);
+                    let mut step = pool.begin_batch();
+                    let _ = step.append(&mut sequence, prompt.len() - cached);
+                    step.finish();
                 }
             })
         };

@@ -146,7 +146,9 @@ fn bad_keys_are_refused_and_change_nothing() {
     ] {
         assert_eq!(sequence.extra_key(tokens, key), Err(SequenceError::Prefix(want)));
     }
-    pool.begin_batch().append_tokens(&mut sequence, &[1; 4]).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_tokens(&mut sequence, &[1; 4]).unwrap();
+    batch.finish();
     drop(sequence);
     assert_eq!(serve(&pool, 1, &[1; 13], &[]).1, 12, "no key was added");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

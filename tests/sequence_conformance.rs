@@ -188,6 +188,7 @@ fn run(steps: &[Step], block_tokens: usize, has_null_block: bool) {
             _ => {}
         }
         check(&mut batch, &blocks, &twins, block_tokens);
+        batch.finish();
     }
     overlapping.into_iter().for_each(Batch::finish);
     let distinct: std::collections::BTreeSet<_> = twins.iter().flat_map(|twin| twin.real.blocks()).collect();

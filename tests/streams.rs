@@ -309,6 +309,8 @@ fn a_lost_device_leaves_no_request_waiting() {
     assert_eq!(world.pool.allocate(AllocRequest::new(1)).unwrap_err(), refused);
     assert_eq!(world.pool.begin_batch_on(&world.stream).unwrap_err(), lost());
     let mut batch = world.pool.begin_batch();
+    // The blocks of the withdrawn tokens.
+    assert_eq!((sequence.len(), sequence.release_reservation() > 0), (0, true));
     assert_eq!(batch.append(&mut sequence, 8).unwrap_err(), SequenceError::Alloc(refused));
     batch.finish();
     // Blocks that were never computed are not found, and owned ones can still be released.

@@ -282,7 +282,7 @@ async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: R
                 assert_eq!((report.to, pool.total_blocks()), (blocks, blocks));
                 shrinks.fetch_add(usize::from(is_less), Relaxed);
             }
-            Err(ResizeError::NoRoom { .. } | ResizeError::Blocked { .. }) => {}
+            Err(ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. } | ResizeError::Blocked { .. }) => {}
             Err(error) => panic!("{error}"),
         }
         if rng.u8(..4) == 0 {

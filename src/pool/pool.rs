@@ -353,7 +353,9 @@ impl Pool {
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
     /// let prompt: Vec<u32> = (0..42).collect();
     /// let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt)?;
-    /// pool.begin_batch().append_to(&mut sequence, prompt.len())?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append_to(&mut sequence, prompt.len())?;
+    /// batch.finish();
     /// // This layout has blocks of 4 tokens. The bytes of the third proved to be wrong.
     /// let uncached = pool.uncache(&sequence.block_hashes()[2..]);
     /// assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (0, 8), "the sequence keeps them");

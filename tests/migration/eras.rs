@@ -4,7 +4,14 @@ use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Pool, Preempt, Sequence, SequenceId, Target};
 
-use super::kv::{admit, hits, is_idle, pool, prompt, sized, store};
+use super::kv::{admit, check, is_idle, pool, prompt, sized, store};
+
+/// Returns the number of cached tokens of a prompt, without its last one; checks them.
+fn hits(pool: &Pool, tokens: &[u32]) -> usize {
+    let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(tokens).unwrap();
+    check(pool, &sequence, tokens);
+    sequence.len()
+}
 
 const NO_KEYS: PrefixKeys<'static> = PrefixKeys::new();
 const SIZES: [usize; 5] = [1, 2, 3, 4, 16];

@@ -101,13 +101,6 @@ pub fn cached(pool: &Pool, tokens: &[u32]) -> usize {
     sequence.len() / pool.layout().block_tokens()
 }
 
-/// Returns the number of cached tokens of a prompt, without its last one; checks them.
-pub fn hits(pool: &Pool, tokens: &[u32]) -> usize {
-    let sequence = pool.sequence(SequenceId(u64::MAX)).tokens(tokens).unwrap();
-    check(pool, &sequence, tokens);
-    sequence.len()
-}
-
 /// Checks the bytes of a sequence's tokens, which must begin with these.
 pub fn check(pool: &Pool, sequence: &Sequence, tokens: &[u32]) {
     let length = sequence.len();

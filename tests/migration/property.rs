@@ -109,6 +109,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
                 }
                 Err(error) => assert!(matches!(error, SequenceError::Alloc(_)), "{error}"),
             }
+            batch.finish();
         }
         Step::Truncate(which, length) => {
             let Some(id) = model.pick(which) else { return };

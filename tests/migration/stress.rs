@@ -78,6 +78,7 @@ impl Shared {
                         }
                         Err(error) => full(&error),
                     }
+                    batch.finish();
                 }
                 5..8 if !open.is_empty() => {
                     let at = rng.usize(..open.len());

@@ -400,7 +400,9 @@ impl World {
         };
         let missing = prompt.len() - sequence.len();
         // Refused if there are no blocks: then its length is unchanged.
-        let _ = self.pools[at].begin_batch().append(&mut sequence, missing);
+        let mut step = self.pools[at].begin_batch();
+        let _ = step.append(&mut sequence, missing);
+        step.finish();
         self.sequences.push((at, sequence));
     }
 

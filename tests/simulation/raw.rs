@@ -61,6 +61,7 @@ impl World {
             self.write_raw();
             if let Some(batch) = self.batches.pop() {
                 self.device.end_batch(batch.number);
+                batch.batch.finish();
             }
         }
         let scattered = self.raws.split_off(before);

@@ -229,6 +229,7 @@ impl World {
             Err(ResizeError::Blocked { asked, blocks: ref by, retired }) => {
                 assert!(asked == blocks && by.len() + retired > 0);
             }
+            Err(ResizeError::NoTurn { .. }) => {}
             Err(ResizeError::Shrink(ShrinkError::TooFew { min, .. })) => assert!(blocks < min),
             // The size was different when it was requested.
             Err(ResizeError::Shrink(ShrinkError::NotSmaller { .. })) => assert!(blocks >= total),
