@@ -71,6 +71,7 @@ fn salts_tenants_and_adapters_separate_prefixes() {
         let cached = sequence.len();
         let mut batch = pool.begin_batch();
         batch.append(&mut sequence, prompt.len() - cached).unwrap();
+        batch.finish();
         cached
     };
     let kinds = [
@@ -187,6 +188,7 @@ fn a_tail_is_reused_by_a_copy() {
         let mut batch = pool.begin_batch();
         let appended = batch.append(&mut sequence, prompt.len() - cached).unwrap();
         assert_eq!(appended.copied.is_some(), !cached.is_multiple_of(BLOCK_TOKENS));
+        batch.finish();
         cached
     };
     // The batch must end before the sequence is closed, or its last block is not reused.

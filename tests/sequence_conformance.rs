@@ -16,6 +16,11 @@ enum Step {
         which: usize,
         tokens: usize,
     },
+    /// The launch of the step fails: its batch is dropped.
+    Fail {
+        which: usize,
+        tokens: usize,
+    },
     Draft {
         which: usize,
         tokens: usize,
@@ -45,6 +50,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         2 => Just(Step::Open),
         6 => (which.clone(), 1usize..40).prop_map(|(which, tokens)| Step::Append { which, tokens }),
+        2 => (which.clone(), 1usize..40).prop_map(|(which, tokens)| Step::Fail { which, tokens }),
         3 => (which.clone(), 1usize..12).prop_map(|(which, tokens)| Step::Draft { which, tokens }),
         2 => (which.clone(), 0usize..=100).prop_map(|(which, part)| Step::Commit { which, part }),
         3 => (which.clone(), 0usize..=100).prop_map(|(which, part)| Step::Truncate { which, part }),
@@ -163,6 +169,22 @@ fn run(steps: &[Step], block_tokens: usize, has_null_block: bool) {
                     Err(error) => panic!("{error}"),
                 }
             }
+            Step::Fail { which, tokens } if held > 0 => {
+                let twin = &mut twins[which % held];
+                match batch.append(&mut twin.real, tokens) {
+                    Ok(appended) => {
+                        let k = vec![f32::NAN; tokens];
+                        batch.store(&mut twin.real, 0, appended.tokens, (&k).into(), (&k).into()).unwrap();
+                        // Earlier drafts became final.
+                        twin.committed = twin.tokens.len();
+                    }
+                    Err(SequenceError::Alloc(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+                drop(std::mem::replace(&mut batch, Batch::begin(&sequences)));
+                assert_eq!(twin.real.committed(), twin.committed);
+                twin.real.commit(0).unwrap();
+            }
             Step::Commit { which, part } if held > 0 => {
                 let twin = &mut twins[which % held];
                 let length = twin.tokens.len() * part / 100;
@@ -192,7 +214,8 @@ fn run(steps: &[Step], block_tokens: usize, has_null_block: bool) {
     }
     overlapping.into_iter().for_each(Batch::finish);
     let distinct: std::collections::BTreeSet<_> = twins.iter().flat_map(|twin| twin.real.blocks()).collect();
-    assert_eq!(blocks.counts().used(), distinct.len());
+    let reserved: usize = twins.iter().map(|twin| twin.real.reserved_blocks()).sum();
+    assert_eq!(blocks.counts().used(), distinct.len() + reserved);
     drop(twins);
     assert_eq!((sequences.count(), blocks.counts().free()), (0, blocks.total()));
     blocks.audit().unwrap();

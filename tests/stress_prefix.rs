@@ -178,6 +178,8 @@ impl Stage {
         }
         if rng.u8(..3) == 0 {
             late.push(batch);
+        } else {
+            batch.finish();
         }
         Some(())
     }

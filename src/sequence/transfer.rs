@@ -19,6 +19,8 @@
 //! copy. In the target: only the copying thread, because no other thread knows the blocks; they are
 //! not sealed, so nothing moves them.
 
+use std::borrow::Cow;
+
 use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
 use crate::clock::BatchSet;
 use crate::error::{AllocError, TransferError};
@@ -143,9 +145,11 @@ impl Sequence {
     pub(crate) fn outline(&self) -> Outline {
         let computed = self.writers() != BatchSet::default();
         let known = |(known, cache): (&TokenHashes, _)| {
-            let tokens = known.known_tokens(cache, computed);
-            // Of withdrawn tokens, nothing may be found.
-            KnownTokens { is_stale: tokens.is_stale || self.withdrawn().is_some(), ..tokens }
+            let mut known = Cow::Borrowed(known);
+            if let Some(write) = self.withdrawn() {
+                known.to_mut().truncate(cache, write.announced.max(write.from) as usize, usize::MAX);
+            }
+            known.known_tokens(cache, computed)
         };
         Outline {
             id: self.id(),

@@ -19,11 +19,13 @@ pub struct Written {
     pub ids: Vec<u32>,
     pub salt: u64,
     pub keys: Vec<ExtraKey>,
+    /// Number of a batch in flight, and the first position that it wrote.
+    pub writes: Vec<(u64, usize)>,
 }
 
 impl Written {
     pub fn new(real: Sequence, ids: Vec<u32>, salt: u64, keys: Vec<ExtraKey>) -> Self {
-        Self { real, tokens: Vec::new(), ids, salt, keys }
+        Self { real, tokens: Vec::new(), ids, salt, keys, writes: Vec::new() }
     }
 
     /// Returns the stored value of the next token.
@@ -127,6 +129,9 @@ impl World {
             in_flight.copied.push(copied.from);
             self.device.copy(number, copied.frames, self.pool.blocks().handle(copied.to));
         }
+        // What the engine copied for a batch that is abandoned may be missing too.
+        let from = if appended.copied.is_some() { before / block_tokens * block_tokens } else { before };
+        written.writes.push((number, from));
         let mut slots = Vec::new();
         in_flight.batch.slot_mapping(&written.real, appended.tokens.clone(), &mut slots).unwrap();
         let blocks: Vec<_> = written.real.blocks().collect();
@@ -215,9 +220,24 @@ impl World {
             written.tokens.truncate(length);
             written.ids.truncate(length);
             written.keys.retain(|key| key.tokens.start < length);
+            written.writes.retain(|&(_, from)| from < length);
         }
         let id = written.real.id();
         self.note(format_args!("{id} has {length} tokens"));
+    }
+
+    /// Checks that each sequence is cut to where a batch that was dropped began to write.
+    pub fn withdraw(&mut self, number: u64) {
+        for written in &mut self.sequences {
+            let of_batch = written.writes.iter().filter(|write| write.0 == number);
+            let length = of_batch.map(|&(_, from)| from).min().unwrap_or(written.tokens.len());
+            written.tokens.truncate(length);
+            written.writes.retain(|&(_, from)| from < length);
+            assert_eq!(written.real.len(), length, "{:?}", written.real);
+            // Its blocks go to the reservation.
+            written.real.commit(0).unwrap();
+            assert_eq!(written.real.len(), length);
+        }
     }
 
     pub fn fork(&mut self) {
@@ -232,6 +252,7 @@ impl World {
                 ids: written.ids.clone(),
                 salt: written.salt,
                 keys: written.keys.clone(),
+                writes: written.writes.clone(),
             };
             let of = written.real.id();
             self.note(format_args!("{id} is a fork of {of}"));

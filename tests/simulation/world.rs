@@ -349,7 +349,13 @@ impl World {
         let InFlight { number, batch, .. } = self.batches.swap_remove(batch);
         self.note(format_args!("batch {number} ends"));
         self.device.end_batch(number);
-        self.counting_slices(|_| batch.finish());
+        let fails = self.rng.u8(..16) == 0;
+        self.counting_slices(|_| if fails { drop(batch) } else { batch.finish() });
+        if fails {
+            self.note(format_args!("batch {number} was abandoned"));
+            self.withdraw(number);
+        }
+        self.sequences.iter_mut().for_each(|written| written.writes.retain(|write| write.0 != number));
     }
 
     /// Returns the number of blocks evicted so far.
