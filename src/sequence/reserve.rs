@@ -54,6 +54,7 @@ impl Sequence {
 
     /// Releases the reserved blocks, and returns their number.
     pub fn release_reservation(&mut self) -> usize {
+        self.catch_up();
         // The last ones first, as in a truncated list.
         let reserved = std::mem::take(&mut self.reserved);
         if !reserved.is_empty() {

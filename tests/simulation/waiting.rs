@@ -190,7 +190,11 @@ impl World {
             }
             (Outcome::Resized(outcome), Kind::Resize(blocks)) => {
                 let now = self.pool.total_blocks();
-                self.note(format_args!("{now} blocks: {:?}", outcome.as_ref().map(drop)));
+                match &outcome {
+                    // The age of the turn is real time.
+                    Err(ResizeError::NoTurn { .. }) => self.note(format_args!("{now} blocks: no turn")),
+                    outcome => self.note(format_args!("{now} blocks: {:?}", outcome.as_ref().map(drop))),
+                }
                 assert_eq!(now, if outcome.is_ok() { blocks } else { total });
                 self.resized(outcome.map(|report| report.moved), blocks, total);
             }
