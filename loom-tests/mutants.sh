@@ -175,6 +175,14 @@ polled_turn_passed turns
 copying_turn_passed turns
 turn_before_undone turns
 hit_unpinned frame_pool
+abandoned_late abandoned
+abandoned_unseen_by_seal abandoned
+abandoned_unseen_by_promise abandoned
+promise_beside_writers abandoned
+closing_no_fence abandoned
+closing_end_no_fence abandoned
+written_early abandoned
+replaced_early abandoned
 LIST
 
 if [[ -n $budget ]]; then
