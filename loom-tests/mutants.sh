@@ -61,6 +61,9 @@ begin_no_fence retire_reclaim
 late_slot retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
+rows_published_relaxed growth_of_the_pool
+rows_read_relaxed growth_of_the_pool
+rows_counted_relaxed growth_of_the_pool
 undo_half in_hand
 publish_pinned moves
 release_from_mover moves
