@@ -61,6 +61,9 @@ begin_no_fence retire_reclaim
 late_slot retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
+rows_published_relaxed growth_of_the_pool
+rows_read_relaxed growth_of_the_pool
+rows_counted_relaxed growth_of_the_pool
 undo_half in_hand
 publish_pinned moves
 release_from_mover moves
@@ -175,6 +178,14 @@ polled_turn_passed turns
 copying_turn_passed turns
 turn_before_undone turns
 hit_unpinned frame_pool
+abandoned_late abandoned
+abandoned_unseen_by_seal abandoned
+abandoned_unseen_by_promise abandoned
+promise_beside_writers abandoned
+closing_no_fence abandoned
+closing_end_no_fence abandoned
+written_early abandoned
+replaced_early abandoned
 LIST
 
 if [[ -n $budget ]]; then

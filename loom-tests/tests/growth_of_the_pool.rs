@@ -1,10 +1,16 @@
 //! Theorem: a pool of blocks grows while other threads allocate: a new block's rows in the table
 //! exist before any thread can allocate its frame, in an existing bucket and in a new one, and a
 //! block is allocated once.
+//!
+//! Theorem: a thread that has grown a table finds all rows up to the size that it asked for, and sees
+//! them complete, also those of another thread that grew it at the same time; and every row that is
+//! counted is complete.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::AllocRequest;
-use kvpool_loom_tests::{TouchedBlocks, check, check_wide};
+use kvpool::block::models::Rows;
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide};
+use loom::sync::Arc;
 use loom::thread;
 
 /// Three blocks become six: the table needs another bucket.
@@ -57,5 +63,35 @@ fn two_growers() {
         thread.join().unwrap();
         assert_eq!(pool.blocks.total(), 6);
         pool.finish();
+    });
+}
+
+/// Two threads grow a table, each by a size of its own.
+#[test]
+fn two_growers_of_a_table() {
+    check_to(3, "growth_of_the_pool::two_growers_of_a_table", || {
+        let rows = Arc::new(Rows::new(1));
+        let other = rows.clone();
+        let thread = thread::spawn(move || {
+            other.grow(4);
+            assert_eq!((other.row(1), other.row(3)), (1, 3));
+        });
+        rows.grow(2);
+        assert_eq!(rows.row(1), 1);
+        thread.join().unwrap();
+        assert_eq!(rows.count(), 4);
+    });
+}
+
+/// Rows are counted while a thread adds some.
+#[test]
+fn a_table_is_counted() {
+    check_to(3, "growth_of_the_pool::a_table_is_counted", || {
+        let rows = Arc::new(Rows::new(1));
+        let other = rows.clone();
+        // Not the other way round: the checker would not play the first load against the change.
+        let thread = thread::spawn(move || assert!([1, 2, 3, 4].contains(&other.count())));
+        rows.grow(4);
+        thread.join().unwrap();
     });
 }

@@ -2,10 +2,10 @@
 
 use crate::ids::{BlockId, FrameId, Run};
 
-use crate::sync::Ordering::*;
+use crate::sync::{Frozen, Ordering::*};
 
 use super::allocate::own;
-use super::{AllocRequest, Blocks, Ownership};
+use super::{AllocRequest, Blocks, GrowTable, Ownership, TablePart};
 
 /// Allocates a block for a list; `None` if there is none.
 pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {
@@ -62,4 +62,42 @@ pub fn replace(blocks: &Blocks) -> Option<BlockId> {
         taken = Some(own(blocks.space.table.view(), frames[0], &request, now, Ownership::Guarded).id);
     });
     if evicted > 0 { taken } else { None }
+}
+
+/// A table that grows, whose rows are their own numbers.
+pub struct Rows(GrowTable<Numbers>);
+
+struct Numbers(Frozen<Vec<usize>>);
+
+impl TablePart for Numbers {
+    fn new(base: usize, len: usize) -> Self {
+        Self(Frozen::new((base..base + len).collect()))
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Rows {
+    /// Creates the first rows.
+    pub fn new(rows: usize) -> Self {
+        Self(GrowTable::new(rows))
+    }
+
+    /// Grows to at least `rows` rows.
+    pub fn grow(&self, rows: usize) {
+        self.0.grow(rows);
+    }
+
+    /// Returns the number of rows.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns a row.
+    pub fn row(&self, row: usize) -> usize {
+        let (part, at) = self.0.locate(row);
+        part.0[at]
+    }
 }

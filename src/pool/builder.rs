@@ -363,12 +363,7 @@ impl PoolBuilder {
         }
         let block_tokens = self.layout.block_tokens();
         let cache = match self.prefix {
-            Some(prefix) => Some(SharedArc::new(PrefixCache::new(
-                config.frames,
-                config.frames_max,
-                block_tokens,
-                prefix,
-            )?)),
+            Some(prefix) => Some(shared_cache(&config, block_tokens, prefix)?),
             None => None,
         };
         let blocks = Blocks::with_evictor(
@@ -387,19 +382,8 @@ impl PoolBuilder {
         let sequences = unsafe {
             Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
         };
-        let pool = Pool(crate::sync::Arc::new(Shared {
-            // SAFETY: as above; or the engine promises to copy the frames' bytes.
-            compactor: unsafe { Compactor::new(sequences.clone(), bytes, &self.layout, self.order) },
-            sequences,
-            blocks,
-            layout: self.layout,
-            storage,
-            sampler,
-            order: self.order,
-            migrations: std::sync::Mutex::default(),
-            transfers: Transfers::default(),
-            remotes: std::sync::RwLock::default(),
-        }));
+        // SAFETY: as above; or the engine promises to copy the frames' bytes.
+        let pool = unsafe { assemble(sequences, blocks, self.layout, storage, bytes, sampler, self.order) };
         #[cfg(not(kvpool_loom))]
         pool.own_sequences();
         Ok(pool)
@@ -461,4 +445,43 @@ impl PoolBuilder {
             device,
         })
     }
+}
+
+/// Creates the prefix cache. Out of line, as below: a model has a small stack.
+#[inline(never)]
+fn shared_cache(
+    config: &BlocksConfig,
+    block_tokens: usize,
+    prefix: PrefixConfig,
+) -> Result<SharedArc<PrefixCache>, BuildError> {
+    let (frames, frames_max) = (config.frames, config.frames_max);
+    Ok(SharedArc::new(PrefixCache::new(frames, frames_max, block_tokens, prefix)?))
+}
+
+/// # Safety
+///
+/// As for [`Compactor::new`].
+#[inline(never)]
+unsafe fn assemble(
+    sequences: Sequences,
+    blocks: Blocks,
+    layout: KvLayout,
+    storage: Option<Arc<dyn Storage>>,
+    bytes: Bytes,
+    sampler: Sampler,
+    order: Order,
+) -> Pool {
+    Pool(SharedArc::new(Shared {
+        // SAFETY: the caller's promise.
+        compactor: unsafe { Compactor::new(sequences.clone(), bytes, &layout, order) },
+        sequences,
+        blocks,
+        layout,
+        storage,
+        sampler,
+        order,
+        migrations: std::sync::Mutex::default(),
+        transfers: Transfers::default(),
+        remotes: std::sync::RwLock::default(),
+    }))
 }

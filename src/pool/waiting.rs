@@ -4,7 +4,7 @@
 //! ([`block`](crate::block)); this file has the future that a task awaits. The future is
 //! independent of the runtime.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
 #[cfg(debug_assertions)]
@@ -102,12 +102,13 @@ impl Pool {
 
     /// Makes an attempt in each turn of a place in line, until one succeeds, or fails for another
     /// reason than a lack of blocks.
-    pub(super) async fn in_turns<T>(
+    // Not async: a future around the other one would take its room twice.
+    pub(super) fn in_turns<T>(
         &self,
         place: &mut Waiting<'_>,
         attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
-    ) -> Result<T, AllocError> {
-        Self::in_turns_with(Some(self), place, attempt).await
+    ) -> impl Future<Output = Result<T, AllocError>> {
+        Self::in_turns_with(Some(self), place, attempt)
     }
 
     /// As [`in_turns`](Self::in_turns), for a pool that moves blocks for a request that needs a run,
@@ -282,19 +283,28 @@ struct RunMaker {
 impl RunMaker {
     /// Returns true if the next turn came while another compactor run, or a resize, was in
     /// progress.
-    async fn make(&mut self, pool: Option<&Pool>, blocks: usize, turn: impl Future<Output = ()>) -> bool {
-        let Some(pool) = pool else { return false };
-        let clock = pool.blocks().clock();
-        if !clock.ended(self.left) {
-            // The vacated frames are not free yet; the end of those batches gives the next turn.
-            return false;
-        }
-        let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };
-        // A failed copy is no reason to stop waiting: other threads may still free blocks.
-        if made.is_ok_and(|report| report.moved_blocks > 0) {
-            self.left = clock.newest();
-        }
-        false
+    // On the heap: few requests need a run.
+    #[inline(never)]
+    fn make(
+        &mut self,
+        pool: Option<&Pool>,
+        blocks: usize,
+        turn: impl Future<Output = ()>,
+    ) -> Pin<Box<impl Future<Output = bool>>> {
+        Box::pin(async move {
+            let Some(pool) = pool else { return false };
+            let clock = pool.blocks().clock();
+            if !clock.ended(self.left) {
+                // The vacated frames are not free yet; the end of those batches gives the next turn.
+                return false;
+            }
+            let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };
+            // A failed copy is no reason to stop waiting: other threads may still free blocks.
+            if made.is_ok_and(|report| report.moved_blocks > 0) {
+                self.left = clock.newest();
+            }
+            false
+        })
     }
 }
 

@@ -156,9 +156,9 @@ impl Names {
         // SAFETY: as in `read`. Acquire: as there.
         let mut list = unsafe { old.as_ref() }.map_or_else(NameList::default, |list| NameList::clone(list));
         change(&mut list);
-        // Release: publishes the list. The contents of the old one were acquired by the load.
+        // Release: publishes the list. Acquire: continues the order of exchanges.
         let fresh = Owned::new(Frozen::new(list));
-        let changed = part.0[at].compare_exchange(old, fresh, Release, Relaxed, &guard);
+        let changed = part.0[at].compare_exchange(old, fresh, AcqRel, Relaxed, &guard);
         if changed.is_ok() && !old.is_null() {
             // SAFETY: unlinked by us, and replaced lists are not followed without a pin.
             unsafe { guard.defer_destroy(old) };
@@ -175,8 +175,8 @@ impl Names {
             return (true, Vec::new());
         }
         let guard = epoch::pin();
-        // Acquire: as in `read`. Null publishes nothing.
-        let old = part.0[at].swap(epoch::Shared::null(), Acquire, &guard);
+        // Acquire: as in `read`. Release: continues the order of exchanges.
+        let old = part.0[at].swap(epoch::Shared::null(), AcqRel, &guard);
         // SAFETY: as in `read`.
         let Some(list) = (unsafe { old.as_ref() }) else { return (true, Vec::new()) };
         let taken = (!list.is_first_gone, list.further.clone());

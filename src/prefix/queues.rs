@@ -400,9 +400,9 @@ impl Queues {
             let front = self.fronts[queue].load(Acquire);
             if front == 0 {
                 let id = self.wheels[queue].pop(&links)?;
-                // Release: publishes the row and the entry as the popping thread saw them. A front
-                // without a block publishes nothing.
-                if self.fronts[queue].compare_exchange(0, front_of(id), Release, Relaxed).is_err() {
+                // Release: publishes the row and the entry as the popping thread saw them. Acquire: as
+                // above.
+                if self.fronts[queue].compare_exchange(0, front_of(id), AcqRel, Relaxed).is_err() {
                     self.wheels[queue].push(&links, id);
                 }
                 continue;
@@ -447,7 +447,7 @@ impl Queues {
     /// Removes a block from a front, if it is still there.
     fn clear_front(&self, queue: usize, id: BlockId) -> bool {
         // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken and
-        // filed again since. Models: `queues`.
-        self.fronts[queue].compare_exchange(front_of(id), 0, Acquire, Relaxed).is_ok()
+        // filed again since. Release: extends the order of swaps. Models: `queues`.
+        self.fronts[queue].compare_exchange(front_of(id), 0, AcqRel, Relaxed).is_ok()
     }
 }
