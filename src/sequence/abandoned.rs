@@ -10,7 +10,8 @@
 //! batch      writes to a sequence    the sequence notes (batch, first position, tokens announced before)
 //!            abandoned               log the batch;  count += 1 (Release);  end the lease
 //! sequence   operation               seen != count (Acquire)?  withdraw: cut to the first position of a logged batch;
-//!                                    the blocks go to its reservation, so that the same tokens can be appended again
+//!                                    the blocks go to its reservation, so that the same tokens can be appended again;
+//!                                    while the batch's stream has not got there, they are released, and retired until it has
 //!            seal, promise           the other writers have ended;  then seen == count, or the sequence does neither
 //! ```
 //!

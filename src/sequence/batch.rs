@@ -48,7 +48,8 @@ use super::sequence::{Access, Sequence};
 /// device fails, is *abandoned*: what was written under it counts as not computed. Each sequence
 /// that it wrote to is cut to where its first write began, including what other batches appended
 /// behind; ids that were announced before stay announced. The blocks become the sequence's
-/// [reservation](Sequence::reserve), so that the step can be tried again:
+/// [reservation](Sequence::reserve), so that the step can be tried again; on a stream that has not
+/// got to the batch's end, they are freed once it has:
 ///
 /// ```
 /// # use kvpool::{KvLayout, Pool, SequenceError, SequenceId};

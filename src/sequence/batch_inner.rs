@@ -128,6 +128,10 @@ impl BatchInner {
         let blocks = self.sequences.0.blocks.clone();
         // Unless the callback reports that the work was done.
         let is_finished = std::mem::take(&mut self.is_finished);
+        if !is_finished {
+            // Now, and not when the streams get there: the step may be tried again at once.
+            self.log_abandoned();
+        }
         let end: CopyDone = Box::new(move |outcome| {
             self.is_finished = is_finished && outcome.is_ok();
             let outcome = self.sequences.noting_loss(outcome);
@@ -143,14 +147,19 @@ impl BatchInner {
         blocks.reclaim_slice();
     }
 
+    /// Logs the batch once, if it has written, so that its sequences withdraw what it wrote.
+    fn log_abandoned(&mut self) {
+        if std::mem::take(&mut self.has_written) {
+            self.sequences.0.abandoned.add(self.lease().batch());
+        }
+    }
+
     fn end(&mut self) {
-        let blocks = &self.sequences.0.blocks;
         if !self.is_finished {
             self.promised.clear();
-            if self.has_written {
-                self.sequences.0.abandoned.add(self.lease().batch());
-            }
+            self.log_abandoned();
         }
+        let blocks = &self.sequences.0.blocks;
         // A block released meanwhile has another generation, and is skipped.
         if let Some(cache) = &self.sequences.0.cache {
             let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);

@@ -66,11 +66,13 @@ impl Sequence {
             }
             let gone = self.unlink(from);
             let pool = self.sequences.0.blocks.clone();
-            let is_open = |&id: &BlockId| {
+            // Work of a batch whose stream has not got there may still write to its blocks.
+            let has_ended = !pool.clock().is_in_flight(batch);
+            let is_kept = |&id: &BlockId| {
                 let word = pool.word(id);
-                word.refs() == 1 && !word.is_sealed() && !word.is_cached()
+                has_ended && word.refs() == 1 && !word.is_sealed() && !word.is_cached()
             };
-            let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_open);
+            let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_kept);
             self.reserved.extend(kept);
             self.was_listed |= !self.reserved.is_empty();
             self.note_reserved();

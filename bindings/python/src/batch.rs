@@ -340,9 +340,8 @@ impl PyBatch {
         slf
     }
 
-    /// Ends the batch as `finish` does, unless it has ended. If the `with` block raised, the batch
-    /// ends in any case, and none of its blocks is cached: only its sequence sees bytes that a view
-    /// still writes.
+    /// Ends the batch as `finish` does, unless it has ended. If the `with` block raised, the batch is
+    /// abandoned: what was appended under it is taken back, and the step can be tried again.
     #[pyo3(signature = (kind=None, _value=None, _traceback=None))]
     fn __exit__(
         &self,

@@ -91,10 +91,10 @@ impl From<AllocError> for Failure {
         let (class, mut fields) = match error {
             E::Zero => ("InvalidArgument", fields![asked: 0]),
             E::TooLarge { asked, total } => ("OutOfBlocks", fields![asked: asked, total: total]),
-            E::Exhausted { asked, free, retired, evictable, held, oldest_batch } => (
+            E::Exhausted { asked, free, retired, evictable, held, in_transfer, oldest_batch } => (
                 "OutOfBlocks",
                 fields![asked: asked, free: free, retired: retired, evictable: evictable, held: held,
-                    oldest_batch: oldest_batch.map(|ticket| ticket.0)],
+                    in_transfer: in_transfer, oldest_batch: oldest_batch.map(|ticket| ticket.0)],
             ),
             E::NoRun { asked, longest_run, free } => {
                 ("NoRun", fields![asked: asked, longest_run: longest_run, free: free])

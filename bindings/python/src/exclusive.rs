@@ -93,18 +93,6 @@ impl<T> Exclusive<T> {
         Ok(self.enter_if_any()?.map(Entered::take))
     }
 
-    /// Takes the value if it is still here, without a message otherwise. For drops: `None` in a
-    /// process to which a fork copied it.
-    pub fn take_quietly(&mut self) -> Option<T> {
-        if self.made_in != Process::current() {
-            return None;
-        }
-        match std::mem::replace(self.held.get_mut().unwrap_or_else(PoisonError::into_inner), Held::Gone) {
-            Held::Here(value) => Some(value),
-            Held::Away | Held::Gone => None,
-        }
-    }
-
     /// Returns whether the value was closed or given away.
     pub fn is_gone(&self) -> Outcome<bool> {
         Ok(matches!(*self.lock()?, Held::Gone))

@@ -338,7 +338,7 @@ impl PyPool {
     ///
     /// While no other call uses the pool, no batch is in flight and no request waits, it is admitted if and
     /// only if this is at most `available_blocks`; see the core's documentation for the exceptions.
-    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, tenant=None, adapter=None))]
+    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, tenant=None, adapter=None, extra_keys=None))]
     fn blocks_needed(
         &self,
         prompt: Numbers,
@@ -346,8 +346,9 @@ impl PyPool {
         salt: Option<&Bound<'_, PyBytes>>,
         tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
     ) -> Outcome<usize> {
-        let keys = Keys::new(salt, tenant, adapter);
+        let keys = Keys::new(salt, tenant, adapter, extra_keys);
         let request = AdmitRequest::new(SequenceId(0), &prompt.0).headroom(headroom.0).keys(keys.get());
         Ok(self.get()?.blocks_needed(&request)?)
     }

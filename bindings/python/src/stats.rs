@@ -43,10 +43,14 @@ record! {
         batches_in_flight: u64,
         /// Batches that wrote to a sequence and did not finish.
         batches_abandoned: u64,
+        /// Closed sequences whose blocks, counted as used, are cached once batches in flight finish.
+        closing: usize,
         /// Ticket of the oldest batch in flight.
         oldest_batch: Option<u64>,
         /// Lower bound of its age in seconds.
         oldest_batch_seconds: Option<f64>,
+        /// The task whose turn it is to move blocks, with its age.
+        turn: Option<String>,
         /// Owned blocks whose bytes are being transferred.
         in_transfer: usize,
         /// Owned blocks of transfers that were given up.
@@ -76,8 +80,10 @@ impl From<kvpool::Stats> for Stats {
             pressure: format!("{:?}", stats.pressure).to_lowercase(),
             batches_in_flight: stats.batches_in_flight,
             batches_abandoned: stats.batches_abandoned,
+            closing: stats.closing,
             oldest_batch: stats.oldest_batch.map(|oldest| oldest.ticket.0),
             oldest_batch_seconds: stats.oldest_batch.map(|oldest| oldest.age().as_secs_f64()),
+            turn: stats.turn.map(|turn| turn.to_string()),
             in_transfer: stats.in_transfer,
             quarantined: stats.quarantined,
             allocation_ns_p50: stats.latency.p50_ns,

@@ -55,6 +55,30 @@ def test_waiting_in_order_of_priority(pool: kvpool.Pool) -> None:
     run(main())
 
 
+def test_refusals_say_what_is_in_the_way(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        with pool.try_allocate(90):
+            with pytest.raises(kvpool.OutOfBlocks) as exhausted:
+                pool.try_allocate(20)
+            fields = exhausted.value
+            assert (fields.kind, fields.asked, fields.free) == ("Exhausted", 20, 10)
+            assert (fields.retired, fields.evictable, fields.held, fields.in_transfer) == (0, 0, 0, 0)
+            assert fields.oldest_batch is None
+            waiting = asyncio.create_task(pool.allocate(20, priority="high"))
+            await asyncio.sleep(0.01)
+            with pytest.raises(kvpool.OutOfBlocks) as behind:
+                pool.try_allocate(1)
+            fields = behind.value
+            assert (fields.kind, fields.asked, fields.priority, fields.waiting) == ("Behind", 1, "normal", "high")
+            assert fields.lacking == 10
+            with pytest.raises(kvpool.Timeout) as late:
+                await pool.allocate(5, timeout=0.02)
+            assert (late.value.head_asked, late.value.turn, pool.stats().turn) == (20, None, None)
+        (await waiting).close()
+
+    asyncio.run(main())
+
+
 def test_cancelling_hands_the_turn_on(pool: kvpool.Pool) -> None:
     async def main() -> None:
         lease = await pool.allocate(95)

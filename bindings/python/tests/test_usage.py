@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 
 import kvpool
 import numpy as np
@@ -172,6 +174,8 @@ def test_a_request_that_comes_back_is_no_hit(pool: kvpool.Pool) -> None:
     stats = cache.stats()
     assert (stats.lookups, stats.lookup_blocks, stats.hit_rate) == (1, 10, 0)
     assert (stats.resumed_lookups, stats.resumed_lookup_blocks, stats.resumed_hit_blocks) == (1, 10, 10)
+
+
 def test_keys_of_ranges_separate_images(pool: kvpool.Pool) -> None:
     cache = pool.prefix_cache
     assert cache is not None
@@ -216,22 +220,48 @@ def test_admission_reserves(pool: kvpool.Pool) -> None:
         assert (refused.value.sequence, refused.value.kind) == (7, "AlreadyOpen")
 
 
-def test_an_exception_in_a_batch_ends_it_without_caching(pool: kvpool.Pool) -> None:
+def test_an_exception_in_a_batch_takes_its_tokens_back(pool: kvpool.Pool) -> None:
+    cache = pool.prefix_cache
+    assert cache is not None
     with pool.sequence(1, [1, 2, 3, 4, 5]) as sequence:
-        with pytest.raises(ZeroDivisionError):
+
+        def step(launch: Callable[[], object]) -> kvpool.Batch:
             with pool.begin_batch() as batch:
                 batch.append(sequence, 5)
-                _ = 1 // 0
-        assert batch.finished
+                launch()
+            return batch
+
+        with pytest.raises(ZeroDivisionError):
+            step(lambda: 1 // 0)
+        assert (len(sequence), sequence.block_hashes, cache.blocks()) == (0, [], [])
+        stats = pool.stats()
+        assert (stats.batches_in_flight, stats.batches_abandoned) == (0, 1)
+        # Its blocks are kept for the same step.
+        free = pool.free_blocks
+        assert step(lambda: None).finished
+        assert (len(sequence), len(cache.blocks()), pool.free_blocks) == (5, 1, free)
+        # What was computed before stays.
+        with pytest.raises(KeyError), pool.begin_batch() as batch:
+            batch.append_tokens(sequence, [6, 7, 8, 9])
+            raise KeyError
+        assert (len(sequence), len(cache.blocks())) == (5, 1)
         with pytest.raises(kvpool.BatchEnded, match="this batch has ended"):
             batch.append(sequence, 1)
-    assert pool.stats().batches_in_flight == 0
-    assert pool.prefix_cache.blocks() == [], "its bytes may not have been computed"
-    # Without an exception, the block is cached.
-    with pool.sequence(1, [1, 2, 3, 4, 5]) as sequence:
         with pool.begin_batch() as batch:
-            batch.append(sequence, 5)
-    assert len(pool.prefix_cache.blocks()) == 1
+            batch.append_tokens(sequence, [6, 7, 8, 9])
+    with pool.sequence(2, [1, 2, 3, 4, 5, 6, 7, 8, 9]) as sequence:
+        assert len(sequence) == 8
+
+
+def test_a_batch_that_is_dropped_is_abandoned(pool: kvpool.Pool) -> None:
+    with pool.sequence(1, [1, 2, 3, 4, 5]) as sequence:
+        batch = pool.begin_batch()
+        batch.append(sequence, 5)
+        del batch
+        gc.collect()
+        assert len(sequence) == 0
+    assert pool.stats().batches_abandoned == 1
+    pool.audit()
 
 
 def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:

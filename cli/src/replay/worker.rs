@@ -351,18 +351,18 @@ impl<'a> Worker<'a> {
         place: usize,
         tokens: u64,
     ) -> Result<Option<(usize, usize)>, String> {
-        let running = &mut self.scheduler.running()[place];
-        let in_prompt = running.in_prompt();
-        let Running { held, sequence: Open { sequence, text, found }, job } = running;
-        // The cache finds decoded tokens by their ids: for the next request of a conversation, or
-        // for this one after a preemption.
-        let decoded = (self.texts.is_some() && !in_prompt).then(|| text.id(*held as usize));
-        let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
         loop {
+            let running = &mut self.scheduler.running()[place];
+            let in_prompt = running.in_prompt();
+            let Running { held, sequence: Open { sequence, text, found }, job } = running;
+            let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
             let start = (blocks > 0).then(Instant::now);
-            let appended = match decoded {
-                Some(id) => batch.append_tokens(sequence, &[id]),
-                None => batch.append(sequence, tokens as usize),
+            // The cache finds decoded tokens by their ids: for the next request of a conversation,
+            // or for this one after a preemption.
+            let appended = if self.texts.is_some() && !in_prompt {
+                batch.append_tokens(sequence, &[text.id(*held as usize)])
+            } else {
+                batch.append(sequence, tokens as usize)
             };
             let Err(error) = appended else {
                 if let Some(start) = start {

@@ -37,6 +37,7 @@
 //! let q = Tensor::randn(0f32, 1.0, (3, 4, 8), &Device::Cpu)?;
 //! let out = kvpool_candle::attention(pool.layout(), &batch, &sequence, 0, &q, 0.35)?;
 //! assert_eq!((out.dims(), out.dtype()), (&[3, 4, 8][..], DType::F32));
+//! batch.finish();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

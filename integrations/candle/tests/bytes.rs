@@ -251,6 +251,7 @@ fn attention_does_not_notice_moves() {
             let new = batch.append(sequence, 1).unwrap().tokens;
             let [k, v] = [0, 1].map(|_| random(&mut rng, &[1, KV_HEADS, HEAD_DIM], DType::F32));
             write(&mut batch, sequence, 0, new, &k, Some(&v)).unwrap();
+            batch.finish();
         }
     }
     let q = random(&mut rng, &[2, 4, HEAD_DIM], DType::F32);

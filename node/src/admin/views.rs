@@ -137,6 +137,8 @@ pub enum OwnerKind {
     Import,
     /// A transfer that was given up, whose bytes a transport may still read or write.
     Quarantine,
+    /// Closed sequences, whose blocks are cached and released once batches in flight finish.
+    Closing,
     /// None: blocks with references that no owner will release, or the candidates. A fault of the
     /// pool, which an audit reports.
     Unaccounted,
@@ -182,6 +184,9 @@ impl OwnersReport {
             let sequence = transfer.sequence.map(|id| id.0);
             OwnerRecord { held_s, ..OwnerRecord::new(kind, sequence, transfer.blocks.len()) }
         }));
+        if !found.closing.is_empty() {
+            owners.push(OwnerRecord::new(OwnerKind::Closing, None, found.closing.len()));
+        }
         owners.extend(found.unaccounted.as_ref().map(|lost| {
             let blocks = if lost.blocks.is_empty() { lost.candidates.len() } else { lost.blocks.len() };
             OwnerRecord::new(OwnerKind::Unaccounted, None, blocks)
@@ -221,4 +226,29 @@ impl OwnerRecord {
 
 fn word(priority: Priority) -> String {
     priority.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvpool::{KvLayout, Pool, PrefixConfig, SequenceId};
+
+    use super::*;
+
+    #[test]
+    fn blocks_of_closed_sequences_have_an_owner_until_their_batch_ends() {
+        let layout = KvLayout::named("tiny").unwrap();
+        let tokens = layout.block_tokens() * 2;
+        let pool = Pool::builder(layout).blocks(9).prefix_cache(PrefixConfig::new()).build().unwrap();
+        let mut sequence = pool.sequence(SequenceId(1)).tokens(&vec![7; tokens]).unwrap();
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, tokens).unwrap();
+        drop(sequence);
+        let kinds = || {
+            let report = OwnersReport::of(&pool.owners(), 9);
+            report.owners.into_iter().map(|owner| (owner.kind, owner.blocks)).collect::<Vec<_>>()
+        };
+        assert_eq!(kinds(), [(OwnerKind::Closing, 2)]);
+        batch.finish();
+        assert_eq!(kinds(), []);
+    }
 }

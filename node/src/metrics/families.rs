@@ -59,12 +59,14 @@ families! {
     HITS: Counter "prefix_hits" [] "Tokens of the full blocks that were found there";
     LOOKUPS: Counter "prefix_lookups" [] "Prompts that were looked up";
     RESUMED: Counter "prefix_resumed_blocks" ["outcome"] "Full blocks of prompts that came back after a preemption: looked_up, and of these, found";
+    FULL: Counter "full_blocks" [] "Lookups that ended at a cached block that had the maximal number of references";
     UNCACHED: Counter "uncached_blocks" [] "Blocks that were taken out of the prefix cache because they were wrong";
     REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
     EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, first_out, out_of_order";
     SUBSCRIBERS: Gauge "cache_event_subscribers" [] "Subscribers of the events of the prefix cache";
     LOST_EVENTS: Counter "lost_cache_events" [] "Events of the prefix cache that subscribers lost because they received too slowly";
 
+    TURN: Gauge "turn_seconds" ["task"] "Age of the turn to move blocks, of the task that has it: defragment, background, request, resize; absent while none has it";
     COMPACTIONS: Counter "compactions" [] "Turns of compactions and shrinks, with those that moved nothing";
     MOVES: Counter "moves" ["outcome"] "Planned moves of blocks: published, or gave_way to an owner or a failure";
     MOVED_BYTES: Counter "moved_bytes" [] "Bytes of the blocks that compactions and shrinks moved";

@@ -1,6 +1,6 @@
 //! The values of a pool.
 
-use kvpool::{Metrics, Pool, Priority};
+use kvpool::{Metrics, Pool, Priority, TurnTask};
 
 use super::families::*;
 use super::scrape::Scrape;
@@ -97,6 +97,7 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
     scrape.count(&RESUMED, &["looked_up"], metrics.prefix.resumed_lookup_blocks);
     scrape.count(&RESUMED, &["found"], metrics.prefix.resumed_hit_blocks);
+    scrape.count(&FULL, &[], metrics.prefix.full_blocks);
     scrape.count(&UNCACHED, &[], metrics.prefix.uncached_blocks);
     scrape.count(&REGISTERED, &[], metrics.prefix.registered_blocks);
     let (policy, evictions) = (cache.policy().name(), &metrics.evictions);
@@ -116,6 +117,16 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
 
 fn moves(metrics: &Metrics, scrape: &mut Scrape) {
     let moves = &metrics.moves;
+    if let Some(turn) = metrics.stats.turn {
+        let task = match turn.task {
+            TurnTask::Defragment => "defragment",
+            TurnTask::Background => "background",
+            TurnTask::Request => "request",
+            TurnTask::Resize => "resize",
+            _ => "other",
+        };
+        scrape.number(&TURN, &[task], turn.age().as_secs_f64());
+    }
     scrape.count(&COMPACTIONS, &[], moves.runs);
     scrape.count(&MOVES, &["published"], moves.moved_blocks);
     scrape.count(&MOVES, &["gave_way"], moves.given_up.total() as u64);

@@ -85,6 +85,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         UPTIME,
         AUDITS,
         AUDIT_FAILURES,
+        TURN,
         MIGRATIONS,
         NODE_MIGRATIONS,
         SENT_BYTES,
@@ -128,6 +129,36 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
     ] {
         assert!(text.lines().any(|other| other == line), "no {line} in {text}");
     }
+}
+
+/// A resize that is polled once and kept has the turn, because a lease has blocks of the tail.
+#[test]
+fn the_holder_of_the_turn_is_named_with_its_age() {
+    let built = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(100).build().unwrap();
+    let turns = || {
+        let mut scrape = Scrape::new();
+        pool(&built, &mut scrape);
+        let text = scrape.encode("p");
+        text.lines()
+            .filter(|line| line.starts_with("kvpool_turn_seconds{"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(turns(), [""; 0]);
+    let below = built.allocate(AllocRequest::new(60)).unwrap();
+    let _in_the_way = built.allocate(AllocRequest::new(40)).unwrap();
+    drop(below);
+    let mut resize = Box::pin(built.resize(50));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(resize.as_mut().poll(&mut context).is_pending());
+    std::thread::sleep(std::time::Duration::from_millis(30));
+    let found = turns();
+    assert!(
+        found.len() == 1 && found[0].starts_with(r#"kvpool_turn_seconds{pool="p",task="resize"} 0.0"#),
+        "{found:?}"
+    );
+    drop(resize);
+    assert_eq!(turns(), [""; 0]);
 }
 
 #[test]

@@ -131,7 +131,7 @@ impl Blocks {
         self.count_further(frames.len() as isize);
         let cache = self.recent_thread_cache();
         let is_few = (1..=INLINE_BLOCKS).contains(&frames.len());
-        if !frames.is_empty() && !(is_few && self.give_back_inline(cache, &frames)) {
+        if !(frames.is_empty() || is_few && self.give_back_inline(cache, &frames)) {
             self.give_back_frames(cache, &frames);
         }
     }

@@ -69,8 +69,8 @@ class BuildError(InvalidArgument):
 class OutOfBlocks(KvPoolError, MemoryError):
     """Too few blocks are available. Nothing was allocated.
 
-    Fields by ``kind``: ``asked`` always; ``free``, ``retired``, ``evictable``, ``held`` and
-    ``oldest_batch`` for ``Exhausted``; ``total`` for ``TooLarge``; ``total`` and ``reserve`` for
+    Fields by ``kind``: ``asked`` always; ``free``, ``retired``, ``evictable``, ``held``,
+    ``in_transfer`` and ``oldest_batch`` for ``Exhausted``; ``total`` for ``TooLarge``; ``total`` and ``reserve`` for
     ``Reserved``; ``priority``, ``waiting`` and ``lacking`` for ``Behind``.
     """
 
