@@ -383,3 +383,75 @@ fn threads_that_abandon_batches() {
     pool.audit().unwrap();
     assert_eq!(pool.sequence_count(), 0);
 }
+
+/// More batches than the log keeps are abandoned while one that filled blocks is in flight.
+#[test]
+fn a_batch_in_flight_is_not_taken_for_an_abandoned_one() {
+    let pool = pool(4, 200);
+    let prompt = prompt(17);
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
+    let mut filled = pool.begin_batch();
+    filled.append(&mut sequence, 16).unwrap();
+    let mut other = pool.sequence(SequenceId(9)).open().unwrap();
+    for _ in 0..65_537 {
+        let mut batch = pool.begin_batch();
+        batch.append(&mut other, 1).unwrap();
+        drop(batch);
+    }
+    assert_eq!((sequence.len(), other.len()), (16, 0));
+    let mut batch = pool.begin_batch();
+    assert_eq!(batch.append(&mut sequence, 1).unwrap().tokens, 16..17);
+    filled.finish();
+    batch.finish();
+    // Which batch wrote these tokens cannot be told any more; what was registered is found.
+    sequence.commit(0).unwrap();
+    assert_eq!(sequence.len(), 0);
+    assert_eq!(cached(&pool, 3, &prompt), 16);
+    append(&pool, &mut sequence, 17);
+    drop((sequence, other));
+    pool.audit().unwrap();
+}
+
+/// Another batch that wrote to the sequence is in flight: its work may still write to the blocks.
+#[test]
+fn blocks_that_a_batch_in_flight_writes_are_not_reused() {
+    let pool = pool(4, 200);
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(41)).unwrap();
+    let mut first = pool.begin_batch();
+    first.append(&mut sequence, 4).unwrap();
+    let mut behind = pool.begin_batch();
+    behind.append(&mut sequence, 8).unwrap();
+    let (mut old, mut new) = (vec![], vec![]);
+    behind.slot_mapping(&sequence, 4..12, &mut old).unwrap();
+    drop(first);
+    let mut again = pool.begin_batch();
+    again.append(&mut sequence, 12).unwrap();
+    again.slot_mapping(&sequence, 0..12, &mut new).unwrap();
+    assert!(old.iter().all(|slot| !new.contains(slot)), "{old:?} and {new:?}");
+    again.finish();
+    behind.finish();
+    drop(sequence);
+    assert_eq!(cached(&pool, 2, &prompt(41)), 12);
+    pool.audit().unwrap();
+}
+
+/// Tokens that were removed in between, and extra keys, are as the sequence says.
+#[test]
+fn announced_tokens_stay_consistent() {
+    let pool = pool(16, 200);
+    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(100)).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_to(&mut sequence, 60).unwrap();
+    sequence.truncate(50).unwrap();
+    batch.append_tokens(&mut sequence, &[5; 10]).unwrap();
+    drop(batch);
+    assert_eq!((sequence.len(), sequence.announced(), sequence.block_hashes().len()), (0, 50, 3));
+    sequence.extra_key(50..60, b"image").unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_to(&mut sequence, 50).unwrap();
+    batch.append_tokens(&mut sequence, &[6; 10]).unwrap();
+    batch.finish();
+    assert_eq!(sequence.len(), 60);
+    drop(sequence);
+    pool.audit().unwrap();
+}

@@ -257,7 +257,7 @@ fn a_batch_that_is_dropped_ends_with_its_stream() {
     let mut sequence = world.open(1);
     let mut batch = world.pool.begin_batch_on(&world.stream).unwrap();
     batch.append(&mut sequence, 4).unwrap();
-    batch.finish();
+    drop(batch);
     drop(sequence);
     assert_eq!(world.pool.stats().retired, 1);
     world.device().go_on(1);

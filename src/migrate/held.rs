@@ -288,6 +288,7 @@ impl Drop for Pinned {
             // As at the end of every batch: frames left by moves, which it may have been the last
             // to read.
             pool.reclaim_due_shared_limbo();
+            self.held.end.sequences.batch_ended();
         }
     }
 }

@@ -40,8 +40,8 @@ pub struct Owners {
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: Vec<BlockId>,
     /// References without an owner: a fault of the pool, which an [audit](Pool::audit) reports. The
-    /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. `None` if there
-    /// are none, and while other threads use the pool.
+    /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. While other
+    /// threads use the pool, it may name blocks that change hands at that moment: read it twice.
     #[cfg_attr(feature = "serde", serde(default))]
     pub unaccounted: Option<Unaccounted>,
 }

@@ -63,8 +63,9 @@ impl Pool {
     /// [`Preempt::Swap`] first waits, for as long as it takes, until the batches that write the
     /// sequence have [ended](Self::settled), and then copies it. The calling task must hold no such
     /// batch. It does not wait for room in the other pool, so that the caller can recompute instead.
-    /// Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does not wait: blocks that a batch in flight still writes are
-    /// not cached. Await [`settled`](Self::settled) first to keep them.
+    /// Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does not wait:
+    /// while a batch in flight writes to its blocks, they stay in use, and are cached when it
+    /// finishes. Await [`settled`](Self::settled) first to have them at once.
     ///
     /// Dropping the future closes the sequence.
     ///

@@ -11,7 +11,7 @@
 //!            abandoned               log the batch;  count += 1 (Release);  end the lease
 //! sequence   operation               seen != count (Acquire)?  withdraw: cut to the first position of a logged batch;
 //!                                    the blocks go to its reservation, so that the same tokens can be appended again;
-//!                                    while the batch's stream has not got there, they are released, and retired until it has
+//!                                    while any of its writers is in flight, they are released, and retired until it has ended
 //!            seal, promise           the other writers have ended;  then seen == count, or the sequence does neither
 //! ```
 //!
@@ -30,7 +30,8 @@
 //! # Bounds
 //!
 //! The log keeps the last [`KEPT`] batches. A sequence that was idle while more were abandoned
-//! cannot tell which ones wrote to it, and withdraws all tokens whose batch it has not seen end.
+//! cannot tell which ones wrote to it, and withdraws all tokens whose batch it has not seen end, once
+//! that batch has ended. Until then it seals nothing.
 //!
 //! Model: `loom-tests/tests/abandoned.rs`.
 
@@ -39,7 +40,7 @@ use std::sync::PoisonError;
 
 use smallvec::SmallVec;
 
-use crate::clock::BatchRef;
+use crate::clock::{BatchRef, Clock};
 use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering::*};
 
 /// Number of abandoned batches that the log keeps.
@@ -87,13 +88,17 @@ impl Abandoned {
 
     /// Returns the count, and of these writes the first one by a batch that was abandoned since the
     /// count was `seen`.
-    pub(super) fn first_of(&self, seen: u64, writes: &[Write]) -> (u64, Option<Write>) {
+    ///
+    /// The count is still `seen` if a batch in flight may be one that the log no longer has.
+    pub(super) fn first_of(&self, seen: u64, writes: &[Write], clock: &Clock) -> (u64, Option<Write>) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.count.load(Relaxed);
         let new = (count - seen) as usize;
-        let is_abandoned = |write: &&Write| {
-            new > last.len() || last.iter().rev().take(new).any(|&batch| batch == write.batch)
-        };
+        let in_flight = |write: &Write| clock.is_in_flight(write.batch);
+        let is_logged = |write: &Write| last.iter().rev().take(new).any(|&batch| batch == write.batch);
+        let is_missed = new > last.len();
+        let is_abandoned = |&write: &&Write| is_logged(write) || is_missed && !in_flight(write);
+        let count = if is_missed && writes.iter().any(in_flight) { seen } else { count };
         (count, writes.iter().filter(is_abandoned).min_by_key(|write| write.from).copied())
     }
 }

@@ -48,8 +48,11 @@ use super::sequence::{Access, Sequence};
 /// device fails, is *abandoned*: what was written under it counts as not computed. Each sequence
 /// that it wrote to is cut to where its first write began, including what other batches appended
 /// behind; ids that were announced before stay announced. The blocks become the sequence's
-/// [reservation](Sequence::reserve), so that the step can be tried again; on a stream that has not
-/// got to the batch's end, they are freed once it has:
+/// [reservation](Sequence::reserve), so that the step can be tried again. While another batch that
+/// wrote to the sequence is in flight, or the batch's stream has not got to its end, they are freed
+/// instead, once it has; in the last block that stays, work of that batch must precede the second
+/// try in stream order. Without storage, a block that the engine copied for the batch goes as a
+/// whole.
 ///
 /// ```
 /// # use kvpool::{KvLayout, Pool, SequenceError, SequenceId};

@@ -24,7 +24,7 @@ use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
 use crate::storage::{CopyDone, DeviceStream, Storage};
-use crate::sync::{Arc, Mutex, Ordering::Relaxed, fence_after_rmw};
+use crate::sync::{Arc, Mutex, Ordering::Relaxed};
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
@@ -170,9 +170,7 @@ impl BatchInner {
         }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);
-            // Pairs with the fence in `Closing::add`. The end changed the clock's word.
-            fence_after_rmw();
-            self.sequences.0.closing.look();
+            self.sequences.batch_ended();
             // Frames left by moves, which this batch may have been the last to read. Announces,
             // also for frames that it only held briefly because they wait for another batch.
             blocks.reclaim_due_shared_limbo();

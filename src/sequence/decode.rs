@@ -35,7 +35,8 @@ impl Batch {
     ///
     /// As for [`append`](Self::append).
     pub fn append_to(&mut self, sequence: &mut Sequence, total: usize) -> Result<Appended, SequenceError> {
-        let length = sequence.len();
+        sequence.catch_up();
+        let length = sequence.list.tokens() as usize;
         match total.saturating_sub(length) {
             0 => {
                 sequence.check_in(&self.step.sequences)?;
@@ -139,7 +140,7 @@ impl Batch {
     fn undo(sequences: &mut [&mut Sequence]) {
         for sequence in sequences {
             // With the extra keys of the tokens to come, which the caller has not taken back.
-            sequence.take_back(sequence.len() - 1, usize::MAX);
+            sequence.take_back(sequence.list.tokens() as usize - 1, usize::MAX);
         }
     }
 

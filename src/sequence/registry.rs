@@ -8,7 +8,7 @@ use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
-use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64};
+use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, fence_after_rmw};
 
 use super::abandoned::Abandoned;
 use super::closing::Closing;
@@ -204,6 +204,13 @@ impl Sequences {
         (self.0.abandoned.count(), self.0.closing.len())
     }
 
+    /// Closes the sequences that waited for batches, after one has ended.
+    pub(crate) fn batch_ended(&self) {
+        // Pairs with the fence in `Closing::add`. The end changed the clock's word.
+        fence_after_rmw();
+        self.0.closing.look();
+    }
+
     /// Returns a block for each reference of closed sequences that wait for batches.
     pub(crate) fn closing_blocks(&self) -> Vec<BlockId> {
         self.0.closing.blocks()
@@ -323,7 +330,7 @@ impl fmt::Debug for Sequences {
 /// A view of a sequence, for threads other than its owner's.
 ///
 /// Each read returns the sequence as of some moment during the call. The view of a closed sequence
-/// is empty.
+/// is empty, once the batches that write to it have ended.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,

@@ -185,7 +185,8 @@ impl Sequence {
     /// Returns the hashes of the full blocks of its announced tokens, in order: of blocks that are written,
     /// and of those that will be. Empty in a pool without a prefix cache.
     pub fn block_hashes(&self) -> &[BlockHash] {
-        self.known.as_ref().map_or(&[], |known| known.hashes())
+        let blocks = self.announced() / self.sequences.block_tokens();
+        self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
     }
 
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
@@ -223,6 +224,7 @@ impl Sequence {
     /// or [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if it begins before
     /// [`announced`](Self::announced); nothing has changed.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
+        self.catch_up();
         match (&mut self.known, self.sequences.cache()) {
             (Some(known), Some(cache)) => Ok(known.extra_key(cache, ExtraKey::new(tokens, key))?),
             _ => Ok(()),
@@ -333,11 +335,12 @@ impl Sequence {
     /// [Truncates](Self::truncate) to `length` tokens, and keeps the extra keys of ranges that begin
     /// before `keys_to`.
     pub(super) fn take_back(&mut self, length: usize, keys_to: usize) {
-        let takes_back = length < self.len();
+        let takes_back = length < self.list.tokens() as usize;
         self.look_for_uncached(self.list.len());
         self.cut(length as u32);
         if takes_back && let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.truncate(cache, length, keys_to);
+            self.writes.iter_mut().for_each(|write| write.announced = write.announced.min(length as u32));
         }
         self.settle();
     }
@@ -450,10 +453,16 @@ impl Sequence {
 
     /// Seals and registers its blocks as far as possible now, before they are released.
     pub(super) fn make_findable(&mut self) {
-        self.catch_up();
-        self.look_for_uncached(self.list.len());
-        self.settle();
-        self.register_tail();
+        loop {
+            self.catch_up();
+            self.look_for_uncached(self.list.len());
+            self.settle();
+            self.register_tail();
+            // Otherwise a batch was abandoned meanwhile.
+            if !self.is_stale() || self.writing().is_some() {
+                return;
+            }
+        }
     }
 
     /// Returns a batch in flight that may write to its blocks, if there is one.
@@ -600,7 +609,10 @@ impl Drop for Sequence {
         } else {
             self.cut(0);
         }
-        self.pool_blocks().reclaim_slice();
+        // A batch's end, which closes it for good, evicts itself if its thread may.
+        if !self.is_closed {
+            self.pool_blocks().reclaim_slice();
+        }
         start.into_iter().for_each(|start| self.pool_blocks().latencies().record(Operation::Free, start));
     }
 }

@@ -39,11 +39,16 @@ impl Sequence {
     #[cold]
     fn find_withdrawn(&self) -> Option<Write> {
         // Relaxed: as above. An older number only repeats a look.
-        let (count, first) = self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes);
+        let (count, first) = self.first_abandoned();
         if first.is_none() {
             self.seen.store(count, Relaxed);
         }
         first
+    }
+
+    fn first_abandoned(&self) -> (u64, Option<Write>) {
+        let clock = self.sequences.0.blocks.clock();
+        self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes, clock)
     }
 
     /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
@@ -57,20 +62,20 @@ impl Sequence {
 
     #[cold]
     fn withdraw(&mut self) {
-        let (count, first) = self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes);
+        let (count, first) = self.first_abandoned();
         if let Some(Write { batch, from, announced }) = first {
             let place = from / self.sequences.0.block_tokens;
-            if self.seals.is_promised_to(place, batch.ticket()) {
+            // Work of a batch in flight may still write to these blocks.
+            let is_written = self.writing().is_none();
+            if is_written && self.seals.is_promised_to(place, batch.ticket()) {
                 // The batch seals nothing.
                 self.seals.reopen(place);
             }
             let gone = self.unlink(from);
             let pool = self.sequences.0.blocks.clone();
-            // Work of a batch whose stream has not got there may still write to its blocks.
-            let has_ended = !pool.clock().is_in_flight(batch);
             let is_kept = |&id: &BlockId| {
                 let word = pool.word(id);
-                has_ended && word.refs() == 1 && !word.is_sealed() && !word.is_cached()
+                is_written && word.refs() == 1 && !word.is_sealed() && !word.is_cached()
             };
             let (kept, gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_kept);
             self.reserved.extend(kept);

@@ -142,7 +142,10 @@ impl PySequence {
 
     /// Releases the reserved blocks, and returns their number.
     fn release_reservation(&self) -> Outcome<usize> {
-        Ok(self.sequence.enter()?.release_reservation())
+        let mut sequence = self.sequence.enter()?;
+        // Blocks of an abandoned batch, which views may show, are among those that are released.
+        self.views.check("release the reservation")?;
+        Ok(sequence.release_reservation())
     }
 
     /// Closes the sequence: its blocks are freed, or stay in the prefix cache. Does nothing if it

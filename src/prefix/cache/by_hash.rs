@@ -68,7 +68,8 @@ impl UncachedHashes {
     fn remember(&self, hashes: &HashSet<BlockHash>) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         let call = self.newest() + 1;
-        if calls.0.len() + hashes.len() > REMEMBERED_MAX {
+        let new = hashes.iter().filter(|&hash| !calls.0.contains_key(hash)).count();
+        if calls.0.len() + new > REMEMBERED_MAX {
             *calls = (HashMap::new(), call - 1);
         }
         calls.0.extend(hashes.iter().map(|&hash| (hash, call)));
