@@ -54,6 +54,7 @@ impl<T> Slot<T> {
 }
 
 /// What comes to a target.
+#[allow(clippy::large_enum_variant, reason = "one exists for each migration")]
 pub(super) enum Incoming {
     /// All of a copy.
     Whole(Import),
@@ -124,6 +125,7 @@ pub(super) struct Job {
     pub(super) side: SideJob,
 }
 
+#[allow(clippy::large_enum_variant, reason = "one exists for each migration")]
 pub(super) enum SideJob {
     Source {
         export: Slot<Parcel>,
