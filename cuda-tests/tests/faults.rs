@@ -306,7 +306,6 @@ fn threads_that_panic_leave_a_pool_that_works() {
                 tell.send(sequence.len()).expect("the test receives");
                 let _ = batch.append(&mut sequence, 12);
                 panic!("planted: before anything was stored");
-                batch.finish();
             });
             thread.join().is_err()
         });
