@@ -414,7 +414,7 @@ impl World {
             now(from.replicate(&self.sequences[index].1, to)).ok().map(|(sequence, _)| (1 - at, sequence))
         } else {
             let (_, sequence) = self.sequences.swap_remove(index);
-            match now(from.migrate(sequence, to)) {
+            match now(from.migrate_until(sequence, to, std::time::Instant::now())) {
                 Ok((sequence, _)) => Some((1 - at, sequence)),
                 Err(refused) => Some((at, *refused.sequence)),
             }
