@@ -455,7 +455,11 @@ fn work(
             }
             _ => {
                 let Some(sequence) = sequences.pop() else { continue };
-                match pollster::block_on(here.migrate(sequence, Target::from(there))) {
+                match pollster::block_on(here.migrate_until(
+                    sequence,
+                    Target::from(there),
+                    std::time::Instant::now(),
+                )) {
                     Ok(_) => {}
                     Err(error) => drop(error.sequence),
                 }
