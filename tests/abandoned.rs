@@ -1,5 +1,5 @@
-//! Batches that do not finish: nothing of what was appended under them is found, and the step can be
-//! tried again. Sequences that close while a batch writes to them: what it wrote is found later.
+//! Batches that do not finish: nothing of what was appended under them is found, and the step can
+//! be tried again. Sequences that close while a batch writes to them: what it wrote is found later.
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
@@ -349,8 +349,8 @@ fn threads_that_abandon_batches() {
                     let mut random = fastrand::Rng::with_seed(seed + thread);
                     for round in 0..400 {
                         let id = SequenceId(thread * 1_000_000 + round);
-                        // The second token says whether the first batch fails: no prompt with a 1 there
-                        // is ever computed.
+                        // The second token says whether the first batch fails: no prompt with a 1
+                        // there is ever computed.
                         let fails = random.bool();
                         let mut tokens: Vec<u32> = vec![random.u32(0..50), u32::from(fails)];
                         tokens.extend(0..random.u32(4..40));

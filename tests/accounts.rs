@@ -169,8 +169,8 @@ fn blocks_that_no_owner_lists() {
     is_found(&pool, lease.blocks()[0]);
 }
 
-/// A user who forgets a lease or handles owns them: that is no fault of the pool, and is reported as
-/// what it is.
+/// A user who forgets a lease or handles owns them: that is no fault of the pool, and is reported
+/// as what it is.
 #[test]
 fn forgotten_leases_are_leases() {
     let pool = pool(60);
@@ -356,8 +356,8 @@ fn frames_are_counted() {
     }
 }
 
-/// Threads that allocate, share, free each other's blocks, grow sequences, drop futures, move blocks and
-/// end: afterwards, every reference has an owner, and one that has none is found.
+/// Threads that allocate, share, free each other's blocks, grow sequences, drop futures, move
+/// blocks and end: afterwards, every reference has an owner, and one that has none is found.
 #[test]
 fn threads_leave_every_reference_with_an_owner() {
     let rounds = if cfg!(debug_assertions) { 12 } else { 60 };

@@ -69,8 +69,8 @@ fn the_evictable_prefix_of_a_request_is_needed_too() {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-    /// While no thread uses the pool, the number of needed blocks says whether a request is admitted,
-    /// and by how many the available ones become fewer.
+    /// While no thread uses the pool, the number of needed blocks says whether a request is
+    /// admitted, and by how many the available ones become fewer.
     #[test]
     fn the_number_of_needed_blocks_predicts_an_admission(
         block_tokens in prop::sample::select(vec![1usize, 2, 3, 16]),
@@ -91,7 +91,8 @@ proptest! {
                     let needed = needed.unwrap();
                     prop_assert!(needed <= available, "{needed} of {available}");
                     let left = pool.available_blocks();
-                    // A block that is cached in part is held beside its copy, if there is room for both.
+                    // A block that is cached in part is held beside its copy, if there is room for
+                    // both.
                     prop_assert!(left + needed == available || left + needed + 1 == available);
                     let mut batch = pool.begin_batch();
                     let missing = prompt.len() - sequence.len();

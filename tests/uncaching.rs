@@ -463,8 +463,8 @@ impl Timed {
     }
 }
 
-/// Random sequences that share prompts, with batches in flight: what a lookup returns was written after
-/// its hash was uncached last.
+/// Random sequences that share prompts, with batches in flight: what a lookup returns was written
+/// after its hash was uncached last.
 #[test]
 fn what_is_found_was_written_after_the_call() {
     let (mut hits, mut calls) = (0, 0);

@@ -1,6 +1,6 @@
-//! Theorem: no block is found that holds a token which was appended under an abandoned batch, or one
-//! that was appended behind such a token, whichever of them ends first, and also through a fork or
-//! a sequence that has closed.
+//! Theorem: no block is found that holds a token which was appended under an abandoned batch, or
+//! one that was appended behind such a token, whichever of them ends first, and also through a fork
+//! or a sequence that has closed.
 //!
 //! Theorem: what was appended under batches that finish is found, whenever its sequence closes; and
 //! a closed sequence keeps no block once its batches have ended.

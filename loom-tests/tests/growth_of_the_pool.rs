@@ -2,9 +2,9 @@
 //! exist before any thread can allocate its frame, in an existing bucket and in a new one, and a
 //! block is allocated once.
 //!
-//! Theorem: a thread that has grown a table finds all rows up to the size that it asked for, and sees
-//! them complete, also those of another thread that grew it at the same time; and every row that is
-//! counted is complete.
+//! Theorem: a thread that has grown a table finds all rows up to the size that it asked for, and
+//! sees them complete, also those of another thread that grew it at the same time; and every row
+//! that is counted is complete.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::AllocRequest;

@@ -95,8 +95,8 @@ fn the_level_above() {
 }
 
 /// The word that is filled is not the one that was emptied, but another of its group, and more is
-/// freed than the searcher takes: neither its second look at its own word nor the walk that it falls
-/// back to makes up for a missing bit above.
+/// freed than the searcher takes: neither its second look at its own word nor the walk that it
+/// falls back to makes up for a missing bit above.
 #[test]
 fn another_word_of_the_group() {
     check("hints::another_word_of_the_group", || {

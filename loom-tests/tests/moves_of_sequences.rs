@@ -1,6 +1,6 @@
 //! Theorems: moves of its blocks do not disturb a sequence: it writes to a block that no thread
-//! copies, its releases free each block once and count it so, and a table built during a move, or before it, leads
-//! to the tokens' bytes until its batch ends.
+//! copies, its releases free each block once and count it so, and a table built during a move, or
+//! before it, leads to the tokens' bytes until its batch ends.
 #![cfg(kvpool_loom)]
 
 use kvpool::block::{Blocks, BlocksConfig};

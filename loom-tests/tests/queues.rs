@@ -1,13 +1,14 @@
-//! Theorem: with a policy of several queues, whose next blocks stand in fronts, every filed block is
-//! taken once, by a thread that sees its entry, whichever thread brought the entry to the front, took
-//! it from there, or exchanged it for another; and the policy sees only places that were given.
+//! Theorem: with a policy of several queues, whose next blocks stand in fronts, every filed block
+//! is taken once, by a thread that sees its entry, whichever thread brought the entry to the front,
+//! took it from there, or exchanged it for another; and the policy sees only places that were
+//! given.
 //!
 //! Entries have two blocks here. Queue 1 is evicted before queue 0: a thread that takes a block of
 //! queue 1 leaves the first one of queue 0 in its front.
 //!
-//! The models explore threads that meet at a front whose block was taken and filed again. They leave
-//! out an entry that another thread takes from a front for the first time: the stale values of the
-//! rank queue's words make that too wide.
+//! The models explore threads that meet at a front whose block was taken and filed again. They
+//! leave out an entry that another thread takes from a front for the first time: the stale values
+//! of the rank queue's words make that too wide.
 #![cfg(kvpool_loom)]
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

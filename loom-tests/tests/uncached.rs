@@ -1,7 +1,7 @@
 //! Theorem: once a call that uncaches a hash has returned, no lookup finds a block that was written
-//! before it, whichever threads hit, released, registered or took back the note of the block meanwhile.
-//! No owner loses its bytes, and no block is lost. And a sequence that hit the block during the call
-//! sees a newer call afterwards.
+//! before it, whichever threads hit, released, registered or took back the note of the block
+//! meanwhile. No owner loses its bytes, and no block is lost. And a sequence that hit the block
+//! during the call sees a newer call afterwards.
 #![cfg(kvpool_loom)]
 
 use kvpool::BlockId;

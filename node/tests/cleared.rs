@@ -215,8 +215,8 @@ async fn a_sequence_that_comes_back_after_a_clear() {
     idle(b.pool()).await;
 }
 
-/// Cached blocks that went to another node before the clear, and more that were computed there behind
-/// them, do not come back. Those that are computed anew take their place there.
+/// Cached blocks that went to another node before the clear, and more that were computed there
+/// behind them, do not come back. Those that are computed anew take their place there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cached_blocks_that_come_back_after_a_clear() {
     let [(a, _to_a), (b, _to_b)] = plain_pair().await;

@@ -28,13 +28,14 @@ use crate::ids::BlockId;
 )]
 #[non_exhaustive]
 pub struct Unaccounted {
-    /// Number of references: of those that no owner will release, less those that an owner counts on
-    /// and that do not exist.
+    /// Number of references: of those that no owner will release, less those that an owner counts
+    /// on and that do not exist.
     pub references: i64,
     /// Blocks that have more or fewer references than owners for certain, ascending.
     pub blocks: Vec<BlockId>,
-    /// Other blocks that may have more, ascending: each has one reference, which may be a lease's or
-    /// one of a reservation. While a batch copies blocks, and in a frame pool, all are candidates.
+    /// Other blocks that may have more, ascending: each has one reference, which may be a lease's
+    /// or one of a reservation. While a batch copies blocks, and in a frame pool, all are
+    /// candidates.
     pub candidates: Vec<BlockId>,
 }
 

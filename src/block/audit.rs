@@ -234,7 +234,8 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// [`AuditError::Unaccounted`]; [`AuditError::Busy`] if a thread allocated or released meanwhile.
+    /// [`AuditError::Unaccounted`]; [`AuditError::Busy`] if a thread allocated or released
+    /// meanwhile.
     pub(crate) fn audit_owners(&self, accounts: impl Fn() -> Accounts) -> Result<(), AuditError> {
         self.confirmed(|| {
             let (before, Accounts { listed, unlisted, lists_shared }) = (self.sum_counts(), accounts());

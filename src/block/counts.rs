@@ -52,8 +52,8 @@ impl Core {
         self.sum_counts().0
     }
 
-    /// Returns the number of references of leases and handles, and in a frame pool of its engine, as
-    /// threads [count](super::state) them: O(threads).
+    /// Returns the number of references of leases and handles, and in a frame pool of its engine,
+    /// as threads [count](super::state) them: O(threads).
     pub fn counted_references(&self) -> i64 {
         let (sum, further) = self.sum_counts();
         sum.blocks.wrapping_sub(sum.freed_blocks).wrapping_add(further) as i64

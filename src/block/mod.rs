@@ -67,8 +67,8 @@
 //! # Conservation
 //!
 //! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable +
-//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it, and `accounts` the
-//! references by their owners.
+//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it, and `accounts`
+//! the references by their owners.
 
 mod accounts;
 mod allocate;

@@ -6,7 +6,7 @@
 //!           move the used blocks below, in waves, as compaction does  ->  collect again
 //!           retired frames become free when batches end; open blocks may be sealed meanwhile
 //!           no progress within the caller's patience: undo, and report the obstacles
-//! between two awaits: the open shrink is left with the turn.  Not polled for too long: whoever
+//! between two awaits: the open shrink is left with the turn. Not polled for too long: whoever
 //!           passes over the turn undoes the shrink; the next poll takes a turn and begins again
 //! ```
 //!
@@ -38,8 +38,8 @@ const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(100), Duration::
 #[non_exhaustive]
 pub struct ResizeOptions {
     /// Time without any progress after which a shrink gives up. It waits for batches in flight to
-    /// end and for open blocks to be sealed; and before, as long again at most, for its turn to move
-    /// blocks.
+    /// end and for open blocks to be sealed; and before, as long again at most, for its turn to
+    /// move blocks.
     pub patience: Duration,
     /// Bytes copied per wave; by default, the storage's choice.
     pub wave_bytes: Option<usize>,
@@ -110,7 +110,8 @@ impl Compactor {
         let mut run = self.run(&options.moves()?, turn);
         let mut progress = Progress::new();
         let shrinking = loop {
-            // Before each await the shrink is left with the turn, and undone if that is passed over.
+            // Before each await the shrink is left with the turn, and undone if that is passed
+            // over.
             let shrinking = match run.turn.resume() {
                 Some(shrinking) => shrinking,
                 None => {
@@ -175,8 +176,8 @@ impl Compactor {
     }
 }
 
-/// Progress of a shrink. If it begins again because its turn was passed over, its patience does not:
-/// a resize that is rarely polled gives up, too.
+/// Progress of a shrink. If it begins again because its turn was passed over, its patience does
+/// not: a resize that is rarely polled gives up, too.
 struct Progress {
     missing: usize,
     is_made: bool,

@@ -292,8 +292,8 @@ impl Export {
         }
     }
 
-    /// Returns the caches in which a cached block, at this place of the manifest, was computed; none
-    /// for a sequence.
+    /// Returns the caches in which a cached block, at this place of the manifest, was computed;
+    /// none for a sequence.
     ///
     /// For a store outside of any pool, to be [given](super::import::Import::set_origins) to the
     /// import that brings the block back.

@@ -109,7 +109,8 @@ pub(super) struct HeldBlocks {
 }
 
 impl End {
-    /// Keeps cached blocks that others are to join, reported as an import, until the result is dropped.
+    /// Keeps cached blocks that others are to join, reported as an import, until the result is
+    /// dropped.
     pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         HeldBlocks::new(self, TransferDirection::Import, None, ids, Refs::Listed(refs))

@@ -281,14 +281,14 @@ impl Import {
         self.stale
     }
 
-    /// States where a missing cached block was computed, as its [export](super::export::Export::origins)
-    /// said; the default is nowhere that is known.
+    /// States where a missing cached block was computed, as its
+    /// [export](super::export::Export::origins) said; the default is nowhere that is known.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Stale`] if it was computed here before the cache was cleared: drop the import.
-    /// [`TransferError::NotTransferred`], also for a sequence; [`TransferError::Manifest`] for origins
-    /// out of order. Nothing changes.
+    /// [`TransferError::Stale`] if it was computed here before the cache was cleared: drop the
+    /// import. [`TransferError::NotTransferred`], also for a sequence; [`TransferError::Manifest`]
+    /// for origins out of order. Nothing changes.
     pub fn set_origins(&mut self, place: u32, origins: &[Origin]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         check_origins(origins)?;

@@ -20,7 +20,8 @@ const VERSION: u32 = 2;
 /// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
 
-/// Greatest number of extra keys of a sequence: the hash of a block takes time for each that touches it.
+/// Greatest number of extra keys of a sequence: the hash of a block takes time for each that
+/// touches it.
 const EXTRA_KEYS_MAX: u32 = 4096;
 
 /// Description of the blocks of a transfer: a sequence, or cached blocks.

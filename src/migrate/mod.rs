@@ -1,9 +1,9 @@
 //! Migration: transfer of blocks to another pool, on the host or on another device, and back.
 //!
 //! There are three operations. A whole sequence is copied and continues in the other pool
-//! ([`SequenceCopy`]; to move it, the source is closed afterwards). Cached blocks that would be evicted soon
-//! move to another pool's cache ([`offload`]). Cached blocks of a prompt are copied back from there
-//! ([`bring_back`]).
+//! ([`SequenceCopy`]; to move it, the source is closed afterwards). Cached blocks that would be
+//! evicted soon move to another pool's cache ([`offload`]). Cached blocks of a prompt are copied
+//! back from there ([`bring_back`]).
 //!
 //! Each runs over the same halves: an [`Export`] in the source, an [`Import`] in the target, and a
 //! [`transport`] in between. Within the process the transport is `process`. Between nodes it is one
@@ -33,11 +33,11 @@
 //! transport may still read or write stay owned, and are reported as quarantined.
 //!
 //! Within the process the transfer runs as a job of its own: on a tokio runtime in a thread for
-//! blocking work, elsewhere, or for a short copy of a sequence, in the polling thread. It owns export and import. The future can
-//! therefore be dropped at its single await: the job stops after the current piece, and drops them.
-//! A sequence owned by a dropped future is closed, like any dropped sequence; a borrowed one is
-//! unaffected. An offload belongs entirely to its job, which also commits it: when the future is
-//! dropped, the job stops early or completes.
+//! blocking work, elsewhere, or for a short copy of a sequence, in the polling thread. It owns
+//! export and import. The future can therefore be dropped at its single await: the job stops after
+//! the current piece, and drops them. A sequence owned by a dropped future is closed, like any
+//! dropped sequence; a borrowed one is unaffected. An offload belongs entirely to its job, which
+//! also commits it: when the future is dropped, the job stops early or completes.
 //!
 //! # Why the source is not written meanwhile
 //!

@@ -110,8 +110,8 @@ pub struct MigrationCounts {
 pub(crate) type Kind = fn(&mut MigrationCounts) -> &mut u64;
 
 impl MigrationCounts {
-    /// Counts the end of a transfer: what it carried, and its stale blocks. `kind` returns the counter
-    /// of its kind.
+    /// Counts the end of a transfer: what it carried, and its stale blocks. `kind` returns the
+    /// counter of its kind.
     pub(crate) fn ended(&mut self, outcome: Result<(&Carried, usize), &TransferError>, kind: Kind) {
         match outcome {
             Ok((carried, stale_blocks)) => {

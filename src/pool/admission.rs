@@ -52,8 +52,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any request
-    /// beside blocks that moves or a resize hold.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any
+    /// request beside blocks that moves or a resize hold.
     pub async fn admit_async(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let mut admission = self.0.sequences.admission(request)?;
         match admission.try_now() {
@@ -84,14 +84,16 @@ impl Pool {
         self.until(asked, deadline, self.admit_async(request)).await?
     }
 
-    /// Returns the number of [available](Self::available_blocks) blocks that an admission of this request
-    /// would take now: those of its prompt and headroom, except for the part of its cached prefix that
-    /// has other owners. The evictable part counts, because it cannot be evicted for the rest.
+    /// Returns the number of [available](Self::available_blocks) blocks that an admission of this
+    /// request would take now: those of its prompt and headroom, except for the part of its cached
+    /// prefix that has other owners. The evictable part counts, because it cannot be evicted for
+    /// the rest.
     ///
-    /// While no other thread uses the pool, no batch is in flight and no request waits, the request is
-    /// admitted if and only if this is at most `available_blocks()`, which it then reduces by as many.
-    /// That is so for priorities that may not use the reserve, and unless the request is contiguous; a
-    /// block that is cached [in part](AdmitRequest::reuse_tail) is held in addition if there is room.
+    /// While no other thread uses the pool, no batch is in flight and no request waits, the request
+    /// is admitted if and only if this is at most `available_blocks()`, which it then reduces by as
+    /// many. That is so for priorities that may not use the reserve, and unless the request is
+    /// contiguous; a block that is cached [in part](AdmitRequest::reuse_tail) is held in addition
+    /// if there is room.
     ///
     /// Takes nothing, and does not count as a use of the cached blocks.
     ///
@@ -161,8 +163,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If it has to wait beside blocks that moves or a resize hold, in a tokio runtime whose timer is
-    /// disabled.
+    /// If it has to wait beside blocks that moves or a resize hold, in a tokio runtime whose timer
+    /// is disabled.
     pub async fn reserve_async(&self, sequence: &mut Sequence, tokens: usize) -> Result<(), SequenceError> {
         sequence.check_in(&self.0.sequences)?;
         let Some(request) = sequence.reservation(tokens)? else { return Ok(()) };

@@ -87,7 +87,8 @@ impl Pool {
     /// Needs the feature `tokio`. The task runs on the current tokio runtime, until the result is
     /// [stopped](Defragmenter::stop) or dropped. While nothing drives that runtime, for example one
     /// of the current thread between two calls of `block_on`, the task makes no progress; if it is
-    /// in the midst of a run then, others pass over its turn as for [`defragment`](Self::defragment).
+    /// in the midst of a run then, others pass over its turn as for
+    /// [`defragment`](Self::defragment).
     ///
     /// # Errors
     ///
@@ -101,8 +102,8 @@ impl Pool {
     /// Growth is immediate. A shrink moves the blocks beyond the new end below it, and returns the
     /// memory to the system. It waits for its turn to move blocks, and then for batches in flight
     /// and for unsealed blocks, each up to [`ResizeOptions::patience`]. If blocks cannot move, the
-    /// error names them, and the pool keeps its size. Allocations continue in the part that remains:
-    /// the free blocks beyond the new end are [held](super::Stats::held).
+    /// error names them, and the pool keeps its size. Allocations continue in the part that
+    /// remains: the free blocks beyond the new end are [held](super::Stats::held).
     ///
     /// The future may be dropped at any time; the pool then keeps its size. If it is kept without
     /// being polled for longer than the [patience](crate::pool::PoolBuilder::turn_patience), the
@@ -113,8 +114,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`ResizeError`]; the pool keeps its size. [`ResizeError::NoTurn`] names the task that had the
-    /// turn for as long as the patience.
+    /// [`ResizeError`]; the pool keeps its size. [`ResizeError::NoTurn`] names the task that had
+    /// the turn for as long as the patience.
     ///
     /// # Panics
     ///

@@ -22,19 +22,19 @@ impl Pool {
     /// pools use the same hashing, what is known of the sequence's tokens moves along and can be
     /// hit there; otherwise its ids stay known, and its blocks are not cached there. The same holds
     /// where a cache was [cleared](Self::clear_prefix_cache) since its blocks were computed: this
-    /// pool's, or the other one's if the sequence comes back. A pool does not find what was computed
-    /// in it before a clear, however it comes back. It cannot tell by which weights another pool
-    /// computed; after a change of weights, clear each pool that computes.
+    /// pool's, or the other one's if the sequence comes back. A pool does not find what was
+    /// computed in it before a clear, however it comes back. It cannot tell by which weights
+    /// another pool computed; after a change of weights, clear each pool that computes.
     ///
     /// If the other pool has no room, the sequence waits there in the line of
     /// [`allocate_async`](Self::allocate_async), as a running sequence: after requests of higher
     /// priority, before leases and admissions of its own. It holds no block there while it waits,
-    /// and nothing overtakes it but appends to running sequences. A sequence that is larger than the
-    /// other pool is refused at once. Of the other ways to another pool, only
-    /// [`migrate_until`](Self::migrate_until) waits for room;
-    /// [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a node fail at
-    /// once, and [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many blocks
-    /// as there is room for.
+    /// and nothing overtakes it but appends to running sequences. A sequence that is larger than
+    /// the other pool is refused at once. Of the other ways to another pool, only
+    /// [`migrate_until`](Self::migrate_until) waits for room; [`preempt`](Self::preempt),
+    /// [`replicate`](Self::replicate) and transfers to a node fail at once, and
+    /// [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many blocks as there
+    /// is room for.
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB
     /// between pools in host memory: these the polling thread copies, as it does elsewhere. A batch
@@ -43,8 +43,8 @@ impl Pool {
     /// other sequences are no obstacle. Frees here are not held back by the copy.
     ///
     /// Dropping the future gives up its place in line, or stops the copy, and closes the sequence;
-    /// use [`replicate`](Self::replicate) to keep it, or [`migrate_until`](Self::migrate_until) to get
-    /// it back.
+    /// use [`replicate`](Self::replicate) to keep it, or [`migrate_until`](Self::migrate_until) to
+    /// get it back.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Target, storage::KvLayout};
@@ -154,8 +154,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no room;
-    /// nothing changes.
+    /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no
+    /// room; nothing changes.
     pub async fn replicate<D: Destination>(
         &self,
         sequence: &Sequence,
@@ -307,8 +307,8 @@ impl Pool {
     /// Dropping the future is safe: the offload either completes, or leaves all blocks where they
     /// were. To [clear](Self::clear_prefix_cache) both caches during an offload, clear this pool's
     /// first; then the blocks being copied are found in neither. Blocks that come from a pool, and
-    /// were computed there before it was cleared, do not go back into its cache: they stay here, and
-    /// count as [stale](OffloadReport::stale_blocks).
+    /// were computed there before it was cleared, do not go back into its cache: they stay here,
+    /// and count as [stale](OffloadReport::stale_blocks).
     ///
     /// # Errors
     ///
@@ -342,16 +342,16 @@ impl Pool {
     ///
     /// Copies the blocks that this pool lacks, up to the first gap, so that a
     /// [sequence](Self::sequence) opened with these tokens finds them here. The other pool keeps
-    /// its copies. Does not wait for room: if there is less, only the leading blocks come. Blocks that
-    /// were computed here before this cache was cleared do not come, nor those that were computed
-    /// after them, and count as [stale](BringBackReport::stale_blocks).
+    /// its copies. Does not wait for room: if there is less, only the leading blocks come. Blocks
+    /// that were computed here before this cache was cleared do not come, nor those that were
+    /// computed after them, and count as [stale](BringBackReport::stale_blocks).
     ///
     /// Dropping the future is safe: the copy either completes, or has no effect.
     ///
     /// # Errors
     ///
-    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty, or the range
-    /// of an extra key is, or is not within the tokens; nothing is copied.
+    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty, or the
+    /// range of an extra key is, or is not within the tokens; nothing is copied.
     pub async fn bring_back<D: Destination>(
         &self,
         from: D,

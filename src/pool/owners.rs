@@ -36,7 +36,8 @@ pub struct Owners {
     pub oldest_batch: Option<OldestBatch>,
     /// Freed blocks that are not reused before batches in flight have ended.
     pub retired_blocks: usize,
-    /// Blocks of closed sequences, one for each reference: cached and released once the batches that write to them finish.
+    /// Blocks of closed sequences, one for each reference: cached and released once the batches
+    /// that write to them finish.
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: Vec<BlockId>,
     /// References without an owner: a fault of the pool, which an [audit](Pool::audit) reports. The

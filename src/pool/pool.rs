@@ -277,8 +277,8 @@ impl Pool {
     /// Returns the number of free and evictable blocks:
     /// [`Stats::available`](super::Stats::available).
     ///
-    /// Compare it with [`blocks_needed`](Self::blocks_needed), which counts the evictable blocks of a
-    /// cached prefix.
+    /// Compare it with [`blocks_needed`](Self::blocks_needed), which counts the evictable blocks of
+    /// a cached prefix.
     ///
     /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
     /// allocates or frees at the same time.
@@ -328,25 +328,27 @@ impl Pool {
         hashes.iter().map(|&hash| self.prefix_cache().is_some_and(|cache| has(cache, hash))).collect()
     }
 
-    /// Uncaches all blocks of these hashes, of contents that proved to be wrong: no lookup finds them any
-    /// more.
+    /// Uncaches all blocks of these hashes, of contents that proved to be wrong: no lookup finds
+    /// them any more.
     ///
-    /// Blocks without owners are evicted. Owners keep theirs and continue: a sequence can append, fork,
-    /// truncate and close as before. This also holds for blocks that were written before the call, even
-    /// in part, and are full or final later: by a batch in flight, by another sequence with the same
-    /// tokens, or by an import. Blocks that are written after the call are found again.
+    /// Blocks without owners are evicted. Owners keep theirs and continue: a sequence can append,
+    /// fork, truncate and close as before. This also holds for blocks that were written before the
+    /// call, even in part, and are full or final later: by a batch in flight, by another sequence
+    /// with the same tokens, or by an import. Blocks that are written after the call are found
+    /// again.
     ///
-    /// What was computed from a wrong block is wrong too, and has other hashes. Nothing that a sequence
-    /// with such a block fills from now on is found. Those blocks that are cached already are found again
-    /// once the wrong one was computed anew: pass their hashes too. [`Sequence::block_hashes`] returns
-    /// those of a sequence, and [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block
-    /// before each. An unfinished last block that was [registered](crate::AdmitRequest::reuse_tail) has a
-    /// hash of its own, which only its event tells. To forget everything,
-    /// [clear](Self::clear_prefix_cache) the cache.
+    /// What was computed from a wrong block is wrong too, and has other hashes. Nothing that a
+    /// sequence with such a block fills from now on is found. Those blocks that are cached already
+    /// are found again once the wrong one was computed anew: pass their hashes too.
+    /// [`Sequence::block_hashes`] returns those of a sequence, and
+    /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each. An
+    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail) has a hash of
+    /// its own, which only its event tells. To forget everything, [clear](Self::clear_prefix_cache)
+    /// the cache.
     ///
-    /// Visits every block of the pool. 65,536 hashes are remembered. If there are more, the older ones are
-    /// dropped, and a block that was written before and is registered afterwards is not found. Frames
-    /// that a batch in flight may see become free when it ends.
+    /// Visits every block of the pool. 65,536 hashes are remembered. If there are more, the older
+    /// ones are dropped, and a block that was written before and is registered afterwards is not
+    /// found. Frames that a batch in flight may see become free when it ends.
     ///
     /// ```
     /// # use kvpool::{Pool, SequenceId, prefix::PrefixConfig, storage::KvLayout};
@@ -392,13 +394,13 @@ impl Pool {
         }
     }
 
-    /// Recounts every frame and block, what sequences spare, and the references of each kind of owner.
-    /// Call it while no thread allocates or frees; leases, batches, transfers and requests that wait
-    /// may be open.
+    /// Recounts every frame and block, what sequences spare, and the references of each kind of
+    /// owner. Call it while no thread allocates or frees; leases, batches, transfers and requests
+    /// that wait may be open.
     ///
-    /// A lease that was [forgotten](std::mem::forget), and a handle that is never freed, are owners:
-    /// [`AuditReport::allocated_at`] and [`owners`](Self::owners) name them. A reference that no owner
-    /// will release is an error.
+    /// A lease that was [forgotten](std::mem::forget), and a handle that is never freed, are
+    /// owners: [`AuditReport::allocated_at`] and [`owners`](Self::owners) name them. A reference
+    /// that no owner will release is an error.
     ///
     /// # Errors
     ///

@@ -14,8 +14,9 @@ use super::{Pool, Target};
 #[non_exhaustive]
 pub enum Preempt<'a> {
     /// It is closed. Its full blocks of known tokens stay in the prefix cache, if the pool has one;
-    /// the rest is computed again later. When a sequence is opened with its id again, the blocks that it
-    /// finds count as [resumed](crate::prefix::PrefixStats::resumed_lookups), and not as hits.
+    /// the rest is computed again later. When a sequence is opened with its id again, the blocks
+    /// that it finds count as [resumed](crate::prefix::PrefixStats::resumed_lookups), and not as
+    /// hits.
     Recompute,
     /// It moves to another pool with all its bytes, usually one in host memory.
     Swap(&'a Pool),
@@ -62,10 +63,10 @@ impl Pool {
     ///
     /// [`Preempt::Swap`] first waits, for as long as it takes, until the batches that write the
     /// sequence have [ended](Self::settled), and then copies it. The calling task must hold no such
-    /// batch. It does not wait for room in the other pool, so that the caller can recompute instead.
-    /// Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does not wait:
-    /// while a batch in flight writes to its blocks, they stay in use, and are cached when it
-    /// finishes. Await [`settled`](Self::settled) first to have them at once.
+    /// batch. It does not wait for room in the other pool, so that the caller can recompute
+    /// instead. Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does
+    /// not wait: while a batch in flight writes to its blocks, they stay in use, and are cached
+    /// when it finishes. Await [`settled`](Self::settled) first to have them at once.
     ///
     /// Dropping the future closes the sequence.
     ///

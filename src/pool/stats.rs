@@ -80,7 +80,8 @@ pub struct Stats {
     pub latency: Latency,
     /// Batches in flight.
     pub batches_in_flight: u64,
-    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after they wrote to a sequence.
+    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after they wrote to a
+    /// sequence.
     #[cfg_attr(feature = "serde", serde(default))]
     pub batches_abandoned: u64,
     /// Closed sequences whose blocks, counted as used, are cached once batches in flight finish.
@@ -96,8 +97,8 @@ pub struct Stats {
     pub head_of_line: Option<HeadOfLine>,
     /// Requests that were woken and not polled in time, so that others are served before them.
     pub passed_over: usize,
-    /// The task whose turn it is to move blocks. It may hold blocks ([`held`](Self::held)); one that
-    /// is not polled is passed over by others that wait.
+    /// The task whose turn it is to move blocks. It may hold blocks ([`held`](Self::held)); one
+    /// that is not polled is passed over by others that wait.
     #[cfg_attr(feature = "serde", serde(default))]
     pub turn: Option<TurnHolder>,
     /// A copy of moving blocks that has passed its deadline; its blocks are among

@@ -62,8 +62,8 @@ impl Pool {
     ///
     /// # Panics
     ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any request
-    /// beside blocks that moves or a resize hold.
+    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any
+    /// request beside blocks that moves or a resize hold.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
@@ -132,8 +132,9 @@ impl Pool {
                 // fragments.
                 Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
-                    // While blocks are copied for it, the end of the copy wakes this future, not the line.
-                    // While another task moves blocks, it looks after that within the patience.
+                    // While blocks are copied for it, the end of the copy wakes this future, not
+                    // the line. While another task moves blocks, it looks after that within the
+                    // patience.
                     let allowed = || match mover.map(Self::compactor) {
                         Some(compactor) if compactor.copies_for_request() => COPY_DEADLINE,
                         _ => REST.1,
@@ -295,7 +296,8 @@ impl RunMaker {
             let Some(pool) = pool else { return false };
             let clock = pool.blocks().clock();
             if !clock.ended(self.left) {
-                // The vacated frames are not free yet; the end of those batches gives the next turn.
+                // The vacated frames are not free yet; the end of those batches gives the next
+                // turn.
                 return false;
             }
             let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };

@@ -34,7 +34,7 @@
 //!
 //! # Uncaching
 //!
-//! Blocks whose contents proved to be wrong are uncached by their hashes, whoever holds them: see
+//! Blocks whose contents proved to be wrong are uncached by their hashes; owners keep them: see
 //! `by_hash`. A sequence that holds such a block continues in no era: nothing that it registers is
 //! found.
 //!
@@ -267,15 +267,15 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
-    /// Counts a lookup of a prompt of `blocks` full blocks, of which the first `hits` were hit. One of a
-    /// request that comes back is counted apart.
+    /// Counts a lookup of a prompt of `blocks` full blocks, of which the first `hits` were hit. One
+    /// of a request that comes back is counted apart.
     pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
         self.tallies.looked_up(blocks, hits, comes_back);
     }
 
-    /// Tells the policy of a lookup: `whole` are the hashes of all full blocks of the prompt, of which the
-    /// first `blocks` were hit, `last` the last of those. Returns the context that the policy receives
-    /// when these blocks are released.
+    /// Tells the policy of a lookup: `whole` are the hashes of all full blocks of the prompt, of
+    /// which the first `blocks` were hit, `last` the last of those. Returns the context that the
+    /// policy receives when these blocks are released.
     pub(crate) fn looked_up(&self, whole: &[BlockHash], blocks: usize, last: Option<BlockId>) -> u64 {
         let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
         let context = asked(|| {

@@ -103,7 +103,8 @@ impl FiledBlocks {
         Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks), policy }
     }
 
-    /// Files blocks that the caller holds, in these places: consecutive ranks of a queue as one entry.
+    /// Files blocks that the caller holds, in these places: consecutive ranks of a queue as one
+    /// entry.
     pub fn file(&self, blocks: &[(BlockId, Place)]) {
         for &(id, Place { queue, rank, state }) in blocks {
             row(&self.rows, id).set_place(usize::from(queue), rank, state);

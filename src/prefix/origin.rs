@@ -21,13 +21,13 @@
 //! ```
 //!
 //! The table is locked when blocks arrive or leave, and when a sequence is opened with a prefix of
-//! such blocks. It keeps a set as long as a row, a sequence or an import has its number: when it has
-//! doubled, all rows are read, and the other sets are removed.
+//! such blocks. It keeps a set as long as a row, a sequence or an import has its number: when it
+//! has doubled, all rows are read, and the other sets are removed.
 //!
 //! # Limits
 //!
-//! Origins tell of clears, not of weights. Blocks that another pool computes with old weights, after
-//! the clear or without one of its own, are found here under the same hashes.
+//! Origins tell of clears, not of weights. Blocks that another pool computes with old weights,
+//! after the clear or without one of its own, are found here under the same hashes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -224,8 +224,8 @@ mod tests {
         assert_eq!(table.of(marked).origins(None), set(&[(1, 1)]), "a row has it");
     }
 
-    /// Threads mark rows of their own with sets of a moment, and drop them: a row never gets another
-    /// set, whichever thread removes sets meanwhile.
+    /// Threads mark rows of their own with sets of a moment, and drop them: a row never gets
+    /// another set, whichever thread removes sets meanwhile.
     #[test]
     fn no_set_of_a_row_is_removed() {
         use crate::sync::{AtomicU32, Ordering::Relaxed};

@@ -24,8 +24,8 @@
 //! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
 //! them. `released` counts only if its generation is the word's. The remaining fields are hints.
 //!
-//! `mark` is apart from `uses`: a duplicate is marked without a reference on the block, so that its row
-//! may hold other contents by then, to which no bit may go over.
+//! `mark` is apart from `uses`: a duplicate is marked without a reference on the block, so that its
+//! row may hold other contents by then, to which no bit may go over.
 //!
 //! # Eras
 //!
@@ -95,8 +95,8 @@ impl Row {
         crate::sync::prefetch(self);
     }
 
-    /// Notes the future contents of a block, and its mark without a checksum. The caller is an owner
-    /// of the block, which is not cached.
+    /// Notes the future contents of a block, and its mark without a checksum. The caller is an
+    /// owner of the block, which is not cached.
     pub(super) fn note(&self, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         let [low, high] = hash.words();
         self.key[0].store(low, Relaxed);

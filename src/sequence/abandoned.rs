@@ -30,8 +30,8 @@
 //! # Bounds
 //!
 //! The log keeps the last [`KEPT`] batches. A sequence that was idle while more were abandoned
-//! cannot tell which ones wrote to it, and withdraws all tokens whose batch it has not seen end, once
-//! that batch has ended. Until then it seals nothing.
+//! cannot tell which ones wrote to it, and withdraws all tokens whose batch it has not seen end,
+//! once that batch has ended. Until then it seals nothing.
 //!
 //! Model: `loom-tests/tests/abandoned.rs`.
 
@@ -81,8 +81,8 @@ impl Abandoned {
             last.pop_front();
         }
         last.push_back(batch);
-        // Release: pairs with `count`. The batch's end follows, and is a Release too: a thread that has
-        // seen it sees the count.
+        // Release: pairs with `count`. The batch's end follows, and is a Release too: a thread that
+        // has seen it sees the count.
         self.count.store(self.count.load(Relaxed) + 1, Release);
     }
 

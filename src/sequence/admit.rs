@@ -117,8 +117,8 @@ impl Sequences {
         Ok(Admission { request, sequence, blocks })
     }
 
-    /// Returns the number of blocks that an admission of this request would allocate now, and that of
-    /// the evictable blocks of its prefix. Takes nothing, and changes no recency.
+    /// Returns the number of blocks that an admission of this request would allocate now, and that
+    /// of the evictable blocks of its prefix. Takes nothing, and changes no recency.
     ///
     /// # Errors
     ///

@@ -36,8 +36,8 @@ macro_rules! option_setters {
         }
 
         /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share
-        /// blocks; [extra keys](PrefixKeys::extra_keys) matter from their ranges on, which lie in the
-        /// prompt.
+        /// blocks; [extra keys](PrefixKeys::extra_keys) matter from their ranges on, which lie in
+        /// the prompt.
         pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
             self.options.keys = keys;
             self
@@ -150,8 +150,8 @@ impl<'a> SequenceBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes or tokens, or
-    /// a retention time that has passed.
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes or tokens,
+    /// or a retention time that has passed.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         self.options.open(self.sequences)
     }

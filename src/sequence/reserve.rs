@@ -1,10 +1,10 @@
 //! Reservation: blocks that a sequence owns beyond its tokens, for appends that cannot fail.
 //!
 //! Reserved blocks are allocated like those of the list, with one reference, and are recorded as
-//! the sequence's. They hold no tokens and are in no table; no batch has seen them, except for those
-//! that an [abandoned](super::abandoned) batch gave back (`was_listed`). An append takes
-//! them in order before it allocates. So a reservation needs no protocol of its own: a reserved
-//! block is owned, in every sense of the block word.
+//! the sequence's. They hold no tokens and are in no table; no batch has seen them, except for
+//! those that an [abandoned](super::abandoned) batch gave back (`was_listed`). An append takes them
+//! in order before it allocates. So a reservation needs no protocol of its own: a reserved block is
+//! owned, in every sense of the block word.
 //!
 //! A reserved block is not sealed, so compaction leaves it where it is.
 

@@ -36,7 +36,8 @@ pub struct Sequence {
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
-    /// Whether reserved blocks may have been in the list, where batches in flight can have seen them.
+    /// Whether reserved blocks may have been in the list, where batches in flight can have seen
+    /// them.
     pub(super) was_listed: bool,
     /// Batches that wrote to its blocks. Unlike `seals`, it knows every one that is in flight.
     pub(super) writers: BatchSet,
@@ -46,7 +47,8 @@ pub struct Sequence {
     pub(super) seen: AtomicU64,
     /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
-    /// Full blocks of the prompt that was looked up, and of its cached prefix, until they are counted.
+    /// Full blocks of the prompt that was looked up, and of its cached prefix, until they are
+    /// counted.
     pub(super) lookup: Option<(usize, usize)>,
     /// Whether its unfinished last block is registered when it is closed.
     pub(super) reuses_tail: bool,
@@ -182,8 +184,8 @@ impl Sequence {
         self.withdrawn().map_or(announced, |write| announced.min(write.announced.max(write.from) as usize))
     }
 
-    /// Returns the hashes of the full blocks of its announced tokens, in order: of blocks that are written,
-    /// and of those that will be. Empty in a pool without a prefix cache.
+    /// Returns the hashes of the full blocks of its announced tokens, in order: of blocks that are
+    /// written, and of those that will be. Empty in a pool without a prefix cache.
     pub fn block_hashes(&self) -> &[BlockHash] {
         let blocks = self.announced() / self.sequences.block_tokens();
         self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
@@ -213,15 +215,15 @@ impl Sequence {
     /// image in a later turn, for example. Those of a prompt are part of its
     /// [keys](crate::prefix::PrefixKeys::extra_keys).
     ///
-    /// Forks and copies in other pools have it too. [Truncation](Self::truncate) removes the keys of
-    /// ranges that begin at the cut or after it. Without a prefix cache this does nothing.
+    /// Forks and copies in other pools have it too. [Truncation](Self::truncate) removes the keys
+    /// of ranges that begin at the cut or after it. Without a prefix cache this does nothing.
     ///
     /// # Errors
     ///
     /// [`SequenceError::Prefix`] with [`EmptyKey`](crate::PrefixError::EmptyKey),
     /// [`EmptyRange`](crate::PrefixError::EmptyRange),
-    /// [`ExtraBeyond`](crate::PrefixError::ExtraBeyond) if the range ends behind the longest sequence,
-    /// or [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if it begins before
+    /// [`ExtraBeyond`](crate::PrefixError::ExtraBeyond) if the range ends behind the longest
+    /// sequence, or [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if it begins before
     /// [`announced`](Self::announced); nothing has changed.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
         self.catch_up();
@@ -332,8 +334,8 @@ impl Sequence {
         Ok(())
     }
 
-    /// [Truncates](Self::truncate) to `length` tokens, and keeps the extra keys of ranges that begin
-    /// before `keys_to`.
+    /// [Truncates](Self::truncate) to `length` tokens, and keeps the extra keys of ranges that
+    /// begin before `keys_to`.
     pub(super) fn take_back(&mut self, length: usize, keys_to: usize) {
         let takes_back = length < self.list.tokens() as usize;
         self.look_for_uncached(self.list.len());
@@ -364,8 +366,8 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Looks whether its first `written` blocks were uncached: then nothing that it registers is found
-    /// any more. Returns the newest call that uncached hashes.
+    /// Looks whether its first `written` blocks were uncached: then nothing that it registers is
+    /// found any more. Returns the newest call that uncached hashes.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
         let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };

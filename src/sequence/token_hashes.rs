@@ -28,8 +28,8 @@ use crate::prefix::{
 
 use super::TOKENS_MAX;
 
-/// Era of a sequence that came from before a clear, or whose blocks were uncached: its blocks are not
-/// found. Eras do not get there.
+/// Era of a sequence that came from before a clear, or whose blocks were uncached: its blocks are
+/// not found. Eras do not get there.
 const NO_ERA: u64 = u64::MAX;
 
 /// The block hashes of one sequence.
@@ -203,8 +203,8 @@ impl TokenHashes {
         self.provenance.origins(self.provenance.is_own().then(|| cache.origin_in(self.era)))
     }
 
-    /// Adds the origins of blocks of this cache with which the sequence begins, or of another source
-    /// of it.
+    /// Adds the origins of blocks of this cache with which the sequence begins, or of another
+    /// source of it.
     pub(super) fn join_origins(&mut self, cache: &PrefixCache, more: &[Origin]) {
         let mut origins = self.origins(cache);
         join(&mut origins, more);
@@ -218,8 +218,9 @@ impl TokenHashes {
         self.tokens.len()
     }
 
-    /// Looks whether the first `written` blocks, some of them in part, were uncached since the last look.
-    /// They, and what was computed from them, may be wrong: nothing is found by these hashes then.
+    /// Looks whether the first `written` blocks, some of them in part, were uncached since the last
+    /// look. They, and what was computed from them, may be wrong: nothing is found by these hashes
+    /// then.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) {
         let newest = cache.uncached().newest();

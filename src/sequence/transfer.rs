@@ -195,8 +195,8 @@ impl Arrival {
         Ok(Self { sequence, shared: 0, length, committed })
     }
 
-    /// Takes its blocks, without waiting: those that are cached here, and fresh ones. `is_first`: only
-    /// if no request of its priority waits.
+    /// Takes its blocks, without waiting: those that are cached here, and fresh ones. `is_first`:
+    /// only if no request of its priority waits.
     ///
     /// # Errors
     ///
@@ -268,8 +268,8 @@ impl Arrival {
         Ok(held)
     }
 
-    /// Shares full blocks of final tokens that are cached in the target, which need not be copied. Not
-    /// those that were computed in another era of a cache than this sequence.
+    /// Shares full blocks of final tokens that are cached in the target, which need not be copied.
+    /// Not those that were computed in another era of a cache than this sequence.
     fn share_cached(&self, is_in_line: bool) -> Vec<BlockId> {
         let mut shared = Vec::new();
         let Some((known, cache)) = self.sequence.token_hashes() else { return shared };

@@ -1,5 +1,5 @@
-//! What a sequence does about [abandoned](super::abandoned) batches, and about batches in flight when
-//! it [closes](super::closing).
+//! What a sequence does about [abandoned](super::abandoned) batches, and about batches in flight
+//! when it [closes](super::closing).
 
 use smallvec::SmallVec;
 

@@ -28,8 +28,8 @@ pub enum PrefixOperation {
         /// Number of full blocks.
         blocks: u8,
     },
-    /// Truncate a sequence to this share of its tokens, in 255ths. A cut inside a cached block leaves
-    /// it cached as a whole.
+    /// Truncate a sequence to this share of its tokens, in 255ths. A cut inside a cached block
+    /// leaves it cached as a whole.
     Cut(Pick, u8),
     /// Fork a sequence.
     Fork(Pick),
@@ -100,8 +100,8 @@ struct Drive {
     last: u64,
 }
 
-/// Runs the operations on a new pool of `blocks` blocks of `block_tokens` tokens and on the model, and
-/// returns the first difference.
+/// Runs the operations on a new pool of `blocks` blocks of `block_tokens` tokens and on the model,
+/// and returns the first difference.
 ///
 /// # Errors
 ///
@@ -131,8 +131,8 @@ pub fn run(blocks: usize, block_tokens: usize, operations: &[PrefixOperation]) -
 }
 
 impl Drive {
-    /// Returns the tokens of a prompt. The last one is unique: it must be computed, and if it fills a
-    /// block, that would be a duplicate.
+    /// Returns the tokens of a prompt. The last one is unique: it must be computed, and if it fills
+    /// a block, that would be a duplicate.
     fn tokens_of(&self, prompt: u8, blocks: u8) -> Vec<u32> {
         let tokens = u32::from(blocks % 24) * self.model.block_tokens as u32;
         let (half, own) = (u32::from(prompt % 8 / 2), u32::from(prompt % 8));

@@ -38,7 +38,8 @@ fn extend(pool: &Pool, sequence: &mut Sequence, tokens: &[u32]) {
     batch.finish();
 }
 
-/// Swapped out, the first pool cleared, swapped in: its old blocks are not found, and its ids are known.
+/// Swapped out, the first pool cleared, swapped in: its old blocks are not found, and its ids are
+/// known.
 #[tokio::test]
 async fn a_swapped_sequence_that_comes_back_after_a_clear() {
     for block_tokens in SIZES {
@@ -170,8 +171,8 @@ async fn new_blocks_replace_old_ones_in_the_second_pool() {
     }
 }
 
-/// A sequence from after the clear does not take up blocks from before it, which the second pool still
-/// has.
+/// A sequence from after the clear does not take up blocks from before it, which the second pool
+/// still has.
 #[tokio::test]
 async fn a_new_sequence_shares_no_old_blocks() {
     for block_tokens in SIZES {

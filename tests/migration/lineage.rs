@@ -1,8 +1,8 @@
 //! Random operations on three pools with clears in between: a pool finds no token that was computed
 //! in it before its last clear, nor one that was computed from such a token, in any pool.
 //!
-//! Each row has, beside its token and place, its *lineage*: the eras of the pools in which it and the
-//! tokens before it were computed.
+//! Each row has, beside its token and place, its *lineage*: the eras of the pools in which it and
+//! the tokens before it were computed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

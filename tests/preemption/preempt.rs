@@ -96,8 +96,8 @@ async fn refusals() {
     [pool, host].iter().for_each(is_idle);
 }
 
-/// A closed sequence whose batch is still in flight: its blocks stay in use, and are cached, or freed,
-/// when that finishes.
+/// A closed sequence whose batch is still in flight: its blocks stay in use, and are cached, or
+/// freed, when that finishes.
 #[tokio::test]
 async fn recompute_beside_its_batch() {
     let pool = pool(plain(), 20);

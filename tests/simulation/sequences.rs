@@ -12,8 +12,8 @@ use crate::world::World;
 /// A sequence, and its tokens.
 pub struct Written {
     pub real: Sequence,
-    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt and equal
-    /// extra keys.
+    /// Stored values of its tokens: equal for equal ids after equal prefixes under one salt and
+    /// equal extra keys.
     pub tokens: Vec<u64>,
     /// Ids of its tokens, and of the announced tokens that are still to come.
     pub ids: Vec<u32>,

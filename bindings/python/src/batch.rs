@@ -62,9 +62,9 @@ record! {
 ///
 /// While it is in flight, no frame that it may have seen gets a new owner. When it ends, the full
 /// blocks that it filled are final: they can be shared, moved, and found in the prefix cache. If the
-/// `with` block raises, or the batch is dropped unfinished, the batch ends too, and what was written
-/// under it counts as not computed: each sequence is cut to where the batch's first write to it
-/// began. Its blocks stay reserved, so that the step can be tried again.
+/// `with` block raises, or the batch is dropped unfinished, the batch ends too, and what was
+/// written under it counts as not computed: each sequence is cut to where the batch's first write
+/// to it began. Its blocks stay reserved, so that the step can be tried again.
 ///
 /// A batch does not end normally while a writable view (`Pool.view`) exists of a block that becomes
 /// final: `finish`, and the end of the `with` block, raise Busy.
@@ -340,8 +340,8 @@ impl PyBatch {
         slf
     }
 
-    /// Ends the batch as `finish` does, unless it has ended. If the `with` block raised, the batch is
-    /// abandoned: what was appended under it is taken back, and the step can be tried again.
+    /// Ends the batch as `finish` does, unless it has ended. If the `with` block raised, the batch
+    /// is abandoned: what was appended under it is taken back, and the step can be tried again.
     #[pyo3(signature = (kind=None, _value=None, _traceback=None))]
     fn __exit__(
         &self,

@@ -33,7 +33,8 @@ record! {
         tokens: Vec<u32>,
         /// Tokens per block.
         block_tokens: Option<u32>,
-        /// Position relative to the block's first token, and key, of each extra key of a stored block.
+        /// Position relative to the block's first token, and key, of each extra key of a stored
+        /// block.
         extra_keys: Vec<(i64, Vec<u8>)>,
         /// Number of lost events.
         lost: u64,

@@ -284,9 +284,9 @@ impl PyPool {
     /// Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
     /// the number of cached tokens, and the others must be appended.
     ///
-    /// Only sequences with equal `salt`, `tenant` and `adapter` share blocks. `extra_keys` are start,
-    /// end and key of ranges of tokens, such as images: from these on, keys must be equal too.
-    /// `reuse_tail` also allows hits that fill a block in part.
+    /// Only sequences with equal `salt`, `tenant` and `adapter` share blocks. `extra_keys` are
+    /// start, end and key of ranges of tokens, such as images: from these on, keys must be equal
+    /// too. `reuse_tail` also allows hits that fill a block in part.
     #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false))]
     #[allow(clippy::too_many_arguments)]
     fn sequence(
@@ -336,8 +336,9 @@ impl PyPool {
     /// Returns the number of available blocks that an admission of this request would take now: the
     /// evictable ones of its cached prefix, and those for the rest of it and for `headroom` tokens.
     ///
-    /// While no other call uses the pool, no batch is in flight and no request waits, it is admitted if and
-    /// only if this is at most `available_blocks`; see the core's documentation for the exceptions.
+    /// While no other call uses the pool, no batch is in flight and no request waits, it is
+    /// admitted if and only if this is at most `available_blocks`; see the core's documentation for
+    /// the exceptions.
     #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, tenant=None, adapter=None, extra_keys=None))]
     fn blocks_needed(
         &self,
@@ -453,8 +454,8 @@ impl PyPool {
         Ok(victims.into_iter().map(Candidate::from).collect())
     }
 
-    /// Recounts every frame, and the references by their owners, while no thread uses the pool. Raises
-    /// AuditError if anything is wrong.
+    /// Recounts every frame, and the references by their owners, while no thread uses the pool.
+    /// Raises AuditError if anything is wrong.
     ///
     /// It tries again for a tenth of a second: `Thread.join` may return before the thread has given
     /// back what it cached of the pool.

@@ -16,14 +16,15 @@ use crate::record::record;
 record! {
     /// Counts of the prefix cache since the pool was built.
     CacheStats {
-        /// Prompts that were looked up. A request counts once, at its first append, and not if it came
-        /// back after a preemption.
+        /// Prompts that were looked up. A request counts once, at its first append, and not if it
+        /// came back after a preemption.
         lookups: u64,
         /// Full blocks of those prompts.
         lookup_blocks: u64,
         /// Leading blocks that were cached.
         hit_blocks: u64,
-        /// Prompts of requests that came back after a preemption, which find what they have computed.
+        /// Prompts of requests that came back after a preemption, which find what they have
+        /// computed.
         resumed_lookups: u64,
         /// Full blocks of those prompts.
         resumed_lookup_blocks: u64,
@@ -102,12 +103,11 @@ impl PyPrefixCache {
         Ok(py.detach(|| pool.evict_cached(keep.0)))
     }
 
-    /// Makes all blocks of these hashes unfindable, because their contents are wrong, whoever holds them:
-    /// also those that were written before and are registered later. Returns the number of blocks that
-    /// became free, and of those that their owners keep.
+    /// Makes all blocks of these hashes unfindable, because their contents are wrong; their owners keep them: also those that were written before and are registered later. Returns the number of
+    /// blocks that became free, and of those that their owners keep.
     ///
-    /// Blocks that were computed from them have other hashes: pass these too. Raises CacheError for a text
-    /// that is no hash; nothing has changed.
+    /// Blocks that were computed from them have other hashes: pass these too. Raises CacheError for
+    /// a text that is no hash; nothing has changed.
     fn uncache(&self, py: Python<'_>, hashes: Vec<String>) -> Outcome<(usize, usize)> {
         let hashes: Result<Vec<BlockHash>, _> = hashes.iter().map(|hash| hash.parse()).collect();
         let (pool, hashes) = (self.pool.get().share()?, hashes?);

@@ -43,7 +43,8 @@ record! {
         batches_in_flight: u64,
         /// Batches that wrote to a sequence and did not finish.
         batches_abandoned: u64,
-        /// Closed sequences whose blocks, counted as used, are cached once batches in flight finish.
+        /// Closed sequences whose blocks, counted as used, are cached once batches in flight
+        /// finish.
         closing: usize,
         /// Ticket of the oldest batch in flight.
         oldest_batch: Option<u64>,

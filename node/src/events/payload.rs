@@ -44,8 +44,8 @@ enum WireHash {
     Bytes([u8; BlockHash::BYTES]),
 }
 
-/// A key of tokens of a block, and the position of the first of them in the block: negative if it is
-/// in an earlier block.
+/// A key of tokens of a block, and the position of the first of them in the block: negative if it
+/// is in an earlier block.
 type WireKey<'a> = (WireBytes<'a>, i64);
 
 /// Text, as vLLM's identifiers of images are, or other bytes.

@@ -56,8 +56,8 @@ impl fmt::Display for Fingerprint {
 
 /// Name of a block in a tier.
 ///
-/// Its text is `kvp2/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools look blocks
-/// up. The 64-bit check of the hash is in the value.
+/// Its text is `kvp2/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools look
+/// blocks up. The 64-bit check of the hash is in the value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TierKey {
     /// Pools that may share the value.

@@ -198,8 +198,8 @@ impl Window {
         let place = [place_of(value.key())];
         let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
         if import.missing().is_empty() && !self.has(value, packed) {
-            // A get has fetched other bytes, which are not verified yet or proved to be wrong, or those
-            // of another era.
+            // A get has fetched other bytes, which are not verified yet or proved to be wrong, or
+            // those of another era.
             drop(import);
             self.pool().uncache(&place);
             import = self.pool().import_prefix(0, &place).map_err(refused)?;

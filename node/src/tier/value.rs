@@ -99,7 +99,8 @@ pub const fn value_bytes(packed_bytes: usize) -> usize {
 
 impl TierValue {
     /// Creates a value; `fill` writes the packed bytes of the block. `origins` say where it was
-    /// computed, as its [export](kvpool::Export::origins) did; none for a value that is not of a cache.
+    /// computed, as its [export](kvpool::Export::origins) did; none for a value that is not of a
+    /// cache.
     ///
     /// # Errors
     ///
@@ -119,8 +120,8 @@ impl TierValue {
         Ok(Self { key, bytes })
     }
 
-    /// Writes header and block into memory of [`value_bytes`], as [`new`](Self::new); the caller has
-    /// zeroed the padding.
+    /// Writes header and block into memory of [`value_bytes`], as [`new`](Self::new); the caller
+    /// has zeroed the padding.
     ///
     /// # Errors
     ///

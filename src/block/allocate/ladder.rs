@@ -55,9 +55,9 @@ impl Blocks {
         self.with_thread_cache(|cache| self.allocate_at(cache, request, None, Ownership::ByHandle, take))
     }
 
-    /// As [`allocate`](Self::allocate), for owners that list their blocks: for the list of a sequence
-    /// that ends at `list`, or for a transfer. A list gets no block while a request of higher priority
-    /// waits.
+    /// As [`allocate`](Self::allocate), for owners that list their blocks: for the list of a
+    /// sequence that ends at `list`, or for a transfer. A list gets no block while a request of
+    /// higher priority waits.
     ///
     /// # Errors
     ///

@@ -208,7 +208,8 @@ impl Core {
     }
 
     /// Adds a reference on each block, on each of which the caller holds one. Like a
-    /// [release](Blocks::release) by id, it is not [counted](Self::counted_references) among handles.
+    /// [release](Blocks::release) by id, it is not [counted](Self::counted_references) among
+    /// handles.
     ///
     /// # Errors
     ///

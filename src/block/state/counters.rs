@@ -7,9 +7,9 @@
 //!
 //! # References that are counted
 //!
-//! No list names the references of leases and handles, and in a frame pool those of the engine. Their
-//! number follows from counts that are kept in any case, and from one more that changes off the fast
-//! paths:
+//! No list names the references of leases and handles, and in a frame pool those of the engine.
+//! Their number follows from counts that are kept in any case, and from one more that changes off
+//! the fast paths:
 //!
 //! `references == blocks - freed + further`
 //!

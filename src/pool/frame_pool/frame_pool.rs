@@ -373,8 +373,9 @@ impl FramePool {
         self.0.blocks.thread_caches_in_use()
     }
 
-    /// Recounts every frame and the references, and checks that frames with references are pinned and
-    /// that only cached ones have hashes. Call it while no thread uses the pool; batches may be in flight.
+    /// Recounts every frame and the references, and checks that frames with references are pinned
+    /// and that only cached ones have hashes. Call it while no thread uses the pool; batches may be
+    /// in flight.
     ///
     /// # Errors
     ///

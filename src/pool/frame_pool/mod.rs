@@ -25,10 +25,10 @@
 //!
 //! # Keys
 //!
-//! The pool knows a frame by the engine's [hash and group](FramePool::key) alone. The hash must cover
-//! everything that the contents depend on: all tokens up to the frame's end, and the salt, the
-//! adapter and the images among them, as vLLM's block hashes do with their extra keys. A hash has any
-//! length, so that an engine whose own does not cover them can append these keys to it.
+//! The pool knows a frame by the engine's [hash and group](FramePool::key) alone. The hash must
+//! cover everything that the contents depend on: all tokens up to the frame's end, and the salt,
+//! the adapter and the images among them, as vLLM's block hashes do with their extra keys. A hash
+//! has any length, so that an engine whose own does not cover them can append these keys to it.
 //!
 //! # Below
 //!

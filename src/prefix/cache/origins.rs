@@ -30,7 +30,8 @@ impl PrefixCache {
         !origins.iter().any(is_refused)
     }
 
-    /// Returns how blocks of these origins, which are [accepted](Self::accepts_in), are marked here.
+    /// Returns how blocks of these origins, which are [accepted](Self::accepts_in), are marked
+    /// here.
     pub(crate) fn provenance(&self, origins: &[Origin]) -> Provenance {
         let others: Vec<_> = origins.iter().copied().filter(|origin| origin.cache != self.number).collect();
         if others.is_empty() && !origins.is_empty() {

@@ -46,8 +46,8 @@ impl PrefixCache {
     /// in the caller's sequence.
     ///
     /// If its batch ends at this moment on another thread, the block is registered: the batch has
-    /// computed its tokens. Unless its hash was ever [uncached](Self::uncache_hashes): that call, or the
-    /// registration that saw it, may have looked at the row meanwhile.
+    /// computed its tokens. Unless its hash was ever [uncached](Self::uncache_hashes): that call,
+    /// or the registration that saw it, may have looked at the row meanwhile.
     pub(crate) fn unnote(&self, core: &Core, id: BlockId) {
         if core.word(id).is_cached() {
             return;

@@ -24,8 +24,8 @@ pub enum KvEvent {
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,
-        /// The extra keys that touch its tokens, each after the position of its first token relative
-        /// to the block's, negative if it is in an earlier block. Empty if unknown.
+        /// The extra keys that touch its tokens, each after the position of its first token
+        /// relative to the block's, negative if it is in an earlier block. Empty if unknown.
         extra_keys: Box<[(i64, ExtraKey)]>,
     },
     /// The block can no longer be found by this hash. Other blocks with the same hash may still be.

@@ -112,7 +112,8 @@ impl PrefixHasher {
     ///
     /// # Errors
     /// As for [`root`](Self::root), and for extra keys: [`PrefixError::EmptyKey`],
-    /// [`PrefixError::EmptyRange`], [`PrefixError::ExtraBeyond`] for one that ends after the tokens.
+    /// [`PrefixError::EmptyRange`], [`PrefixError::ExtraBeyond`] for one that ends after the
+    /// tokens.
     pub fn hashes(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<Vec<BlockHash>, PrefixError> {
         keys.check_extra(tokens.len())?;
         let mut chain = ChainHash::after(self.root(keys)?.hash(), 0).with(self, keys.extra());
@@ -178,8 +179,8 @@ impl Chain {
         self.hashed.fill(hasher, blocks, full);
     }
 
-    /// Adds the [extra key](ExtraKey) of a range of tokens, before the first block that it touches is
-    /// full.
+    /// Adds the [extra key](ExtraKey) of a range of tokens, before the first block that it touches
+    /// is full.
     ///
     /// # Errors
     /// [`PrefixError::EmptyKey`] without a key, [`PrefixError::EmptyRange`] without tokens,

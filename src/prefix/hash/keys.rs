@@ -10,8 +10,8 @@ use crate::error::PrefixError;
 /// if all of it is equal.
 ///
 /// A salt hides blocks from all requests that do not give the same salt. Salt, tenant and adapter
-/// separate whole sequences; extra keys separate them from the first block on that the range of such
-/// a key touches.
+/// separate whole sequences; extra keys separate them from the first block on that the range of
+/// such a key touches.
 ///
 /// ```
 /// use kvpool::prefix::{ExtraKey, PrefixKeys};
@@ -31,8 +31,8 @@ pub struct PrefixKeys<'a> {
 /// The key of some tokens that stand for data which their ids do not identify, such as an image.
 ///
 /// The key (for example a hash of the pixels) and the bounds of the range enter the hashes of all
-/// blocks that the range touches, and thereby of all later ones. Repeated keys count once, and their
-/// order does not matter.
+/// blocks that the range touches, and thereby of all later ones. Repeated keys count once, and
+/// their order does not matter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ExtraKey {
@@ -48,8 +48,8 @@ impl ExtraKey {
         Self { tokens, key: key.into() }
     }
 
-    /// Returns an error unless it has bytes, and tokens of which the first is at `from` or later and
-    /// the last before `to`.
+    /// Returns an error unless it has bytes, and tokens of which the first is at `from` or later
+    /// and the last before `to`.
     pub(crate) fn check(&self, from: usize, to: usize) -> Result<(), PrefixError> {
         let (start, end) = (self.tokens.start as u64, self.tokens.end as u64);
         if self.key.is_empty() {

@@ -11,8 +11,8 @@ use kvpool::{
 
 use super::{Alien, Doing, Model, Operation, Pick};
 
-/// Tokens per block with which the model is compared: a block a token, odd and even numbers, and the
-/// usual number.
+/// Tokens per block with which the model is compared: a block a token, odd and even numbers, and
+/// the usual number.
 pub const BLOCK_TOKENS: [usize; 4] = [1, 2, 3, 16];
 
 /// Number of handles of freed blocks kept for misuse.
