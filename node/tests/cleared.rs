@@ -8,7 +8,7 @@ mod kv;
 use std::any::Any;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
@@ -202,9 +202,15 @@ async fn a_sequence_that_comes_back_after_a_clear() {
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
     a.pool().migrate(sequence, Target::node("b")).await.unwrap();
-    let there = tokio::time::timeout(WAIT, to_b.recv()).await.expect("an arrival").unwrap().sequence;
+    let mut there = tokio::time::timeout(WAIT, to_b.recv()).await.expect("an arrival").unwrap().sequence;
     a.pool().clear_prefix_cache();
-    b.pool().migrate(there, Target::node("a")).await.unwrap();
+    // Refused until the first source knows that the sequence arrived.
+    let begun = Instant::now();
+    while let Err(refused) = b.pool().migrate(there, Target::node("a")).await {
+        assert!(begun.elapsed() < WAIT, "{}", refused.error);
+        there = *refused.sequence;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
     let back = tokio::time::timeout(WAIT, to_a.recv()).await.expect("an arrival").unwrap().sequence;
     assert_eq!((back.len(), back.announced()), (42, 42));
     kv::check(a.pool(), &back, &tokens);

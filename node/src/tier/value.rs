@@ -146,7 +146,7 @@ impl TierValue {
             into[8..].copy_from_slice(&origin.era.to_le_bytes());
         }
         let sum = checksum(into, packed_bytes);
-        into[CHECKSUM..HEADER_BYTES].copy_from_slice(&sum.to_le_bytes());
+        into[CHECKSUM..ORIGINS].copy_from_slice(&sum.to_le_bytes());
         Ok(())
     }
 
