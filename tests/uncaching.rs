@@ -127,7 +127,8 @@ fn a_block_that_is_registered_later_is_not_found() {
             // Half of the second block was written before.
             batch.append(&mut sequence, 36).unwrap();
         }
-        drop((second, other));
+        second.into_iter().for_each(Batch::finish);
+        drop(other);
         batch.finish();
         sequence.commit(42).unwrap();
         assert_eq!(found(&pool, &long), 0, "{kind}");
