@@ -53,7 +53,7 @@ impl Core {
     }
 
     /// Returns the number of references of leases and handles, and in a frame pool of its engine,
-    /// as threads [count](super::state) them: O(threads).
+    /// as threads count them: O(threads).
     pub fn counted_references(&self) -> i64 {
         let (sum, further) = self.sum_counts();
         sum.blocks.wrapping_sub(sum.freed_blocks).wrapping_add(further) as i64
