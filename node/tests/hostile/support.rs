@@ -20,7 +20,7 @@ pub const WAIT: Duration = Duration::from_secs(20);
 pub const QUIET: Duration = Duration::from_millis(400);
 
 /// Version of the messages below.
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Way {
