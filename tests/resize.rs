@@ -179,7 +179,9 @@ async fn threads_go_on_while_the_pool_breathes() {
         for blocks in [4_000, 2_500, 1_500, 3_000, 1_400, 2_000].into_iter().cycle().take(60) {
             match pool.resize(blocks).await {
                 Ok(_) => resized += 1,
-                Err(ResizeError::Blocked { .. } | ResizeError::NoRoom { .. }) => {}
+                Err(
+                    ResizeError::Blocked { .. } | ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. },
+                ) => {}
                 Err(error) => panic!("{error}"),
             }
             tokio::time::sleep(Duration::from_micros(300)).await;

@@ -291,7 +291,9 @@ impl Stage {
             let options = ResizeOptions::new().patience(Duration::from_millis(rng.u64(..20)));
             match self.pool.resize_with(blocks, options.wave_bytes(rng.usize(1..4_000))).await {
                 Ok(_) => drop(self.sizes.fetch_add(1, Relaxed)),
-                Err(ResizeError::NoRoom { .. } | ResizeError::Blocked { .. }) => {}
+                Err(
+                    ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. } | ResizeError::Blocked { .. },
+                ) => {}
                 Err(error) => panic!("{error}"),
             }
             tokio::time::sleep(Duration::from_micros(rng.u64(..5_000))).await;

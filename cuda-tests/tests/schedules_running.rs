@@ -72,7 +72,12 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
             let options = ResizeOptions::new().patience(Duration::from_millis(3));
             match runtime.block_on(rig.pool.resize_with(blocks, options)) {
                 Ok(_) => resized += 1,
-                Err(ResizeError::NoRoom { .. } | ResizeError::Blocked { .. } | ResizeError::Shrink(_)) => {}
+                Err(
+                    ResizeError::NoRoom { .. }
+                    | ResizeError::NoTurn { .. }
+                    | ResizeError::Blocked { .. }
+                    | ResizeError::Shrink(_),
+                ) => {}
                 Err(error) => panic!("{error}"),
             }
         }

@@ -41,8 +41,8 @@ pub struct Owners {
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: Vec<BlockId>,
     /// References without an owner: a fault of the pool, which an [audit](Pool::audit) reports. The
-    /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. While other
-    /// threads use the pool, it may name blocks that change hands at that moment: read it twice.
+    /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. Found
+    /// twice in a row: while other threads use the pool, blocks change hands.
     #[cfg_attr(feature = "serde", serde(default))]
     pub unaccounted: Option<Unaccounted>,
 }
@@ -177,8 +177,12 @@ impl Pool {
         let transfers = self.0.transfers.owners();
         let in_transfer: HashSet<BlockId> =
             transfers.iter().flat_map(|transfer| transfer.blocks.iter().copied()).collect();
-        let audited = blocks.audit_owners(|| self.accounts());
-        let unaccounted = if let Err(AuditError::Unaccounted(lost)) = audited { Some(lost) } else { None };
+        let audit = || match blocks.audit_owners(|| self.accounts()) {
+            Err(AuditError::Unaccounted(lost)) => Some(lost),
+            _ => None,
+        };
+        // Twice: other threads may be between taking a reference and listing it.
+        let unaccounted = audit().filter(|lost| audit().as_ref() == Some(lost));
         let closing = self.0.sequences.closing_blocks();
         let lost = unaccounted.as_ref().map_or(&[][..], |lost| &lost.blocks);
         let (mut groups, mut pinned) = (BTreeMap::<Group, BlockOwner>::new(), Vec::new());

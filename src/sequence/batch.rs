@@ -1,25 +1,12 @@
 //! One step of the engine: tokens are appended and tables built under it, and device memory is
 //! accessed until it ends.
-//!
-//! # Copy on write
-//!
-//! An append into a block that the sequence does not own exclusively allocates a block, copies the
-//! old one's bytes into it, and replaces the old one in the list. On host memory the copy is
-//! complete when the append returns, and the old block is released at once. Otherwise (a device's
-//! storage only enqueues the copy; without storage the engine copies) the batch keeps the reference
-//! until it ends: until then no sequence owns the old block exclusively, so none writes to it. The
-//! batch's own writes must be enqueued after the append, so that they follow the copy.
-//!
-//! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
 use std::fmt;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use thiserror::Error;
 
-use crate::block::{AllocRequest, ListEnd, Operation};
-use crate::error::{AllocError, SequenceError, StorageError};
+use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
 use crate::sync::Ordering::Relaxed;
@@ -128,9 +115,9 @@ pub struct Copied {
 }
 
 /// What an append took besides the room in the last block.
-struct Grown {
-    new_blocks: usize,
-    copied: Option<Copied>,
+pub(super) struct Grown {
+    pub(super) new_blocks: usize,
+    pub(super) copied: Option<Copied>,
 }
 
 impl Grown {
@@ -145,7 +132,7 @@ impl Grown {
 
 /// The last block that an append writes into, and how it may be accessed.
 pub(super) struct Tail {
-    id: BlockId,
+    pub(super) id: BlockId,
     pub(super) access: Access,
 }
 
@@ -401,7 +388,7 @@ impl Batch {
 
     /// Records that this batch writes to open blocks of the sequence, from a position on.
     #[inline(always)]
-    fn writes(&mut self, sequence: &mut Sequence, from: u32) {
+    pub(super) fn writes(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote(self.ticket());
         self.step.note(sequence, from);
     }
@@ -452,187 +439,12 @@ impl Batch {
         self.writes(sequence, plan.from);
     }
 
-    /// Grows a sequence by tokens that do not fit into its last block, or must not be written
-    /// there.
-    #[inline(never)]
-    fn grow_list(
-        &mut self,
-        sequence: &mut Sequence,
-        plan: &Growth,
-        tail: Option<Tail>,
-    ) -> Result<Grown, SequenceError> {
-        let grown = self.grow_blocks(sequence, plan, tail.as_ref())?;
-        // The first append of a sequence comes here: a prefix leaves no room in its last block.
-        sequence.lookup.take().into_iter().for_each(|lookup| sequence.count_lookup(lookup));
-        if let Some(tail) = tail.filter(|_| grown.copied.is_none()) {
-            self.step.sequences.0.blocks.touch(&[tail.id]);
-        }
-        sequence.publish(plan.length);
-        // A copy that the engine makes may not have been made.
-        let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
-        self.writes(
-            sequence,
-            if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from },
-        );
-        if grown.new_blocks > 0 {
-            sequence.spare_end();
-        }
-        if let Some(copied) = grown.copied {
-            if self.copies_at_once() {
-                sequence.release_unlinked(&[copied.from]);
-            } else {
-                self.step.copied.push(copied.from);
-                self.step.sequences.0.copying.fetch_add(1, Relaxed);
-            }
-        }
-        Ok(grown)
-    }
-
     #[inline(always)]
     fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
         let word = self.step.sequences.0.blocks.word(id);
         let access = sequence.access(place, word, self.ticket());
         debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));
         Tail { id, access }
-    }
-
-    /// Allocates and replaces blocks for an append. On an error, nothing has changed.
-    fn grow_blocks(
-        &mut self,
-        sequence: &mut Sequence,
-        plan: &Growth,
-        tail: Option<&Tail>,
-    ) -> Result<Grown, SequenceError> {
-        let end = sequence.list_end();
-        let copies = tail.is_some_and(|tail| tail.access == Access::Copy);
-        let base = sequence.list.len();
-        let needed = plan.fresh as usize + copies as usize;
-        let mut drawn = needed.min(sequence.reserved.len());
-        let request = AllocRequest::new(needed - drawn).sequence(sequence.id()).priority(sequence.priority());
-        let mut copy = None;
-        if needed > 0 {
-            // Do not grow the list for a request that no pool could satisfy.
-            let total = self.step.sequences.0.blocks.total();
-            if needed > total {
-                return Err(AllocError::TooLarge { asked: needed, total }.into());
-            }
-            sequence.list.reserve(base + plan.fresh as usize);
-            let (list, mut place) = (&mut sequence.list, base);
-            let mut put = |id| {
-                if copies && copy.is_none() {
-                    copy = Some(id);
-                } else {
-                    list.stage(place, id);
-                    place += 1;
-                }
-            };
-            // They stay in the reservation until nothing can fail for lack of blocks.
-            sequence.reserved.iter().rev().take(drawn).for_each(|&id| put(id));
-            if request.blocks > 0 {
-                self.allocate(&request, end, &mut put)?;
-            }
-            if drawn > 0 {
-                sequence.reserved.truncate(sequence.reserved.len() - drawn);
-                sequence.note_reserved();
-            }
-        }
-        let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
-        // Being moved, so its bytes are being read: copy it after all. Reached by the model
-        // `moves`.
-        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
-        if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
-            let one = AllocRequest { blocks: 1, ..request };
-            copy = sequence.reserved.pop();
-            if copy.is_some() {
-                drawn += 1;
-                sequence.note_reserved();
-            } else if let Err(error) = self.allocate(&one, end, &mut |id| copy = Some(id)) {
-                self.give_up(sequence, base, plan, None, drawn);
-                return Err(error.into());
-            }
-        }
-        let mut grown = Grown { new_blocks: plan.fresh as usize + copy.is_some() as usize, copied: None };
-        if let Some(to) = copy {
-            match catch_unwind(AssertUnwindSafe(|| self.copy(tail.id, to))) {
-                Ok(Ok(copied)) => grown.copied = Some(copied),
-                Ok(Err(error)) => {
-                    self.give_up(sequence, base, plan, copy, drawn);
-                    return Err(error);
-                }
-                Err(panic) => {
-                    // The copy may already be enqueued on the stream: the destination must not get
-                    // another owner.
-                    let may_go_on = self.step.stream.is_some();
-                    self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on), drawn);
-                    resume_unwind(panic);
-                }
-            }
-            sequence.list.replace(plan.first as usize, to);
-        }
-        // The copy, or the old block, which may have moved until it was reopened.
-        let written = self.step.sequences.0.blocks.frame(copy.unwrap_or(tail.id));
-        sequence.frames.set(plan.first as usize, written);
-        if tail.access == Access::Withdraw {
-            self.step.promised.retain(|promised| promised.handle.id != tail.id);
-        }
-        // Sealed or not before, it is open now.
-        sequence.seals.reopen(plan.first);
-        Ok(grown)
-    }
-
-    /// Allocates blocks for the sequence's list, and samples the time it takes.
-    fn allocate(
-        &self,
-        request: &AllocRequest,
-        end: ListEnd,
-        take: &mut dyn FnMut(BlockId),
-    ) -> Result<(), AllocError> {
-        let shared = &self.step.sequences.0;
-        let _timing = shared.sampler.start(Operation::Append);
-        shared.blocks.allocate_guarded(request, Some(end), take)
-    }
-
-    /// Returns whether a copy is complete when the call returns.
-    fn copies_at_once(&self) -> bool {
-        self.step.sequences.0.storage.is_some() && self.step.stream.is_none()
-    }
-
-    fn copy(&self, from: BlockId, to: BlockId) -> Result<Copied, SequenceError> {
-        let shared = &self.step.sequences.0;
-        let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
-        let copied = match (&shared.storage, &self.step.stream) {
-            (None, _) => Ok(()),
-            // SAFETY: the destination was allocated just now and has no other owner. The source is
-            // in the sequence's list, which holds a reference: it is not freed, and not written,
-            // being shared or (if the sequence owns it exclusively) written only through this
-            // sequence, which is borrowed mutably.
-            (Some(storage), None) => unsafe { storage.copy(&[frames]) },
-            // SAFETY: as above; until the stream has done the copy, the batch keeps a reference on
-            // the source, and writes to the destination follow it on this stream, or come after the
-            // stream is settled.
-            (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
-        };
-        self.step.sequences.noting_loss(copied)?;
-        Ok(Copied { from, to, frames })
-    }
-
-    /// Gives back the blocks taken for an append that failed: `drawn` of them to the reservation.
-    #[cold]
-    fn give_up(
-        &self,
-        sequence: &mut Sequence,
-        base: usize,
-        plan: &Growth,
-        copy: Option<BlockId>,
-        drawn: usize,
-    ) {
-        let mut taken: Vec<BlockId> = copy.into_iter().collect();
-        taken.extend(sequence.list.staged(base..base + plan.fresh as usize));
-        let allocated = taken.split_off(drawn.min(taken.len()));
-        sequence.reserved.extend(taken.into_iter().rev());
-        sequence.note_reserved();
-        let allocated: Vec<BlockId> = allocated.into_iter().rev().collect();
-        self.step.sequences.0.blocks.release_listed(&allocated);
     }
 }
 

@@ -14,11 +14,13 @@
 //! | `frames` | the owner's copy of the frames, which tables are copied from |
 //! | `registry` | [`Sequences`]: open sequences by id; views |
 //! | `sequence` | the owner's operations: fork, commit, truncate |
+//! | `sealing` | how it seals and registers its blocks |
 //! | `footprint` | the blocks that the close of a sequence gives back |
 //! | `builder` | opening a sequence with its cached prefix |
 //! | `reserve` | blocks for appends that cannot fail |
 //! | `admit` | opening a sequence together with its blocks |
-//! | `batch` | append, draft, copy-on-write |
+//! | `batch` | append, draft |
+//! | `grow` | what they allocate; copy on write |
 //! | `decode` | one token for each of many sequences |
 //! | `batch_inner` | the end of a batch, on the host or on a stream |
 //! | `abandoned` | what a batch wrote that did not finish |
@@ -63,6 +65,7 @@ mod closing;
 mod decode;
 mod footprint;
 mod frames;
+mod grow;
 #[cfg(not(kvpool_loom))]
 mod list;
 #[cfg(kvpool_loom)]
@@ -73,6 +76,7 @@ mod pinned;
 mod plan;
 mod registry;
 mod reserve;
+mod sealing;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;

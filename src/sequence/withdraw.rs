@@ -93,7 +93,8 @@ impl Sequence {
     /// Notes a write by a batch in flight. The end of the batch `ended` was seen.
     #[inline(always)]
     pub(super) fn note_write(&mut self, batch: BatchRef, from: u32, ended: BatchRef) {
-        let announced = self.known.as_ref().map_or(0, |known| known.announced() as u32);
+        let announced =
+            self.known.as_ref().map_or(0, |known| known.announced().min(u32::MAX as usize) as u32);
         let write = Write { batch, from, announced };
         match self.writes.last() {
             Some(last) if last.batch == write.batch && last.from <= write.from => {}

@@ -77,10 +77,16 @@ fn resize(pool: &ReplayPool, at_request: u64, to: usize, is_over: impl Fn() -> b
         let is_last = is_over();
         match pool.wait(pool.resize(to)) {
             Ok(_) => break confirm(to, pool.total_blocks()),
-            Err(error @ (ResizeError::Blocked { .. } | ResizeError::NoRoom { .. })) if is_last => {
-                break Err(ResizeRefusal::Blocked(error.to_string()));
+            Err(
+                error @ (ResizeError::Blocked { .. }
+                | ResizeError::NoRoom { .. }
+                | ResizeError::NoTurn { .. }),
+            ) => {
+                if is_last {
+                    break Err(ResizeRefusal::Blocked(error.to_string()));
+                }
+                thread::sleep(RETRY_INTERVAL);
             }
-            Err(ResizeError::Blocked { .. } | ResizeError::NoRoom { .. }) => thread::sleep(RETRY_INTERVAL),
             Err(error) => break Err(ResizeRefusal::Failed(error.to_string())),
         }
     };

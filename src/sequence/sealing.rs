@@ -1,0 +1,104 @@
+//! How a sequence seals and registers its blocks.
+
+use std::ops::Range;
+
+use crate::ids::Ticket;
+
+use super::sequence::Sequence;
+
+/// Distance, in blocks, at which a registration prefetches what it writes.
+const REGISTERED_AHEAD: u32 = 12;
+
+impl Sequence {
+    /// Seals the due full blocks of final tokens whose writers have all ended.
+    #[inline]
+    pub(super) fn settle(&mut self) {
+        while let Some((full, writer)) = self.seals.due() {
+            if !self.seal_due(full, writer) {
+                return;
+            }
+        }
+    }
+
+    #[cold]
+    fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
+        // The first holds back the blocks for batches that wrote to other sequences; the second for
+        // later batches of this one.
+        let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
+        // The second only after the first: the log has those of the writers that were abandoned.
+        let is_written = ended && !self.is_stale();
+        if is_written {
+            self.look_for_uncached(self.list.len());
+            self.seal_blocks(self.seals.settled()..full);
+            self.seals.sealed();
+        }
+        is_written
+    }
+
+    /// Seals blocks, and registers those whose hashes are known.
+    fn seal_blocks(&self, places: Range<u32>) {
+        let pool = self.pool_blocks();
+        let handle = |place: u32| pool.handle(self.list.id(place as usize));
+        let Some((known, cache)) = self.token_hashes() else {
+            return places.for_each(|place| pool.seal_guarded(handle(place)));
+        };
+        let end = places.end;
+        let registered = places.filter_map(|place| {
+            if place + REGISTERED_AHEAD < end {
+                let next = self.list.id((place + REGISTERED_AHEAD) as usize);
+                pool.prefetch_word(next);
+                cache.prefetch(next);
+            }
+            let handle = handle(place);
+            let Some(hash) = known.hash(place) else {
+                pool.seal_guarded(handle);
+                return None;
+            };
+            // A fork may have registered it first.
+            if pool.word(handle.id).is_cached() {
+                return None;
+            }
+            cache.note(handle.id, hash, known.era(), place, known.mark());
+            Some((handle, known.stored(cache, handle.id, place)))
+        });
+        cache.register(pool, known.looked, registered);
+    }
+
+    /// Registers the unfinished last block, if it may be reused.
+    ///
+    /// Its tokens must be final and known, its writers must have ended, and everything before it
+    /// must have been computed.
+    fn register_tail(&mut self) {
+        let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
+        let (length, pool) = (self.len(), self.pool_blocks());
+        let is_done = self.writing().is_none();
+        let place = length as u32 / self.sequences.0.block_tokens;
+        if let Some(hash) = known.tail_hash(cache, length)
+            && self.committed as usize == length
+            && place >= self.seals.settled()
+            && is_done
+            && !self.is_stale()
+        {
+            let handle = pool.handle(self.list.id(place as usize));
+            let word = pool.word(handle.id);
+            if word.refs() == 1 && !word.is_cached() {
+                cache.note(handle.id, hash, known.era(), place, known.mark());
+                cache.register(pool, known.looked, [(handle, None)]);
+            }
+        }
+    }
+
+    /// Seals and registers its blocks as far as possible now, before they are released.
+    pub(super) fn make_findable(&mut self) {
+        loop {
+            self.catch_up();
+            self.look_for_uncached(self.list.len());
+            self.settle();
+            self.register_tail();
+            // Otherwise a batch was abandoned meanwhile.
+            if !self.is_stale() || self.writing().is_some() {
+                return;
+            }
+        }
+    }
+}
