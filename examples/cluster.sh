@@ -25,7 +25,7 @@ needs redis-server redis-server
 kvpool=${KVPOOL:-${CARGO_TARGET_DIR:-target}/release/kvpool}
 if [ -z "${KVPOOL:-}" ]; then
     echo "Building $kvpool. The first time, this takes some minutes."
-    cargo build --quiet --release --bin kvpool --features kvpool-cli/etcd
+    cargo build --quiet --release -p kvpool-cli --features redis,etcd
     echo "Built after $SECONDS s."
 fi
 # Settings of the shell must not reach the nodes.

@@ -3,7 +3,7 @@
 # to the other by themselves. A sequence is migrated by hand. One node is killed and restarted.
 # Prints what it does, checks every step, and exits with 1 if anything is wrong.
 #
-#     examples/two_nodes.sh                # builds target/release/kvpool first, as `cargo run --release` does
+#     examples/two_nodes.sh                # builds target/release/kvpool first
 #     KVPOOL=path/to/kvpool examples/two_nodes.sh
 #
 # Needs openssl. Takes a few seconds after the build.
@@ -13,9 +13,7 @@ cd "$(dirname "$0")/.."
 kvpool=${KVPOOL:-target/release/kvpool}
 if [ -z "${KVPOOL:-}" ]; then
     echo "Building $kvpool."
-    # The units of `cargo run --release`: with `-p kvpool-cli` the library would be built again without the
-    # features of the other default members.
-    cargo build --quiet --release --bin kvpool
+    cargo build --quiet --release -p kvpool-cli --features node
 fi
 # Settings of the shell must not reach the nodes.
 for variable in $(env | sed -n 's/^\(KVPOOL_[A-Z_]*\)=.*/\1/p'); do unset "$variable"; done

@@ -1,9 +1,12 @@
-//! One thread: one block, ten blocks with metadata, bursts, and the explicit handle as the bare
-//! magazine.
+//! One thread: one block, also while a batch is in flight; ten blocks with metadata, bursts, and the
+//! explicit handle as the bare magazine.
 
-use criterion::{Criterion, criterion_group, criterion_main};
-use kvpool_benches::measure;
-use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard};
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use kvpool::AllocRequest;
+use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, pool};
+use kvpool_benches::{BLOCKS, measure};
 
 fn one_block(c: &mut Criterion) {
     let mut group = c.benchmark_group("one block");
@@ -13,6 +16,32 @@ fn one_block(c: &mut Criterion) {
     measure::one_block::<Listed<Standard>>(&mut group);
     measure::one_block::<Listed<Parking>>(&mut group);
     measure::one_block::<Listed<Queued>>(&mut group);
+}
+
+/// One block, allocated and freed while a batch is in flight, which every 64 blocks ends and is
+/// followed by another: a freed block is retired until then. The lists have no such promise to keep.
+fn in_flight(c: &mut Criterion) {
+    let mut group = c.benchmark_group("one block, a batch in flight");
+    let pool = pool(BLOCKS);
+    let mut batch = Some(pool.begin_batch());
+    let mut left = 64;
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("kvpool lease", |bencher| {
+        bencher.iter(|| {
+            left -= 1;
+            if left == 0 {
+                batch.take().into_iter().for_each(|batch| batch.finish());
+                batch = Some(pool.begin_batch());
+                left = 64;
+            }
+            drop(black_box(pool.allocate(AllocRequest::new(1)).expect("enough blocks are free")));
+        });
+    });
+    batch.into_iter().for_each(|batch| batch.finish());
+    pool.trim();
+    assert_eq!(pool.free_blocks(), BLOCKS, "lost blocks");
+    measure::one_block::<Listed<Standard>>(&mut group);
+    measure::one_block::<Listed<Parking>>(&mut group);
 }
 
 fn ten_blocks(c: &mut Criterion) {
@@ -38,6 +67,6 @@ fn bursts(c: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = kvpool_benches::settings();
-    targets = one_block, ten_blocks, bursts
+    targets = one_block, in_flight, ten_blocks, bursts
 }
 criterion_main!(benches);

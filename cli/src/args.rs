@@ -125,10 +125,68 @@ pub enum Command {
     /// of a peer.
     #[cfg(feature = "node")]
     Topology(TopologyArgs),
+    /// A command of a feature that this build lacks.
+    #[cfg(not(feature = "top"))]
+    #[command(flatten)]
+    Absent(AbsentCommand),
     /// Print the completion script of a shell
     Completions(CompletionsArgs),
     /// Print the man page, or write it and a page for each command into a directory
     Man(ManArgs),
+}
+
+/// The commands over a live pool, in a build without their feature.
+#[cfg(not(feature = "top"))]
+#[derive(Clone, Debug, Subcommand)]
+pub enum AbsentCommand {
+    /// Serve a pool, with an admin interface [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Serve(Unread),
+    /// Print the statistics of a node [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Stats(Unread),
+    /// Compact the pool of a node [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Defrag(Unread),
+    /// Change the size of a node's pool [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Resize(Unread),
+    /// Migrate a sequence from a node to another one [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Migrate(Unread),
+    /// Print the migrations of a node [build with --features node]
+    #[cfg(not(feature = "node"))]
+    MigrationStatus(Unread),
+    /// Print who holds the blocks of a node's pool [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Owners(Unread),
+    /// Follow a node [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Events(Unread),
+    /// Recount every frame of a node's pool [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Audit(Unread),
+    /// Print devices, memory nodes, network interfaces, and the paths between them [build with --features node]
+    #[cfg(not(feature = "node"))]
+    Topology(Unread),
+    /// Show a node on the terminal [build with --features top]
+    Top(Unread),
+}
+
+/// Words that are not read.
+#[cfg(not(feature = "top"))]
+#[derive(Clone, Debug, Args)]
+pub struct Unread {
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
+    words: Vec<std::ffi::OsString>,
+}
+
+#[cfg(not(feature = "top"))]
+impl AbsentCommand {
+    /// Returns the feature that has the command.
+    pub const fn feature(&self) -> &'static str {
+        if let Self::Top(_) = self { "top" } else { "node" }
+    }
 }
 
 /// `kvpool replay`.

@@ -40,6 +40,8 @@ pub mod workload;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
+#[cfg(not(feature = "top"))]
+use commands::CommandError;
 use output::complain;
 
 /// Success.
@@ -80,6 +82,8 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Audit(args) => commands::audit(args),
         #[cfg(feature = "node")]
         Command::Topology(args) => commands::topology(args),
+        #[cfg(not(feature = "top"))]
+        Command::Absent(absent) => Err(CommandError::Absent(absent.feature())),
         Command::Completions(args) => commands::completions(args),
         Command::Man(args) => commands::man(args),
     };

@@ -1,8 +1,6 @@
 //! Messages of `kvpool serve` on the standard error.
-#![cfg(target_os = "linux")]
 
-mod common;
-
+use super::common;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::{Duration, Instant};

@@ -1,8 +1,6 @@
 //! Two `kvpool serve` processes that exchange sequences and cached blocks.
-#![cfg(target_os = "linux")]
 
-mod common;
-
+use super::common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,6 @@
 //! What operators read of a node: metrics, owners and events, end to end.
-#![cfg(target_os = "linux")]
 
-mod common;
-
+use super::common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;

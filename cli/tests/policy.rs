@@ -1,7 +1,6 @@
 //! `kvpool policy`, end to end: exit codes, the JSON, and the errors of bad input.
 
-mod common;
-
+use super::common;
 use std::fs;
 use std::path::Path;
 

@@ -2,14 +2,8 @@
 //!
 //! Each test starts the program, and checks what it says, its exit code or its counters, and that
 //! nothing stays behind.
-#![cfg(target_os = "linux")]
 
-#[path = "common/authority.rs"]
-mod authority;
-mod common;
-#[path = "common/peer.rs"]
-mod peer;
-
+use super::common::{self, authority, peer};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

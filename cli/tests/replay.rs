@@ -1,7 +1,6 @@
 //! `kvpool replay`, end to end: exit codes, the JSON, and the errors of bad input.
 
-mod common;
-
+use super::common;
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,8 +1,6 @@
 //! `kvpool serve` and the commands over a live pool, end to end.
-#![cfg(target_os = "linux")]
 
-mod common;
-
+use super::common;
 use std::fs;
 use std::path::Path;
 use std::thread;

@@ -2,12 +2,8 @@
 //!
 //! Redis and etcd are real servers, which die, hang and return. Without their programs the tests that
 //! need them say that they were skipped.
-#![cfg(target_os = "linux")]
 
-mod common;
-#[path = "common/servers.rs"]
-mod servers;
-
+use super::common::{self, servers};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,10 +1,6 @@
 //! Signals to `kvpool serve`: the end in every phase, the end at once, and settings read again.
-#![cfg(target_os = "linux")]
 
-#[path = "common/authority.rs"]
-mod authority;
-mod common;
-
+use super::common::{self, authority};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

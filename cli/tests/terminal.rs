@@ -1,5 +1,4 @@
 //! The program on a terminal, and interrupted.
-#![cfg(target_os = "linux")]
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;

@@ -1,8 +1,6 @@
 //! `kvpool top` in a terminal emulator: tmux.
-#![cfg(target_os = "linux")]
 
-mod common;
-
+use super::common;
 use std::fs;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

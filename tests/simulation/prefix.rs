@@ -9,8 +9,8 @@ use kvpool::{AdmitRequest, AllocError, SequenceError, SequenceId};
 
 use kvpool_policies::PolicyName;
 
-use crate::sequences::{Written, some_priority};
-use crate::world::World;
+use super::sequences::{Written, some_priority};
+use super::world::World;
 
 /// Returns a cache drawn from the seed, for a pool of at most `blocks_max` blocks.
 pub fn some_config(rng: &mut Rng, blocks_max: usize) -> PrefixConfig {

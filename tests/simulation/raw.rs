@@ -2,9 +2,9 @@
 
 use kvpool::{AllocRequest, BlockHandle, FrameId, HandleError};
 
-use crate::device::Token;
-use crate::sequences::some_priority;
-use crate::world::World;
+use super::device::Token;
+use super::sequences::some_priority;
+use super::world::World;
 
 /// A block that the engine owns by handle.
 pub struct Raw {

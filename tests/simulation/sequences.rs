@@ -6,8 +6,8 @@ use kvpool::{
     AllocError, BlockHandle, BlockTable, CsrTable, Priority, Sequence, SequenceError, SequenceId, Ticket,
 };
 
-use crate::device::Token;
-use crate::world::World;
+use super::device::Token;
+use super::world::World;
 
 /// A sequence, and its tokens.
 pub struct Written {

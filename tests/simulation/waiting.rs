@@ -10,8 +10,8 @@ use kvpool::compact::{
 use kvpool::{AllocError, AllocRequest, GrowError, Order, Priority, ShrinkError};
 use tokio::time::Instant;
 
-use crate::tasks::{Kind, Outcome, Task};
-use crate::world::World;
+use super::tasks::{Kind, Outcome, Task};
+use super::world::World;
 
 /// Maximum number of tasks at a time.
 const TASKS_MAX: usize = 12;

@@ -12,11 +12,11 @@ use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
 use kvpool::{AllocRequest, Batch, BlockId, FrameId, Order, Pool, PoolHandle, StorageError};
 use tokio::runtime::Runtime;
 
-use crate::device::Device;
-use crate::prefix;
-use crate::raw::Raw;
-use crate::sequences::{Remembered, Written};
-use crate::tasks::Task;
+use super::device::Device;
+use super::prefix;
+use super::raw::Raw;
+use super::sequences::{Remembered, Written};
+use super::tasks::Task;
 
 /// Number of steps of a schedule.
 const STEPS: std::ops::Range<usize> = 100..1500;

@@ -39,6 +39,9 @@ pub enum CommandError {
     NoPicture(String),
     #[error("cannot write {}: {error}", .path.display())]
     File { path: PathBuf, error: io::Error },
+    #[cfg(not(feature = "top"))]
+    #[error("this build lacks the command: cargo install --path cli --features {0}")]
+    Absent(&'static str),
     #[error("cannot write the report: {0}")]
     Output(io::Error),
     #[cfg(feature = "node")]

@@ -1,9 +1,16 @@
 //! Helpers of the program's tests.
 #![allow(dead_code, reason = "each test uses a part")]
 
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "node", target_os = "linux"))]
+pub mod authority;
+#[cfg(all(feature = "node", target_os = "linux"))]
 pub mod live;
+#[cfg(feature = "node")]
 pub mod openmetrics;
+#[cfg(all(feature = "node", target_os = "linux"))]
+pub mod peer;
+#[cfg(all(feature = "node", target_os = "linux"))]
+pub mod servers;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -8,9 +8,6 @@
 //! | `storm` | workers with overlapping batches that swap each other's neighbours out |
 #![cfg(not(kvpool_loom))]
 
-#[path = "../migration/kv.rs"]
-#[allow(dead_code, reason = "shared with the tests of migration")]
-mod kv;
 mod preempt;
 mod settled;
 #[cfg(not(miri))]
@@ -18,6 +15,8 @@ mod storm;
 mod victims;
 
 use std::time::{Duration, Instant};
+
+use super::migration::kv;
 
 /// A deadline that no test reaches.
 fn far() -> Instant {

@@ -18,7 +18,7 @@
 mod cached;
 mod eras;
 mod faults;
-mod kv;
+pub(super) mod kv;
 mod lineage;
 mod property;
 mod refusals;

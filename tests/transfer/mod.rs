@@ -16,9 +16,9 @@ mod cached;
 mod halves;
 mod heads;
 mod holds;
-#[path = "../migration/kv.rs"]
-mod kv;
 #[cfg(feature = "serde")]
 mod manifests;
 mod nodes;
 mod process;
+
+use super::migration::kv;

@@ -32,9 +32,9 @@
 //! # Running it
 //!
 //! ```text
-//! cargo test --release --test simulation                            `SCHEDULES` schedules, from a random seed on
-//! KVPOOL_SIM_SEED=17 cargo test --release --test simulation         one schedule, step by step
-//! KVPOOL_SIM_SCHEDULES=1000000 cargo test --release --test simulation
+//! cargo test --release --test all simulation::                            `SCHEDULES` schedules, from a random seed on
+//! KVPOOL_SIM_SEED=17 cargo test --release --test all simulation::         one schedule, step by step
+//! KVPOOL_SIM_SCHEDULES=1000000 cargo test --release --test all simulation::
 //! ```
 //!
 //! Every 32nd seed has a pool of 1,024 blocks or more, which evicts ahead of need and spares units for
