@@ -2,13 +2,13 @@
 //! Figures are read from the JSON by their names, and labelled with these names as words.
 
 use comfy_table::modifiers::UTF8_ROUND_CORNERS;
-use comfy_table::presets::{NOTHING, UTF8_FULL};
+use comfy_table::presets::{NOTHING, UTF8_FULL, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use indicatif::{BinaryBytes, HumanCount};
 use serde_json::Value;
 
 use super::Report;
-use crate::output;
+use crate::{fit, output};
 
 /// A section of the table, the name of a figure in the JSON, and a note.
 type Row = (&'static str, &'static str, String);
@@ -16,11 +16,13 @@ type Row = (&'static str, &'static str, String);
 /// In place of a name: the section has no figures.
 const OFF: &str = "off";
 
-/// Renders the whole table.
-pub fn render(report: &Report) -> String {
+/// Renders the whole table, on a terminal of this width.
+pub fn render(report: &Report, width: Option<usize>) -> String {
     let json = &report.figures;
     let mut table = output::table(UTF8_FULL);
     table.apply_modifier(UTF8_ROUND_CORNERS);
+    // For a narrow terminal: a row for each figure, whose notes take several lines.
+    let mut narrow = output::table(UTF8_FULL_CONDENSED);
     for rows in rows(json).chunk_by(|(section, ..), (other, ..)| section == other) {
         let section = rows[0].0;
         let (mut names, mut figures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
@@ -36,6 +38,13 @@ pub fn render(report: &Report) -> String {
                 name => figure(name, object.get(name).expect("a name of the JSON")),
             });
             notes.push(note.as_str());
+            // Lines repeat the section, unless the name begins with it.
+            let has_title = match width {
+                Some(width) if width < fit::TABLE_MIN => !names[index].starts_with(section),
+                _ => index == 0,
+            };
+            let title = if has_title { label(section) } else { String::new() };
+            narrow.add_row([&title, &names[index], &figures[index], note]);
         }
         table.add_row([
             Cell::new(label(section)).add_attribute(Attribute::Bold),
@@ -52,8 +61,14 @@ pub fn render(report: &Report) -> String {
     // Coloured by the same rules as the table: only on a terminal.
     let (colour, verdict) = verdict(report);
     let mut line = output::table(NOTHING);
+    let verdict = fit::text(&verdict, width.map(|width| width.saturating_sub(2)));
     line.add_row([Cell::new(verdict).fg(colour).add_attribute(Attribute::Bold)]);
-    format!("{heading}\n{table}\n{line}")
+    if let Some(figures) = narrow.column_mut(2) {
+        figures.set_cell_alignment(CellAlignment::Right);
+    }
+    let fits = width.is_none_or(|width| fit::columns(&table.to_string()) <= width);
+    let table = fit::table(if fits { table } else { narrow }, width);
+    format!("{}\n{table}\n{line}", fit::text(&heading, width))
 }
 
 /// Returns the rows. A section named like an object of the JSON has figures of that object; one
