@@ -15,16 +15,13 @@ pub(crate) fn count(number: usize) -> String {
 /// Returns a number in at most five characters, such as `2.2k`.
 #[cfg(feature = "top")]
 pub(crate) fn short(number: usize) -> String {
-    let (mut value, mut unit) = (number as f64, 0);
+    let (mut value, mut units) = (number as f64, ["k", "M", "G", "T", "P", "E"].into_iter());
+    let mut unit = "";
     // What would be rounded to 1000 has the next unit.
     while value >= 999.5 {
-        (value, unit) = (value / 1e3, unit + 1);
+        (value, unit) = (value / 1e3, units.next().unwrap_or(unit));
     }
-    match ["", "k", "M", "G", "T", "P", "E"].get(unit) {
-        Some(&"") | None => number.to_string(),
-        Some(unit) if value < 9.95 => format!("{value:.1}{unit}"),
-        Some(unit) => format!("{value:.0}{unit}"),
-    }
+    if unit.is_empty() || value >= 9.95 { format!("{value:.0}{unit}") } else { format!("{value:.1}{unit}") }
 }
 
 pub(crate) fn percent(value: f64) -> String {

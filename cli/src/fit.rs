@@ -1,15 +1,13 @@
 //! Text and tables within the width of the terminal. Words and numbers are never broken.
 
-use comfy_table::{ColumnConstraint, Row, Table, Width};
+use comfy_table::{ColumnConstraint, Row, Table, TableComponent, Width};
 
 /// Width below which a table that does not fit becomes lines of names and values.
 pub const TABLE_MIN: usize = 60;
 
-/// The longest word that has a column of its own width: the largest number with its separators.
+/// Longest cell that stays in one line, such as a figure with its unit, and longest word that does.
+const CELL_MAX: usize = 12;
 const WORD_MAX: usize = 26;
-
-/// Longest figure with its unit, which stay in one line.
-const FIGURE_MAX: usize = 14;
 
 /// Returns the columns of the terminal: the variable `COLUMNS`, or the width of the standard output;
 /// `None` if that is not a terminal.
@@ -18,28 +16,22 @@ pub fn width() -> Option<usize> {
     set.or_else(|| Table::new().width().map(usize::from)).filter(|&columns| columns > 0)
 }
 
-/// Returns the columns that a text takes, without escape sequences.
+/// Returns the columns that a text without escape sequences takes.
 pub fn columns(text: &str) -> usize {
-    let mut is_escape = false;
-    let mut is_shown = |char| {
-        is_escape |= char == '\u{1b}';
-        let is_shown = !is_escape;
-        is_escape &= char != 'm';
-        is_shown
-    };
-    text.lines().map(|line| line.chars().filter(|&char| is_shown(char)).count()).max().unwrap_or(0)
+    text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
 }
 
 /// Breaks lines that are too long between words, and indents what follows.
 pub fn text(text: &str, width: Option<usize>) -> String {
-    let Some(width) = width.filter(|&width| columns(text) > width) else { return text.to_owned() };
     let mut lines: Vec<String> = Vec::new();
     for long in text.lines() {
-        let mut words = long.split(' ');
-        lines.extend(words.next().map(str::to_owned));
-        for word in words {
+        lines.push(String::new());
+        for (at, word) in long.split(' ').enumerate() {
             match lines.last_mut() {
-                Some(line) if columns(line) + 1 + columns(word) <= width => *line += &format!(" {word}"),
+                Some(line) if at == 0 => line.push_str(word),
+                Some(line) if width.is_none_or(|width| columns(line) + 1 + columns(word) <= width) => {
+                    *line += &format!(" {word}");
+                }
                 _ => lines.push(format!("  {word}")),
             }
         }
@@ -50,41 +42,42 @@ pub fn text(text: &str, width: Option<usize>) -> String {
 /// Renders a table. Where it does not fit, columns without any figure are left out first, then words
 /// of the widest column go to further lines. If that is not enough, each row becomes lines.
 pub fn table(mut table: Table, width: Option<usize>) -> String {
-    let Some(width) = width.filter(|&width| columns(&table.trim_fmt()) > width) else {
-        return table.trim_fmt();
-    };
+    let Some(width) = width else { return table.trim_fmt() };
     let cells = |row: &Row| row.cell_iter().map(|cell| cell.content()).collect::<Vec<_>>();
     let header = table.header().map(cells).unwrap_or_default();
     let rows: Vec<_> = table.row_iter().map(cells).collect();
     let mut widths: Vec<usize> = table.column_max_content_widths().into_iter().map(usize::from).collect();
-    let cell = |row: &Vec<String>, column: usize| row.get(column).cloned().unwrap_or_default();
-    let is_empty = |column| rows.iter().all(|row| ["", "-", "0"].contains(&cell(row, column).trim()));
     let mut shown: Vec<usize> = (0..widths.len()).collect();
-    for column in (1..widths.len()).rev().filter(|&column| is_empty(column)) {
-        if columns(&table.trim_fmt()) > width {
-            table.column_mut(column).map(|column| column.set_constraint(ColumnConstraint::Hidden));
+    // With padding, and with a line at each edge.
+    let edges = if table.style(TableComponent::VerticalLines).is_some() { 1 } else { 0 };
+    let needs = |widths: &[usize], shown: &[usize]| {
+        edges + shown.iter().map(|&column| widths[column] + 2 + edges).sum::<usize>()
+    };
+    for column in (1..widths.len()).rev() {
+        let is_empty = rows.iter().all(|row| ["", "-", "0"].contains(&row[column].trim()));
+        if is_empty && needs(&widths, &shown) > width {
             shown.retain(|&other| other != column);
         }
     }
-    let longest = |text: &str| match text {
-        figure if figure.starts_with(|char: char| char.is_ascii_digit()) && figure.len() <= FIGURE_MAX => {
-            figure.len()
-        }
-        words => words.split_whitespace().map(columns).max().unwrap_or(0).min(WORD_MAX),
+    let floor = |column: usize| {
+        let least = |cell: &str| match columns(cell) {
+            short @ ..=CELL_MAX => short,
+            _ => cell.split_whitespace().map(columns).max().unwrap_or(0).min(WORD_MAX),
+        };
+        rows.iter().chain([&header]).filter_map(|row| row.get(column)).map(|cell| least(cell)).max()
     };
-    let floor =
-        |column| rows.iter().chain([&header]).map(|row| longest(&cell(row, column))).max().unwrap_or(0);
-    let floors: Vec<usize> = (0..widths.len()).map(floor).collect();
-    for _ in width..columns(&table.trim_fmt()) {
-        let can_shrink = shown.iter().filter(|&&column| widths[column] > floors[column]);
+    while needs(&widths, &shown) > width {
+        let can_shrink = shown.iter().filter(|&&column| Some(widths[column]) > floor(column));
         match can_shrink.max_by_key(|&&column| widths[column]) {
             Some(&column) if width >= TABLE_MIN => widths[column] -= 1,
             _ => return text(&lines(&header, &rows), Some(width)),
         }
     }
-    for column in shown {
-        let fixed = Width::Fixed(widths[column] as u16 + 2);
-        table.column_mut(column).map(|column| column.set_constraint(ColumnConstraint::Absolute(fixed)));
+    for (index, column) in table.column_iter_mut().enumerate() {
+        column.set_constraint(match shown.contains(&index) {
+            true => ColumnConstraint::Absolute(Width::Fixed(widths[index] as u16 + 2)),
+            false => ColumnConstraint::Hidden,
+        });
     }
     table.trim_fmt()
 }
@@ -92,20 +85,17 @@ pub fn table(mut table: Table, width: Option<usize>) -> String {
 /// Returns lines `name: value`: with a header, one for each cell; otherwise one for each row, whose
 /// last two cells are a figure and a note, as `name: figure (note)`.
 fn lines(header: &[String], rows: &[Vec<String>]) -> String {
-    let row = |row: &Vec<String>| match row.len() {
-        _ if !header.is_empty() => {
-            let named = header.iter().zip(row).filter(|(_, value)| !value.is_empty());
-            named.map(|(name, value)| format!("{name}: {value}\n")).collect()
-        }
-        3.. => {
-            let (name, [figure, note]) =
-                (row[..row.len() - 2].join(" "), [&row[row.len() - 2], &row[row.len() - 1]]);
+    let row = |row: &Vec<String>| match &row[..] {
+        [names @ .., figure, note] if header.is_empty() => {
             let note = if note.is_empty() { String::new() } else { format!(" ({note})") };
-            format!("{}: {figure}{note}", name.trim())
+            format!("{}: {figure}{note}\n", names.join(" ").trim())
         }
-        _ => row.join(" "),
+        row => {
+            let named = header.iter().zip(row).filter(|(_, value)| !value.is_empty());
+            named.map(|(name, value)| format!("{name}: {value}\n")).collect::<String>() + "\n"
+        }
     };
-    rows.iter().map(row).collect::<Vec<_>>().join("\n").trim_end().to_owned()
+    rows.iter().map(row).collect::<String>().trim_end().to_owned()
 }
 
 #[cfg(test)]
@@ -145,6 +135,5 @@ mod tests {
     fn long_lines_are_broken_between_words() {
         assert_eq!(text("one two three\nfour", Some(9)), "one two\n  three\nfour");
         assert_eq!(text("one two", None), "one two");
-        assert_eq!(columns("\u{1b}[1mbold\u{1b}[0m\nno"), 4);
     }
 }

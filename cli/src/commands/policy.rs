@@ -114,6 +114,6 @@ fn section(name: &str, prompts: &Prompts, rates: &Rates, width: Option<usize>) -
         )
     });
     let chart = Some(chart(rates)).filter(|chart| width.is_none_or(|width| fit::columns(chart) <= width));
-    let parts = [heading, fit::table(table, width), closed].into_iter().chain(chart);
-    fit::text(&parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n"), width)
+    let parts = [fit::text(&heading, width), fit::table(table, width), fit::text(&closed, width)];
+    parts.into_iter().chain(chart).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }

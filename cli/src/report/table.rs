@@ -1,8 +1,7 @@
-//! The report as a table for a terminal: one row per section, figures aligned, notes beside them.
+//! The report as a table for a terminal: one row per figure, by sections, notes beside them.
 //! Figures are read from the JSON by their names, and labelled with these names as words.
 
-use comfy_table::modifiers::UTF8_ROUND_CORNERS;
-use comfy_table::presets::{NOTHING, UTF8_FULL, UTF8_FULL_CONDENSED};
+use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use indicatif::{BinaryBytes, HumanCount};
 use serde_json::Value;
@@ -19,39 +18,31 @@ const OFF: &str = "off";
 /// Renders the whole table, on a terminal of this width.
 pub fn render(report: &Report, width: Option<usize>) -> String {
     let json = &report.figures;
-    let mut table = output::table(UTF8_FULL);
-    table.apply_modifier(UTF8_ROUND_CORNERS);
-    // For a narrow terminal: a row for each figure, whose notes take several lines.
-    let mut narrow = output::table(UTF8_FULL_CONDENSED);
+    let mut table = output::table(UTF8_FULL_CONDENSED);
     for rows in rows(json).chunk_by(|(section, ..), (other, ..)| section == other) {
-        let section = rows[0].0;
-        let (mut names, mut figures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (_, name, note)) in rows.iter().enumerate() {
+        for (index, (section, name, note)) in rows.iter().enumerate() {
             let object = match &json[section] {
                 Value::Array(items) => &items[index],
                 object @ Value::Object(_) => object,
                 _ => json,
             };
-            names.push(label(name));
-            figures.push(match *name {
+            let figure = match *name {
                 OFF => "-".to_owned(),
                 name => figure(name, object.get(name).expect("a name of the JSON")),
-            });
-            notes.push(note.as_str());
+            };
             // Lines repeat the section, unless the name begins with it.
             let has_title = match width {
-                Some(width) if width < fit::TABLE_MIN => !names[index].starts_with(section),
+                Some(width) if width < fit::TABLE_MIN => !name.starts_with(section),
                 _ => index == 0,
             };
-            let title = if has_title { label(section) } else { String::new() };
-            narrow.add_row([&title, &names[index], &figures[index], note]);
+            table.add_row([
+                Cell::new(if has_title { label(section) } else { String::new() })
+                    .add_attribute(Attribute::Bold),
+                Cell::new(label(name)),
+                Cell::new(figure).set_alignment(CellAlignment::Right),
+                Cell::new(note).add_attribute(Attribute::Dim),
+            ]);
         }
-        table.add_row([
-            Cell::new(label(section)).add_attribute(Attribute::Bold),
-            Cell::new(names.join("\n")),
-            Cell::new(figures.join("\n")).set_alignment(CellAlignment::Right),
-            Cell::new(notes.join("\n")).add_attribute(Attribute::Dim),
-        ]);
     }
     let threads = match number(&json["threads"]) {
         1 => "1 thread".to_owned(),
@@ -63,12 +54,7 @@ pub fn render(report: &Report, width: Option<usize>) -> String {
     let mut line = output::table(NOTHING);
     let verdict = fit::text(&verdict, width.map(|width| width.saturating_sub(2)));
     line.add_row([Cell::new(verdict).fg(colour).add_attribute(Attribute::Bold)]);
-    if let Some(figures) = narrow.column_mut(2) {
-        figures.set_cell_alignment(CellAlignment::Right);
-    }
-    let fits = width.is_none_or(|width| fit::columns(&table.to_string()) <= width);
-    let table = fit::table(if fits { table } else { narrow }, width);
-    format!("{}\n{table}\n{line}", fit::text(&heading, width))
+    format!("{}\n{}\n{line}", fit::text(&heading, width), fit::table(table, width))
 }
 
 /// Returns the rows. A section named like an object of the JSON has figures of that object; one

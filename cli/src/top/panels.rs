@@ -199,46 +199,35 @@ pub(super) fn owners(state: &State, rows: usize, width: usize) -> (String, Vec<S
     (title, lines)
 }
 
-/// Returns owners as lines of at most this width. If there is no room, figures are short, and then
-/// columns are left out.
+/// Returns owners as lines of at most this width, with short figures if it is a narrow one.
 fn owner_lines(owners: &[&OwnerRecord], width: usize) -> Vec<String> {
     let head = OWNERS.map(|(name, _)| name.to_owned());
-    let table = |is_short| -> Vec<[String; 6]> {
-        std::iter::once(head.clone()).chain(owners.iter().map(|owner| cells(owner, is_short))).collect()
+    let cells = owners.iter().map(|owner| cells(owner, width < 60));
+    let rows: Vec<_> = std::iter::once(head).chain(cells).collect();
+    let longest = |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(OWNERS[at].1);
+    let widths: [usize; 6] = std::array::from_fn(longest);
+    let fits = |columns: &usize| widths[..*columns].iter().sum::<usize>() + columns - 1 <= width;
+    let columns = (3..=widths.len()).rev().find(fits).unwrap_or(2);
+    let others = |row: &[String; 6]| {
+        (1..columns).map(|at| format!(" {:>1$}", row[at], widths[at])).collect::<String>()
     };
-    let widths = |rows: &[[String; 6]]| -> [usize; 6] {
-        std::array::from_fn(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(OWNERS[at].1))
-    };
-    let fits = |widths: &[usize]| widths.iter().sum::<usize>() + widths.len() - 1 <= width;
-    let mut rows = table(false);
-    if !fits(&widths(&rows)) {
-        rows = table(true);
-    }
-    let widths = widths(&rows);
-    let shown = (3..=widths.len()).rev().find(|&shown| fits(&widths[..shown])).unwrap_or(2);
-    let line = |row: &[String; 6]| {
-        let others = row.iter().zip(widths).take(shown).skip(1);
-        others.fold(format!("{:<1$}", row[0], widths[0]), |line, (cell, width)| {
-            format!("{line} {cell:>width$}")
-        })
-    };
-    rows.iter().map(line).collect()
+    rows.iter().map(|row| format!("{:<1$}", row[0], widths[0]) + &others(row)).collect()
 }
 
 fn cells(owner: &OwnerRecord, is_short: bool) -> [String; 6] {
-    let number = if is_short { short } else { count };
-    // The larger one of two units.
-    let units = if is_short { 2 } else { 4 };
     let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
+    // A number, and the larger one of two units of time.
+    let (number, words) = if is_short { (short as fn(_) -> _, 2) } else { (count as fn(_) -> _, 4) };
+    let held = |held: f64| match held {
+        held if held < 60.0 => format!("{held:.1} s"),
+        held => duration(held as u64).split(' ').take(words).collect::<Vec<_>>().join(" "),
+    };
     [
         word(&json!(owner.kind)),
         or_none(owner.sequence.map(|id| id.to_string())),
         number(owner.blocks),
         or_none(owner.tokens.map(number)),
-        or_none(owner.held_s.map(|held| match held {
-            held if held < 60.0 => format!("{held:.1} s"),
-            held => duration(held as u64).split(' ').take(units).collect::<Vec<_>>().join(" "),
-        })),
+        or_none(owner.held_s.map(held)),
         number(owner.shared_blocks),
     ]
 }
