@@ -6,7 +6,7 @@ use indicatif::BinaryBytes;
 use kvpool_node::admin::{MigrationRecord, MigrationSide, OwnerRecord, StatsSummary};
 use serde_json::json;
 
-use super::cells::{CLASSES, Drawn};
+use super::cells::{CLASSES, Drawn, MIXED};
 use super::figures::Figures;
 use super::state::{Link, State};
 use crate::figures::{count, duration, latency, percent, short, word};
@@ -162,11 +162,9 @@ fn ramp(shares: impl Iterator<Item = f64>) -> String {
 pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     let all = drawn.counts.iter().sum::<usize>().max(1);
     let classes = CLASSES.iter().zip(drawn.counts).filter(|&(_, cells)| cells > 0);
-    classes
-        .map(|(class, cells)| {
-            format!("{} {} {}", class.symbol, class.name, percent(100.0 * cells as f64 / all as f64))
-        })
-        .collect()
+    let share = |cells| percent(100.0 * cells as f64 / all as f64);
+    let classes = classes.map(|(class, cells)| format!("{} {} {}", class.symbol, class.name, share(cells)));
+    classes.chain((drawn.group > 1).then(|| format!("{MIXED} mixed"))).collect()
 }
 
 /// Columns of the owners with their least widths, so that they seldom move. The last ones are left out
@@ -283,5 +281,6 @@ pub(super) fn help() -> Vec<String> {
         "The bar and the map have a character for each class:",
     ];
     let classes = CLASSES.iter().map(|class| format!("  {}  {}", class.symbol, class.name));
-    keys.iter().map(|&key| key.to_owned()).chain(classes).collect()
+    let mixed = format!("  {MIXED}  mixed: no class has half of the frames");
+    keys.iter().map(|&key| key.to_owned()).chain(classes).chain([mixed]).collect()
 }

@@ -39,8 +39,10 @@ fn notice(event: &str, data: Value) -> Notice {
     serde_json::from_value(json!({ "event": event, "data": data })).unwrap()
 }
 
+/// Returns a map of cells of eight frames, each of one class.
 fn map(cells: &str) -> Notice {
-    notice("map", json!({ "frames": 8 * cells.len(), "group": 8, "order": 4, "cells": cells }))
+    let text: String = cells.chars().flat_map(|letter| [letter; 2]).collect();
+    notice("map", json!({ "frames": 8 * cells.len(), "group": 8, "order": 4, "cells": text }))
 }
 
 fn migration(id: &str, state: &str) -> Value {
@@ -369,6 +371,14 @@ fn a_character_shows_the_most_common_class_of_its_cells() {
     let drawn = cells::draw(&map, 16, 3);
     assert_eq!((drawn.rows, drawn.group), (vec!["###.+++++.@@@@@?".to_owned()], 8));
     assert_eq!(drawn.counts, [3, 5, 0, 5, 2, 0, 0, 0]);
+    // Two letters of a cell, and several cells of a character.
+    let map = serde_json::from_value(json!({ "frames": 32, "group": 8, "order": 4, "cells": "0ceer000" }));
+    let map = map.unwrap();
+    assert_eq!(cells::draw(&map, 4, 1).rows, ["#+##"], "half is enough");
+    assert_eq!(cells::draw(&map, 2, 1).rows, ["+#"]);
+    assert_eq!(cells::draw(&map, 1, 1).rows, ["#"]);
+    let Notice::Map(map) = super::tests::map("00reea") else { panic!() };
+    assert_eq!(cells::draw(&map, 1, 1).rows, ["%"]);
     let symbols: std::collections::HashSet<_> = CLASSES.iter().map(|class| class.symbol).collect();
     assert_eq!(symbols.len(), CLASSES.len(), "each class has its own");
 }
