@@ -23,20 +23,22 @@ pub fn columns(text: &str) -> usize {
 
 /// Breaks lines that are too long between words, and indents what follows.
 pub fn text(text: &str, width: Option<usize>) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for long in text.lines() {
-        lines.push(String::new());
-        for (at, word) in long.split(' ').enumerate() {
-            match lines.last_mut() {
-                Some(line) if at == 0 => line.push_str(word),
-                Some(line) if width.is_none_or(|width| columns(line) + 1 + columns(word) <= width) => {
-                    *line += &format!(" {word}");
-                }
-                _ => lines.push(format!("  {word}")),
+    let mut out = String::new();
+    for line in text.lines() {
+        let mut column = 0;
+        for word in line.split_inclusive(' ') {
+            if column > 0 && width.is_some_and(|width| column + columns(word.trim_end()) > width) {
+                out.truncate(out.trim_end_matches(' ').len());
+                out += "\n  ";
+                column = 2;
             }
+            out += word;
+            column += columns(word);
         }
+        out.push('\n');
     }
-    lines.join("\n")
+    out.pop();
+    out
 }
 
 /// Renders a table. Where it does not fit, columns without any figure are left out first, then words

@@ -302,7 +302,7 @@ fn a_pause_keeps_the_figures_and_events_are_not_lost() {
     assert!(lines[0].ends_with("PAUSED 3 s"), "{lines:?}");
     state.update(Input::Key(Key::Pause), now);
     assert_eq!(state.figures().last().unwrap().uptime_s, 40);
-    assert!(state.figures().map.as_ref().unwrap().cells.starts_with("ee11"), "changes meanwhile count");
+    assert!(state.figures().map.as_ref().unwrap().cells.starts_with("ee001111"), "changes meanwhile count");
 }
 
 #[test]

@@ -30,7 +30,7 @@ async fn next(follower: &mut Follower) -> Notice {
 #[tokio::test]
 async fn statistics_are_kept_without_a_follower() {
     let served = Served::start(None, fast());
-    let _lease = served.pool.allocate(AllocRequest::new(7)).unwrap();
+    let lease = served.pool.allocate(AllocRequest::new(7)).unwrap();
     let mut samples = Vec::new();
     while samples.len() < 5 {
         sleep(Duration::from_millis(50)).await;
@@ -41,6 +41,7 @@ async fn statistics_are_kept_without_a_follower() {
     assert!(samples.iter().all(|sample| sample.total == 200 && sample.used <= 7), "{samples:?}");
     assert!(samples.is_sorted_by(|a, b| a.time_ms + 100 <= b.time_ms), "five periods of 20 ms: {samples:?}");
     assert_eq!(samples[4].used, 7);
+    drop(lease);
     served.stop().await;
 }
 
