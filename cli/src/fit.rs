@@ -61,13 +61,12 @@ pub fn table(mut table: Table, width: Option<usize>) -> String {
             shown.retain(|&other| other != column);
         }
     }
-    let floor = |column: usize| {
-        let least = |cell: &str| match columns(cell) {
-            short @ ..=CELL_MAX => short,
-            _ => cell.split_whitespace().map(columns).max().unwrap_or(0).min(WORD_MAX),
-        };
-        rows.iter().chain([&header]).filter_map(|row| row.get(column)).map(|cell| least(cell)).max()
+    let least = |cell: &String| match columns(cell) {
+        short @ ..=CELL_MAX => short,
+        _ => cell.split_whitespace().map(columns).max().unwrap_or(0).min(WORD_MAX),
     };
+    let floor =
+        |column: usize| rows.iter().chain([&header]).filter_map(|row| row.get(column)).map(least).max();
     while needs(&widths, &shown) > width {
         let can_shrink = shown.iter().filter(|&&column| Some(widths[column]) > floor(column));
         match can_shrink.max_by_key(|&&column| widths[column]) {
@@ -75,11 +74,10 @@ pub fn table(mut table: Table, width: Option<usize>) -> String {
             _ => return text(&lines(&header, &rows), Some(width)),
         }
     }
+    let fixed = |index: usize| ColumnConstraint::Absolute(Width::Fixed(widths[index] as u16 + 2));
     for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_constraint(match shown.contains(&index) {
-            true => ColumnConstraint::Absolute(Width::Fixed(widths[index] as u16 + 2)),
-            false => ColumnConstraint::Hidden,
-        });
+        let is_shown = shown.contains(&index);
+        column.set_constraint(if is_shown { fixed(index) } else { ColumnConstraint::Hidden });
     }
     table.trim_fmt()
 }

@@ -122,8 +122,9 @@ impl Hub {
         let distance_ms = (self.limits.event_period * HISTORY_PERIODS).as_millis() as u64;
         if ring.history.back().is_none_or(|last| view.summary.time_ms >= last.time_ms + distance_ms) {
             ring.history.push_back(view.summary.clone());
-            let more = ring.history.len().saturating_sub(HISTORY);
-            ring.history.drain(..more);
+            if ring.history.len() > HISTORY {
+                ring.history.pop_front();
+            }
         }
         ring.view = Some((Arc::new(view), Instant::now()));
         ring.cut_lost();
