@@ -12,6 +12,18 @@ pub(crate) fn count(number: usize) -> String {
     HumanCount(number as u64).to_string()
 }
 
+/// Returns a number in at most five characters, such as `2.2k`.
+#[cfg(feature = "top")]
+pub(crate) fn short(number: usize) -> String {
+    let (mut value, mut units) = (number as f64, ["k", "M", "G", "T", "P", "E"].into_iter());
+    let mut unit = "";
+    // What would be rounded to 1000 has the next unit.
+    while value >= 999.5 {
+        (value, unit) = (value / 1e3, units.next().unwrap_or(unit));
+    }
+    if unit.is_empty() || value >= 9.95 { format!("{value:.0}{unit}") } else { format!("{value:.1}{unit}") }
+}
+
 pub(crate) fn percent(value: f64) -> String {
     format!("{value:.1} %")
 }
@@ -51,6 +63,23 @@ mod tests {
         ] {
             assert_eq!(latency(ns), text);
         }
+    }
+
+    #[cfg(feature = "top")]
+    #[test]
+    fn short_numbers_have_at_most_five_characters() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (2_153, "2.2k"),
+            (9_960, "10k"),
+            (999_499, "999k"),
+            (999_500, "1.0M"),
+            (123_456_789, "123M"),
+        ] {
+            assert_eq!(short(number), text);
+        }
+        assert_eq!(short(usize::MAX), "18E");
     }
 
     #[cfg(feature = "top")]

@@ -12,6 +12,7 @@
 //! | `serve` | a process around a pool, with the feature `node` |
 //! | `top` | a node on the terminal, with the feature `top` |
 //! | `figures` | numbers, shares and times as text |
+//! | `fit` | text and tables within the width of the terminal |
 //! | `output` | text and files that leave the program |
 //!
 //! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken, or
@@ -25,6 +26,7 @@ pub mod backend;
 mod commands;
 #[cfg(feature = "node")]
 mod figures;
+mod fit;
 mod output;
 pub mod prompts;
 pub mod replay;

@@ -60,6 +60,50 @@ fn no_color_means_no_escape_sequences() {
     assert!(unset.contains('\u{1b}'), "an empty value counts as not set");
 }
 
+/// Returns the columns of the longest line, without escape sequences.
+fn columns(text: &str) -> usize {
+    let is_end = |char: char| char.is_ascii_alphabetic();
+    let mut plain = String::new();
+    for (at, part) in text.split('\u{1b}').enumerate() {
+        plain += if at == 0 { part } else { part.split_once(is_end).map_or("", |(_, rest)| rest) };
+    }
+    // The bar, which is removed, ends with a carriage return.
+    let lines = plain.lines().map(|line| line.trim_end_matches('\r').rsplit('\r').next().unwrap_or_default());
+    lines.map(|line| line.chars().count()).max().unwrap_or(0)
+}
+
+#[test]
+fn lines_fit_the_terminal() {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, map) = (folder.path().join("trace.jsonl"), folder.path().join("map.svg"));
+    let line = "{\"timestamp\": 0, \"input_length\": 1, \"output_length\": 1, \"hash_ids\": [1]}\n";
+    fs::write(&trace, line.repeat(20)).unwrap();
+    let (trace, map) = (trace.to_str().unwrap(), map.to_str().unwrap());
+    for arguments in [
+        &["replay", "--requests", "100", "--policy", "lru", "--resize-at", "50%:40000"][..],
+        &["policy", trace],
+        &["info"],
+        #[cfg(feature = "node")]
+        &["topology"],
+        &["map", "--requests", "60", "--output", map],
+    ] {
+        for width in [120, 80, 60, 40] {
+            let text = on_a_terminal(kvpool(arguments).env("COLUMNS", width.to_string()));
+            // The path of the map is one word.
+            let widest = columns(&text.replace(folder.path().to_str().unwrap(), ""));
+            assert!(widest <= width, "{arguments:?} at {width}: {widest}\n{text}");
+        }
+        let piped = kvpool(arguments).env_remove("COLUMNS").stderr(Stdio::null()).output().unwrap();
+        let text = String::from_utf8(piped.stdout).unwrap();
+        assert!(arguments[0] != "replay" || columns(&text) > 80, "a pipe has no width: {text}");
+    }
+    // The width of the terminal itself, in a session without another one.
+    let script = format!("stty cols 50 && exec {} info", env!("CARGO_BIN_EXE_kvpool"));
+    let mut command = Command::new("setsid");
+    let text = on_a_terminal(command.args(["-w", "sh", "-c", &script]).env_remove("COLUMNS"));
+    assert!(text.contains("device: host") && columns(&text) <= 50, "{text}");
+}
+
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is_so() {

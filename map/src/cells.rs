@@ -1,13 +1,16 @@
 //! The view of a pool as text, and its changes.
 
-use kvpool::compact::Snapshot;
+use std::mem::discriminant;
+
+use kvpool::compact::{FrameState, Snapshot};
 
 use super::class::{self, Class};
 
 /// A view of all frames of a pool, in the order of addresses: a letter for each cell.
 ///
-/// A cell is one frame, or a group of them; a group shows its most common class. The letters are
-/// those of [`Class::letter`].
+/// A cell is one frame, or a group of them. A frame has one letter, that of [`Class::letter`]. A group
+/// has two: of its most common class, and of the most common one among the others if these are an
+/// eighth of its frames or more, else the first one again. Sequences are one class here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Cells {
     /// Number of frames.
@@ -16,14 +19,14 @@ pub struct Cells {
     pub group: usize,
     /// The pool's order k: a whole run has 2^k frames.
     pub order: u8,
-    /// A letter for each cell.
+    /// The letters of each cell: one, or two if `group` is larger than 1.
     pub text: String,
 }
 
-/// Consecutive cells.
+/// Consecutive letters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CellRun {
-    /// Number of the first cell.
+    /// Place of the first letter.
     pub start: usize,
     /// Their letters.
     pub text: String,
@@ -37,11 +40,10 @@ impl Cells {
     /// Returns the view of a snapshot with at most `cells_max` cells, which is at least 1.
     pub fn of(snapshot: &Snapshot, cells_max: usize) -> Self {
         let classes = class::classes(snapshot);
-        let mut group = 1;
-        while classes.len().div_ceil(group) > cells_max.max(1) {
-            group *= 2;
-        }
-        let text = classes.chunks(group).map(|classes| most_common(classes).letter()).collect();
+        let group = group(classes.len(), cells_max);
+        let letters = group.min(2);
+        let text = classes.chunks(group).flat_map(|cell| two_classes(cell).into_iter().take(letters));
+        let text = text.map(Class::letter).collect();
         Self { frames: classes.len(), group, order: snapshot.order().0, text }
     }
 
@@ -82,6 +84,33 @@ impl Cells {
         }
         Ok(())
     }
+}
+
+/// Returns the sequences of each cell of a view, as indices into those of the snapshot: at most `max`
+/// for a cell.
+pub fn sequences(snapshot: &Snapshot, cells_max: usize, max: usize) -> Vec<Vec<u32>> {
+    let of = |frames: &[FrameState]| {
+        let mut found: Vec<u32> = frames.iter().filter_map(|frame| Some(frame.block()?.0)).collect();
+        found.sort_unstable();
+        found.dedup();
+        found.truncate(max);
+        found
+    };
+    snapshot.frames().chunks(group(snapshot.frames().len(), cells_max)).map(of).collect()
+}
+
+/// Returns the number of frames of a cell.
+fn group(frames: usize, cells_max: usize) -> usize {
+    frames.div_ceil(cells_max.max(1)).max(1).next_power_of_two()
+}
+
+/// Returns the most common class, and that of the others if they are many.
+fn two_classes(classes: &[Class]) -> [Class; 2] {
+    let first = most_common(classes);
+    let is_other = |class: &&Class| discriminant(*class) != discriminant(&first);
+    let others: Vec<Class> = classes.iter().filter(is_other).copied().collect();
+    let is_mixed = !others.is_empty() && others.len() * 8 >= classes.len();
+    [first, if is_mixed { most_common(&others) } else { first }]
 }
 
 /// Returns the most common class; of several, the one that comes first.

@@ -68,8 +68,20 @@ fn a_cell_shows_its_most_common_class() {
     assert_eq!((cells.frames, cells.group, cells.order), (12, 1, 2));
     assert_eq!(cells.text, "rrrrucafssse");
     let cells = Cells::of(&snapshot(frames("....##.!!!ae"), 2), 4);
-    assert_eq!((cells.group, cells.text.as_str()), (4, "ruf"), "of two equally common ones, the first");
+    assert_eq!((cells.group, cells.text.as_str()), (4, "rrucfa"), "of two equally common ones, the first");
+    let cells = Cells::of(&snapshot(frames(&["12".repeat(8), "3".repeat(15) + "e"].concat()), 2), 2);
+    let [two, few] = [&cells.text[..2], &cells.text[2..]];
+    assert!(two.bytes().all(|letter| letter.is_ascii_digit()), "sequences are not another class: {two}");
+    assert_eq!(few[..1], few[1..], "one frame of sixteen is not shown");
     assert_eq!(Cells::of(&snapshot(vec![], 2), 4).text, "");
+}
+
+#[test]
+fn a_cell_has_the_sequences_of_its_frames() {
+    let snapshot = snapshot(frames("11..2312e!9....."), 1);
+    assert_eq!(sequences(&snapshot, 4, 2), [vec![1], vec![1, 2], vec![9], vec![]]);
+    let of_frames = sequences(&snapshot, 100, 2);
+    assert_eq!((of_frames.len(), &of_frames[5]), (16, &vec![3]));
 }
 
 #[test]
@@ -184,7 +196,7 @@ proptest! {
         let cells = |text: &str| Cells::of(&snapshot(frames(text), 1), cells_max);
         let (mut view, after) = (cells(&a), cells(&b));
         let changes = view.changes(&after).unwrap();
-        prop_assert!(after.text.len() <= cells_max);
+        prop_assert!(after.text.len() <= cells_max * after.group.min(2));
         view.apply(&changes).unwrap();
         prop_assert_eq!(view, after);
     }

@@ -16,13 +16,14 @@ use tokio::runtime::Runtime;
 use super::CommandError;
 use super::tables;
 use crate::args::{AdminArgs, MigrateArgs, OwnersArgs, ResizeArgs};
+use crate::fit;
 use crate::output::{self, printable};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// Prints the statistics of a node.
 pub fn stats(args: &AdminArgs) -> Result<u8, CommandError> {
     let answer = ask(args, Ask::Get("/stats".to_owned()))?;
-    show(args, &answer, |stats: &StatsReport| Ok(tables::stats(stats)))
+    show(args, &answer, |stats: &StatsReport| Ok(tables::stats(stats, fit::width())))
 }
 
 /// Compacts the pool of a node.
@@ -59,20 +60,20 @@ pub fn migrate(args: &MigrateArgs) -> Result<u8, CommandError> {
     let order = MigrateOrder { sequence: args.sequence_id, to: args.target_node.clone() };
     let answer = ask(&args.admin, Ask::Post("/migrate", json!(order)))?;
     show(&args.admin, &answer, |record: &MigrationRecord| {
-        Ok(tables::migrations(std::slice::from_ref(record)))
+        Ok(tables::migrations(std::slice::from_ref(record), fit::width()))
     })
 }
 
 /// Prints the migrations of a node.
 pub fn migration_status(args: &AdminArgs) -> Result<u8, CommandError> {
     let answer = ask(args, Ask::Get("/migrations".to_owned()))?;
-    show(args, &answer, |list: &MigrationList| Ok(tables::migrations(&list.migrations)))
+    show(args, &answer, |list: &MigrationList| Ok(tables::migrations(&list.migrations, fit::width())))
 }
 
 /// Prints the owners of a node's blocks.
 pub fn owners(args: &OwnersArgs) -> Result<u8, CommandError> {
     let answer = ask(&args.admin, Ask::Get(format!("/owners?limit={}", args.limit)))?;
-    show(&args.admin, &answer, |report: &OwnersReport| Ok(tables::owners(report)))
+    show(&args.admin, &answer, |report: &OwnersReport| Ok(tables::owners(report, fit::width())))
 }
 
 /// Recounts every frame of a node's pool.
@@ -140,7 +141,8 @@ fn show<T: DeserializeOwned>(
             url: args.url.clone(),
             reason: error.to_string(),
         };
-        printable(&render(&serde_json::from_value(answer.clone()).map_err(reason)?)?)
+        let text = render(&serde_json::from_value(answer.clone()).map_err(reason)?)?;
+        fit::text(&printable(&text), fit::width())
     };
     output::print(&text).map_err(CommandError::Output)?;
     Ok(EXIT_OK)

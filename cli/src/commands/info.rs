@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::CommandError;
 use crate::EXIT_OK;
 use crate::args::InfoArgs;
-use crate::output;
+use crate::{fit, output};
 
 /// Prints the devices for the memory of a pool, and returns the exit code.
 pub fn info(args: &InfoArgs) -> Result<u8, CommandError> {
@@ -23,7 +23,7 @@ pub fn info(args: &InfoArgs) -> Result<u8, CommandError> {
         Err(reason) => Some(reason),
     };
     let info = json!({ "devices": devices, "cuda": cuda });
-    let text = if args.json { format!("{info:#}") } else { render(&info) };
+    let text = if args.json { format!("{info:#}") } else { render(&info, fit::width()) };
     output::print(&text).map_err(CommandError::Output)?;
     Ok(EXIT_OK)
 }
@@ -78,8 +78,9 @@ fn cuda() -> Result<Vec<Value>, String> {
     devices().map(|found| found.into_iter().map(describe).collect()).map_err(|error| error.to_string())
 }
 
-/// Renders the table. Its columns are the fields of the JSON, without units.
-fn render(info: &Value) -> String {
+/// Renders the table, on a terminal of this width. Its columns are the fields of the JSON, without
+/// units.
+fn render(info: &Value, width: Option<usize>) -> String {
     let mut table = output::table(UTF8_FULL_CONDENSED);
     for (row, device) in info["devices"].as_array().into_iter().flatten().enumerate() {
         let fields = device.as_object().expect("an object");
@@ -93,9 +94,10 @@ fn render(info: &Value) -> String {
             (_, value) => value.as_u64().map_or(String::new(), |bytes| BinaryBytes(bytes).to_string()),
         }));
     }
+    let table = fit::table(table, width);
     match info["cuda"].as_str() {
-        None => table.to_string(),
-        Some(reason) => format!("{table}\nno CUDA devices: {reason}"),
+        None => table,
+        Some(reason) => fit::text(&format!("{table}\nno CUDA devices: {reason}"), width),
     }
 }
 
@@ -106,11 +108,11 @@ mod tests {
     #[test]
     fn the_table_tells_why_a_device_cannot_be_used() {
         let old = device("cuda:3", "old".into(), None, Some(1 << 30), Some("too old".into()));
-        let text = render(&json!({ "devices": [host(), old], "cuda": null }));
+        let text = render(&json!({ "devices": [host(), old], "cuda": null }), None);
         for part in ["cuda:3", "1.00 GiB", "yes: too old", "no ", "total"] {
             assert!(text.contains(part), "no {part} in {text}");
         }
-        let text = render(&json!({ "devices": [host()], "cuda": "no driver" }));
+        let text = render(&json!({ "devices": [host()], "cuda": "no driver" }), None);
         assert!(text.ends_with("no CUDA devices: no driver"), "{text}");
     }
 }

@@ -10,6 +10,7 @@ use kvpool_map::{Picture, draw};
 use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
+use crate::fit;
 use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
 use crate::{EXIT_OK, EXIT_UNSOUND};
@@ -104,7 +105,7 @@ fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
     let fragmentation = [before, after].map(|snapshot| 100.0 * snapshot.fragmentation(order));
     let available = [before, after].map(|snapshot| 100.0 * snapshot.available_fragmentation(order));
     let runs = [before, after].map(|snapshot| HumanCount(snapshot.free_runs(order) as u64));
-    print(&format!(
+    let text = format!(
         "{}: fragmentation {:.1} % -> {:.1} % (with evictable blocks as free {:.1} % -> {:.1} %), free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
         printable(&args.output.display().to_string()),
         fragmentation[0],
@@ -118,7 +119,8 @@ fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
         after.mean_sequence_run(),
         HumanCount(report.moved_blocks as u64),
         report.time.as_secs_f64() * 1e3,
-    ))
+    );
+    print(&fit::text(&text, fit::width()))
 }
 
 /// Returns the exit code, and prints faults on the standard error.

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::CommandError;
 use super::workload::progress_bar;
 use crate::args::PolicyArgs;
+use crate::fit;
 use crate::output::{self, Destination, complain, print};
 use crate::prompts::prompts;
 use crate::trace::{HashIds, ReadOptions, Trace};
@@ -55,7 +56,10 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
         let rows = traced.flat_map(|((trace, _), rates)| rates.iter().flatten().map(|rate| row(trace, rate)));
         format!("{:#}", rows.collect::<Value>())
     } else {
-        traced.map(|((name, prompts), rates)| section(name, prompts, rates)).collect::<Vec<_>>().join("\n\n")
+        traced
+            .map(|((name, prompts), rates)| section(name, prompts, rates, fit::width()))
+            .collect::<Vec<_>>()
+            .join("\n\n")
     };
     print(&text).map_err(CommandError::Output)?;
     let mut code = EXIT_OK;
@@ -77,8 +81,8 @@ fn row(trace: &str, rate: &Rate) -> Value {
     })
 }
 
-/// Renders the rates of a trace: a heading, a table, and a chart.
-fn section(name: &str, prompts: &Prompts, rates: &Rates) -> String {
+/// Renders the rates of a trace: a heading, a table, and a chart if the terminal is wide enough.
+fn section(name: &str, prompts: &Prompts, rates: &Rates, width: Option<usize>) -> String {
     let mut table = output::table(UTF8_FULL_CONDENSED);
     let emphasized = |contender: Contender, cell: Cell| {
         if contender == Contender::FORESIGHT { cell.add_attribute(Attribute::Bold) } else { cell }
@@ -103,11 +107,13 @@ fn section(name: &str, prompts: &Prompts, rates: &Rates) -> String {
     );
     let closed = gap_closed(rates).map_or(String::new(), |(total, mean)| {
         format!(
-            "{} closes {:.1} % of the gap between lru and clairvoyant (mean of the rows: {:.1} %)\n",
+            "{} closes {:.1} % of the gap between lru and clairvoyant (mean of the rows: {:.1} %)",
             Contender::FORESIGHT,
             100.0 * total,
             100.0 * mean
         )
     });
-    format!("{heading}\n{table}\n{closed}{}", chart(rates))
+    let chart = Some(chart(rates)).filter(|chart| width.is_none_or(|width| fit::columns(chart) <= width));
+    let parts = [fit::text(&heading, width), fit::table(table, width), fit::text(&closed, width)];
+    parts.into_iter().chain(chart).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use super::workload::{Workload, progress_bar, show};
 use super::{CommandError, interrupt};
 use crate::args::ReplayArgs;
+use crate::fit;
 use crate::output::print;
 use crate::replay::{self, Options, ReplayPool};
 use crate::report::{Report, render};
@@ -18,7 +19,7 @@ pub fn replay(args: &ReplayArgs) -> Result<u8, CommandError> {
 
     interrupt::catch();
     let report = replay_on(&pool, &workload, args);
-    let text = if args.json { format!("{:#}", report.figures) } else { render(&report) };
+    let text = if args.json { format!("{:#}", report.figures) } else { render(&report, fit::width()) };
     print(&text).map_err(CommandError::Output)?;
     Ok(exit_code(&report))
 }
@@ -81,23 +82,23 @@ mod tests {
         let report = |fault| replay_on(&pool(workload.blocks, fault), &workload, &args);
         let sound = report(Fault::None);
         assert_eq!((exit_code(&sound), &sound.figures["blocks_corrupt"]), (0, &json!(0)));
-        assert!(render(&sound).ends_with("nothing lost, nothing corrupt "));
+        assert!(render(&sound, None).ends_with("nothing lost, nothing corrupt "));
         let unverified = Report { verify: false, ..sound.clone() };
-        assert!(render(&unverified).ends_with("nothing lost; no token was read back "));
+        assert!(render(&unverified, None).ends_with("nothing lost; no token was read back "));
         let interrupted = with(&sound, json!({"interrupted": true, "completed": 7}));
         assert_eq!(exit_code(&interrupted), EXIT_INTERRUPTED);
-        let said = render(&interrupted);
+        let said = render(&interrupted, None);
         assert!(
             said.ends_with("INTERRUPTED after 7 of 60 requests; until then nothing lost, nothing corrupt "),
             "{said}"
         );
         let flipped = report(Fault::FlippedBit);
         assert_eq!((exit_code(&flipped), &flipped.figures["blocks_corrupt"]), (1, &json!(1)));
-        assert!(render(&flipped).contains("1 blocks corrupt"));
+        assert!(render(&flipped, None).contains("1 blocks corrupt"));
         assert_eq!(exit_code(&with(&flipped, json!({"interrupted": true}))), 1, "the fault counts more");
         let leaked = with(&sound, json!({"blocks_leaked": 1, "sound": false}));
         assert_eq!(exit_code(&leaked), 1);
-        assert!(render(&leaked).contains("1 blocks leaked"));
+        assert!(render(&leaked, None).contains("1 blocks leaked"));
     }
 
     /// The table has every figure, also those that are shown only if they occur.
@@ -108,7 +109,7 @@ mod tests {
         report.figures["prefix"]["resumed_lookup_blocks"] = 1.into();
         report.figures["defrag"]["runs"] = 1.into();
         report.figures["defrag"]["errors"] = json!(["an error"]);
-        let table = render(&report);
+        let table = render(&report, None);
         for label in ["resumed hit blocks", "fragmentation before", "an error", "at first refusal"] {
             assert!(table.contains(label), "no {label} in\n{table}");
         }

@@ -11,27 +11,27 @@ use kvpool_node::admin::{
 use serde_json::{Value, json};
 
 use crate::figures::{count, latency, percent, word};
-use crate::output;
+use crate::{fit, output};
 
 /// Digits of a migration's id in the table; `--json` has all of them.
 const ID_DIGITS: usize = 8;
 
 /// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of each
 /// group of counters.
-pub(super) fn stats(stats: &StatsReport) -> String {
+pub(super) fn stats(stats: &StatsReport, width: Option<usize>) -> String {
     let up = FormattedDuration(Duration::from_secs(stats.uptime_s));
     let mut text = format!("{} (kvpool {}), up {up}\n", stats.node, stats.version);
-    text += &three_columns(&of_the_pool(stats));
+    text += &three_columns(&of_the_pool(stats), width);
     for (group, counters) in &stats.extra {
         let (members, counters): (Vec<_>, Vec<_>) =
             counters.as_object().into_iter().flatten().partition(|(_, value)| value.is_object());
         if !counters.is_empty() {
             let rows: Vec<_> = counters.into_iter().map(|(name, value)| counter(name, value)).collect();
-            text += &format!("\n{group}\n{}", three_columns(&rows));
+            text += &format!("\n{group}\n{}", three_columns(&rows, width));
         }
         // A group of services, each with counters of its own.
         for (name, counters) in members {
-            text += &format!("\n{group}: {name}\n{}", three_columns(&nested("", counters)));
+            text += &format!("\n{group}: {name}\n{}", three_columns(&nested("", counters), width));
         }
     }
     text
@@ -126,17 +126,17 @@ fn counter(name: &str, value: &Value) -> Row {
     }
 }
 
-fn three_columns(rows: &[Row]) -> String {
+fn three_columns(rows: &[Row], width: Option<usize>) -> String {
     let mut table = output::table(NOTHING);
     table.add_rows(rows.iter().map(|(name, figure, note)| [name, figure, note]));
     if let Some(column) = table.column_mut(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table.trim_fmt()
+    fit::table(table, width)
 }
 
 /// Returns migrations as a table, the newest first, with their number by state.
-pub(super) fn migrations(migrations: &[MigrationRecord]) -> String {
+pub(super) fn migrations(migrations: &[MigrationRecord], width: Option<usize>) -> String {
     if migrations.is_empty() {
         return "no migrations".to_owned();
     }
@@ -165,7 +165,7 @@ pub(super) fn migrations(migrations: &[MigrationRecord]) -> String {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    format!("{table}\n{}", summary(migrations))
+    format!("{}\n{}", fit::table(table, width), summary(migrations))
 }
 
 /// Returns the number of migrations by state.
@@ -184,7 +184,7 @@ fn summary(migrations: &[MigrationRecord]) -> String {
 }
 
 /// Returns the owners of blocks as a table.
-pub(super) fn owners(report: &OwnersReport) -> String {
+pub(super) fn owners(report: &OwnersReport, width: Option<usize>) -> String {
     let oldest = report.oldest_batch_s.map_or(String::new(), |age| format!(", the oldest for {age:.1} s"));
     let mut text = format!(
         "{} owners of {} blocks; {} pinned, {} retired; {} batches in flight{oldest}",
@@ -225,7 +225,7 @@ pub(super) fn owners(report: &OwnersReport) -> String {
             or_none(owner.allocated_at.clone()),
         ]
     }));
-    text += &format!("\n{table}");
+    text += &format!("\n{}", fit::table(table, width));
     let more = report.total - report.owners.len().min(report.total);
     if more > 0 {
         text += &format!("\n{} more with as many blocks or fewer", count(more));
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn migrations_are_counted_by_state_and_doubt_is_told_from_commits() {
         let (committing, in_doubt) = (record(MigrationState::Committing), record(MigrationState::InDoubt));
-        let text = migrations(&[committing.clone(), record(MigrationState::Committed)]);
+        let text = migrations(&[committing.clone(), record(MigrationState::Committed)], None);
         for part in [
             "00112233 ",
             "bring back",
@@ -264,10 +264,10 @@ mod tests {
             assert!(text.contains(part), "no {part:?} in {text}");
         }
         assert!(text.ends_with("1 under way, 1 committed, 0 aborted"), "{text}");
-        let text = migrations(&[committing, in_doubt]);
+        let text = migrations(&[committing, in_doubt], None);
         assert!(text.contains("in doubt") && text.contains("1 under way, 0 committed"), "{text}");
         assert!(text.contains("1 IN DOUBT"), "{text}");
-        assert_eq!(migrations(&[]), "no migrations");
+        assert_eq!(migrations(&[], None), "no migrations");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path as FilePath;
 
+use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use indicatif::BinaryBytes;
 use kvpool_node::settings::{CONFIG, Key, Sources};
@@ -12,6 +13,7 @@ use serde_json::json;
 use super::CommandError;
 use crate::EXIT_OK;
 use crate::args::TopologyArgs;
+use crate::fit;
 use crate::output::{self, printable};
 
 /// Prints a machine and the paths between its parts, and returns the exit code.
@@ -27,7 +29,7 @@ pub fn topology(args: &TopologyArgs) -> Result<u8, CommandError> {
     let text = if args.json {
         format!("{:#}", json!(TopologyReport::new(machine, found)))
     } else {
-        printable(&render(&machine, &found))
+        printable(&render(&machine, &found, fit::width()))
     };
     output::print(&text).map_err(CommandError::Output)?;
     Ok(EXIT_OK)
@@ -73,8 +75,8 @@ fn note_nixl(machine: &mut Machine) {
     machine.notes.push("NIXL: this program was built without the feature `nixl`".to_owned());
 }
 
-fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)]) -> String {
-    let mut text = format!("{}\n{}", machine.name, parts(machine));
+fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)], width: Option<usize>) -> String {
+    let mut text = format!("{}\n{}", machine.name, fit::table(parts(machine), width));
     let mut table = output::table(UTF8_FULL_CONDENSED);
     table.set_header(["from", "to", "transport", "path", "reason"]);
     for (from, to, path) in paths {
@@ -90,15 +92,15 @@ fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)]) -> String {
     if paths.is_empty() {
         text += "\nno paths: there is only host memory";
     } else {
-        text += &format!("\n{table}");
+        text += &format!("\n{}", fit::table(table, width));
     }
     for note in &machine.notes {
         text += &format!("\nnote: {note}");
     }
-    text
+    fit::text(&text, width)
 }
 
-fn parts(machine: &Machine) -> String {
+fn parts(machine: &Machine) -> Table {
     let mut table = output::table(UTF8_FULL_CONDENSED);
     table.set_header(["part", "name", "NUMA node", "details"]);
     let node = |node: Option<u32>| node.map_or("-".to_owned(), |node| node.to_string());
@@ -137,5 +139,5 @@ fn parts(machine: &Machine) -> String {
         let details = format!("{}, {rdma}", peer.address);
         table.add_row(["peer".to_owned(), peer.name.clone(), "-".to_owned(), details]);
     }
-    table.to_string()
+    table
 }

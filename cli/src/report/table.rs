@@ -1,14 +1,13 @@
-//! The report as a table for a terminal: one row per section, figures aligned, notes beside them.
+//! The report as a table for a terminal: one row per figure, by sections, notes beside them.
 //! Figures are read from the JSON by their names, and labelled with these names as words.
 
-use comfy_table::modifiers::UTF8_ROUND_CORNERS;
-use comfy_table::presets::{NOTHING, UTF8_FULL};
+use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
 use indicatif::{BinaryBytes, HumanCount};
 use serde_json::Value;
 
 use super::Report;
-use crate::output;
+use crate::{fit, output};
 
 /// A section of the table, the name of a figure in the JSON, and a note.
 type Row = (&'static str, &'static str, String);
@@ -16,33 +15,34 @@ type Row = (&'static str, &'static str, String);
 /// In place of a name: the section has no figures.
 const OFF: &str = "off";
 
-/// Renders the whole table.
-pub fn render(report: &Report) -> String {
+/// Renders the whole table, on a terminal of this width.
+pub fn render(report: &Report, width: Option<usize>) -> String {
     let json = &report.figures;
-    let mut table = output::table(UTF8_FULL);
-    table.apply_modifier(UTF8_ROUND_CORNERS);
+    let mut table = output::table(UTF8_FULL_CONDENSED);
     for rows in rows(json).chunk_by(|(section, ..), (other, ..)| section == other) {
-        let section = rows[0].0;
-        let (mut names, mut figures, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        for (index, (_, name, note)) in rows.iter().enumerate() {
+        for (index, (section, name, note)) in rows.iter().enumerate() {
             let object = match &json[section] {
                 Value::Array(items) => &items[index],
                 object @ Value::Object(_) => object,
                 _ => json,
             };
-            names.push(label(name));
-            figures.push(match *name {
+            let figure = match *name {
                 OFF => "-".to_owned(),
                 name => figure(name, object.get(name).expect("a name of the JSON")),
-            });
-            notes.push(note.as_str());
+            };
+            // Lines repeat the section, unless the name begins with it.
+            let has_title = match width {
+                Some(width) if width < fit::TABLE_MIN => !name.starts_with(section),
+                _ => index == 0,
+            };
+            table.add_row([
+                Cell::new(if has_title { label(section) } else { String::new() })
+                    .add_attribute(Attribute::Bold),
+                Cell::new(label(name)),
+                Cell::new(figure).set_alignment(CellAlignment::Right),
+                Cell::new(note).add_attribute(Attribute::Dim),
+            ]);
         }
-        table.add_row([
-            Cell::new(label(section)).add_attribute(Attribute::Bold),
-            Cell::new(names.join("\n")),
-            Cell::new(figures.join("\n")).set_alignment(CellAlignment::Right),
-            Cell::new(notes.join("\n")).add_attribute(Attribute::Dim),
-        ]);
     }
     let threads = match number(&json["threads"]) {
         1 => "1 thread".to_owned(),
@@ -52,8 +52,9 @@ pub fn render(report: &Report) -> String {
     // Coloured by the same rules as the table: only on a terminal.
     let (colour, verdict) = verdict(report);
     let mut line = output::table(NOTHING);
+    let verdict = fit::text(&verdict, width.map(|width| width.saturating_sub(2)));
     line.add_row([Cell::new(verdict).fg(colour).add_attribute(Attribute::Bold)]);
-    format!("{heading}\n{table}\n{line}")
+    format!("{}\n{}\n{line}", fit::text(&heading, width), fit::table(table, width))
 }
 
 /// Returns the rows. A section named like an object of the JSON has figures of that object; one

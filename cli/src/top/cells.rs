@@ -36,6 +36,9 @@ fn class(letter: u8) -> Option<usize> {
     })
 }
 
+/// The character of several frames of which no class has half.
+pub(super) const MIXED: char = '%';
+
 /// A map as characters.
 #[derive(Debug)]
 pub(super) struct Drawn {
@@ -47,14 +50,16 @@ pub(super) struct Drawn {
     pub counts: [usize; CLASSES.len()],
 }
 
-/// Draws a map into at most this many characters. Where several cells share one, it shows the most
-/// common class among them.
+/// Draws a map into at most this many characters. Where several frames share one, it shows the class
+/// that has half of them, or [`MIXED`].
 pub(super) fn draw(map: &MapView, width: usize, height: usize) -> Drawn {
-    let cells = map.cells.as_bytes();
+    // A group of frames has two letters.
+    let letters = map.group.clamp(1, 2);
+    let cells: Vec<_> = map.cells.as_bytes().chunks(letters).collect();
     let mut counts = [0; CLASSES.len()];
-    cells.iter().filter_map(|&letter| class(letter)).for_each(|class| counts[class] += 1);
+    cells.iter().filter_map(|letters| class(letters[0])).for_each(|class| counts[class] += 1);
     let together = cells.len().div_ceil((width * height).max(1)).max(1);
-    let symbols: Vec<char> = cells.chunks(together).map(most_common).collect();
+    let symbols: Vec<char> = cells.chunks(together).map(|cells| most_common(&cells.concat())).collect();
     let rows = symbols.chunks(width.max(1)).map(|row| row.iter().collect()).collect();
     Drawn { rows, group: together * map.group, counts }
 }
@@ -64,6 +69,7 @@ fn most_common(letters: &[u8]) -> char {
     letters.iter().filter_map(|&letter| class(letter)).for_each(|class| counts[class] += 1);
     let most = (0..counts.len()).rev().max_by_key(|&class| counts[class]);
     match most {
+        Some(class) if counts[class] > 0 && 2 * counts[class] < letters.len() => MIXED,
         Some(class) if counts[class] > 0 => CLASSES[class].symbol,
         _ => '?',
     }

@@ -6,10 +6,10 @@ use indicatif::BinaryBytes;
 use kvpool_node::admin::{MigrationRecord, MigrationSide, OwnerRecord, StatsSummary};
 use serde_json::json;
 
-use super::cells::{CLASSES, Drawn};
+use super::cells::{CLASSES, Drawn, MIXED};
 use super::figures::Figures;
 use super::state::{Link, State};
-use crate::figures::{count, duration, latency, percent, word};
+use crate::figures::{count, duration, latency, percent, short, word};
 use crate::output::printable;
 
 /// Keys, as the last line and the help name them.
@@ -109,7 +109,19 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
     ]
 }
 
-/// Fills lines of at most this width with fields. What is longer than a line is cut by the screen.
+/// Cuts a line to this width between words, and never between a number and its unit.
+pub(super) fn cut(line: &str, width: usize) -> String {
+    if line.chars().count() <= width {
+        return line.to_owned();
+    }
+    let room: String = line.chars().take(width).collect();
+    let ends = room.match_indices(' ').map(|(end, _)| &room[..end]);
+    let is_number = |word: &str| word.starts_with(|char: char| char.is_ascii_digit());
+    let kept = ends.rev().find(|kept| kept.rsplit(' ').next().is_some_and(|word| !is_number(word)));
+    format!("{}…", kept.unwrap_or("").trim_end_matches([' ', ',', ':', ';']))
+}
+
+/// Fills lines of at most this width with fields. A longer field has a line of its own.
 pub(super) fn flow(fields: &[String], width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for field in fields {
@@ -150,15 +162,18 @@ fn ramp(shares: impl Iterator<Item = f64>) -> String {
 pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     let all = drawn.counts.iter().sum::<usize>().max(1);
     let classes = CLASSES.iter().zip(drawn.counts).filter(|&(_, cells)| cells > 0);
-    classes
-        .map(|(class, cells)| {
-            format!("{} {} {}", class.symbol, class.name, percent(100.0 * cells as f64 / all as f64))
-        })
-        .collect()
+    let share = |cells| percent(100.0 * cells as f64 / all as f64);
+    let classes = classes.map(|(class, cells)| format!("{} {} {}", class.symbol, class.name, share(cells)));
+    classes.chain((drawn.group > 1).then(|| format!("{MIXED} mixed"))).collect()
 }
 
+/// Columns of the owners with their least widths, so that they seldom move. The last ones are left out
+/// first where there is no room.
+const OWNERS: [(&str, usize); 6] =
+    [("kind", 9), ("sequence", 8), ("blocks", 7), ("tokens", 7), ("held", 7), ("shared", 6)];
+
 /// Returns the title and the lines of the owners: a head, and then one line each.
-pub(super) fn owners(state: &State, rows: usize) -> (String, Vec<String>) {
+pub(super) fn owners(state: &State, rows: usize, width: usize) -> (String, Vec<String>) {
     let report = match &state.figures().owners {
         None => return ("Owners".to_owned(), vec!["not asked yet".to_owned()]),
         Some(Err(reason)) => return ("Owners".to_owned(), vec![format!("no answer: {reason}")]),
@@ -170,35 +185,49 @@ pub(super) fn owners(state: &State, rows: usize) -> (String, Vec<String>) {
         count(report.total),
         count(report.blocks)
     );
-    let mut lines = vec![format!(
-        "{:<10} {:>16} {:>8} {:>9} {:>7} {:>9}",
-        "kind", "sequence", "blocks", "held", "shared", "tokens"
-    )];
     let sorted = state.order.sorted(&report.owners);
     let room = rows.saturating_sub(1);
     // The last page stays full.
     let first = state.scrolled.min(sorted.len().saturating_sub(room));
-    lines.extend(sorted.into_iter().skip(first).take(room).map(owner));
+    let shown: Vec<_> = sorted.into_iter().skip(first).take(room).collect();
+    let mut lines = owner_lines(&shown, width);
     if report.owners.is_empty() {
         lines.push("none".to_owned());
     }
     (title, lines)
 }
 
-fn owner(owner: &OwnerRecord) -> String {
+/// Returns owners as lines of at most this width, with short figures if it is a narrow one.
+fn owner_lines(owners: &[&OwnerRecord], width: usize) -> Vec<String> {
+    let head = OWNERS.map(|(name, _)| name.to_owned());
+    let cells = owners.iter().map(|owner| cells(owner, width < 60));
+    let rows: Vec<_> = std::iter::once(head).chain(cells).collect();
+    let longest = |at: usize| rows.iter().map(|row| row[at].len()).max().unwrap_or(0).max(OWNERS[at].1);
+    let widths: [usize; 6] = std::array::from_fn(longest);
+    let fits = |columns: &usize| widths[..*columns].iter().sum::<usize>() + columns - 1 <= width;
+    let columns = (3..=widths.len()).rev().find(fits).unwrap_or(2);
+    let others = |row: &[String; 6]| {
+        (1..columns).map(|at| format!(" {:>1$}", row[at], widths[at])).collect::<String>()
+    };
+    rows.iter().map(|row| format!("{:<1$}", row[0], widths[0]) + &others(row)).collect()
+}
+
+fn cells(owner: &OwnerRecord, is_short: bool) -> [String; 6] {
     let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    format!(
-        "{:<10} {:>16} {:>8} {:>9} {:>7} {:>9}",
+    // A number, and the larger one of two units of time.
+    let (number, words) = if is_short { (short as fn(_) -> _, 2) } else { (count as fn(_) -> _, 4) };
+    let held = |held: f64| match held {
+        held if held < 60.0 => format!("{held:.1} s"),
+        held => duration(held as u64).split(' ').take(words).collect::<Vec<_>>().join(" "),
+    };
+    [
         word(&json!(owner.kind)),
         or_none(owner.sequence.map(|id| id.to_string())),
-        count(owner.blocks),
-        or_none(owner.held_s.map(|held| match held {
-            held if held < 60.0 => format!("{held:.1} s"),
-            held => duration(held as u64),
-        })),
-        count(owner.shared_blocks),
-        or_none(owner.tokens.map(count)),
-    )
+        number(owner.blocks),
+        or_none(owner.tokens.map(number)),
+        or_none(owner.held_s.map(held)),
+        number(owner.shared_blocks),
+    ]
 }
 
 /// Returns the lines of the migrations, those under way first.
@@ -252,5 +281,6 @@ pub(super) fn help() -> Vec<String> {
         "The bar and the map have a character for each class:",
     ];
     let classes = CLASSES.iter().map(|class| format!("  {}  {}", class.symbol, class.name));
-    keys.iter().map(|&key| key.to_owned()).chain(classes).collect()
+    let mixed = format!("  {MIXED}  mixed: no class has half of the frames");
+    keys.iter().map(|&key| key.to_owned()).chain(classes).chain([mixed]).collect()
 }

@@ -39,8 +39,10 @@ fn notice(event: &str, data: Value) -> Notice {
     serde_json::from_value(json!({ "event": event, "data": data })).unwrap()
 }
 
+/// Returns a map of cells of eight frames, each of one class.
 fn map(cells: &str) -> Notice {
-    notice("map", json!({ "frames": 8 * cells.len(), "group": 8, "order": 4, "cells": cells }))
+    let text: String = cells.chars().flat_map(|letter| [letter; 2]).collect();
+    notice("map", json!({ "frames": 8 * cells.len(), "group": 8, "order": 4, "cells": text }))
 }
 
 fn migration(id: &str, state: &str) -> Value {
@@ -163,6 +165,64 @@ fn a_larger_screen_has_more_of_each_part_and_the_history() {
     assert!(owners(&large) > owners(&small) && owners(&small) >= 4, "{all}\n{}", small.join("\n"));
 }
 
+/// Owners with large ids and counts: `of` is the number of digits of an id.
+fn large_owners(of: usize) -> OwnersReport {
+    let mut report = owners(20);
+    for owner in &mut report.owners {
+        owner.sequence = Some("5807663367585850123"[..of].parse().unwrap());
+        (owner.blocks, owner.tokens, owner.shared_blocks) = (12_345_678, Some(197_530_848), 2_153);
+        owner.held_s = Some(3_599.0);
+    }
+    report
+}
+
+#[test]
+fn no_number_is_cut_at_any_width() {
+    let (mut state, now) = serving();
+    for digits in [3, 16, 19] {
+        state.update(Input::Owners(Ok(large_owners(digits))), now);
+        let whole =
+            ["5807663367585850123"[..digits].to_owned(), "12,345,678".to_owned(), "197,530,848".to_owned()];
+        for (width, height) in [(80, 24), (60, 20), (120, 40), (76, 24), (44, 30)] {
+            let all = drawn(&state, (width, height), Styles::None, now);
+            let rows: Vec<_> = all.iter().filter(|line| line.starts_with("sequence ")).collect();
+            assert!(rows.len() >= 3 || height < 24, "{width}x{height}\n{}", all.join("\n"));
+            for row in rows {
+                for word in row.split_whitespace().skip(1).take(2) {
+                    let is_whole =
+                        whole.iter().any(|number| number == word) || ["12M", "198M"].contains(&word);
+                    assert!(is_whole, "{word} at {width}x{height}\n{}", all.join("\n"));
+                }
+            }
+        }
+    }
+    // As it is, without large numbers, every column has room at 80 columns.
+    state.update(Input::Owners(Ok(owners(50))), now);
+    let all = drawn(&state, (80, 24), Styles::None, now).join("\n");
+    assert!(all.contains("kind      sequence  blocks  tokens    held shared"), "{all}");
+    for (width, height) in [(80, 24), (60, 20), (46, 24), (40, 12)] {
+        let all = drawn(&state, (width, height), Styles::None, now).join("\n");
+        for whole in ["used 10,000 of 20,000 (50.0 %)", "allocation p50 120 ns p99 1.2 us"] {
+            assert!(all.contains(whole), "no {whole:?} at {width}x{height}\n{all}");
+        }
+    }
+}
+
+#[test]
+fn lines_are_cut_between_words_and_not_between_a_number_and_its_unit() {
+    let line = "tier redis: up, hits 75.0 %, 1,200 stored";
+    for (width, text) in [
+        (41, line),
+        (40, "tier redis: up, hits 75.0 %…"),
+        (27, "tier redis: up, hits…"),
+        (15, "tier redis…"),
+        (16, "tier redis: up…"),
+        (3, "…"),
+    ] {
+        assert_eq!(panels::cut(line, width), text, "{width}");
+    }
+}
+
 #[test]
 fn every_size_is_drawn_and_tiny_ones_say_so() {
     let (mut state, now) = serving();
@@ -242,7 +302,7 @@ fn a_pause_keeps_the_figures_and_events_are_not_lost() {
     assert!(lines[0].ends_with("PAUSED 3 s"), "{lines:?}");
     state.update(Input::Key(Key::Pause), now);
     assert_eq!(state.figures().last().unwrap().uptime_s, 40);
-    assert!(state.figures().map.as_ref().unwrap().cells.starts_with("ee11"), "changes meanwhile count");
+    assert!(state.figures().map.as_ref().unwrap().cells.starts_with("ee001111"), "changes meanwhile count");
 }
 
 #[test]
@@ -279,16 +339,16 @@ fn owners_are_sorted_and_scrolled() {
         state.update(Input::Key(Key::PageDown), now);
     }
     assert_eq!(state.scrolled, 49);
-    let (_, lines) = panels::owners(&state, 11);
+    let (_, lines) = panels::owners(&state, 11, 65);
     assert_eq!(lines.len(), 11, "the last page is full");
     assert!(lines[10].contains(" 951 "), "{lines:?}");
     state.update(Input::Key(Key::Up), now);
     assert_eq!(state.scrolled, 48);
     // Fewer owners than before.
     state.update(Input::Owners(Ok(owners(2))), now);
-    assert_eq!(panels::owners(&state, 11).1.len(), 3);
+    assert_eq!(panels::owners(&state, 11, 65).1.len(), 3);
     state.update(Input::Owners(Err("503: busy".to_owned())), now);
-    assert_eq!(panels::owners(&state, 11).1, ["no answer: 503: busy"]);
+    assert_eq!(panels::owners(&state, 11, 65).1, ["no answer: 503: busy"]);
     assert_eq!(state.update(Input::Key(Key::Quit), now), Some(Effect::Quit));
 }
 
@@ -311,6 +371,14 @@ fn a_character_shows_the_most_common_class_of_its_cells() {
     let drawn = cells::draw(&map, 16, 3);
     assert_eq!((drawn.rows, drawn.group), (vec!["###.+++++.@@@@@?".to_owned()], 8));
     assert_eq!(drawn.counts, [3, 5, 0, 5, 2, 0, 0, 0]);
+    // Two letters of a cell, and several cells of a character.
+    let map = serde_json::from_value(json!({ "frames": 32, "group": 8, "order": 4, "cells": "0ceer000" }));
+    let map = map.unwrap();
+    assert_eq!(cells::draw(&map, 4, 1).rows, ["#+##"], "half is enough");
+    assert_eq!(cells::draw(&map, 2, 1).rows, ["+#"]);
+    assert_eq!(cells::draw(&map, 1, 1).rows, ["#"]);
+    let Notice::Map(map) = super::tests::map("00reea") else { panic!() };
+    assert_eq!(cells::draw(&map, 1, 1).rows, ["%"]);
     let symbols: std::collections::HashSet<_> = CLASSES.iter().map(|class| class.symbol).collect();
     assert_eq!(symbols.len(), CLASSES.len(), "each class has its own");
 }

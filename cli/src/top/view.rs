@@ -124,9 +124,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, state: &State, styles: Styles, now: In
     text(frame, body, fields);
     draw_map(frame, map, state, styles);
     draw_tables(frame, tables, state, styles);
-    let said: Vec<_> = said.into_iter().map(|line| Line::styled(line, styles.title())).collect();
-    frame.render_widget(Paragraph::new(said), messages);
-    frame.render_widget(Paragraph::new(panels::KEYS), keys);
+    let said = said.iter().map(|line| Line::styled(panels::cut(line, width), styles.title()));
+    frame.render_widget(Paragraph::new(said.collect::<Vec<_>>()), messages);
+    frame.render_widget(Paragraph::new(panels::cut(panels::KEYS, width)), keys);
     if state.shows_help {
         draw_help(frame, area);
     }
@@ -136,18 +136,20 @@ fn header(frame: &mut Frame<'_>, area: Rect, state: &State, styles: Styles, now:
     let (left, right) = panels::header(state, now);
     let [at_left, at_right] =
         Layout::horizontal([Constraint::Min(0), Constraint::Length(right.len() as u16 + 1)]).areas(area);
+    let left = panels::cut(&left, usize::from(at_left.width));
     frame.render_widget(Paragraph::new(Line::styled(left, styles.title())), at_left);
     frame.render_widget(Paragraph::new(Line::styled(right, styles.title()).right_aligned()), at_right);
 }
 
 fn text(frame: &mut Frame<'_>, area: Rect, lines: Vec<String>) {
-    frame.render_widget(Paragraph::new(lines.into_iter().map(Line::from).collect::<Vec<_>>()), area);
+    let lines = lines.iter().map(|line| Line::from(panels::cut(line, usize::from(area.width))));
+    frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
 }
 
 /// Draws a title, and returns the area below it.
 fn titled(frame: &mut Frame<'_>, area: Rect, title: String, styles: Styles) -> Rect {
     let [top, below] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
-    let mut title = format!("-- {title} ");
+    let mut title = panels::cut(&format!("-- {title} "), usize::from(area.width));
     title += &"-".repeat(usize::from(area.width).saturating_sub(title.chars().count()));
     frame.render_widget(Paragraph::new(Line::styled(title, styles.title())), top);
     below
@@ -191,7 +193,8 @@ fn draw_tables(frame: &mut Frame<'_>, area: Rect, state: &State, styles: Styles)
     } else {
         (area, Rect::ZERO)
     };
-    let (title, lines) = panels::owners(state, usize::from(owners.height.saturating_sub(1)));
+    let (title, lines) =
+        panels::owners(state, usize::from(owners.height.saturating_sub(1)), owners.width.into());
     let below = titled(frame, owners, title, styles);
     text(frame, below, lines);
     if others.height == 0 {

@@ -22,7 +22,7 @@ use kvpool_node::tier::{
     InProcess, StoreTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
 };
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Functions that find what is wrong on a page.
 const CHECKS: &str = include_str!("checks.js");
@@ -54,9 +54,12 @@ fn the_page_follows_a_node_in_both_schemes_and_widths() {
             browser.open(&node.url, width, scheme, true);
             browser.wait_for("document.title.includes('gpu-node-1')");
             browser.wait_for("document.body.innerText.includes('gpu-node-2')");
-            browser.wait_for("document.querySelectorAll('#tiles dt').length == 8");
+            browser.wait_for("document.querySelectorAll('#tiles dt').length == 10");
             browser.wait_for("document.querySelectorAll('figure polyline, figure polygon').length >= 3");
             browser.wait_for("document.querySelectorAll('#legend li').length >= 3");
+            browser.wait_for("/sequence\\s+\\d+\\s+\\d/.test(document.getElementById('owners').innerText)");
+            browser.wait_for("/layers.*bytes a block/.test(document.getElementById('layout').textContent)");
+            browser.wait_for("!document.getElementById('tiles').innerText.includes('–')");
             assert_eq!(browser.evaluate("document.getElementById('state').textContent"), "serving");
             check(&mut browser, &what);
             browser.picture(&what);
@@ -90,6 +93,44 @@ fn the_page_follows_a_node_in_both_schemes_and_widths() {
         assert!(stops.iter().any(|stop| stop == name), "{name} is not among {stops:?}");
     }
     assert_eq!(node.end(Signal::TERM).0, Some(0));
+}
+
+/// The charts begin with what the node has kept; a sequence under the pointer is highlighted; cells of
+/// several frames show what is mixed.
+#[test]
+fn the_page_begins_with_the_history_and_shows_sequences_and_mixed_cells() {
+    let Some(mut browser) = Browser::start() else { return };
+    let node = Node::start("serve --name n1 --size 30000 --load conversations --load-rest 5ms");
+    // Without any follower: the node keeps samples by itself.
+    std::thread::sleep(Duration::from_secs(25));
+    for (scheme, width) in [("light", 1440), ("dark", 360)] {
+        browser.open(&node.url, width, scheme, true);
+        browser.wait_for("history.length > 0 && stats && map && owned === null");
+        let reach = browser.evaluate("(stats.time_ms - history[0].at) / 1000").as_f64().unwrap();
+        assert!((15.0..120.0).contains(&reach), "the charts begin {reach} s ago");
+        assert_eq!(
+            browser.evaluate("[map.group, map.letters, map.cells.length == 2 * map.count]"),
+            json!([8, 2, true])
+        );
+        browser.wait_for("document.querySelector('#legend .mixed')");
+        // What comes later moves the map.
+        browser.wait_for("document.getElementById('layout').textContent && version");
+        let place = browser.evaluate(
+            "(() => {
+                const box = canvas.getBoundingClientRect();
+                const at = map.cells.findIndex((cell, at) => at % 2 === 0 && classOf(cell) === 'o') / 2;
+                return [box.left + (at % columns + 0.5) * side, box.top + (Math.floor(at / columns) + 0.5) * side];
+            })()",
+        );
+        let before = browser.evaluate("canvas.toDataURL()");
+        browser
+            .call("Input.dispatchMouseEvent", json!({ "type": "mouseMoved", "x": place[0], "y": place[1] }));
+        browser.wait_for("/; sequence \\d+/.test(document.getElementById('cell').textContent)");
+        assert_ne!(browser.evaluate("canvas.toDataURL()"), before);
+        browser.picture(&format!("sequence-{scheme}-{width}"));
+        check(&mut browser, &format!("mixed, {scheme}"));
+    }
+    node.end(Signal::TERM);
 }
 
 #[test]
@@ -131,6 +172,10 @@ fn a_token_is_asked_for() {
     browser.open(&node.url, 360, "dark", true);
     browser.wait_for("document.getElementById('state').textContent == 'token needed'");
     assert_eq!(browser.evaluate("document.activeElement.id"), "secret");
+    for table in ["owners", "migrations", "peers"] {
+        let text = browser.evaluate(&format!("document.getElementById('{table}').innerText.trim()"));
+        assert_eq!(text, "unknown", "{table}: nothing was read yet");
+    }
     check(&mut browser, "token");
     browser.picture("token");
     let enter = |browser: &mut Browser, text: &str| {
@@ -142,6 +187,7 @@ fn a_token_is_asked_for() {
     enter(&mut browser, "0123456789abcdef0123");
     browser.wait_for("document.getElementById('state').textContent == 'serving'");
     assert_eq!(browser.evaluate("getComputedStyle(document.getElementById('token')).display"), "none");
+    browser.wait_for("document.getElementById('migrations').innerText.trim() == 'none'");
     node.end(Signal::TERM);
 }
 

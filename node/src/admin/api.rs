@@ -41,6 +41,9 @@ pub struct StatsReport {
     pub block_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: usize,
+    /// The layout of a block in words.
+    #[serde(default)]
+    pub layout: String,
     /// Open sequences.
     pub sequences: usize,
     /// Blocks in the pool, without the null block.
@@ -273,6 +276,7 @@ impl StatsReport {
             uptime_s: uptime.as_secs(),
             block_bytes: pool.layout().bytes_per_block(),
             block_tokens: pool.layout().block_tokens(),
+            layout: pool.layout().to_string(),
             sequences: pool.sequence_count(),
             total: stats.total,
             used: stats.used,

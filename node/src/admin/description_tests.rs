@@ -114,6 +114,8 @@ async fn answers_are_as_described() {
         ("GET /owners?limit=1", "", 200),
         ("GET /owners?limit=-1", "", 400),
         ("GET /owners?all", "", 400),
+        ("GET /history", "", 200),
+        ("GET /sequences", "", 200),
         ("GET /migrations", "", 200),
         ("GET /topology", "", 200),
         ("GET /openapi.json", "", 200),

@@ -22,7 +22,7 @@ use crate::metrics::CONTENT_TYPE as CONTENT_TYPE_OF_METRICS;
 use super::access::AdminAccess;
 use super::api::HealthState;
 use super::connections::Guest;
-use super::events::Hub;
+use super::events::{CELLS_MAX, Hub};
 use super::guard;
 use super::interface::Admin;
 use super::limits::Limits;
@@ -59,6 +59,8 @@ routes! {
     get "/metrics" => metrics;
     get "/map.svg" => map;
     get "/owners" => owners;
+    get "/history" => history;
+    get "/sequences" => sequences;
     get "/migrations" => migrations;
     get "/topology" => topology;
     get "/events" => events;
@@ -75,6 +77,9 @@ pub(super) const OPENAPI: &str = include_str!("../../../docs/openapi.json");
 
 /// Owners that are listed, unless a request names another number.
 const OWNERS: usize = 1000;
+
+/// Most sequences of a cell of the map that are listed.
+const CELL_SEQUENCES: usize = 16;
 
 /// Most characters of a path in a span: more than any route has.
 const SPAN_PATH_CHARS: usize = 64;
@@ -176,6 +181,18 @@ async fn owners(State(at): State<Shared>, request: Request) -> Result<Response, 
         }
     };
     Ok(json(&at.admin.owners(limit).await?))
+}
+
+async fn history(State(at): State<Shared>) -> Response {
+    json(&at.hub.history())
+}
+
+async fn sequences(State(at): State<Shared>) -> Result<Response, AdminError> {
+    let snapshot = at.admin.snapshot().await?;
+    // As text: numbers of a browser have 53 bits.
+    let ids: Vec<_> = snapshot.sequences().iter().map(|id| id.0.to_string()).collect();
+    let cells = kvpool_map::sequences(&snapshot, CELLS_MAX, CELL_SEQUENCES);
+    Ok(json(&serde_json::json!({ "sequences": ids, "cells": cells })))
 }
 
 async fn topology(State(at): State<Shared>) -> Result<Response, AdminError> {

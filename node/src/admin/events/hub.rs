@@ -12,7 +12,7 @@ use super::super::connections::Guest;
 use super::super::interface::Admin;
 use super::super::limits::Limits;
 use super::super::problem::AdminError;
-use super::notice::Notice;
+use super::notice::{Notice, StatsSummary};
 use super::view::View;
 
 /// Most events of the ring.
@@ -20,6 +20,10 @@ pub(super) const EVENTS_MAX: usize = 256;
 
 /// Bytes of the ring from which the oldest event is dropped for a new one.
 pub(super) const BYTES_MAX: usize = 1 << 20;
+
+/// Statistics that are kept, and the periods from one to the next: 15 minutes.
+const HISTORY: usize = 180;
+const HISTORY_PERIODS: u32 = 5;
 
 /// An event with its number.
 #[derive(Clone, Debug)]
@@ -47,6 +51,7 @@ struct Ring {
     bytes: usize,
     next: u64,
     view: Option<(Arc<View>, Instant)>,
+    history: VecDeque<StatsSummary>,
     followers: HashMap<u64, (Arc<AtomicU64>, Option<Arc<Guest>>)>,
     followers_ever: u64,
 }
@@ -84,6 +89,7 @@ impl Hub {
                 bytes: 0,
                 next: 1,
                 view: None,
+                history: VecDeque::new(),
                 followers: HashMap::new(),
                 followers_ever: 0,
             }),
@@ -96,7 +102,8 @@ impl Hub {
     pub(in super::super) async fn run(self: Arc<Self>, admin: Arc<dyn Admin>) {
         loop {
             if self.ring().followers.is_empty() {
-                self.wanted.notified().await;
+                // The history goes on.
+                let _ = timeout(self.limits.event_period * HISTORY_PERIODS, self.wanted.notified()).await;
             }
             let before = self.ring().view.as_ref().map(|(view, _)| view.clone());
             let view = timeout(self.limits.answer, View::of(&*admin, before.as_deref())).await;
@@ -112,6 +119,13 @@ impl Hub {
         let notices = before.map_or_else(|| view.whole(), |before| view.since(before));
         let mut ring = self.ring();
         notices.iter().for_each(|notice| ring.push(notice));
+        let distance_ms = (self.limits.event_period * HISTORY_PERIODS).as_millis() as u64;
+        if ring.history.back().is_none_or(|last| view.summary.time_ms >= last.time_ms + distance_ms) {
+            ring.history.push_back(view.summary.clone());
+            if ring.history.len() > HISTORY {
+                ring.history.pop_front();
+            }
+        }
         ring.view = Some((Arc::new(view), Instant::now()));
         ring.cut_lost();
         let next = ring.next;
@@ -151,6 +165,11 @@ impl Hub {
     /// Ends all answers, and accepts no more followers.
     pub(in super::super) fn close(&self) {
         *self.news.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Returns statistics of the last minutes, the oldest first.
+    pub(in super::super) fn history(&self) -> VecDeque<StatsSummary> {
+        self.ring().history.clone()
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {

@@ -1,7 +1,7 @@
 //! What followers of a node are told: server-sent events.
 //!
 //! ```text
-//! Admin -- once a period, while there are followers --> Hub: the view, and a ring of events
+//! Admin -- once a period, or in five without followers --> Hub: the view, and a ring of events
 //!                                                        |  each follower at its own place of the ring
 //!                                                        v
 //!                                                    HTTP answers without end
@@ -19,6 +19,11 @@
 //! An event has an id. A follower that was cut off sends the last one as `Last-Event-ID`, as browsers
 //! do by themselves, and gets the events since. If the ring has lost them, or the node was started
 //! anew, it begins with all of `stats`, `map` and `migrations`, of which the last has the id.
+//!
+//! # History
+//!
+//! The statistics of the last 15 minutes, one in five periods, are kept for [`hub::Hub::history`], also
+//! while there are no followers.
 //!
 //! # Bounds
 //!
@@ -47,3 +52,4 @@ mod view;
 pub use follower::Follower;
 pub(super) use hub::Hub;
 pub use notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+pub(super) use view::CELLS_MAX;

@@ -134,7 +134,7 @@ pub struct MapView {
     pub group: usize,
     /// The pool's order k: a whole run has 2^k frames.
     pub order: u8,
-    /// A letter for each cell.
+    /// The letters of each cell: one, or two if `group` is larger than 1.
     pub cells: String,
 }
 
@@ -142,7 +142,7 @@ pub struct MapView {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct MapChanges {
-    /// The number of a cell, and the letters from there on.
+    /// The place of a letter, and the letters from there on.
     pub changes: Vec<(usize, String)>,
 }
 

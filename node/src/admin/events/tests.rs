@@ -26,6 +26,25 @@ async fn next(follower: &mut Follower) -> Notice {
     timeout(PATIENCE, follower.next()).await.expect("an event comes").unwrap()
 }
 
+/// A page that is opened later draws what was before.
+#[tokio::test]
+async fn statistics_are_kept_without_a_follower() {
+    let served = Served::start(None, fast());
+    let lease = served.pool.allocate(AllocRequest::new(7)).unwrap();
+    let mut samples = Vec::new();
+    while samples.len() < 5 {
+        sleep(Duration::from_millis(50)).await;
+        let (status, _, answer) = served.exchange("GET /history", "", "").await;
+        assert_eq!(status, 200);
+        samples = serde_json::from_value::<Vec<StatsSummary>>(answer).unwrap();
+    }
+    assert!(samples.iter().all(|sample| sample.total == 200 && sample.used <= 7), "{samples:?}");
+    assert!(samples.is_sorted_by(|a, b| a.time_ms + 100 <= b.time_ms), "five periods of 20 ms: {samples:?}");
+    assert_eq!(samples[4].used, 7);
+    drop(lease);
+    served.stop().await;
+}
+
 #[tokio::test]
 async fn a_follower_sees_the_whole_and_then_each_change() {
     let served = Served::start(None, fast());

@@ -12,11 +12,11 @@ use super::super::problem::AdminError;
 use super::notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
 
 /// Most cells of the map: about as many as a screen shows.
-const CELLS_MAX: usize = 4096;
+pub(in super::super) const CELLS_MAX: usize = 4096;
 
 /// The state of a node at one moment.
 pub(super) struct View {
-    summary: StatsSummary,
+    pub(super) summary: StatsSummary,
     /// For the times of the next period.
     metrics: Metrics,
     cells: Cells,
