@@ -302,8 +302,6 @@ impl From<FrameShrinkError> for Failure {
                 fields![kind: "InUse", frames: frames.iter().map(|frame| frame.0).collect::<Vec<_>>()]
             }
             FrameShrinkError::NotFree { frames } => fields![kind: "NotFree", frames: *frames],
-            ResizeError::NoTurn { asked, holder } => fields![kind: "NoTurn", asked: *asked,
-                holder: holder.map(|holder| holder.to_string())],
             _ => Vec::new(),
         };
         raise("ResizeError", error, fields)
@@ -322,6 +320,8 @@ impl From<ResizeError> for Failure {
                 fields![kind: "Blocked", asked: *asked, retired: *retired,
                     blocks: blocks.iter().map(named).collect::<Vec<_>>()]
             }
+            ResizeError::NoTurn { asked, holder } => fields![kind: "NoTurn", asked: *asked,
+                holder: holder.map(|holder| holder.to_string())],
             _ => Vec::new(),
         };
         raise("ResizeError", error, fields)

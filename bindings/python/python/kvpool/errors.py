@@ -124,7 +124,11 @@ class DefragmentError(KvPoolError):
 
 
 class ResizeError(KvPoolError):
-    """A pool was not resized. For ``Blocked``: ``blocks``, pairs of id and reason, and ``retired``."""
+    """A pool was not resized.
+
+    For ``Blocked``: ``blocks``, pairs of id and reason, and ``retired``. For ``NoTurn``: ``holder``, the task that
+    had the turn to move blocks, or ``None``.
+    """
 
 
 class MigrateError(KvPoolError):
