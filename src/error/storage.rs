@@ -79,12 +79,36 @@ pub enum LayoutError {
         value: f32,
     },
     /// No layout has this name.
-    #[error("unknown model {name:?}; the known models are {known}")]
+    #[error("unknown model {name:?}; close names are {close}; the known models are {known}")]
     UnknownModel {
         /// The unknown name.
         name: String,
+        /// List of the known names that are most similar.
+        close: String,
         /// List of the known names.
         known: String,
+    },
+    /// A part of a layout's description in numbers is wrong.
+    #[error(
+        "{item:?} is not a part of a layout such as layers=32,kv-heads=8,head-dim=128,dtype=bf16 or layers=61,latent=576"
+    )]
+    Description {
+        /// The part.
+        item: String,
+    },
+    /// The configuration of a model cannot be read, or describes no layout.
+    #[error("{path}: {reason}")]
+    Config {
+        /// The file.
+        path: String,
+        /// Why.
+        reason: String,
+    },
+    /// The layers of a model differ, or keep other state than K and V of every token.
+    #[error("the layers of this model differ ({by}), and a layout has one shape for all of them")]
+    LayersDiffer {
+        /// What says so in the model's configuration.
+        by: String,
     },
     /// No element type has this name.
     #[error("unknown element type {name:?}")]

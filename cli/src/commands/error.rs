@@ -23,7 +23,7 @@ pub enum CommandError {
     PolicyWithoutCache(PolicyName),
     #[error("--tolerance is of LRU, which this command does not use: add --policy lru")]
     ToleranceWithoutLru,
-    #[error("--columns is for CSV traces, and --format mooncake is JSON lines")]
+    #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
     #[error(
         "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} free bytes (--blocks, --layout)"
@@ -32,7 +32,7 @@ pub enum CommandError {
     #[error("cannot build a pool of {blocks} blocks: {reason}")]
     Pool { blocks: usize, reason: String },
     #[error(
-        "{0}: no request has hash_ids, which identify common prefixes of prompts (Mooncake traces have them)"
+        "{0}: no request has hash_ids, which identify common prefixes of prompts (traces in JSON have them)"
     )]
     NoHashIds(String),
     #[error("nothing was drawn: {0}")]

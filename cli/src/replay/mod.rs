@@ -175,7 +175,7 @@ pub fn replay(
 ) -> Outcome {
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
-    let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests));
+    let texts = pool.prefix_cache().map(|_| Texts::of(trace));
     let (start, cpu_start) = (Instant::now(), cpu::used());
     let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
     let mut interrupted = false;
