@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use indicatif::HumanCount;
 
 use kvpool::DeviceId;
 use kvpool_policies::PolicyName;
@@ -485,7 +486,10 @@ impl CompactionArgs {
 fn whole(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
     clap::builder::StringValueParser::new().try_map(move |text| match text.parse() {
         Ok(value) if range.contains(&value) => Ok(value),
-        _ => Err(format!("not a whole number from {} to {}", range.start(), range.end())),
+        _ => {
+            let [first, last] = [range.start(), range.end()].map(|&end| HumanCount(end));
+            Err(format!("not a whole number from {first} to {last}"))
+        }
     })
 }
 

@@ -16,11 +16,7 @@ use serde_json::Value;
 #[test]
 fn a_node_is_watched_compacted_resized_audited_and_ended() {
     let node = Node::start("serve --admin 127.0.0.1:0 --name n1 --size 3000 --size-max 6000");
-    assert!(
-        node.greeting.starts_with("node: n1, 3000 blocks of 16 tokens and 256 bytes"),
-        "{}",
-        node.greeting
-    );
+    assert!(node.greeting.starts_with("node: n1, 3,000 blocks of 16 tokens and 256 B"), "{}", node.greeting);
     let stats = node.text("stats");
     for part in [
         "total",

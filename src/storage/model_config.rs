@@ -1,5 +1,8 @@
 //! Layouts from the `config.json` of a model, as Hugging Face has it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,24 +77,34 @@ pub(super) fn path(text: &str) -> Option<PathBuf> {
 
 /// Reads a configuration.
 pub(super) fn read(path: &Path) -> Result<KvLayoutBuilder, LayoutError> {
-    let wrong = |reason| LayoutError::Config { path: path.display().to_string(), reason };
-    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
-    let parse = |text: &str| -> Result<Config, serde_json::Error> {
-        let mut config: Map<String, Value> = serde_json::from_str(text)?;
-        // The language model of one that also takes images or sound.
-        let nested = ["text_config", "llm_config"].iter().find_map(|key| config.remove(*key));
-        let dtypes = ["torch_dtype", "dtype"].map(|key| (key, config.get(key).cloned()));
-        let Some(Value::Object(mut nested)) = nested else { return Config::deserialize(Value::from(config)) };
-        for (key, dtype) in dtypes {
-            nested.entry(key).or_insert(dtype.unwrap_or_default());
-        }
-        Config::deserialize(Value::from(nested))
-    };
-    let config = parse(&text).map_err(|error| wrong(error.to_string()))?;
-    if let Some(by) = differs(&config) {
-        return Err(LayoutError::LayersDiffer { by });
+    let path_name = path.display().to_string();
+    match fs::read_to_string(path) {
+        Ok(text) => of_json(&text, path_name),
+        Err(error) => Err(LayoutError::Config { path: path_name, reason: error.to_string() }),
     }
-    builder(&config).map_err(wrong)
+}
+
+fn of_json(text: &str, path: String) -> Result<KvLayoutBuilder, LayoutError> {
+    let config = match parse(text) {
+        Ok(config) => config,
+        Err(error) => return Err(LayoutError::Config { path, reason: error.to_string() }),
+    };
+    match differs(&config) {
+        Some(by) => Err(LayoutError::LayersDiffer { by }),
+        None => builder(&config).map_err(|reason| LayoutError::Config { path, reason }),
+    }
+}
+
+fn parse(text: &str) -> Result<Config, serde_json::Error> {
+    let mut config: Map<String, Value> = serde_json::from_str(text)?;
+    // The language model of one that also takes images or sound. Its type of elements may be outside.
+    if let Some(Value::Object(mut nested)) = config.remove("text_config") {
+        for key in ["torch_dtype", "dtype"] {
+            nested.entry(key).or_insert(config.remove(key).unwrap_or_default());
+        }
+        config = nested;
+    }
+    Config::deserialize(Value::from(config))
 }
 
 /// Returns why the layers do not all keep K and V of every token in one shape, if so.

@@ -187,8 +187,8 @@ impl std::str::FromStr for KvLayoutBuilder {
             let number = || value.trim().parse().map_err(|_| wrong());
             builder = match key.trim() {
                 "layers" => builder.layers(number()?),
-                "kv-heads" => builder.kv_heads(number()?),
-                "head-dim" => builder.head_dim(number()?),
+                "kv-heads" | "kv_heads" => builder.kv_heads(number()?),
+                "head-dim" | "head_dim" => builder.head_dim(number()?),
                 "latent" => builder.latent(number()?),
                 "dtype" => builder.dtype(value.trim().parse()?),
                 _ => return Err(wrong()),

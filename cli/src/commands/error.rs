@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use indicatif::{BinaryBytes, HumanCount};
 use kvpool::{DeviceId, LayoutError};
 use kvpool_policies::PolicyName;
 use thiserror::Error;
@@ -26,10 +27,11 @@ pub enum CommandError {
     #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
     #[error(
-        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} free bytes (--blocks, --layout)"
+        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--blocks, --layout)",
+        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
     )]
     TooLarge { blocks: usize, block_bytes: usize, free: u64 },
-    #[error("cannot build a pool of {blocks} blocks: {reason}")]
+    #[error("cannot build a pool of {} blocks: {reason}", HumanCount(*.blocks as u64))]
     Pool { blocks: usize, reason: String },
     #[error(
         "{0}: no request has hash_ids, which identify common prefixes of prompts (traces in JSON have them)"

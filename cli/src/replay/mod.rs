@@ -41,6 +41,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use indicatif::HumanCount;
 use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
 
@@ -285,7 +286,11 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
         (stats.lookup_blocks + stats.resumed_lookup_blocks, stats.hit_blocks + stats.resumed_hit_blocks);
     ((lookups, hits) != (all, found)).then(|| {
         format!(
-            "the cache counted {all} blocks looked up and {found} found; the threads counted {lookups} and {hits}"
+            "the cache counted {} blocks looked up and {} found; the threads counted {} and {}",
+            HumanCount(all),
+            HumanCount(found),
+            HumanCount(lookups),
+            HumanCount(hits)
         )
     })
 }
@@ -305,8 +310,10 @@ fn nothing(
     if tally.tokens == 0 && tally.rejected > 0 {
         let smallest = trace.requests.iter().map(|request| shape.blocks(request.tokens())).min().unwrap_or(0);
         return Some(format!(
-            "nothing was replayed: every request was rejected ({}), the smallest needs {smallest} blocks and the pool had {blocks}",
-            tally.rejected
+            "nothing was replayed: every request was rejected ({}), the smallest needs {} blocks and the pool had {}",
+            HumanCount(tally.rejected),
+            HumanCount(smallest as u64),
+            HumanCount(blocks as u64)
         ));
     }
     // Other findings say by themselves why no request was completed.

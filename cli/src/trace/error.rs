@@ -107,9 +107,7 @@ impl Reason {
 /// Returns how to build a program that reads such a file.
 fn hint(compression: &str) -> &'static str {
     match compression {
-        "gzip" | "zstd" => {
-            ", or build with the feature `compressed`: `cargo install --path cli --features compressed`"
-        }
+        "gzip" | "zstd" => ", or build this program with `cargo install --path cli --features compressed`",
         _ => "",
     }
 }
