@@ -437,7 +437,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --resize-at -3%:5 => item 1, \"-3%:5\": not written as 60%:80000
         replay --resize-at 30%:5,x => item 2, \"x\": not written as 60%:80000
         replay --resize-at 60%:5,30%:5 => not after the item before it, at 60 %
-        replay --layout llama-3.1-405b --blocks 100000000 => a pool of 100,000,000 blocks of 8.06 MiB (metadata included) does not fit into the
+        replay --layout llama-3.1-405b --blocks 100000000 => a pool of 100,000,000 blocks of 7.88 MiB (metadata included) does not fit into the
         replay --nonsense => --nonsense
         replay --prefix-cache perhaps => [possible values: on, off]
         replay --format xml => [possible values: auto, mooncake, bailian, dynamo, agents, azure]
