@@ -88,27 +88,13 @@ pub enum LayoutError {
         /// List of the known names.
         known: String,
     },
-    /// A part of a layout's description in numbers is wrong.
-    #[error(
-        "{item:?} is not a part of a layout such as layers=32,kv-heads=8,head-dim=128,dtype=bf16 or layers=61,latent=576"
-    )]
+    /// The description of a layout, in numbers or a file, describes none.
+    #[error("{part}: {reason}")]
     Description {
-        /// The part.
-        item: String,
-    },
-    /// The configuration of a model cannot be read, or describes no layout.
-    #[error("{path}: {reason}")]
-    Config {
-        /// The file.
-        path: String,
+        /// The part that is wrong: an item, or the file.
+        part: String,
         /// Why.
         reason: String,
-    },
-    /// The layers of a model differ, or keep other state than K and V of every token.
-    #[error("the layers of this model differ ({by}), and a layout has one shape for all of them")]
-    LayersDiffer {
-        /// What says so in the model's configuration.
-        by: String,
     },
     /// No element type has this name.
     #[error("unknown element type {name:?}")]

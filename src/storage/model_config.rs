@@ -4,43 +4,23 @@
 mod tests;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::dtype::Dtype;
-use crate::error::LayoutError;
 
 use super::layout::{KvLayout, KvLayoutBuilder};
 
-/// Keys of models whose layers differ, or keep other things than K and V of every token.
-const OTHER_STATE: [&str; 20] = [
-    "attention_chunk_size",
-    "attn_layer_period",
-    "attn_type_list",
-    "compress_ratios",
-    "cross_attention_layers",
-    "full_attention_interval",
-    "global_attn_every_n_layers",
-    "hybrid_override_pattern",
-    "index_head_dim",
-    "index_topk",
-    "linear_attn_config",
-    "linear_num_key_heads",
-    "mamba_d_state",
-    "mamba_num_heads",
-    "no_rope_layers",
-    "num_kv_shared_layers",
-    "sliding_window_pattern",
-    "ssm_cfg",
-    "ssm_state_size",
-    "state_size",
-];
+/// Parts of the keys of models whose layers differ, or keep other things than K and V of each token
+/// and head: windows, linear attention, state spaces, indexes, compressed and shared layers.
+const DIFFERENT: &str = "mamba ssm_ state_size linear_attn linear_num linear_conv hybrid attention_interval \
+    attn_every attn_layer attn_type attention_chunk window_pattern use_sliding no_rope index_topk index_head \
+    compress_ratio kv_shared cross_attention_layers";
 
-/// Beginnings of the types of models with windows in some layers, which older configurations do not
-/// tell otherwise.
+/// Beginnings of the types of models with windows in some layers, whose configurations may not say
+/// so otherwise.
 const WINDOWED: [&str; 6] = ["cohere2", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4"];
 
 /// Types of layers that all keep K and V.
@@ -52,7 +32,6 @@ struct Config {
     model_type: Option<String>,
     num_hidden_layers: Option<usize>,
     num_attention_heads: Option<usize>,
-    #[serde(alias = "num_kv_heads")]
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
     hidden_size: Option<usize>,
@@ -61,9 +40,7 @@ struct Config {
     torch_dtype: Option<String>,
     dtype: Option<String>,
     #[serde(alias = "layers_block_type")]
-    layer_types: Option<Vec<String>>,
-    use_sliding_window: Option<bool>,
-    max_window_layers: Option<usize>,
+    layer_types: Option<BTreeSet<String>>,
     #[serde(flatten)]
     others: Map<String, Value>,
 }
@@ -75,71 +52,34 @@ pub(super) fn path(text: &str) -> Option<PathBuf> {
     is_file.then(|| path.to_owned()).or_else(|| inside.is_file().then_some(inside))
 }
 
-/// Reads a configuration.
-pub(super) fn read(path: &Path) -> Result<KvLayoutBuilder, LayoutError> {
-    let path_name = path.display().to_string();
-    match fs::read_to_string(path) {
-        Ok(text) => of_json(&text, path_name),
-        Err(error) => Err(LayoutError::Config { path: path_name, reason: error.to_string() }),
-    }
-}
-
-fn of_json(text: &str, path: String) -> Result<KvLayoutBuilder, LayoutError> {
-    let config = match parse(text) {
-        Ok(config) => config,
-        Err(error) => return Err(LayoutError::Config { path, reason: error.to_string() }),
-    };
-    match differs(&config) {
-        Some(by) => Err(LayoutError::LayersDiffer { by }),
-        None => builder(&config).map_err(|reason| LayoutError::Config { path, reason }),
-    }
-}
-
-fn parse(text: &str) -> Result<Config, serde_json::Error> {
-    let mut config: Map<String, Value> = serde_json::from_str(text)?;
-    // The language model of one that also takes images or sound. Its type of elements may be outside.
-    if let Some(Value::Object(mut nested)) = config.remove("text_config") {
-        for key in ["torch_dtype", "dtype"] {
-            nested.entry(key).or_insert(config.remove(key).unwrap_or_default());
+/// Returns a builder with the values of a configuration, or why it describes no layout.
+pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
+    let parse = |text: &str| -> Result<Config, serde_json::Error> {
+        let mut config: Map<String, Value> = serde_json::from_str(text)?;
+        // The language model of one that also takes images or sound.
+        if let Some(Value::Object(language)) = config.remove("text_config") {
+            config.extend(language);
         }
-        config = nested;
-    }
-    Config::deserialize(Value::from(config))
-}
-
-/// Returns why the layers do not all keep K and V of every token in one shape, if so.
-fn differs(config: &Config) -> Option<String> {
-    let kinds: BTreeSet<&str> = config.layer_types.iter().flatten().map(String::as_str).collect();
-    if kinds.len() > 1 || kinds.iter().any(|kind| !ATTENTION.contains(kind)) {
-        return Some(format!("layer types {}", kinds.into_iter().collect::<Vec<_>>().join(", ")));
-    }
-    // One type of all layers says more than the type of the model.
-    let model = config.model_type.as_deref().filter(|_| kinds.is_empty());
-    if let Some(model) = model.filter(|model| WINDOWED.iter().any(|windowed| model.starts_with(windowed))) {
-        return Some(format!("model_type {model}"));
-    }
-    if config.use_sliding_window == Some(true) && config.max_window_layers != Some(0) && kinds.is_empty() {
-        return Some("use_sliding_window".to_owned());
-    }
-    let says = |value: &Value| match value {
-        Value::Null => false,
-        Value::Bool(is) => *is,
-        Value::Number(number) => number.as_f64() != Some(0.0),
-        Value::Array(items) => !items.is_empty(),
-        Value::String(_) | Value::Object(_) => true,
+        Config::deserialize(Value::from(config))
     };
-    OTHER_STATE.into_iter().find(|key| config.others.get(*key).is_some_and(says)).map(str::to_owned)
-}
-
-fn builder(config: &Config) -> Result<KvLayoutBuilder, String> {
+    let config = parse(text).map_err(|error| error.to_string())?;
+    if let Some(by) = difference(&config) {
+        return Err(format!("the layers of this model differ ({by}), and a layout has one shape for all"));
+    }
     let missing = |key: &str| format!("it has no {key}");
     let layers = config.num_hidden_layers.ok_or_else(|| missing("num_hidden_layers"))?;
-    let builder = KvLayout::builder().layers(layers).dtype(dtype(config)?);
+    let dtype = match config.torch_dtype.or(config.dtype).as_deref() {
+        None | Some("bfloat16") => Dtype::Bf16,
+        Some("float16") => Dtype::F16,
+        Some("float32") => Dtype::F32,
+        Some(other) => return Err(format!("K and V of dtype {other:?} are not supported")),
+    };
+    let builder = KvLayout::builder().layers(layers).dtype(dtype);
     if let Some(rank) = config.kv_lora_rank {
         let rope = config.qk_rope_head_dim.ok_or_else(|| missing("qk_rope_head_dim"))?;
         return Ok(builder.latent(rank + rope));
     }
-    if config.others.get("multi_query") == Some(&Value::Bool(true)) {
+    if config.others.get("multi_query") == Some(&json!(true)) {
         return Err("multi_query is not supported".to_owned());
     }
     let heads = config.num_attention_heads;
@@ -149,11 +89,25 @@ fn builder(config: &Config) -> Result<KvLayoutBuilder, String> {
     Ok(builder.kv_heads(kv_heads).head_dim(head_dim))
 }
 
-fn dtype(config: &Config) -> Result<Dtype, String> {
-    match config.torch_dtype.as_ref().or(config.dtype.as_ref()).map(String::as_str) {
-        None | Some("auto" | "bfloat16") => Ok(Dtype::Bf16),
-        Some("float16") => Ok(Dtype::F16),
-        Some("float32") => Ok(Dtype::F32),
-        Some(other) => Err(format!("K and V of dtype {other:?} are not supported")),
+/// Returns what says that the layers differ, if something does.
+fn difference(config: &Config) -> Option<String> {
+    if let Some(types) = &config.layer_types
+        && (types.len() > 1 || types.iter().any(|kind| !ATTENTION.contains(&kind.as_str())))
+    {
+        return Some(format!(
+            "layer types {}",
+            types.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+        ));
     }
+    let model = config.model_type.as_deref().unwrap_or_default();
+    if config.layer_types.is_none() && WINDOWED.iter().any(|windowed| model.starts_with(windowed)) {
+        return Some(format!("model_type {model}"));
+    }
+    let none = [Value::Null, json!(false), json!(0), json!([])];
+    let is_different = |key: &str| DIFFERENT.split(' ').any(|part| key.contains(part));
+    config
+        .others
+        .iter()
+        .find(|(key, value)| is_different(key) && !none.contains(value))
+        .map(|(key, _)| key.clone())
 }

@@ -96,7 +96,7 @@ impl KvLayout {
     pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
         builder(name).ok_or_else(|| LayoutError::UnknownModel {
             name: name.to_owned(),
-            close: close(name).join(", "),
+            close: close(name),
             known: Self::names().collect::<Vec<_>>().join(", "),
         })
     }
@@ -106,12 +106,14 @@ impl KvLayout {
     /// `model-config` the path of a Hugging Face `config.json`, or of its folder.
     ///
     /// # Errors
-    /// [`LayoutError`]: of an unknown name as [`named`](Self::named), of numbers as the builder's
-    /// `from_str`, [`LayoutError::Config`], and [`LayoutError::LayersDiffer`].
+    /// [`LayoutError::UnknownModel`]; [`LayoutError::Description`] if numbers are wrong, or a
+    /// configuration cannot be read, lacks a number, or says that the layers of the model differ.
     pub fn described(text: &str) -> Result<KvLayoutBuilder, LayoutError> {
         #[cfg(feature = "model-config")]
         if let Some(path) = super::model_config::path(text) {
-            return super::model_config::read(&path);
+            let config = std::fs::read_to_string(path).map_err(|error| error.to_string());
+            let wrong = |reason| LayoutError::Description { part: text.to_owned(), reason };
+            return config.and_then(|config| super::model_config::builder(&config)).map_err(wrong);
         }
         if text.contains('=') { text.parse() } else { Self::named_builder(text) }
     }
@@ -130,8 +132,7 @@ fn builder(name: &str) -> Option<KvLayoutBuilder> {
             break model;
         }
         let (rest, end) = name.rsplit_once('-')?;
-        let version = end.strip_prefix('v').unwrap_or(end);
-        let is_version = !version.is_empty() && version.bytes().all(|b| b.is_ascii_digit() || b == b'.');
+        let is_version = end.strip_prefix('v').unwrap_or(end).parse::<f64>().is_ok();
         if !is_version && !VARIANTS.contains(&end) {
             return None;
         }
@@ -151,27 +152,11 @@ fn short(name: &str) -> String {
 }
 
 /// Returns the known names with the least edit distance from a name.
-fn close(name: &str) -> Vec<&'static str> {
+fn close(name: &str) -> String {
     let name = short(name);
-    // Longer ones are close to none.
-    let name = &name.as_bytes()[..name.len().min(64)];
     let mut names: Vec<_> = KvLayout::names().collect();
-    names.sort_by_cached_key(|known| distance(known.as_bytes(), name));
-    names.truncate(CLOSE_NAMES);
-    names
-}
-
-/// Returns the edit distance of two texts (Levenshtein).
-fn distance(a: &[u8], b: &[u8]) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.iter().enumerate() {
-        let mut corner = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.iter().enumerate() {
-            let next = (corner + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            corner = std::mem::replace(&mut row[j + 1], next);
-        }
-    }
-    row[b.len()]
+    names.sort_by_cached_key(|known| strsim::levenshtein(known, &name));
+    names[..CLOSE_NAMES].join(", ")
 }
 
 impl std::str::FromStr for KvLayoutBuilder {
@@ -182,7 +167,11 @@ impl std::str::FromStr for KvLayoutBuilder {
     fn from_str(text: &str) -> Result<Self, LayoutError> {
         let mut builder = KvLayout::builder();
         for item in text.split(',') {
-            let wrong = || LayoutError::Description { item: item.to_owned() };
+            let wrong = || LayoutError::Description {
+                part: item.to_owned(),
+                reason: "no part of layers=32,kv-heads=8,head-dim=128,dtype=bf16 or layers=61,latent=576"
+                    .to_owned(),
+            };
             let (key, value) = item.split_once('=').ok_or_else(wrong)?;
             let number = || value.trim().parse().map_err(|_| wrong());
             builder = match key.trim() {

@@ -286,11 +286,7 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
         (stats.lookup_blocks + stats.resumed_lookup_blocks, stats.hit_blocks + stats.resumed_hit_blocks);
     ((lookups, hits) != (all, found)).then(|| {
         format!(
-            "the cache counted {} blocks looked up and {} found; the threads counted {} and {}",
-            HumanCount(all),
-            HumanCount(found),
-            HumanCount(lookups),
-            HumanCount(hits)
+            "the cache counted {all} blocks looked up and {found} found; the threads counted {lookups} and {hits}"
         )
     })
 }

@@ -10,14 +10,10 @@ use super::not_text;
 
 /// Returns the text of an input, which may be compressed.
 pub(super) fn text<'i, R: BufRead + 'i>(mut input: R) -> Result<Box<dyn BufRead + 'i>, Reason> {
-    const BUFFER_BYTES: usize = 1 << 16;
     Ok(match not_text(input.fill_buf().map_err(Reason::Read)?) {
-        Some(Reason::Compressed("gzip")) => {
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(input)))
-        }
+        Some(Reason::Compressed("gzip")) => Box::new(BufReader::new(MultiGzDecoder::new(input))),
         Some(Reason::Compressed("zstd")) => {
-            let decoder = Decoder::with_buffer(input).map_err(Reason::Read)?;
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, decoder))
+            Box::new(BufReader::new(Decoder::with_buffer(input).map_err(Reason::Read)?))
         }
         _ => Box::new(input),
     })

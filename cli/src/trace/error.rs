@@ -35,7 +35,9 @@ pub enum Reason {
     Read(io::Error),
     #[error("empty: it has no request")]
     Empty,
-    #[error("compressed with {0}; decompress it first (`-` is the standard input){hint}", hint = hint(.0))]
+    #[error(
+        "compressed with {0}; decompress it first (`-` is the standard input), or for gzip and zstd build this program with `cargo install --path cli --features compressed`"
+    )]
     Compressed(&'static str),
     #[error("text in UTF-16; convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)")]
     Utf16,
@@ -90,25 +92,16 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the reason of an error in JSON. The number of its line is in the message only if the
-    /// document has several.
-    pub(super) fn json(error: serde_json::Error) -> Self {
-        let column = error.column();
+    /// Returns the reason of an error in JSON, without its line: of one line, it is always the first.
+    pub(super) fn json(error: &serde_json::Error) -> Self {
         let message = error.to_string();
-        let message = message.split(" at line ").next().unwrap_or_default();
-        let message = match error.line() {
-            0 | 1 => quote(message),
-            line => format!("{}, at line {line}", quote(message)),
-        };
-        Self::Json { message, column }
+        let message = quote(message.split(" at line ").next().unwrap_or_default());
+        Self::Json { message, column: error.column() }
     }
-}
 
-/// Returns how to build a program that reads such a file.
-fn hint(compression: &str) -> &'static str {
-    match compression {
-        "gzip" | "zstd" => ", or build this program with `cargo install --path cli --features compressed`",
-        _ => "",
+    /// Returns this reason, of a part of the input.
+    pub(super) fn within(self, place: &str) -> Self {
+        Self::Within { place: place.to_owned(), reason: Box::new(self) }
     }
 }
 

@@ -3,44 +3,56 @@
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::error::Reason;
+use serde_json::value::RawValue;
 
-/// Returns the ids if a prompt of `input_tokens` tokens can have them, and the tokens that they
-/// stand for. The last tokens may be without an id if they are fewer than a block. Ids of blocks
-/// that were hashed each by itself are chained, so that equal ids mean equal prefixes.
-pub(super) fn checked(
-    ids: Option<Vec<u64>>,
-    input_tokens: u32,
-    hash_tokens: u32,
-    is_chained: bool,
-) -> Result<(Vec<u64>, u32), Reason> {
-    let mut ids = ids.ok_or(Reason::NoHashIds)?;
-    let (full, all) = ((input_tokens / hash_tokens) as usize, input_tokens.div_ceil(hash_tokens) as usize);
-    if ids.len() != all && ids.len() != full {
-        let found = ids.len();
-        return Err(Reason::HashIds { found, input: input_tokens, expected: all, size: hash_tokens });
-    }
-    let hashed_tokens = if ids.len() == all { input_tokens } else { full as u32 * hash_tokens };
-    if !is_chained {
-        let mut before = 0;
-        for id in &mut ids {
-            *id = combined(before, *id);
-            before = *id;
-        }
-        return Ok((ids, hashed_tokens));
-    }
-    let mut places = HashMap::with_capacity(ids.len());
-    for (&id, second) in ids.iter().zip(1..) {
-        if let Some(first) = places.insert(id, second) {
-            return Err(Reason::RepeatedHashId { id, first, second });
-        }
-    }
-    Ok((ids, hashed_tokens))
+use super::error::Reason;
+use super::{HashIds, ReadOptions};
+
+/// What the ids of a trace stand for.
+#[derive(Clone, Copy)]
+pub(super) struct Hashing {
+    /// Tokens of a block.
+    pub tokens: u32,
+    /// The start of a chain of ids that mean blocks by themselves, or prompts of one session only;
+    /// `None` if equal ids mean equal prefixes.
+    pub chain: Option<u64>,
 }
 
-/// Returns an id for a pair, which no other pair has.
-pub(super) fn combined(scope: u64, id: u64) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (scope, id).hash(&mut hasher);
-    hasher.finish()
+impl Hashing {
+    /// Returns the ids if a prompt of `input_tokens` tokens can have them, and the tokens that they
+    /// stand for. The last tokens may be without an id if they are fewer than a block.
+    pub fn read(
+        self,
+        ids: Option<&RawValue>,
+        input_tokens: u32,
+        options: &ReadOptions,
+    ) -> Result<(Vec<u64>, u32), Reason> {
+        if options.hash_ids == HashIds::Ignored {
+            return Ok((Vec::new(), 0));
+        }
+        let text = ids.ok_or(Reason::NoHashIds)?.get();
+        let mut ids: Vec<u64> =
+            serde_json::from_str(text).map_err(|e| Reason::json(&e).within("hash_ids"))?;
+        let expected = input_tokens.div_ceil(self.tokens) as usize;
+        if ids.len() != expected && ids.len() != (input_tokens / self.tokens) as usize {
+            let (found, size) = (ids.len(), self.tokens);
+            return Err(Reason::HashIds { found, input: input_tokens, expected, size });
+        }
+        let mut places = HashMap::new();
+        for (id, second) in ids.iter_mut().zip(1..).take_while(|_| self.chain.is_none()) {
+            if let Some(first) = places.insert(*id, second) {
+                return Err(Reason::RepeatedHashId { id: *id, first, second });
+            }
+        }
+        if let Some(mut before) = self.chain {
+            for id in &mut ids {
+                let mut hasher = DefaultHasher::new();
+                (before, *id).hash(&mut hasher);
+                *id = hasher.finish();
+                before = *id;
+            }
+        }
+        let hashed = input_tokens.min((ids.len() as u32).saturating_mul(self.tokens));
+        Ok((ids, hashed))
+    }
 }

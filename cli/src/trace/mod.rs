@@ -149,17 +149,13 @@ pub struct ReadOptions {
     pub hash_ids: HashIds,
     /// Requests to read, from the first on; all if `None`.
     pub limit: Option<usize>,
+    /// The number of a session in its folder, which tells its hash ids from those of others.
+    pub session: u64,
 }
 
 /// A line of a trace: its time in nanoseconds since the zero of the format (the start of the trace,
 /// or 1970), and the request, without an arrival yet.
 type Row = (i64, Request);
-
-/// The rows of an input.
-struct Rows {
-    rows: Vec<Row>,
-    hash_tokens: u32,
-}
 
 /// One request of a replay.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -225,37 +221,33 @@ impl Trace {
     /// Reads the sessions in a folder, which begin together.
     fn load_folder(folder: &Path, name: &Arc<str>, options: &ReadOptions) -> Result<Self, TraceError> {
         let fail = |reason| TraceError { file: Arc::clone(name), line: None, reason };
-        let paths = fs::read_dir(folder)
-            .and_then(|files| files.map(|file| file.map(|file| file.path())).collect::<io::Result<Vec<_>>>());
-        let mut paths = paths.map_err(|e| fail(Reason::Open(e)))?;
-        paths.retain(|path| {
-            let name = path.to_string_lossy();
-            [".json", ".json.gz", ".json.zst"].iter().any(|end| name.ends_with(end))
-        });
-        if paths.is_empty() || !matches!(options.format, Format::Auto | Format::Agents) {
-            return Err(fail(Reason::Directory));
-        }
+        let files = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let files = files.map_err(|e| fail(Reason::Open(e)))?;
+        let mut paths: Vec<_> = files.iter().map(fs::DirEntry::path).collect();
+        let ends = [".json", ".json.gz", ".json.zst"];
+        paths.retain(|path| ends.iter().any(|end| path.to_string_lossy().ends_with(end)));
         paths.sort();
-        let (mut rows, mut hash_tokens) = (Vec::new(), None);
-        let options = ReadOptions { format: Format::Agents, ..options.clone() };
-        for (number, path) in (0..).zip(&paths) {
-            let file: Arc<str> = printable(&path.display().to_string()).into();
-            let fail = |reason| TraceError { file: Arc::clone(&file), line: None, reason };
-            let input = BufReader::new(File::open(path).map_err(|e| fail(Reason::Open(e)))?);
-            let session = read(Arc::clone(&file), input, &options, number)?;
-            let (found, before) = (session.hash_tokens, *hash_tokens.get_or_insert(session.hash_tokens));
+        let mut all: Option<Self> = None;
+        for (session, path) in
+            (0..).zip(paths.iter().filter(|_| matches!(options.format, Format::Auto | Format::Agents)))
+        {
+            let options = ReadOptions { format: Format::Agents, session, ..options.clone() };
+            let trace = Self::load(path, &options)?;
+            let all = all.get_or_insert_with(|| Self { requests: Vec::new(), ..trace.clone() });
+            let (found, before) = (trace.hash_tokens, all.hash_tokens);
+            all.requests.extend(trace.requests);
             if found != before {
-                return Err(fail(Reason::BlockSize { found, before }));
+                let (file, reason) = (trace.name.into(), Reason::BlockSize { found, before });
+                return Err(TraceError { file, line: None, reason });
             }
-            rows.extend(session.rows);
-            if rows.len() > REQUESTS_MAX as usize {
+            if all.requests.len() > REQUESTS_MAX as usize {
                 return Err(fail(Reason::TooManyRequests(REQUESTS_MAX as usize)));
             }
         }
-        rows.sort_by_key(|&(at_ns, _)| at_ns);
-        rows.truncate(options.limit.unwrap_or(usize::MAX));
-        let hash_tokens = hash_tokens.unwrap_or(HASH_BLOCK_TOKENS);
-        Ok(Self::from_rows(name.to_string(), Rows { rows, hash_tokens }))
+        let Self { mut requests, hash_tokens, .. } = all.ok_or_else(|| fail(Reason::Directory))?;
+        requests.sort_by_key(|request| request.arrival);
+        requests.truncate(options.limit.unwrap_or(usize::MAX));
+        Ok(Self { name: name.to_string(), requests, hash_tokens, out_of_order: 0 })
     }
 
     /// Reads any source of bytes.
@@ -264,12 +256,24 @@ impl Trace {
     ///
     /// [`TraceError`], as [`Trace::load`].
     pub fn read<R: BufRead>(file: Arc<str>, input: R, options: &ReadOptions) -> Result<Self, TraceError> {
-        let rows = read(Arc::clone(&file), input, options, 0)?;
-        Ok(Self::from_rows(file.to_string(), rows))
+        let (max, mut line) = (REQUESTS_MAX as usize, None);
+        let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);
+        #[cfg(feature = "compressed")]
+        let found = compressed::text(input).and_then(|text| rows(text, options, limit, &mut line));
+        #[cfg(not(feature = "compressed"))]
+        let found = rows(input, options, limit, &mut line);
+        let rows = match found {
+            Ok((rows, _)) if rows.len() > max => Err((None, Reason::TooManyRequests(max))),
+            Ok((rows, _)) if rows.is_empty() => Err((None, Reason::Empty)),
+            rows => rows.map_err(|reason| (line, reason)),
+        };
+        match rows {
+            Ok(rows) => Ok(Self::from_rows(file.to_string(), rows)),
+            Err((line, reason)) => Err(TraceError { file, line, reason }),
+        }
     }
 
-    fn from_rows(name: String, rows: Rows) -> Self {
-        let Rows { mut rows, hash_tokens } = rows;
+    fn from_rows(name: String, (mut rows, hash_tokens): (Vec<Row>, u32)) -> Self {
         let (mut latest, mut out_of_order) = (i64::MIN, 0);
         for &(at_ns, _) in &rows {
             out_of_order += usize::from(at_ns < latest);
@@ -295,38 +299,14 @@ impl Trace {
     }
 }
 
-/// Reads the rows of one file, which is the session of this number if it is one.
-fn read<R: BufRead>(
-    file: Arc<str>,
-    input: R,
-    options: &ReadOptions,
-    session: u64,
-) -> Result<Rows, TraceError> {
-    let (max, mut line) = (REQUESTS_MAX as usize, None);
-    let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);
-    #[cfg(feature = "compressed")]
-    let found = compressed::text(input).and_then(|text| rows(text, options, (limit, session), &mut line));
-    #[cfg(not(feature = "compressed"))]
-    let found = rows(input, options, (limit, session), &mut line);
-    match found {
-        Ok(Rows { rows, .. }) if rows.len() > max => {
-            Err(TraceError { file, line: None, reason: Reason::TooManyRequests(max) })
-        }
-        Ok(Rows { rows, .. }) if rows.is_empty() => {
-            Err(TraceError { file, line: None, reason: Reason::Empty })
-        }
-        rows => rows.map_err(|reason| TraceError { file, line, reason }),
-    }
-}
-
 /// Reads up to `max` rows, in the format that the beginning of the input has. `line` is set to the
 /// line of an error.
 fn rows<R: BufRead>(
     mut input: R,
     options: &ReadOptions,
-    (max, session): (usize, u64),
+    max: usize,
     line: &mut Option<u64>,
-) -> Result<Rows, Reason> {
+) -> Result<(Vec<Row>, u32), Reason> {
     let beginning = input.fill_buf().map_err(Reason::Read)?;
     if beginning.is_empty() {
         return Err(Reason::Empty);
@@ -348,19 +328,17 @@ fn rows<R: BufRead>(
         });
     };
     if format == Format::Agents {
-        let mut rows = agents::read(input, options, session)?;
-        rows.rows.truncate(max);
-        return Ok(rows);
+        let (mut rows, hash_tokens) = agents::read(input, options)?;
+        rows.truncate(max);
+        return Ok((rows, hash_tokens));
     }
     if format == Format::Azure && (options.hash_tokens.is_some() || options.time_unit.is_some()) {
         return Err(Reason::OptionsOfJson);
     }
     let mut lines = Lines::new(input);
     let rows = match format {
-        Format::Azure => csv::read(&mut lines, &options.columns, max)
-            .map(|rows| Rows { rows, hash_tokens: HASH_BLOCK_TOKENS }),
-        Format::Auto => jsonl::read(&mut lines, None, options, max),
-        format => jsonl::read(&mut lines, Some(format), options, max),
+        Format::Azure => csv::read(&mut lines, &options.columns, max).map(|rows| (rows, HASH_BLOCK_TOKENS)),
+        format => jsonl::read(&mut lines, format, options, max),
     };
     *line = Some(lines.number());
     rows

@@ -120,13 +120,13 @@ fn sessions_of_agents_become_requests() {
         assert_eq!((trace.hash_tokens, trace.out_of_order), (64, 0));
     }
     for (from, to, reason) in [
-        ("\"in\": 64", "\"in\": 0", "trace: requests[1].requests[0]: in is 0"),
+        ("\"in\": 64", "\"in\": 0", "trace: requests[1]: requests[0]: in is 0"),
         ("[1, 2, 4]", "[1, 2]", "3"),
         ("[1, 2, 4]", "[1]", "trace: requests[2]: 1 hash_ids for 150 tokens, which have 3 blocks of 64"),
-        ("\"out\": 2", "\"up\": 2", "trace: requests[1].requests[0]: missing field `out`"),
+        ("\"out\": 2", "\"up\": 2", "trace: requests[1]: requests[0]: missing field `out`"),
         ("\"t\": 2.5", "\"t\": -2.5", "trace: requests[1]: t \"-2.5\": outside"),
-        ("\"t\": 2.5,", "", "trace: missing field `t`, at line 3, at column"),
-        (": 64, \"hash", ": 0, \"hash", "trace: block_size is 0"),
+        ("\"t\": 2.5,", "", "trace: missing field `t`, at column"),
+        (": 64, \"hash", ": 0, \"hash", "trace: invalid value: integer `0`, expected a nonzero u32"),
     ] {
         let text = AGENT.replace(from, to);
         match read(&text, None) {
@@ -188,7 +188,7 @@ fn compressed_traces_are_read() {
     let twice = gzip("\u{1f}").into_iter().chain(gzip(MOONCAKE)).collect::<Vec<_>>();
     assert!(read(twice, None).is_err());
     let message = complaint(&b"PK\x03\x04"[..], None);
-    assert!(message.ends_with("decompress it first (`-` is the standard input)"), "{message}");
+    assert!(message.contains("with zip; decompress it first"), "{message}");
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
         (line("0.5", "1", "1", one), "--time-unit s or --time-unit ms"),
         (good.replace("timestamp", "time"), "no timestamp"),
         (line("0", "1", "1", ""), "no hash_ids"),
-        (line("0", "1", "1", ", \"hash_ids\": [-1]"), "invalid value"),
+        (line("0", "1", "1", ", \"hash_ids\": [-1]"), "hash_ids: invalid value"),
         (
             line("0", "2000", "1", ", \"hash_ids\": [4, 7, 5, 7]"),
             "hash_ids repeat 7 within one prompt, at places 2 and 4",
@@ -394,7 +394,7 @@ fn compressed_and_utf_16_files_are_refused_by_name() {
     {
         let message = complaint(bytes, None);
         assert!(message.starts_with(&format!("trace: compressed with {reason}; decompress it first")));
-        assert!(message.ends_with("`cargo install --path cli --features compressed`"), "{message:?}");
+        assert!(message.contains("`cargo install --path cli --features compressed`"), "{message:?}");
     }
     for (bytes, reason) in [
         (&b"PK\x03\x04\x1b[31m"[..], "compressed with zip; decompress it first"),

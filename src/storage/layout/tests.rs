@@ -193,7 +193,8 @@ fn layouts_are_described_by_numbers() {
     let f8 = numbers("layers=1,kv-heads=1,head-dim=16,dtype=fp8_e4m3").unwrap();
     assert_eq!(f8.dtype(), Dtype::Fp8E4M3);
     for (text, item) in [("layers=2,", ""), ("layers=-2", "layers=-2"), ("layers=2,heads=3", "heads=3")] {
-        assert_eq!(numbers(text), Err(LayoutError::Description { item: item.to_owned() }), "{text}");
+        let error = numbers(text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{item}: no part of layers=32,")), "{error}");
     }
     assert_eq!(numbers("layers=2,kv-heads=1"), Err(LayoutError::Zero { field: "head_dim" }));
     assert!(matches!(numbers("layers=2,dtype=f64"), Err(LayoutError::UnknownDtype { .. })));
