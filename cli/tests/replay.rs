@@ -410,7 +410,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay . => ./config.json: missing field `block_size`
         replay missing => cannot open
         replay --layout none-such => none-such
-        replay --layout Qwen/Qwen2.5-8B => close names are qwen2.5-3b, qwen2.5-7b,
+        replay --layout Qwen/Qwen2.5-8B => the closest first, qwen2.5-3b, qwen2.5-7b,
         replay --layout layers=2,heads=3 => heads=3: no part of layers=32,kv-heads=8
         replay --layout layers=2 => --layout layers=2: kv_heads is zero or missing
         replay --layout config.json => the layers of this model differ (layer types full_attention, linear_attention)

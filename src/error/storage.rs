@@ -79,13 +79,11 @@ pub enum LayoutError {
         value: f32,
     },
     /// No layout has this name.
-    #[error("unknown model {name:?}; close names are {close}; the known models are {known}")]
+    #[error("unknown model {name:?}; the known models are, the closest first, {known}")]
     UnknownModel {
         /// The unknown name.
         name: String,
-        /// List of the known names that are most similar.
-        close: String,
-        /// List of the known names.
+        /// List of the known names, the most similar first.
         known: String,
     },
     /// The description of a layout, in numbers or a file, describes none.

@@ -73,9 +73,6 @@ const MODELS: &[Model] = &[
 /// Ends of a model's name that do not change its shape, beside versions and dates.
 const VARIANTS: [&str; 7] = ["base", "chat", "fp8", "hf", "instruct", "it", "thinking"];
 
-/// Number of names that an error suggests.
-const CLOSE_NAMES: usize = 3;
-
 impl KvLayout {
     /// Returns the layout of a well-known model, in bf16 with 16 tokens per block; see
     /// [`names`](Self::names).
@@ -84,7 +81,7 @@ impl KvLayout {
     /// is also `Qwen/Qwen2.5-7B-Instruct`.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names.
+    /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
     pub fn named(name: &str) -> Result<Self, LayoutError> {
         Self::named_builder(name)?.build()
     }
@@ -92,13 +89,10 @@ impl KvLayout {
     /// Returns a builder with the same values, to change dtype, block size, ranks or arrangement.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names.
+    /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
     pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
-        builder(name).ok_or_else(|| LayoutError::UnknownModel {
-            name: name.to_owned(),
-            close: close(name),
-            known: Self::names().collect::<Vec<_>>().join(", "),
-        })
+        builder(name)
+            .ok_or_else(|| LayoutError::UnknownModel { name: name.to_owned(), known: closest_first(name) })
     }
 
     /// Returns a builder with the values that a text describes: the name of a well-known model, or
@@ -151,12 +145,12 @@ fn short(name: &str) -> String {
     name.strip_prefix("meta-").map(str::to_owned).unwrap_or(name)
 }
 
-/// Returns the known names with the least edit distance from a name.
-fn close(name: &str) -> String {
+/// Returns the known names, those with the least edit distance from a name first.
+fn closest_first(name: &str) -> String {
     let name = short(name);
     let mut names: Vec<_> = KvLayout::names().collect();
     names.sort_by_cached_key(|known| strsim::levenshtein(known, &name));
-    names[..CLOSE_NAMES].join(", ")
+    names.join(", ")
 }
 
 impl std::str::FromStr for KvLayoutBuilder {

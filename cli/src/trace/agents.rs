@@ -1,14 +1,13 @@
 //! Sessions of agents, as kv-cache-tester records them: one JSON document a session.
 
 use std::io::Read;
-use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::error::Reason;
 use super::hashes::Hashing;
-use super::{ReadOptions, Request, Row, TimeUnit, tokens};
+use super::{ReadOptions, Row, TimeUnit};
 
 /// The largest document, in bytes.
 const SESSION_BYTES_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
@@ -76,11 +75,9 @@ fn add(
             if let Some(steps) = step.requests {
                 return add(steps, at_ns, rows, options, hashing);
             }
-            let input_tokens = tokens("in", step.input.ok_or(Reason::Missing("in"))?, 1)?;
-            let output_tokens = tokens("out", step.output.ok_or(Reason::Missing("out"))?, 0)?;
-            let mut request = Request::new(Duration::ZERO, input_tokens, output_tokens);
-            (request.hash_ids, request.hashed_tokens) = hashing.read(step.hash_ids, input_tokens, options)?;
-            rows.push((at_ns, request));
+            let input = step.input.ok_or(Reason::Missing("in"))?;
+            let output = step.output.ok_or(Reason::Missing("out"))?;
+            rows.push((at_ns, hashing.request([("in", input), ("out", output)], step.hash_ids, options)?));
             Ok(())
         };
         one().map_err(|reason| reason.within(&format!("requests[{number}]")))?;

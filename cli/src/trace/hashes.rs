@@ -1,12 +1,13 @@
-//! The hash ids of a prompt, checked.
+//! A request of a trace in JSON, with its hash ids checked.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
 
 use serde_json::value::RawValue;
 
 use super::error::Reason;
-use super::{HashIds, ReadOptions};
+use super::{HashIds, ReadOptions, Request, tokens};
 
 /// What the ids of a trace stand for.
 #[derive(Clone, Copy)]
@@ -19,16 +20,18 @@ pub(super) struct Hashing {
 }
 
 impl Hashing {
-    /// Returns the ids if a prompt of `input_tokens` tokens can have them, and the tokens that they
-    /// stand for. The last tokens may be without an id if they are fewer than a block.
-    pub fn read(
+    /// Returns a request of these fields, without an arrival. Its last tokens may be without an id
+    /// if they are fewer than a block.
+    pub fn request(
         self,
+        [(input, input_tokens), (output, output_tokens)]: [(&str, i64); 2],
         ids: Option<&RawValue>,
-        input_tokens: u32,
         options: &ReadOptions,
-    ) -> Result<(Vec<u64>, u32), Reason> {
+    ) -> Result<Request, Reason> {
+        let input_tokens = tokens(input, input_tokens, 1)?;
+        let request = Request::new(Duration::ZERO, input_tokens, tokens(output, output_tokens, 0)?);
         if options.hash_ids == HashIds::Ignored {
-            return Ok((Vec::new(), 0));
+            return Ok(request);
         }
         let text = ids.ok_or(Reason::NoHashIds)?.get();
         let mut ids: Vec<u64> =
@@ -52,7 +55,7 @@ impl Hashing {
                 before = *id;
             }
         }
-        let hashed = input_tokens.min((ids.len() as u32).saturating_mul(self.tokens));
-        Ok((ids, hashed))
+        let hashed_tokens = input_tokens.min((ids.len() as u32).saturating_mul(self.tokens));
+        Ok(Request { hash_ids: ids, hashed_tokens, ..request })
     }
 }

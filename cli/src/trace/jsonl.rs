@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::error::Reason;
 use super::hashes::Hashing;
 use super::lines::Lines;
-use super::{Format, ReadOptions, Request, Row, TimeUnit, tokens};
+use super::{Format, ReadOptions, Row, TimeUnit};
 
 /// Tokens of a prompt for one hash id, where the trace does not say otherwise.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
@@ -64,13 +64,10 @@ pub(super) fn read<R: BufRead>(
         hash_tokens = options.hash_tokens.unwrap_or(tokens_usual);
         // Bailian hashes each block by itself.
         let hashing = Hashing { tokens: hash_tokens, chain: is_bailian.then_some(0) };
-        let input_tokens = tokens("input_length", line.input_length, 1)?;
-        let output_tokens = tokens("output_length", line.output_length, 0)?;
-        let mut request = Request::new(Duration::ZERO, input_tokens, output_tokens);
+        let lengths = [("input_length", line.input_length), ("output_length", line.output_length)];
         let hash_ids = line.hash_ids;
-        let at_ns = at_ns(line, format, options.time_unit, &mut ends, output_tokens)?;
-        (request.hash_ids, request.hashed_tokens) = hashing.read(hash_ids, input_tokens, options)?;
-        rows.push((at_ns, request));
+        let at_ns = at_ns(line, format, options.time_unit, &mut ends)?;
+        rows.push((at_ns, hashing.request(lengths, hash_ids, options)?));
     }
     if format == Format::Dynamo {
         // Its lines are in the order of sessions.
@@ -86,7 +83,6 @@ fn at_ns(
     format: Format,
     unit: Option<TimeUnit>,
     ends: &mut HashMap<String, i64>,
-    output_tokens: u32,
 ) -> Result<i64, Reason> {
     let unit = match (unit, format, line.timestamp) {
         (Some(unit), ..) => unit,
@@ -104,7 +100,7 @@ fn at_ns(
         (_, _, Some(timestamp)) => timestamp,
         (end, delay, None) => end.copied().unwrap_or(0).saturating_add(delay.unwrap_or(0)),
     };
-    let answer_ns = i64::from(output_tokens) * ANSWER_TOKEN.as_nanos() as i64;
+    let answer_ns = line.output_length.saturating_mul(ANSWER_TOKEN.as_nanos() as i64);
     ends.insert(session, at_ns.saturating_add(answer_ns));
     Ok(at_ns)
 }
