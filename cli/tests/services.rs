@@ -116,7 +116,7 @@ fn bad_settings_are_named() {
     assert!(said.contains(expected), "{said}");
     if !cfg!(feature = "redis") {
         let said = refused(&format!("{tier} redis://127.0.0.1:1"));
-        assert!(said.contains("build it with the feature `redis`"), "{said}");
+        assert!(said.contains("build it with `cargo install --path cli --features redis`"), "{said}");
     }
     if !cfg!(feature = "etcd") {
         let said = refused("--membership etcd://127.0.0.1:1/x");
