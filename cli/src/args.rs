@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use indicatif::HumanCount;
 
 use kvpool::DeviceId;
 use kvpool_policies::PolicyName;
@@ -18,7 +19,7 @@ use crate::replay::{Compaction, Eviction};
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 #[cfg(feature = "node")]
 use crate::serve::SettingsArgs;
-use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions};
+use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -231,9 +232,9 @@ pub struct PolicyArgs {
     /// The traces; `-` is the standard input. They must have hash_ids
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
-    /// The format of the traces; auto detects it by the first line of each
-    #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
+    /// The format of the traces.
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// Capacities, as shares of the distinct blocks of a trace
     #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity, allow_hyphen_values = true)]
     pub capacities: Vec<f64>,
@@ -391,15 +392,40 @@ pub struct ManArgs {
     pub directory: Option<PathBuf>,
 }
 
+/// The format of a trace.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct FormatArgs {
+    /// The format of a trace; auto detects it by the first line
+    #[arg(long, value_enum, default_value_t)]
+    pub format: Format,
+    /// Tokens for one of the hash_ids [default: 512, 16 in Bailian's traces, and the block_size of
+    /// an agent's session]
+    #[arg(long, value_name = "N", value_parser = whole(1..=1 << 16), allow_negative_numbers = true)]
+    pub hash_tokens: Option<u64>,
+    /// The unit of timestamps and delays in JSON [default: s for Bailian and agents, otherwise ms]
+    #[arg(long, value_name = "UNIT", value_enum)]
+    pub time_unit: Option<TimeUnit>,
+}
+
+impl FormatArgs {
+    /// Returns how to read a trace, without its hash ids.
+    pub(crate) fn read_options(self) -> ReadOptions {
+        let Self { format, hash_tokens, time_unit } = self;
+        let hash_tokens = hash_tokens.map(|tokens| tokens as u32);
+        ReadOptions { format, hash_tokens, time_unit, ..ReadOptions::default() }
+    }
+}
+
 /// A trace, and the pool of its replay.
 #[derive(Clone, Debug, Args)]
 pub struct WorkloadArgs {
-    /// The trace; `-` is the standard input. Without one, conversations are generated from the seed
+    /// The trace, or a folder of sessions of agents; `-` is the standard input. Without one,
+    /// conversations are generated from the seed
     #[arg(value_name = "TRACE")]
     pub trace: Option<PathBuf>,
-    /// The format of the trace; auto detects it by the first line
-    #[arg(long, value_enum, default_value_t)]
-    pub format: Format,
+    /// The format of the trace.
+    #[command(flatten)]
+    pub format: FormatArgs,
     /// The names of the columns of a CSV trace, such as
     /// arrival=Timestamp,input=Prompt,output=Answer: the arrival of a request (a date and time, or
     /// seconds), and the tokens of its prompt and answer [default: the names in Azure's traces]
@@ -420,8 +446,9 @@ pub struct WorkloadArgs {
     /// The seed of generated conversations
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
-    /// The layout: `probe` (16 bytes per token), or a model's, such as `qwen2.5-7b`
-    #[arg(long, value_name = "NAME", default_value = "probe")]
+    /// The layout: `probe` (16 bytes per token), a model such as `Qwen/Qwen2.5-7B`, the `config.json`
+    /// of a model (or its folder), or numbers such as layers=32,kv-heads=8,head-dim=128,dtype=bf16
+    #[arg(long, value_name = "LAYOUT", default_value = "probe")]
     pub layout: String,
     /// The device of the pool's memory: `host`, or `cuda:N` in a build with the feature `cuda` (see
     /// `kvpool info`)
@@ -436,14 +463,15 @@ impl WorkloadArgs {
     /// Returns how to read the trace. Columns for a format that has none, and a policy without a
     /// cache, are errors.
     pub(crate) fn read_options(&self) -> Result<ReadOptions, CommandError> {
-        let format = match (self.format, &self.columns) {
-            (Format::Mooncake, Some(_)) => return Err(CommandError::ColumnsOfJson),
-            (Format::Auto, Some(_)) => Format::Azure,
-            (format, _) => format,
+        let format = match (self.format.format, &self.columns) {
+            (Format::Auto | Format::Azure, Some(_)) => Format::Azure,
+            (_, Some(_)) => return Err(CommandError::ColumnsOfJson),
+            (format, None) => format,
         };
         let hash_ids = self.prefix.eviction()?.map_or(HashIds::Ignored, |_| HashIds::Required);
         let limit = self.requests.map(|requests| requests as usize);
-        Ok(ReadOptions { format, columns: self.columns.clone().unwrap_or_default(), hash_ids, limit })
+        let columns = self.columns.clone().unwrap_or_default();
+        Ok(ReadOptions { format, columns, hash_ids, limit, ..self.format.read_options() })
     }
 }
 
@@ -516,7 +544,10 @@ impl CompactionArgs {
 fn whole(range: RangeInclusive<u64>) -> impl TypedValueParser<Value = u64> {
     clap::builder::StringValueParser::new().try_map(move |text| match text.parse() {
         Ok(value) if range.contains(&value) => Ok(value),
-        _ => Err(format!("not a whole number from {} to {}", range.start(), range.end())),
+        _ => {
+            let [first, last] = [range.start(), range.end()].map(|&end| HumanCount(end));
+            Err(format!("not a whole number from {first} to {last}"))
+        }
     })
 }
 

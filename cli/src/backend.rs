@@ -35,7 +35,7 @@ impl Backend {
             DeviceId::Cuda(ordinal) => kvpool::cuda::Device::open(usize::from(ordinal))
                 .map(Self::Cuda)
                 .map_err(|error| error.to_string()),
-            _ => Err("this program was built without the feature `cuda`".to_owned()),
+            _ => Err(crate::output::not_built("cuda")),
         }
     }
 

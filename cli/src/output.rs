@@ -32,6 +32,13 @@ pub fn printable(text: &str) -> String {
     out
 }
 
+/// Returns the message for what this program was built without.
+pub fn not_built(feature: &str) -> String {
+    format!(
+        "this program was built without the feature `{feature}`: build it with `cargo install --path cli --features {feature}`"
+    )
+}
+
 /// Returns whether escape sequences are disabled even on a terminal: `NO_COLOR` is set and not
 /// empty.
 pub fn is_plain() -> bool {

@@ -3,16 +3,16 @@
 use kvpool_policies::simulate::{Arrival, Prompts};
 
 use crate::replay::step_ns;
-use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+use crate::trace::{Request, Trace};
 
 /// Returns the requests of a trace in blocks of its hash ids, where a token of an answer takes
 /// `token_ms` milliseconds.
 pub fn prompts(trace: &Trace, token_ms: u64) -> Prompts {
-    Prompts::of_arrivals(trace.requests.iter().map(|request| arrival(request, token_ms)))
+    Prompts::of_arrivals(trace.requests.iter().map(|request| arrival(request, trace.hash_tokens, token_ms)))
 }
 
-fn arrival(request: &Request, token_ms: u64) -> Arrival<'_> {
-    let full = |tokens: u32| (tokens / HASH_BLOCK_TOKENS) as usize;
+fn arrival(request: &Request, hash_tokens: u32, token_ms: u64) -> Arrival<'_> {
+    let full = |tokens: u32| (tokens / hash_tokens) as usize;
     let ids = request.hash_ids.len();
     let (prompt, answer, own) = if request.hashed_tokens > request.input_tokens {
         // The ids continue through the answer. The block in which the prompt ends is no part of it:
@@ -20,7 +20,7 @@ fn arrival(request: &Request, token_ms: u64) -> Arrival<'_> {
         let prompt = full(request.input_tokens);
         (prompt, full(request.hashed_tokens).max(prompt), 0)
     } else {
-        let blocks = request.tokens().div_ceil(HASH_BLOCK_TOKENS.into()) as usize;
+        let blocks = request.tokens().div_ceil(hash_tokens.into()) as usize;
         (ids, ids, blocks.saturating_sub(ids))
     };
     Arrival {

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use common::{json, keys, kvpool, kvpool_in, parse, published};
-use kvpool_cli::trace::{ReadOptions, Request, Trace};
+use kvpool_cli::trace::{HashIds, ReadOptions, Request, Trace};
 use kvpool_policies::PolicyName;
 use serde_json::Value;
 
@@ -82,10 +82,24 @@ fn other_layouts_and_block_sizes_hold_their_bytes() {
     let path = directory.path().join("short.csv");
     let rows: String = (10..50).map(|i| format!("2023-11-16 18:17:{i},{},{}\n", 3 * i, i / 2)).collect();
     fs::write(&path, format!("TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")).unwrap();
-    for layout in ["tiny", "qwen2.5-0.5b", "deepseek-v2-lite"] {
+    let config = directory.path().join("config.json");
+    let text =
+        r#"{"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32}"#;
+    fs::write(&config, text).unwrap();
+    let (config, folder) = (config.display().to_string(), directory.path().display().to_string());
+    for (layout, token_bytes) in [
+        ("tiny", 128),
+        ("Qwen/Qwen2.5-0.5B-Instruct", 12_288),
+        ("deepseek-v2-lite", 31_104),
+        ("layers=3,kv-heads=2,head-dim=8,dtype=f32", 384),
+        ("layers=2,latent=24", 96),
+        (&config, 192),
+        (&folder, 192),
+    ] {
         let trace = path.display();
         let report = json(&format!("replay {trace} --layout {layout} --block-tokens 8 --blocks 25 --json"));
         assert_eq!((&report["sound"], &report["block_tokens"]), (&Value::Bool(true), &8.into()), "{layout}");
+        assert!(report["block_bytes"].as_u64().unwrap() >= 8 * token_bytes, "{layout}: {report}");
     }
 }
 
@@ -294,6 +308,59 @@ fn traces_are_read_from_files_and_from_the_standard_input() {
     assert_eq!(parse(&child.wait_with_output().unwrap())["requests"], 2);
 }
 
+/// Each format is known by its first line, and its hash ids find the prefixes of earlier prompts.
+#[test]
+fn traces_of_every_format_are_replayed_with_a_prefix_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let agent = r#"{"block_size": 64, "requests": [{"t": 0, "in": 130, "out": 5, "hash_ids": [1, 2]},
+        {"t": 500, "requests": [{"t": 0, "in": 200, "out": 5, "hash_ids": [1, 2, 3]}]}]}"#;
+    let json_lines = |fields: [&str; 2], lengths: [(u32, u64); 2]| -> String {
+        let line = |(fields, (tokens, ids)): (&str, (u32, u64))| {
+            let ids: Vec<_> = (0..ids).collect();
+            format!("{{{fields}, \"input_length\": {tokens}, \"output_length\": 5, \"hash_ids\": {ids:?}}}\n")
+        };
+        fields.into_iter().zip(lengths).map(line).collect()
+    };
+    let bailian =
+        [r#""chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5"#, r#""chat_id": 2, "timestamp": 500.5"#];
+    let dynamo = [r#""session_id": "a", "timestamp": 0"#, r#""session_id": "a", "delay": 499850"#];
+    let mooncake = [r#""timestamp": 0"#, r#""timestamp": 500000"#];
+    for (name, text, hit_blocks) in [
+        ("mooncake.jsonl", json_lines(mooncake, [(512, 1), (600, 2)]), 32),
+        ("bailian.jsonl", json_lines(bailian, [(130, 9), (200, 13)]), 8),
+        ("dynamo.jsonl", json_lines(dynamo, [(1024, 2), (1100, 3)]), 64),
+        ("agent.json", agent.to_owned(), 8),
+        ("sessions", String::new(), 8),
+    ] {
+        let path = folder.path().join(name);
+        if name == "sessions" {
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("1.json"), agent).unwrap();
+        } else {
+            fs::write(&path, text).unwrap();
+        }
+        let report =
+            json(&format!("replay {} --prefix-cache on --blocks 200 --threads 1 --json", path.display()));
+        let found = (&report["sound"], &report["prefix"]["hit_blocks"], &report["trace_s"], &report["trace"]);
+        assert_eq!(found, (&Value::Bool(true), &hit_blocks.into(), &500.0.into(), &name.into()));
+    }
+}
+
+/// The sessions of agents repeat most of their prompts.
+#[test]
+fn published_sessions_of_agents_are_replayed() {
+    let Some(first) = published("agentic/trace_0001.json") else { return };
+    let folder = first.parent().unwrap();
+    let trace =
+        Trace::load(folder, &ReadOptions { hash_ids: HashIds::Required, ..ReadOptions::default() }).unwrap();
+    assert_eq!((trace.hash_tokens, trace.out_of_order), (64, 0));
+    assert!(trace.requests.iter().any(|request| request.hashed_tokens < request.input_tokens));
+    let report =
+        json(&format!("replay {} --requests 8 --prefix-cache on --threads 1 --json", first.display()));
+    assert_eq!(report["sound"], Value::Bool(true));
+    assert!(report["hit_rate"].as_f64().unwrap() > 0.5, "{report}");
+}
+
 #[test]
 fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     let directory = tempfile::tempdir().unwrap();
@@ -305,7 +372,15 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         ("binary.jsonl", b"{\"timestamp\": \xff\xfe}\n"),
         ("empty.csv", b""),
         ("header.csv", b"TIMESTAMP,Tokens\n"),
-        ("trace.jsonl.gz", b"\x1f\x8b\x08\x08\x00\x1b[31m"),
+        (
+            "half.jsonl",
+            good.replace("0", "0.5").replace("\"input_length\": 1", "\"input_length\": 40").as_bytes(),
+        ),
+        ("short.csv", [header, "5,1,5\n"].concat().as_bytes()),
+        (
+            "config.json",
+            b"{\"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", \"linear_attention\"]}",
+        ),
         ("other.csv", b"TIMESTAMP,in,GeneratedTokens\n2023-11-16 18:17:03,1,5\n"),
         ("\u{1b}[31m.jsonl", b""),
         ("bare.jsonl", b"{\"timestamp\": 0, \"input_length\": 9, \"output_length\": 1}\n"),
@@ -319,32 +394,41 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay binary.jsonl => binary.jsonl:1: not UTF-8
         replay empty.csv => empty.csv: empty
         replay header.csv => header.csv:1: the header has no column ContextTokens
-        replay trace.jsonl.gz => trace.jsonl.gz: compressed with gzip; decompress it first
+        replay half.jsonl => half.jsonl:1: timestamp 0.5 is not a whole number of milliseconds: --time-unit s or
+        replay half.jsonl --hash-tokens 16 --time-unit s --prefix-cache on => half.jsonl:1: 1 hash_ids for 40 tokens, which have 3 blocks of 16
+        replay short.csv --time-unit s => --hash-tokens and --time-unit are for traces in JSON
+        replay --hash-tokens 0 => '--hash-tokens <N>': not a whole number from 1 to 65,536
+        replay --time-unit us => [possible values: s, ms]
         replay other.csv => other.csv:1: the header has no column ContextTokens; its columns are TIMESTAMP, in
         replay other.csv --columns input=i => no column i; its columns are TIMESTAMP, in, GeneratedTokens
         replay other.csv --columns inn=in => no field is called \"inn\"
-        replay other.csv --columns input=in --format mooncake => --format mooncake is JSON
+        replay other.csv --columns input=in --format mooncake => --columns is for CSV traces
         replay --columns input=in => <TRACE>
         replay \u{1b}[31m.jsonl => \\u{1b}[31m.jsonl: empty
         replay bare.jsonl --prefix-cache on => bare.jsonl:1: no hash_ids
-        replay . => is a directory
+        replay . => ./config.json: missing field `block_size`
         replay missing => cannot open
         replay --layout none-such => none-such
-        replay --blocks 0 => '--blocks <N>': not a whole number from 1 to 134217727
-        replay --blocks -5 => '--blocks <N>': not a whole number from 1 to 134217727
-        replay --blocks 134217728 => '--blocks <N>': not a whole number from 1 to 134217727
-        replay --blocks 1e3 => '--blocks <N>': not a whole number from 1 to 134217727
-        replay --blocks 99999999999999999999 => not a whole number from 1 to 134217727
+        replay --layout Qwen/Qwen2.5-8B => the closest first, qwen2.5-3b, qwen2.5-7b,
+        replay --layout layers=2,heads=3 => heads=3: no part of layers=32,kv-heads=8
+        replay --layout layers=2 => --layout layers=2: kv_heads is zero or missing
+        replay --layout config.json => the layers of this model differ (layer types full_attention, linear_attention)
+        replay --layout none.json => none.json: No such file
+        replay --blocks 0 => '--blocks <N>': not a whole number from 1 to 134,217,727
+        replay --blocks -5 => '--blocks <N>': not a whole number from 1 to 134,217,727
+        replay --blocks 134217728 => '--blocks <N>': not a whole number from 1 to 134,217,727
+        replay --blocks 1e3 => '--blocks <N>': not a whole number from 1 to 134,217,727
+        replay --blocks 99999999999999999999 => not a whole number from 1 to 134,217,727
         replay --blocks --json => a value is required for '--blocks <N>'
-        replay --block-tokens 0 => '--block-tokens <N>': not a whole number from 1 to 4096
-        replay --block-tokens -1 => '--block-tokens <N>': not a whole number from 1 to 4096
-        replay --threads 0 => '--threads <N>': not a whole number from 1 to 1024
-        replay --threads 70000 => '--threads <N>': not a whole number from 1 to 1024
-        replay --requests 10000001 => '--requests <N>': not a whole number from 1 to 10000000
-        replay --requests 0 => '--requests <N>': not a whole number from 1 to 10000000
-        replay --seed -1 => '--seed <N>': not a whole number from 0 to 18446744073709551615
-        replay --defrag-interval-ms 0 => not a whole number from 1 to 3600000
-        replay --defrag-interval-ms -1 => not a whole number from 1 to 3600000
+        replay --block-tokens 0 => '--block-tokens <N>': not a whole number from 1 to 4,096
+        replay --block-tokens -1 => '--block-tokens <N>': not a whole number from 1 to 4,096
+        replay --threads 0 => '--threads <N>': not a whole number from 1 to 1,024
+        replay --threads 70000 => '--threads <N>': not a whole number from 1 to 1,024
+        replay --requests 10000001 => '--requests <N>': not a whole number from 1 to 10,000,000
+        replay --requests 0 => '--requests <N>': not a whole number from 1 to 10,000,000
+        replay --seed -1 => '--seed <N>': not a whole number from 0 to 18,446,744,073,709,551,615
+        replay --defrag-interval-ms 0 => not a whole number from 1 to 3,600,000
+        replay --defrag-interval-ms -1 => not a whole number from 1 to 3,600,000
         replay --defrag-threshold -0.1 => -0.1 is not from 0 to 1
         replay --defrag-threshold nan => NaN is not from 0 to 1
         replay --defrag-threshold 10% => not a number from 0 to 1
@@ -352,10 +436,10 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --resize-at -3%:5 => item 1, \"-3%:5\": not written as 60%:80000
         replay --resize-at 30%:5,x => item 2, \"x\": not written as 60%:80000
         replay --resize-at 60%:5,30%:5 => not after the item before it, at 60 %
-        replay --layout llama-3.1-405b --blocks 100000000 => does not fit
+        replay --layout llama-3.1-405b --blocks 100000000 => a pool of 100,000,000 blocks of 7.88 MiB (metadata included) does not fit into the
         replay --nonsense => --nonsense
         replay --prefix-cache perhaps => [possible values: on, off]
-        replay --format xml => [possible values: auto, mooncake, azure]
+        replay --format xml => [possible values: auto, mooncake, bailian, dynamo, agents, azure]
         replay --device cuda:x => neither host nor cuda:N
         replay --policy LRU => no eviction policy is called \"LRU\"
         replay --policy mru => no eviction policy is called \"mru\"; there are lru

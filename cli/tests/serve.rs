@@ -14,11 +14,7 @@ use serde_json::Value;
 #[test]
 fn a_node_is_watched_compacted_resized_audited_and_ended() {
     let node = Node::start("serve --admin 127.0.0.1:0 --name n1 --size 3000 --size-max 6000");
-    assert!(
-        node.greeting.starts_with("node: n1, 3000 blocks of 16 tokens and 256 bytes"),
-        "{}",
-        node.greeting
-    );
+    assert!(node.greeting.starts_with("node: n1, 3,000 blocks of 16 tokens and 256 B"), "{}", node.greeting);
     let stats = node.text("stats");
     for part in [
         "total",
@@ -125,7 +121,14 @@ fn bad_settings_end_the_program_before_it_starts() {
         (&format!("--config {}", file.display()), "bad.toml:2: there is no key `block_size`"),
         ("--admin 0.0.0.0:0", "--admin: admin needs token_file as well"),
         ("--listen 0.0.0.0:0", "--listen: listen needs tls_cert as well"),
-        ("--size 999999999 --layout llama-3.1-405b", "does not fit into"),
+        ("--size 999999999 --layout llama-3.1-405b", "a pool of 999,999,999 blocks of 7.88 MiB"),
+        ("--layout Qwen/Qwen2.5-8B", "the closest first, qwen2.5-3b, qwen2.5-7b"),
+        ("--layout layers=2,heads=1", "heads=1: no part of layers=32,"),
+        #[cfg(not(feature = "otel"))]
+        (
+            "--otel-endpoint http://localhost:1",
+            "--otel-endpoint: this program was built without the feature `otel`: build it with `cargo install",
+        ),
         ("--tls-cert c --tls-key k --tls-ca /nowhere/ca.pem", "cannot read c: "),
         ("--bogus", "unexpected argument '--bogus'"),
     ] {
@@ -174,6 +177,21 @@ fn a_token_is_read_from_a_file() {
         said(&missing)
     );
     assert_eq!(node.end(Signal::TERM), (Some(0), String::new()));
+}
+
+#[test]
+fn an_admin_command_at_the_port_for_peers_is_told_so() {
+    let node = Node::start(
+        "serve --admin 127.0.0.1:0 --name n1 --size 100 --listen 127.0.0.1:0 --layout layers=1,latent=8",
+    );
+    let output = run(&format!("stats http://{}", node.listen));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        said(&output).contains("does not speak HTTP: it is perhaps the port for peers"),
+        "{}",
+        said(&output)
+    );
+    assert_eq!(node.end(Signal::TERM).0, Some(0));
 }
 
 #[test]

@@ -104,17 +104,19 @@ fn bad_settings_are_named() {
     let tier = format!("{token} --tier-namespace m --tier");
     let expected = match cfg!(feature = "mooncake") {
         true => "--tier: mooncake: ",
-        false => "--tier: this program was built without mooncake: build it with the feature `mooncake`",
+        false => {
+            "--tier: this program was built without mooncake: build it with `cargo install --path cli --features mooncake`"
+        }
     };
     let said = refused(&format!("{tier} mooncake://127.0.0.1:1"));
     assert!(said.contains(expected), "{said}");
     if !cfg!(feature = "redis") {
         let said = refused(&format!("{tier} redis://127.0.0.1:1"));
-        assert!(said.contains("build it with the feature `redis`"), "{said}");
+        assert!(said.contains("build it with `cargo install --path cli --features redis`"), "{said}");
     }
     if !cfg!(feature = "etcd") {
         let said = refused("--membership etcd://127.0.0.1:1/x");
-        assert!(said.contains("--membership: this program was built without the feature `etcd`"), "{said}");
+        assert!(said.contains("--membership: this program was built without the feature `etcd`: build it with `cargo install --path cli --features etcd`"), "{said}");
     }
     // An address in use.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

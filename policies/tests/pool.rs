@@ -82,7 +82,7 @@ fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<
     let cache = PrefixConfig::new().policy(PolicyKind::Lru);
     let pool = Pool::builder(layout).blocks(capacity).threads(threads).without_storage().prefix_cache(cache);
     let pool = pool.build().unwrap();
-    let texts = Texts::of(&trace.requests);
+    let texts = Texts::of(trace);
     let (next, stamps) = (AtomicUsize::new(0), AtomicU64::new(0));
     let stamp = || stamps.fetch_add(1, Relaxed);
     let serve = || {

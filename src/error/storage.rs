@@ -79,12 +79,20 @@ pub enum LayoutError {
         value: f32,
     },
     /// No layout has this name.
-    #[error("unknown model {name:?}; the known models are {known}")]
+    #[error("unknown model {name:?}; the known models are, the closest first, {known}")]
     UnknownModel {
         /// The unknown name.
         name: String,
-        /// List of the known names.
+        /// List of the known names, the most similar first.
         known: String,
+    },
+    /// The description of a layout, in numbers or a file, describes none.
+    #[error("{part}: {reason}")]
+    Description {
+        /// The part that is wrong: an item, or the file.
+        part: String,
+        /// Why.
+        reason: String,
     },
     /// No element type has this name.
     #[error("unknown element type {name:?}")]

@@ -7,7 +7,7 @@
 //! | file | contents |
 //! |---|---|
 //! | `elements`, `fp8`, `quant` | typed views of rows, 8-bit floats, codes and scales |
-//! | `plane`, `layout`, `models`, `planes` | planes, the shape of a block, presets, the table of planes |
+//! | `plane`, `layout`, `models`, `model_config`, `planes` | planes, the shape of a block, presets, shapes from configurations, the table of planes |
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check`, `rows` | validation, before any byte moves |
 //! | `host_memory` | the memory that the system and the container have left, and its pages |
@@ -54,6 +54,8 @@ mod host_memory;
 mod host_tile;
 mod layout;
 mod memory;
+#[cfg(feature = "model-config")]
+mod model_config;
 mod models;
 mod page_lock;
 mod plane;

@@ -31,29 +31,57 @@ const MODELS: &[Model] = &[
     Model { block_tokens: 4, ..heads("tiny", 2, 2, 8) },
     heads("opt-125m", 12, 12, 64),
     heads("qwen2.5-0.5b", 24, 2, 64),
+    heads("qwen2.5-1.5b", 28, 2, 128),
+    heads("qwen2.5-3b", 36, 2, 128),
     heads("qwen2.5-7b", 28, 4, 128),
+    heads("qwen2.5-14b", 48, 8, 128),
+    heads("qwen2.5-32b", 64, 8, 128),
     heads("qwen2.5-72b", 80, 8, 128),
+    heads("qwen3-0.6b", 28, 8, 128),
+    heads("qwen3-1.7b", 28, 8, 128),
+    heads("qwen3-4b", 36, 8, 128),
     heads("qwen3-8b", 36, 8, 128),
+    heads("qwen3-14b", 40, 8, 128),
     heads("qwen3-32b", 64, 8, 128),
     heads("qwen3-30b-a3b", 48, 4, 128),
     heads("qwen3-235b-a22b", 94, 4, 128),
+    heads("qwen3-coder-30b-a3b", 48, 4, 128),
+    heads("qwen3-coder-480b-a35b", 62, 8, 128),
     heads("llama-3.2-1b", 16, 8, 64),
+    heads("llama-3.2-3b", 28, 8, 128),
     heads("llama-3.1-8b", 32, 8, 128),
     heads("llama-3.1-70b", 80, 8, 128),
     heads("llama-3.1-405b", 126, 8, 128),
+    heads("llama-3.3-70b", 80, 8, 128),
     heads("mistral-7b", 32, 8, 128),
+    heads("mistral-nemo", 40, 8, 128),
+    heads("mistral-small-24b", 40, 8, 128),
     heads("mixtral-8x7b", 32, 8, 128),
+    heads("mixtral-8x22b", 56, 8, 128),
+    heads("phi-4", 40, 10, 128),
+    heads("phi-4-mini", 32, 8, 128),
     heads("gemma-2-9b", 42, 8, 256),
+    heads("glm-4.5", 92, 8, 128),
+    heads("glm-4.5-air", 46, 8, 128),
+    heads("minimax-m2", 62, 8, 128),
     latent("deepseek-v2-lite", 27, 512, 64),
     latent("deepseek-v3", 61, 512, 64),
+    latent("deepseek-r1", 61, 512, 64),
+    latent("kimi-k2", 61, 512, 64),
 ];
+
+/// Ends of a model's name that do not change its shape, beside versions and dates.
+const VARIANTS: [&str; 7] = ["base", "chat", "fp8", "hf", "instruct", "it", "thinking"];
 
 impl KvLayout {
     /// Returns the layout of a well-known model, in bf16 with 16 tokens per block; see
     /// [`names`](Self::names).
     ///
+    /// Case does not matter, and neither do an organisation and the usual ends of names: `qwen2.5-7b`
+    /// is also `Qwen/Qwen2.5-7B-Instruct`.
+    ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names.
+    /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
     pub fn named(name: &str) -> Result<Self, LayoutError> {
         Self::named_builder(name)?.build()
     }
@@ -61,12 +89,27 @@ impl KvLayout {
     /// Returns a builder with the same values, to change dtype, block size, ranks or arrangement.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names.
+    /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
     pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
-        builder(name).ok_or_else(|| LayoutError::UnknownModel {
-            name: name.to_owned(),
-            known: Self::names().collect::<Vec<_>>().join(", "),
-        })
+        builder(name)
+            .ok_or_else(|| LayoutError::UnknownModel { name: name.to_owned(), known: closest_first(name) })
+    }
+
+    /// Returns a builder with the values that a text describes: the name of a well-known model, or
+    /// numbers such as `layers=32,kv-heads=8,head-dim=128,dtype=bf16`, or with the feature
+    /// `model-config` the path of a Hugging Face `config.json`, or of its folder.
+    ///
+    /// # Errors
+    /// [`LayoutError::UnknownModel`]; [`LayoutError::Description`] if numbers are wrong, or a
+    /// configuration cannot be read, lacks a number, or says that the layers of the model differ.
+    pub fn described(text: &str) -> Result<KvLayoutBuilder, LayoutError> {
+        #[cfg(feature = "model-config")]
+        if let Some(path) = super::model_config::path(text) {
+            let config = std::fs::read_to_string(path).map_err(|error| error.to_string());
+            let wrong = |reason| LayoutError::Description { part: text.to_owned(), reason };
+            return config.and_then(|config| super::model_config::builder(&config)).map_err(wrong);
+        }
+        if text.contains('=') { text.parse() } else { Self::named_builder(text) }
     }
 
     /// Returns the names that [`named`](Self::named) knows.
@@ -76,10 +119,64 @@ impl KvLayout {
 }
 
 fn builder(name: &str) -> Option<KvLayoutBuilder> {
-    let model = MODELS.iter().find(|model| model.name == name)?;
+    let name = short(name);
+    let mut name = name.as_str();
+    let model = loop {
+        if let Some(model) = MODELS.iter().find(|model| model.name == name) {
+            break model;
+        }
+        let (rest, end) = name.rsplit_once('-')?;
+        let is_version = end.strip_prefix('v').unwrap_or(end).parse::<f64>().is_ok();
+        if !is_version && !VARIANTS.contains(&end) {
+            return None;
+        }
+        name = rest;
+    };
     let builder = KvLayout::builder().layers(model.layers).block_tokens(model.block_tokens);
     Some(match model.shape {
         Shape::Heads { kv_heads, head_dim } => builder.kv_heads(kv_heads).head_dim(head_dim),
         Shape::Latent { elements } => builder.latent(elements),
     })
+}
+
+/// Returns a name in lower case, without its organisation and Llama's older prefix.
+fn short(name: &str) -> String {
+    let name = name.rsplit('/').next().unwrap_or_default().to_lowercase();
+    name.strip_prefix("meta-").map(str::to_owned).unwrap_or(name)
+}
+
+/// Returns the known names, those with the least edit distance from a name first.
+fn closest_first(name: &str) -> String {
+    let name = short(name);
+    let mut names: Vec<_> = KvLayout::names().collect();
+    names.sort_by_cached_key(|known| strsim::levenshtein(known, &name));
+    names.join(", ")
+}
+
+impl std::str::FromStr for KvLayoutBuilder {
+    type Err = LayoutError;
+
+    /// Parses `layers=N,kv-heads=N,head-dim=N`, or `layers=N,latent=N` for multi-head latent
+    /// attention; `dtype=NAME` can follow.
+    fn from_str(text: &str) -> Result<Self, LayoutError> {
+        let mut builder = KvLayout::builder();
+        for item in text.split(',') {
+            let wrong = || LayoutError::Description {
+                part: item.to_owned(),
+                reason: "no part of layers=32,kv-heads=8,head-dim=128,dtype=bf16 or layers=61,latent=576"
+                    .to_owned(),
+            };
+            let (key, value) = item.split_once('=').ok_or_else(wrong)?;
+            let number = || value.trim().parse().map_err(|_| wrong());
+            builder = match key.trim() {
+                "layers" => builder.layers(number()?),
+                "kv-heads" | "kv_heads" => builder.kv_heads(number()?),
+                "head-dim" | "head_dim" => builder.head_dim(number()?),
+                "latent" => builder.latent(number()?),
+                "dtype" => builder.dtype(value.trim().parse()?),
+                _ => return Err(wrong()),
+            };
+        }
+        Ok(builder)
+    }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use indicatif::{BinaryBytes, HumanCount};
 use kvpool::{DeviceId, LayoutError};
 use kvpool_policies::PolicyName;
 use thiserror::Error;
@@ -23,16 +24,17 @@ pub enum CommandError {
     PolicyWithoutCache(PolicyName),
     #[error("--tolerance is of LRU, which this command does not use: add --policy lru")]
     ToleranceWithoutLru,
-    #[error("--columns is for CSV traces, and --format mooncake is JSON lines")]
+    #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
     #[error(
-        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} free bytes (--blocks, --layout)"
+        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--blocks, --layout)",
+        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
     )]
     TooLarge { blocks: usize, block_bytes: usize, free: u64 },
-    #[error("cannot build a pool of {blocks} blocks: {reason}")]
+    #[error("cannot build a pool of {} blocks: {reason}", HumanCount(*.blocks as u64))]
     Pool { blocks: usize, reason: String },
     #[error(
-        "{0}: no request has hash_ids, which identify common prefixes of prompts (Mooncake traces have them)"
+        "{0}: no request has hash_ids, which identify common prefixes of prompts (traces in JSON have them)"
     )]
     NoHashIds(String),
     #[error("nothing was drawn: {0}")]

@@ -53,7 +53,7 @@ fn host() -> Value {
 
 #[cfg(not(feature = "cuda"))]
 fn cuda() -> Result<Vec<Value>, String> {
-    Err("this program was built without the feature `cuda`".to_owned())
+    Err(crate::output::not_built("cuda"))
 }
 
 #[cfg(feature = "cuda")]

@@ -22,7 +22,7 @@ use crate::{EXIT_OK, EXIT_UNSOUND};
 /// Measures policies on traces, prints the hit rates and returns the exit code.
 pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
     let mut traces = Vec::new();
-    let options = ReadOptions { format: args.format, hash_ids: HashIds::Required, ..ReadOptions::default() };
+    let options = ReadOptions { hash_ids: HashIds::Required, ..args.format.read_options() };
     for path in &args.traces {
         let trace = Trace::load(path, &options)?;
         if trace.has_no_hash_ids() {

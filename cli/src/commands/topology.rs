@@ -72,7 +72,7 @@ fn note_nixl(machine: &mut Machine) {
 
 #[cfg(not(feature = "nixl"))]
 fn note_nixl(machine: &mut Machine) {
-    machine.notes.push("NIXL: this program was built without the feature `nixl`".to_owned());
+    machine.notes.push(format!("NIXL: {}", output::not_built("nixl")));
 }
 
 fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)], width: Option<usize>) -> String {

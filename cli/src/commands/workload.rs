@@ -63,7 +63,7 @@ fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
     let builder = if name == PROBE {
         Ok(KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16))
     } else {
-        KvLayout::named_builder(name)
+        KvLayout::described(name)
     };
     builder
         .and_then(|builder| builder.block_tokens(block_tokens).build())

@@ -41,6 +41,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use indicatif::HumanCount;
 use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
 
@@ -175,7 +176,7 @@ pub fn replay(
 ) -> Outcome {
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
-    let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests));
+    let texts = pool.prefix_cache().map(|_| Texts::of(trace));
     let (start, cpu_start) = (Instant::now(), cpu::used());
     let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
     let mut interrupted = false;
@@ -305,8 +306,10 @@ fn nothing(
     if tally.tokens == 0 && tally.rejected > 0 {
         let smallest = trace.requests.iter().map(|request| shape.blocks(request.tokens())).min().unwrap_or(0);
         return Some(format!(
-            "nothing was replayed: every request was rejected ({}), the smallest needs {smallest} blocks and the pool had {blocks}",
-            tally.rejected
+            "nothing was replayed: every request was rejected ({}), the smallest needs {} blocks and the pool had {}",
+            HumanCount(tally.rejected),
+            HumanCount(smallest as u64),
+            HumanCount(blocks as u64)
         ));
     }
     // Other findings say by themselves why no request was completed.

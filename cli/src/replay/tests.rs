@@ -6,7 +6,7 @@ use kvpool::{AllocRequest, DeviceId, StorageError};
 use kvpool_policies::PolicyName;
 
 use super::*;
-use crate::trace::Request;
+use crate::trace::{HASH_BLOCK_TOKENS, Request};
 use crate::workload::Conversations;
 
 /// A fault of the storage. All but the last two occur once.
@@ -164,7 +164,8 @@ fn crowd(requests: u32) -> Trace {
 }
 
 fn trace(requests: impl IntoIterator<Item = Request>) -> Trace {
-    Trace { name: "requests".into(), requests: requests.into_iter().collect(), out_of_order: 0 }
+    let requests = requests.into_iter().collect();
+    Trace { name: "requests".into(), requests, hash_tokens: HASH_BLOCK_TOKENS, out_of_order: 0 }
 }
 
 fn go_on(_: Progress) -> ControlFlow<()> {

@@ -1,12 +1,13 @@
 //! The tokens of a request: the ids by which the cache finds prefixes, and the content that
 //! determines their bytes.
 //!
-//! A trace has no tokens, but an id for each 512 tokens of a prompt: equal ids mean equal prefixes.
+//! A trace has no tokens, but an id for each piece of a prompt, such as 512 tokens: equal ids mean
+//! equal prefixes.
 //! Tokens are generated so that two requests have exactly the common prefixes of the trace.
 //!
 //! | tokens | id |
 //! |---|---|
-//! | tokens with a hash id in the trace | number of the hash id · offset in its 512 tokens |
+//! | tokens with a hash id in the trace | number of the hash id · offset in its piece |
 //! | all others | top bit set · the request |
 //!
 //! Prompts have hash ids, and so have answers in generated conversations, because the next turn
@@ -20,34 +21,36 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::content::Content;
-use crate::trace::{HASH_BLOCK_TOKENS, Request};
-
-/// Tokens of a piece of text that has a hash id.
-const PIECE_TOKENS: usize = HASH_BLOCK_TOKENS as usize;
+use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
 
 /// The bit in the ids of tokens without a hash id.
 const OWN: u32 = 1 << 31;
 
-/// Distinct numbers of hash ids. Beyond it numbers repeat, and with them texts.
-const NUMBERS: usize = OWN as usize / PIECE_TOKENS;
+/// Returns the count of distinct numbers of hash ids. Beyond it numbers repeat, and with them texts.
+const fn numbers(piece_tokens: u32) -> usize {
+    (OWN / piece_tokens) as usize
+}
 
-/// The numbers of a trace's hash ids.
-pub struct Texts(HashMap<u64, u32>);
+/// The numbers of a trace's hash ids, and the tokens of a piece of text that has one.
+pub struct Texts {
+    numbers: HashMap<u64, u32>,
+    piece_tokens: u32,
+}
 
 impl Texts {
-    /// Numbers the hash ids of these requests.
-    pub fn of(requests: &[Request]) -> Self {
-        let mut numbers = HashMap::new();
-        for hash_id in requests.iter().flat_map(|request| &request.hash_ids) {
-            let next = (numbers.len() % NUMBERS) as u32;
+    /// Numbers the hash ids of a trace.
+    pub fn of(trace: &Trace) -> Self {
+        let (mut numbers, piece_tokens) = (HashMap::new(), trace.hash_tokens);
+        for hash_id in trace.requests.iter().flat_map(|request| &request.hash_ids) {
+            let next = (numbers.len() % self::numbers(piece_tokens)) as u32;
             numbers.entry(*hash_id).or_insert(next);
         }
-        Self(numbers)
+        Self { numbers, piece_tokens }
     }
 
     /// Returns the text of one of these requests, by its place in the trace.
     pub fn text(&self, index: u32, request: &Request) -> Text {
-        Text::of(index, request, |hash_id| self.0[&hash_id])
+        Text::of(index, request, self.piece_tokens, |hash_id| self.numbers[&hash_id])
     }
 }
 
@@ -56,6 +59,8 @@ impl Texts {
 pub struct Text {
     /// Tokens of the pieces.
     known: usize,
+    /// Tokens of each piece but the last.
+    piece_tokens: usize,
     /// Number and content of each piece.
     pieces: Vec<(u32, Content)>,
     /// Id and content of all tokens after the pieces.
@@ -66,15 +71,17 @@ impl Text {
     /// Returns the text of an attempt at a request without a prefix cache. Attempts have no token
     /// in common, so bytes of the first are not mistaken for bytes of the second.
     pub fn of_attempt(request: u32, attempt: u32) -> Self {
-        Self { known: 0, pieces: Vec::new(), own: (OWN | request, Content::of_attempt(request, attempt)) }
+        let own = (OWN | request, Content::of_attempt(request, attempt));
+        Self { known: 0, piece_tokens: 1, pieces: Vec::new(), own }
     }
 
     /// Returns the text of a request of generated conversations, whose hash ids are numbers.
     pub fn of_conversation(index: u32, request: &Request) -> Self {
-        Self::of(index, request, |hash_id| (hash_id % NUMBERS as u64) as u32)
+        let number = |hash_id| (hash_id % numbers(HASH_BLOCK_TOKENS) as u64) as u32;
+        Self::of(index, request, HASH_BLOCK_TOKENS, number)
     }
 
-    fn of(index: u32, request: &Request, number: impl Fn(u64) -> u32) -> Self {
+    fn of(index: u32, request: &Request, piece_tokens: u32, number: impl Fn(u64) -> u32) -> Self {
         let mut content = Content::BEGIN;
         let pieces = request.hash_ids.iter().map(|&hash_id| {
             let number = number(hash_id);
@@ -83,13 +90,15 @@ impl Text {
         });
         let pieces: Vec<_> = pieces.collect();
         let own = OWN | index;
-        Self { known: request.hashed_tokens as usize, pieces, own: (own, content.then(own)) }
+        let (known, piece_tokens) = (request.hashed_tokens as usize, piece_tokens as usize);
+        Self { known, piece_tokens, pieces, own: (own, content.then(own)) }
     }
 
     /// Returns the id of one token.
     pub fn id(&self, token: usize) -> u32 {
         if token < self.known {
-            self.pieces[token / PIECE_TOKENS].0 * HASH_BLOCK_TOKENS + token as u32 % HASH_BLOCK_TOKENS
+            let piece = self.pieces[token / self.piece_tokens].0 as usize;
+            (piece * self.piece_tokens + token % self.piece_tokens) as u32
         } else {
             self.own.0
         }
@@ -106,8 +115,8 @@ impl Text {
         std::iter::from_fn(move || {
             let start = at;
             let (content, end) = if start < self.known {
-                let piece = start / PIECE_TOKENS;
-                (self.pieces[piece].1, ((piece + 1) * PIECE_TOKENS).min(self.known))
+                let piece = start / self.piece_tokens;
+                (self.pieces[piece].1, ((piece + 1) * self.piece_tokens).min(self.known))
             } else {
                 (self.own.1, usize::MAX)
             };
@@ -126,6 +135,11 @@ mod tests {
     fn request(hash_ids: &[u64], hashed_tokens: u32, input_tokens: u32) -> Request {
         let hash_ids = hash_ids.to_vec();
         Request { hash_ids, hashed_tokens, ..Request::new(Duration::ZERO, input_tokens, 40) }
+    }
+
+    fn trace(requests: &[Request]) -> Trace {
+        let hash_tokens = HASH_BLOCK_TOKENS;
+        Trace { name: "trace".into(), requests: requests.to_vec(), hash_tokens, out_of_order: 0 }
     }
 
     fn ids(text: &Text, tokens: usize) -> Vec<u32> {
@@ -150,7 +164,7 @@ mod tests {
             request(&[], 0, 1100),
             request(&[], 0, 1100),
         ];
-        let texts = Texts::of(&requests);
+        let texts = Texts::of(&trace(&requests));
         let all: Vec<Vec<u32>> =
             (0..).zip(&requests).map(|(i, request)| ids(&texts.text(i, request), 1200)).collect();
         let with_first: Vec<usize> = all.iter().map(|other| common(&all[0], other)).collect();
@@ -163,7 +177,7 @@ mod tests {
     fn content_depends_on_all_tokens_before() {
         let requests =
             [request(&[1, 2, 3], 1300, 1300), request(&[1, 4, 3], 1300, 1300), request(&[1, 2], 900, 900)];
-        let texts = Texts::of(&requests);
+        let texts = Texts::of(&trace(&requests));
         let mut contents: HashMap<Vec<u32>, Content> = HashMap::new();
         let mut distinct = HashSet::new();
         for (index, request) in (0..).zip(&requests) {
@@ -182,10 +196,15 @@ mod tests {
 
     #[test]
     fn parts_are_cut_at_pieces_and_at_the_end_of_the_known_tokens() {
-        let text = Texts(HashMap::from([(7, 0), (8, 1)])).text(0, &request(&[7, 8], 600, 600));
+        let request = request(&[7, 8], 600, 600);
+        let text = Texts::of(&trace(std::slice::from_ref(&request))).text(0, &request);
         let cuts: Vec<_> = text.parts(500..700).map(|(_, part)| part).collect();
         assert_eq!(cuts, [500..512, 512..600, 600..700]);
         assert_eq!(text.parts(5..5).count(), 0);
+        let of_300 = Trace { hash_tokens: 300, ..trace(std::slice::from_ref(&request)) };
+        let text = Texts::of(&of_300).text(0, &request);
+        let cuts: Vec<_> = text.parts(200..700).map(|(_, part)| part).collect();
+        assert_eq!(cuts, [200..300, 300..600, 600..700]);
         let whole: Vec<_> = Text::of_attempt(1, 2).parts(0..9999).map(|(_, part)| part).collect();
         assert_eq!(whole, vec![0..9999; 1]);
     }

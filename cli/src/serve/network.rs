@@ -20,7 +20,7 @@ pub enum NetworkError {
     #[error("cannot use the token: {0}")]
     Token(LinkError),
     #[cfg(not(feature = "nixl"))]
-    #[error("--nixl: this program was built without the feature `nixl`")]
+    #[error("--nixl: {}", crate::output::not_built("nixl"))]
     NoNixl,
     #[cfg(feature = "nixl")]
     #[error("--nixl: {0}")]

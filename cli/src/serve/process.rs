@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{AuditError, BuildError, DefragConfig, DefragError, Pool, StorageError};
 use kvpool_node::admin::{AdminServer, BindError, Limits, Reporters};
@@ -61,7 +62,8 @@ pub enum ServeError {
     #[error("device {device}: {reason}")]
     Device { device: kvpool::DeviceId, reason: String },
     #[error(
-        "a pool of {blocks} blocks of {block_bytes} bytes (metadata included) does not fit into the {free} free bytes (size, layout)"
+        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--size, --layout)",
+        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
     )]
     TooLarge { blocks: usize, block_bytes: usize, free: u64 },
     #[error("cannot allocate the memory of the pool: {0}")]
@@ -276,10 +278,11 @@ fn runtime() -> io::Result<Runtime> {
 fn greeting(settings: &Settings, node: &Node, services: &Services) -> String {
     let PoolSettings { blocks, layout, layout_name, device, .. } = &settings.pool;
     let pool = format!(
-        "node: {}, {blocks} blocks of {} tokens and {} bytes ({layout_name} on {device})",
+        "node: {}, {} blocks of {} tokens and {} ({layout_name} on {device})",
         settings.name,
+        HumanCount(*blocks as u64),
         layout.block_tokens(),
-        layout.bytes_per_block()
+        BinaryBytes(layout.bytes_per_block() as u64)
     );
     let admin = node.admin_address().map_or("off".to_owned(), |address| format!("http://{address}"));
     let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);

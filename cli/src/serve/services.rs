@@ -35,7 +35,7 @@ pub enum ServiceError {
     #[error("--kv-events: {0}")]
     KvEvents(#[from] KvEventError),
     #[cfg(not(feature = "etcd"))]
-    #[error("--membership: this program was built without the feature `etcd`")]
+    #[error("--membership: {}", crate::output::not_built("etcd"))]
     NoEtcd,
     #[error("--membership: {0}")]
     Membership(#[from] MembershipError),

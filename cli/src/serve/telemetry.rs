@@ -18,7 +18,7 @@ use super::traces::Traces;
 #[derive(Debug, Error)]
 pub enum TelemetryError {
     #[cfg(not(feature = "otel"))]
-    #[error("otel-endpoint: this program was built without the feature `otel`")]
+    #[error("--otel-endpoint: {}", crate::output::not_built("otel"))]
     NoTraces,
     #[cfg(feature = "otel")]
     #[error("traces cannot be sent: {0}")]

@@ -160,13 +160,14 @@ const SECONDS_MAX: f64 = 9e9;
 /// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or
 /// without; or a number of seconds.
 fn instant_ns(text: &str) -> Result<i64, Reason> {
-    let fail = |message: String| Reason::Timestamp { text: excerpt(text.as_bytes()), message };
+    let fail =
+        |message: String| Reason::Timestamp { field: "timestamp", text: excerpt(text.as_bytes()), message };
     if let Ok(seconds) = text.parse::<f64>() {
         // NaN is in no range.
         return if (0.0..=SECONDS_MAX).contains(&seconds) {
             Ok((seconds * 1e9) as i64)
         } else {
-            Err(fail(format!("outside 0..={SECONDS_MAX} s")))
+            Err(fail(format!("outside 0..={SECONDS_MAX:e} s")))
         };
     }
     let local = || text.parse::<civil::DateTime>().and_then(|local| TimeZone::UTC.to_timestamp(local));

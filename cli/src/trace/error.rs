@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use indicatif::HumanCount;
 use thiserror::Error;
 
 use crate::output::printable;
@@ -28,26 +29,32 @@ pub struct TraceError {
 pub enum Reason {
     #[error("cannot open: {0}")]
     Open(io::Error),
-    #[error("is a directory, not a trace")]
+    #[error("is a directory without sessions of agents, which are files NAME.json")]
     Directory,
     #[error("cannot read: {0}")]
     Read(io::Error),
     #[error("empty: it has no request")]
     Empty,
     #[error(
-        "compressed with {0}; decompress it first (traces are read as plain text, `-` is the standard input)"
+        "compressed with {0}; decompress it first (`-` is the standard input), or for gzip and zstd build this program with `cargo install --path cli --features compressed`"
     )]
     Compressed(&'static str),
     #[error("text in UTF-16; convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)")]
     Utf16,
     #[error(
-        "neither a Mooncake nor an Azure trace; it begins with \"{0}\" (--format chooses one, --columns names the columns of other CSV files)"
+        "neither a trace in JSON nor an Azure trace; it begins with \"{0}\" (--format chooses one, --columns names the columns of other CSV files)"
     )]
     UnknownFormat(String),
-    #[error("line longer than {0} bytes")]
+    #[error("line longer than {} bytes", HumanCount(*.0 as u64))]
     LineTooLong(usize),
     #[error("not UTF-8, at byte {0} of the line")]
     NotUtf8(usize),
+    #[error("larger than {} bytes", HumanCount(*.0))]
+    TooLarge(u64),
+    #[error("{place}: {reason}")]
+    Within { place: String, reason: Box<Reason> },
+    #[error("missing field `{0}`")]
+    Missing(&'static str),
     #[error("{message}, at column {column}")]
     Json { message: String, column: usize },
     #[error("the header has no column {column}; its columns are {found} (--columns names others)")]
@@ -56,20 +63,46 @@ pub enum Reason {
     MissingColumn { column: String, found: usize },
     #[error("more than {0} columns")]
     TooManyColumns(usize),
-    #[error("more than {0} requests; --requests takes the first ones")]
+    #[error("more than {} requests; --requests takes the first ones", HumanCount(*.0 as u64))]
     TooManyRequests(usize),
     #[error("{field} is not a whole number: \"{text}\"")]
     Number { field: String, text: String },
-    #[error("{field} is {value}, outside {min}..={max}")]
+    #[error("{field} is {value}, outside {min}..={}", HumanCount((*.max).into()))]
     OutOfRange { field: String, value: i64, min: u32, max: u32 },
-    #[error("timestamp \"{text}\": {message}")]
-    Timestamp { text: String, message: String },
+    #[error("{field} \"{text}\": {message}")]
+    Timestamp { field: &'static str, text: String, message: String },
+    #[error("no timestamp, and no session_id whose turns follow one another")]
+    NoTimestamp,
+    #[error(
+        "timestamp {0} is not a whole number of milliseconds: --time-unit s or --time-unit ms tells its unit (and --hash-tokens the tokens of one of the hash_ids, if not 512)"
+    )]
+    TimeUnit(f64),
+    #[error("--hash-tokens and --time-unit are for traces in JSON, and this one is CSV")]
+    OptionsOfJson,
+    #[error("block_size is {found}, and {before} in the sessions before")]
+    BlockSize { found: u32, before: u32 },
     #[error("no hash_ids, which identify common prefixes of prompts")]
     NoHashIds,
     #[error("hash_ids repeat {id} within one prompt, at places {first} and {second}")]
     RepeatedHashId { id: u64, first: usize, second: usize },
-    #[error("{found} hash_ids for {input} tokens, which have {expected} blocks of 512")]
-    HashIds { found: usize, input: u32, expected: usize },
+    #[error(
+        "{found} hash_ids for {input} tokens, which have {expected} blocks of {size} (--hash-tokens tells another size)"
+    )]
+    HashIds { found: usize, input: u32, expected: usize, size: u32 },
+}
+
+impl Reason {
+    /// Returns the reason of an error in JSON, without its line: of one line, it is always the first.
+    pub(super) fn json(error: &serde_json::Error) -> Self {
+        let message = error.to_string();
+        let message = quote(message.split(" at line ").next().unwrap_or_default());
+        Self::Json { message, column: error.column() }
+    }
+
+    /// Returns this reason, of a part of the input.
+    pub(super) fn within(self, place: &str) -> Self {
+        Self::Within { place: place.to_owned(), reason: Box::new(self) }
+    }
 }
 
 /// Returns the beginning of a text's first line, to be quoted in an error.

@@ -1,30 +1,40 @@
 //! Traces: the arrivals of requests, and the tokens of their prompts and answers.
 //!
-//! A reader for each format parses one line at a time; [`Trace::load`] sorts the requests by their
-//! arrival.
+//! A reader for each format parses one line at a time, or one session of an agent;
+//! [`Trace::load`] sorts the requests by their arrival.
 //!
 //! | format | line |
 //! |---|---|
 //! | Mooncake | `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [one id per 512 tokens]}` |
+//! | Bailian | the same and `chat_id`; the timestamp in seconds, one id per 16 tokens, each of its block alone |
+//! | Dynamo | Mooncake's and `session_id`; in later turns `delay` (ms after the answer before) for the timestamp |
+//! | agents | a file a session: `{"block_size": n, "requests": [{"t": s, "in": n, "out": n, "hash_ids": []}]}` |
 //! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored; other [names](Columns) |
 //!
-//! A hash id stands for all of a prompt up to the end of its 512 tokens: equal ids mean equal
-//! prefixes, and a prompt has each id once. They are read only where [prefixes are
-//! reused](HashIds).
+//! A hash id stands for all of a prompt up to the end of its tokens: equal ids mean equal prefixes,
+//! and a prompt has each id once. Ids of single blocks (Bailian) are chained to such ones. They are
+//! read only where [prefixes are reused](HashIds).
+//!
+//! Recorded times count where a trace has them. A turn with a delay instead arrives that long after
+//! the answer before it, which takes [`ANSWER_TOKEN`] for each token.
 //!
 //! A trace is outside input: every line is bounded in length and every number in size, and a
 //! violation is a [`TraceError`] with file, line and reason. Lines out of order are not an error,
 //! because traces merged from several front ends have them: requests are sorted by arrival, equal
 //! ones in file order, and [`Trace::out_of_order`] counts them.
 
+mod agents;
+#[cfg(feature = "compressed")]
+mod compressed;
 mod csv;
 mod error;
+mod hashes;
+mod jsonl;
 mod lines;
-mod mooncake;
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader};
 use std::path::Path;
 use std::sync::Arc;
@@ -36,8 +46,8 @@ use crate::output::printable;
 
 pub use csv::Columns;
 pub use error::{Reason, TraceError};
+pub use jsonl::{ANSWER_TOKEN, HASH_BLOCK_TOKENS};
 pub use lines::LINE_BYTES_MAX;
-pub use mooncake::HASH_BLOCK_TOKENS;
 
 use lines::Lines;
 
@@ -54,8 +64,14 @@ pub enum Format {
     /// Detect the format by the first line
     #[default]
     Auto,
-    /// JSON lines: timestamp, input_length, output_length, hash_ids
+    /// JSON lines: timestamp (ms), input_length, output_length, hash_ids (of 512 tokens)
     Mooncake,
+    /// Mooncake's lines with chat_id: timestamp in seconds, hash_ids of 16 tokens
+    Bailian,
+    /// Mooncake's lines with session_id, and delay (ms) between the turns of a session
+    Dynamo,
+    /// Sessions of agents (kv-cache-tester): a JSON file a session, or a folder of them
+    Agents,
     /// CSV: TIMESTAMP, ContextTokens, GeneratedTokens, or the names in --columns
     #[value(alias = "csv")]
     Azure,
@@ -67,14 +83,44 @@ impl Format {
         let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
         // One column is enough: the error for a header that lacks another names it.
-        let names = |column: &str| {
-            header.windows(column.len().max(1)).any(|part| part.eq_ignore_ascii_case(column.as_bytes()))
+        let is_in = |text: &[u8], name: &str| {
+            text.windows(name.len().max(1)).any(|part| part.eq_ignore_ascii_case(name.as_bytes()))
         };
         match text.first() {
-            Some(b'{') => Some(Self::Mooncake),
-            _ if columns.names().into_iter().any(names) => Some(Self::Azure),
+            Some(b'{') if ["\"block_size\"", "\"requests\""].into_iter().all(|key| is_in(text, key)) => {
+                Some(Self::Agents)
+            }
+            // The fields of the first line tell which.
+            Some(b'{') => Some(Self::Auto),
+            _ if columns.names().into_iter().any(|name| is_in(header, name)) => Some(Self::Azure),
             _ => None,
         }
+    }
+}
+
+/// The unit of the times of a trace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum TimeUnit {
+    /// Seconds
+    S,
+    /// Milliseconds
+    Ms,
+}
+
+impl TimeUnit {
+    /// Returns a time of this field in nanoseconds, if it fits into 63 bits.
+    fn ns(self, field: &'static str, time: f64) -> Result<i64, Reason> {
+        const NS_MAX: f64 = 9e18;
+        let (unit_ns, unit) = match self {
+            Self::S => (1e9, "s"),
+            Self::Ms => (1e6, "ms"),
+        };
+        // NaN is in no range.
+        if (0.0..=NS_MAX / unit_ns).contains(&time) {
+            return Ok((time * unit_ns) as i64);
+        }
+        let message = format!("outside 0..={:e} {unit}", NS_MAX / unit_ns);
+        Err(Reason::Timestamp { field, text: error::excerpt(time.to_string().as_bytes()), message })
     }
 }
 
@@ -93,12 +139,18 @@ pub enum HashIds {
 pub struct ReadOptions {
     /// The format.
     pub format: Format,
+    /// Tokens for one hash id; those of the format if `None`.
+    pub hash_tokens: Option<u32>,
+    /// The unit of times in JSON; that of the format if `None`.
+    pub time_unit: Option<TimeUnit>,
     /// The columns of a CSV file.
     pub columns: Columns,
     /// Whether hash ids are read.
     pub hash_ids: HashIds,
     /// Requests to read, from the first on; all if `None`.
     pub limit: Option<usize>,
+    /// The number of a session in its folder, which tells its hash ids from those of others.
+    pub session: u64,
 }
 
 /// A line of a trace: its time in nanoseconds since the zero of the format (the start of the trace,
@@ -114,7 +166,8 @@ pub struct Request {
     pub input_tokens: u32,
     /// Tokens of the answer.
     pub output_tokens: u32,
-    /// One id for each 512 tokens, where equal ids mean an equal prefix; empty without them.
+    /// One id for each [`Trace::hash_tokens`], where equal ids mean an equal prefix; empty without
+    /// them.
     pub hash_ids: Vec<u64>,
     /// Tokens that these ids stand for: the prompt's, or none; in generated conversations also the
     /// answer's.
@@ -140,28 +193,61 @@ pub struct Trace {
     pub name: String,
     /// The requests; the first arrives at zero.
     pub requests: Vec<Request>,
+    /// Tokens for one hash id.
+    pub hash_tokens: u32,
     /// Number of lines after a line with a later time.
     pub out_of_order: usize,
 }
 
 impl Trace {
-    /// Reads a file; `-` is the standard input.
+    /// Reads a file, or a folder of [sessions](Format::Agents); `-` is the standard input.
     ///
     /// # Errors
     ///
     /// [`TraceError`], with the line if there is one: the file cannot be read, or is not a trace.
     pub fn load(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
-        let name: Arc<str> = printable(&path.display().to_string()).into();
         if path == Path::new("-") {
             return Self::read("standard input".into(), io::stdin().lock(), options);
         }
+        let name: Arc<str> = printable(&path.display().to_string()).into();
         let fail = |reason| TraceError { file: Arc::clone(&name), line: None, reason };
         let file = File::open(path).map_err(|e| fail(Reason::Open(e)))?;
-        // A directory can be opened, and the error of the first read is less helpful.
         if file.metadata().map_err(|e| fail(Reason::Open(e)))?.is_dir() {
-            return Err(fail(Reason::Directory));
+            return Self::load_folder(path, &name, options);
         }
         Self::read(Arc::clone(&name), BufReader::with_capacity(1 << 16, file), options)
+    }
+
+    /// Reads the sessions in a folder, which begin together.
+    fn load_folder(folder: &Path, name: &Arc<str>, options: &ReadOptions) -> Result<Self, TraceError> {
+        let fail = |reason| TraceError { file: Arc::clone(name), line: None, reason };
+        let files = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let files = files.map_err(|e| fail(Reason::Open(e)))?;
+        let mut paths: Vec<_> = files.iter().map(fs::DirEntry::path).collect();
+        let ends = [".json", ".json.gz", ".json.zst"];
+        paths.retain(|path| ends.iter().any(|end| path.to_string_lossy().ends_with(end)));
+        paths.sort();
+        let mut all: Option<Self> = None;
+        for (session, path) in
+            (0..).zip(paths.iter().filter(|_| matches!(options.format, Format::Auto | Format::Agents)))
+        {
+            let options = ReadOptions { format: Format::Agents, session, ..options.clone() };
+            let trace = Self::load(path, &options)?;
+            let all = all.get_or_insert_with(|| Self { requests: Vec::new(), ..trace.clone() });
+            let (found, before) = (trace.hash_tokens, all.hash_tokens);
+            all.requests.extend(trace.requests);
+            if found != before {
+                let (file, reason) = (trace.name.into(), Reason::BlockSize { found, before });
+                return Err(TraceError { file, line: None, reason });
+            }
+            if all.requests.len() > REQUESTS_MAX as usize {
+                return Err(fail(Reason::TooManyRequests(REQUESTS_MAX as usize)));
+            }
+        }
+        let Self { mut requests, hash_tokens, .. } = all.ok_or_else(|| fail(Reason::Directory))?;
+        requests.sort_by_key(|request| request.arrival);
+        requests.truncate(options.limit.unwrap_or(usize::MAX));
+        Ok(Self { name: name.to_string(), requests, hash_tokens, out_of_order: 0 })
     }
 
     /// Reads any source of bytes.
@@ -172,9 +258,13 @@ impl Trace {
     pub fn read<R: BufRead>(file: Arc<str>, input: R, options: &ReadOptions) -> Result<Self, TraceError> {
         let (max, mut line) = (REQUESTS_MAX as usize, None);
         let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);
-        let rows = match rows(input, options, limit, &mut line) {
-            Ok(rows) if rows.len() > max => Err((None, Reason::TooManyRequests(max))),
-            Ok(rows) if rows.is_empty() => Err((None, Reason::Empty)),
+        #[cfg(feature = "compressed")]
+        let found = compressed::text(input).and_then(|text| rows(text, options, limit, &mut line));
+        #[cfg(not(feature = "compressed"))]
+        let found = rows(input, options, limit, &mut line);
+        let rows = match found {
+            Ok((rows, _)) if rows.len() > max => Err((None, Reason::TooManyRequests(max))),
+            Ok((rows, _)) if rows.is_empty() => Err((None, Reason::Empty)),
             rows => rows.map_err(|reason| (line, reason)),
         };
         match rows {
@@ -183,7 +273,7 @@ impl Trace {
         }
     }
 
-    fn from_rows(name: String, mut rows: Vec<Row>) -> Self {
+    fn from_rows(name: String, (mut rows, hash_tokens): (Vec<Row>, u32)) -> Self {
         let (mut latest, mut out_of_order) = (i64::MIN, 0);
         for &(at_ns, _) in &rows {
             out_of_order += usize::from(at_ns < latest);
@@ -195,7 +285,7 @@ impl Trace {
             arrival: Duration::from_nanos(at_ns.abs_diff(zero)),
             ..request
         };
-        Self { name, requests: rows.into_iter().map(arrive).collect(), out_of_order }
+        Self { name, requests: rows.into_iter().map(arrive).collect(), hash_tokens, out_of_order }
     }
 
     /// Returns whether no request has hash ids, which tell which prompts begin alike.
@@ -216,7 +306,7 @@ fn rows<R: BufRead>(
     options: &ReadOptions,
     max: usize,
     line: &mut Option<u64>,
-) -> Result<Vec<Row>, Reason> {
+) -> Result<(Vec<Row>, u32), Reason> {
     let beginning = input.fill_buf().map_err(Reason::Read)?;
     if beginning.is_empty() {
         return Err(Reason::Empty);
@@ -237,10 +327,18 @@ fn rows<R: BufRead>(
             _ => Reason::UnknownFormat(error::excerpt(first)),
         });
     };
+    if format == Format::Agents {
+        let (mut rows, hash_tokens) = agents::read(input, options)?;
+        rows.truncate(max);
+        return Ok((rows, hash_tokens));
+    }
+    if format == Format::Azure && (options.hash_tokens.is_some() || options.time_unit.is_some()) {
+        return Err(Reason::OptionsOfJson);
+    }
     let mut lines = Lines::new(input);
     let rows = match format {
-        Format::Mooncake => mooncake::read(&mut lines, options.hash_ids, max),
-        Format::Azure | Format::Auto => csv::read(&mut lines, &options.columns, max),
+        Format::Azure => csv::read(&mut lines, &options.columns, max).map(|rows| (rows, HASH_BLOCK_TOKENS)),
+        format => jsonl::read(&mut lines, format, options, max),
     };
     *line = Some(lines.number());
     rows

@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -6,6 +8,21 @@ const MOONCAKE: &str = r#"{"timestamp": 10, "input_length": 600, "output_length"
 "#;
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n\r\n2023-11-16 18:17:04.0319600,3180,8";
+
+const BAILIAN: &str = r#"{"chat_id": 159, "parent_chat_id": -1, "timestamp": 61.25, "input_length": 40, "output_length": 5, "type": "text", "turn": 1, "hash_ids": [7, 7, 9]}
+{"chat_id": 160, "parent_chat_id": 159, "timestamp": 63, "input_length": 33, "output_length": 1, "type": "text", "turn": 2, "hash_ids": [7, 9, 9]}
+"#;
+
+const DYNAMO: &str = r#"{"session_id": "a", "timestamp": 10.5, "input_length": 600, "output_length": 100, "hash_ids": [0, 1]}
+{"session_id": "a", "delay": 500, "input_length": 700, "output_length": 1, "hash_ids": [0, 2]}
+{"session_id": "b", "timestamp": 20.5, "input_length": 1100, "output_length": 3, "hash_ids": [0, 3]}
+"#;
+
+const AGENT: &str = r#"{"id": "x", "block_size": 64, "hash_id_scope": "local", "requests": [
+  {"t": 0.0, "type": "n", "in": 130, "out": 5, "hash_ids": [1, 2], "think_time": 0.0},
+  {"t": 2.5, "type": "subagent", "requests": [{"t": 1.0, "type": "s", "in": 64, "out": 2, "hash_ids": [3]}]},
+  {"t": 3.0, "type": "n", "in": 150, "out": 5, "hash_ids": [1, 2, 4]}
+]}"#;
 
 fn read(text: impl AsRef<[u8]>, format: impl Into<Option<Format>>) -> Result<Trace, TraceError> {
     Trace::read(
@@ -34,6 +51,144 @@ fn mooncake_lines_become_requests() {
         assert_eq!((first.arrival, first.input_tokens, first.output_tokens), (Duration::ZERO, 600, 5));
         assert_eq!((first.tokens(), first.hash_ids.as_slice()), (605, [0, 1].as_slice()));
     }
+}
+
+/// Seconds, 16 tokens, and ids of blocks that were hashed each by itself.
+#[test]
+fn bailian_lines_become_requests() {
+    for format in [None, Some(Format::Bailian)] {
+        let trace = read(BAILIAN, format).unwrap();
+        assert_eq!((trace.span(), trace.hash_tokens), (Duration::from_millis(1750), 16));
+        let [a, b] = [0, 1].map(|at| &trace.requests[at]);
+        assert_eq!((a.input_tokens, a.hashed_tokens, a.hash_ids.len()), (40, 40, 3));
+        assert_eq!((a.hash_ids[0], b.hashed_tokens), (b.hash_ids[0], 33));
+        // The same block behind another text is another prefix.
+        assert!(a.hash_ids[1] != a.hash_ids[0] && !a.hash_ids.contains(&b.hash_ids[1]));
+    }
+    // As Mooncake's, its times and blocks would be others.
+    assert!(complaint(BAILIAN, Format::Mooncake).contains("--time-unit s"));
+}
+
+#[test]
+fn the_unit_of_times_and_the_tokens_of_hash_ids_can_be_told() {
+    let text = BAILIAN.replace("chat_id", "id");
+    assert!(complaint(&text, None).starts_with("trace:1: timestamp 61.25 is not a whole number"));
+    let told = |unit, hash_tokens| ReadOptions {
+        time_unit: Some(unit),
+        hash_tokens: Some(hash_tokens),
+        ..ReadOptions::default()
+    };
+    let load = |text: &str, options| Trace::read("trace".into(), text.as_bytes(), &options);
+    assert_eq!(load(&text, told(TimeUnit::S, 16)).unwrap().span(), Duration::from_millis(1750));
+    assert_eq!(load(&text, told(TimeUnit::Ms, 16)).unwrap().span(), Duration::from_micros(1750));
+    assert_eq!(load(BAILIAN, told(TimeUnit::Ms, 16)).unwrap().span(), Duration::from_micros(1750));
+    let required = |tokens| ReadOptions { hash_ids: HashIds::Required, ..told(TimeUnit::Ms, tokens) };
+    assert_eq!(load(MOONCAKE, required(300)).unwrap().hash_tokens, 300);
+    let error = load(MOONCAKE, required(16)).unwrap_err().to_string();
+    assert!(error.contains("2 hash_ids for 600 tokens, which have 38 blocks of 16"), "{error}");
+    assert!(matches!(load(AZURE, required(16)).unwrap_err().reason, Reason::OptionsOfJson));
+}
+
+/// A turn with a delay arrives that long after the answer before it.
+#[test]
+fn turns_of_sessions_follow_one_another() {
+    for format in [None, Some(Format::Dynamo)] {
+        let trace = read(DYNAMO, format).unwrap();
+        let arrivals: Vec<_> = trace.requests.iter().map(|request| request.arrival).collect();
+        assert_eq!(arrivals, [0, 10, 3500].map(Duration::from_millis), "10.5, 20.5, 10.5 + 100 * 30 + 500");
+        assert_eq!((trace.out_of_order, trace.hash_tokens), (0, 512));
+        // The last tokens of a prompt may be without an id.
+        let hashed: Vec<_> = trace.requests.iter().map(|request| request.hashed_tokens).collect();
+        assert_eq!(hashed, [600, 1024, 700]);
+    }
+    let later = DYNAMO.replace("\"delay\": 500", "\"delay\": -1");
+    assert!(complaint(later, None).starts_with("trace:2: delay \"-1\": outside 0..=9e12 ms"));
+    let without = read(DYNAMO.replace("\"timestamp\": 10.5, ", ""), None).unwrap();
+    assert_eq!(without.requests[2].arrival, Duration::from_millis(3500), "the first turn begins at zero");
+}
+
+#[test]
+fn sessions_of_agents_become_requests() {
+    for (text, format) in [(AGENT.to_owned(), None), (AGENT.replace('\n', ""), Some(Format::Agents))] {
+        let trace = read(text, format).unwrap();
+        let found: Vec<_> = trace
+            .requests
+            .iter()
+            .map(|request| (request.arrival.as_millis(), request.input_tokens, request.hashed_tokens))
+            .collect();
+        assert_eq!(found, [(0, 130, 128), (3000, 150, 150), (3500, 64, 64)]);
+        assert_eq!((trace.hash_tokens, trace.out_of_order), (64, 0));
+    }
+    for (from, to, reason) in [
+        ("\"in\": 64", "\"in\": 0", "trace: requests[1]: requests[0]: in is 0"),
+        ("[1, 2, 4]", "[1, 2]", "3"),
+        ("[1, 2, 4]", "[1]", "trace: requests[2]: 1 hash_ids for 150 tokens, which have 3 blocks of 64"),
+        ("\"out\": 2", "\"up\": 2", "trace: requests[1]: requests[0]: missing field `out`"),
+        ("\"t\": 2.5", "\"t\": -2.5", "trace: requests[1]: t \"-2.5\": outside"),
+        ("\"t\": 2.5,", "", "trace: missing field `t`, at column"),
+        (": 64, \"hash", ": 0, \"hash", "trace: invalid value: integer `0`, expected a nonzero u32"),
+    ] {
+        let text = AGENT.replace(from, to);
+        match read(&text, None) {
+            Ok(trace) => assert_eq!(trace.requests.len().to_string(), reason, "whole blocks are enough"),
+            Err(error) => assert!(error.to_string().starts_with(reason), "{error}"),
+        }
+    }
+    let large = AGENT.replace("\"x\"", &format!("{:?}", "x".repeat(1 << 20)));
+    assert!(complaint(large, Format::Agents).contains("larger than 1,048,576 bytes"));
+}
+
+/// Hash ids of one session are not those of another, unless the sessions say so.
+#[test]
+fn a_folder_of_sessions_is_one_trace() {
+    let directory = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+    let options = ReadOptions { hash_ids: HashIds::Required, ..usual() };
+    let distinct = || {
+        let trace = Trace::load(directory.path(), &options).unwrap();
+        assert_eq!(trace.requests.len(), 6);
+        trace.requests.iter().flat_map(|request| &request.hash_ids).collect::<HashSet<_>>().len()
+    };
+    write("notes.txt", "no trace");
+    for (scope, ids) in [("local", 8), ("global", 4)] {
+        write("a.json", &AGENT.replace("local", scope));
+        write("b.json", &AGENT.replace("local", scope));
+        assert_eq!(distinct(), ids, "{scope}");
+    }
+    let first = Trace::load(directory.path(), &ReadOptions { limit: Some(3), ..options.clone() }).unwrap();
+    assert_eq!(first.span(), Duration::from_secs(3), "the first requests of all sessions");
+    write("b.json", &AGENT.replace("64, \"hash_id", "32, \"hash_id").replace("\"hash_ids\"", "\"other\""));
+    let error = Trace::load(directory.path(), &usual()).unwrap_err().to_string();
+    assert!(error.ends_with("b.json: block_size is 32, and 64 in the sessions before"), "{error}");
+}
+
+#[cfg(feature = "compressed")]
+#[test]
+fn compressed_traces_are_read() {
+    use std::io::Write;
+    let gzip = |text: &str| {
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(text.as_bytes()).unwrap();
+        gzip.finish().unwrap()
+    };
+    let zstd = |text: &str| zstd::encode_all(text.as_bytes(), 1).unwrap();
+    for text in [MOONCAKE, AZURE, BAILIAN, DYNAMO, AGENT] {
+        let plain = read(text, None).unwrap();
+        assert_eq!(read(gzip(text), None).unwrap(), plain);
+        assert_eq!(read(zstd(text), None).unwrap(), plain);
+    }
+    // Members follow one another in a file that was appended to.
+    let lines: Vec<_> = MOONCAKE.split_inclusive('\n').collect();
+    let appended = |one: &dyn Fn(&str) -> Vec<u8>| [one(lines[0]), one(lines[1])].concat();
+    for bytes in [appended(&gzip), appended(&zstd)] {
+        assert_eq!(read(bytes, None).unwrap(), read(MOONCAKE, None).unwrap());
+    }
+    let error = complaint(&gzip(BAILIAN)[..60], None);
+    assert!(error.contains("cannot read"), "{error}");
+    let twice = gzip("\u{1f}").into_iter().chain(gzip(MOONCAKE)).collect::<Vec<_>>();
+    assert!(read(twice, None).is_err());
+    let message = complaint(&b"PK\x03\x04"[..], None);
+    assert!(message.contains("with zip; decompress it first"), "{message}");
 }
 
 #[test]
@@ -77,7 +232,7 @@ fn a_carriage_return_ends_a_row() {
         let text = format!("TIMESTAMP,ContextTokens,GeneratedTokens,x\n5,4,1,{quoted}\n6,0,1,x\n");
         let error = read(&text, None).unwrap_err();
         let line = 3 + u64::from(quoted.contains('\n'));
-        assert_eq!(error.to_string(), format!("trace:{line}: ContextTokens is 0, outside 1..=16777216"));
+        assert_eq!(error.to_string(), format!("trace:{line}: ContextTokens is 0, outside 1..=16,777,216"));
     }
 }
 
@@ -112,7 +267,7 @@ fn an_endless_trace_is_refused() {
         }
     }
     let error = Trace::read("endless".into(), io::BufReader::new(Endless(0)), &usual()).unwrap_err();
-    let expected = format!("endless: more than {REQUESTS_MAX} requests; --requests takes the first ones");
+    let expected = "endless: more than 20,000 requests; --requests takes the first ones";
     assert_eq!(error.to_string(), expected);
 }
 
@@ -156,9 +311,14 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
         (line("0", "1e30", "1", one), "invalid type"),
         (line("-1", "1", "1", one), "timestamp \"-1\""),
         (line("1e300", "1", "1", one), "timestamp"),
-        (line("0", "513", "1", one), "1 hash_ids for 513"),
+        (
+            line("0", "1025", "1", one),
+            "1 hash_ids for 1025 tokens, which have 3 blocks of 512 (--hash-tokens",
+        ),
+        (line("0.5", "1", "1", one), "--time-unit s or --time-unit ms"),
+        (good.replace("timestamp", "time"), "no timestamp"),
         (line("0", "1", "1", ""), "no hash_ids"),
-        (line("0", "1", "1", ", \"hash_ids\": [-1]"), "invalid value"),
+        (line("0", "1", "1", ", \"hash_ids\": [-1]"), "hash_ids: invalid value"),
         (
             line("0", "2000", "1", ", \"hash_ids\": [4, 7, 5, 7]"),
             "hash_ids repeat 7 within one prompt, at places 2 and 4",
@@ -211,7 +371,7 @@ fn wrong_columns_are_named() {
     );
     assert_eq!(
         complaint("arrival=when,output=out,input=how\tmany"),
-        "trace:3: how\tmany is -1, outside 1..=16777216"
+        "trace:3: how\tmany is -1, outside 1..=16,777,216"
     );
     for (text, error) in [
         ("", "\"\" is not written as field=NAME"),
@@ -228,10 +388,16 @@ fn wrong_columns_are_named() {
 /// Compressed files are detected in every format, and the error quotes no byte of them.
 #[test]
 fn compressed_and_utf_16_files_are_refused_by_name() {
+    #[cfg(not(feature = "compressed"))]
+    for (bytes, reason) in
+        [(&b"\x1f\x8b\x08\x08\x1b[31m"[..], "gzip"), (b"\x28\xb5\x2f\xfd\x04\x1b[31m", "zstd")]
+    {
+        let message = complaint(bytes, None);
+        assert!(message.starts_with(&format!("trace: compressed with {reason}; decompress it first")));
+        assert!(message.contains("`cargo install --path cli --features compressed`"), "{message:?}");
+    }
     for (bytes, reason) in [
-        (&b"\x1f\x8b\x08\x08\x1b[31m"[..], "compressed with gzip; decompress it first"),
-        (b"\x28\xb5\x2f\xfd\x04\x1b[31m", "compressed with zstd; decompress it first"),
-        (b"PK\x03\x04\x1b[31m", "compressed with zip; decompress it first"),
+        (&b"PK\x03\x04\x1b[31m"[..], "compressed with zip; decompress it first"),
         (b"\xff\xfe{\0\"\0", "text in UTF-16; convert it to UTF-8"),
     ] {
         for format in [None, Some(Format::Mooncake), Some(Format::Azure)] {
@@ -334,6 +500,9 @@ fn directories_and_missing_files_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let error = Trace::load(directory.path(), &usual()).unwrap_err();
     assert!(matches!(error.reason, Reason::Directory));
+    std::fs::write(directory.path().join("a.json"), AGENT).unwrap();
+    let lines = ReadOptions { format: Format::Mooncake, ..usual() };
+    assert!(matches!(Trace::load(directory.path(), &lines).unwrap_err().reason, Reason::Directory));
     let error = Trace::load(&directory.path().join("none"), &usual()).unwrap_err();
     assert!(matches!(error.reason, Reason::Open(_)));
 }
@@ -342,16 +511,16 @@ proptest! {
     /// A reader of any bytes ends with rows or with an error.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..600)) {
-        for format in [None, Some(Format::Mooncake), Some(Format::Azure)] {
-            let _ = read(&bytes, format);
+        for format in Format::value_variants() {
+            let _ = read(&bytes, *format);
         }
     }
 
     /// A valid trace with one changed byte is read or refused, and the requests are within the
     /// bounds.
     #[test]
-    fn damaged_traces_are_read_or_refused(at in 0usize..200, byte in any::<u8>(), azure in any::<bool>()) {
-        let mut bytes = if azure { AZURE } else { MOONCAKE }.as_bytes().to_vec();
+    fn damaged_traces_are_read_or_refused(at in 0usize..400, byte in any::<u8>(), which in 0usize..5) {
+        let mut bytes = [AZURE, MOONCAKE, BAILIAN, DYNAMO, AGENT][which].as_bytes().to_vec();
         let at = at % bytes.len();
         bytes[at] = byte;
         if let Ok(trace) = read(&bytes, None) {

@@ -22,7 +22,7 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Geometric, LogNormal, Zipf};
 use rand_pcg::Pcg64Mcg;
 
-use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+use crate::trace::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request, Trace};
 
 #[cfg(feature = "node")]
 pub use turns::turn;
@@ -38,9 +38,6 @@ const SYSTEM_PROMPT_SKEW: f64 = 1.1;
 const DOCUMENT_SHARE: f64 = 0.25;
 /// The longest prompt, in tokens; a conversation that reaches it ends.
 const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;
-
-/// The time per token of an answer, which delays the next turn beside the think time.
-const TOKEN_SECONDS: f64 = 0.03;
 
 /// A lognormal length or time: half of the values lie below the median, a sixth above `median *
 /// e^sigma`.
@@ -130,7 +127,8 @@ impl Conversations {
         for request in &mut requests {
             request.arrival -= zero;
         }
-        Trace { name: format!("conversations (seed {seed})"), requests, out_of_order: 0 }
+        let name = format!("conversations (seed {seed})");
+        Trace { name, requests, hash_tokens: HASH_BLOCK_TOKENS, out_of_order: 0 }
     }
 
     /// Lengthens a text; every new block gets an id of its own.
@@ -185,7 +183,8 @@ impl Iterator for Conversations {
         let message = MESSAGE_TOKENS.draw_tokens(&mut self.rng);
         self.extend(&mut prompt, message);
         if turns_left > 0 && prompt.tokens <= CONTEXT_TOKENS_MAX {
-            let wait_s = f64::from(output_tokens) * TOKEN_SECONDS + THINK_SECONDS.draw(&mut self.rng);
+            let wait_s =
+                f64::from(output_tokens) * ANSWER_TOKEN.as_secs_f64() + THINK_SECONDS.draw(&mut self.rng);
             let at = at + Duration::from_secs_f64(wait_s);
             self.due.push(Reverse(Due { at, conversation, turns_left: turns_left - 1, prompt }));
         }

@@ -83,7 +83,15 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
-    /// The server does not speak HTTP, or broke off.
+    /// The server does not speak HTTP.
+    #[error(
+        "{url} does not speak HTTP: it is perhaps the port for peers (`--listen`); the admin interface has another (`--admin`)"
+    )]
+    NotHttp {
+        /// The address.
+        url: AdminUrl,
+    },
+    /// The server broke off.
     #[error("{url} broke off: {reason}")]
     Broken {
         /// The address.
@@ -220,7 +228,10 @@ impl Client {
         }
         let request = request.body(Full::new(body)).map_err(|error| self.broken(error))?;
         let driver = Driver(tokio::spawn(async { drop(connection.await) }));
-        let response = sender.send_request(request).await.map_err(|error| self.broken(error))?;
+        let response = sender.send_request(request).await.map_err(|error| match error.is_parse() {
+            true => ClientError::NotHttp { url: self.url.clone() },
+            false => self.broken(error),
+        })?;
         let content_type = response.headers().get(CONTENT_TYPE);
         Ok(Opened {
             status: response.status().as_u16(),

@@ -342,6 +342,6 @@ async fn a_client_names_what_is_wrong() {
         }
     });
     let client = Client::new(url(&address).unwrap(), None);
-    assert!(matches!(client.get("/stats").await, Err(ClientError::Broken { .. })));
+    assert!(matches!(client.get("/stats").await, Err(ClientError::NotHttp { .. })));
     assert!(matches!(client.get("/stats").await, Err(ClientError::Foreign { .. })));
 }

@@ -249,9 +249,7 @@ impl Reader<'_> {
         let dtype = self.value("dtype", str::parse::<Dtype>)?;
         let builder = match name {
             PROBE_LAYOUT => KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16),
-            name => {
-                KvLayout::named_builder(name).map_err(|error| self.refuse("layout", error.to_string()))?
-            }
+            name => KvLayout::described(name).map_err(|error| self.refuse("layout", error.to_string()))?,
         };
         let builder = builder.block_tokens(tokens);
         let builder = match dtype {

@@ -75,7 +75,7 @@ pub const KEYS: &[Key] = &[
         "Size up to which the pool can be resized; by default twice its size"),
     key("block-tokens", "N", Some("16"), "a whole number from 1 to 4096",
         "Tokens per block"),
-    key("layout", "NAME", Some("probe"), "`probe` (16 bytes per token), or the name of a model such as qwen2.5-7b",
+    key("layout", "LAYOUT", Some("probe"), "`probe` (16 bytes per token), the name of a model such as qwen2.5-7b, the path of its config.json, or numbers such as layers=32,kv-heads=8,head-dim=128",
         "Layout of the blocks"),
     key("dtype", "NAME", None, "f32, f16, bf16, fp8_e4m3, fp8_e5m2 or int8",
         "Element type of K and V; by default the layout's"),

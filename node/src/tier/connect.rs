@@ -74,7 +74,7 @@ mod tests {
             assert_eq!(result.ok().map(|tier| tier.name()), Some("redis"));
         } else {
             let text = result.err().expect("a refusal").to_string();
-            assert!(text.contains("feature `redis`"), "{text}");
+            assert!(text.contains("--features redis`"), "{text}");
         }
     }
 }

@@ -33,7 +33,9 @@ pub enum TierError {
         reason: String,
     },
     /// The store's client is not part of this build.
-    #[error("this program was built without {store}: build it with the feature `{feature}`")]
+    #[error(
+        "this program was built without {store}: build it with `cargo install --path cli --features {feature}`"
+    )]
     NotBuilt {
         /// Kind of store.
         store: &'static str,

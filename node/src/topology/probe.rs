@@ -20,7 +20,7 @@ pub fn probe(name: &str, sysfs: &Path, peers: &[PeerAddress]) -> Machine {
     #[cfg(feature = "cuda")]
     super::driver::read_devices(sysfs, &mut machine);
     #[cfg(not(feature = "cuda"))]
-    machine.notes.push("devices: this program was built without the feature `cuda`".to_owned());
+    machine.notes.push("devices: this program was built without the feature `cuda`: build it with `cargo install --path cli --features cuda`".to_owned());
     machine.peers = peers.iter().map(peer).collect();
     machine
 }

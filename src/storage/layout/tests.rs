@@ -158,3 +158,44 @@ fn tiles_never_overlap() {
         }
     }
 }
+
+#[test]
+fn names_are_known_without_regard_to_case_organisation_and_variant() {
+    for (name, known) in [
+        ("Qwen/Qwen2.5-0.5B", "qwen2.5-0.5b"),
+        ("Qwen2.5-7B-Instruct", "qwen2.5-7b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("deepseek-ai/DeepSeek-V2-Lite-Chat", "deepseek-v2-lite"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-r1"),
+        ("moonshotai/Kimi-K2-Instruct", "kimi-k2"),
+    ] {
+        assert_eq!(KvLayout::named(name), KvLayout::named(known), "{name}");
+    }
+    let llama = KvLayout::named("llama-3.1-70b").unwrap();
+    assert_eq!(llama.bytes_per_token(), 327_680);
+    for name in ["", "-", "qwen2.5", "llama-3.1-8b-4bit", "qwen2.5-7b-", "deepseek-v9", "v3", "é/ü-1"] {
+        assert!(matches!(KvLayout::named(name), Err(LayoutError::UnknownModel { .. })), "{name}");
+    }
+    let error = KvLayout::named("Qwen/Qwen2.5-71B").unwrap_err().to_string();
+    assert!(error.contains("the closest first, qwen2.5-7b, qwen2.5-72b, qwen2.5-3b, "), "{error}");
+    let error = KvLayout::named(&"lama-3.1-8b".repeat(1000)).unwrap_err();
+    assert!(matches!(error, LayoutError::UnknownModel { .. }));
+}
+
+#[test]
+fn layouts_are_described_by_numbers() {
+    let numbers = |text: &str| KvLayout::described(text).and_then(KvLayoutBuilder::build);
+    assert_eq!(numbers("layers=32,kv-heads=8,head-dim=128"), KvLayout::named("llama-3.1-8b"));
+    assert_eq!(numbers("layers=61, latent = 576, dtype=bf16"), KvLayout::named("deepseek-v3"));
+    let f8 = numbers("layers=1,kv-heads=1,head-dim=16,dtype=fp8_e4m3").unwrap();
+    assert_eq!(f8.dtype(), Dtype::Fp8E4M3);
+    for (text, item) in [("layers=2,", ""), ("layers=-2", "layers=-2"), ("layers=2,heads=3", "heads=3")] {
+        let error = numbers(text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{item}: no part of layers=32,")), "{error}");
+    }
+    assert_eq!(numbers("layers=2,kv-heads=1"), Err(LayoutError::Zero { field: "head_dim" }));
+    assert!(matches!(numbers("layers=2,dtype=f64"), Err(LayoutError::UnknownDtype { .. })));
+}

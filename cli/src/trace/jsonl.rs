@@ -1,0 +1,106 @@
+//! Mooncake's, Bailian's and Dynamo's traces: one JSON object a line.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::error::Reason;
+use super::hashes::Hashing;
+use super::lines::Lines;
+use super::{Format, ReadOptions, Row, TimeUnit};
+
+/// Tokens of a prompt for one hash id, where the trace does not say otherwise.
+pub const HASH_BLOCK_TOKENS: u32 = 512;
+
+/// The same in Bailian's traces.
+const BAILIAN_HASH_TOKENS: u32 = 16;
+
+/// The time per token of an answer, before the next turn of its conversation.
+pub const ANSWER_TOKEN: Duration = Duration::from_millis(30);
+
+/// A line. Lengths are signed, so that errors quote negative ones.
+#[derive(Deserialize)]
+struct Line<'l> {
+    #[serde(alias = "created_time")]
+    timestamp: Option<f64>,
+    /// Time between the end of the turn before and this turn.
+    #[serde(alias = "delay_ms")]
+    delay: Option<f64>,
+    session_id: Option<String>,
+    chat_id: Option<IgnoredAny>,
+    #[serde(alias = "input_tokens")]
+    input_length: i64,
+    #[serde(alias = "output_tokens")]
+    output_length: i64,
+    #[serde(borrow, default)]
+    hash_ids: Option<&'l RawValue>,
+}
+
+/// Reads up to `max` rows, and the tokens of a hash id. Without a format, the fields of the first
+/// line decide.
+pub(super) fn read<R: BufRead>(
+    lines: &mut Lines<R>,
+    mut format: Format,
+    options: &ReadOptions,
+    max: usize,
+) -> Result<(Vec<Row>, u32), Reason> {
+    let (mut rows, mut ends, mut hash_tokens) = (Vec::new(), HashMap::new(), HASH_BLOCK_TOKENS);
+    while rows.len() < max
+        && let Some(line) = lines.next_line()?
+    {
+        let line: Line<'_> = serde_json::from_str(line.trim_end()).map_err(|e| Reason::json(&e))?;
+        format = match (format, &line) {
+            (Format::Auto, Line { chat_id: Some(_), .. }) => Format::Bailian,
+            (Format::Auto, Line { session_id: Some(_), .. }) => Format::Dynamo,
+            (Format::Auto, _) => Format::Mooncake,
+            (format, _) => format,
+        };
+        let is_bailian = format == Format::Bailian;
+        let tokens_usual = if is_bailian { BAILIAN_HASH_TOKENS } else { HASH_BLOCK_TOKENS };
+        hash_tokens = options.hash_tokens.unwrap_or(tokens_usual);
+        // Bailian hashes each block by itself.
+        let hashing = Hashing { tokens: hash_tokens, chain: is_bailian.then_some(0) };
+        let lengths = [("input_length", line.input_length), ("output_length", line.output_length)];
+        let hash_ids = line.hash_ids;
+        let at_ns = at_ns(line, format, options.time_unit, &mut ends)?;
+        rows.push((at_ns, hashing.request(lengths, hash_ids, options)?));
+    }
+    if format == Format::Dynamo {
+        // Its lines are in the order of sessions.
+        rows.sort_by_key(|&(at_ns, _)| at_ns);
+    }
+    Ok((rows, hash_tokens))
+}
+
+/// Returns the arrival of a request, by the ends of the last turns of its session. A later turn
+/// arrives by its delay after the end of the turn before, or at its timestamp if it has no delay.
+fn at_ns(
+    line: Line<'_>,
+    format: Format,
+    unit: Option<TimeUnit>,
+    ends: &mut HashMap<String, i64>,
+) -> Result<i64, Reason> {
+    let unit = match (unit, format, line.timestamp) {
+        (Some(unit), ..) => unit,
+        (None, Format::Bailian, _) => TimeUnit::S,
+        (None, Format::Mooncake, Some(time)) if time.fract() != 0.0 => return Err(Reason::TimeUnit(time)),
+        (None, ..) => TimeUnit::Ms,
+    };
+    let timestamp = line.timestamp.map(|time| unit.ns("timestamp", time)).transpose()?;
+    let Some(session) = line.session_id.filter(|_| format == Format::Dynamo) else {
+        return timestamp.ok_or(Reason::NoTimestamp);
+    };
+    let delay = line.delay.map(|delay| unit.ns("delay", delay)).transpose()?;
+    let at_ns = match (ends.get(&session), delay, timestamp) {
+        (Some(end), Some(delay), _) => end.saturating_add(delay),
+        (_, _, Some(timestamp)) => timestamp,
+        (end, delay, None) => end.copied().unwrap_or(0).saturating_add(delay.unwrap_or(0)),
+    };
+    let answer_ns = line.output_length.saturating_mul(ANSWER_TOKEN.as_nanos() as i64);
+    ends.insert(session, at_ns.saturating_add(answer_ns));
+    Ok(at_ns)
+}

@@ -1,0 +1,113 @@
+//! Layouts from the `config.json` of a model, as Hugging Face has it.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::dtype::Dtype;
+
+use super::layout::{KvLayout, KvLayoutBuilder};
+
+/// Parts of the keys of models whose layers differ, or keep other things than K and V of each token
+/// and head: windows, linear attention, state spaces, indexes, compressed and shared layers.
+const DIFFERENT: &str = "mamba ssm_ state_size linear_attn linear_num linear_conv hybrid attention_interval \
+    attn_every attn_layer attn_type attention_chunk window_pattern use_sliding no_rope index_topk index_head \
+    compress_ratio kv_shared cross_attention_layers";
+
+/// Beginnings of the types of models with windows in some layers, whose configurations may not say
+/// so otherwise.
+const WINDOWED: [&str; 6] = ["cohere2", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4"];
+
+/// Types of layers that all keep K and V.
+const ATTENTION: [&str; 3] = ["attention", "full_attention", "sliding_attention"];
+
+/// The keys that are read.
+#[derive(Deserialize)]
+struct Config {
+    model_type: Option<String>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_size: Option<usize>,
+    kv_lora_rank: Option<usize>,
+    qk_rope_head_dim: Option<usize>,
+    torch_dtype: Option<String>,
+    dtype: Option<String>,
+    #[serde(alias = "layers_block_type")]
+    layer_types: Option<BTreeSet<String>>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+/// Returns the path of a configuration, if a text is one.
+pub(super) fn path(text: &str) -> Option<PathBuf> {
+    let (path, inside) = (Path::new(text), Path::new(text).join("config.json"));
+    let is_file = path.is_file() || path.extension().is_some_and(|end| end == "json");
+    is_file.then(|| path.to_owned()).or_else(|| inside.is_file().then_some(inside))
+}
+
+/// Returns a builder with the values of a configuration, or why it describes no layout.
+pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
+    let parse = |text: &str| -> Result<Config, serde_json::Error> {
+        let mut config: Map<String, Value> = serde_json::from_str(text)?;
+        // The language model of one that also takes images or sound.
+        if let Some(Value::Object(language)) = config.remove("text_config") {
+            config.extend(language);
+        }
+        Config::deserialize(Value::from(config))
+    };
+    let config = parse(text).map_err(|error| error.to_string())?;
+    if let Some(by) = difference(&config) {
+        return Err(format!("the layers of this model differ ({by}), and a layout has one shape for all"));
+    }
+    let missing = |key: &str| format!("it has no {key}");
+    let layers = config.num_hidden_layers.ok_or_else(|| missing("num_hidden_layers"))?;
+    let dtype = match config.torch_dtype.or(config.dtype).as_deref() {
+        None | Some("bfloat16") => Dtype::Bf16,
+        Some("float16") => Dtype::F16,
+        Some("float32") => Dtype::F32,
+        Some(other) => return Err(format!("K and V of dtype {other:?} are not supported")),
+    };
+    let builder = KvLayout::builder().layers(layers).dtype(dtype);
+    if let Some(rank) = config.kv_lora_rank {
+        let rope = config.qk_rope_head_dim.ok_or_else(|| missing("qk_rope_head_dim"))?;
+        return Ok(builder.latent(rank + rope));
+    }
+    if config.others.get("multi_query") == Some(&json!(true)) {
+        return Err("multi_query is not supported".to_owned());
+    }
+    let heads = config.num_attention_heads;
+    let kv_heads = config.num_key_value_heads.or(heads).ok_or_else(|| missing("num_key_value_heads"))?;
+    let split = || config.hidden_size?.checked_div(heads?);
+    let head_dim = config.head_dim.or_else(split).ok_or_else(|| missing("head_dim"))?;
+    Ok(builder.kv_heads(kv_heads).head_dim(head_dim))
+}
+
+/// Returns what says that the layers differ, if something does.
+fn difference(config: &Config) -> Option<String> {
+    if let Some(types) = &config.layer_types
+        && (types.len() > 1 || types.iter().any(|kind| !ATTENTION.contains(&kind.as_str())))
+    {
+        return Some(format!(
+            "layer types {}",
+            types.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let model = config.model_type.as_deref().unwrap_or_default();
+    if config.layer_types.is_none() && WINDOWED.iter().any(|windowed| model.starts_with(windowed)) {
+        return Some(format!("model_type {model}"));
+    }
+    let none = [Value::Null, json!(false), json!(0), json!([])];
+    let is_different = |key: &str| DIFFERENT.split(' ').any(|part| key.contains(part));
+    config
+        .others
+        .iter()
+        .find(|(key, value)| is_different(key) && !none.contains(value))
+        .map(|(key, _)| key.clone())
+}
