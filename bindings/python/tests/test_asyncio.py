@@ -57,7 +57,7 @@ def test_waiting_in_order_of_priority(pool: kvpool.Pool) -> None:
 
 def test_refusals_say_what_is_in_the_way(pool: kvpool.Pool) -> None:
     async def main() -> None:
-        with pool.try_allocate(90):
+        with pool.try_allocate(90), pool.sequence(1) as sequence:
             with pytest.raises(kvpool.OutOfBlocks) as exhausted:
                 pool.try_allocate(20)
             fields = exhausted.value
@@ -66,8 +66,8 @@ def test_refusals_say_what_is_in_the_way(pool: kvpool.Pool) -> None:
             assert fields.oldest_batch is None
             waiting = asyncio.create_task(pool.allocate(20, priority="high"))
             await asyncio.sleep(0.01)
-            with pytest.raises(kvpool.OutOfBlocks) as behind:
-                pool.try_allocate(1)
+            with pytest.raises(kvpool.OutOfBlocks) as behind, pool.begin_batch() as batch:
+                batch.append(sequence, 1)
             fields = behind.value
             assert (fields.kind, fields.asked, fields.priority, fields.waiting) == ("Behind", 1, "normal", "high")
             assert fields.lacking == 10

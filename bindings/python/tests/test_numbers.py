@@ -93,6 +93,7 @@ class World:
             "buffers": [bytes(64)],
             "bytes_max": 1 << 20,
             "count": 1,
+            "end": 2,
             "first": 1,
             "frame": 1,
             "hash": b"x",
