@@ -11,7 +11,9 @@ cd "$(dirname "$0")/.."
 
 # In the order in which they can be published: each needs only those before it.
 CRATES=(kvpool kvpool-policies kvpool-map kvpool-node kvpool-cli)
-BYTES_MAX=$((1 << 20)) # of a package; a registry accepts ten times as much
+BYTES_MAX=$((3 << 19)) # of a package, to notice what does not belong there; a registry accepts more
+
+PACKAGES=${CARGO_TARGET_DIR:-target}/package
 
 fail() { echo "packaging/package.sh: $*" >&2 && exit 1; }
 
@@ -23,12 +25,12 @@ print(*sorted(p["name"] for p in json.load(sys.stdin)["packages"] if p["publish"
     fail "these crates can be published: $publishable"
 
 # Together, so that they are resolved against each other: none of them needs to be on a registry.
-rm -rf target/package/kvpool*.crate
+rm -f "$PACKAGES"/kvpool*.crate
 # The tests and benches are left out on purpose; cargo warns of each.
 cargo package --locked "$@" "${CRATES[@]/#/-p}" 2> >(grep -v "^warning: ignoring" >&2)
 
 for crate in "${CRATES[@]}"; do
-    package=$(echo target/package/"$crate"-[0-9]*.crate)
+    package=$(echo "$PACKAGES/$crate"-[0-9]*.crate)
     [[ -f $package ]] || fail "there is no package of $crate"
     files=$(tar -tzf "$package" | cut -d/ -f2-)
     for file in README.md LICENSE-APACHE LICENSE-MIT Cargo.toml; do
