@@ -72,6 +72,7 @@ archive() {
     install -m 755 "$program" "$folder/kvpool"
     install -m 644 LICENSE-APACHE LICENSE-MIT CHANGELOG.md "$folder"
     install -m 644 packaging/kvpool.service docs/alerts.yml docs/grafana.json "$folder"
+    python3 packaging/notices.py "$target" "$FEATURES" >"$folder/THIRD-PARTY.txt"
     "$program" man "$folder/man/man1"
     for shell in "${SHELLS[@]}"; do "$program" completions "$shell" >"$folder/completions/kvpool.$shell"; done
     # The same bytes for the same files, whoever packs them and when.
@@ -92,9 +93,9 @@ try_archive() { # try_archive FILE FOLDER: unpacks and runs it without an enviro
         local kvpool=(env -i "./$2/kvpool")
         "${kvpool[@]}" --version
         "${kvpool[@]}" info
-        "${kvpool[@]}" replay --requests 200
+        "${kvpool[@]}" replay --requests 200 | tail -1
         # A node, asked for its state and ended.
-        "${kvpool[@]}" serve --size 500 --layout tiny --admin 127.0.0.1:0 >served 2>&1 &
+        "${kvpool[@]}" serve --size 500 --layout tiny --admin 127.0.0.1:0 --listen 127.0.0.1:0 >served 2>&1 &
         local node=$! address="" i
         for ((i = 0; i < 100 && ${#address} == 0; i++)); do
             sleep 0.1
