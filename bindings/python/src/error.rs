@@ -302,8 +302,6 @@ impl From<FrameShrinkError> for Failure {
                 fields![kind: "InUse", frames: frames.iter().map(|frame| frame.0).collect::<Vec<_>>()]
             }
             FrameShrinkError::NotFree { frames } => fields![kind: "NotFree", frames: *frames],
-            ResizeError::NoTurn { asked, holder } => fields![kind: "NoTurn", asked: *asked,
-                holder: holder.map(|holder| holder.to_string())],
             _ => Vec::new(),
         };
         raise("ResizeError", error, fields)
@@ -317,6 +315,8 @@ impl From<ResizeError> for Failure {
             ResizeError::Shrink(error) => return (*error).into(),
             ResizeError::Defrag(error) => return error.clone().into(),
             ResizeError::NoRoom { asked, used } => fields![kind: "NoRoom", asked: *asked, used: *used],
+            ResizeError::NoTurn { asked, holder } => fields![kind: "NoTurn", asked: *asked,
+                holder: holder.map(|holder| holder.to_string())],
             ResizeError::Blocked { asked, blocks, retired } => {
                 let named = |(id, why): &(kvpool::BlockId, Blocker)| (id.0, why.to_string());
                 fields![kind: "Blocked", asked: *asked, retired: *retired,
