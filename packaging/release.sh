@@ -101,7 +101,8 @@ try_archive() { # try_archive FILE FOLDER: unpacks and runs it without an enviro
             sleep 0.1
             address=$(grep -o 'http://127\.0\.0\.1:[0-9]*' served | head -1 || true)
         done
-        "${kvpool[@]}" stats "$address" | head -3 || { cat served && kill "$node" && return 1; }
+        "${kvpool[@]}" stats "$address" >statistics || { cat served; kill "$node"; return 1; }
+        head -3 statistics
         kill "$node"
         wait "$node" || { cat served && return 1; }
     )
@@ -114,11 +115,14 @@ wheel() {
     tools || fail "maturin cannot be had"
     local build=(build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel") made
     say "building the wheel"
-    # zig links against the symbols of an older C library than this machine's.
-    if ! env "PATH=$VENV/bin:$PATH" maturin "${build[@]}" --zig --compatibility manylinux2014; then
-        note "zig cannot build it: the wheel is for the C library of this machine and later ones"
-        env "PATH=$VENV/bin:$PATH" maturin "${build[@]}" --compatibility linux
+    if "$VENV/bin/python" -m ziglang version >/dev/null; then
+        # zig links against the symbols of an older C library than this machine's.
+        build+=(--zig --compatibility manylinux2014)
+    else
+        note "zig cannot be had: the wheel is for the C library of this machine and later ones"
+        build+=(--compatibility linux)
     fi
+    env "PATH=$VENV/bin:$PATH" maturin "${build[@]}"
     made=$(echo "$WORK"/wheel/kvpool-*.whl)
     python3 -m zipfile -l "$made" | grep -c 'licenses/LICENSE-' | grep -qx 2 || fail "$made has not both licences"
     cp "$made" "$OUT"
