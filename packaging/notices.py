@@ -1,8 +1,8 @@
-"""Prints the licences of the crates that are linked into the program, for the archives of a release.
+"""Prints the licences of the crates that are linked into a crate of the workspace, for what a release ships.
 
-    python3 packaging/notices.py TARGET FEATURES
+    python3 packaging/notices.py CRATE TARGET [FEATURES]
 
-Names each crate with its version and licence, and then the text of every licence file once. Fails
+Names each one with its version and licence, and then the text of every licence file once. Fails
 if a crate has neither a licence file nor an expression in its manifest.
 """
 
@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = "kvpool-cli"
 BEGINNINGS = ("LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE")
 
 
@@ -21,10 +20,10 @@ def cargo(*arguments: str) -> str:
     return subprocess.run(["cargo", *arguments], check=True, capture_output=True, text=True).stdout
 
 
-def linked(target: str, features: str) -> set[tuple[str, str]]:
+def linked(crate: str, target: str, features: str) -> set[tuple[str, str]]:
     """Returns the names and versions of the crates of a build, without this workspace's."""
     tree = cargo(
-        "tree", "--locked", "-p", PROGRAM, "--features", features, "--target", target,
+        "tree", "--locked", "-p", crate, "--features", features, "--target", target,
         "--edges", "normal", "--prefix", "none", "--format", "{p}",
     )  # fmt: skip
     lines = (line.removesuffix(" (*)").split() for line in tree.splitlines() if line)
@@ -33,11 +32,11 @@ def linked(target: str, features: str) -> set[tuple[str, str]]:
 
 
 def main() -> None:
-    target, features = sys.argv[1:]
-    wanted = linked(target, features)
-    packages = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--features", f"{PROGRAM}/{features.replace(',', f',{PROGRAM}/')}"))["packages"]
+    crate, target, *features = sys.argv[1:]
+    wanted = linked(crate, target, ",".join(features))
+    packages = json.loads(cargo("metadata", "--locked", "--format-version", "1", "--all-features"))["packages"]
     texts: dict[str, list[str]] = {}
-    print("The program contains these crates:\n")
+    print("This contains:\n")
     for package in sorted(packages, key=lambda package: package["name"]):
         name, version = package["name"], package["version"]
         if (name, version) not in wanted:

@@ -12,7 +12,8 @@
 #     packaging/release.sh archive       # one of them
 #
 # Needs rustup, a C toolchain and Python 3.11. The tools (maturin, cargo-zigbuild, and zig as the C
-# compiler and linker) come from the Python package index, into target/packaging.
+# compiler and linker) come from the Python package index, into target/packaging. Both parts have the
+# licences of the crates that are linked into them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,7 +22,8 @@ export CARGO_INCREMENTAL=0
 # What the program needs for readable panics stays; tables of lines go.
 export CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
-TOOLS=(maturin==1.16.0 cargo-zigbuild==0.24.1 ziglang==0.17.1)
+MATURIN=(maturin==1.16.0 wheel==0.45.1)
+ZIG=(cargo-zigbuild==0.24.1 ziglang==0.17.1)
 FEATURES=top,redis
 SHELLS=(bash elvish fish powershell zsh)
 OUT=$PWD/target/release-files
@@ -36,9 +38,9 @@ say() { printf '== %s\n' "$*"; }
 note() { printf 'NOTE: %s\n' "$*"; } # what is less than was wanted, and why
 fail() { echo "packaging/release.sh: $*" >&2 && exit 1; }
 
-tools() { # installs the tools; fails if they cannot be had
+tools() { # tools NAME==VERSION...: installs Python packages; fails if one cannot be had
     [[ -x $VENV/bin/python ]] || python3 -m venv "$VENV"
-    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "${TOOLS[@]}"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
 }
 
 # ---- The archive
@@ -46,7 +48,7 @@ tools() { # installs the tools; fails if they cannot be had
 # Prints the target of the archive: static if it can be.
 target() {
     local target=$MACHINE-unknown-linux-musl
-    if rustup target add "$target" >&2 && { tools && "$VENV/bin/cargo-zigbuild" --version; } >&2; then
+    if rustup target add "$target" >&2 && { tools "${ZIG[@]}" && "$VENV/bin/cargo-zigbuild" --version; } >&2; then
         echo "$target"
     else
         echo "$MACHINE-unknown-linux-gnu"
@@ -72,7 +74,7 @@ archive() {
     install -m 755 "$program" "$folder/kvpool"
     install -m 644 LICENSE-APACHE LICENSE-MIT CHANGELOG.md "$folder"
     install -m 644 packaging/kvpool.service docs/alerts.yml docs/grafana.json "$folder"
-    python3 packaging/notices.py "$target" "$FEATURES" >"$folder/THIRD-PARTY.txt"
+    python3 packaging/notices.py kvpool-cli "$target" "$FEATURES" >"$folder/THIRD-PARTY.txt"
     "$program" man "$folder/man/man1"
     for shell in "${SHELLS[@]}"; do "$program" completions "$shell" >"$folder/completions/kvpool.$shell"; done
     # The same bytes for the same files, whoever packs them and when.
@@ -112,10 +114,10 @@ try_archive() { # try_archive FILE FOLDER: unpacks and runs it without an enviro
 # ---- The wheel
 
 wheel() {
-    tools || fail "maturin cannot be had"
+    tools "${MATURIN[@]}" || fail "maturin cannot be had"
     local build=(build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel") made
     say "building the wheel"
-    if "$VENV/bin/python" -m ziglang version >/dev/null; then
+    if tools "${ZIG[@]}" && "$VENV/bin/python" -m ziglang version >/dev/null; then
         # zig links against the symbols of an older C library than this machine's.
         build+=(--zig --compatibility manylinux2014)
     else
@@ -124,9 +126,15 @@ wheel() {
     fi
     env "PATH=$VENV/bin:$PATH" maturin "${build[@]}"
     made=$(echo "$WORK"/wheel/kvpool-*.whl)
-    python3 -m zipfile -l "$made" | grep -c 'licenses/LICENSE-' | grep -qx 2 || fail "$made has not both licences"
-    cp "$made" "$OUT"
-    try_wheel "$OUT/${made##*/}"
+    # The licences of what is linked into it, beside its own.
+    "$VENV/bin/python" -m wheel unpack --dest "$WORK" "$made" >/dev/null
+    (($(find "$WORK/kvpool-$VERSION" -path '*licenses/LICENSE-*' | wc -l) == 2)) || fail "$made has not both licences"
+    python3 packaging/notices.py kvpool-python "$MACHINE-unknown-linux-gnu" >"$(dirname "$(find "$WORK/kvpool-$VERSION" -name LICENSE-MIT)")/THIRD-PARTY.txt"
+    sed -i '0,/^License-File:/s//License-File: THIRD-PARTY.txt\n&/' "$WORK/kvpool-$VERSION"/kvpool-*.dist-info/METADATA
+    "$VENV/bin/python" -m wheel pack --dest-dir "$OUT" "$WORK/kvpool-$VERSION" >/dev/null
+    made=$OUT/${made##*/}
+    [[ -f $made ]] || fail "$made was not packed"
+    try_wheel "$made"
     say "${made##*/} has $(stat -c %s "$made") bytes"
 }
 
