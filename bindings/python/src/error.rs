@@ -315,6 +315,8 @@ impl From<ResizeError> for Failure {
             ResizeError::Shrink(error) => return (*error).into(),
             ResizeError::Defrag(error) => return error.clone().into(),
             ResizeError::NoRoom { asked, used } => fields![kind: "NoRoom", asked: *asked, used: *used],
+            ResizeError::NoTurn { asked, holder } => fields![kind: "NoTurn", asked: *asked,
+                holder: holder.map(|holder| holder.to_string())],
             ResizeError::Blocked { asked, blocks, retired } => {
                 let named = |(id, why): &(kvpool::BlockId, Blocker)| (id.0, why.to_string());
                 fields![kind: "Blocked", asked: *asked, retired: *retired,

@@ -73,7 +73,7 @@ routes! {
 }
 
 /// The description of the routes.
-pub(super) const OPENAPI: &str = include_str!("../../../docs/openapi.json");
+pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Owners that are listed, unless a request names another number.
 const OWNERS: usize = 1000;

@@ -256,6 +256,29 @@ fn every_query_of_the_dashboard_names_a_metric_and_its_labels() {
     assert!(check_query("kvpool_blocks", "{{order}}").is_err());
 }
 
+/// Each expression is on one line; `up` is of Prometheus itself.
+#[test]
+fn every_alert_names_metrics_and_their_labels() {
+    let text = include_str!("../../../docs/alerts.yml");
+    let value = |line: &'static str, key| line.trim().strip_prefix(key).map(str::trim);
+    let (mut names, mut expression, mut described) = (HashSet::new(), None, 0);
+    for line in text.lines() {
+        if let Some(name) = value(line, "- alert:") {
+            assert!(names.insert(name), "{name} is there twice");
+        } else if let Some(found) = value(line, "expr:") {
+            expression = Some(found);
+        } else if let Some(summary) = value(line, "summary:") {
+            let query = expression.take().unwrap_or_else(|| panic!("no expression before {summary}"));
+            if !query.starts_with("up{") {
+                let labels = summary.replace("{{ $value", "").replace("{{ $labels.", "{{");
+                check_query(query, &labels).unwrap();
+            }
+            described += 1;
+        }
+    }
+    assert!(names.len() > 20 && described == names.len() && expression.is_none(), "{described} {names:?}");
+}
+
 #[test]
 fn the_table_of_the_documentation_is_complete() {
     let text = include_str!("../../../docs/operate.md");

@@ -1,0 +1,167 @@
+#!/usr/bin/env bash
+# Builds what a release consists of, into target/release-files, and runs each part where there is
+# neither Rust nor this repository's environment:
+#
+#     archive   kvpool-VERSION-TARGET.tar.gz: the program with the features `top` and `redis`, man pages,
+#               completions, licences. Statically linked (musl) where that can be built, and with the C
+#               library of this machine where it cannot
+#     wheel     the Python package, for CPython 3.11 and later. For glibc 2.17 and later (manylinux2014)
+#               where that can be built, and for this machine where it cannot
+#
+#     packaging/release.sh               # both
+#     packaging/release.sh archive       # one of them
+#
+# Needs rustup, a C toolchain and Python 3.11. The tools (maturin, cargo-zigbuild, and zig as the C
+# compiler and linker) come from the Python package index, into target/packaging. Both parts have the
+# licences of the crates that are linked into them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export RUSTUP_TOOLCHAIN="${RUSTUP_TOOLCHAIN:-1.95.0}"
+export CARGO_INCREMENTAL=0
+# What the program needs for readable panics stays; tables of lines go.
+export CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo
+
+MATURIN=(maturin==1.16.0 wheel==0.45.1)
+ZIG=(cargo-zigbuild==0.24.1 ziglang==0.17.1)
+FEATURES=top,redis
+SHELLS=(bash elvish fish powershell zsh)
+OUT=$PWD/target/release-files
+VENV=$PWD/target/packaging
+MACHINE=$(uname -m)
+VERSION=$(sed -n '/^\[workspace.package\]/,/^$/ s/^version = "\(.*\)"$/\1/p' Cargo.toml)
+TARGETS=${CARGO_TARGET_DIR:-target}
+WORK=$(mktemp -d)
+trap 'rm -rf "$WORK"' EXIT
+
+say() { printf '== %s\n' "$*"; }
+note() { printf 'NOTE: %s\n' "$*"; } # what is less than was wanted, and why
+fail() { echo "packaging/release.sh: $*" >&2 && exit 1; }
+
+tools() { # tools NAME==VERSION...: installs Python packages; fails if one cannot be had
+    [[ -x $VENV/bin/python ]] || python3 -m venv "$VENV"
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+# ---- The archive
+
+# Prints the target of the archive: static if it can be.
+target() {
+    local target=$MACHINE-unknown-linux-musl
+    if rustup target add "$target" >&2 && { tools "${ZIG[@]}" && "$VENV/bin/cargo-zigbuild" --version; } >&2; then
+        echo "$target"
+    else
+        echo "$MACHINE-unknown-linux-gnu"
+    fi
+}
+
+archive() {
+    local target build name folder shell program
+    target=$(target)
+    if [[ $target == *-musl ]]; then
+        build=(env "PATH=$VENV/bin:$PATH" cargo zigbuild)
+    else
+        note "the target for musl, or zig, cannot be had: the program is linked to the C library of this machine"
+        build=(cargo build)
+    fi
+    say "building the program for $target"
+    "${build[@]}" --locked --profile release --target "$target" -p kvpool-cli --features "$FEATURES"
+
+    name=kvpool-$VERSION-$target
+    folder=$WORK/$name
+    program=$TARGETS/$target/release/kvpool
+    mkdir -p "$folder/man/man1" "$folder/completions"
+    install -m 755 "$program" "$folder/kvpool"
+    install -m 644 LICENSE-APACHE LICENSE-MIT CHANGELOG.md "$folder"
+    install -m 644 packaging/kvpool.service docs/alerts.yml docs/grafana.json "$folder"
+    python3 packaging/notices.py kvpool-cli "$target" "$FEATURES" >"$folder/THIRD-PARTY.txt"
+    "$program" man "$folder/man/man1"
+    for shell in "${SHELLS[@]}"; do "$program" completions "$shell" >"$folder/completions/kvpool.$shell"; done
+    # The same bytes for the same files, whoever packs them and when.
+    tar -C "$WORK" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -cf - "$name" |
+        gzip -9n >"$OUT/$name.tar.gz"
+    [[ $target != *-musl ]] || ! readelf -l "$program" | grep -q INTERP || fail "$program is not static"
+    try_archive "$OUT/$name.tar.gz" "$name"
+    say "the program has $(stat -c %s "$program") bytes, the archive $(stat -c %s "$OUT/$name.tar.gz")"
+}
+
+try_archive() { # try_archive FILE FOLDER: unpacks and runs it without an environment
+    say "running ${1##*/} in an empty environment"
+    local place=$WORK/installed
+    mkdir "$place"
+    tar -C "$place" -xzf "$1"
+    (
+        cd "$place"
+        local kvpool=(env -i "./$2/kvpool")
+        "${kvpool[@]}" --version
+        "${kvpool[@]}" info
+        "${kvpool[@]}" replay --requests 200 | tail -1
+        # A node, asked for its state and ended.
+        "${kvpool[@]}" serve --size 500 --layout tiny --admin 127.0.0.1:0 --listen 127.0.0.1:0 >served 2>&1 &
+        local node=$! address="" i
+        for ((i = 0; i < 100 && ${#address} == 0; i++)); do
+            sleep 0.1
+            address=$(grep -o 'http://127\.0\.0\.1:[0-9]*' served | head -1 || true)
+        done
+        "${kvpool[@]}" stats "$address" >statistics || { cat served; kill "$node"; return 1; }
+        head -3 statistics
+        kill "$node"
+        wait "$node" || { cat served && return 1; }
+    )
+    ls "$place/$2" "$place/$2/man/man1" "$place/$2/completions"
+}
+
+# ---- The wheel
+
+wheel() {
+    tools "${MATURIN[@]}" || fail "maturin cannot be had"
+    local build=(build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel") made
+    say "building the wheel"
+    if tools "${ZIG[@]}" && "$VENV/bin/python" -m ziglang version >/dev/null; then
+        # zig links against the symbols of an older C library than this machine's.
+        build+=(--zig --compatibility manylinux2014)
+    else
+        note "zig cannot be had: the wheel is for the C library of this machine and later ones"
+        build+=(--compatibility linux)
+    fi
+    env "PATH=$VENV/bin:$PATH" maturin "${build[@]}"
+    made=$(echo "$WORK"/wheel/kvpool-*.whl)
+    # The licences of what is linked into it, beside its own.
+    "$VENV/bin/python" -m wheel unpack --dest "$WORK" "$made" >/dev/null
+    (($(find "$WORK/kvpool-$VERSION" -path '*licenses/LICENSE-*' | wc -l) == 2)) || fail "$made has not both licences"
+    python3 packaging/notices.py kvpool-python "$MACHINE-unknown-linux-gnu" >"$(dirname "$(find "$WORK/kvpool-$VERSION" -name LICENSE-MIT)")/THIRD-PARTY.txt"
+    sed -i '0,/^License-File:/s//License-File: THIRD-PARTY.txt\n&/' "$WORK/kvpool-$VERSION"/kvpool-*.dist-info/METADATA
+    "$VENV/bin/python" -m wheel pack --dest-dir "$OUT" "$WORK/kvpool-$VERSION" >/dev/null
+    made=$OUT/${made##*/}
+    [[ -f $made ]] || fail "$made was not packed"
+    try_wheel "$made"
+    say "${made##*/} has $(stat -c %s "$made") bytes"
+}
+
+try_wheel() { # try_wheel FILE: installs and runs it where there is no Rust
+    say "running ${1##*/} in an environment of its own, without Rust"
+    local clean=(env -i HOME="$WORK" PATH="$WORK/venv/bin:/usr/bin:/bin" LANG=C.UTF-8) tool
+    python3 -m venv "$WORK/venv"
+    for tool in cargo rustc maturin; do
+        ! "${clean[@]}" sh -c "command -v $tool" || fail "the environment has $tool"
+    done
+    "${clean[@]}" python -m pip install --quiet --disable-pip-version-check --only-binary :all: "$1"
+    cp bindings/python/examples/engine_loop.py "$WORK"
+    (cd "$WORK" && "${clean[@]}" python engine_loop.py)
+}
+
+# ---- All parts
+
+[[ $(uname -s) == Linux ]] || fail "releases are built on Linux"
+parts=("$@")
+(($#)) || parts=(archive wheel)
+mkdir -p "$OUT"
+for part in "${parts[@]}"; do
+    case $part in
+        archive | wheel) "$part" ;;
+        *) echo "packaging/release.sh: there is no part $part" >&2 && exit 2 ;;
+    esac
+done
+(cd "$OUT" && sha256sum kvpool-*.tar.gz kvpool-*.whl 2>/dev/null >SHA256SUMS || true)
+say "made $OUT"
+cat "$OUT/SHA256SUMS"
