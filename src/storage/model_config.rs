@@ -105,9 +105,13 @@ fn difference(config: &Config) -> Option<String> {
     }
     let none = [Value::Null, json!(false), json!(0), json!([])];
     let is_different = |key: &str| DIFFERENT.split(' ').any(|part| key.contains(part));
+    // MiniMax's types of attention: 1 is full, 0 linear.
+    let is_full = |key: &str, value: &Value| {
+        key == "attn_type_list" && value.as_array().is_some_and(|types| types.iter().all(|kind| *kind == 1))
+    };
     config
         .others
         .iter()
-        .find(|(key, value)| is_different(key) && !none.contains(value))
+        .find(|(key, value)| is_different(key) && !none.contains(value) && !is_full(key, value))
         .map(|(key, _)| key.clone())
 }

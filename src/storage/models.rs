@@ -78,7 +78,8 @@ impl KvLayout {
     /// [`names`](Self::names).
     ///
     /// Case does not matter, and neither do an organisation and the usual ends of names: `qwen2.5-7b`
-    /// is also `Qwen/Qwen2.5-7B-Instruct`.
+    /// is also `Qwen/Qwen2.5-7B-Instruct`. Layers for the prediction of several tokens are not
+    /// included, and sliding windows are ignored: all layers keep all tokens.
     ///
     /// # Errors
     /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
@@ -126,7 +127,8 @@ fn builder(name: &str) -> Option<KvLayoutBuilder> {
             break model;
         }
         let (rest, end) = name.rsplit_once('-')?;
-        let is_version = end.strip_prefix('v').unwrap_or(end).parse::<f64>().is_ok();
+        let version = end.strip_prefix('v').unwrap_or(end);
+        let is_version = version.chars().all(|sign| sign.is_ascii_digit() || sign == '.');
         if !is_version && !VARIANTS.contains(&end) {
             return None;
         }

@@ -32,6 +32,11 @@ fn uniform_models_have_the_layouts_of_their_names() {
                 "text_config": {"num_hidden_layers": 40, "num_key_value_heads": 8, "num_attention_heads": 32,
                 "head_dim": 128, "hidden_size": 5120, "sliding_window": null}}"#,
         ),
+        (
+            "MiniMaxAI/MiniMax-M2",
+            r#"{"model_type": "minimax_m2", "num_hidden_layers": 62, "num_key_value_heads": 8, "head_dim": 128,
+                "attn_type_list": [1, 1, 1]}"#,
+        ),
     ] {
         assert_eq!(layout(config), Ok(KvLayout::named(name).unwrap()), "{name}");
     }
@@ -56,6 +61,7 @@ fn models_with_other_state_are_refused() {
         (r#""hybrid_override_pattern": "M-M*""#, "hybrid_override_pattern"),
         (r#""index_topk": 2048, "kv_lora_rank": 512"#, "index_topk"),
         (r#""full_attention_interval": 4"#, "full_attention_interval"),
+        (r#""attn_type_list": [0, 0, 1]"#, "attn_type_list"),
         (r#""text_config": {"attention_chunk_size": 8192}"#, "attention_chunk_size"),
     ] {
         let error = layout(&format!("{{\"num_hidden_layers\": 2, {config}}}")).unwrap_err();
