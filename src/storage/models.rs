@@ -128,7 +128,8 @@ fn builder(name: &str) -> Option<KvLayoutBuilder> {
         }
         let (rest, end) = name.rsplit_once('-')?;
         let version = end.strip_prefix('v').unwrap_or(end);
-        let is_version = version.chars().all(|sign| sign.is_ascii_digit() || sign == '.');
+        let is_version = version.starts_with(|first: char| first.is_ascii_digit())
+            && version.chars().all(|sign| sign.is_ascii_digit() || sign == '.');
         if !is_version && !VARIANTS.contains(&end) {
             return None;
         }
