@@ -185,7 +185,7 @@ fn signals_and_panics_restore_the_terminal() {
         terminal.ends_with(128 + signal.as_raw() as u8);
     }
     let program = std::env::current_exe().unwrap();
-    let command = format!("{} --ignored --exact panics_on_a_terminal --nocapture", program.display());
+    let command = format!("{} --ignored --exact top::panics_on_a_terminal --nocapture", program.display());
     let Some(terminal) = Terminal::start((80, 24), "RUST_BACKTRACE=0", &command) else { return };
     let screen = terminal.ends_with(101);
     assert!(screen.contains("a panic while the terminal is taken"), "{screen}");

@@ -121,7 +121,7 @@ pub(super) struct Opened {
 }
 
 /// The task of a connection, which ends with this.
-struct Driver(JoinHandle<()>);
+struct Driver(tokio::task::JoinHandle<Result<(), hyper::Error>>);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -227,11 +227,21 @@ impl Client {
             request = request.header("last-event-id", id);
         }
         let request = request.body(Full::new(body)).map_err(|error| self.broken(error))?;
-        let driver = Driver(tokio::spawn(async { drop(connection.await) }));
-        let response = sender.send_request(request).await.map_err(|error| match error.is_parse() {
-            true => ClientError::NotHttp { url: self.url.clone() },
-            false => self.broken(error),
-        })?;
+        let mut driver = Driver(tokio::spawn(connection));
+        let response = match sender.send_request(request).await {
+            Ok(response) => response,
+            Err(error) => {
+                // What a server says before it was asked ends the connection, and cancels the request.
+                let is_foreign = error.is_parse()
+                    || error.is_canceled()
+                        && matches!((&mut driver.0).await, Ok(Err(error)) if error.is_parse());
+                return Err(if is_foreign {
+                    ClientError::NotHttp { url: self.url.clone() }
+                } else {
+                    self.broken(error)
+                });
+            }
+        };
         let content_type = response.headers().get(CONTENT_TYPE);
         Ok(Opened {
             status: response.status().as_u16(),
