@@ -1,5 +1,6 @@
 //! A client of the admin interface: one request per connection.
 
+use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::str::FromStr;
@@ -120,8 +121,13 @@ pub(super) struct Opened {
     _driver: Driver,
 }
 
+/// Returns whether a connection ended because of what the server said.
+fn is_foreign(end: &hyper::Error) -> bool {
+    end.is_parse() || end.source().is_none() && !end.is_incomplete_message()
+}
+
 /// The task of a connection, which ends with this.
-struct Driver(tokio::task::JoinHandle<Result<(), hyper::Error>>);
+struct Driver(JoinHandle<Result<(), hyper::Error>>);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -231,10 +237,11 @@ impl Client {
         let response = match sender.send_request(request).await {
             Ok(response) => response,
             Err(error) => {
-                // What a server says before it was asked ends the connection, and cancels the request.
+                // What a server says before it was asked is an unexpected message: it ends the
+                // connection, and cancels the request.
                 let is_foreign = error.is_parse()
                     || error.is_canceled()
-                        && matches!((&mut driver.0).await, Ok(Err(error)) if error.is_parse());
+                        && (&mut driver.0).await.is_ok_and(|end| end.is_err_and(|end| is_foreign(&end)));
                 return Err(if is_foreign {
                     ClientError::NotHttp { url: self.url.clone() }
                 } else {
