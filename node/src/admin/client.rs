@@ -121,13 +121,16 @@ pub(super) struct Opened {
     _driver: Driver,
 }
 
-/// Returns whether a connection ended because of what the server said.
-fn is_foreign(end: &hyper::Error) -> bool {
-    end.is_parse() || end.source().is_none() && !end.is_incomplete_message()
+/// Returns whether a request failed because of what the server said, perhaps before it was asked.
+fn is_foreign(error: &hyper::Error) -> bool {
+    // A request that was not sent yet is cancelled with the error of its connection.
+    let cause = error.source().and_then(|cause| cause.downcast_ref()).unwrap_or(error);
+    let is_unexpected = || cause.source().is_none() && !cause.is_canceled() && !cause.is_incomplete_message();
+    cause.is_parse() || is_unexpected() && !cause.is_closed()
 }
 
 /// The task of a connection, which ends with this.
-struct Driver(JoinHandle<Result<(), hyper::Error>>);
+struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -233,22 +236,11 @@ impl Client {
             request = request.header("last-event-id", id);
         }
         let request = request.body(Full::new(body)).map_err(|error| self.broken(error))?;
-        let mut driver = Driver(tokio::spawn(connection));
-        let response = match sender.send_request(request).await {
-            Ok(response) => response,
-            Err(error) => {
-                // What a server says before it was asked is an unexpected message: it ends the
-                // connection, and cancels the request.
-                let is_foreign = error.is_parse()
-                    || error.is_canceled()
-                        && (&mut driver.0).await.is_ok_and(|end| end.is_err_and(|end| is_foreign(&end)));
-                return Err(if is_foreign {
-                    ClientError::NotHttp { url: self.url.clone() }
-                } else {
-                    self.broken(error)
-                });
-            }
-        };
+        let driver = Driver(tokio::spawn(async { drop(connection.await) }));
+        let response = sender.send_request(request).await.map_err(|error| match is_foreign(&error) {
+            true => ClientError::NotHttp { url: self.url.clone() },
+            false => self.broken(error),
+        })?;
         let content_type = response.headers().get(CONTENT_TYPE);
         Ok(Opened {
             status: response.status().as_u16(),
