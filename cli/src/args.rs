@@ -186,7 +186,11 @@ pub struct Unread {
 impl AbsentCommand {
     /// Returns the feature that has the command.
     pub const fn feature(&self) -> &'static str {
-        if let Self::Top(_) = self { "top" } else { "node" }
+        match self {
+            Self::Top(_) => "top",
+            #[cfg(not(feature = "node"))]
+            _ => "node",
+        }
     }
 }
 
