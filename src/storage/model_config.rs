@@ -77,7 +77,7 @@ pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
     let builder = KvLayout::builder().layers(layers).dtype(dtype);
     if let Some(rank) = config.kv_lora_rank {
         let rope = config.qk_rope_head_dim.ok_or_else(|| missing("qk_rope_head_dim"))?;
-        return Ok(builder.latent(rank + rope));
+        return Ok(builder.latent(rank.saturating_add(rope)));
     }
     if config.others.get("multi_query") == Some(&json!(true)) {
         return Err("multi_query is not supported".to_owned());
