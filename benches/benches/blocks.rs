@@ -1,5 +1,5 @@
-//! One thread: one block, also while a batch is in flight; ten blocks with metadata, bursts, and the
-//! explicit handle as the bare magazine.
+//! One thread: one block, also while a batch is in flight; ten blocks with metadata, bursts, and
+//! the explicit handle as the bare magazine.
 
 use std::hint::black_box;
 
@@ -18,8 +18,8 @@ fn one_block(c: &mut Criterion) {
     measure::one_block::<Listed<Queued>>(&mut group);
 }
 
-/// One block, allocated and freed while a batch is in flight, which every 64 blocks ends and is
-/// followed by another: a freed block is retired until then. The lists have no such promise to keep.
+/// One block, allocated and freed while a batch is in flight. Every 64 blocks it ends, and the next
+/// one begins: a freed block is retired until then. The lists do not protect batches.
 fn in_flight(c: &mut Criterion) {
     let mut group = c.benchmark_group("one block, a batch in flight");
     let pool = pool(BLOCKS);

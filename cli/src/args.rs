@@ -13,6 +13,8 @@ use kvpool::DeviceId;
 use kvpool_policies::PolicyName;
 use kvpool_policies::simulate::Contender;
 
+#[cfg(not(feature = "top"))]
+use crate::absent::AbsentCommand;
 use crate::backend;
 use crate::commands::CommandError;
 use crate::replay::{Compaction, Eviction};
@@ -134,64 +136,6 @@ pub enum Command {
     Completions(CompletionsArgs),
     /// Print the man page, or write it and a page for each command into a directory
     Man(ManArgs),
-}
-
-/// The commands over a live pool, in a build without their feature.
-#[cfg(not(feature = "top"))]
-#[derive(Clone, Debug, Subcommand)]
-pub enum AbsentCommand {
-    /// Serve a pool, with an admin interface [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Serve(Unread),
-    /// Print the statistics of a node [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Stats(Unread),
-    /// Compact the pool of a node [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Defrag(Unread),
-    /// Change the size of a node's pool [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Resize(Unread),
-    /// Migrate a sequence from a node to another one [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Migrate(Unread),
-    /// Print the migrations of a node [build with --features node]
-    #[cfg(not(feature = "node"))]
-    MigrationStatus(Unread),
-    /// Print who holds the blocks of a node's pool [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Owners(Unread),
-    /// Follow a node [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Events(Unread),
-    /// Recount every frame of a node's pool [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Audit(Unread),
-    /// Print devices, memory nodes, network interfaces, and the paths between them [build with --features node]
-    #[cfg(not(feature = "node"))]
-    Topology(Unread),
-    /// Show a node on the terminal [build with --features top]
-    Top(Unread),
-}
-
-/// Words that are not read.
-#[cfg(not(feature = "top"))]
-#[derive(Clone, Debug, Args)]
-pub struct Unread {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    words: Vec<std::ffi::OsString>,
-}
-
-#[cfg(not(feature = "top"))]
-impl AbsentCommand {
-    /// Returns the feature that has the command.
-    pub const fn feature(&self) -> &'static str {
-        match self {
-            Self::Top(_) => "top",
-            #[cfg(not(feature = "node"))]
-            _ => "node",
-        }
-    }
 }
 
 /// `kvpool replay`.
@@ -450,8 +394,9 @@ pub struct WorkloadArgs {
     /// The seed of generated conversations
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
-    /// The layout: `probe` (16 bytes per token), a model such as `Qwen/Qwen2.5-7B`, the `config.json`
-    /// of a model (or its folder), or numbers such as layers=32,kv-heads=8,head-dim=128,dtype=bf16
+    /// The layout: `probe` (16 bytes per token), a model such as `Qwen/Qwen2.5-7B`, the
+    /// `config.json` of a model (or its folder), or numbers such as
+    /// layers=32,kv-heads=8,head-dim=128,dtype=bf16
     #[arg(long, value_name = "LAYOUT", default_value = "probe")]
     pub layout: String,
     /// The device of the pool's memory: `host`, or `cuda:N` in a build with the feature `cuda` (see

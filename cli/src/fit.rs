@@ -9,8 +9,8 @@ pub const TABLE_MIN: usize = 60;
 const CELL_MAX: usize = 12;
 const WORD_MAX: usize = 26;
 
-/// Returns the columns of the terminal: the variable `COLUMNS`, or the width of the standard output;
-/// `None` if that is not a terminal.
+/// Returns the columns of the terminal: the variable `COLUMNS`, or the width of the standard
+/// output; `None` if that is not a terminal.
 pub fn width() -> Option<usize> {
     let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     set.or_else(|| Table::new().width().map(usize::from)).filter(|&columns| columns > 0)
@@ -41,8 +41,8 @@ pub fn text(text: &str, width: Option<usize>) -> String {
     out
 }
 
-/// Renders a table. Where it does not fit, columns without any figure are left out first, then words
-/// of the widest column go to further lines. If that is not enough, each row becomes lines.
+/// Renders a table. Where it does not fit, columns without any figure are left out first, then
+/// words of the widest column go to further lines. If that is not enough, each row becomes lines.
 pub fn table(mut table: Table, width: Option<usize>) -> String {
     let Some(width) = width else { return table.trim_fmt() };
     let cells = |row: &Row| row.cell_iter().map(|cell| cell.content()).collect::<Vec<_>>();

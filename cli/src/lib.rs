@@ -2,7 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
-//! | `args` | the command line |
+//! | `args`, `absent` | the command line, and commands that this build lacks |
 //! | `commands` | the commands |
 //! | [`trace`], [`workload`] | requests, from a file or from a seed |
 //! | [`backend`] | the memory of a pool |
@@ -21,6 +21,8 @@
 // For the JSON of the report, which is one macro call.
 #![recursion_limit = "256"]
 
+#[cfg(not(feature = "top"))]
+pub mod absent;
 pub mod args;
 pub mod backend;
 mod commands;
