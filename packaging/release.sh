@@ -77,7 +77,7 @@ archive() {
     python3 packaging/notices.py kvpool-cli "$target" "$FEATURES" >"$folder/THIRD-PARTY.txt"
     "$program" man "$folder/man/man1"
     for shell in "${SHELLS[@]}"; do "$program" completions "$shell" >"$folder/completions/kvpool.$shell"; done
-    # The same bytes for the same files, whoever packs them and when.
+    # The same bytes for the same files, at any time and by any user.
     tar -C "$WORK" --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -cf - "$name" |
         gzip -9n >"$OUT/$name.tar.gz"
     [[ $target != *-musl ]] || ! readelf -l "$program" | grep -q INTERP || fail "$program is not static"
