@@ -29,8 +29,9 @@ impl Pool {
     /// If the other pool has no room, the sequence waits there in the line of
     /// [`allocate_async`](Self::allocate_async), as a running sequence: after requests of higher
     /// priority, before leases and admissions of its own. It holds no block there while it waits,
-    /// and nothing overtakes it but appends to running sequences. A sequence that is larger than
-    /// the other pool is refused at once. Of the other ways to another pool, only
+    /// and nothing overtakes it but appends to running sequences. Tasks that hold blocks there while
+    /// they wait for each other's never end: give such a wait a deadline, or swap a sequence out
+    /// first. A sequence that is larger than the other pool is refused at once. Of the other ways to another pool, only
     /// [`migrate_until`](Self::migrate_until) waits for room; [`preempt`](Self::preempt),
     /// [`replicate`](Self::replicate) and transfers to a node fail at once, and
     /// [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many blocks as there

@@ -110,7 +110,10 @@ impl Shared {
         sequence: Sequence,
         gives_up: bool,
     ) -> Option<(usize, Sequence)> {
-        let migration = self.pools[side].migrate(sequence, Target::Device(&self.pools[1 - side]));
+        // With a deadline: engines that wait for each other's blocks would wait for ever.
+        let until = Instant::now() + Duration::from_millis(5);
+        let to = Target::Device(&self.pools[1 - side]);
+        let migration = self.pools[side].migrate_until(sequence, to, until);
         let outcome = if gives_up {
             let timeout = async { tokio::time::timeout(Duration::ZERO, migration).await };
             runtime.block_on(timeout).ok()

@@ -119,7 +119,7 @@ async fn swap(sequence: Sequence, from: &Pool, host: &Pool, done: &Done, tokens:
     check(host, &there, tokens);
     let mut there = there;
     loop {
-        match host.migrate(there, Target::Device(from)).await {
+        match host.migrate_until(there, Target::Device(from), far()).await {
             Ok((back, _)) => {
                 check(from, &back, tokens);
                 return back;

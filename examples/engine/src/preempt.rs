@@ -56,7 +56,9 @@ impl Swap {
     ///
     /// [`TransferError`], other than a lack of room.
     pub fn swap_in(&self, pool: &Pool, parked: Sequence) -> Result<Result<Sequence, Sequence>, EngineError> {
-        match self.runtime.block_on(self.host.migrate(parked, Target::Device(pool))) {
+        // Not a wait in line: meanwhile this worker would hold the blocks of its other sequences.
+        let now = self.host.migrate_until(parked, Target::Device(pool), Instant::now());
+        match self.runtime.block_on(now) {
             Ok((sequence, _)) => Ok(Ok(sequence)),
             Err(refused) => match refused.error {
                 TransferError::Alloc(_) => Ok(Err(*refused.sequence)),
