@@ -60,7 +60,7 @@ for patch in $(find loom-tests/mutants cuda-tests/mutants node/mutants -name '*.
     fi
 done
 # Unchanged files keep their times, so that little is rebuilt.
-(cd "$fresh" && find . -type f) | while read -r file; do
+(cd "$fresh" && find . -type f -o -type l) | while read -r file; do
     cmp -s "$fresh/$file" "$copy/$file" || { mkdir -p "$(dirname "$copy/$file")" && cp "$fresh/$file" "$copy/$file"; }
 done
 (cd "$copy" && find . -type f) | while read -r file; do
