@@ -49,8 +49,6 @@ mod stress_compaction;
 mod stress_prefix;
 mod stress_waiting;
 mod tiles;
-#[cfg(feature = "tracing")]
-mod tracing;
 mod transfer;
 mod uncaching;
 mod waiting;
