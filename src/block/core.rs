@@ -20,10 +20,6 @@ use super::state::Site;
 use super::state::{BlockWord, MoveLog, Note, Noted, SharedCounters, Sites, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
-/// Free frames in partly used units, as a shift of the pool: above it, compaction has something to
-/// cure, and a list takes holes rather than evict blocks for whole units (in large pools earlier).
-pub(in crate::block) const HOLES_MAX_SHIFT: u32 = 6;
-
 /// Shape of a pool; the pool's builder validates it.
 #[derive(Clone, Copy, Debug)]
 pub struct BlocksConfig {
@@ -337,7 +333,7 @@ impl Core {
     ///
     /// The free frames of spared units do not count: they wait for a sequence, and no move of
     /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
-    /// than lists may leave there for their growth: a 64th of the pool.
+    /// than lists may leave there for their growth.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let of_others = |all: usize, spared: usize| all.saturating_sub(spared);
@@ -345,7 +341,7 @@ impl Core {
         let in_order = of_others(census.free_in_order, census.spared_in_order);
         let rate = self.rate_of(free, in_order, order);
         let in_holes = (free + self.counts().in_magazines) as f64 * rate;
-        if in_holes > (self.total() >> HOLES_MAX_SHIFT) as f64 { rate } else { 0.0 }
+        if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
     /// Returns the [fragmentation rate](Self::fragmentation) over free and evictable frames: as if

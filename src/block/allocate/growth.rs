@@ -12,26 +12,33 @@
 //! 4. as a lease: in holes, in magazines, and by all other steps of the ladder.
 //!
 //! What lists leave behind are holes: the unused ends of their last units. Free frames in holes
-//! cache nothing, so there are limits to them. Above [`HOLES_SHIFT`], the end of a list that does
-//! not fill a unit goes into holes. Above [`HOLES_MAX`], and where evictions yield no whole
-//! units, a list evicts nothing for them, and takes holes for all that is missing: a few blocks
-//! with owners, one in each unit, would otherwise empty the cache.
+//! cache nothing, so there is [a limit](Core::holes_max) to them. Above it, a list evicts nothing
+//! for whole units, and takes holes for all that is missing: a few blocks with owners, one in each
+//! unit, would otherwise empty the cache. Above a [part](HOLES_SHIFT) of it, the end of a list that
+//! does not fill a unit goes into holes.
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Run};
 
 use super::Grab;
 use crate::block::AllocRequest;
-use crate::block::core::{Core, HOLES_MAX_SHIFT};
+use crate::block::core::Core;
 
-/// Free frames in partly used units that are kept for the growth of lists, as a shift of the pool:
-/// above it, the end of a list that does not fill a unit goes into holes.
-const HOLES_SHIFT: u32 = 8;
+/// Free frames in partly used units that are kept for the growth of lists, as a shift of the
+/// [limit](Core::holes_max): above it, the end of a list that does not fill a unit goes into holes.
+const HOLES_SHIFT: u32 = 2;
 
-/// Free frames in partly used units above which a list takes holes instead of evicting blocks: in
-/// small pools, a [share](HOLES_MAX_SHIFT). In large ones an absolute number, because the number of
-/// lists that grow at a time does not rise with the pool, and each hole costs hits.
-const HOLES_MAX: usize = 1_280;
+/// The limit in a pool without a cache, and at least in any of up to 81,920 frames, as a shift.
+const HOLES_POOL_SHIFT: u32 = 6;
+
+/// What it is at least in larger pools: the number of lists that grow at a time does not rise with
+/// the pool, and each hole costs hits.
+const HOLES_MIN: usize = 1_280;
+
+/// The limit in a pool that is owned as a whole, as a shift of the owned frames. It falls with the
+/// owned share: the larger the cache, the more hits a hole costs; the more lists there are, the more
+/// holes they leave.
+const HOLES_OWNED_SHIFT: u32 = 2;
 
 /// Free frames that lists spare: at most this share of the free and evictable ones, as a shift.
 const ROOM_SHIFT: u32 = 3;
@@ -92,7 +99,7 @@ impl Core {
                 return;
             }
             let holes = self.holes();
-            let is_rest = holes > self.total() >> HOLES_SHIFT;
+            let is_rest = holes > self.holes_max() >> HOLES_SHIFT;
             let whole = if is_rest { missing >> FAN_LOG2 << FAN_LOG2 } else { missing };
             let near = grab.runs.last().map(|run| FrameId(run.end())).or(end.next).unwrap_or(FrameId(0));
             if whole > 0 {
@@ -104,10 +111,9 @@ impl Core {
             if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request) {
                 return;
             }
-            let units = frames.free_units();
-            let evicted = self.evict_to_units(missing);
-            // Where single blocks with owners are scattered, evictions make holes instead of units.
-            if frames.free_units().saturating_sub(units) << FAN_LOG2 < evicted.div_ceil(2) {
+            // Where single blocks with owners are scattered, evictions make holes instead of units, up
+            // to their limit.
+            if self.evict_to_units(missing) == 0 {
                 return;
             }
         }
@@ -132,8 +138,15 @@ impl Core {
     }
 
     /// Returns the number of free frames in partly used units above which lists evict nothing for
-    /// whole units.
-    pub(super) fn holes_max(&self) -> usize {
-        (self.total() >> HOLES_MAX_SHIFT).min(HOLES_MAX)
+    /// whole units, and compaction has something to cure.
+    pub(in crate::block) fn holes_max(&self) -> usize {
+        let total = self.total();
+        let of_pool = total >> HOLES_POOL_SHIFT;
+        if self.evictor.is_none() {
+            return of_pool;
+        }
+        let owned = total.saturating_sub(self.space.frames.free_counted() + self.evictable());
+        let of_owned = (owned >> HOLES_OWNED_SHIFT) * owned / total.max(1);
+        of_owned.max(of_pool.min(HOLES_MIN))
     }
 }
