@@ -186,6 +186,15 @@ closing_no_fence abandoned
 closing_end_no_fence abandoned
 written_early abandoned
 replaced_early abandoned
+tally_late tally
+tally_relaxed tally
+tally_read_once tally
+runs_uncounted refused
+refused_uncounted refused
+refused_unreleased refused
+refused_assumed refused
+refused_relaxed refused
+window_uncounted refused
 LIST
 
 if [[ -n $budget ]]; then

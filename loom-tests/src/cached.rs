@@ -122,6 +122,11 @@ impl CachedBlocks {
         models::replace(&self.blocks).inspect(|&id| self.write(id))
     }
 
+    /// Returns whether a block is evictable, and no batch in flight sees it.
+    pub fn can_evict(&self, id: BlockId) -> bool {
+        models::can_evict(&self.blocks, id)
+    }
+
     /// Returns the current frame of a block.
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.blocks.frame(id)

@@ -17,7 +17,7 @@ use super::latency::Latencies;
 use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
 #[cfg(debug_assertions)]
 use super::state::Site;
-use super::state::{BlockWord, MoveLog, Note, Noted, SharedCounters, Sites, Table, Waiters};
+use super::state::{BlockWord, MoveLog, Note, Noted, Refused, SharedCounters, Sites, Table, Waiters};
 use super::thread_cache::ThreadCaches;
 
 /// Shape of a pool; the pool's builder validates it.
@@ -98,6 +98,7 @@ pub struct Core {
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
     /// Frames of whole units that lists took since the last slice of reclaim.
     pub(in crate::block) owed: CachePadded<AtomicUsize>,
+    pub(in crate::block) refused: CachePadded<Refused>,
     /// Set when the pool is gone; threads drop their cache at their next slow lookup.
     closed: AtomicBool,
 }
@@ -164,6 +165,7 @@ impl Blocks {
             evictor,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             owed: CachePadded::new(AtomicUsize::new(0)),
+            refused: CachePadded::default(),
             closed: AtomicBool::new(false),
         }))
     }
@@ -464,11 +466,18 @@ pub trait Evictor: Send + Sync {
     /// in the order, to complete a unit of free frames. For no blocks: whether any ever may.
     fn evicts_early(&self, blocks: &[BlockId]) -> bool;
 
+    /// Returns the number of releases of which the evictor was told, modulo 2^64. It changes before
+    /// the tag of a block is noted.
+    fn releases(&self) -> u64;
+
+    /// As [`tag`](Self::tag), if it is the one that [`became_evictable`](Self::became_evictable) noted.
+    fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
+
     /// Returns the newest batch that may have seen an evictable block with this word, if known.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
-    /// Records the tag of an evictable block with this word.
-    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
+    /// Records a tag for an evictable block with this word that has none.
+    fn assume_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
     /// Forgets a block that is no longer cached. Either it was evicted, and its frame belongs to
     /// the caller until this returns, or the caller has its only reference.
@@ -493,12 +502,20 @@ impl<T: Evictor> Evictor for Arc<T> {
         (**self).evicts_early(blocks)
     }
 
+    fn releases(&self) -> u64 {
+        (**self).releases()
+    }
+
+    fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
+        (**self).noted_tag(id, word)
+    }
+
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
         (**self).tag(id, word)
     }
 
-    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
-        (**self).set_tag(id, word, tag);
+    fn assume_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
+        (**self).assume_tag(id, word, tag);
     }
 
     fn forget(&self, core: &Core, id: BlockId) {

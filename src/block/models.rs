@@ -64,6 +64,11 @@ pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     if evicted > 0 { taken } else { None }
 }
 
+/// Returns whether a block is evictable, and no batch in flight sees it.
+pub fn can_evict(blocks: &Blocks, id: BlockId) -> bool {
+    blocks.can_evict(id, blocks.word(id), blocks.clock().oldest())
+}
+
 /// A table that grows, whose rows are their own numbers.
 pub struct Rows(GrowTable<Numbers>);
 

@@ -12,7 +12,7 @@ use super::hints::Hints;
 use super::map::Level;
 use super::map::{LevelHints, Map};
 use super::segment::Shape;
-use super::tally::Tally;
+use super::tally::{Snapshot, Tally};
 use crate::config::{FAN, FAN_LOG2};
 use crate::error::GrowError;
 use crate::ids::{FRAMES_MAX, FrameId, Order, Run};
@@ -180,6 +180,9 @@ impl Frames {
     /// which they are best used; the caller keeps them. Returns the number of frames claimed, which
     /// is less than `count` only if no more were free.
     pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+        if self.is_empty() {
+            return 0;
+        }
         let taken = self.with(|map| map.allocate_many(count, near, take));
         self.count_many(near, taken)
     }
@@ -223,6 +226,10 @@ impl Frames {
     /// first, from whole units last. Returns `None` if no frame is free, or if `want` is zero.
     #[inline]
     pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
+        let hinted = self.refill_some(want, near);
+        if hinted.is_some() || self.is_empty() {
+            return hinted;
+        }
         self.with(|map| map.refill(want, near, true)).inspect(|mask| self.count_mask(*mask))
     }
 
@@ -244,8 +251,7 @@ impl Frames {
     /// If one of its frames is already free, or is not of this pool. The message has the word.
     #[inline]
     pub fn free_run(&self, run: Run) {
-        self.with(|map| map.free_run(run));
-        self.tally.put_back(run.start, run.len as usize);
+        self.tally.freed(run.start, run.len as usize, || self.with(|map| map.free_run(run)));
     }
 
     /// Frees frames of one leaf word.
@@ -255,26 +261,23 @@ impl Frames {
     #[inline]
     pub fn free_mask(&self, mask: FrameMask) {
         if mask.bits != 0 {
-            self.with(|map| map.free_mask(mask.base.index() >> FAN_LOG2, mask.bits));
-            self.tally.put_back(mask.base, mask.len() as usize);
+            let leaf = mask.base.index() >> FAN_LOG2;
+            let free = || self.with(|map| map.free_mask(leaf, mask.bits));
+            self.tally.freed(mask.base, mask.len() as usize, free);
         }
     }
 
-    /// Frees each mask that `f` passes on, none of them empty, and counts them together.
+    /// Frees each mask that `f` passes on, none of them empty.
     ///
     /// # Panics
     /// As [`free_run`](Self::free_run).
     pub(super) fn free_masks(&self, f: impl FnOnce(&mut dyn FnMut(FrameMask))) {
-        let (mut freed, mut near) = (0, FrameId(0));
         self.with(|map| {
             f(&mut |mask| {
-                map.free_mask(mask.base.index() >> FAN_LOG2, mask.bits);
-                (freed, near) = (freed + mask.len() as usize, mask.base);
+                let free = || map.free_mask(mask.base.index() >> FAN_LOG2, mask.bits);
+                self.tally.freed(mask.base, mask.len() as usize, free);
             });
         });
-        if freed > 0 {
-            self.tally.put_back(near, freed);
-        }
     }
 
     /// Adds `frames` frames after the last one and returns them. Calls `prepare` once, with the new
@@ -332,13 +335,24 @@ impl Frames {
     }
 
     /// Returns the number of free frames, closed ones included. Exact without concurrent changes;
-    /// O(frames / 64).
+    /// O(frames / 64), and O(1) if there are none.
     pub fn free_frames(&self) -> usize {
-        self.with(|map| map.free_count())
+        if self.is_empty() { 0 } else { self.with(|map| map.free_count()) }
     }
 
-    /// Returns the number of free frames in O(1), without a walk. Frames claimed or freed by a call
-    /// in progress count as before it.
+    /// Returns whether no frame was free at some moment during the call, in O(1). False if that is
+    /// not certain.
+    pub fn is_empty(&self) -> bool {
+        self.snapshot().is_some_and(|snapshot| snapshot.free() == 0)
+    }
+
+    /// Returns the count of free frames at one moment, in O(1). `None` if it kept changing.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        self.tally.snapshot()
+    }
+
+    /// Returns the number of free frames in O(1), without a walk. Frames in the hands of a
+    /// call in progress may be counted.
     pub fn free_counted(&self) -> usize {
         self.tally.free()
     }

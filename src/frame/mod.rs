@@ -90,6 +90,7 @@ pub use owner::{OwnerCell, Visits};
 pub use run_list::RunList;
 pub use shrink::Shrink;
 pub use stock::Stock;
+pub use tally::{Snapshot, Stripe, Tally};
 pub use window::cheapest_window;
 
 #[cfg(test)]

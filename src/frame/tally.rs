@@ -1,10 +1,8 @@
 //! Number of free frames, counted beside the bitmaps, so that reading it needs no walk.
 //!
 //! Every operation of [`Frames`](super::Frames) adds the frames it freed or claimed in one
-//! read-modify-write, to one of a few stripes, which neighbouring frames share. Frames in the hands
-//! of a call in progress count as before the call. No decision depends on the count: an operation
-//! that must not overlook a frame walks the bitmaps. The [audit](super::Frames::audit) compares the
-//! count with them.
+//! read-modify-write, to one of a few stripes, which neighbouring frames share. The
+//! [audit](super::Frames::audit) compares the count with the bitmaps.
 //!
 //! | bits of a stripe | meaning |
 //! |---|---|
@@ -14,55 +12,144 @@
 //! The halves of a single stripe mean nothing. The sum of all stripes has the number of free frames
 //! in its lower half, which is never negative while no thread is inside a call, and the number of
 //! operations in the upper half.
+//!
+//! # Protocol
+//!
+//! ```text
+//! free       add to a stripe (Release);  then the bitmap
+//! claim      the bitmap;  then subtract from a stripe (Release)
+//! snapshot   read all stripes (Acquire), twice, with equal results
+//! ```
+//!
+//! # Theorem
+//!
+//! *A snapshot counts every free frame*: if it says 0, no frame was free in the bitmaps throughout,
+//! of which a walk is no better proof. A frame that was free adds 1. No other frame takes it away:
+//! whoever claimed it acquired it from the thread that had freed it, which had counted it before. A
+//! snapshot that read the claim's subtraction, and not the addition before it, in another stripe,
+//! reads the addition the second time, and begins again.
+//!
+//! A frame in the hands of a call in progress may be counted, so a number above 0 decides nothing:
+//! callers walk.
+//!
+//! Model: `loom-tests/tests/tally.rs`.
 
 use crate::config::{FAN_LOG2, FRAME_BITS};
 use crate::ids::FrameId;
-use crate::sync::{CachePadded, Ordering::Relaxed, StatisticU64};
+use crate::sync::{CachePadded, Ordering::*, StatisticU64};
 
 /// A power of two: enough that threads rarely collide on refills, few enough to read often.
-const STRIPES: usize = 16;
+const STRIPES: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
+
+/// Number of times that a snapshot reads the stripes.
+const READS: usize = 3;
 
 const ONE_CHANGE: u64 = 1 << 32;
 const _: () = assert!(FRAME_BITS < u32::BITS, "a sum read concurrently may be negative: it needs a sign bit");
 
+/// A stripe: models of the pool do not check its accesses, the model of the tally does.
+pub trait Stripe: Default {
+    /// Adds `change`, modulo 2^64: a Release.
+    fn add(&self, change: u64);
+
+    /// Reads it: an Acquire.
+    fn get(&self) -> u64;
+}
+
+impl Stripe for StatisticU64 {
+    #[inline]
+    fn add(&self, change: u64) {
+        self.fetch_add(change, Release);
+    }
+
+    #[inline]
+    fn get(&self) -> u64 {
+        self.load(Acquire)
+    }
+}
+
+#[cfg(kvpool_loom)]
+impl Stripe for crate::sync::AtomicU64 {
+    fn add(&self, change: u64) {
+        self.fetch_add(change, Release);
+    }
+
+    fn get(&self) -> u64 {
+        self.load(Acquire)
+    }
+}
+
 /// Number of free frames, in stripes.
 #[derive(Default)]
-pub(super) struct Tally([CachePadded<StatisticU64>; STRIPES]);
+pub struct Tally<S = StatisticU64>([CachePadded<S>; STRIPES]);
 
-impl Tally {
+impl<S: Stripe> Tally<S> {
     #[inline]
-    fn stripe(&self, near: FrameId) -> &StatisticU64 {
+    fn stripe(&self, near: FrameId) -> &S {
         // Neighbouring units use different stripes, and so do the groups in which threads begin.
         let unit = near.index() >> FAN_LOG2;
         &self.0[(unit ^ unit >> FAN_LOG2) & (STRIPES - 1)]
     }
 
-    /// Counts frames as freed.
+    /// Counts frames, and then frees them by `free`.
     #[inline]
-    pub(super) fn put_back(&self, near: FrameId, frames: usize) {
-        // Relaxed, here and below: no decision depends on it.
-        self.stripe(near).fetch_add(ONE_CHANGE + frames as u64, Relaxed);
+    pub fn freed<R>(&self, near: FrameId, frames: usize, free: impl FnOnce() -> R) -> R {
+        self.stripe(near).add(ONE_CHANGE + frames as u64);
+        free()
     }
 
-    /// Counts frames as claimed.
+    /// Counts frames that the caller has claimed.
     #[inline]
-    pub(super) fn took(&self, near: FrameId, frames: usize) {
-        self.stripe(near).fetch_add(ONE_CHANGE.wrapping_sub(frames as u64), Relaxed);
+    pub fn took(&self, near: FrameId, frames: usize) {
+        self.stripe(near).add(ONE_CHANGE.wrapping_sub(frames as u64));
+    }
+
+    fn read(&self) -> [u64; STRIPES] {
+        std::array::from_fn(|stripe| self.0[stripe].get())
     }
 
     fn sum(&self) -> u64 {
-        self.0.iter().fold(0, |sum, stripe| sum.wrapping_add(stripe.load(Relaxed)))
+        self.read().into_iter().fold(0, u64::wrapping_add)
     }
 
     /// Returns the number of free frames; exact while no thread is inside a call.
-    pub(super) fn free(&self) -> usize {
-        (self.sum() as u32 as i32).max(0) as usize
+    pub fn free(&self) -> usize {
+        free_of(self.sum())
     }
 
     /// Returns the number of operations, modulo 2^32: if it changed, some operation ran in between.
-    pub(super) fn changes(&self) -> u32 {
+    pub fn changes(&self) -> u32 {
         (self.sum() >> 32) as u32
     }
+
+    /// Returns the state of the count at one moment during the call. `None` if it kept changing.
+    pub fn snapshot(&self) -> Option<Snapshot> {
+        let mut before = self.read();
+        for _ in 1..READS {
+            let now = self.read();
+            if now == before {
+                return Some(Snapshot(now.into_iter().fold(0, u64::wrapping_add)));
+            }
+            before = now;
+        }
+        None
+    }
+}
+
+/// The count at one moment. Two of equal value, less than 2^32 operations apart, mean that no
+/// operation was counted in between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Snapshot(u64);
+
+impl Snapshot {
+    /// Returns the number of free frames, at least.
+    pub fn free(self) -> usize {
+        free_of(self.0)
+    }
+}
+
+fn free_of(sum: u64) -> usize {
+    (sum as u32 as i32).max(0) as usize
 }
 
 #[cfg(all(test, not(kvpool_loom)))]
@@ -71,9 +158,9 @@ mod tests {
 
     #[test]
     fn stripes_may_be_negative_and_their_sum_is_not() {
-        let tally = Tally::default();
+        let tally = Tally::<StatisticU64>::default();
         let (here, there) = (FrameId(0), FrameId(64));
-        tally.put_back(here, 1 << FRAME_BITS);
+        tally.freed(here, 1 << FRAME_BITS, || ());
         assert_eq!((tally.free(), tally.changes()), (1 << FRAME_BITS, 1));
         // Claimed from another stripe than freed to.
         tally.took(there, 1 << FRAME_BITS);
@@ -81,20 +168,20 @@ mod tests {
         // As read while another thread is between its two steps.
         tally.took(there, 5);
         assert_eq!(tally.free(), 0);
-        tally.put_back(here, 12);
+        tally.freed(here, 12, || ());
         assert_eq!((tally.free(), tally.changes()), (7, 4));
     }
 
     #[test]
     fn threads_count_together() {
         const ROUNDS: u32 = if cfg!(miri) { 50 } else { 20_000 };
-        let tally = Tally::default();
+        let tally = Tally::<StatisticU64>::default();
         std::thread::scope(|scope| {
             for thread in 0..3 {
                 let tally = &tally;
                 scope.spawn(move || {
                     for round in 0..ROUNDS {
-                        tally.put_back(FrameId(thread * round), 3);
+                        tally.freed(FrameId(thread * round), 3, || ());
                         tally.took(FrameId(round), 2);
                     }
                 });

@@ -409,9 +409,9 @@ impl PrefixCache {
     /// chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
-        // Relaxed: only uniqueness matters, and the order of releases where they are ordered at
-        // all.
-        let order = self.order.fetch_add(kept.len() as u64, Relaxed);
+        // Release: pairs with the Acquire in `releases`. For itself, only uniqueness would matter, and
+        // the order of releases where they are ordered at all.
+        let order = self.order.fetch_add(kept.len() as u64, Release);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let first_out = self.queues.first_out().filter(|_| policy_info.is_first_out);
         let mut filing = self.queues.filing(&self.rows);
@@ -536,12 +536,21 @@ impl Evictor for PrefixCache {
         self.tolerance > 0.0 && blocks.iter().all(is_early)
     }
 
+    fn releases(&self) -> u64 {
+        // Acquire: whoever sees a release counted sees that its blocks are evictable, and counted.
+        self.order.load(Acquire)
+    }
+
+    fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
+        self.row(id).noted_tag(word)
+    }
+
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket> {
         self.row(id).tag(word)
     }
 
-    fn set_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
-        self.row(id).set_tag(word, tag);
+    fn assume_tag(&self, id: BlockId, word: BlockWord, tag: Ticket) {
+        self.row(id).assume_tag(word, tag);
     }
 
     fn forget(&self, core: &Core, id: BlockId) {

@@ -6,7 +6,7 @@
 //! | `key` | the key of the hash of its contents | its sequence, before it is cached |
 //! | `check` | the check of the same hash | the same |
 //! | `chain` | bits 0..27: number of blocks before it in its chain; bits 27..64: the cache's [era](super::events) in which it was noted | the same |
-//! | `released` | low bits of a generation, and the newest batch that may have seen the block before that generation began | the last release |
+//! | `released` | low bits of a generation, whether the rest is assumed, and the newest batch that may have seen the block before that generation began | the last release; another thread that found it outdated |
 //! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
 //! | `queue` | its eviction queue | the last release |
 //! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
@@ -53,6 +53,9 @@ const DEPTH_MASK: u64 = (1 << DEPTH_BITS) - 1;
 /// Never matches an era.
 const NO_ERA: u64 = u64::MAX >> DEPTH_BITS;
 const TICKET_BITS: u32 = u64::BITS - BlockWord::GENERATION_BITS;
+/// Bit of `released`: the ticket was assumed by another thread than the releaser.
+const ASSUMED: u64 = 1 << (TICKET_BITS - 1);
+const TICKET_MASK: u64 = ASSUMED - 1;
 
 /// Metadata of one block; the module documentation has the fields.
 #[repr(align(64))]
@@ -210,15 +213,28 @@ impl Row {
     #[inline]
     pub(super) fn tag(&self, word: BlockWord) -> Option<Ticket> {
         let released = self.released.load(Relaxed);
-        (released >> TICKET_BITS == word.generation_low())
-            .then_some(Ticket(released & ((1 << TICKET_BITS) - 1)))
+        (released >> TICKET_BITS == word.generation_low()).then_some(Ticket(released & TICKET_MASK))
     }
 
-    /// Sets the tag that [`tag`](Self::tag) returns for this word.
+    /// Returns the [tag](Self::tag) if the release has noted it.
+    pub(super) fn noted_tag(&self, word: BlockWord) -> Option<Ticket> {
+        let released = self.released.load(Relaxed);
+        (released >> TICKET_BITS == word.generation_low() && released & ASSUMED == 0)
+            .then_some(Ticket(released & TICKET_MASK))
+    }
+
+    /// Sets the tag that [`tag`](Self::tag) returns for this word. The caller made the word by a
+    /// release.
     pub(super) fn set_tag(&self, word: BlockWord, tag: Ticket) {
         // These bits hold every ticket for longer than a pool can live; a larger ticket would only
         // be taken for an older one.
-        self.released.store(word.generation_low() << TICKET_BITS | tag.0 & ((1 << TICKET_BITS) - 1), Relaxed);
+        self.released.store(word.generation_low() << TICKET_BITS | tag.0 & TICKET_MASK, Relaxed);
+    }
+
+    /// Sets the tag for a release that has not noted it.
+    pub(super) fn assume_tag(&self, word: BlockWord, tag: Ticket) {
+        let assumed = word.generation_low() << TICKET_BITS | ASSUMED | tag.0 & TICKET_MASK;
+        self.released.store(assumed, Relaxed);
     }
 }
 

@@ -239,7 +239,7 @@ impl Core {
             // The releasing thread has not noted the tag yet. Until then, assume the newest ticket.
             None => match (self.space.clock.idle_or_tag(), evictor) {
                 (Some(newest), Some(evictor)) => {
-                    evictor.set_tag(id, word, newest);
+                    evictor.assume_tag(id, word, newest);
                     false
                 }
                 _ => true,
@@ -270,13 +270,42 @@ impl Core {
     /// does not know, has in hand, or keeps behind others that cannot be evicted.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
+        if self.knows_no_eviction() {
+            return 0;
+        }
         let got = self.evict_some(wanted, freed);
         if got > 0 || self.evictable() == 0 {
             return got;
         }
-        let (oldest, ids) = (self.space.clock.oldest(), (0..self.rows() as u32).map(BlockId));
-        let evicted = ids.filter_map(|id| self.evict(id, oldest).ok()).take(wanted);
-        evicted.map(|frame| freed(&[frame])).count()
+        let state = self.evictions();
+        let (mut got, mut seen) = (0, 0);
+        for id in (0..self.rows() as u32).map(BlockId) {
+            match self.evict(id, state.oldest) {
+                Ok(frame) => {
+                    freed(&[frame]);
+                    got += 1;
+                    if got == wanted {
+                        break;
+                    }
+                }
+                Err(NotEvicted::Seen) => {
+                    seen += usize::from(self.is_seen_for_certain(id, self.word(id), state.oldest));
+                }
+                Err(NotEvicted::Owned | NotEvicted::Moving) => {}
+            }
+        }
+        if got == 0 {
+            self.remember_no_eviction(state, seen);
+        }
+        got
+    }
+
+    /// Returns whether a batch from `oldest` on sees an evictable block, according to a tag that will
+    /// not change.
+    pub(super) fn is_seen_for_certain(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
+        // One load: between two, the releasing thread could note an older tag than was assumed.
+        let tag = self.evictor.as_ref().and_then(|evictor| evictor.noted_tag(id, word));
+        tag.is_some_and(|tag| tag >= oldest)
     }
 
     /// Evicts every evictable block, to clear the cache, and returns their number. Frames that

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::error::AllocError;
 use crate::frame::Visits;
-use crate::ids::{BlockId, FrameId, Order, Run};
+use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::yield_now;
 
 use super::own::own;
@@ -234,8 +234,9 @@ impl Core {
             taken.into_iter().for_each(|frame| grab.push(frame));
             return Ok(());
         }
+        // Before its frames go back: a walk for the count is not needed if no others are free.
+        let error = self.exhausted_with(asked, grab.frames);
         self.undo(grab);
-        let error = self.exhausted(asked);
         match error {
             // Enough was free, so `Exhausted` would be wrong. Reached by `fence_refused`.
             AllocError::Exhausted { free, .. }
@@ -256,7 +257,8 @@ impl Core {
     ) -> Result<(), AllocError> {
         let mut ladder = Ladder::new();
         loop {
-            if let Some(run) = self.space.frames.allocate_run(asked as u32, self.start(cache)) {
+            let is_known = self.known_runs().is_some_and(|known| known.longest < asked);
+            if !is_known && let Some(run) = self.space.frames.allocate_run(asked as u32, self.start(cache)) {
                 grab.extend(Some(run));
                 return Ok(());
             }
@@ -271,20 +273,19 @@ impl Core {
             return Ok(());
         }
         (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
-        let census = self.space.frames.census(Order(0));
+        let runs = self.free_runs();
         if grab.is_refused && self.recount().free() >= asked {
             // Unvisited thread caches may complete a run.
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
         }
-        if census.free + self.evictable() >= asked
+        if runs.free + self.evictable() >= asked
             && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), custody)
         {
             grab.extend(Some(run));
             return Ok(());
         }
-        if census.free >= asked {
-            let (longest_run, free) = (census.longest_run, census.free);
-            return Err(AllocError::NoRun { asked, longest_run, free });
+        if runs.free >= asked {
+            return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free });
         }
         Err(self.exhausted(asked))
     }
@@ -328,7 +329,7 @@ impl Core {
         evict: impl Fn(&Self, usize, &mut dyn FnMut(&[FrameId])) -> usize,
     ) -> bool {
         let missing = request.blocks - grab.frames;
-        if self.evictable() + self.reserved_for(request) < missing {
+        if self.evictable() + self.reserved_for(request) < missing || self.knows_no_eviction() {
             // Reclaiming comes first; and if that does not suffice either, an eviction would be
             // wasted.
             return false;
@@ -403,13 +404,17 @@ impl Core {
             let (cached, retired, _) = thread_cache.mirror();
             cached + retired > 0
         };
-        let before = self.space.frames.free_frames();
+        let before = self.space.frames.snapshot();
         let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(custody);
         let thread_caches = self.thread_caches.iter();
         let thread_caches = thread_caches.filter(|thread_cache| is_all || has_frames(thread_cache));
         let visits =
             ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, custody));
-        if moved > 0 || self.space.frames.free_frames() > before {
+        let is_still = match (before, self.space.frames.snapshot()) {
+            (Some(before), Some(now)) => now.free() <= before.free(),
+            _ => false,
+        };
+        if moved > 0 || !is_still {
             return Found::Something;
         }
         match visits {
@@ -432,10 +437,15 @@ impl Core {
     }
 
     pub(in crate::block) fn exhausted(&self, asked: usize) -> AllocError {
+        self.exhausted_with(asked, 0)
+    }
+
+    /// As [`exhausted`](Self::exhausted), for a request that is about to give `grabbed` frames back.
+    fn exhausted_with(&self, asked: usize, grabbed: usize) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {
             asked,
-            free: counts.free(),
+            free: counts.free() + grabbed,
             retired: counts.retired,
             evictable: counts.evictable,
             held: counts.held,

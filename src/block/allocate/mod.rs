@@ -11,6 +11,7 @@
 //! | `complete` | evictions out of order that complete a unit of free frames |
 //! | `reclaim` | evictions ahead of need, in slices at the ends of batches and sequences, and by the background task |
 //! | `window` | a run for a contiguous request out of a pool that is full of evictable blocks |
+//! | `refused` | refusals without a walk |
 //! | `reserve` | how requests and shrinks use the reserve |
 //!
 //! No step waits for another thread. Requests that wait try this ladder in their turn, see
@@ -24,6 +25,7 @@ mod in_place;
 mod ladder;
 mod own;
 mod reclaim;
+mod refused;
 mod reserve;
 mod window;
 

@@ -2,7 +2,8 @@
 //! evictions.
 //!
 //! One walk over all frames, at the end of the ladder of a contiguous request. Concurrent changes
-//! can make the run fail; the walk is then repeated, a few times.
+//! can make the run fail; the walk is then repeated, a few times. That there is no window is
+//! [remembered](super::refused).
 
 use crate::frame::cheapest_window;
 use crate::ids::{FrameId, Run};
@@ -39,19 +40,27 @@ impl Core {
     #[cold]
     pub(in crate::block) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
         for _ in 0..WINDOWS {
-            if self.evictable() == 0 {
+            if self.evictable() == 0 || self.knows_no_eviction() || self.knows_no_window(len) {
                 return None;
             }
-            let oldest = self.space.clock.oldest();
+            let (state, before) = (self.evictions(), self.space.frames.snapshot());
+            let (oldest, mut evictable, mut seen, mut free) = (state.oldest, 0, 0, 0);
             let mut costs = vec![Cost::Fixed; self.total_frames()];
             for (frame, cost) in costs.iter_mut().enumerate() {
                 let id = self.space.table.block_at(FrameId(frame as u32));
                 let word = self.word(id);
-                if word.frame().index() == frame && self.can_evict(id, word, oldest) {
+                if word.frame().index() != frame || word.evict().is_none() {
+                    continue;
+                }
+                if self.is_unseen(id, word, oldest) {
                     *cost = Cost::Evict;
+                    evictable += 1;
+                } else {
+                    seen += usize::from(self.is_seen_for_certain(id, word, oldest));
                 }
             }
             self.space.frames.for_each_free_run(&mut |run| {
+                free += run.len as usize;
                 // A pool that has grown meanwhile has more frames.
                 run.frames().for_each(|frame| {
                     if let Some(cost) = costs.get_mut(frame.index()) {
@@ -59,7 +68,21 @@ impl Core {
                     }
                 });
             });
-            let (start, _) = cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0)?;
+            let cheapest = cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0);
+            let Some((start, _)) = cheapest else {
+                if evictable == 0 {
+                    self.remember_no_eviction(state, seen);
+                }
+                if evictable + seen == state.evictable
+                    && let Some(before) = before
+                    && free == before.free()
+                    && self.evictions() == state
+                    && self.space.frames.snapshot() == Some(before)
+                {
+                    self.refused.remember_no_window((state, before, len));
+                }
+                return None;
+            };
             for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
                 if let Ok(frame) = self.evict(self.space.table.block_at(FrameId(at as u32)), oldest) {
                     // Not through the reserve, which would take a frame out of the window.

@@ -67,7 +67,15 @@ impl Evictor for Hostile {
         Some(Ticket(0))
     }
 
-    fn set_tag(&self, _: BlockId, _: crate::block::BlockWord, _: Ticket) {}
+    fn releases(&self) -> u64 {
+        0
+    }
+
+    fn noted_tag(&self, _: BlockId, _: crate::block::BlockWord) -> Option<Ticket> {
+        None
+    }
+
+    fn assume_tag(&self, _: BlockId, _: crate::block::BlockWord, _: Ticket) {}
 
     fn forget(&self, _: &Core, _: BlockId) {}
 }

@@ -12,6 +12,7 @@
 //! | `table` | word, info and inverse map of each block, in such rows |
 //! | `log` | ring of recent moves, by which batches patch block tables |
 //! | `counters` | monotonic counters, per thread and shared |
+//! | `refused` | what refused requests remember |
 //! | `sites` | places in the program that allocated or pinned a block, in debug builds |
 //! | `line` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
 
@@ -20,6 +21,7 @@ mod grow_table;
 mod info;
 mod line;
 mod log;
+mod refused;
 mod sites;
 mod table;
 mod word;
@@ -33,6 +35,7 @@ pub(crate) use line::Class;
 pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};
+pub(in crate::block) use refused::{Evictions, FreeRuns, Refused};
 #[cfg(debug_assertions)]
 pub(crate) use sites::Site;
 pub(in crate::block) use sites::Sites;

@@ -12,7 +12,7 @@
 
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
-use crate::sync::Ordering::Relaxed;
+use crate::sync::Ordering::Release;
 
 use super::super::queues::Entry;
 use super::{BlockHash, PolicyInfo, PrefixCache};
@@ -97,6 +97,8 @@ impl PrefixCache {
         // The end of a chain first, as in entries of the queues.
         let ids: Vec<BlockId> = ids.iter().rev().copied().collect();
         let is_evictable = pool.release_silently(&ids, |kept, tag| {
+            // Counts the release. Release: as in `keep`.
+            self.order.fetch_add(1, Release);
             kept.iter().for_each(|kept| self.row(kept.id).set_tag(kept.word, tag));
             self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
         });
@@ -140,8 +142,8 @@ impl PrefixCache {
                 if was_hit { warm.push(kept) } else { still_cold.push(kept) }
             }
             self.keep(pool, &warm, tag, PolicyInfo::default());
-            // Relaxed: as in `keep`.
-            let first = self.order.fetch_add(still_cold.len() as u64, Relaxed);
+            // Release: as in `keep`.
+            let first = self.order.fetch_add(still_cold.len() as u64, Release);
             let orders: Vec<u64> = (first..).take(still_cold.len()).collect();
             still_cold.iter().for_each(|kept| self.row(kept.id).set_tag(kept.word, tag));
             cool(&still_cold, &orders);

@@ -1,0 +1,107 @@
+//! What refused requests remember, so that the next one is refused without a walk.
+//!
+//! A refusal must not overlook a frame, so it walks: over the bitmaps for a run, over all words for
+//! a block to evict. A walk that found nothing is remembered with the state in which it did:
+//!
+//! | walk | state | remembered |
+//! |---|---|---|
+//! | bitmaps | a [snapshot](crate::frame::Snapshot) of the count of free frames | the number of free frames, and their longest run |
+//! | words | evictable blocks, releases, the oldest batch in flight | that no evictable block can be evicted |
+//! | both | both | a length of which no window can be evicted |
+//!
+//! While the state is the same, so is the result.
+//!
+//! # Theorem
+//!
+//! *Bitmaps.* Frames are counted before they are freed. The walk saw as many free frames as the
+//! snapshots before and after it count, and these are equal: no free was counted and not seen. Any
+//! later free changes the snapshot before the bitmap.
+//!
+//! *Words.* A block is counted before it becomes evictable. The walk saw as many evictable blocks as
+//! were counted before and after it: none was counted and not seen. Each that cannot be evicted was
+//! seen by a batch that began no earlier than the oldest, according to a tag that its releaser had
+//! noted, which is final. So it cannot be evicted before that batch ends. A block that becomes
+//! evictable later changes the count, or, if a hit made up for it, the number of releases, to which
+//! its releaser adds before it notes the tag.
+//!
+//! The state is compared under locks that no thread waits for: if one is taken, the request walks.
+//! Numbers that wrap around meet their old values after 2^32 operations between two refusals.
+//!
+//! Models: `loom-tests/tests/refused.rs`.
+
+use crate::frame::Snapshot;
+use crate::ids::Ticket;
+use crate::sync::{AtomicUsize, Mutex, Ordering::*};
+
+/// Free frames in the bitmaps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::block) struct FreeRuns {
+    pub(in crate::block) free: usize,
+    pub(in crate::block) longest: usize,
+}
+
+/// State on which it depends which blocks can be evicted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::block) struct Evictions {
+    pub(in crate::block) evictable: usize,
+    pub(in crate::block) releases: u64,
+    pub(in crate::block) oldest: Ticket,
+}
+
+/// A length of which no window can be evicted, in a state.
+pub(in crate::block) type NoWindow = (Evictions, Snapshot, usize);
+
+/// What refused requests of a pool remember.
+pub(in crate::block) struct Refused {
+    runs: Mutex<Option<(Snapshot, FreeRuns)>>,
+    evictions: Mutex<Option<Evictions>>,
+    window: Mutex<Option<NoWindow>>,
+    /// The number of evictable blocks of `evictions`, so that the lock is mostly left alone. 0: none
+    /// is remembered.
+    evictable: AtomicUsize,
+}
+
+impl Default for Refused {
+    fn default() -> Self {
+        let (runs, evictions, window) = (Mutex::new(None), Mutex::new(None), Mutex::new(None));
+        Self { runs, evictions, window, evictable: AtomicUsize::new(0) }
+    }
+}
+
+impl Refused {
+    pub(in crate::block) fn runs(&self) -> Option<(Snapshot, FreeRuns)> {
+        *self.runs.try_lock().ok()?
+    }
+
+    pub(in crate::block) fn remember_runs(&self, at: Snapshot, runs: FreeRuns) {
+        if let Ok(mut known) = self.runs.try_lock() {
+            *known = Some((at, runs));
+        }
+    }
+
+    /// Returns the state in which no block could be evicted, if there were as many evictable ones.
+    pub(in crate::block) fn no_eviction(&self, evictable: usize) -> Option<Evictions> {
+        // Relaxed: a hint.
+        if evictable == 0 || self.evictable.load(Relaxed) != evictable {
+            return None;
+        }
+        *self.evictions.try_lock().ok()?
+    }
+
+    pub(in crate::block) fn remember_no_eviction(&self, at: Evictions) {
+        if let Ok(mut known) = self.evictions.try_lock() {
+            *known = Some(at);
+            self.evictable.store(at.evictable, Relaxed);
+        }
+    }
+
+    pub(in crate::block) fn no_window(&self) -> Option<NoWindow> {
+        *self.window.try_lock().ok()?
+    }
+
+    pub(in crate::block) fn remember_no_window(&self, window: NoWindow) {
+        if let Ok(mut known) = self.window.try_lock() {
+            *known = Some(window);
+        }
+    }
+}
