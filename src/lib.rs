@@ -158,8 +158,8 @@ pub use pool::{
     LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport,
     MoveCounts, MovedFrames, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, PoolHandle,
     Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport,
-    SequenceOwner, Settled, SourcePlace, Stats, Swapped, Target, Unaccounted, Victim, VictimOrder,
-    WaitCounts, flush_thread,
+    SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped, Target, Unaccounted, Victim,
+    VictimOrder, WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{

@@ -38,6 +38,7 @@ mod reclaim_task;
 mod request_counts;
 mod resize;
 mod sequence_conformance;
+mod sequence_runs;
 #[cfg(feature = "serde")]
 mod serde;
 mod simulation;

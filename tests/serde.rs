@@ -27,6 +27,7 @@ async fn reports_survive_a_round_trip() {
     }
     round_trip(&pool.stats());
     round_trip(&pool.fragmentation());
+    round_trip(&pool.sequence_runs());
     let owners = round_trip(&pool.owners());
     assert!(owners.contains(&(u64::MAX - 1).to_string()), "{owners}");
     round_trip(&pool.counts());

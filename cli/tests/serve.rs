@@ -24,6 +24,8 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
         "free",
         "evictable",
         "fragmentation",
+        "runs of a sequence",
+        "mean run",
         "allocation mean",
         "allocation p99",
     ] {
@@ -33,8 +35,8 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
     let stats = node.json("stats");
     assert_eq!(
         keys(&stats).join(" "),
-        "allocation available_fragmentation block_bytes block_tokens evictable extra fragmentation free layout metrics node sequences \
-         total uptime_s used used_percent version"
+        "allocation available_fragmentation block_bytes block_tokens evictable extra fragmentation free layout metrics node sequence_runs \
+         sequences total uptime_s used used_percent version"
     );
     assert_eq!(keys(&stats["allocation"]), ["mean_ns", "p99_ns", "samples"]);
     let defrag = node.text("defrag");

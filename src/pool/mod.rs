@@ -2,8 +2,8 @@
 //!
 //! A [`Pool`] clones cheaply, and all clones are the same pool. [`PoolBuilder`] checks a
 //! configuration and builds a pool. A [`Lease`] owns blocks. A [`PoolHandle`] is an explicit cache
-//! for a task that moves between threads. [`Stats`], [`Metrics`], [`Fragmentation`], [`Owners`]
-//! and the [audit](Pool::audit) report a pool's state.
+//! for a task that moves between threads. [`Stats`], [`Metrics`], [`Fragmentation`],
+//! [`SequenceRuns`], [`Owners`] and the [audit](Pool::audit) report a pool's state.
 
 mod admission;
 mod allocate;
@@ -22,6 +22,7 @@ mod pin;
 mod pool;
 mod preemption;
 mod scrub;
+mod sequence_runs;
 mod settled;
 mod stats;
 mod transfer;
@@ -52,6 +53,7 @@ pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};
 pub use pin::BlockPin;
 pub use pool::Pool;
 pub use preemption::{Preempt, Preempted, Swapped};
+pub use sequence_runs::SequenceRuns;
 pub use settled::Settled;
 pub use stats::{Fragmentation, Pressure, Stats};
 pub use victims::{LowestPriorityFirst, Victim, VictimOrder};

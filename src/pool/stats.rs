@@ -1,4 +1,5 @@
-//! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps.
+//! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps. Both are of
+//! blocks and free frames; [`SequenceRuns`](super::SequenceRuns) is of sequences.
 
 use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
@@ -209,7 +210,8 @@ pub struct Fragmentation {
     pub free_by_order: [usize; ORDERS],
     /// Length of the longest free run, at any alignment, in frames.
     pub longest_run: usize,
-    /// Mean length of the maximal free runs, in frames; 0 if no frame is free.
+    /// Mean length of the maximal free runs, in frames; 0 if no frame is free. For the runs in which
+    /// sequences lie, see [`Pool::sequence_runs`].
     pub mean_run: f64,
     /// Number of free frames that sequences spare behind their last blocks. Other allocations take
     /// them when they find no others.

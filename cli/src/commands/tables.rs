@@ -55,7 +55,7 @@ fn nested(of: &str, counters: &Value) -> Vec<Row> {
 type Row = (String, String, String);
 
 fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
-    let gauges = &stats.metrics.stats;
+    let (gauges, runs) = (&stats.metrics.stats, &stats.sequence_runs);
     let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
     let bytes = BinaryBytes(stats.block_bytes as u64 * stats.total as u64);
     let time = |ns: f64| match stats.allocation.samples {
@@ -90,6 +90,12 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
             percent(100.0 * stats.available_fragmentation),
             "of the runs of free and evictable blocks".to_owned(),
         ),
+        (
+            "runs of a sequence",
+            format!("{:.1}", runs.mean),
+            format!("descriptors of its transfer; p50 {}, p99 {}", count(runs.p50), count(runs.p99)),
+        ),
+        ("  mean run", format!("{:.1}", runs.mean_run), "blocks, of the open sequences".to_owned()),
         (
             "allocation mean",
             time(stats.allocation.mean_ns),

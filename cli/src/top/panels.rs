@@ -74,6 +74,7 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
     };
     let time = |samples: u64, ns: u64| if samples == 0 { "-".to_owned() } else { latency(ns as f64) };
     let (allocation, wait) = (&stats.allocation, &stats.wait);
+    let runs = &stats.sequence_runs;
     let batches = stats.oldest_batch_s.map_or(String::new(), |age| format!(", oldest {age:.1} s"));
     let sent = figures.rate(|stats| stats.transferred_bytes);
     vec![
@@ -97,6 +98,7 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
             time(allocation.samples, allocation.max_ns)
         ),
         format!("wait p99 {}", time(wait.samples, wait.p99_ns)),
+        format!("runs a sequence {:.1} p50 {} p99 {}", runs.mean, runs.p50, runs.p99),
         format!("blocks/s {}", rate(|stats| stats.allocated_blocks)),
         format!("refused/s {}", rate(|stats| stats.refusals)),
         format!("prefix hits {}", figures.hit_rate().map_or("-".to_owned(), |rate| percent(100.0 * rate))),

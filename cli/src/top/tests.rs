@@ -26,6 +26,7 @@ fn summary(second: u64) -> Notice {
             "retired": 700, "reserved": 200, "held": 100, "sequences": 128, "waiting": 3,
             "batches_in_flight": 2, "oldest_batch_s": 0.8, "fragmentation": 0.012,
             "available_fragmentation": 0.023, "longest_free_run": 640, "mean_sequence_run": 37.2,
+            "sequence_runs": { "sequences": 128, "mean": 3.4, "p50": 3, "p99": 9, "mean_run": 37.2 },
             "allocation": times(16), "wait": times(0), "allocations": 10 * second,
             "allocated_blocks": 1_234 * second, "refusals": 0, "query_tokens": 1_000 * second,
             "hit_tokens": 250 * second, "evicted_blocks": 12 * second, "moved_blocks": 7 * second,
@@ -200,6 +201,10 @@ fn no_number_is_cut_at_any_width() {
     state.update(Input::Owners(Ok(owners(50))), now);
     let all = drawn(&state, (80, 24), Styles::None, now).join("\n");
     assert!(all.contains("kind      sequence  blocks  tokens    held shared"), "{all}");
+    let large = drawn(&state, (120, 40), Styles::None, now).join("\n");
+    for runs in ["mean run of a sequence 37.2", "runs a sequence 3.4 p50 3 p99 9"] {
+        assert!(large.contains(runs), "no {runs:?} in {large}");
+    }
     for (width, height) in [(80, 24), (60, 20), (46, 24), (40, 12)] {
         let all = drawn(&state, (width, height), Styles::None, now).join("\n");
         for whole in ["used 10,000 of 20,000 (50.0 %)", "allocation p50 120 ns p99 1.2 us"] {

@@ -1,6 +1,6 @@
 //! Requests and answers of the admin interface, as JSON.
 
-use kvpool::{AuditReport, DefragReport, Fragmentation, Metrics};
+use kvpool::{AuditReport, DefragReport, Fragmentation, Metrics, SequenceRuns};
 use serde::{Deserialize, Serialize};
 
 /// State of a node.
@@ -56,10 +56,14 @@ pub struct StatsReport {
     pub free: usize,
     /// Cached blocks without an owner, which are evicted as their frames are needed.
     pub evictable: usize,
-    /// Fragmentation of the free frames.
+    /// Fragmentation of the free frames: its runs are free ones.
     pub fragmentation: Fragmentation,
     /// Fragmentation rate that the pool would have if all evictable blocks were evicted, 0 to 1.
     pub available_fragmentation: f64,
+    /// Runs of adjacent frames in the block tables of open sequences: the descriptors that their
+    /// transfers need.
+    #[serde(default)]
+    pub sequence_runs: SequenceRuns,
     /// Sampled times of allocations, including the appends that needed blocks.
     pub allocation: AllocationTimes,
     /// All counters, gauges and histograms of the pool.
@@ -285,6 +289,7 @@ impl StatsReport {
             evictable: stats.evictable,
             fragmentation: pool.fragmentation(),
             available_fragmentation: pool.available_fragmentation(),
+            sequence_runs: pool.sequence_runs(),
             allocation: AllocationTimes {
                 samples,
                 mean_ns: sum_ns as f64 / samples.max(1) as f64,

@@ -40,7 +40,8 @@ families! {
     AVAILABLE_FRAGMENTATION: Gauge "available_fragmentation_ratio" [] "The same over free and evictable blocks";
     LONGEST_RUN: Gauge "longest_free_run_blocks" [] "Length of the longest free run";
     FREE_RUNS: Gauge "free_runs" ["order"] "Free aligned runs of 2^order blocks, in the smallest set that covers the free blocks";
-    MEAN_RUN: Gauge "mean_sequence_run_blocks" [] "Mean length of the runs that sequences occupy; one descriptor of a transfer moves one run";
+    MEAN_RUN: Gauge "mean_sequence_run_blocks" [] "Mean length of the runs of adjacent blocks in the tables of open sequences; one descriptor of a transfer moves one run";
+    SEQUENCE_RUNS: Gauge "sequence_runs" ["statistic"] "Number of these runs of an open sequence, the descriptors that its transfer needs: mean, p50, p99";
 
     WAITING: Gauge "waiting_requests" ["priority"] "Requests that wait in line";
     WAIT: Histogram "wait_seconds" [] "Waits in line that ended with blocks; every wait is timed";

@@ -7,7 +7,7 @@ use super::scrape::Scrape;
 
 /// Adds the values of a pool.
 ///
-/// Reads counters, scans the bitmaps, and takes a [snapshot](Pool::snapshot): some milliseconds per
+/// Reads counters, scans the bitmaps, and reads the words of all blocks: some milliseconds per
 /// million blocks, during which no other thread waits. Call it where blocking is permitted.
 pub fn pool(pool: &Pool, scrape: &mut Scrape) {
     let metrics = pool.metrics();
@@ -58,7 +58,11 @@ fn runs(pool: &Pool, scrape: &mut Scrape) {
     for (order, &runs) in fragmentation.free_by_order.iter().enumerate() {
         scrape.count(&FREE_RUNS, &[&order.to_string()], runs as u64);
     }
-    scrape.number(&MEAN_RUN, &[], pool.snapshot().mean_sequence_run());
+    let runs = pool.sequence_runs();
+    scrape.number(&MEAN_RUN, &[], runs.mean_run);
+    for (statistic, runs) in [("mean", runs.mean), ("p50", runs.p50 as f64), ("p99", runs.p99 as f64)] {
+        scrape.number(&SEQUENCE_RUNS, &[statistic], runs);
+    }
 }
 
 fn latencies(metrics: &Metrics, scrape: &mut Scrape) {

@@ -1,5 +1,6 @@
 //! The events.
 
+use kvpool::SequenceRuns;
 use kvpool_map::{CellRun, Cells};
 use serde::{Deserialize, Serialize};
 
@@ -78,8 +79,12 @@ pub struct StatsSummary {
     pub available_fragmentation: f64,
     /// Length of the longest free run.
     pub longest_free_run: usize,
-    /// Mean length of the runs that sequences occupy.
+    /// Mean length of the runs in which sequences lie: the `mean_run` of
+    /// [`sequence_runs`](Self::sequence_runs).
     pub mean_sequence_run: f64,
+    /// Runs of adjacent frames in the block tables of open sequences.
+    #[serde(default)]
+    pub sequence_runs: SequenceRuns,
     /// Allocations of the last period, sampled.
     pub allocation: LatencyWindow,
     /// Waits that ended in the last period.
