@@ -1,5 +1,7 @@
 //! The command line.
 
+mod comparison;
+
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,6 +24,8 @@ use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 #[cfg(feature = "node")]
 use crate::serve::SettingsArgs;
 use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit};
+
+pub use comparison::{Baseline, ComparisonArgs};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -152,6 +156,9 @@ pub struct ReplayArgs {
     /// retried until the next step is due
     #[arg(long, value_name = "SHARE:N,...", allow_hyphen_values = true)]
     pub resize_at: Option<Schedule>,
+    /// Comparisons.
+    #[command(flatten)]
+    pub comparison: ComparisonArgs,
     /// Do not read tokens back
     #[arg(long)]
     pub no_verify: bool,

@@ -17,13 +17,17 @@ fn json_has_exactly_its_keys() {
         (
             &report,
             "audit block_bytes block_tokens blocks_allocated blocks_corrupt blocks_freed blocks_leaked \
-             blocks_total completed cpu_s defrag findings fragmentation hit_rate interrupted latency_ns layout \
+             blocks_total completed cpu_s defrag findings fragmentation free_list hit_rate interrupted latency_ns layout \
              preempted prefix refused rejected requests resize run_len_mean runs_per_sequence sound \
              speedup threads tokens tokens_verified trace trace_s utilization wall_s",
         ),
         (&report["utilization"], "at_first_refusal mean owned_at_first_refusal peak"),
         (&report["fragmentation"], "final max mean spared"),
         (&report["runs_per_sequence"], "mean p50 p99"),
+        (
+            &json("replay --requests 50 --json")["free_list"],
+            "blocks_added hit_rate run_len_mean runs_per_sequence",
+        ),
         (
             &report["defrag"],
             "available_fragmentation_after available_fragmentation_before errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
@@ -59,6 +63,35 @@ fn a_sound_replay_adds_up() {
     if cfg!(target_os = "linux") {
         assert!(report["cpu_s"].as_f64() > Some(0.0), "{report}");
     }
+}
+
+/// The free list serves the same requests, with or without a cache, and is off for traces and sizes.
+#[test]
+fn a_replay_is_compared_with_a_free_list() {
+    let of = |options: &str| json(&format!("replay --requests 400 --threads 1 --no-defrag --json {options}"));
+    for cache in ["off", "on"] {
+        let report = of(&format!("--blocks 6000 --prefix-cache {cache}"));
+        let list = &report["free_list"];
+        let mean = |figures: &Value| figures["run_len_mean"].as_f64().unwrap();
+        assert!(mean(&report) > 1.5 * mean(list) && mean(list) >= 1.0, "{report}");
+        let p99 = |figures: &Value| figures["runs_per_sequence"]["p99"].as_u64().unwrap();
+        assert!(p99(&report) < p99(list), "{report}");
+        assert_eq!(list["hit_rate"].is_null(), cache == "off", "{report}");
+        if let (Some(ours), Some(theirs)) = (report["hit_rate"].as_f64(), list["hit_rate"].as_f64()) {
+            assert!((ours - theirs).abs() < 0.05, "{report}");
+        }
+    }
+    for options in ["--compare none", "--resize-at 50%:9000"] {
+        assert!(of(options)["free_list"].is_null(), "{options}");
+    }
+    // In a pool that is never full, every hit of one is a hit of the other.
+    let roomy = of("--blocks 200000 --prefix-cache on");
+    assert_eq!(
+        (&roomy["hit_rate"], &roomy["free_list"]["blocks_added"]),
+        (&roomy["free_list"]["hit_rate"], &0.into())
+    );
+    let table = String::from_utf8(kvpool("replay --requests 50 --policy lru").stdout).unwrap();
+    assert!(table.contains("free list") && table.contains("evicted in exact LRU order"), "{table}");
 }
 
 #[test]
@@ -437,6 +470,8 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --resize-at 60%:5,30%:5 => not after the item before it, at 60 %
         replay --layout llama-3.1-405b --blocks 100000000 => a pool of 100,000,000 blocks of 7.88 MiB (metadata included) does not fit into the
         replay --nonsense => --nonsense
+        replay --compare mutex => [possible values: free-list, none]
+        replay --compare free-list --resize-at 30%:5 => --compare free-list does not follow --resize-at
         replay --prefix-cache perhaps => [possible values: on, off]
         replay --format xml => [possible values: auto, mooncake, bailian, dynamo, agents, azure]
         replay --device cuda:x => neither host nor cuda:N

@@ -24,6 +24,8 @@ pub enum CommandError {
     PolicyWithoutCache(PolicyName),
     #[error("--tolerance is of LRU, which this command does not use: add --policy lru")]
     ToleranceWithoutLru,
+    #[error("--compare free-list does not follow --resize-at: a free list keeps its size")]
+    ComparedSizes,
     #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
     #[error(

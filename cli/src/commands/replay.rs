@@ -13,12 +13,13 @@ use crate::{EXIT_INTERRUPTED, EXIT_OK, EXIT_UNSOUND};
 
 /// Replays a trace, prints the report and returns the exit code.
 pub fn replay(args: &ReplayArgs) -> Result<u8, CommandError> {
+    let free_list = args.free_list()?;
     let workload = Workload::new(&args.workload)?;
     let blocks_max = args.resize_at.iter().flat_map(|schedule| &schedule.0).map(|(_, blocks)| *blocks).max();
     let pool = workload.pool(blocks_max.unwrap_or(0))?;
 
     interrupt::catch();
-    let report = replay_on(&pool, &workload, args);
+    let report = replay_on(&pool, &workload, args, free_list);
     let text = if args.json { format!("{:#}", report.figures) } else { render(&report, fit::width()) };
     print(&text).map_err(CommandError::Output)?;
     Ok(exit_code(&report))
@@ -35,12 +36,13 @@ fn exit_code(report: &Report) -> u8 {
     }
 }
 
-fn replay_on(pool: &ReplayPool, workload: &Workload, args: &ReplayArgs) -> Report {
+fn replay_on(pool: &ReplayPool, workload: &Workload, args: &ReplayArgs, free_list: bool) -> Report {
     let Workload { trace, threads, .. } = workload;
     let options = Options {
         verify: !args.no_verify,
         compaction: args.compaction.compaction(),
         schedule: args.resize_at.clone().unwrap_or_default(),
+        free_list,
         ..Options::new(trace, *threads)
     };
     let bar = progress_bar(trace.requests.len() as u64);
@@ -79,7 +81,7 @@ mod tests {
     #[test]
     fn one_flipped_bit_ends_in_exit_code_1() {
         let (workload, args) = parse("kvpool replay --requests 60 --no-defrag");
-        let report = |fault| replay_on(&pool(workload.blocks, fault), &workload, &args);
+        let report = |fault| replay_on(&pool(workload.blocks, fault), &workload, &args, true);
         let sound = report(Fault::None);
         assert_eq!((exit_code(&sound), &sound.figures["blocks_corrupt"]), (0, &json!(0)));
         assert!(render(&sound, None).ends_with("nothing lost, nothing corrupt "));
@@ -105,7 +107,7 @@ mod tests {
     #[test]
     fn the_table_has_the_names_of_the_json() {
         let (workload, args) = parse("kvpool replay --requests 60 --policy lru --resize-at 50%:1");
-        let mut report = replay_on(&workload.pool(0).unwrap(), &workload, &args);
+        let mut report = replay_on(&workload.pool(0).unwrap(), &workload, &args, true);
         report.figures["prefix"]["resumed_lookup_blocks"] = 1.into();
         report.figures["defrag"]["runs"] = 1.into();
         report.figures["defrag"]["errors"] = json!(["an error"]);

@@ -41,7 +41,7 @@ impl Shape {
 }
 
 /// The text that the bytes of a token depend on, as a hash.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Content(u64);
 
 impl Content {

@@ -8,6 +8,7 @@
 //! | `text` | the ids of tokens: which prompts begin alike |
 //! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
 //! | `worker` | one scheduler thread |
+//! | `free_list` | the placement of the same requests by a free list, for comparison |
 //! | `pool` | the pool, and its parts |
 //! | `resizer` | the thread that resizes the pool |
 //! | `sizing` | a size of the pool at which a trace fills it at times |
@@ -23,6 +24,7 @@
 
 mod content;
 mod cpu;
+mod free_list;
 mod pool;
 mod resizer;
 mod scheduler;
@@ -50,12 +52,13 @@ pub use pool::{Compaction, Eviction, ReplayPool, Rows, full};
 pub use resizer::{Resize, ResizeRefusal};
 pub use shared_clock::step_ns;
 pub use sizing::blocks_for;
-pub use tally::{Durations, RunCounts, Samples, Tally};
+pub use tally::{Durations, RunCounts, Samples, TableRuns, Tally};
 pub use text::{Text, Texts};
 pub use transfer::{Access, Corrupt, Transfer};
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
+use free_list::SharedList;
 use shared_clock::SharedClock;
 use worker::Worker;
 
@@ -80,6 +83,11 @@ pub struct Options {
     pub schedule: Schedule,
     /// The share of the requests at which all threads halt and the replay ends.
     pub halt_at: Option<Share>,
+    /// Whether a free list serves the same requests, for comparison.
+    pub free_list: bool,
+    /// The blocks of open sequences below which the next request begins, whenever it arrives;
+    /// without it, requests begin when they arrive.
+    pub fill: Option<usize>,
 }
 
 impl Options {
@@ -92,6 +100,8 @@ impl Options {
             compaction: None,
             schedule: Schedule::default(),
             halt_at: None,
+            free_list: false,
+            fill: None,
         }
     }
 }
@@ -136,6 +146,8 @@ pub struct Outcome {
     /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without
     /// one.
     pub prefix: Option<(String, u64)>,
+    /// The number of blocks that the free list lacked; `None` without one.
+    pub list_added: Option<usize>,
     /// What compaction did; `None` without compaction.
     pub compaction: Option<DefragTotals>,
     /// The steps of the schedule that were due.
@@ -177,6 +189,8 @@ pub fn replay(
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
     let texts = pool.prefix_cache().map(|_| Texts::of(trace));
+    let block_tokens = pool.shape().block_tokens;
+    let list = options.free_list.then(|| SharedList::new(blocks, block_tokens, texts.is_some()));
     let (start, cpu_start) = (Instant::now(), cpu::used());
     let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
     let mut interrupted = false;
@@ -186,10 +200,10 @@ pub fn replay(
             .then(|| scope.spawn(|| resizer::run(pool, &clock, &options.schedule, requests)));
         let mut threads = Vec::with_capacity(options.threads);
         for index in 0..options.threads {
-            let (clock, texts) = (&clock, texts.as_ref());
+            let (clock, texts, list) = (&clock, texts.as_ref(), list.as_ref());
             let spawned = thread::Builder::new().spawn_scoped(scope, move || {
                 let _leave = Leave(clock);
-                Worker::new(pool, clock, options, texts, index).run()
+                Worker::new(pool, clock, options, texts, list, index).run()
             });
             match spawned {
                 Ok(thread) => threads.push(thread),
@@ -273,6 +287,7 @@ pub fn replay(
         fragmentation_final,
         audit: pool.audit().map(drop).map_err(|error| error.to_string()),
         prefix,
+        list_added: list.as_ref().map(SharedList::added),
         compaction,
         resizes,
     }

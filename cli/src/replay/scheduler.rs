@@ -110,14 +110,17 @@ impl<S> Scheduler<S> {
         before - self.waiting.len()
     }
 
-    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, the rest of
-    /// the prompts of the running jobs, and a block more for each of these.
+    /// Returns the blocks of the rest of the prompts of the running jobs, and one for each job.
+    pub fn owed(&self, blocks: impl Fn(u64) -> usize) -> usize {
+        self.running.iter().map(|other| 1 + blocks(other.job.prompt.saturating_sub(other.held))).sum()
+    }
+
+    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, and what the
+    /// running jobs are [owed](Self::owed).
     pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
         let job = self.waiting.front()?;
-        let owed: usize =
-            self.running.iter().map(|other| 1 + blocks(other.job.prompt.saturating_sub(other.held))).sum();
         // The first token of the answer is to fit too.
-        let wanted = blocks(job.total.min(job.prompt + 1)) + owed;
+        let wanted = blocks(job.total.min(job.prompt + 1)) + self.owed(&blocks);
         (self.running.len() < self.running_max && wanted <= free).then(|| self.waiting.pop_front()).flatten()
     }
 

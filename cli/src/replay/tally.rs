@@ -87,6 +87,11 @@ impl RunCounts {
         self.0.record(runs).expect("a histogram that grows takes every value");
     }
 
+    /// Returns the number of tables.
+    pub fn tables(&self) -> u64 {
+        self.0.len()
+    }
+
     /// Returns the mean; 0 without tables.
     pub fn mean(&self) -> f64 {
         self.0.mean()
@@ -99,6 +104,41 @@ impl RunCounts {
 
     fn merge(&mut self, other: &Self) {
         self.0.add(&other.0).expect("a histogram that grows takes every value");
+    }
+}
+
+/// The runs of consecutive frames in block tables.
+#[derive(Clone, Debug, Default)]
+pub struct TableRuns {
+    /// Blocks of the tables.
+    pub blocks: u64,
+    /// Runs in them.
+    pub runs: u64,
+    /// The runs of each completed request's table, when it is completed.
+    pub per_sequence: RunCounts,
+}
+
+impl TableRuns {
+    /// Counts the runs in the table of a request that is completed, or else preempted.
+    pub fn count(&mut self, table: &[i32], is_completed: bool) {
+        let ends = table.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
+        let runs = (table.len().min(1) + ends) as u64;
+        self.blocks += table.len() as u64;
+        self.runs += runs;
+        if is_completed {
+            self.per_sequence.record(runs);
+        }
+    }
+
+    /// Returns the mean length of the runs; 0 without tables.
+    pub fn mean_len(&self) -> f64 {
+        if self.runs == 0 { 0.0 } else { self.blocks as f64 / self.runs as f64 }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.runs += other.runs;
+        self.per_sequence.merge(&other.per_sequence);
     }
 }
 
@@ -133,12 +173,14 @@ pub struct Tally {
     pub corrupt: HashSet<Corrupt>,
     /// Other faults, the first few.
     pub findings: Vec<String>,
-    /// Blocks of the block tables read.
-    pub run_blocks: u64,
-    /// Runs of consecutive frames in these tables.
-    pub runs: u64,
-    /// The runs of each completed request's table, when it is completed.
-    pub runs_per_sequence: RunCounts,
+    /// The runs of the block tables at the end of requests, or when they were preempted.
+    pub tables: TableRuns,
+    /// The same in the free list, if there is one.
+    pub listed: TableRuns,
+    /// The share of blocks in use when these tables were read.
+    pub used_at_ends: Samples,
+    /// Leading blocks of prompts that the free list had cached, at their first admission.
+    pub listed_hits: u64,
     /// Appends that allocated blocks.
     pub allocate: Durations,
     /// Closings of sequences.
@@ -169,20 +211,6 @@ impl Tally {
         *found += hits as u64;
     }
 
-    /// Counts the runs of consecutive frames in a block table, and returns their number.
-    pub fn count_runs(&mut self, table: &[i32]) -> u64 {
-        let ends = table.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
-        let runs = (table.len().min(1) + ends) as u64;
-        self.run_blocks += table.len() as u64;
-        self.runs += runs;
-        runs
-    }
-
-    /// Returns the mean length of these runs; 0 without tables.
-    pub fn run_len_mean(&self) -> f64 {
-        if self.runs == 0 { 0.0 } else { self.run_blocks as f64 / self.runs as f64 }
-    }
-
     /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
         self.completed += other.completed;
@@ -199,9 +227,10 @@ impl Tally {
         self.blocks_freed += other.blocks_freed;
         self.corrupt.extend(other.corrupt);
         other.findings.into_iter().for_each(|finding| self.find(finding));
-        self.run_blocks += other.run_blocks;
-        self.runs += other.runs;
-        self.runs_per_sequence.merge(&other.runs_per_sequence);
+        self.tables.merge(&other.tables);
+        self.listed.merge(&other.listed);
+        self.used_at_ends.merge(&other.used_at_ends);
+        self.listed_hits += other.listed_hits;
         self.allocate.merge(&other.allocate);
         self.free.merge(&other.free);
         self.utilization.merge(&other.utilization);
@@ -216,11 +245,13 @@ mod tests {
 
     #[test]
     fn runs_end_where_frames_do_not_follow() {
-        let mut tally = Tally::default();
-        assert_eq!(tally.count_runs(&[]), 0);
-        assert_eq!(tally.run_len_mean(), 0.0);
-        assert_eq!(tally.count_runs(&[4, 5, 6, 9, 8]), 3);
-        assert_eq!((tally.run_blocks, tally.runs), (5, 3));
+        let mut tables = TableRuns::default();
+        tables.count(&[], false);
+        assert_eq!((tables.mean_len(), tables.per_sequence.tables()), (0.0, 0));
+        tables.count(&[4, 5, 6, 9, 8], true);
+        tables.count(&[8, 9, 10], false);
+        assert_eq!((tables.blocks, tables.runs, tables.mean_len()), (8, 4, 2.0));
+        assert_eq!((tables.per_sequence.tables(), tables.per_sequence.mean()), (1, 3.0));
     }
 
     #[test]
@@ -229,10 +260,10 @@ mod tests {
         let mut sum = Tally::default();
         for runs in [1..=60, 61..=100] {
             let mut tally = Tally::default();
-            runs.for_each(|runs| tally.runs_per_sequence.record(runs));
+            runs.for_each(|runs| tally.tables.per_sequence.record(runs));
             sum.merge(tally);
         }
-        let runs = sum.runs_per_sequence;
+        let runs = sum.tables.per_sequence;
         assert_eq!((runs.mean(), runs.quantiles()), (50.5, [("p50", 50), ("p99", 99)]));
     }
 

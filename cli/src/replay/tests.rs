@@ -187,8 +187,12 @@ fn every_request_is_completed_and_every_token_verified() {
         assert!(outcome.tally.tokens_verified > all, "all at the end, and the last of each step");
         assert_eq!(outcome.first_refusal, None);
         // None was preempted, so every table read at an end was of a completed request.
-        let sum = 200.0 * outcome.tally.runs_per_sequence.mean();
-        assert!((sum - outcome.tally.runs as f64).abs() < 1e-6, "{sum} of {}", outcome.tally.runs);
+        let sum = 200.0 * outcome.tally.tables.per_sequence.mean();
+        assert!(
+            (sum - outcome.tally.tables.runs as f64).abs() < 1e-6,
+            "{sum} of {}",
+            outcome.tally.tables.runs
+        );
     }
     // Each of these makes a replay unsound by itself.
     type Damage = fn(&mut Outcome);
@@ -308,14 +312,14 @@ fn one_thread_is_deterministic() {
     let blocks = blocks_for(&trace.requests, &SHAPE) / 2;
     let counts = || {
         let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
-        (tally.tokens, tally.tokens_verified, tally.preempted, tally.blocks_allocated, tally.runs)
+        (tally.tokens, tally.tokens_verified, tally.preempted, tally.blocks_allocated, tally.tables.runs)
     };
     let first = counts();
     assert!(first.2 > 0, "no preemption at half of the derived size");
     // Tables of preempted requests count as runs, but not per sequence.
-    let sum = |tally: &Tally| tally.completed as f64 * tally.runs_per_sequence.mean();
+    let sum = |tally: &Tally| tally.completed as f64 * tally.tables.per_sequence.mean();
     let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
-    assert!(sum(&tally) < tally.runs as f64 - 0.5, "{} of {}", sum(&tally), tally.runs);
+    assert!(sum(&tally) < tally.tables.runs as f64 - 0.5, "{} of {}", sum(&tally), tally.tables.runs);
     assert_eq!(first, counts());
 }
 

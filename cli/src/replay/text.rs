@@ -104,6 +104,11 @@ impl Text {
         }
     }
 
+    /// Returns the content of one token.
+    pub fn content(&self, token: usize) -> Content {
+        if token < self.known { self.pieces[token / self.piece_tokens].1 } else { self.own.1 }
+    }
+
     /// Appends the ids of the first `tokens` tokens.
     pub fn ids(&self, tokens: usize, out: &mut Vec<u32>) {
         out.extend((0..tokens).map(|token| self.id(token)));

@@ -22,6 +22,7 @@ use kvpool::{Batch, BlockTable, Sequence, SequenceId};
 
 use super::Options;
 use super::content::Shape;
+use super::free_list::{Listed, SharedList};
 use super::pool::{ReplayPool, full};
 use super::scheduler::{Job, Running, Scheduler};
 use super::shared_clock::{SharedClock, step_ns};
@@ -49,6 +50,10 @@ pub struct Worker<'a> {
     shape: Shape,
     /// The token ids, where prefixes are cached.
     texts: Option<&'a Texts>,
+    /// The list that serves the same requests, for comparison.
+    list: Option<&'a SharedList>,
+    /// In a closed loop, whether the pool has been filled.
+    is_filled: bool,
     thread: usize,
     scheduler: Scheduler<Open>,
     clock_ns: u64,
@@ -71,6 +76,10 @@ struct Open {
     text: Text,
     /// Blocks found in the cache.
     found: usize,
+    /// Its blocks in the free list.
+    listed: Listed,
+    /// Whether its runs count: in a closed loop, not if it began while the pool was being filled.
+    counts: bool,
 }
 
 /// The time that a thread has waited without progress of any thread.
@@ -120,16 +129,20 @@ impl<'a> Worker<'a> {
         clock: &'a SharedClock<'a>,
         options: &'a Options,
         texts: Option<&'a Texts>,
+        list: Option<&'a SharedList>,
         thread: usize,
     ) -> Self {
+        let running_max = if options.fill.is_some() { usize::MAX } else { RUNNING_MAX };
         Self {
             pool,
             clock,
             options,
             shape: pool.shape(),
             texts,
+            list,
+            is_filled: options.fill.is_none(),
             thread,
-            scheduler: Scheduler::new(RUNNING_MAX),
+            scheduler: Scheduler::new(running_max),
             clock_ns: 0,
             previous: None,
             transfer: Transfer::new(pool.rows(), &clock.transfers),
@@ -219,8 +232,9 @@ impl<'a> Worker<'a> {
     fn admit(&mut self) -> Result<(), String> {
         loop {
             self.reject_oversized();
+            let now = self.options.fill.map_or(Duration::from_nanos(self.clock_ns), |_| Duration::MAX);
             while self.scheduler.wants_request() {
-                let Some((index, request)) = self.clock.take_due(Duration::from_nanos(self.clock_ns)) else {
+                let Some((index, request)) = self.clock.take_due(now) else {
                     break;
                 };
                 if self.shape.blocks(request.tokens()) > self.pool.total_blocks() {
@@ -235,9 +249,13 @@ impl<'a> Worker<'a> {
             if !self.scheduler.has_waiting() || self.clock.is_admission_paused() || is_short {
                 return Ok(());
             }
-            let shape = self.shape;
-            let Some(job) = self.scheduler.admit(self.pool.free_blocks(), |tokens| shape.blocks(tokens))
-            else {
+            let (shape, free) = (self.shape, self.pool.free_blocks());
+            let blocks = |tokens| shape.blocks(tokens);
+            let used = || self.pool.total_blocks().saturating_sub(free) + self.scheduler.owed(blocks);
+            let is_full =
+                self.options.fill.is_some_and(|fill| used() >= fill) && !self.scheduler.running().is_empty();
+            let Some(job) = (!is_full).then(|| self.scheduler.admit(free, blocks)).flatten() else {
+                self.is_filled = true;
                 return Ok(());
             };
             if !self.start(job)? {
@@ -272,7 +290,8 @@ impl<'a> Worker<'a> {
         };
         let block_tokens = self.shape.block_tokens;
         let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
-        self.scheduler.start(job, cached as u64, Open { sequence, text, found });
+        let open = Open { sequence, text, found, listed: Listed::default(), counts: self.is_filled };
+        self.scheduler.start(job, cached as u64, open);
         Ok(true)
     }
 
@@ -331,10 +350,14 @@ impl<'a> Worker<'a> {
         if let Some(space) = refused {
             return self.refused(batch, place, tokens, space, step);
         }
-        let Running { job, held, sequence: Open { sequence, text, .. } } =
+        let Running { job, held, sequence: Open { sequence, text, listed, .. } } =
             &mut self.scheduler.running()[place];
         let new = *held as usize..(*held + tokens) as usize;
         *held += tokens;
+        if let Some(list) = self.list {
+            let hits = list.grow(listed, text, new.end, job.prompt as usize);
+            self.tally.listed_hits += if job.attempt == 0 { hits } else { 0 };
+        }
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
         self.tally.tokens += tokens;
         self.clock.resume_admission(job.request);
@@ -354,7 +377,7 @@ impl<'a> Worker<'a> {
         loop {
             let running = &mut self.scheduler.running()[place];
             let in_prompt = running.in_prompt();
-            let Running { held, sequence: Open { sequence, text, found }, job } = running;
+            let Running { held, sequence: Open { sequence, text, found, .. }, job } = running;
             let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
             let start = (blocks > 0).then(Instant::now);
             // The cache finds decoded tokens by their ids: for the next request of a conversation,
@@ -437,8 +460,7 @@ impl<'a> Worker<'a> {
         let batch = self.previous.take();
         for running in done {
             if let Some(batch) = &batch {
-                let runs = self.check_all(batch, &running)?;
-                self.tally.runs_per_sequence.record(runs);
+                self.check_all(batch, &running)?;
             }
             self.release(running);
             self.tally.completed += 1;
@@ -453,6 +475,9 @@ impl<'a> Worker<'a> {
         let start = Instant::now();
         drop(gone.sequence.sequence);
         self.tally.free.record(start.elapsed());
+        if let Some(list) = self.list {
+            list.free(gone.sequence.listed);
+        }
     }
 
     /// Reads back the last token of every sequence with new tokens, through its slot.
@@ -470,10 +495,9 @@ impl<'a> Worker<'a> {
         self.transfer.flush(Access::Check)
     }
 
-    /// Reads back every token of a sequence, through its block table. Returns the number of runs of
-    /// consecutive frames in the table.
-    fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<u64, String> {
-        let Running { job, held, sequence: Open { sequence, text, .. } } = running;
+    /// Counts the runs of a sequence's block table, and reads back every token through it.
+    fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<(), String> {
+        let Running { job, held, sequence: Open { sequence, text, listed, counts, .. } } = running;
         let (held, block_tokens) = (*held as usize, self.shape.block_tokens);
         batch.block_table([sequence], &mut self.table).map_err(|error| error.to_string())?;
         let table = self.table.row(0);
@@ -482,9 +506,15 @@ impl<'a> Worker<'a> {
             let found = table.len();
             return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
         }
-        let runs = self.tally.count_runs(table);
+        // In a closed loop, use falls once no request waits.
+        if *counts && (self.options.fill.is_none() || self.scheduler.has_waiting()) {
+            self.tally.tables.count(table, running.is_done());
+            self.tally.listed.count(&listed.blocks, running.is_done());
+            let used = 1.0 - self.pool.free_blocks() as f64 / self.pool.total_blocks() as f64;
+            self.tally.used_at_ends.add(used);
+        }
         if !self.options.verify {
-            return Ok(runs);
+            return Ok(());
         }
         self.transfer.add(Access::Check, (job.request, job.attempt), text, 0..held, |tokens, out| {
             let mut token = tokens.start;
@@ -497,8 +527,7 @@ impl<'a> Worker<'a> {
             }
             Ok(())
         })?;
-        self.transfer.flush(Access::Check)?;
-        Ok(runs)
+        self.transfer.flush(Access::Check)
     }
 
     /// Samples the pool at intervals, on the first thread.

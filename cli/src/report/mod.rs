@@ -5,7 +5,7 @@ mod table;
 
 use serde_json::{Map, Value, json};
 
-use crate::replay::{Options, Outcome, Resize, Shape, failed_copies};
+use crate::replay::{Options, Outcome, Resize, Shape, TableRuns, failed_copies};
 use crate::trace::Trace;
 
 pub use table::render;
@@ -57,9 +57,16 @@ impl Report {
                 "errors": failed_copies(totals).into_iter().collect::<Vec<_>>(),
             })
         });
-        let runs = &tally.runs_per_sequence;
-        let mut runs_per_sequence = Map::from_iter([("mean".to_owned(), runs.mean().into())]);
-        runs_per_sequence.extend(runs.quantiles().map(|(name, runs)| (name.to_owned(), runs.into())));
+        // The same requests in a free list of single blocks; null without one.
+        let free_list = outcome.list_added.map(|added| {
+            json!({
+                "run_len_mean": tally.listed.mean_len(),
+                "runs_per_sequence": runs(&tally.listed),
+                "hit_rate": prefix.as_ref().map(|_| tally.listed_hits as f64 / tally.lookup_blocks.max(1) as f64),
+                // Blocks that the list lacked at its fullest.
+                "blocks_added": added,
+            })
+        });
         let figures = json!({
             "trace": trace.name,
             "layout": layout,
@@ -108,10 +115,11 @@ impl Report {
             },
             // Consecutive frames in a sequence's table, also when it is preempted: all blocks over
             // all runs.
-            "run_len_mean": tally.run_len_mean(),
+            "run_len_mean": tally.tables.mean_len(),
             // The number of such runs in the table of a request when it is completed: the
             // descriptors that a transfer of the whole sequence needs.
-            "runs_per_sequence": runs_per_sequence,
+            "runs_per_sequence": runs(&tally.tables),
+            "free_list": free_list,
             "defrag": defrag,
             "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
             // Of an append that allocates blocks, one or many, and of the closing of a sequence.
@@ -126,6 +134,14 @@ impl Report {
         });
         Self { figures, intact: outcome.is_intact(), verify: options.verify }
     }
+}
+
+/// Returns the mean and the quantiles of the runs of completed requests.
+pub fn runs(tables: &TableRuns) -> Value {
+    let runs = &tables.per_sequence;
+    let mut all = Map::from_iter([("mean".to_owned(), runs.mean().into())]);
+    all.extend(runs.quantiles().map(|(name, runs)| (name.to_owned(), runs.into())));
+    all.into()
 }
 
 fn resize(step: &Resize) -> Value {

@@ -84,10 +84,18 @@ fn rows(json: &Value) -> Vec<Row> {
     row("blocks", "blocks_leaked", "");
     row("blocks", "blocks_corrupt", corrupt);
     row("blocks", "run_len_mean", "blocks in a row, of a sequence when it ends");
-    let runs = &json["runs_per_sequence"];
-    let note =
-        format!("p50, of a completed request; mean {:.1}, p99 {}", share(&runs["mean"]), count(&runs["p99"]));
-    row("blocks", "runs_per_sequence", &note);
+    let runs = |runs: &Value| {
+        format!("p50, of a completed request; mean {:.1}, p99 {}", share(&runs["mean"]), count(&runs["p99"]))
+    };
+    row("blocks", "runs_per_sequence", &runs(&json["runs_per_sequence"]));
+    let free_list = &json["free_list"];
+    if !free_list.is_null() {
+        row("free_list", "run_len_mean", "the same requests, in a queue of single blocks");
+        row("free_list", "runs_per_sequence", &runs(&free_list["runs_per_sequence"]));
+    }
+    if !free_list["hit_rate"].is_null() {
+        row("free_list", "hit_rate", "evicted in exact LRU order");
+    }
     let prefix = &json["prefix"];
     if prefix.is_null() {
         row("prefix", OFF, "");
