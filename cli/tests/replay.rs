@@ -94,6 +94,51 @@ fn a_replay_is_compared_with_a_free_list() {
     assert!(table.contains("free list") && table.contains("evicted in exact LRU order"), "{table}");
 }
 
+/// Rows by use and placement, the same however many replays run at a time.
+#[test]
+fn a_sweep_measures_contiguity_by_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let sweep = |options: &str| {
+        let output =
+            kvpool_in(folder.path(), &format!("replay --sweep --requests 300 --blocks 5000 {options}"));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let text = sweep("--json --threads 1 --plot sweep.svg");
+    assert_eq!(text, sweep("--json --threads 3"));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(keys(&report).join(" "), "block_tokens blocks_total requests rows trace");
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(
+        keys(&rows[0]).join(" "),
+        "hit_rate placement run_len_mean runs_per_sequence sequences use used_mean"
+    );
+    let place = |row: &Value| (row["use"].as_f64().unwrap(), row["placement"].as_str().unwrap().to_owned());
+    let uses = [0.3, 0.5, 0.65, 0.8, 0.9, 0.95];
+    let placements = ["cache_on", "cache_off", "free_list"];
+    let expected = uses.into_iter().flat_map(|at| placements.map(|placement| (at, placement.to_owned())));
+    assert_eq!(rows.iter().map(place).collect::<Vec<_>>(), expected.collect::<Vec<_>>());
+    for rows in rows.chunks(3) {
+        let [on, off, list] = [0, 1, 2].map(|placement| &rows[placement]);
+        let run = |row: &Value| row["run_len_mean"].as_f64().unwrap();
+        assert!(run(on) > run(list) && run(off) > run(list), "{rows:?}");
+        assert_eq!([on, off, list].map(|row| row["hit_rate"].is_null()), [false, true, false]);
+        // The list serves the same requests as the pool with the cache.
+        assert_eq!((&on["sequences"], &on["used_mean"]), (&list["sequences"], &list["used_mean"]));
+        let used = on["used_mean"].as_f64().unwrap();
+        assert!((used - on["use"].as_f64().unwrap()).abs() < 0.2, "{rows:?}");
+    }
+    let svg = fs::read_to_string(folder.path().join("sweep.svg")).unwrap();
+    for text in ["<svg", "mean run of a sequence", "cache on", "cache off", "free list", "95 %", "</svg>"] {
+        assert!(svg.contains(text), "no {text:?} in {svg}");
+    }
+    let table = sweep("--threads 2");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    for text in ["300 requests, 5,000 blocks of 16 tokens", "free list", "hit rate", "65 %"] {
+        assert!(table.contains(text), "no {text:?} in\n{table}");
+    }
+}
+
 #[test]
 fn the_size_of_the_pool_decides_what_is_refused() {
     let roomy = json("replay --requests 50 --blocks 200000 --json");
@@ -470,6 +515,12 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --resize-at 60%:5,30%:5 => not after the item before it, at 60 %
         replay --layout llama-3.1-405b --blocks 100000000 => a pool of 100,000,000 blocks of 7.88 MiB (metadata included) does not fit into the
         replay --nonsense => --nonsense
+        replay --sweep --requests 5 --blocks 20000 => 5 requests are too few: none begins after open sequences hold
+        replay --sweep --compare free-list => cannot be used with '--compare <WHAT>'
+        replay --sweep --prefix-cache off => cannot be used with '--prefix-cache <WHETHER>'
+        replay --sweep --plot /nowhere/at/all.svg => cannot write /nowhere/at/all.svg
+        replay --plot all.svg => --sweep
+        replay --sweep bare.jsonl => bare.jsonl:1: no hash_ids
         replay --compare mutex => [possible values: free-list, none]
         replay --compare free-list --resize-at 30%:5 => --compare free-list does not follow --resize-at
         replay --prefix-cache perhaps => [possible values: on, off]

@@ -14,7 +14,7 @@
 //! | `workloads` | generated requests, of one kind each |
 //! | `s3fifo`, `sieve` | policies of other systems, for comparison |
 //! | `clairvoyant` | the bound: the best that is possible with the future known |
-//! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG |
+//! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG, like any other curves |
 
 mod chart;
 mod clairvoyant;
@@ -39,7 +39,7 @@ use kvpool::prefix::policy::Policy;
 use crate::PolicyName;
 
 pub use chart::chart;
-pub use draw::draw;
+pub use draw::{Curve, Look, Panel, draw, picture};
 pub use prompts::{Arrival, Prompts};
 
 /// A policy of a pool, or one to compare with.

@@ -1,5 +1,7 @@
 //! What `kvpool replay` compares.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use super::ReplayArgs;
@@ -13,6 +15,19 @@ pub struct ComparisonArgs {
     /// and with --resize-at]
     #[arg(long, value_name = "WHAT", value_enum)]
     pub compare: Option<Baseline>,
+    /// Print how contiguity depends on use: runs and hits while open sequences hold 30, 50, 65, 80,
+    /// 90 and 95 % of the pool, with the prefix cache, without it, and in a free list
+    ///
+    /// A request begins when the blocks of open sequences fall below that share, whenever it
+    /// arrives. Each replay has one scheduler thread, no compaction, and is the same for the same
+    /// seed; --threads is the number of replays at a time. Tokens are not read back.
+    #[arg(long, conflicts_with_all = [
+        "compare", "resize_at", "prefix_cache", "no_verify", "defrag_threshold", "defrag_interval_ms", "no_defrag",
+    ])]
+    pub sweep: bool,
+    /// Draw the runs of the sweep as SVG
+    #[arg(long, value_name = "FILE.svg", requires = "sweep")]
+    pub plot: Option<PathBuf>,
 }
 
 /// What a replay is compared with.

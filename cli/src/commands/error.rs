@@ -26,6 +26,13 @@ pub enum CommandError {
     ToleranceWithoutLru,
     #[error("--compare free-list does not follow --resize-at: a free list keeps its size")]
     ComparedSizes,
+    #[error(
+        "--sweep: {} requests are too few: none begins after open sequences hold {percent} % of {} blocks, and ends before the last one begins (--requests, --blocks)",
+        HumanCount(*.requests as u64), HumanCount(*.blocks as u64)
+    )]
+    NotFilled { percent: usize, blocks: usize, requests: usize },
+    #[error("NOT SOUND: {}", .0.join("; "))]
+    NotSound(Vec<String>),
     #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
     #[error(
@@ -78,7 +85,7 @@ impl CommandError {
     /// Returns the exit code: that of bad usage, unless the command ran.
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Output(_) | Self::NoPicture(_) => EXIT_UNSOUND,
+            Self::Output(_) | Self::NoPicture(_) | Self::NotSound(_) => EXIT_UNSOUND,
             #[cfg(feature = "node")]
             Self::Client(_) => EXIT_UNSOUND,
             #[cfg(feature = "top")]

@@ -13,6 +13,7 @@ mod replay;
 #[cfg(feature = "node")]
 mod serve;
 mod shell;
+mod sweep;
 #[cfg(feature = "node")]
 mod tables;
 #[cfg(feature = "top")]

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use super::sweep::sweep;
 use super::workload::{Workload, progress_bar, show};
 use super::{CommandError, interrupt};
 use crate::args::ReplayArgs;
@@ -13,6 +14,9 @@ use crate::{EXIT_INTERRUPTED, EXIT_OK, EXIT_UNSOUND};
 
 /// Replays a trace, prints the report and returns the exit code.
 pub fn replay(args: &ReplayArgs) -> Result<u8, CommandError> {
+    if args.comparison.sweep {
+        return sweep(args);
+    }
     let free_list = args.free_list()?;
     let workload = Workload::new(&args.workload)?;
     let blocks_max = args.resize_at.iter().flat_map(|schedule| &schedule.0).map(|(_, blocks)| *blocks).max();

@@ -52,9 +52,18 @@ impl Workload {
 
     /// Builds a pool that can grow to `blocks_max`.
     pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
+        self.pool_with(self.eviction, blocks_max)
+    }
+
+    /// Builds a pool with another prefix cache, or with none.
+    pub fn pool_with(
+        &self,
+        eviction: Option<Eviction>,
+        blocks_max: usize,
+    ) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         check_memory(&self.backend, &self.layout, blocks_max)?;
-        ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, self.eviction)
+        ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, eviction)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
 }

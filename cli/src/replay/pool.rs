@@ -8,8 +8,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, Defragmenter};
-use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::Millis;
+use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, Elements, ElementsMut, KvLayout, Storage};
 use kvpool::{AllocError, AllocRequest, Batch, Pool, SequenceError};
 use kvpool_policies::PolicyName;
@@ -94,7 +94,9 @@ impl ReplayPool {
             let now = Arc::clone(&now_ms);
             // Relaxed, here and in `set_time`: nothing is published with the time.
             let clock = move || Millis(now.load(Relaxed));
-            let config = PrefixConfig::new().policy_of(policy.build(blocks_max + 1)).clock(clock);
+            // Known, so that a replay on one thread can be repeated: collisions depend on the key.
+            let config = PrefixConfig::new().key(HashKey::from_bytes([0; 32]));
+            let config = config.policy_of(policy.build(blocks_max + 1)).clock(clock);
             builder = builder.prefix_cache(match tolerance {
                 Some(share) => config.tolerance(share),
                 None => config,

@@ -177,8 +177,6 @@ pub struct Tally {
     pub tables: TableRuns,
     /// The same in the free list, if there is one.
     pub listed: TableRuns,
-    /// The share of blocks in use when these tables were read.
-    pub used_at_ends: Samples,
     /// Leading blocks of prompts that the free list had cached, at their first admission.
     pub listed_hits: u64,
     /// Appends that allocated blocks.
@@ -229,7 +227,6 @@ impl Tally {
         other.findings.into_iter().for_each(|finding| self.find(finding));
         self.tables.merge(&other.tables);
         self.listed.merge(&other.listed);
-        self.used_at_ends.merge(&other.used_at_ends);
         self.listed_hits += other.listed_hits;
         self.allocate.merge(&other.allocate);
         self.free.merge(&other.free);

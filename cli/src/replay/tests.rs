@@ -227,6 +227,25 @@ fn a_pool_that_is_far_too_small_completes_every_request() {
     assert!(used > 0.8 && owned <= used);
 }
 
+/// Three requests of 11 blocks at a time fill a third of the pool. Those of the second and third
+/// round count: the first fills the pool, and no request waits for the end of the last.
+#[test]
+fn a_closed_loop_begins_requests_by_use_and_counts_while_it_is_steady() {
+    let trace = trace((0..12).map(|hour| Request::new(Duration::from_secs(3600 * hour), 160, 16)));
+    let options = Options { fill: Some(33), free_list: true, ..Options::new(&trace, 1) };
+    let Outcome { tally, list_added, .. } = replay(&pool(100, Fault::None), &trace, &options, go_on);
+    assert_eq!((tally.completed, tally.preempted, tally.refused, list_added), (12, 0, 0, Some(0)));
+    assert_eq!((tally.tables.per_sequence.tables(), tally.tables.blocks), (6, 66));
+    // After the prompts 30 blocks, then 33 in 15 steps, and none after the last.
+    let mean = (30.0 + 15.0 * 33.0) / 17.0 / 100.0;
+    assert!((tally.utilization.mean() - mean).abs() < 1e-9, "{} {mean}", tally.utilization.mean());
+    // The list: ten blocks for each prompt in turn, one more for each, and all back in reverse:
+    // blocks 0-9 30, 10-19 31, 20-29 32 are followed by 33-42 63, 43-52 64, 53-62 65, and these by
+    // 66-75 96, 76-85 97, 86-95 98.
+    assert_eq!((tally.listed.blocks, tally.listed.runs), (66, 12));
+    assert_eq!(tally.listed.per_sequence.quantiles(), [("p50", 2), ("p99", 2)]);
+}
+
 #[test]
 fn a_replay_of_nothing_is_not_sound() {
     let outcome = run(&pool(60, Fault::None), &Trace { requests: vec![], ..crowd(1) }, 2);

@@ -506,12 +506,9 @@ impl<'a> Worker<'a> {
             let found = table.len();
             return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
         }
-        // In a closed loop, use falls once no request waits.
-        if *counts && (self.options.fill.is_none() || self.scheduler.has_waiting()) {
+        if *counts && self.is_steady() {
             self.tally.tables.count(table, running.is_done());
             self.tally.listed.count(&listed.blocks, running.is_done());
-            let used = 1.0 - self.pool.free_blocks() as f64 / self.pool.total_blocks() as f64;
-            self.tally.used_at_ends.add(used);
         }
         if !self.options.verify {
             return Ok(());
@@ -530,9 +527,15 @@ impl<'a> Worker<'a> {
         self.transfer.flush(Access::Check)
     }
 
-    /// Samples the pool at intervals, on the first thread.
+    /// Returns false in a closed loop until the pool is filled, and once no request waits.
+    fn is_steady(&self) -> bool {
+        self.options.fill.is_none() || self.is_filled && self.scheduler.has_waiting()
+    }
+
+    /// Samples the pool at intervals, on the first thread; in a closed loop at each step.
     fn sample(&mut self) {
-        if self.thread != 0 || self.clock_ns < self.next_sample_ns {
+        let is_due = self.options.fill.is_some() || self.clock_ns >= self.next_sample_ns;
+        if self.thread != 0 || !is_due || !self.is_steady() {
             return;
         }
         self.next_sample_ns = self.clock_ns + self.options.sample_ns;

@@ -137,7 +137,7 @@ impl Report {
 }
 
 /// Returns the mean and the quantiles of the runs of completed requests.
-pub fn runs(tables: &TableRuns) -> Value {
+pub(crate) fn runs(tables: &TableRuns) -> Value {
     let runs = &tables.per_sequence;
     let mut all = Map::from_iter([("mean".to_owned(), runs.mean().into())]);
     all.extend(runs.quantiles().map(|(name, runs)| (name.to_owned(), runs.into())));

@@ -1,0 +1,186 @@
+//! `kvpool replay --sweep`: contiguity by use.
+
+use std::ops::ControlFlow;
+use std::panic::resume_unwind;
+use std::thread;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{Cell, CellAlignment};
+use indicatif::{HumanCount, ProgressBar};
+use kvpool_policies::simulate::{Curve, Look, Panel, picture};
+use serde_json::{Value, json};
+
+use super::workload::{Workload, progress_bar};
+use super::{CommandError, interrupt};
+use crate::args::{ReplayArgs, Switch};
+use crate::fit;
+use crate::output::{self, Destination, print};
+use crate::replay::{self, Options, TableRuns};
+use crate::report::runs;
+use crate::{EXIT_INTERRUPTED, EXIT_OK};
+
+/// The shares of the pool that open sequences hold, in percent.
+const USES: [usize; 6] = [30, 50, 65, 80, 90, 95];
+
+/// Where blocks are placed, by the names in the JSON.
+const PLACEMENTS: [&str; 3] = ["cache_on", "cache_off", "free_list"];
+
+/// The figures of one placement, by its place among all, at one use.
+type Row = ((usize, usize), Value);
+
+/// Replays at each use, prints a table and returns the exit code.
+pub fn sweep(args: &ReplayArgs) -> Result<u8, CommandError> {
+    let mut workload_args = args.workload.clone();
+    workload_args.prefix.prefix_cache = Some(Switch::On);
+    let workload = Workload::new(&workload_args)?;
+    let plot = args.comparison.plot.as_deref();
+    let cannot = |error| CommandError::File { path: plot.unwrap_or("".as_ref()).to_owned(), error };
+    // Checked before the work.
+    let plot_file = plot.map(Destination::new).transpose().map_err(cannot)?;
+
+    interrupt::catch();
+    let rows = measure(&workload)?;
+    if interrupt::is_interrupted() {
+        return Ok(EXIT_INTERRUPTED);
+    }
+    let figures = json!({
+        "trace": workload.trace.name,
+        "requests": workload.trace.requests.len(),
+        "block_tokens": workload.shape.block_tokens,
+        "blocks_total": workload.blocks,
+        "rows": rows,
+    });
+    if let Some(file) = plot_file {
+        file.write(&draw(&workload.trace.name, &rows)).map_err(cannot)?;
+    }
+    let text = if args.json { format!("{figures:#}") } else { render(&workload, &rows, fit::width()) };
+    print(&text).map_err(CommandError::Output)?;
+    Ok(EXIT_OK)
+}
+
+/// Replays at each use with the cache and without it, as many at a time as there are threads.
+fn measure(workload: &Workload) -> Result<Vec<Value>, CommandError> {
+    // The fullest first: a trace may be too short for them.
+    let jobs = [true, false].map(|caches| USES.map(|percent| (percent, caches))).concat();
+    let bar = &progress_bar((jobs.len() * workload.trace.requests.len()) as u64);
+    let share = |thread: usize| {
+        let jobs = jobs.iter().rev().skip(thread).step_by(workload.threads);
+        jobs.map(|&(percent, caches)| measure_at(workload, percent, caches, bar)).collect()
+    };
+    let found: Result<Vec<Vec<Vec<Row>>>, _> = thread::scope(|scope| {
+        let share = &share;
+        let threads: Vec<_> =
+            (0..workload.threads).map(|thread| scope.spawn(move || share(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+    });
+    bar.finish_and_clear();
+    let mut rows: Vec<_> = found?.into_iter().flatten().flatten().collect();
+    rows.sort_by_key(|&(place, _)| place);
+    Ok(rows.into_iter().map(|(_, row)| row).collect())
+}
+
+/// Replays in a pool of which open sequences hold a share.
+fn measure_at(
+    workload: &Workload,
+    percent: usize,
+    caches: bool,
+    bar: &ProgressBar,
+) -> Result<Vec<Row>, CommandError> {
+    let Workload { trace, blocks, .. } = workload;
+    let pool = workload.pool_with(workload.eviction.filter(|_| caches), 0)?;
+    let fill = Some((blocks * percent).div_ceil(100));
+    let options = Options { verify: false, free_list: caches, fill, ..Options::new(trace, 1) };
+    let mut settled = 0;
+    let outcome = replay::replay(&pool, trace, &options, |progress| {
+        bar.inc(progress.settled - settled);
+        settled = progress.settled;
+        if interrupt::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    if !outcome.is_intact() {
+        let audit = outcome.audit.err();
+        return Err(CommandError::NotSound(outcome.tally.findings.into_iter().chain(audit).collect()));
+    }
+    let tally = outcome.tally;
+    if tally.tables.per_sequence.tables() == 0 && !outcome.interrupted {
+        return Err(CommandError::NotFilled { percent, blocks: *blocks, requests: trace.requests.len() });
+    }
+    let row = |placement: usize, tables: &TableRuns, hits: u64| {
+        let figures = json!({
+            "use": percent as f64 / 100.0,
+            "placement": PLACEMENTS[placement],
+            // The mean share of the pool that open sequences held, after each step.
+            "used_mean": tally.utilization.mean(),
+            // Those that began after the pool was filled, and ended while others were to begin.
+            "sequences": tables.per_sequence.tables(),
+            "run_len_mean": tables.mean_len(),
+            "runs_per_sequence": runs(tables),
+            "hit_rate": caches.then(|| hits as f64 / tally.lookup_blocks.max(1) as f64),
+        });
+        ((percent, placement), figures)
+    };
+    let list = caches.then(|| row(2, &tally.listed, tally.listed_hits));
+    let pool = row(usize::from(!caches), &tally.tables, tally.hit_blocks);
+    Ok([pool].into_iter().chain(list).collect())
+}
+
+/// Returns a figure of a row; a share is from 0 to 1.
+fn figure(row: &Value, pointer: &str) -> f64 {
+    row.pointer(pointer).and_then(Value::as_f64).unwrap_or(0.0)
+}
+
+/// Renders a heading, a table and a note.
+fn render(workload: &Workload, rows: &[Value], width: Option<usize>) -> String {
+    let [requests, blocks] = [workload.trace.requests.len(), workload.blocks].map(|n| HumanCount(n as u64));
+    let tokens = workload.shape.block_tokens;
+    let heading = format!("{}: {requests} requests, {blocks} blocks of {tokens} tokens", workload.trace.name);
+    let mut table = output::table(UTF8_FULL_CONDENSED);
+    table.set_header(["use", "mean use", "placement", "mean run", "runs p50", "runs p99", "hit rate"]);
+    for (index, row) in rows.iter().enumerate() {
+        let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+        let once = |text: String| right(if index % PLACEMENTS.len() == 0 { text } else { String::new() });
+        let count = |pointer| right(HumanCount(figure(row, pointer) as u64).to_string());
+        let percent = |pointer| format!("{:.1} %", 100.0 * figure(row, pointer));
+        table.add_row([
+            once(format!("{:.0} %", 100.0 * figure(row, "/use"))),
+            once(percent("/used_mean")),
+            Cell::new(row["placement"].as_str().unwrap_or_default().replace('_', " ")),
+            right(format!("{:.1}", figure(row, "/run_len_mean"))),
+            count("/runs_per_sequence/p50"),
+            count("/runs_per_sequence/p99"),
+            right(if row["hit_rate"].is_null() { "-".to_owned() } else { percent("/hit_rate") }),
+        ]);
+    }
+    let note = "use: the share of the pool in open sequences below which requests begin; mean run: \
+                adjacent blocks of a sequence; runs: of a completed request, the descriptors of its transfer";
+    let parts = [fit::text(&heading, width), fit::table(table, width), fit::text(note, width.or(Some(80)))];
+    parts.join("\n")
+}
+
+/// Draws the mean run and the 99th percentile of the runs of a sequence, on logarithmic scales.
+fn draw(trace: &str, rows: &[Value]) -> String {
+    let [first, .., last] = USES.map(|percent| percent as f64 / 100.0);
+    let along = |share: f64| (share - first) / (last - first);
+    let panels = [
+        ("mean run of a sequence, in blocks", "/run_len_mean"),
+        ("runs of a sequence, p99", "/runs_per_sequence/p99"),
+    ]
+    .map(|(note, pointer)| {
+        let highest = rows.iter().map(|row| figure(row, pointer)).fold(10.0, f64::max);
+        let digits = highest.log10().ceil();
+        let at = |row: &Value| (along(figure(row, "/use")), figure(row, pointer).max(1.0).log10() / digits);
+        let curve = |placement: &str| Curve {
+            name: placement.replace('_', " "),
+            look: if placement == PLACEMENTS[0] { Look::Subject } else { Look::Other },
+            points: rows.iter().filter(|row| row["placement"] == placement).map(at).collect(),
+        };
+        let power = |digit| (f64::from(digit) / digits, 10f64.powi(digit).to_string());
+        Panel {
+            title: trace.to_owned(),
+            note: format!("{note}, by the share of the pool in open sequences"),
+            columns: USES.map(|percent| (along(percent as f64 / 100.0), format!("{percent} %"))).to_vec(),
+            rows: (0..=digits as i32).map(power).collect(),
+            curves: PLACEMENTS.map(curve).to_vec(),
+        }
+    });
+    picture("Contiguity by use", &panels)
+}
