@@ -200,6 +200,11 @@ impl Core {
         // until it is marked.
         let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
+        // The same for an owned destination: a claim that is refused looks at all groups of frames.
+        let is_owned = |to: FrameId| !self.word(self.space.table.block_at(to)).is_free();
+        if to.index() >= self.rows() || is_owned(to) {
+            return Err(GaveWay::Taken);
+        }
         if !self.space.frames.claim(Run { start: to, len: 1 }) {
             return Err(GaveWay::Taken);
         }

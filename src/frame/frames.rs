@@ -11,6 +11,7 @@ use super::hints::Hints;
 #[cfg(test)]
 use super::map::Level;
 use super::map::{LevelHints, Map};
+use super::scan::Attempt;
 use super::segment::Shape;
 use super::tally::{Snapshot, Tally};
 use crate::config::{FAN, FAN_LOG2};
@@ -214,7 +215,10 @@ impl Frames {
     pub fn claim(&self, run: Run) -> bool {
         let is_claimed = self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
-            is_inside && map.settle(CLAIM_PASSAGES, || map.claim_run(run)).is_some()
+            // Usually the first attempt succeeds. Only a refusal needs the traffic of all groups.
+            is_inside
+                && (matches!(map.claim_run(run), Attempt::Found(()))
+                    || map.settle(CLAIM_PASSAGES, || map.claim_run(run)).is_some())
         });
         if is_claimed {
             self.count_taken(run);

@@ -69,3 +69,31 @@ fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     assert_eq!(blocks.frame(ids[0]), FrameId(20));
     assert_eq!(blocks.audit().unwrap().in_bitmap, 63);
 }
+
+/// The time of a move does not grow with the pool, neither if it begins nor if its destination is
+/// taken. Minima of many rounds, and a wide margin: without it, the ratio is above 20.
+#[test]
+#[cfg_attr(miri, ignore = "measures time")]
+fn a_move_in_a_large_pool_takes_as_long() {
+    let time = |frames: usize, is_taken: bool| {
+        let blocks = blocks(frames);
+        sealed(&blocks, 128);
+        let to = if is_taken { 64 } else { 512 };
+        let round = || {
+            let start = std::time::Instant::now();
+            let mut taken = 0;
+            let wave = blocks.begin_wave((0..64).map(|at| (FrameId(at), FrameId(at + to))), &mut |_, why| {
+                assert_eq!(why, GaveWay::Taken);
+                taken += 1;
+            });
+            assert_eq!((wave.len(), taken), if is_taken { (0, 64) } else { (64, 0) });
+            drop(wave);
+            start.elapsed()
+        };
+        (0..50).map(|_| round()).min().unwrap()
+    };
+    for is_taken in [false, true] {
+        let (small, large) = (time(1 << 10, is_taken), time(1 << 18, is_taken));
+        assert!(large < 8 * small, "{small:?} in a small pool, {large:?} in a large one");
+    }
+}
