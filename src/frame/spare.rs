@@ -44,11 +44,11 @@ use crate::ids::{FrameId, Run};
 use crate::sync::Ordering::Relaxed;
 
 /// At most this share of the units is spared, as a shift.
-const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 3 };
+const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
 
 impl Frames {
     /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. Returns false
-    /// if it is spared already or not of this pool, or if an eighth of all units is spared.
+    /// if it is spared already or not of this pool, or if a quarter of all units is spared.
     pub fn spare_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);

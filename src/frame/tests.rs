@@ -397,14 +397,14 @@ fn allocate_some_finds_all_without_concurrent_frees() {
 
 #[test]
 fn spared_units_are_taken_last() {
-    let pool = frames(512, 512, 512);
+    let pool = frames(256, 256, 256);
     let head = pool.allocate_run(10, FrameId(0)).unwrap();
     assert!(pool.spare_unit(head.start) && !pool.spare_unit(FrameId(63)), "a bit has one owner");
-    assert!(!pool.spare_unit(FrameId(64)), "one unit of eight");
-    assert_eq!((pool.spared_frames(), pool.free_units()), (54, 7));
+    assert!(!pool.spare_unit(FrameId(64)), "one unit of four");
+    assert_eq!((pool.spared_frames(), pool.free_units()), (54, 3));
     assert_eq!(pool.extend(FrameId(10), 4, false), None, "spared by another caller");
     assert_eq!(pool.extend(FrameId(10), 4, true), Some(4));
-    for _ in 0..7 {
+    for _ in 0..3 {
         let mask = pool.refill(64, FrameId(0)).unwrap();
         assert!(mask.base.0 >= 64 && mask.len() == 64, "{mask:?}");
     }

@@ -85,6 +85,12 @@ pub(super) struct Filed<'a> {
 }
 
 impl Filed<'_> {
+    /// Returns the rank under which the block was filed.
+    #[inline]
+    pub(super) fn rank(&self) -> u64 {
+        self.place.1
+    }
+
     /// Returns whether the block has got another place since it was filed.
     #[inline]
     pub(super) fn is_outdated(&self) -> bool {

@@ -40,8 +40,10 @@ const HOLES_MIN: usize = 1_280;
 /// holes they leave.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
-/// Free frames that lists spare: at most this share of the free and evictable ones, as a shift.
-const ROOM_SHIFT: u32 = 3;
+/// Frames that lists spare in a pool with a cache: at most this share of the free and evictable ones,
+/// as a shift. A free frame caches nothing while it is spared. Without a cache it costs nothing, and
+/// lists may spare all.
+const ROOM_SHIFT: u32 = 2;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.
 const ROUNDS: usize = 3;
@@ -66,11 +68,12 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 
 impl Core {
     /// Spares the unit of a frame for the list that ends in it. False if it is spared already, or
-    /// if [a share](ROOM_SHIFT) of the available frames is spared.
+    /// if [their share](ROOM_SHIFT) of the available frames is spared.
     pub(crate) fn spare_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
-        frames.spared_about() <= available >> ROOM_SHIFT && frames.spare_unit(frame)
+        let share = if self.evictor.is_some() { ROOM_SHIFT } else { 0 };
+        frames.spared_about() <= available >> share && frames.spare_unit(frame)
     }
 
     /// Ends the sparing of a unit by the caller's list.

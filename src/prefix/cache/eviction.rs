@@ -113,8 +113,10 @@ impl<'a> Eviction<'a> {
             next = cache.queues.below(&cache.rows, entry.queue, id);
         }
         if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
+            // The rank in the queue: that in the row is newer if the block has been hit since.
+            let rank = cache.queues.filed(&cache.rows, entry.queue, entry.first).rank();
             // Relaxed: as in `evicts_early`.
-            cache.reached.store(cache.row(entry.first).place().1, Relaxed);
+            cache.reached.store(rank, Relaxed);
         }
         let mut got = 0;
         let mut steps = blocks.chunks(STEP).peekable();
