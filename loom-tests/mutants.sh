@@ -59,6 +59,12 @@ seen_forgotten unseen
 raw_unseen unseen
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
+mark_unraised retire_reclaim
+mark_kept retire_reclaim
+lowered_open retire_reclaim
+lowered_relaxed retire_reclaim
+found_beyond_bound retire_reclaim
+found_relaxed retire_reclaim
 late_rows growth_of_the_pool
 late_total growth_of_the_pool
 rows_published_relaxed growth_of_the_pool

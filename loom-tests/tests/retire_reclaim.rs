@@ -122,6 +122,85 @@ fn a_chunk_is_added() {
     });
 }
 
+/// A batch has left a slot behind the first chunk. Another one takes that slot, or opens it again,
+/// while the mover looks for the oldest batch, and so closes the slot and lowers the mark.
+#[test]
+fn beside_a_lowered_mark() {
+    check("retire_reclaim::beside_a_lowered_mark", || {
+        let shared = Moved::new();
+        let held = [shared.clock.begin(), shared.clock.begin()];
+        let burst = shared.clock.begin();
+        let _ = shared.clock.end(burst);
+        let reader = shared.clone();
+        let thread = thread::spawn(move || reader.batch());
+        shared.clock.oldest();
+        held.into_iter().for_each(|batch| assert!(!shared.clock.end(batch)));
+        shared.relocate(2);
+        join_last(thread);
+        assert!(shared.clock.ended(shared.clock.newest()));
+    });
+}
+
+/// The mover and another thread look for the oldest batch while two batches begin and end: what one
+/// of them has found serves the other.
+#[test]
+fn two_look() {
+    check_to(2, "retire_reclaim::two_look", || {
+        let shared = Moved::new();
+        let held = shared.clock.begin();
+        let reader = shared.clone();
+        let threads = [
+            thread::spawn(move || reader.batch()),
+            thread::spawn({
+                let shared = shared.clone();
+                move || {
+                    shared.clock.oldest();
+                    let _ = shared.clock.end(held);
+                }
+            }),
+        ];
+        shared.relocate(2);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert!(shared.clock.ended(shared.clock.newest()));
+    });
+}
+
+/// The thread that reuses the frame did not see the end of its batch itself: another thread did, which
+/// lowered the mark below that batch's slot, and found a newer batch to be the oldest.
+///
+/// By itself, a thread scans if that other one is stopped while it looks. The checker does not stop a
+/// thread that holds a lock: therefore the second case.
+#[test]
+fn what_another_found() {
+    for (name, oldest) in [("found", Clock::oldest as fn(&Clock) -> _), ("scanned", Clock::scan_oldest)] {
+        check_to(3, &format!("retire_reclaim::what_another_found, {name}"), move || {
+            let shared = Moved::new();
+            let first = [shared.clock.begin(), shared.clock.begin()];
+            let reader = shared.clock.begin();
+            first.into_iter().for_each(|batch| assert!(!shared.clock.end(batch)));
+            let tag = shared.clock.newest();
+            let newer = shared.clock.begin();
+            let (device, looker) = (shared.clone(), shared.clone());
+            let device = thread::spawn(move || {
+                // SAFETY: the batch is in flight.
+                assert_eq!(device.frames[0].with(|bytes| unsafe { *bytes }), 1);
+                let _ = device.clock.end(reader);
+            });
+            let looker = thread::spawn(move || {
+                looker.clock.oldest();
+            });
+            if tag < oldest(&shared.clock) {
+                // SAFETY: no batch sees frame 0 any more.
+                shared.frames[0].with_mut(|bytes| unsafe { *bytes = 2 });
+            }
+            device.join().unwrap();
+            looker.join().unwrap();
+            assert!(shared.clock.ended(tag));
+            assert!(!shared.clock.end(newer));
+        });
+    }
+}
+
 /// Two batches begin when all slots are taken: both add a chunk, and one of them continues in the
 /// other's.
 #[test]

@@ -42,6 +42,17 @@ impl BatchRef {
         Self(ticket.0 << SLOT_BITS | slot as u64)
     }
 
+    /// Creates the reference from its word.
+    #[inline]
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    #[inline]
+    pub(super) fn to_bits(self) -> u64 {
+        self.0
+    }
+
     /// Returns its ticket; 0: no batch.
     #[inline]
     pub fn ticket(self) -> Ticket {

@@ -1,18 +1,19 @@
 //! Tickets, and the oldest batch in flight.
 //!
-//! Each batch in flight has a slot. Its value is the batch's ticket, or, marked as such, a lower bound
-//! of it while the batch begins; 0 means that the slot is empty. Slots come in chunks that are added as needed and never removed. A thread
-//! looks for an empty slot from a place of its own on, so that threads share no cache line; which
-//! slot it takes matters to no invariant.
+//! Each batch in flight has a [slot](super::slots). Its value is the batch's ticket, or, marked as
+//! such, a lower bound of it while the batch begins. Which slot it takes matters to no invariant.
 //!
 //! # Protocol
 //!
 //! ```text
-//! begin:    slot: 0 -> newest + 1, marked;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
-//! end:      slot := 0;  word -= END;  end awaited? look at the tasks that wait (see `ends`)
+//! begin:    slot: empty -> newest + 1, marked;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
+//! end:      slot := empty;  word -= END;  end awaited? look at the tasks that wait (see `ends`)
 //!                                     awaited? announce what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
-//! reclaim:  n := word.newest;  oldest := min(slots), or n + 1;  tag < oldest => reusable
+//! reclaim:  word.in flight = 0?                      oldest := word.newest + 1
+//!           the oldest batch known is in flight?     oldest := its ticket
+//!           else scan:                               n := word.newest;  oldest := min(slots below the mark), or n + 1
+//!           tag < oldest => reusable
 //! ```
 //!
 //! # Invariants
@@ -34,42 +35,30 @@
 //!
 //! Model: `loom-tests/tests/retire_reclaim.rs`.
 
-use std::ptr;
 use std::task::{Context, Poll};
 
 use crate::ids::{PoolTag, Ticket};
 use crate::sync::{
-    AtomicPtr, AtomicU64, CachePadded, Ordering::*, fence_after_rmw, next_pool_tag, thread_number,
+    AtomicU64, CachePadded, Mutex, Ordering::*, fence_after_rmw, next_pool_tag, thread_number,
 };
 
 use super::batch_set::{BatchRef, BatchSet, SetState};
 use super::ends::{Awaited, EndPlace, Ends};
+use super::slots::{BEGINNING, SLOTS, Slots};
 use super::word::ClockWord;
-
-/// Mark of a lower bound in a slot, above all tickets.
-const BEGINNING: u64 = 1 << 63;
-
-/// Number of slots per chunk.
-const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
 
 /// Slots of one cache line: threads start to look so far from each other.
 const SLOTS_APART: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 
-struct Chunk {
-    slots: [AtomicU64; SLOTS],
-    next: AtomicPtr<Chunk>,
-}
-
-impl Chunk {
-    fn new() -> Self {
-        Self { slots: std::array::from_fn(|_| AtomicU64::new(0)), next: AtomicPtr::new(ptr::null_mut()) }
-    }
-}
-
 /// Source of tickets, which knows the oldest batch in flight.
 pub struct Clock {
     word: CachePadded<AtomicU64>,
-    slots: CachePadded<Chunk>,
+    slots: Slots,
+    /// The oldest batch that was found in flight: all before it have ended. A [`BatchRef`].
+    oldest: AtomicU64,
+    /// Of the last scan, newest first: all batches up to the first one that were in flight, except
+    /// those at the end that are known to have ended.
+    rest: Mutex<Vec<BatchRef>>,
     /// Tasks that wait for the end of batches.
     ends: Ends,
     /// Distinguishes this clock's batches from those of other clocks.
@@ -101,8 +90,14 @@ impl InFlight {
 
 impl Default for Clock {
     fn default() -> Self {
-        let (word, slots) = (CachePadded::new(AtomicU64::new(0)), CachePadded::new(Chunk::new()));
-        Self { word, slots, ends: Ends::default(), tag: next_pool_tag() }
+        Self {
+            word: CachePadded::new(AtomicU64::new(0)),
+            slots: Slots::default(),
+            oldest: AtomicU64::new(0),
+            rest: Mutex::new(Vec::new()),
+            ends: Ends::default(),
+            tag: next_pool_tag(),
+        }
     }
 }
 
@@ -121,7 +116,10 @@ impl Clock {
     /// As [`begin`](Self::begin), in the first empty slot from this one on.
     #[inline]
     pub fn begin_from(&self, first: usize) -> InFlight {
-        let slot = self.take_slot(first % SLOTS);
+        // Relaxed: for a lower bound of the ticket to come. In the word's modification order, our own
+        // addition comes after any value that we read.
+        let now = ClockWord::from_bits(self.word.load(Relaxed));
+        let slot = self.slots.take(first % SLOTS, now);
         // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
         // The additions of other batches continue the release sequence.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
@@ -137,9 +135,9 @@ impl Clock {
             panic!("too many batches in flight: {before:?}");
         }
         // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch has
-        // ended, and must then see that it has: the fence above acquires what `take_slot` read, and
-        // releases it.
-        self.slot(slot).store(ticket.0, Relaxed);
+        // ended, and must then see that it has: `take` has acquired that, and the fence above releases
+        // it.
+        self.slots.slot(slot).store(ticket.0, Relaxed);
         InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag }
     }
 
@@ -153,11 +151,9 @@ impl Clock {
     #[must_use = "waiting requests must be told: call `Core::end_batch`, which also does that"]
     pub fn end(&self, batch: InFlight) -> bool {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
-        // Release, both: the batch's accesses happen before the reuse of its frames. They pair with
-        // the Acquires in `oldest` and `idle_or_tag`.
-        self.slot(batch.batch.slot()).store(0, Release);
-        // No fence: if a waiting request or task set its bit before this, we see it; if it sets it
-        // later, its Acquire sees the end.
+        self.slots.leave(batch.batch.slot());
+        // Release: as in `leave`; pairs with the Acquires in `read`. No fence: if a waiting request
+        // or task set its bit before this, we see it; if it sets it later, its Acquire sees the end.
         let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
         if word.is_end_awaited() {
             self.ends.tell(self);
@@ -202,7 +198,7 @@ impl Clock {
         // Acquire: pairs with `end`; what this batch did happens before what the caller does next.
         // A later batch's value in the slot gives the same: see `begin_from`.
         let ticket = batch.ticket();
-        ticket != Ticket(0) && self.slot(batch.slot()).load(Acquire) == ticket.0
+        ticket != Ticket(0) && self.slots.slot(batch.slot()).load(Acquire) == ticket.0
     }
 
     /// Returns whether all batches of a set but the one that was added last have ended.
@@ -227,8 +223,8 @@ impl Clock {
     fn state_up_to(&self, newest: Ticket) -> SetState {
         let mut state = SetState::Ended;
         let mut found = Ticket(0);
-        self.for_each_slot(|value| {
-            if value != 0 && value & !BEGINNING <= newest.0 {
+        self.slots.for_each(self.slots.mark(), |_, value| {
+            if value & !BEGINNING <= newest.0 {
                 if value & BEGINNING == 0 {
                     found = found.max(Ticket(value));
                 } else {
@@ -291,31 +287,58 @@ impl Clock {
 
     /// Returns the oldest ticket that may still be in flight: every batch with a smaller one has
     /// ended.
+    #[inline]
     pub fn oldest(&self) -> Ticket {
-        // Acquire: pairs with the Release in `begin`, so that the scan sees the slot of every
-        // ticket up to this one, and with `end`.
-        let newest = ClockWord::from_bits(self.word.load(Acquire)).newest();
-        let mut oldest = newest.0 + 1;
-        self.for_each_slot(|value| {
-            if value != 0 {
-                oldest = oldest.min(value & !BEGINNING);
-            }
-        });
-        Ticket(oldest)
+        let word = self.read();
+        if word.in_flight() == 0 {
+            return Ticket(word.newest().0 + 1);
+        }
+        // Acquire: the ends of all batches before it, which the thread that found it saw.
+        let oldest = BatchRef::from_bits(self.oldest.load(Acquire));
+        if self.is_in_flight(oldest) { oldest.ticket() } else { self.find_oldest() }
     }
 
-    /// Calls `f` with the value of every slot.
-    #[inline]
-    fn for_each_slot(&self, mut f: impl FnMut(u64)) {
-        let mut chunk: &Chunk = &self.slots;
-        loop {
-            // Acquire: pairs with `end`.
-            chunk.slots.iter().for_each(|slot| f(slot.load(Acquire)));
-            match self.next(chunk) {
-                Some(next) => chunk = next,
-                None => return,
-            }
+    /// Looks for the oldest batch in flight: among those of the last scan, or by another one. So a
+    /// batch is looked at a few times while it is in flight, and not at each call.
+    #[inline(never)]
+    fn find_oldest(&self) -> Ticket {
+        // Acquire: pairs with the Release in `begin`, so that a scan sees the slot of every ticket up
+        // to this one, and the mark above it.
+        let newest = self.read().newest();
+        let mark = self.slots.mark();
+        let mut end = newest.0 + 1;
+        let Ok(mut rest) = self.rest.try_lock() else {
+            // Another thread is looking, and may be stopped.
+            return self.scan_oldest();
+        };
+        while rest.pop_if(|batch| !self.is_in_flight(*batch)).is_some() {}
+        if rest.is_empty() {
+            let (mut used, mut vacant) = (0, 0);
+            self.slots.for_each(mark, |at, value| {
+                (used, vacant) = (at + 1, vacant + usize::from(at == vacant));
+                if value & BEGINNING == 0 {
+                    rest.push(BatchRef::new(Ticket(value), at));
+                } else {
+                    end = end.min(value & !BEGINNING);
+                }
+            });
+            self.slots.lower(mark, used, vacant);
+            // The scan may have missed batches from `end` on.
+            rest.retain(|batch| batch.ticket().0 < end);
+            rest.sort_unstable_by(|a, b| b.cmp(a));
         }
+        let Some(&oldest) = rest.last() else { return Ticket(end) };
+        // Release: pairs with the Acquire in `oldest`.
+        self.oldest.store(oldest.to_bits(), Release);
+        oldest.ticket()
+    }
+
+    /// As [`oldest`](Self::oldest), by a look at all slots.
+    pub fn scan_oldest(&self) -> Ticket {
+        // Acquire: as in `find_oldest`.
+        let mut oldest = self.read().newest().0 + 1;
+        self.slots.for_each(self.slots.mark(), |_, value| oldest = oldest.min(value & !BEGINNING));
+        Ticket(oldest)
     }
 
     /// Returns the oldest batch in flight, if there is any.
@@ -337,71 +360,6 @@ impl Clock {
     pub fn in_flight(&self) -> u64 {
         ClockWord::from_bits(self.word.load(Relaxed)).in_flight()
     }
-
-    /// Takes an empty slot: in each chunk from place `first` on, and around.
-    fn take_slot(&self, first: usize) -> usize {
-        let mut chunk: &Chunk = &self.slots;
-        let mut base = 0;
-        loop {
-            for i in (first..SLOTS).chain(0..first) {
-                let slot = &chunk.slots[i];
-                if slot.load(Relaxed) != 0 {
-                    continue;
-                }
-                // A lower bound of the ticket to come. Relaxed: in the word's modification order,
-                // our own addition comes after any value that we read.
-                let bound = ClockWord::from_bits(self.word.load(Relaxed)).newest().0 + 1;
-                // Relaxed: continues the release sequence of the `end` of the slot's previous batch;
-                // the fence in `begin_from` acquires it. If another batch wins the slot, that is
-                // progress.
-                if slot.compare_exchange(0, bound | BEGINNING, Relaxed, Relaxed).is_ok() {
-                    return base + i;
-                }
-            }
-            base += SLOTS;
-            chunk = match self.next(chunk) {
-                Some(next) => next,
-                None if base < BatchRef::SLOTS_MAX => Self::add_chunk(chunk),
-                None => {
-                    // Far fewer batches are in flight, so that there are empty slots. Only slots
-                    // that were emptied behind this search can bring it here.
-                    base = 0;
-                    &self.slots
-                }
-            };
-        }
-    }
-
-    /// Adds a chunk: more batches are in flight than ever before. Reached by
-    /// `more_batches_than_a_chunk`.
-    #[cold]
-    fn add_chunk(last: &Chunk) -> &Chunk {
-        let fresh = Box::into_raw(Box::new(Chunk::new()));
-        // Release: publishes the empty slots. Acquire: sees the slots of a faster thread's chunk.
-        match last.next.compare_exchange(ptr::null_mut(), fresh, AcqRel, Acquire) {
-            // SAFETY: just created and published; freed only with the clock.
-            Ok(_) => unsafe { &*fresh },
-            Err(other) => {
-                // SAFETY: created here and never published.
-                drop(unsafe { Box::from_raw(fresh) });
-                // SAFETY: published chunks live as long as the clock.
-                unsafe { &*other }
-            }
-        }
-    }
-
-    fn next<'a>(&'a self, chunk: &'a Chunk) -> Option<&'a Chunk> {
-        // SAFETY: published chunks live as long as the clock. Acquire: pairs with `add_chunk`.
-        unsafe { chunk.next.load(Acquire).as_ref() }
-    }
-
-    fn slot(&self, index: usize) -> &AtomicU64 {
-        let mut chunk: &Chunk = &self.slots;
-        for _ in 0..index / SLOTS {
-            chunk = self.next(chunk).expect("a slot of this clock");
-        }
-        &chunk.slots[index % SLOTS]
-    }
 }
 
 impl Awaited for Clock {
@@ -422,169 +380,5 @@ impl Awaited for Clock {
     }
 }
 
-impl Drop for Clock {
-    fn drop(&mut self) {
-        let mut next = self.slots.next.load(Relaxed);
-        while !next.is_null() {
-            // SAFETY: `&mut self`: no other thread uses the clock; each chunk came from
-            // `Box::into_raw` and is freed once.
-            let chunk = unsafe { Box::from_raw(next) };
-            next = chunk.next.load(Relaxed);
-        }
-    }
-}
-
 #[cfg(all(test, not(kvpool_loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_oldest_follows_ends_out_of_order() {
-        let clock = Clock::default();
-        assert_eq!(clock.idle_or_tag(), None);
-        let (a, b, c) = (clock.begin(), clock.begin(), clock.begin());
-        assert_eq!((a.ticket(), b.ticket(), c.ticket()), (Ticket(1), Ticket(2), Ticket(3)));
-        assert_eq!(clock.idle_or_tag(), Some(Ticket(3)));
-        assert!(!clock.end(b));
-        assert_eq!(clock.oldest(), Ticket(1));
-        assert!(!clock.end(a));
-        assert_eq!(clock.oldest(), Ticket(3));
-        assert!(clock.ended(Ticket(2)) && !clock.ended(Ticket(3)));
-        assert!(!clock.end(c));
-        assert_eq!(clock.oldest(), Ticket(4));
-        assert_eq!(clock.idle_or_tag(), None);
-    }
-
-    #[test]
-    fn the_end_of_a_batch_reports_waiting_requests() {
-        let clock = Clock::default();
-        let (a, b) = (clock.begin(), clock.begin());
-        clock.set_awaited();
-        assert!(clock.end(a));
-        assert_eq!((clock.in_flight(), clock.newest()), (1, Ticket(2)));
-        clock.clear_awaited();
-        assert!(!clock.end(b));
-        assert!(clock.read().is_quiet());
-    }
-
-    /// Ending another clock's batch would allow the reuse of frames that a batch still reads.
-    #[test]
-    fn a_batch_of_another_clock_is_refused() {
-        let (clock, other) = (Clock::default(), Clock::default());
-        let batch = clock.begin();
-        let foreign = other.begin();
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| clock.end(foreign)));
-        assert!(refused.is_err());
-        assert_eq!((clock.in_flight(), clock.oldest()), (1, batch.ticket()));
-        assert!(!clock.end(batch));
-    }
-
-    #[test]
-    fn one_batch_too_many_changes_nothing() {
-        let clock = Clock::default();
-        clock.word.store(ClockWord::IN_FLIGHT_MAX, Relaxed);
-        let refused = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| clock.begin()));
-        assert!(refused.is_err());
-        assert_eq!(clock.in_flight(), ClockWord::IN_FLIGHT_MAX);
-        assert_eq!(clock.oldest(), Ticket(2), "its slot is empty again");
-    }
-
-    #[test]
-    fn batches_of_all_places_are_seen() {
-        let clock = Clock::default();
-        let batches: Vec<_> = (0..3 * SLOTS).map(|first| clock.begin_from(first * 7)).collect();
-        let mut slots: Vec<usize> = batches.iter().map(|batch| batch.batch.slot()).collect();
-        slots.sort_unstable();
-        assert!(slots.iter().copied().eq(0..3 * SLOTS), "{slots:?}");
-        for (ended, batch) in (1..).zip(batches) {
-            assert_eq!(clock.oldest(), Ticket(ended));
-            assert!(!clock.end(batch));
-        }
-        assert_eq!(clock.oldest_in_flight(), None);
-    }
-
-    /// A batch is told apart from those in flight around it, and from a later one in its slot.
-    #[test]
-    fn a_batch_ends_by_itself() {
-        let clock = Clock::default();
-        let (a, b) = (clock.begin(), clock.begin());
-        let (older, newer) = (a.batch(), b.batch());
-        assert!(clock.is_in_flight(older) && clock.is_in_flight(newer));
-        assert!(!clock.end(b));
-        assert!(clock.is_in_flight(older) && !clock.is_in_flight(newer));
-        let again = clock.begin_from(newer.slot());
-        assert_eq!(again.batch().slot(), newer.slot());
-        assert!(!clock.is_in_flight(newer) && clock.is_in_flight(again.batch()));
-        assert!(!clock.end(a) && !clock.end(again));
-        assert!(!clock.is_in_flight(BatchRef::default()));
-    }
-
-    /// Only a batch that ended is replaced, and the batch added last does not count itself.
-    #[test]
-    fn the_batch_added_last_may_be_the_only_one_in_flight() {
-        let clock = Clock::default();
-        let (mut set, mut gone) = (BatchSet::default(), BatchRef::default());
-        let (a, b) = (clock.begin(), clock.begin());
-        clock.note(&mut set, a.batch(), &mut gone);
-        assert!(clock.others_ended(&set));
-        clock.note(&mut set, b.batch(), &mut gone);
-        assert!(!clock.others_ended(&set), "the first is in flight");
-        assert_eq!(gone, BatchRef::default());
-        let _ = clock.end(a);
-        assert!(clock.others_ended(&set));
-        set.add_up_to(Ticket(1));
-        assert!(!clock.others_ended(&set), "not known without a look at all slots");
-        let c = clock.begin();
-        let b_was = b.batch();
-        let _ = clock.end(b);
-        clock.note(&mut set, c.batch(), &mut gone);
-        assert_eq!(gone, b_was);
-        assert_eq!(clock.state(&set), SetState::InFlight(c.ticket()));
-        let _ = clock.end(c);
-    }
-
-    /// A batch that is added again is in the set once, whichever place it had before.
-    #[test]
-    fn a_batch_that_writes_again_takes_one_place() {
-        let clock = Clock::default();
-        let (mut set, mut gone) = (BatchSet::default(), BatchRef::default());
-        let (a, b) = (clock.begin(), clock.begin());
-        clock.note(&mut set, a.batch(), &mut gone);
-        clock.note(&mut set, b.batch(), &mut gone);
-        let _ = clock.end(b);
-        clock.note(&mut set, a.batch(), &mut gone);
-        assert!(clock.others_ended(&set), "only the one added last is in flight");
-        let (c, d) = (clock.begin(), clock.begin());
-        clock.note(&mut set, c.batch(), &mut gone);
-        clock.note(&mut set, d.batch(), &mut gone);
-        assert_eq!(set.up_to(), Ticket(0), "three are in flight, and told apart");
-        [a, c, d].into_iter().for_each(|batch| assert!(!clock.end(batch)));
-        assert_eq!(clock.state(&set), SetState::Ended);
-    }
-
-    /// What a begin has put into its slot so far is no batch of that ticket, and is waited for.
-    #[test]
-    fn a_batch_that_begins_is_neither_in_flight_nor_ended() {
-        let clock = Clock::default();
-        let mut all = BatchSet::default();
-        all.add_up_to(Ticket(1));
-        let slot = clock.take_slot(0);
-        assert_eq!(clock.oldest(), Ticket(1));
-        assert!(!clock.is_in_flight(BatchRef::new(Ticket(1), slot)));
-        assert_eq!(clock.state(&all), SetState::Beginning);
-        clock.slot(slot).store(0, Relaxed);
-        assert_eq!(clock.state(&all), SetState::Ended);
-    }
-
-    #[test]
-    fn more_batches_than_a_chunk() {
-        let clock = Clock::default();
-        let mut batches: Vec<_> = (0..3 * SLOTS + 1).map(|_| clock.begin()).collect();
-        assert_eq!(clock.in_flight(), batches.len() as u64);
-        while let Some(batch) = batches.pop() {
-            assert_eq!(clock.oldest(), Ticket(1));
-            assert!(!clock.end(batch));
-        }
-        assert_eq!(clock.oldest(), Ticket(3 * SLOTS as u64 + 2));
-    }
-}
+mod tests;

@@ -14,6 +14,7 @@ mod batch_set;
 mod clock;
 mod ends;
 mod limbo;
+mod slots;
 mod watch;
 mod word;
 

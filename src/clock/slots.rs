@@ -1,0 +1,257 @@
+//! The slots of the batches in flight, and the mark below which they are.
+//!
+//! The first chunk of slots is part of the clock, and threads look for an empty slot there, each
+//! from a place of its own on, so that they share no cache line. With more batches in flight the
+//! slots of further chunks are used, from the lowest empty one that is known. Each chunk is twice as
+//! long as the one before, so that a number leads to its slot, and none is ever removed.
+//!
+//! # Words
+//!
+//! | word | bits | field | meaning |
+//! |---|---|---|---|
+//! | slot | 0..44 | ticket | that of the batch in the slot; 0: the slot is empty, or closed |
+//! | | 62 | closed | no batch is in the slot, and none gets in without raising the mark |
+//! | | 63 | beginning | the batch is beginning, and the ticket is a lower bound of its own |
+//! | mark | 0..21 | slots | all slots from this one on are closed, or hold batches without a ticket |
+//! | | 21..64 | version | number of changes |
+//!
+//! # Transitions
+//!
+//! ```text
+//! take:    slot: empty -> bound, beginning
+//! open:    slot: closed -> bound, beginning;  mark: at least slot + 1, version + 1, even if it is that high
+//! leave:   slot := empty
+//! lower:   m := mark;  each slot from `used` up to m: empty -> closed, or it is closed;  mark: m -> used, version + 1
+//! ```
+//!
+//! # Invariant
+//!
+//! A thread that sees a batch's ticket in the clock's word, and then reads the mark, finds the
+//! batch's slot below it, or closed by a thread that saw the batch end:
+//!
+//! - A batch that opens its slot raises the mark before it gets a ticket. A thread that lowers the
+//!   mark later has read it after that, because of the version, and so has seen the slot in use.
+//! - A batch that takes an empty slot gets it from one that ended there, whose changes happen
+//!   before its own. Since that one's predecessor opened the slot, it was not closed.
+//!
+//! A thread that is stopped between opening and raising has no ticket yet, and no other batch gets
+//! into its slot. Model: `loom-tests/tests/retire_reclaim.rs`, `beside_a_lowered_mark`.
+
+use std::ptr;
+
+use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, CachePadded, Ordering::*};
+
+use super::batch_set::BatchRef;
+use super::word::ClockWord;
+
+/// Mark of a lower bound in a slot, above all tickets.
+pub(super) const BEGINNING: u64 = 1 << 63;
+
+/// A closed slot.
+const CLOSED: u64 = 1 << 62;
+
+/// Number of slots in the first chunk.
+pub(super) const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+
+/// Number of further chunks.
+const CHUNKS: usize = if cfg!(kvpool_loom) { 3 } else { 13 };
+const SLOTS_MAX: usize = (SLOTS << (CHUNKS + 1)) - SLOTS;
+const _: () = assert!(SLOTS_MAX <= BatchRef::SLOTS_MAX && SLOTS_MAX >> MARK_BITS == 0);
+
+/// Number of slots that a search beyond the first chunk looks at below the mark.
+const PROBES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
+
+/// The mark is lowered if more slots below it are behind the last one in use.
+const SLACK: usize = if cfg!(kvpool_loom) { 0 } else { 64 };
+
+const MARK_BITS: u32 = 21;
+
+/// The mark: see the [module docs](self).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Mark(u64);
+
+impl Mark {
+    #[inline]
+    pub(super) const fn slots(self) -> usize {
+        self.0 as usize & ((1 << MARK_BITS) - 1)
+    }
+
+    /// Returns the next version of the mark, at another slot.
+    const fn moved(self, slots: usize) -> Self {
+        Self(((self.0 >> MARK_BITS) + 1) << MARK_BITS | slots as u64)
+    }
+}
+
+/// The slots of a clock.
+pub(super) struct Slots {
+    first: CachePadded<[AtomicU64; SLOTS]>,
+    /// Chunk `i` has `SLOTS << (i + 1)` slots; null until one is needed.
+    chunks: [AtomicPtr<AtomicU64>; CHUNKS],
+    mark: CachePadded<AtomicU64>,
+    /// Beyond the first chunk: about the lowest slot that is empty. A hint.
+    vacant: AtomicUsize,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self {
+            first: CachePadded::new(std::array::from_fn(|_| AtomicU64::new(0))),
+            chunks: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            mark: CachePadded::new(AtomicU64::new(Mark(0).moved(SLOTS).0)),
+            vacant: AtomicUsize::new(SLOTS),
+        }
+    }
+}
+
+impl Slots {
+    /// Takes a slot for a batch that begins after `now`, in the first chunk from this one on if one
+    /// is likely to be empty there.
+    #[inline]
+    pub(super) fn take(&self, first: usize, now: ClockWord) -> usize {
+        let bound = now.newest().0 + 1 | BEGINNING;
+        if now.in_flight() < SLOTS as u64 {
+            let taken = (first..SLOTS).chain(0..first).find(|&at| {
+                // Acquire: the changes of the slot's previous batch, also of the mark, happen before
+                // ours. If another batch wins the slot, that is progress.
+                let slot = &self.first[at];
+                slot.load(Relaxed) == 0 && slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok()
+            });
+            if let Some(taken) = taken {
+                return taken;
+            }
+        }
+        self.take_beyond(bound)
+    }
+
+    /// Takes a slot beyond the first chunk. Reached by `more_batches_than_a_chunk`.
+    #[cold]
+    fn take_beyond(&self, bound: u64) -> usize {
+        let (vacant, mark) = (self.vacant.load(Relaxed), self.mark().slots());
+        // Far fewer batches are in flight than there are slots, so that the last search ends.
+        let all = (SLOTS..SLOTS_MAX).cycle();
+        for at in (vacant..mark).take(PROBES).chain(mark..SLOTS_MAX).chain(all) {
+            let slot = self.slot_or_add(at);
+            let value = slot.load(Relaxed);
+            // Acquire: as in `take`.
+            if value & !CLOSED != 0 || slot.compare_exchange(value, bound, Acquire, Relaxed).is_err() {
+                continue;
+            }
+            if value == CLOSED {
+                // Also if it is high enough: a thread that has seen the slot closed may be lowering
+                // it. Release: publishes the slot in use to a thread that lowers it later.
+                let raised = |mark| Some(Mark(mark).moved(Mark(mark).slots().max(at + 1)).0);
+                let _ = self.mark.fetch_update(Release, Relaxed, raised);
+            }
+            // The next search goes on where this one found nothing, or behind its slot.
+            let is_behind = at >= mark && vacant + PROBES < mark;
+            self.vacant.store(if is_behind { vacant + PROBES } else { at + 1 }, Relaxed);
+            return at;
+        }
+        unreachable!("the search repeats")
+    }
+
+    /// Empties the slot of a batch that ends.
+    #[inline]
+    pub(super) fn leave(&self, index: usize) {
+        // Release: the batch's accesses happen before the reuse of its frames. Pairs with the
+        // Acquires of scans, of `lower`, and of the slot's next batch.
+        self.slot(index).store(0, Release);
+        if index >= SLOTS && index < self.vacant.load(Relaxed) {
+            self.vacant.store(index, Relaxed);
+        }
+    }
+
+    /// Returns the mark. What a thread did that lowered it happens before what the caller does next.
+    #[inline]
+    pub(super) fn mark(&self) -> Mark {
+        Mark(self.mark.load(Acquire))
+    }
+
+    /// Calls `f` with each slot below the mark that is in use, ascending, and its value.
+    #[inline]
+    pub(super) fn for_each(&self, mark: Mark, mut f: impl FnMut(usize, u64)) {
+        let (mut base, mut chunk): (_, &[AtomicU64]) = (0, &*self.first);
+        for index in 0.. {
+            for (at, slot) in (base..mark.slots()).zip(chunk) {
+                // Acquire: pairs with `leave`.
+                let value = slot.load(Acquire);
+                if value & !CLOSED != 0 {
+                    f(at, value);
+                }
+            }
+            base += chunk.len();
+            if base >= mark.slots() {
+                return;
+            }
+            chunk = self.chunk(index).expect("chunks below the mark exist");
+        }
+    }
+
+    /// Closes the slots from `used` on, of which none was in use, and lowers the mark; not if one is
+    /// taken or opened meanwhile. New batches take slots from `vacant` on. By one thread at a time.
+    pub(super) fn lower(&self, mark: Mark, used: usize, vacant: usize) {
+        self.vacant.store(vacant.max(SLOTS), Relaxed);
+        let used = used.max(SLOTS);
+        if mark.slots() - used <= SLACK {
+            return;
+        }
+        // Release: publishes the end of the slot's last batch, which the Acquire sees, with the slot.
+        let close = |at| self.slot(at).compare_exchange(0, CLOSED, AcqRel, Acquire);
+        if (used..mark.slots()).all(|at| close(at).map_or_else(|value| value == CLOSED, |_| true)) {
+            // Release: publishes the ends of the batches in these slots; pairs with `mark`. If it has
+            // changed, the next thread that looks for the oldest batch tries again.
+            let _ = self.mark.compare_exchange(mark.0, mark.moved(used).0, Release, Relaxed);
+        }
+    }
+
+    /// Returns a slot that a batch has had.
+    #[inline]
+    pub(super) fn slot(&self, index: usize) -> &AtomicU64 {
+        if index < SLOTS { &self.first[index] } else { self.slot_or_add(index) }
+    }
+
+    fn slot_or_add(&self, index: usize) -> &AtomicU64 {
+        let chunk = (index / SLOTS + 1).ilog2() as usize;
+        let at = index - ((SLOTS << chunk) - SLOTS);
+        &self.chunk(chunk - 1).unwrap_or_else(|| self.add_chunk(chunk - 1))[at]
+    }
+
+    fn chunk(&self, index: usize) -> Option<&[AtomicU64]> {
+        // Acquire: pairs with `add_chunk`.
+        let chunk = self.chunks[index].load(Acquire);
+        // SAFETY: published chunks have this length, and live as long as the clock.
+        (!chunk.is_null()).then(|| unsafe { std::slice::from_raw_parts(chunk, SLOTS << (index + 1)) })
+    }
+
+    /// Adds a chunk of closed slots: more batches are in flight than ever before.
+    #[cold]
+    fn add_chunk(&self, index: usize) -> &[AtomicU64] {
+        let fresh: Box<[AtomicU64]> = (0..SLOTS << (index + 1)).map(|_| AtomicU64::new(CLOSED)).collect();
+        let (fresh, len) = (Box::into_raw(fresh), SLOTS << (index + 1));
+        // Release: publishes the slots. Acquire: sees the slots of a faster thread's chunk.
+        match self.chunks[index].compare_exchange(ptr::null_mut(), fresh.cast(), AcqRel, Acquire) {
+            // SAFETY: just created and published; freed only with the clock.
+            Ok(_) => unsafe { &*fresh },
+            Err(other) => {
+                // SAFETY: created here and never published.
+                drop(unsafe { Box::from_raw(fresh) });
+                // SAFETY: published chunks have this length, and live as long as the clock.
+                unsafe { std::slice::from_raw_parts(other, len) }
+            }
+        }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        for (index, chunk) in self.chunks.iter().enumerate() {
+            let chunk = chunk.load(Relaxed);
+            if !chunk.is_null() {
+                let chunk = ptr::slice_from_raw_parts_mut(chunk, SLOTS << (index + 1));
+                // SAFETY: `&mut self`: no other thread uses the clock; each chunk came from
+                // `Box::into_raw` of a slice of this length, and is freed once.
+                drop(unsafe { Box::from_raw(chunk) });
+            }
+        }
+    }
+}
