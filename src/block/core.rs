@@ -98,6 +98,11 @@ pub struct Core {
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
     /// Frames of whole units that lists took since the last slice of reclaim.
     pub(in crate::block) owed: CachePadded<AtomicUsize>,
+    /// Frames in all thread caches, as last summed, and for how many calls that serves.
+    pub(in crate::block) in_thread_caches: AtomicUsize,
+    pub(in crate::block) sum_serves: AtomicUsize,
+    /// Number of walks for a window of evictable blocks: each begins in another region.
+    pub(in crate::block) windows: AtomicUsize,
     pub(in crate::block) refused: CachePadded<Refused>,
     /// Set when the pool is gone; threads drop their cache at their next slow lookup.
     closed: AtomicBool,
@@ -165,6 +170,9 @@ impl Blocks {
             evictor,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             owed: CachePadded::new(AtomicUsize::new(0)),
+            in_thread_caches: AtomicUsize::new(0),
+            sum_serves: AtomicUsize::new(0),
+            windows: AtomicUsize::new(0),
             refused: CachePadded::default(),
             closed: AtomicBool::new(false),
         }))

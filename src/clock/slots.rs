@@ -108,7 +108,7 @@ impl Slots {
     /// is likely to be empty there.
     #[inline]
     pub(super) fn take(&self, first: usize, now: ClockWord) -> usize {
-        let bound = now.newest().0 + 1 | BEGINNING;
+        let bound = (now.newest().0 + 1) | BEGINNING;
         if now.in_flight() < SLOTS as u64 {
             let taken = (first..SLOTS).chain(0..first).find(|&at| {
                 // Acquire: the changes of the slot's previous batch, also of the mark, happen before

@@ -160,6 +160,12 @@ impl Frames {
         FrameMask { base, bits }
     }
 
+    /// Returns all free frames of a frame's unit, in either level, also closed ones.
+    pub fn all_free_in_unit(&self, frame: FrameId) -> FrameMask {
+        let bits = self.with(|map| map.directory.free_in_unit(frame.index() >> FAN_LOG2, false));
+        FrameMask { base: FrameMask::of(frame).base, bits }
+    }
+
     /// Returns whether the unit of a frame is spared.
     pub fn is_spared(&self, frame: FrameId) -> bool {
         self.with(|map| {

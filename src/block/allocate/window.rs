@@ -1,17 +1,25 @@
-//! A run for a contiguous request in a pool full of evictable blocks: the window with the fewest
-//! evictions.
+//! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
-//! One walk over all frames, at the end of the ladder of a contiguous request. Concurrent changes
-//! can make the run fail; the walk is then repeated, a few times. That there is no window is
-//! [remembered](super::refused).
+//! A walk over the frames, region by region, at the end of the ladder of a contiguous request. It ends
+//! with the first region in which a window begins, and takes the one with the fewest evictions there;
+//! each walk begins in another region. Concurrent changes can make the run fail; the walk is then
+//! repeated, a few times. That there is no window in the whole pool is [remembered](super::refused).
 
+use crate::config::FAN;
 use crate::frame::cheapest_window;
-use crate::ids::{FrameId, Run};
+use crate::ids::{FrameId, Run, Ticket};
+use crate::sync::Ordering::Relaxed;
 
 use crate::block::core::{Core, Custody};
 
 /// Maximum number of walks.
 const WINDOWS: usize = 3;
+
+/// Minimum number of frames of a region.
+const REGION: usize = 1 << 13;
+
+/// A region has at least so many times the frames of a window.
+const WINDOWS_IN_REGION: usize = 8;
 
 /// Cost of one frame in a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,48 +42,76 @@ impl Cost {
     }
 }
 
+/// What a walk has found.
+#[derive(Default)]
+struct Walk {
+    /// The costs of a region's frames, and of those behind it in which its last window ends.
+    costs: Vec<Cost>,
+    evictable: usize,
+    /// Evictable blocks that batches see for certain.
+    seen: usize,
+    free: usize,
+}
+
+impl Walk {
+    /// Reads the costs of the frames from `start` to `end`. Those from `own_end` on belong to the next
+    /// region, which counts them.
+    fn read(&mut self, core: &Core, oldest: Ticket, start: usize, own_end: usize, end: usize) {
+        self.costs.clear();
+        for frame in start..end {
+            let id = core.space.table.block_at(FrameId(frame as u32));
+            let word = core.word(id);
+            let is_evictable = word.frame().index() == frame && word.evict().is_some();
+            let is_unseen = is_evictable && core.is_unseen(id, word, oldest);
+            self.costs.push(if is_unseen { Cost::Evict } else { Cost::Fixed });
+            if is_evictable && frame < own_end {
+                self.evictable += usize::from(is_unseen);
+                self.seen += usize::from(!is_unseen && core.is_seen_for_certain(id, word, oldest));
+            }
+        }
+        for unit in (start..end).step_by(FAN) {
+            let free = core.space.frames.all_free_in_unit(FrameId(unit as u32));
+            for frame in free.frames().map(|frame| frame.index()) {
+                self.free += usize::from(frame < own_end);
+                if let Some(cost) = self.costs.get_mut(frame - start) {
+                    *cost = Cost::Free;
+                }
+            }
+        }
+    }
+}
+
 impl Core {
-    /// Evicts the blocks in the cheapest window of `len` frames, if there is one, and takes the
-    /// run.
+    /// Evicts the blocks in a window of `len` frames, if there is one, and takes the run.
     #[cold]
     pub(in crate::block) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
+        let region = REGION.max(WINDOWS_IN_REGION * len).next_multiple_of(FAN);
+        let mut walk = Walk::default();
         for _ in 0..WINDOWS {
             if self.evictable() == 0 || self.knows_no_eviction() || self.knows_no_window(len) {
                 return None;
             }
             let (state, before) = (self.evictions(), self.space.frames.snapshot());
-            let (oldest, mut evictable, mut seen, mut free) = (state.oldest, 0, 0, 0);
-            let mut costs = vec![Cost::Fixed; self.total_frames()];
-            for (frame, cost) in costs.iter_mut().enumerate() {
-                let id = self.space.table.block_at(FrameId(frame as u32));
-                let word = self.word(id);
-                if word.frame().index() != frame || word.evict().is_none() {
-                    continue;
-                }
-                if self.is_unseen(id, word, oldest) {
-                    *cost = Cost::Evict;
-                    evictable += 1;
-                } else {
-                    seen += usize::from(self.is_seen_for_certain(id, word, oldest));
-                }
-            }
-            self.space.frames.for_each_free_run(&mut |run| {
-                free += run.len as usize;
-                // A pool that has grown meanwhile has more frames.
-                run.frames().for_each(|frame| {
-                    if let Some(cost) = costs.get_mut(frame.index()) {
-                        *cost = Cost::Free;
-                    }
-                });
+            let total = self.total_frames();
+            let regions = total.div_ceil(region);
+            (walk.evictable, walk.seen, walk.free) = (0, 0, 0);
+            // Relaxed: a hint.
+            let first = self.windows.fetch_add(1, Relaxed);
+            let cheapest = (0..regions).find_map(|at| {
+                let start = first.wrapping_add(at) % regions * region;
+                let own_end = (start + region).min(total);
+                walk.read(self, state.oldest, start, own_end, (own_end + len - 1).min(total));
+                let costs = &walk.costs;
+                let (at, _) = cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0)?;
+                Some((start, at))
             });
-            let cheapest = cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0);
-            let Some((start, _)) = cheapest else {
-                if evictable == 0 {
-                    self.remember_no_eviction(state, seen);
+            let Some((start, at)) = cheapest else {
+                if walk.evictable == 0 {
+                    self.remember_no_eviction(state, walk.seen);
                 }
-                if evictable + seen == state.evictable
+                if walk.evictable + walk.seen == state.evictable
                     && let Some(before) = before
-                    && free == before.free()
+                    && walk.free == before.free()
                     && self.evictions() == state
                     && self.space.frames.snapshot() == Some(before)
                 {
@@ -83,8 +119,9 @@ impl Core {
                 }
                 return None;
             };
-            for at in (start..start + len).filter(|&at| costs[at] == Cost::Evict) {
-                if let Ok(frame) = self.evict(self.space.table.block_at(FrameId(at as u32)), oldest) {
+            for at in (at..at + len).filter(|&at| walk.costs[at] == Cost::Evict) {
+                let id = self.space.table.block_at(FrameId((start + at) as u32));
+                if let Ok(frame) = self.evict(id, state.oldest) {
                     // Not through the reserve, which would take a frame out of the window.
                     let run = Run { start: frame, len: 1 };
                     if self.space.wipe(run) {
@@ -92,7 +129,7 @@ impl Core {
                     }
                 }
             }
-            if let Some(run) = self.space.frames.allocate_run(len as u32, FrameId(start as u32)) {
+            if let Some(run) = self.space.frames.allocate_run(len as u32, FrameId((start + at) as u32)) {
                 return Some(run);
             }
         }
