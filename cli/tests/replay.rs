@@ -483,7 +483,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay --columns input=in => <TRACE>
         replay \u{1b}[31m.jsonl => \\u{1b}[31m.jsonl: empty
         replay bare.jsonl --prefix-cache on => bare.jsonl:1: no hash_ids
-        replay . => ./config.json: missing field `block_size`
+        replay . => ./config.json:1: missing field `block_size`
         replay missing => cannot open
         replay --layout none-such => none-such
         replay --layout Qwen/Qwen2.5-8B => the closest first, qwen2.5-3b, qwen2.5-7b,

@@ -45,14 +45,28 @@ struct Step<'s> {
     requests: Option<Vec<Step<'s>>>,
 }
 
-/// Reads the rows of one session, and the tokens of a hash id.
-pub(super) fn read(input: impl Read, options: &ReadOptions) -> Result<(Vec<Row>, u32), Reason> {
-    let mut text = String::new();
-    input.take(SESSION_BYTES_MAX + 1).read_to_string(&mut text).map_err(Reason::Read)?;
-    if text.len() as u64 > SESSION_BYTES_MAX {
+/// Reads the rows of one session, and the tokens of a hash id. `line` is set to the line of an error
+/// in the JSON.
+pub(super) fn read(
+    input: impl Read,
+    options: &ReadOptions,
+    line: &mut Option<u64>,
+) -> Result<(Vec<Row>, u32), Reason> {
+    let mut bytes = Vec::new();
+    input.take(SESSION_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(Reason::Read)?;
+    if bytes.len() as u64 > SESSION_BYTES_MAX {
         return Err(Reason::TooLarge(SESSION_BYTES_MAX));
     }
-    let session: Session<'_> = serde_json::from_str(&text).map_err(|e| Reason::json(&e))?;
+    let text = std::str::from_utf8(&bytes).map_err(|e| {
+        let before = &bytes[..e.valid_up_to()];
+        *line = Some(1 + before.iter().filter(|&&byte| byte == b'\n').count() as u64);
+        Reason::NotUtf8(before.rsplit(|&byte| byte == b'\n').next().map_or(0, <[u8]>::len))
+    })?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let session: Session<'_> = serde_json::from_str(text).map_err(|e| {
+        *line = Some(e.line() as u64);
+        Reason::json(&e)
+    })?;
     let hash_tokens = options.hash_tokens.unwrap_or(session.block_size.get());
     let chain = (session.hash_id_scope == Scope::Local).then_some(options.session);
     let mut rows = Vec::new();

@@ -1,16 +1,19 @@
 //! Traces compressed with gzip or zstd, decompressed while they are read.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Cursor, Read};
 
 use flate2::bufread::MultiGzDecoder;
 use zstd::stream::read::Decoder;
 
 use super::error::Reason;
-use super::not_text;
+use super::{beginning, not_text};
 
 /// Returns the text of an input, which may be compressed.
 pub(super) fn text<'i, R: BufRead + 'i>(mut input: R) -> Result<Box<dyn BufRead + 'i>, Reason> {
-    Ok(match not_text(input.fill_buf().map_err(Reason::Read)?) {
+    let beginning = beginning(&mut input).map_err(Reason::Read)?;
+    let by = not_text(&beginning);
+    let input = Cursor::new(beginning).chain(input);
+    Ok(match by {
         Some(Reason::Compressed("gzip")) => Box::new(BufReader::new(MultiGzDecoder::new(input))),
         Some(Reason::Compressed("zstd")) => {
             Box::new(BufReader::new(Decoder::with_buffer(input).map_err(Reason::Read)?))

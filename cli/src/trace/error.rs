@@ -29,14 +29,25 @@ pub struct TraceError {
 pub enum Reason {
     #[error("cannot open: {0}")]
     Open(io::Error),
-    #[error("is a directory without sessions of agents, which are files NAME.json")]
+    #[error(
+        "is a directory; only sessions of agents are read from one, files NAME.json (--format agents, or none)"
+    )]
     Directory,
     #[error("cannot read: {0}")]
     Read(io::Error),
     #[error("empty: it has no request")]
     Empty,
-    #[error(
-        "compressed with {0}; decompress it first (`-` is the standard input), or for gzip and zstd build this program with `cargo install --path cli --features compressed`"
+    #[cfg_attr(
+        feature = "compressed",
+        error(
+            "compressed with {0}; decompress it first (`-` is the standard input): gzip and zstd are read, once"
+        )
+    )]
+    #[cfg_attr(
+        not(feature = "compressed"),
+        error(
+            "compressed with {0}; decompress it first (`-` is the standard input), or for gzip and zstd build this program with `cargo install --path cli --features compressed`"
+        )
     )]
     Compressed(&'static str),
     #[error("text in UTF-16; convert it to UTF-8 first (iconv -f UTF-16 -t UTF-8)")]
@@ -45,6 +56,8 @@ pub enum Reason {
         "neither a trace in JSON nor an Azure trace; it begins with \"{0}\" (--format chooses one, --columns names the columns of other CSV files)"
     )]
     UnknownFormat(String),
+    #[error("a JSON array; a trace in JSON has one object a line (`jq -c '.[]'` converts it)")]
+    JsonArray,
     #[error("line longer than {} bytes", HumanCount(*.0 as u64))]
     LineTooLong(usize),
     #[error("not UTF-8, at byte {0} of the line")]
@@ -92,7 +105,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the reason of an error in JSON, without its line: of one line, it is always the first.
+    /// Returns the reason of an error in JSON, without its line.
     pub(super) fn json(error: &serde_json::Error) -> Self {
         let message = error.to_string();
         let message = quote(message.split(" at line ").next().unwrap_or_default());

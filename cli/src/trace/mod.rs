@@ -35,12 +35,13 @@ mod lines;
 mod tests;
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Cursor, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use serde::de::IgnoredAny;
 
 use crate::output::printable;
 
@@ -57,6 +58,9 @@ pub const TOKENS_MAX: u32 = 1 << 24;
 
 /// The largest number of requests in memory: an endless input must not exhaust it.
 pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
+
+/// The bytes of an input that tell its format, if its first line does not.
+const BEGINNING_BYTES: usize = 1 << 16;
 
 /// The format of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
@@ -78,9 +82,8 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format of a text with this beginning.
-    fn detect(beginning: &[u8], columns: &Columns) -> Option<Self> {
-        let text = beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start();
+    /// Returns the format of a text.
+    fn detect(text: &[u8], columns: &Columns) -> Option<Self> {
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
         // One column is enough: the error for a header that lacks another names it.
         let is_in = |text: &[u8], name: &str| {
@@ -307,28 +310,36 @@ fn rows<R: BufRead>(
     max: usize,
     line: &mut Option<u64>,
 ) -> Result<(Vec<Row>, u32), Reason> {
-    let beginning = input.fill_buf().map_err(Reason::Read)?;
-    if beginning.is_empty() {
-        return Err(Reason::Empty);
-    }
-    if let Some(reason) = not_text(beginning) {
+    let beginning = beginning(&mut input).map_err(Reason::Read)?;
+    if let Some(reason) = not_text(&beginning) {
         return Err(reason);
     }
+    let text = text_of(&beginning);
+    if text.is_empty() {
+        return Err(Reason::Empty);
+    }
+    let blank = &beginning[..beginning.len() - text.len()];
+    let first_line = Some(1 + blank.iter().filter(|&&byte| byte == b'\n').count() as u64);
+    if text.starts_with(b"[") && options.format != Format::Azure {
+        *line = first_line;
+        return Err(Reason::JsonArray);
+    }
     let format = match options.format {
-        Format::Auto => Format::detect(beginning, &options.columns),
+        Format::Auto => Format::detect(text, &options.columns),
         format => Some(format),
     };
     let Some(format) = format else {
-        *line = Some(1);
-        let first = beginning.split(|&byte| byte == b'\n').next().unwrap_or_default();
+        *line = first_line;
+        let first = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
         return Err(match std::str::from_utf8(first) {
-            // A character cut off by the end of the buffer is not an error.
+            // A character cut off by the end of the beginning is not an error.
             Err(e) if e.error_len().is_some() => Reason::NotUtf8(e.valid_up_to()),
             _ => Reason::UnknownFormat(error::excerpt(first)),
         });
     };
+    let input = Cursor::new(beginning).chain(input);
     if format == Format::Agents {
-        let (mut rows, hash_tokens) = agents::read(input, options)?;
+        let (mut rows, hash_tokens) = agents::read(input, options, line)?;
         rows.truncate(max);
         return Ok((rows, hash_tokens));
     }
@@ -342,6 +353,38 @@ fn rows<R: BufRead>(
     };
     *line = Some(lines.number());
     rows
+}
+
+/// Reads the beginning of an input, which tells its format: the first line that is not blank, if that
+/// is a whole object or no JSON, and otherwise [`BEGINNING_BYTES`]. A pipe may deliver it in pieces.
+fn beginning(input: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut beginning = Vec::new();
+    loop {
+        let piece = input.fill_buf()?;
+        let piece = &piece[..piece.len().min(BEGINNING_BYTES)];
+        let (is_last, ends_line, length) = (piece.is_empty(), piece.contains(&b'\n'), piece.len());
+        beginning.extend_from_slice(piece);
+        input.consume(length);
+        let text = text_of(&beginning);
+        let bytes_max = if text.is_empty() { LINE_BYTES_MAX } else { BEGINNING_BYTES };
+        if is_last || beginning.len() >= bytes_max || ends_line && has_whole_line(text) {
+            return Ok(beginning);
+        }
+    }
+}
+
+/// Returns whether a text without blank lines at its start has its first line to the end, and this
+/// is no part of an object on several lines.
+fn has_whole_line(text: &[u8]) -> bool {
+    let end = text.iter().position(|&byte| byte == b'\n');
+    end.is_some_and(|end| {
+        !text.starts_with(b"{") || serde_json::from_slice::<IgnoredAny>(&text[..end]).is_ok()
+    })
+}
+
+/// Returns an input from its first byte that is not blank, without the byte order mark.
+fn text_of(beginning: &[u8]) -> &[u8] {
+    beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start()
 }
 
 /// Returns why a file is not text in UTF-8, if its first bytes show it.

@@ -125,8 +125,8 @@ fn sessions_of_agents_become_requests() {
         ("[1, 2, 4]", "[1]", "trace: requests[2]: 1 hash_ids for 150 tokens, which have 3 blocks of 64"),
         ("\"out\": 2", "\"up\": 2", "trace: requests[1]: requests[0]: missing field `out`"),
         ("\"t\": 2.5", "\"t\": -2.5", "trace: requests[1]: t \"-2.5\": outside"),
-        ("\"t\": 2.5,", "", "trace: missing field `t`, at column"),
-        (": 64, \"hash", ": 0, \"hash", "trace: invalid value: integer `0`, expected a nonzero u32"),
+        ("\"t\": 2.5,", "", "trace:3: missing field `t`, at column"),
+        (": 64, \"hash", ": 0, \"hash", "trace:1: invalid value: integer `0`, expected a nonzero u32"),
     ] {
         let text = AGENT.replace(from, to);
         match read(&text, None) {
@@ -134,6 +134,11 @@ fn sessions_of_agents_become_requests() {
             Err(error) => assert!(error.to_string().starts_with(reason), "{error}"),
         }
     }
+    let marked = read(format!("\u{feff}{AGENT}"), None).unwrap();
+    assert_eq!(marked.requests.len(), 3, "with a byte order mark");
+    let bytes = AGENT.replace("subagent", "\u{1}").into_bytes();
+    let bytes: Vec<_> = bytes.into_iter().map(|byte| if byte == 1 { 0xff } else { byte }).collect();
+    assert_eq!(complaint(bytes, None), "trace:3: not UTF-8, at byte 22 of the line");
     let large = AGENT.replace("\"x\"", &format!("{:?}", "x".repeat(1 << 20)));
     assert!(complaint(large, Format::Agents).contains("larger than 1,048,576 bytes"));
 }
@@ -249,6 +254,41 @@ fn errors_quote_briefly() {
     let message =
         complaint("{\"timestamp\":1e308,\"input_length\":1,\"output_length\":1,\"hash_ids\":[1]}", None);
     assert!(message.len() < 150, "{message}");
+}
+
+/// A pipe delivers a trace in pieces of any size.
+#[test]
+fn the_format_is_known_from_a_pipe() {
+    struct Pieces<'t>(&'t [u8], usize);
+    impl io::Read for Pieces<'_> {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            let length = self.1.min(out.len());
+            (&mut self.0).read(&mut out[..length])
+        }
+    }
+    let options = ReadOptions { hash_ids: HashIds::Required, ..usual() };
+    let long = AGENT.replace("\"x\"", &format!("{:?}", "x".repeat(40_000)));
+    for text in [MOONCAKE, AZURE, BAILIAN, DYNAMO, AGENT, &AGENT.replace('{', "{\n"), &long] {
+        for piece in [1, 7, 8192] {
+            let input = io::BufReader::new(Pieces(text.as_bytes(), piece));
+            let found = Trace::read("trace".into(), input, &options);
+            assert_eq!(found.unwrap(), read(text, None).unwrap(), "{piece} bytes of {text:.40}");
+        }
+    }
+    // Requests are taken from a pipe as they come.
+    struct Ends(bool);
+    impl io::Read for Ends {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            assert!(!self.0, "no line is needed after the first two");
+            self.0 = true;
+            MOONCAKE.as_bytes().read(out)
+        }
+    }
+    let options = ReadOptions { limit: Some(2), ..usual() };
+    assert_eq!(
+        Trace::read("pipe".into(), io::BufReader::new(Ends(false)), &options).unwrap().requests.len(),
+        2
+    );
 }
 
 /// An endless input must not exhaust the memory.
@@ -459,6 +499,16 @@ fn bad_files_are_refused() {
     assert!(complaint("", Some(Format::Azure)).contains("empty"));
     assert!(complaint("\n\n", Some(Format::Mooncake)).contains("empty"));
     assert!(complaint("TIMESTAMP,ContextTokens,GeneratedTokens\n", None).contains("empty"));
+    for blank in ["\n \r\n", "\u{feff}", "\u{feff}\n"] {
+        assert_eq!(complaint(blank, None), "trace: empty: it has no request", "{blank:?}");
+    }
+    let late = format!("{}{MOONCAKE}", "\n".repeat(BEGINNING_BYTES + 1));
+    assert_eq!(read(late, None).unwrap().requests.len(), 2);
+    assert!(complaint("\n\n<html>", None).starts_with("trace:3: neither"));
+    for format in [Format::Auto, Format::Mooncake, Format::Agents] {
+        let array = complaint(format!("\n[{}]", MOONCAKE.trim().replace('\n', ",")), format);
+        assert!(array.starts_with("trace:2: a JSON array; a trace in JSON has one object a line"), "{array}");
+    }
     assert!(complaint("<html>", None).contains("begins with \"<html>\""));
     let header = complaint("TIMESTAMP,GeneratedTokens\n", None);
     assert!(header.contains("trace:1: the header has no column ContextTokens"), "{header}");
