@@ -125,7 +125,7 @@ pub(super) fn read<R: BufRead>(
             Reason::Header { column: name.to_owned(), found: quote(&fields.join(", ")) }
         })?;
     }
-    let mut rows = Vec::new();
+    let (mut rows, mut is_number) = (Vec::new(), None);
     while rows.len() < max
         && let Some(record) = next()?
     {
@@ -140,7 +140,15 @@ pub(super) fn read<R: BufRead>(
                 .map_err(|_| Reason::Number { field: name.to_owned(), text: excerpt(text.as_bytes()) })?;
             tokens(name, number, min)
         };
-        let at_ns = instant_ns(field(0)?)?;
+        let arrival = field(0)?;
+        let at_ns = instant_ns(arrival)?;
+        // A number counts from the start of the trace, a date from 1970.
+        let found = seconds(arrival).is_some();
+        if *is_number.get_or_insert(found) != found {
+            let message =
+                if found { "a number of seconds after dates" } else { "a date after numbers of seconds" };
+            return Err(fault(arrival, message.to_owned()));
+        }
         rows.push((at_ns, Request::new(Duration::ZERO, count(1, 1)?, count(2, 0)?)));
     }
     Ok(rows)
@@ -157,12 +165,21 @@ fn reason(error: csv::Error) -> Reason {
 /// The latest time in seconds: it still fits into nanoseconds of 63 bits.
 const SECONDS_MAX: f64 = 9e9;
 
+/// Returns a time that is written as a number of seconds.
+fn seconds(text: &str) -> Option<f64> {
+    text.parse().ok()
+}
+
+/// Returns the reason of a wrong time.
+fn fault(text: &str, message: String) -> Reason {
+    Reason::Timestamp { field: "timestamp", text: excerpt(text.as_bytes()), message }
+}
+
 /// Parses `2023-11-16 18:17:03.9799600`, with an offset from UTC (as in the traces of 2024) or
 /// without; or a number of seconds.
 fn instant_ns(text: &str) -> Result<i64, Reason> {
-    let fail =
-        |message: String| Reason::Timestamp { field: "timestamp", text: excerpt(text.as_bytes()), message };
-    if let Ok(seconds) = text.parse::<f64>() {
+    let fail = |message| fault(text, message);
+    if let Some(seconds) = seconds(text) {
         // NaN is in no range.
         return if (0.0..=SECONDS_MAX).contains(&seconds) {
             Ok((seconds * 1e9) as i64)

@@ -90,6 +90,8 @@ pub enum Reason {
         "timestamp {0} is not a whole number of milliseconds: --time-unit s or --time-unit ms tells its unit (and --hash-tokens the tokens of one of the hash_ids, if not 512)"
     )]
     TimeUnit(f64),
+    #[error("a line of the format {found} in a trace that begins as {before} (--format chooses one for all)")]
+    MixedFormats { before: &'static str, found: &'static str },
     #[error("--hash-tokens and --time-unit are for traces in JSON, and this one is CSV")]
     OptionsOfJson,
     #[error("block_size is {found}, and {before} in the sessions before")]

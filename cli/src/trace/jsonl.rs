@@ -28,8 +28,9 @@ struct Line<'l> {
     #[serde(alias = "created_time")]
     timestamp: Option<f64>,
     /// Time between the end of the turn before and this turn.
-    #[serde(alias = "delay_ms")]
     delay: Option<f64>,
+    /// The same in milliseconds, whatever the unit of the trace.
+    delay_ms: Option<f64>,
     session_id: Option<String>,
     chat_id: Option<IgnoredAny>,
     #[serde(alias = "input_tokens")]
@@ -40,8 +41,19 @@ struct Line<'l> {
     hash_ids: Option<&'l RawValue>,
 }
 
+impl Line<'_> {
+    /// Returns the format that has these fields, and its name.
+    fn format(&self) -> (Format, &'static str) {
+        match (&self.chat_id, &self.session_id) {
+            (Some(_), _) => (Format::Bailian, "bailian"),
+            (None, Some(_)) => (Format::Dynamo, "dynamo"),
+            (None, None) => (Format::Mooncake, "mooncake"),
+        }
+    }
+}
+
 /// Reads up to `max` rows, and the tokens of a hash id. Without a format, the fields of the first
-/// line decide.
+/// line decide, and lines of another format are refused: their times and ids mean other things.
 pub(super) fn read<R: BufRead>(
     lines: &mut Lines<R>,
     mut format: Format,
@@ -49,16 +61,21 @@ pub(super) fn read<R: BufRead>(
     max: usize,
 ) -> Result<(Vec<Row>, u32), Reason> {
     let (mut rows, mut ends, mut hash_tokens) = (Vec::new(), HashMap::new(), HASH_BLOCK_TOKENS);
+    let mut detected = None;
     while rows.len() < max
         && let Some(line) = lines.next_line()?
     {
         let line: Line<'_> = serde_json::from_str(line.trim_end()).map_err(|e| Reason::json(&e))?;
-        format = match (format, &line) {
-            (Format::Auto, Line { chat_id: Some(_), .. }) => Format::Bailian,
-            (Format::Auto, Line { session_id: Some(_), .. }) => Format::Dynamo,
-            (Format::Auto, _) => Format::Mooncake,
-            (format, _) => format,
-        };
+        let (found, name) = line.format();
+        if format == Format::Auto {
+            (format, detected) = (found, Some(name));
+        }
+        match detected {
+            // A request beside the sessions.
+            Some("dynamo") if found == Format::Mooncake => {}
+            Some(before) if found != format => return Err(Reason::MixedFormats { before, found: name }),
+            _ => {}
+        }
         let is_bailian = format == Format::Bailian;
         let tokens_usual = if is_bailian { BAILIAN_HASH_TOKENS } else { HASH_BLOCK_TOKENS };
         hash_tokens = options.hash_tokens.unwrap_or(tokens_usual);
@@ -94,7 +111,8 @@ fn at_ns(
     let Some(session) = line.session_id.filter(|_| format == Format::Dynamo) else {
         return timestamp.ok_or(Reason::NoTimestamp);
     };
-    let delay = line.delay.map(|delay| unit.ns("delay", delay)).transpose()?;
+    let delay = line.delay_ms.map(|delay| TimeUnit::Ms.ns("delay_ms", delay));
+    let delay = delay.or_else(|| line.delay.map(|delay| unit.ns("delay", delay))).transpose()?;
     let at_ns = match (ends.get(&session), delay, timestamp) {
         (Some(end), Some(delay), _) => end.saturating_add(delay),
         (_, _, Some(timestamp)) => timestamp,

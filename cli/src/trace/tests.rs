@@ -107,6 +107,33 @@ fn turns_of_sessions_follow_one_another() {
     assert_eq!(without.requests[2].arrival, Duration::from_millis(3500), "the first turn begins at zero");
 }
 
+/// Lines of two formats have other times and ids under the same names.
+#[test]
+fn lines_of_different_formats_are_told_apart() {
+    let whole = BAILIAN.replace("61.25", "61");
+    for (text, before, found) in [
+        (format!("{MOONCAKE}{whole}"), "mooncake", "bailian"),
+        (format!("{whole}{MOONCAKE}"), "bailian", "mooncake"),
+        (format!("{DYNAMO}{whole}"), "dynamo", "bailian"),
+        (format!("{MOONCAKE}{DYNAMO}"), "mooncake", "dynamo"),
+    ] {
+        let message = format!("a line of the format {found} in a trace that begins as {before} (--format");
+        assert!(complaint(&text, None).contains(&message), "{text}");
+    }
+    // Without an id, a request is alone.
+    assert_eq!(read(format!("{DYNAMO}{MOONCAKE}"), None).unwrap().requests.len(), 5);
+    assert_eq!(read(format!("{MOONCAKE}{DYNAMO}"), Format::Dynamo).unwrap().requests.len(), 5);
+}
+
+/// The unit is in the name of the field.
+#[test]
+fn delay_ms_is_in_milliseconds() {
+    let text = DYNAMO.replace("10.5", "0").replace("20.5", "1").replace("delay", "delay_ms");
+    let options = ReadOptions { time_unit: Some(TimeUnit::S), ..usual() };
+    let trace = Trace::read("trace".into(), text.as_bytes(), &options).unwrap();
+    assert_eq!(trace.span(), Duration::from_millis(100 * 30 + 500));
+}
+
 #[test]
 fn sessions_of_agents_become_requests() {
     for (text, format) in [(AGENT.to_owned(), None), (AGENT.replace('\n', ""), Some(Format::Agents))] {
@@ -486,11 +513,19 @@ fn bad_azure_lines_are_refused_with_line_and_reason() {
         ("2023-11-16 18:17:05,12,16777217", "GeneratedTokens is 16777217"),
         ("2023-11-16 18:17:05,12,1.5", "GeneratedTokens is not a whole number: \"1.5\""),
         ("2023-11-16 18:17:05,99999999999999999999,1", "ContextTokens is not a whole number"),
+        ("5,12,1", "timestamp \"5\": a number of seconds after dates"),
         (&",".repeat(100), "more than 64 columns"),
     ] {
         let message = complaint(format!("{AZURE}\n{line}\n"), None);
         assert!(message.starts_with("trace:5: ") && message.contains(reason), "{line} gives {message}");
     }
+}
+
+#[test]
+fn a_date_after_numbers_of_seconds_is_refused() {
+    let text = "TIMESTAMP,ContextTokens,GeneratedTokens\n5,12,1\n6.5,12,1\n2023-11-16 18:17:05,12,1\n";
+    let message = complaint(text, None);
+    assert_eq!(message, "trace:4: timestamp \"2023-11-16 18:17:05\": a date after numbers of seconds");
 }
 
 #[test]
