@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::dtype::Dtype;
@@ -27,7 +28,6 @@ const WINDOWED: [&str; 6] = ["cohere2", "gemma2", "gemma3", "gemma4", "gpt_oss",
 const ATTENTION: [&str; 3] = ["attention", "full_attention", "sliding_attention"];
 
 /// The keys that are read.
-#[derive(Deserialize)]
 struct Config {
     model_type: Option<String>,
     num_hidden_layers: Option<usize>,
@@ -39,10 +39,36 @@ struct Config {
     qk_rope_head_dim: Option<usize>,
     torch_dtype: Option<String>,
     dtype: Option<String>,
-    #[serde(alias = "layers_block_type")]
     layer_types: Option<BTreeSet<String>>,
-    #[serde(flatten)]
     others: Map<String, Value>,
+}
+
+impl Config {
+    /// Takes the values of the keys; an error names the key.
+    fn new(mut keys: Map<String, Value>) -> Result<Self, String> {
+        let keys = &mut keys;
+        let types = take(keys, "layer_types")?;
+        Ok(Self {
+            model_type: take(keys, "model_type")?,
+            num_hidden_layers: take(keys, "num_hidden_layers")?,
+            num_attention_heads: take(keys, "num_attention_heads")?,
+            num_key_value_heads: take(keys, "num_key_value_heads")?,
+            head_dim: take(keys, "head_dim")?,
+            hidden_size: take(keys, "hidden_size")?,
+            kv_lora_rank: take(keys, "kv_lora_rank")?.filter(|&rank| rank > 0),
+            qk_rope_head_dim: take(keys, "qk_rope_head_dim")?,
+            torch_dtype: take(keys, "torch_dtype")?,
+            dtype: take(keys, "dtype")?,
+            layer_types: if types.is_some() { types } else { take(keys, "layers_block_type")? },
+            others: std::mem::take(keys),
+        })
+    }
+}
+
+/// Takes the value of a key, if there is one.
+fn take<T: DeserializeOwned>(keys: &mut Map<String, Value>, key: &str) -> Result<Option<T>, String> {
+    let value = keys.remove(key).unwrap_or_default();
+    Option::deserialize(value).map_err(|error| format!("{key}: {error}"))
 }
 
 /// Returns the path of a configuration, if a text is one.
@@ -54,20 +80,23 @@ pub(super) fn path(text: &str) -> Option<PathBuf> {
 
 /// Returns a builder with the values of a configuration, or why it describes no layout.
 pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
-    let parse = |text: &str| -> Result<Config, serde_json::Error> {
-        let mut config: Map<String, Value> = serde_json::from_str(text)?;
-        // The language model of one that also takes images or sound.
-        if let Some(Value::Object(language)) = config.remove("text_config") {
-            config.extend(language);
-        }
-        Config::deserialize(Value::from(config))
-    };
-    let config = parse(text).map_err(|error| error.to_string())?;
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut keys: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    // The language model of one that also takes images or sound.
+    if let Some(Value::Object(language)) = keys.remove("text_config") {
+        keys.extend(language);
+    }
+    let config = Config::new(keys)?;
     if let Some(by) = difference(&config) {
         return Err(format!("the layers of this model differ ({by}), and a layout has one shape for all"));
     }
     let missing = |key: &str| format!("it has no {key}");
-    let layers = config.num_hidden_layers.ok_or_else(|| missing("num_hidden_layers"))?;
+    let layers = config.num_hidden_layers.ok_or_else(|| {
+        let nested = config.others.iter().find(|(_, value)| value.get("num_hidden_layers").is_some());
+        let has =
+            nested.map_or(String::new(), |(key, _)| format!(", but {key} in it has: save that as a file"));
+        missing("num_hidden_layers") + &has
+    })?;
     let dtype = match config.torch_dtype.or(config.dtype).as_deref() {
         None | Some("bfloat16") => Dtype::Bf16,
         Some("float16") => Dtype::F16,
@@ -84,8 +113,16 @@ pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
     }
     let heads = config.num_attention_heads;
     let kv_heads = config.num_key_value_heads.or(heads).ok_or_else(|| missing("num_key_value_heads"))?;
-    let split = || config.hidden_size?.checked_div(heads?);
-    let head_dim = config.head_dim.or_else(split).ok_or_else(|| missing("head_dim"))?;
+    let head_dim = match (config.head_dim, config.hidden_size, heads) {
+        (Some(head_dim), ..) => head_dim,
+        (None, Some(size), Some(heads)) if size.is_multiple_of(heads) => size / heads.max(1),
+        (None, Some(size), Some(heads @ 1..)) => {
+            return Err(
+                missing("head_dim") + &format!(", and hidden_size {size} is no multiple of {heads} heads")
+            );
+        }
+        _ => return Err(missing("head_dim")),
+    };
     Ok(builder.kv_heads(kv_heads).head_dim(head_dim))
 }
 

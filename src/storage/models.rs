@@ -110,7 +110,13 @@ impl KvLayout {
             let wrong = |reason| LayoutError::Description { part: text.to_owned(), reason };
             return config.and_then(|config| super::model_config::builder(&config)).map_err(wrong);
         }
-        if text.contains('=') { text.parse() } else { Self::named_builder(text) }
+        let layout = if text.contains('=') { text.parse() } else { Self::named_builder(text) };
+        #[cfg(feature = "model-config")]
+        if layout.is_err() && std::path::Path::new(text).is_dir() {
+            let reason = "a folder without config.json".to_owned();
+            return Err(LayoutError::Description { part: text.to_owned(), reason });
+        }
+        layout
     }
 
     /// Returns the names that [`named`](Self::named) knows.
@@ -160,9 +166,9 @@ impl std::str::FromStr for KvLayoutBuilder {
     type Err = LayoutError;
 
     /// Parses `layers=N,kv-heads=N,head-dim=N`, or `layers=N,latent=N` for multi-head latent
-    /// attention; `dtype=NAME` can follow.
+    /// attention; `dtype=NAME` can follow. Each is named once.
     fn from_str(text: &str) -> Result<Self, LayoutError> {
-        let mut builder = KvLayout::builder();
+        let (mut builder, mut named) = (KvLayout::builder(), Vec::new());
         for item in text.split(',') {
             let wrong = || LayoutError::Description {
                 part: item.to_owned(),
@@ -171,14 +177,26 @@ impl std::str::FromStr for KvLayoutBuilder {
             };
             let (key, value) = item.split_once('=').ok_or_else(wrong)?;
             let number = || value.trim().parse().map_err(|_| wrong());
-            builder = match key.trim() {
+            let key = key.trim().replace('_', "-");
+            builder = match key.as_str() {
                 "layers" => builder.layers(number()?),
-                "kv-heads" | "kv_heads" => builder.kv_heads(number()?),
-                "head-dim" | "head_dim" => builder.head_dim(number()?),
+                "kv-heads" => builder.kv_heads(number()?),
+                "head-dim" => builder.head_dim(number()?),
                 "latent" => builder.latent(number()?),
                 "dtype" => builder.dtype(value.trim().parse()?),
                 _ => return Err(wrong()),
             };
+            let excludes = |other: &String| match other.as_str() {
+                "latent" => key == "kv-heads" || key == "head-dim",
+                "kv-heads" | "head-dim" => key == "latent",
+                _ => false,
+            };
+            if let Some(other) = named.iter().find(|&other| *other == key || excludes(other)) {
+                let reason =
+                    if *other == key { "named twice".to_owned() } else { format!("not beside {other}") };
+                return Err(LayoutError::Description { part: item.to_owned(), reason });
+            }
+            named.push(key);
         }
         Ok(builder)
     }

@@ -69,7 +69,7 @@ impl Workload {
 }
 
 fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
-    let builder = if name == PROBE {
+    let builder = if name.eq_ignore_ascii_case(PROBE) {
         Ok(KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16))
     } else {
         KvLayout::described(name)
@@ -151,6 +151,7 @@ mod tests {
             let shape = Shape::of(&layout);
             assert_eq!(shape.layers * (shape.k_bytes + shape.v_bytes) * 16, layout.packed_bytes(), "{name}");
         }
+        assert_eq!(layout("Probe", 16).unwrap(), layout(PROBE, 16).unwrap(), "case does not matter");
         assert!(layout("no-such-model", 16).is_err());
     }
 }

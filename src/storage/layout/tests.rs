@@ -196,6 +196,14 @@ fn layouts_are_described_by_numbers() {
         let error = numbers(text).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{item}: no part of layers=32,")), "{error}");
     }
+    for (text, reason) in [
+        ("layers=2,layers=3,latent=576", "layers=3: named twice"),
+        ("layers=2,kv-heads=2,kv_heads=3,head-dim=8", "kv_heads=3: named twice"),
+        ("layers=2,latent=576,head-dim=64", "head-dim=64: not beside latent"),
+        ("layers=2,kv-heads=4,latent=64", "latent=64: not beside kv-heads"),
+    ] {
+        assert_eq!(numbers(text).unwrap_err().to_string(), reason);
+    }
     assert_eq!(numbers("layers=2,kv-heads=1"), Err(LayoutError::Zero { field: "head_dim" }));
     assert!(matches!(numbers("layers=2,dtype=f64"), Err(LayoutError::UnknownDtype { .. })));
 }

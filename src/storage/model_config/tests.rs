@@ -20,7 +20,11 @@ fn uniform_models_have_the_layouts_of_their_names() {
                 "head_dim": 128, "hidden_size": 4096, "dtype": "bfloat16", "torch_dtype": null,
                 "layer_types": ["full_attention", "full_attention"]}"#,
         ),
-        ("facebook/opt-125m", r#"{"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768}"#),
+        (
+            "facebook/opt-125m",
+            "\u{feff}{\"num_hidden_layers\": 12, \"num_attention_heads\": 12, \"hidden_size\": 768, \"kv_lora_rank\": 0, \
+             \"qk_rope_head_dim\": 64}",
+        ),
         (
             "deepseek-ai/DeepSeek-V3-0324",
             r#"{"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
@@ -75,7 +79,18 @@ fn incomplete_configurations_are_named() {
         ("{", "EOF while parsing"),
         ("[]", "invalid type"),
         ("{}", "it has no num_hidden_layers"),
-        (r#"{"num_hidden_layers": "2"}"#, "invalid type: string"),
+        (r#"{"num_hidden_layers": "2"}"#, "num_hidden_layers: invalid type: string"),
+        (r#"{"num_hidden_layers": -2}"#, "num_hidden_layers: invalid value: integer `-2`"),
+        (r#"{"num_hidden_layers": 2, "num_key_value_heads": [1, 2]}"#, "num_key_value_heads: invalid type"),
+        (r#"{"num_hidden_layers": 2, "layer_types": {}}"#, "layer_types: invalid type: map"),
+        (
+            r#"{"llm_config": {"num_hidden_layers": 2}}"#,
+            "it has no num_hidden_layers, but llm_config in it has: save that as a file",
+        ),
+        (
+            r#"{"num_hidden_layers": 2, "num_attention_heads": 7, "hidden_size": 500}"#,
+            "it has no head_dim, and hidden_size 500 is no multiple of 7 heads",
+        ),
         (r#"{"num_hidden_layers": 2}"#, "it has no num_key_value_heads"),
         (r#"{"num_hidden_layers": 2, "num_key_value_heads": 2}"#, "it has no head_dim"),
         (r#"{"num_hidden_layers": 2, "num_attention_heads": 0, "hidden_size": 8}"#, "it has no head_dim"),
@@ -92,4 +107,7 @@ fn incomplete_configurations_are_named() {
     }
     let missing = KvLayout::described("no/such/config.json").err().unwrap().to_string();
     assert!(missing.starts_with("no/such/config.json: No such file"), "{missing}");
+    let folder = env!("CARGO_MANIFEST_DIR");
+    let error = KvLayout::described(folder).err().unwrap().to_string();
+    assert_eq!(error, format!("{folder}: a folder without config.json"));
 }
