@@ -466,7 +466,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
     }
     // A command line, and a part of its error.
     let cases = "
-        replay cut.jsonl => cut.jsonl:2: EOF while parsing
+        replay cut.jsonl => cut.jsonl:2: not valid JSON: EOF while parsing
         replay negative.csv => negative.csv:2: ContextTokens is -1
         replay binary.jsonl => binary.jsonl:1: not UTF-8
         replay empty.csv => empty.csv: empty

@@ -111,7 +111,18 @@ impl Reason {
     pub(super) fn json(error: &serde_json::Error) -> Self {
         let message = error.to_string();
         let message = quote(message.split(" at line ").next().unwrap_or_default());
+        let message = if error.is_data() { message } else { format!("not valid JSON: {message}") };
         Self::Json { message, column: error.column() }
+    }
+
+    /// Returns the reason of an error in a line that must be one object.
+    pub(super) fn json_line(error: &serde_json::Error) -> Self {
+        match Self::json(error) {
+            Self::Json { message, column } if error.is_eof() => {
+                Self::Json { message: format!("{message} (a request is one line)"), column }
+            }
+            reason => reason,
+        }
     }
 
     /// Returns this reason, of a part of the input.

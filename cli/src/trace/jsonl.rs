@@ -65,7 +65,7 @@ pub(super) fn read<R: BufRead>(
     while rows.len() < max
         && let Some(line) = lines.next_line()?
     {
-        let line: Line<'_> = serde_json::from_str(line.trim_end()).map_err(|e| Reason::json(&e))?;
+        let line: Line<'_> = serde_json::from_str(line.trim_end()).map_err(|e| Reason::json_line(&e))?;
         let (found, name) = line.format();
         if format == Format::Auto {
             (format, detected) = (found, Some(name));

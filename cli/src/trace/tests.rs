@@ -368,7 +368,9 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
     let one = ", \"hash_ids\": [1]";
     let good = line("0", "1", "1", one);
     for (line, reason) in [
-        (good[..42].to_owned(), "EOF while parsing"),
+        (good[..42].to_owned(), "not valid JSON: EOF while parsing"),
+        ("{".to_owned(), "EOF while parsing an object (a request is one line), at column 1"),
+        ("TIMESTAMP,x".to_owned(), "not valid JSON: expected value, at column 1"),
         (good.replace("output", "out"), "missing field `output_length`"),
         ("[]".to_owned(), "invalid length 0"),
         ("7".to_owned(), "invalid type"),
