@@ -137,6 +137,11 @@ fn a_sweep_measures_contiguity_by_use() {
     for text in ["300 requests, 5,000 blocks of 16 tokens", "free list", "hit rate", "65 %"] {
         assert!(table.contains(text), "no {text:?} in\n{table}");
     }
+    let mut narrow = Command::new(env!("CARGO_BIN_EXE_kvpool"));
+    narrow.args(["replay", "--sweep", "--requests", "300", "--blocks", "5000"]).env("COLUMNS", "40");
+    let lines = String::from_utf8(narrow.output().unwrap().stdout).unwrap();
+    let count = |beginning| lines.lines().filter(|line| line.starts_with(beginning)).count();
+    assert_eq!([count("use: 65 %"), count("mean use: "), count("placement: ")], [3, 18, 18], "{lines}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::thread;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Cell, CellAlignment};
+use comfy_table::{Cell, CellAlignment, Table};
 use indicatif::{HumanCount, ProgressBar};
 use kvpool_policies::simulate::{Curve, Look, Panel, picture};
 use serde_json::{Value, json};
@@ -133,11 +133,24 @@ fn render(workload: &Workload, rows: &[Value], width: Option<usize>) -> String {
     let [requests, blocks] = [workload.trace.requests.len(), workload.blocks].map(|n| HumanCount(n as u64));
     let tokens = workload.shape.block_tokens;
     let heading = format!("{}: {requests} requests, {blocks} blocks of {tokens} tokens", workload.trace.name);
+    let note = "use: the share of the pool in open sequences below which requests begin; mean run: \
+                adjacent blocks of a sequence; runs: of a completed request, the descriptors of its transfer";
+    let table = match fit::table(table(rows, false), width) {
+        grid if grid.contains('│') => grid,
+        // Without a grid, each row stands alone.
+        _ => fit::table(table(rows, true), width),
+    };
+    [fit::text(&heading, width), table, fit::text(note, width.or(Some(80)))].join("\n")
+}
+
+/// Returns the rows as a table. The three rows of a use name it once, or each.
+fn table(rows: &[Value], names_each: bool) -> Table {
     let mut table = output::table(UTF8_FULL_CONDENSED);
     table.set_header(["use", "mean use", "placement", "mean run", "runs p50", "runs p99", "hit rate"]);
     for (index, row) in rows.iter().enumerate() {
         let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-        let once = |text: String| right(if index % PLACEMENTS.len() == 0 { text } else { String::new() });
+        let is_named = names_each || index % PLACEMENTS.len() == 0;
+        let once = |text: String| right(if is_named { text } else { String::new() });
         let count = |pointer| right(HumanCount(figure(row, pointer) as u64).to_string());
         let percent = |pointer| format!("{:.1} %", 100.0 * figure(row, pointer));
         table.add_row([
@@ -150,10 +163,7 @@ fn render(workload: &Workload, rows: &[Value], width: Option<usize>) -> String {
             right(if row["hit_rate"].is_null() { "-".to_owned() } else { percent("/hit_rate") }),
         ]);
     }
-    let note = "use: the share of the pool in open sequences below which requests begin; mean run: \
-                adjacent blocks of a sequence; runs: of a completed request, the descriptors of its transfer";
-    let parts = [fit::text(&heading, width), fit::table(table, width), fit::text(note, width.or(Some(80)))];
-    parts.join("\n")
+    table
 }
 
 /// Draws the mean run and the 99th percentile of the runs of a sequence, on logarithmic scales.
