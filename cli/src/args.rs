@@ -363,6 +363,16 @@ pub struct FormatArgs {
 }
 
 impl FormatArgs {
+    /// Returns a flag that is given, if one is.
+    fn flag(self) -> Option<&'static str> {
+        let given = [
+            ("--format", self.format != Format::Auto),
+            ("--hash-tokens", self.hash_tokens.is_some()),
+            ("--time-unit", self.time_unit.is_some()),
+        ];
+        given.into_iter().find_map(|(flag, is_given)| is_given.then_some(flag))
+    }
+
     /// Returns how to read a trace, without its hash ids.
     pub(crate) fn read_options(self) -> ReadOptions {
         let Self { format, hash_tokens, time_unit } = self;
@@ -399,7 +409,7 @@ pub struct WorkloadArgs {
     #[arg(long, value_name = "N", value_parser = whole(1..=u64::from(REQUESTS_MAX)), allow_negative_numbers = true)]
     pub requests: Option<u64>,
     /// The seed of generated conversations
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "trace", value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
     /// The layout: `probe` (16 bytes per token), a model such as `Qwen/Qwen2.5-7B`, the
     /// `config.json` of a model (or its folder), or numbers such as
@@ -416,9 +426,12 @@ pub struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
-    /// Returns how to read the trace. Columns for a format that has none, and a policy without a
-    /// cache, are errors.
+    /// Returns how to read the trace. Columns for a format that has none, a format without a trace,
+    /// and a policy without a cache, are errors.
     pub(crate) fn read_options(&self) -> Result<ReadOptions, CommandError> {
+        if let (None, Some(flag)) = (&self.trace, self.format.flag()) {
+            return Err(CommandError::WithoutTrace(flag));
+        }
         let format = match (self.format.format, &self.columns) {
             (Format::Auto | Format::Azure, Some(_)) => Format::Azure,
             (_, Some(_)) => return Err(CommandError::ColumnsOfJson),

@@ -481,6 +481,10 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay short.csv --time-unit s => --hash-tokens and --time-unit are for traces in JSON
         replay --hash-tokens 0 => '--hash-tokens <N>': not a whole number from 1 to 65,536
         replay --time-unit us => [possible values: s, ms]
+        replay --hash-tokens 16 => --hash-tokens tells how a trace is read, and none is given
+        replay --time-unit s --sweep => --time-unit tells how a trace is read, and none is given
+        map --format bailian => --format tells how a trace is read, and none is given
+        replay bare.jsonl --seed 1 => cannot be used with
         replay other.csv => other.csv:1: the header has no column ContextTokens; its columns are TIMESTAMP, in
         replay other.csv --columns input=i => no column i; its columns are TIMESTAMP, in, GeneratedTokens
         replay other.csv --columns inn=in => no field is called \"inn\"

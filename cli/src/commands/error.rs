@@ -33,6 +33,8 @@ pub enum CommandError {
     NotFilled { percent: usize, blocks: usize, requests: usize },
     #[error("NOT SOUND: {}", .0.join("; "))]
     NotSound(Vec<String>),
+    #[error("{0} tells how a trace is read, and none is given")]
+    WithoutTrace(&'static str),
     #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
     #[error(
