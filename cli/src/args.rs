@@ -198,7 +198,7 @@ pub struct PolicyArgs {
     pub policies: Vec<Contender>,
     /// Let requests hold their blocks while they run, MS milliseconds for each token of an answer:
     /// the hit rates that a pool can reach
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = whole(0..=3_600_000), allow_negative_numbers = true)]
     pub running: Option<u64>,
     /// Draw the rates as SVG
     #[arg(long, value_name = "FILE.svg")]

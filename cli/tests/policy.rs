@@ -74,6 +74,9 @@ fn bad_usage_and_bad_input_are_errors() {
     for bad in ["0", "-0.1", "1.01", "nan", "x", ""] {
         fails(&format!("{path} --capacities={bad}"), "--capacities");
     }
+    for bad in ["3600001", "18446744073709551615", "-1", "x"] {
+        fails(&format!("{path} --running {bad}"), "'--running <MS>': not a whole number from 0 to 3,600,000");
+    }
     fails(&format!("{path} --policies lru,mru"), "no policy is called \"mru\"; there are lru, ");
     fails(&format!("{path} --plot /nowhere/rates.svg"), "cannot write");
     let azure = folder.path().join("azure.csv");
