@@ -228,7 +228,9 @@ impl Trace {
         let files = files.map_err(|e| fail(Reason::Open(e)))?;
         let mut paths: Vec<_> = files.iter().map(fs::DirEntry::path).collect();
         let ends = [".json", ".json.gz", ".json.zst"];
-        paths.retain(|path| ends.iter().any(|end| path.to_string_lossy().ends_with(end)));
+        let is_named = |path: &Path| ends.iter().any(|end| path.to_string_lossy().ends_with(end));
+        // The sessions of another folder would have the same numbers.
+        paths.retain(|path| is_named(path) && !path.is_dir());
         paths.sort();
         let mut all: Option<Self> = None;
         for (session, path) in

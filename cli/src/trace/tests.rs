@@ -182,6 +182,8 @@ fn a_folder_of_sessions_is_one_trace() {
         trace.requests.iter().flat_map(|request| &request.hash_ids).collect::<HashSet<_>>().len()
     };
     write("notes.txt", "no trace");
+    std::fs::create_dir(directory.path().join("older.json")).unwrap();
+    write("older.json/a.json", AGENT);
     for (scope, ids) in [("local", 8), ("global", 4)] {
         write("a.json", &AGENT.replace("local", scope));
         write("b.json", &AGENT.replace("local", scope));
