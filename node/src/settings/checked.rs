@@ -248,7 +248,9 @@ impl Reader<'_> {
         let tokens = self.required("block-tokens", |text| value::whole(text, 1..=4096))? as usize;
         let dtype = self.value("dtype", str::parse::<Dtype>)?;
         let builder = match name {
-            PROBE_LAYOUT => KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16),
+            name if name.eq_ignore_ascii_case(PROBE_LAYOUT) => {
+                KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16)
+            }
             name => KvLayout::described(name).map_err(|error| self.refuse("layout", error.to_string()))?,
         };
         let builder = builder.block_tokens(tokens);

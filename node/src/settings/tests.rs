@@ -64,6 +64,7 @@ fn everything_is_on_the_loopback_by_default() {
     assert_eq!((pool.blocks, pool.blocks_max, pool.reserve), (20_000, 40_000, 0));
     assert_eq!((pool.device, pool.layout.block_tokens()), (DeviceId::Host, 16));
     assert_eq!(pool.layout.packed_bytes(), 16 * 16);
+    assert_eq!(load(&[("layout", "Probe")]).pool.layout, pool.layout, "case does not matter");
     let defrag = DefragSettings { threshold: 0.02, interval: Duration::from_millis(2) };
     assert_eq!((pool.defrag, settings.load, settings.migrate), (Some(defrag), None, None));
 }
