@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, Cursor, Read};
 use flate2::bufread::MultiGzDecoder;
 use zstd::stream::read::Decoder;
 
+use super::beginning::{beginning, not_text};
 use super::error::Reason;
-use super::{beginning, not_text};
 
 /// Returns the text of an input, which may be compressed.
 pub(super) fn text<'i, R: BufRead + 'i>(mut input: R) -> Result<Box<dyn BufRead + 'i>, Reason> {

@@ -24,6 +24,7 @@
 //! ones in file order, and [`Trace::out_of_order`] counts them.
 
 mod agents;
+mod beginning;
 #[cfg(feature = "compressed")]
 mod compressed;
 mod csv;
@@ -41,7 +42,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use serde::de::IgnoredAny;
 
 use crate::output::printable;
 
@@ -50,6 +50,7 @@ pub use error::{Reason, TraceError};
 pub use jsonl::{ANSWER_TOKEN, HASH_BLOCK_TOKENS};
 pub use lines::LINE_BYTES_MAX;
 
+use beginning::{beginning, not_text, text_of};
 use lines::Lines;
 
 /// The largest length of a prompt and of an answer, in tokens. It is far above any model's context;
@@ -58,9 +59,6 @@ pub const TOKENS_MAX: u32 = 1 << 24;
 
 /// The largest number of requests in memory: an endless input must not exhaust it.
 pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
-
-/// The bytes of an input that tell its format, if its first line does not.
-const BEGINNING_BYTES: usize = 1 << 16;
 
 /// The format of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
@@ -355,56 +353,6 @@ fn rows<R: BufRead>(
     };
     *line = Some(lines.number());
     rows
-}
-
-/// Reads the beginning of an input, which tells its format: the first line that is not blank, if that
-/// is a whole object or no JSON, and otherwise [`BEGINNING_BYTES`]. A pipe may deliver it in pieces.
-fn beginning(input: &mut impl BufRead) -> io::Result<Vec<u8>> {
-    let mut beginning = Vec::new();
-    loop {
-        let piece = input.fill_buf()?;
-        let piece = &piece[..piece.len().min(BEGINNING_BYTES)];
-        let (is_last, ends_line, length) = (piece.is_empty(), piece.contains(&b'\n'), piece.len());
-        beginning.extend_from_slice(piece);
-        input.consume(length);
-        let text = text_of(&beginning);
-        let bytes_max = if text.is_empty() { LINE_BYTES_MAX } else { BEGINNING_BYTES };
-        if is_last || beginning.len() >= bytes_max || ends_line && has_whole_line(text) {
-            return Ok(beginning);
-        }
-    }
-}
-
-/// Returns whether a text without blank lines at its start has its first line to the end, and this
-/// is no part of an object on several lines.
-fn has_whole_line(text: &[u8]) -> bool {
-    let end = text.iter().position(|&byte| byte == b'\n');
-    end.is_some_and(|end| {
-        !text.starts_with(b"{") || serde_json::from_slice::<IgnoredAny>(&text[..end]).is_ok()
-    })
-}
-
-/// Returns an input from its first byte that is not blank, without the byte order mark.
-fn text_of(beginning: &[u8]) -> &[u8] {
-    beginning.strip_prefix(lines::BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start()
-}
-
-/// Returns why a file is not text in UTF-8, if its first bytes show it.
-fn not_text(beginning: &[u8]) -> Option<Reason> {
-    const MAGIC: [(&[u8], &str); 7] = [
-        (b"\x1f\x8b", "gzip"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
-        (b"\xfd7zXZ\0", "xz"),
-        (b"BZh", "bzip2"),
-        (b"\x04\x22\x4d\x18", "lz4"),
-        (b"PK\x03\x04", "zip"),
-        (b"7z\xbc\xaf\x27\x1c", "7z"),
-    ];
-    if beginning.starts_with(b"\xff\xfe") || beginning.starts_with(b"\xfe\xff") {
-        return Some(Reason::Utf16);
-    }
-    let by = MAGIC.into_iter().find(|(magic, _)| beginning.starts_with(magic));
-    by.map(|(_, by)| Reason::Compressed(by))
 }
 
 /// Checks that a count of tokens is between `min` and [`TOKENS_MAX`].

@@ -1,5 +1,6 @@
 use std::collections::HashSet;
 
+use super::beginning::BEGINNING_BYTES;
 use super::*;
 use proptest::prelude::*;
 
