@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use super::error::Reason;
 use super::hashes::Hashing;
-use super::{ReadOptions, Row, TimeUnit};
+use super::{ReadOptions, Row, TimeUnit, later};
 
 /// The largest document, in bytes.
 const SESSION_BYTES_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
@@ -85,7 +85,8 @@ fn add(
 ) -> Result<(), Reason> {
     for (number, step) in steps.into_iter().enumerate() {
         let one = || -> Result<(), Reason> {
-            let at_ns = options.time_unit.unwrap_or(TimeUnit::S).ns("t", step.t)?.saturating_add(start_ns);
+            let at_ns = options.time_unit.unwrap_or(TimeUnit::S).ns("t", step.t)?;
+            let at_ns = later(start_ns, at_ns)?;
             if let Some(steps) = step.requests {
                 return add(steps, at_ns, rows, options, hashing);
             }

@@ -119,7 +119,11 @@ pub(super) fn read<R: BufRead>(
     let names = columns.names();
     let mut places = [0; 3];
     for (place, name) in places.iter_mut().zip(names) {
-        let found = header.iter().position(|field| field.eq_ignore_ascii_case(name));
+        let mut named = header.iter().enumerate().filter(|(_, field)| field.eq_ignore_ascii_case(name));
+        let found = named.next().map(|(place, _)| place);
+        if named.next().is_some() {
+            return Err(Reason::RepeatedColumn(name.to_owned()));
+        }
         *place = found.ok_or_else(|| {
             let fields: Vec<_> = header.iter().map(|field| excerpt(field.as_bytes())).collect();
             Reason::Header { column: name.to_owned(), found: quote(&fields.join(", ")) }

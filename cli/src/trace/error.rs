@@ -72,6 +72,8 @@ pub enum Reason {
     Json { message: String, column: usize },
     #[error("the header has no column {column}; its columns are {found} (--columns names others)")]
     Header { column: String, found: String },
+    #[error("the header has the column {0} twice")]
+    RepeatedColumn(String),
     #[error("no value for {column}: the line has {found} columns")]
     MissingColumn { column: String, found: usize },
     #[error("more than {0} columns")]
@@ -84,6 +86,8 @@ pub enum Reason {
     OutOfRange { field: String, value: i64, min: u32, max: u32 },
     #[error("{field} \"{text}\": {message}")]
     Timestamp { field: &'static str, text: String, message: String },
+    #[error("more than 285 years after the beginning of the trace")]
+    TooLate,
     #[error("no timestamp, and no session_id whose turns follow one another")]
     NoTimestamp,
     #[error(

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::error::Reason;
 use super::hashes::Hashing;
 use super::lines::Lines;
-use super::{Format, ReadOptions, Row, TimeUnit};
+use super::{Format, ReadOptions, Row, TimeUnit, later};
 
 /// Tokens of a prompt for one hash id, where the trace does not say otherwise.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
@@ -114,9 +114,9 @@ fn at_ns(
     let delay = line.delay_ms.map(|delay| TimeUnit::Ms.ns("delay_ms", delay));
     let delay = delay.or_else(|| line.delay.map(|delay| unit.ns("delay", delay))).transpose()?;
     let at_ns = match (ends.get(&session), delay, timestamp) {
-        (Some(end), Some(delay), _) => end.saturating_add(delay),
+        (Some(&end), Some(delay), _) => later(end, delay)?,
         (_, _, Some(timestamp)) => timestamp,
-        (end, delay, None) => end.copied().unwrap_or(0).saturating_add(delay.unwrap_or(0)),
+        (end, delay, None) => later(end.copied().unwrap_or(0), delay.unwrap_or(0))?,
     };
     let answer_ns = line.output_length.saturating_mul(ANSWER_TOKEN.as_nanos() as i64);
     ends.insert(session, at_ns.saturating_add(answer_ns));

@@ -111,7 +111,6 @@ pub enum TimeUnit {
 impl TimeUnit {
     /// Returns a time of this field in nanoseconds, if it fits into 63 bits.
     fn ns(self, field: &'static str, time: f64) -> Result<i64, Reason> {
-        const NS_MAX: f64 = 9e18;
         let (unit_ns, unit) = match self {
             Self::S => (1e9, "s"),
             Self::Ms => (1e6, "ms"),
@@ -123,6 +122,14 @@ impl TimeUnit {
         let message = format!("outside 0..={:e} {unit}", NS_MAX / unit_ns);
         Err(Reason::Timestamp { field, text: error::excerpt(time.to_string().as_bytes()), message })
     }
+}
+
+/// The latest time in a trace, in nanoseconds.
+const NS_MAX: f64 = 9e18;
+
+/// Returns the time that follows another one by so many nanoseconds.
+fn later(at_ns: i64, delay_ns: i64) -> Result<i64, Reason> {
+    at_ns.checked_add(delay_ns).filter(|&at_ns| at_ns <= NS_MAX as i64).ok_or(Reason::TooLate)
 }
 
 /// Whether the hash ids of a trace are read.

@@ -104,6 +104,10 @@ fn turns_of_sessions_follow_one_another() {
     }
     let later = DYNAMO.replace("\"delay\": 500", "\"delay\": -1");
     assert!(complaint(later, None).starts_with("trace:2: delay \"-1\": outside 0..=9e12 ms"));
+    let late = DYNAMO
+        .replace("\"timestamp\": 10.5", "\"timestamp\": 9e12")
+        .replace("\"delay\": 500", "\"delay\": 9e12");
+    assert!(complaint(late, None).contains(": more than 285 years after"), "the sum does not fit");
     let without = read(DYNAMO.replace("\"timestamp\": 10.5, ", ""), None).unwrap();
     assert_eq!(without.requests[2].arrival, Duration::from_millis(3500), "the first turn begins at zero");
 }
@@ -641,4 +645,16 @@ proptest! {
             .collect();
         prop_assert_eq!(read.requests, rows);
     }
+}
+
+#[test]
+fn a_column_is_named_once_in_the_header() {
+    let twice = AZURE.replacen("ContextTokens", "contexttokens,ContextTokens", 1);
+    assert_eq!(complaint(twice, None), "trace:1: the header has the column ContextTokens twice");
+}
+
+#[test]
+fn a_step_of_a_subagent_is_not_later_than_any_time() {
+    let text = r#"{"id": "a", "block_size": 64, "requests": [{"t": 8e9, "requests": [{"t": 8e9, "in": 64, "out": 1}]}]}"#;
+    assert!(complaint(text, None).contains("requests[0]: requests[0]: more than 285 years"));
 }
