@@ -58,7 +58,8 @@ const CHUNKS: usize = if cfg!(kvpool_loom) { 3 } else { 13 };
 const SLOTS_MAX: usize = (SLOTS << (CHUNKS + 1)) - SLOTS;
 const _: () = assert!(SLOTS_MAX <= BatchRef::SLOTS_MAX && SLOTS_MAX >> MARK_BITS == 0);
 
-/// Number of slots that a search beyond the first chunk looks at below the mark.
+/// Number of slots that a search beyond the first chunk looks at below the mark, unless most of these
+/// are empty.
 const PROBES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
 
 /// The mark is lowered if more slots below it are behind the last one in use.
@@ -120,16 +121,19 @@ impl Slots {
                 return taken;
             }
         }
-        self.take_beyond(bound)
+        self.take_beyond(bound, now.in_flight() as usize)
     }
 
     /// Takes a slot beyond the first chunk. Reached by `more_batches_than_a_chunk`.
     #[cold]
-    fn take_beyond(&self, bound: u64) -> usize {
+    fn take_beyond(&self, bound: u64, in_flight: usize) -> usize {
         let (vacant, mark) = (self.vacant.load(Relaxed), self.mark().slots());
+        // Where most slots below the mark are empty, one of them is found soon, and the mark stays.
+        let (probes, low) =
+            if mark > 2 * (in_flight + SLOTS) { (mark, vacant.min(mark)) } else { (PROBES, 0) };
         // Far fewer batches are in flight than there are slots, so that the last search ends.
         let all = (SLOTS..SLOTS_MAX).cycle();
-        for at in (vacant..mark).take(PROBES).chain(mark..SLOTS_MAX).chain(all) {
+        for at in (vacant..mark).take(probes).chain(SLOTS..low).chain(mark..SLOTS_MAX).chain(all) {
             let slot = self.slot_or_add(at);
             let value = slot.load(Relaxed);
             // Acquire: as in `take`.

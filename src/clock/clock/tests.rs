@@ -227,3 +227,38 @@ fn no_thread_is_overtaken() {
     });
     assert_eq!((clock.in_flight(), clock.oldest()), (0, Ticket(clock.newest().0 + 1)));
 }
+
+/// Batches that end in any order leave slots below the mark, which are taken before it rises.
+#[test]
+fn the_mark_stays_near_the_number_in_flight() {
+    let (clock, mut rng) = (Clock::default(), fastrand::Rng::with_seed(7));
+    let oldest = clock.begin();
+    let count = if cfg!(miri) { 2 * SLOTS } else { 16 * SLOTS };
+    let mut batches: Vec<_> = (0..count).map(|_| clock.begin()).collect();
+    for _ in 0..if cfg!(miri) { 50 } else { 50_000 } {
+        let at = rng.usize(..count);
+        let _ = clock.end(std::mem::replace(&mut batches[at], clock.begin()));
+        assert_eq!(clock.oldest(), oldest.ticket());
+    }
+    let mark = clock.slots.mark().slots();
+    assert!(mark <= 2 * (count + 2 + SLOTS), "{mark} slots for {count} batches");
+    batches.into_iter().chain([oldest]).for_each(|batch| assert!(!clock.end(batch)));
+}
+
+/// The case in which each search begins behind the slot that just became empty.
+#[test]
+fn the_mark_does_not_climb() {
+    let clock = Clock::default();
+    let oldest = clock.begin();
+    let mut long: Vec<_> = (1..SLOTS + 32).map(|_| clock.begin()).collect();
+    for _ in 0..if cfg!(miri) { 100 } else { 10_000 } {
+        let _ = clock.end(long.swap_remove(SLOTS - 1));
+        long.push(clock.begin());
+        let last = long.len() - 1;
+        long.swap(SLOTS - 1, last);
+        let _ = clock.end(clock.begin());
+        assert_eq!(clock.oldest(), oldest.ticket());
+    }
+    assert!(clock.slots.mark().slots() <= 6 * SLOTS, "{:?}", clock.slots.mark());
+    long.into_iter().chain([oldest]).for_each(|batch| assert!(!clock.end(batch)));
+}
