@@ -166,6 +166,16 @@ impl Frames {
         FrameMask { base: FrameMask::of(frame).base, bits }
     }
 
+    /// Returns the frames of a frame's unit that a shrink has closed.
+    pub fn closed_in_unit(&self, frame: FrameId) -> FrameMask {
+        let bits = self.with(|map| {
+            let unit = frame.index() >> FAN_LOG2;
+            let (group, bit) = map.directory.shape.unit_place(unit);
+            map.directory.group(group).map_or(0, |group| group.closed_in_unit(bit, unit))
+        });
+        FrameMask { base: FrameMask::of(frame).base, bits }
+    }
+
     /// Returns whether the unit of a frame is spared.
     pub fn is_spared(&self, frame: FrameId) -> bool {
         self.with(|map| {
