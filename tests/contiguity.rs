@@ -115,8 +115,8 @@ fn sequences_lie_in_few_runs_while_the_cache_is_full() {
     }
 }
 
-/// In a pool of several regions a run is found wherever blocks are evictable, also across two regions
-/// and in the last one, which is short; and no other block is evicted for it.
+/// In a pool of several regions a run is found wherever blocks are evictable, also across two
+/// regions and in the last one, which is short; and no other block is evicted for it.
 #[test]
 fn a_run_is_evicted_wherever_it_is() {
     let (units, region) = (300, 128);

@@ -1,5 +1,5 @@
-//! What a refused request costs, by the size of the pool, and a run that evicts: nothing that serves
-//! walks the pool.
+//! What a refused request costs, by the size of the pool, and a run that evicts: nothing that
+//! serves walks the pool.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,12 +1,12 @@
 //! Costs that should not depend on a size: of a batch and a lease by the number of batches in
 //! flight and after a burst of them, and of a moved block by the size of the pool.
 //!
-//! Batches: a step begins a batch, leases 64 blocks, and ends the oldest batch in flight. The more are
-//! in flight, the rarer are the leases, because each retires its blocks until these have ended.
+//! Batches: a step begins a batch, leases 64 blocks, and ends the oldest batch in flight. The more
+//! are in flight, the rarer are the leases, because each retires its blocks until these have ended.
 //!
-//! Moves: every other block of a full pool without bytes is freed, and the pool compacted; then it is
-//! filled, thinned at random, and shrunk to three quarters. The copies are of no bytes, so that the
-//! time is that of the bookkeeping.
+//! Moves: every other block of a full pool without bytes is freed, and the pool compacted; then it
+//! is filled, thinned at random, and shrunk to three quarters. The copies are of no bytes, so that
+//! the time is that of the bookkeeping.
 //!
 //! Medians; each ratio is to the first row of its table.
 

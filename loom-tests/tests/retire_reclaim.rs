@@ -165,11 +165,11 @@ fn two_look() {
     });
 }
 
-/// The thread that reuses the frame did not see the end of its batch itself: another thread did, which
-/// lowered the mark below that batch's slot, and found a newer batch to be the oldest.
+/// The thread that reuses the frame did not see the end of its batch itself: another thread did,
+/// which lowered the mark below that batch's slot, and found a newer batch to be the oldest.
 ///
-/// By itself, a thread scans if that other one is stopped while it looks. The checker does not stop a
-/// thread that holds a lock: therefore the second case.
+/// By itself, a thread scans if that other one is stopped while it looks. The checker does not stop
+/// a thread that holds a lock: therefore the second case.
 #[test]
 fn what_another_found() {
     for (name, oldest) in [("found", Clock::oldest as fn(&Clock) -> _), ("scanned", Clock::scan_oldest)] {

@@ -6,13 +6,15 @@
 //! # Protocol
 //!
 //! ```text
-//! begin:    slot: empty -> newest + 1, marked;  word += BEGIN (this gives the ticket);  fence(SeqCst);  slot := ticket;  read tables
+//! begin:    slot: empty -> newest + 1, marked;  word += BEGIN (this gives the ticket);
+//!           fence(SeqCst);  slot := ticket;  read tables
 //! end:      slot := empty;  word -= END;  end awaited? look at the tasks that wait (see `ends`)
 //!                                     awaited? announce what the batch held back
 //! retire:   unlink the frame from the tables;  fence(SeqCst) if readers may hold the old table;  tag := word.newest
 //! reclaim:  word.in flight = 0?                      oldest := word.newest + 1
 //!           the oldest batch known is in flight?     oldest := its ticket
-//!           else scan:                               n := word.newest;  oldest := min(slots below the mark), or n + 1
+//!           else scan:                               n := word.newest;
+//!                                                    oldest := min(slots below the mark), or n + 1
 //!           tag < oldest => reusable
 //! ```
 //!
@@ -116,8 +118,8 @@ impl Clock {
     /// As [`begin`](Self::begin), in the first empty slot from this one on.
     #[inline]
     pub fn begin_from(&self, first: usize) -> InFlight {
-        // Relaxed: for a lower bound of the ticket to come. In the word's modification order, our own
-        // addition comes after any value that we read.
+        // Relaxed: for a lower bound of the ticket to come. In the word's modification order, our
+        // own addition comes after any value that we read.
         let now = ClockWord::from_bits(self.word.load(Relaxed));
         let slot = self.slots.take(first % SLOTS, now);
         // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
@@ -134,9 +136,9 @@ impl Clock {
             let _ = self.end(InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
-        // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch has
-        // ended, and must then see that it has: `take` has acquired that, and the fence above releases
-        // it.
+        // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch
+        // has ended, and must then see that it has: `take` has acquired that, and the fence above
+        // releases it.
         self.slots.slot(slot).store(ticket.0, Relaxed);
         InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag }
     }
@@ -153,7 +155,8 @@ impl Clock {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
         self.slots.leave(batch.batch.slot());
         // Release: as in `leave`; pairs with the Acquires in `read`. No fence: if a waiting request
-        // or task set its bit before this, we see it; if it sets it later, its Acquire sees the end.
+        // or task set its bit before this, we see it; if it sets it later, its Acquire sees the
+        // end.
         let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
         if word.is_end_awaited() {
             self.ends.tell(self);
@@ -302,8 +305,8 @@ impl Clock {
     /// batch is looked at a few times while it is in flight, and not at each call.
     #[inline(never)]
     fn find_oldest(&self) -> Ticket {
-        // Acquire: pairs with the Release in `begin`, so that a scan sees the slot of every ticket up
-        // to this one, and the mark above it.
+        // Acquire: pairs with the Release in `begin`, so that a scan sees the slot of every ticket
+        // up to this one, and the mark above it.
         let newest = self.read().newest();
         let mark = self.slots.mark();
         let mut end = newest.0 + 1;

@@ -2,8 +2,8 @@
 //!
 //! The first chunk of slots is part of the clock, and threads look for an empty slot there, each
 //! from a place of its own on, so that they share no cache line. With more batches in flight the
-//! slots of further chunks are used, from the lowest empty one that is known. Each chunk is twice as
-//! long as the one before, so that a number leads to its slot, and none is ever removed.
+//! slots of further chunks are used, from the lowest empty one that is known. Each chunk is twice
+//! as long as the one before, so that a number leads to its slot, and none is ever removed.
 //!
 //! # Words
 //!
@@ -12,16 +12,18 @@
 //! | slot | 0..44 | ticket | that of the batch in the slot; 0: the slot is empty, or closed |
 //! | | 62 | closed | no batch is in the slot, and none gets in without raising the mark |
 //! | | 63 | beginning | the batch is beginning, and the ticket is a lower bound of its own |
-//! | mark | 0..21 | slots | all slots from this one on are closed, or hold batches without a ticket |
+//! | mark | 0..21 | slots | all slots from here on are closed, or hold batches without a ticket |
 //! | | 21..64 | version | number of changes |
 //!
 //! # Transitions
 //!
 //! ```text
 //! take:    slot: empty -> bound, beginning
-//! open:    slot: closed -> bound, beginning;  mark: at least slot + 1, version + 1, even if it is that high
+//! open:    slot: closed -> bound, beginning;
+//!          mark: at least slot + 1, version + 1, even if it is that high
 //! leave:   slot := empty
-//! lower:   m := mark;  each slot from `used` up to m: empty -> closed, or it is closed;  mark: m -> used, version + 1
+//! lower:   m := mark;  each slot from `used` up to m: empty -> closed, or it is closed;
+//!          mark: m -> used, version + 1
 //! ```
 //!
 //! # Invariant
@@ -58,8 +60,8 @@ const CHUNKS: usize = if cfg!(kvpool_loom) { 3 } else { 13 };
 const SLOTS_MAX: usize = (SLOTS << (CHUNKS + 1)) - SLOTS;
 const _: () = assert!(SLOTS_MAX <= BatchRef::SLOTS_MAX && SLOTS_MAX >> MARK_BITS == 0);
 
-/// Number of slots that a search beyond the first chunk looks at below the mark, unless most of these
-/// are empty.
+/// Number of slots that a search beyond the first chunk looks at below the mark, unless most of
+/// these are empty.
 const PROBES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
 
 /// The mark is lowered if more slots below it are behind the last one in use.
@@ -112,8 +114,8 @@ impl Slots {
         let bound = (now.newest().0 + 1) | BEGINNING;
         if now.in_flight() < SLOTS as u64 {
             let taken = (first..SLOTS).chain(0..first).find(|&at| {
-                // Acquire: the changes of the slot's previous batch, also of the mark, happen before
-                // ours. If another batch wins the slot, that is progress.
+                // Acquire: the changes of the slot's previous batch, also of the mark, happen
+                // before ours. If another batch wins the slot, that is progress.
                 let slot = &self.first[at];
                 slot.load(Relaxed) == 0 && slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok()
             });
@@ -165,7 +167,8 @@ impl Slots {
         }
     }
 
-    /// Returns the mark. What a thread did that lowered it happens before what the caller does next.
+    /// Returns the mark. What a thread did that lowered it happens before what the caller does
+    /// next.
     #[inline]
     pub(super) fn mark(&self) -> Mark {
         Mark(self.mark.load(Acquire))
@@ -191,19 +194,21 @@ impl Slots {
         }
     }
 
-    /// Closes the slots from `used` on, of which none was in use, and lowers the mark; not if one is
-    /// taken or opened meanwhile. New batches take slots from `vacant` on. By one thread at a time.
+    /// Closes the slots from `used` on, of which none was in use, and lowers the mark; not if one
+    /// is taken or opened meanwhile. New batches take slots from `vacant` on. By one thread at a
+    /// time.
     pub(super) fn lower(&self, mark: Mark, used: usize, vacant: usize) {
         self.vacant.store(vacant.max(SLOTS), Relaxed);
         let used = used.max(SLOTS);
         if mark.slots() - used <= SLACK {
             return;
         }
-        // Release: publishes the end of the slot's last batch, which the Acquire sees, with the slot.
+        // Release: publishes the end of the slot's last batch, which the Acquire sees, with the
+        // slot.
         let close = |at| self.slot(at).compare_exchange(0, CLOSED, AcqRel, Acquire);
         if (used..mark.slots()).all(|at| close(at).map_or_else(|value| value == CLOSED, |_| true)) {
-            // Release: publishes the ends of the batches in these slots; pairs with `mark`. If it has
-            // changed, the next thread that looks for the oldest batch tries again.
+            // Release: publishes the ends of the batches in these slots; pairs with `mark`. If it
+            // has changed, the next thread that looks for the oldest batch tries again.
             let _ = self.mark.compare_exchange(mark.0, mark.moved(used).0, Release, Relaxed);
         }
     }

@@ -56,9 +56,9 @@ pub struct DefragConfig {
     /// form under the best placement of all blocks.
     ///
     /// The task does not count the frames that sequences spare for their growth, nor as many others
-    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix cache
-    /// up to a quarter of the frames in use. It rests while eviction can provide as many runs as the
-    /// free frames could form.
+    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
+    /// cache up to a quarter of the frames in use. It rests while eviction can provide as many runs
+    /// as the free frames could form.
     pub threshold: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds

@@ -526,8 +526,8 @@ fn removed_words_have_no_hints() {
     pool.audit().unwrap();
 }
 
-/// A failed claim makes one attempt before it reads the traffic, and one that is conclusive although
-/// it made a passage itself: it does not yield.
+/// A failed claim makes one attempt before it reads the traffic, and one that is conclusive
+/// although it made a passage itself: it does not yield.
 #[test]
 fn a_failed_claim_tries_twice() {
     let pool = frames(128, 128, 64);

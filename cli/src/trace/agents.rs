@@ -45,8 +45,8 @@ struct Step<'s> {
     requests: Option<Vec<Step<'s>>>,
 }
 
-/// Reads the rows of one session, and the tokens of a hash id. `line` is set to the line of an error
-/// in the JSON.
+/// Reads the rows of one session, and the tokens of a hash id. `line` is set to the line of an
+/// error in the JSON.
 pub(super) fn read(
     input: impl Read,
     options: &ReadOptions,

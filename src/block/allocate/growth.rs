@@ -40,9 +40,9 @@ const HOLES_MIN: usize = 1_280;
 /// holes they leave.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
-/// Frames that lists spare in a pool with a cache: at most this share of the free and evictable ones,
-/// as a shift. A free frame caches nothing while it is spared. Without a cache it costs nothing, and
-/// lists may spare all.
+/// Frames that lists spare in a pool with a cache: at most this share of the free and evictable
+/// ones, as a shift. A free frame caches nothing while it is spared. Without a cache it costs
+/// nothing, and lists may spare all.
 const ROOM_SHIFT: u32 = 2;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.

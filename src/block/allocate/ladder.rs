@@ -316,8 +316,8 @@ impl Core {
         cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Returns about how many frames all thread caches hold. Beyond a few caches, a sum serves as many
-    /// calls as it took caches, in parts of sixteen.
+    /// Returns about how many frames all thread caches hold. Beyond a few caches, a sum serves as
+    /// many calls as it took caches, in parts of sixteen.
     fn about_in_thread_caches(&self) -> usize {
         // Relaxed, all: an estimate.
         let left = self.sum_serves.load(Relaxed);

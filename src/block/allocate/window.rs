@@ -1,9 +1,10 @@
 //! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
-//! A walk over the frames, region by region, at the end of the ladder of a contiguous request. It ends
-//! with the first region in which a window begins, and takes the one with the fewest evictions there;
-//! each walk begins in another region. Concurrent changes can make the run fail; the walk is then
-//! repeated, a few times. That there is no window in the whole pool is [remembered](super::refused).
+//! A walk over the frames, region by region, at the end of the ladder of a contiguous request. It
+//! ends with the first region in which a window begins, and takes the one with the fewest evictions
+//! there; each walk begins in another region. Concurrent changes can make the run fail; the walk is
+//! then repeated, a few times. That there is no window in the whole pool is
+//! [remembered](super::refused).
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
@@ -56,8 +57,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Reads the costs of the frames from `start` to `end`. Those from `own_end` on belong to the next
-    /// region, which counts them.
+    /// Reads the costs of the frames from `start` to `end`. Those from `own_end` on belong to the
+    /// next region, which counts them.
     fn read(&mut self, core: &Core, oldest: Ticket, start: usize, own_end: usize, end: usize) {
         self.costs.clear();
         for frame in start..end {
@@ -103,8 +104,8 @@ impl Core {
             let (state, before) = (self.evictions(), self.space.frames.snapshot());
             let total = self.total_frames();
             let regions = total.div_ceil(region);
-            // Where regions meet, frames are read twice, and counted once: that there was no window when
-            // they were read first does not follow from the counts.
+            // Where regions meet, frames are read twice, and counted once: that there was no window
+            // when they were read first does not follow from the counts.
             let before = before.filter(|_| regions == 1);
             (walk.evictable, walk.seen, walk.free, walk.has_closed) = (0, 0, 0, false);
             // Relaxed: a hint.
@@ -189,8 +190,8 @@ mod tests {
         }
     }
 
-    /// A claim that fails holds frames for a moment where two regions meet: a refusal beside it is not
-    /// remembered.
+    /// A claim that fails holds frames for a moment where two regions meet: a refusal beside it is
+    /// not remembered.
     #[test]
     #[cfg_attr(miri, ignore = "too slow")]
     fn a_refusal_beside_claims_is_not_remembered() {
