@@ -41,7 +41,7 @@ const LITTLE_SHIFT: u32 = 5;
 /// shift.
 const AHEAD_SHIFT: u32 = 9;
 
-/// So many thread caches are summed at each call.
+/// Fewer thread caches than this are summed at each call.
 const FEW_CACHES: usize = 16;
 
 /// Attempts of an allocation that was refused although enough was free: the frames were in transit,
@@ -316,8 +316,8 @@ impl Core {
         cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Returns about how many frames all thread caches hold. Beyond a few caches, a sum serves as
-    /// many calls as it took caches, in parts of sixteen.
+    /// Returns about how many frames all thread caches hold. A sum over many caches also serves the
+    /// next calls, a sixteenth as many as there are caches.
     fn about_in_thread_caches(&self) -> usize {
         // Relaxed, all: an estimate.
         let left = self.sum_serves.load(Relaxed);
