@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use fastrand::Rng;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
-use kvpool::{AllocError, AllocRequest, BlockTable, FrameId, Pool, Run, Sequence, SequenceId};
+use kvpool::{BlockTable, Pool, Sequence, SequenceId};
 
 const BLOCKS: usize = 10_000;
 /// Tokens per block of the layout.
@@ -112,44 +112,5 @@ fn sequences_lie_in_few_runs_while_the_cache_is_full() {
             println!("seed {seed}: {name} of the runs of a sequence: {ours}, in a free queue {others}");
             assert!(others >= 8 * ours, "seed {seed}, {name}: {ours} runs, {others} in a free queue");
         }
-    }
-}
-
-/// In a pool of several regions a run is found wherever blocks are evictable, also across two
-/// regions and in the last one, which is short; and no other block is evicted for it.
-#[test]
-fn a_run_is_evicted_wherever_it_is() {
-    let (units, region) = (300, 128);
-    let layout = KvLayout::named("tiny").unwrap();
-    let pool = Pool::builder(layout).blocks(64 * units).without_null_block().magazine_blocks(0);
-    let pool = pool.prefix_cache(PrefixConfig::new()).build().unwrap();
-    let mut open: Vec<Option<Sequence>> = Vec::new();
-    for id in 0..units {
-        let tokens: Vec<u32> = (0..64 * BLOCK_TOKENS).map(|at| (id << 16 | at) as u32).collect();
-        let mut sequence = pool.sequence(SequenceId(id as u64)).tokens(&tokens).unwrap();
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, tokens.len()).unwrap();
-        batch.finish();
-        open.push(Some(sequence));
-    }
-    let mut unit_of: Vec<usize> = vec![usize::MAX; units];
-    for (id, sequence) in open.iter().enumerate() {
-        let frame = pool.info(sequence.as_ref().unwrap().handles().next().unwrap()).unwrap().frame.index();
-        assert_eq!(frame % 64, 0, "a unit each");
-        unit_of[frame / 64] = id;
-    }
-    let mut leases = Vec::new();
-    let request = || AllocRequest::new(128).contiguous();
-    let refused = pool.allocate(request()).unwrap_err();
-    assert!(matches!(refused, AllocError::Exhausted { .. }), "{refused:?}");
-    for first in [region - 1, 2 * region - 1, units - 2, 0, 5] {
-        for unit in [first, first + 1] {
-            drop(open[unit_of[unit]].take());
-        }
-        assert_eq!(pool.stats().evictable, 128);
-        let lease = pool.allocate(request()).unwrap();
-        let runs: Vec<Run> = lease.runs().collect();
-        assert_eq!(runs, [Run { start: FrameId(64 * first as u32), len: 128 }]);
-        leases.push(lease);
     }
 }

@@ -13,6 +13,7 @@ mod compaction_faults;
 mod compaction_runs;
 mod contiguity;
 mod edges;
+mod evicted_runs;
 mod eviction_order;
 mod extra_keys;
 mod fence_refused;

@@ -319,6 +319,12 @@ impl Core {
         self.thread_caches.in_use()
     }
 
+    /// Returns the free frames, for tests that hold some back.
+    #[cfg(feature = "internals")]
+    pub fn frames(&self) -> &Frames {
+        &self.space.frames
+    }
+
     /// Returns the number of free frames in the bitmaps and their contiguity.
     pub fn census(&self, order: Order) -> Census {
         self.space.frames.census(order)
