@@ -133,14 +133,14 @@ impl<'a> Conversing<'a> {
         self.adopt(&batch)?;
         let (mut place, mut budget) = (0, STEP_TOKENS);
         while place < self.running.len() {
-            match self.advance(&mut batch, place, &mut budget)? {
-                true => place += 1,
-                // The pool is full: the sequence that began last makes room.
-                false => {
-                    self.transfer.flush(Access::Write)?;
-                    self.close_last(&batch)?;
-                }
+            if !self.advance(&mut batch, place, &mut budget)? {
+                // The pool is full: the sequence that began last makes room, for the next step,
+                // since this batch has seen its blocks.
+                self.transfer.flush(Access::Write)?;
+                self.close_last(&batch)?;
+                break;
             }
+            place += 1;
         }
         self.transfer.flush(Access::Write)?;
         batch.finish();
