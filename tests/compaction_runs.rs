@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragOptions, FrameKind};
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, Order, Pool, Sequence, SequenceId};
+use kvpool::{AllocRequest, CompactionState, Order, Pool, Sequence, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as cached_pool, prompt};
 
 fn pool(blocks: usize) -> Pool {
@@ -114,4 +114,94 @@ async fn the_background_task_rests_in_a_pool_full_of_evictable_blocks() {
     assert!(totals.looks > 0 && totals.failed == 0, "{totals:?}");
     assert!(totals.moved_blocks < 60, "{totals:?}");
     assert_eq!(pool.audit().unwrap().owned, 0);
+}
+
+/// A pool full of prompts of 4 blocks, one in four of them open.
+fn scattered() -> (Pool, Vec<Sequence>) {
+    let pool = cached_pool(1_023);
+    let mut open = Vec::new();
+    for number in 0..1_023 / 4 {
+        open.push(admit(&pool, u64::from(number), &prompt(number, 4 * BLOCK_TOKENS)).0);
+    }
+    let mut rng = fastrand::Rng::with_seed(7);
+    open.retain(|_| rng.u8(..4) == 0);
+    (pool, open)
+}
+
+/// Only owned blocks are copied; cached ones give way.
+#[tokio::test]
+async fn evictable_blocks_are_dropped_instead_of_copied() {
+    let (pool, open) = scattered();
+    let (before, owned) = (pool.stats(), pool.stats().used);
+    let report = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
+    let after = pool.stats();
+    assert!(report.moved_blocks > 50 && report.moved_blocks <= owned, "{report:?}");
+    assert!(report.dropped_blocks > 0 && report.dropped_blocks <= report.moved_blocks, "{report:?}");
+    assert_eq!(after.evictable, before.evictable - report.dropped_blocks, "{report:?}");
+    assert!(report.available_fragmentation_after < report.available_fragmentation_before / 2.0, "{report:?}");
+    assert!(!report.is_worse() && report.runs_gained > 0, "{report:?}");
+    assert_eq!(pool.metrics().moves.dropped_blocks as usize, report.dropped_blocks);
+    // A second one finds little to do.
+    let again = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
+    assert!(again.moved_blocks == 0, "{report:?} {again:?}");
+    drop(open);
+    pool.audit().unwrap();
+}
+
+/// A batch in flight that may see an evictable block keeps it in its frame.
+#[tokio::test]
+async fn a_block_that_a_batch_may_see_is_not_dropped() {
+    let pool = cached_pool(1_023);
+    let batch = pool.begin_batch();
+    let mut open = Vec::new();
+    for number in 0..1_023 / 4 {
+        open.push(admit(&pool, u64::from(number), &prompt(number, 4 * BLOCK_TOKENS)).0);
+    }
+    open.retain(|sequence| sequence.id().0 % 4 == 0);
+    let before = pool.stats();
+    let report = pool.defragment().await.unwrap();
+    assert_eq!((report.dropped_blocks, pool.stats().evictable), (0, before.evictable), "{report:?}");
+    batch.finish();
+    assert!(pool.defragment().await.unwrap().dropped_blocks > 0);
+    drop(open);
+    pool.audit().unwrap();
+}
+
+/// While blocks are evictable, the task moves its share, says so, and goes on as blocks are allocated.
+#[tokio::test(start_paused = true)]
+async fn the_background_task_keeps_to_its_share_and_says_why_it_rests() {
+    let (pool, open) = scattered();
+    assert_eq!(pool.compaction_state(), None);
+    let config = DefragConfig::new().break_price(0).share(0.0);
+    let task = pool.start_defragmenter(config).unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(pool.compaction_state(), Some(CompactionState::Share));
+    assert_eq!(task.stop().await.moved_blocks, 0);
+    assert_eq!(pool.compaction_state(), None, "the task has ended");
+
+    let task = pool.start_defragmenter(config.share(0.02)).unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let advance = task.totals();
+    assert!((1..=1_023 / 64).contains(&advance.moved_blocks), "{advance:?}");
+    for number in 1_000..1_050 {
+        drop(admit(&pool, u64::from(number), &prompt(number, 4 * BLOCK_TOKENS)));
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let more = task.stop().await;
+    let allowed = 1_023 / 64 + 50 * 4 / 50;
+    assert!((advance.moved_blocks..=allowed).contains(&more.moved_blocks), "{advance:?} {more:?}");
+
+    let task = pool.start_defragmenter(config.share(1.0)).unwrap();
+    for number in 2_000..2_100 {
+        drop(admit(&pool, u64::from(number), &prompt(number, 4 * BLOCK_TOKENS)));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let state = pool.compaction_state();
+    assert!(matches!(state, Some(CompactionState::Contiguous | CompactionState::NoGain)), "{state:?}");
+    assert!(task.stop().await.moved_blocks > more.moved_blocks);
+    let wrong = pool.start_defragmenter(config.share(1.5)).unwrap_err();
+    assert!(wrong.to_string().contains("share"), "{wrong}");
+    drop(open);
+    pool.audit().unwrap();
 }

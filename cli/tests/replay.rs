@@ -30,7 +30,7 @@ fn json_has_exactly_its_keys() {
         ),
         (
             &report["defrag"],
-            "available_fragmentation_after available_fragmentation_before errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
+            "available_fragmentation_after available_fragmentation_before dropped_blocks errors fragmentation_after fragmentation_before given_up moved_blocks moved_bytes runs time_ms",
         ),
         (
             &report["prefix"],

@@ -35,7 +35,7 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
     let stats = node.json("stats");
     assert_eq!(
         keys(&stats).join(" "),
-        "allocation available_fragmentation block_bytes block_tokens evictable extra fragmentation free layout metrics node sequence_runs \
+        "allocation available_fragmentation block_bytes block_tokens compaction evictable extra fragmentation free layout metrics node sequence_runs \
          sequences total uptime_s used used_percent version"
     );
     assert_eq!(keys(&stats["allocation"]), ["mean_ns", "p99_ns", "samples"]);
@@ -44,7 +44,8 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
         defrag.starts_with("moved 0 blocks in ") && defrag.contains(" before, ") && defrag.contains(" after"),
         "{defrag}"
     );
-    let keys_of_defrag = ["fragmentation_after", "fragmentation_before", "moved_blocks", "report", "time_ms"];
+    let keys_of_defrag =
+        ["fragmentation_after", "fragmentation_before", "is_worse", "moved_blocks", "report", "time_ms"];
     assert_eq!(keys(&node.json("defrag")), keys_of_defrag);
     assert!(node.text("resize 5000").starts_with("3,000 blocks before, 5,000 after"));
     assert_eq!(node.json("resize 2000")["to"], 2000);

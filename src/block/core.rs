@@ -344,46 +344,44 @@ impl Core {
         self.rate_of(census.free, census.free_in_order, census.order)
     }
 
-    /// Returns the part of the [fragmentation rate](Self::fragmentation) that compaction can cure.
-    /// Walks the bitmaps.
+    /// Returns the part of the [rate over free and evictable frames](Self::available_fragmentation)
+    /// that compaction can cure. Walks the bitmaps, and reads the word of every block if any is
+    /// evictable.
     ///
     /// The free frames of spared units do not count: they wait for a sequence, and no move of
     /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
     /// than lists may leave there for their growth.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
+        let (available, in_order) = self.available_in_order(&census);
         let of_others = |all: usize, spared: usize| all.saturating_sub(spared);
-        let free = of_others(census.free, census.spared);
-        let in_order = of_others(census.free_in_order, census.spared_in_order);
-        let rate = self.rate_of(free, in_order, order);
-        let in_holes = (free + self.counts().in_magazines) as f64 * rate;
+        let available = of_others(available, census.spared);
+        let rate = self.rate_of(available, of_others(in_order, census.spared_in_order), order);
+        let in_holes = (available + self.counts().in_magazines) as f64 * rate;
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
     /// Returns the [fragmentation rate](Self::fragmentation) over free and evictable frames: as if
     /// all evictable blocks had been evicted. Reads the word of every block if any is evictable.
     pub fn available_fragmentation(&self, order: Order) -> f64 {
-        if self.evictable.load(Relaxed) == 0 {
-            return self.fragmentation(order);
-        }
-        let (available, in_order) = self.available_in_order(order);
-        self.rate_of(available, in_order, order)
+        self.available_runs(&self.census(order)).0
     }
 
-    /// Returns whether eviction can provide at least as many runs of `2^order` frames as the free
-    /// frames could form. Reads the word of every block if more blocks are evictable than free.
-    pub fn has_runs_to_evict(&self, order: Order) -> bool {
-        let free = self.counts().free();
-        if self.evictable.load(Relaxed) < free.max(1) {
-            return false;
-        }
-        let (_, in_order) = self.available_in_order(order);
-        in_order >= 2 * free
+    /// Returns the [rate over free and evictable frames](Self::available_fragmentation), and the
+    /// number of runs of such frames, at the order of a census.
+    pub fn available_runs(&self, census: &Census) -> (f64, usize) {
+        let (available, in_order) = self.available_in_order(census);
+        let runs = in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
+        (self.rate_of(available, in_order, census.order), runs)
     }
 
     /// Returns the number of free and evictable frames, and how many of them are in aligned runs of
     /// such frames.
-    fn available_in_order(&self, order: Order) -> (usize, usize) {
+    fn available_in_order(&self, census: &Census) -> (usize, usize) {
+        if self.evictable.load(Relaxed) == 0 {
+            return (census.free, census.free_in_order);
+        }
+        let order = census.order;
         let mut available = vec![false; self.total_frames()];
         self.for_each_free_run(&mut |run| {
             available.get_mut(run.start.index()..run.end() as usize).unwrap_or_default().fill(true);

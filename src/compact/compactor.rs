@@ -46,8 +46,14 @@
 //! that are released meanwhile. The storage therefore bounds the bytes of a wave, and the number of
 //! waves in flight. While batches are in flight, vacated frames stay retired until those batches
 //! have ended: a run may retire as many frames as it moves blocks. An explicit run does all it can.
-//! The background task leaves room for allocations: it moves a [share](ROOM) of the free blocks, and
-//! continues when those batches have ended.
+//! The background task leaves room for allocations: it moves as many blocks as a [share](ROOM) of the
+//! available ones, and continues when those batches have ended.
+//!
+//! # Evictable blocks
+//!
+//! What an allocation can get is what is free or evictable, so runs of such frames are the goal. An
+//! evictable block is never copied for it: it stays, or is evicted when another block moves to its
+//! frame. Only a shrink moves evictable blocks, out of its region, while there is room.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -69,7 +75,7 @@ use super::bytes::Bytes;
 use super::copies::Copies;
 use super::copying::{Copied, Copying, Flight, count};
 use super::options::DefragOptions;
-use super::report::{GivenUp, MoveCounts};
+use super::report::{CompactionState, GivenUp, MoveCounts};
 use super::stop::Stop;
 use super::turns::{Turn, Turns};
 use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price};
@@ -82,8 +88,8 @@ const WAVE_BLOCKS: usize = 256;
 /// moves, so that one plan may not be enough.
 const LOOKS: usize = 4;
 
-/// The background task moves at most one block per this many free blocks, and then waits for the
-/// batches in flight.
+/// The background task moves at most one block per this many free and evictable blocks, and then
+/// waits for the batches in flight.
 const ROOM: usize = 4;
 
 /// Moves a pool's blocks. Clones move blocks of the same pool, and take turns.
@@ -98,6 +104,8 @@ pub struct Compactor {
     tasks: Arc<Mutex<Option<Vec<Weak<Stop>>>>>,
     copies: Arc<Copies>,
     counts: Arc<Mutex<MoveCounts>>,
+    /// Of the background task that looked at the pool last.
+    state: Arc<Mutex<Option<CompactionState>>>,
 }
 
 /// A run in progress.
@@ -118,6 +126,8 @@ pub(super) struct Background {
     pub(super) stop: Arc<Stop>,
     /// True if the run may empty threads' magazines.
     pub(super) trims_caches: bool,
+    /// Maximum number of blocks to move.
+    pub(super) moves_max: usize,
 }
 
 impl Compactor {
@@ -141,6 +151,7 @@ impl Compactor {
                 tasks: Arc::new(Mutex::new(Some(Vec::new()))),
                 copies: Arc::default(),
                 counts: Arc::default(),
+                state: Arc::default(),
             }
         }
     }
@@ -169,6 +180,15 @@ impl Compactor {
     /// Returns counts of moves since the pool was built.
     pub fn move_counts(&self) -> MoveCounts {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what the background task does, or why it rests; `None` without one.
+    pub fn state(&self) -> Option<CompactionState> {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn set_state(&self, state: Option<CompactionState>) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     /// Returns the order at which free runs are counted.
@@ -272,9 +292,9 @@ impl Compactor {
             usize::try_from(bytes / self.block_bytes as u64).unwrap_or(usize::MAX)
         });
         let started = Instant::now();
-        let (before, runs_before) = self.measure(order);
-        run.report.fragmentation_before = before;
-        run.report.available_fragmentation_before = self.blocks().available_fragmentation(order);
+        let runs_before;
+        (run.report.fragmentation_before, run.report.available_fragmentation_before, runs_before) =
+            self.measure(order);
         if run.background.as_ref().is_none_or(|background| background.trims_caches) {
             run.trim_caches();
         }
@@ -288,8 +308,13 @@ impl Compactor {
                 self.take(&run.turn, options.copy_deadline).await;
             }
             let left = budget.saturating_sub(run.report.moved_blocks);
-            let room =
-                if run.background.is_some() { self.blocks().counts().free() / ROOM } else { usize::MAX };
+            let room = match &run.background {
+                Some(background) => {
+                    let available = self.blocks().counts().free() + self.blocks().evictable();
+                    (available / ROOM).min(background.moves_max.saturating_sub(run.report.moved_blocks))
+                }
+                None => usize::MAX,
+            };
             let plan = run.look(goal, left.min(room), options.break_price);
             if plan.moves.is_empty() || run.is_stopped() {
                 break;
@@ -301,9 +326,9 @@ impl Compactor {
                 break;
             }
         }
-        let (after, runs_after) = self.measure(order);
-        run.report.fragmentation_after = after;
-        run.report.available_fragmentation_after = self.blocks().available_fragmentation(order);
+        let runs_after;
+        (run.report.fragmentation_after, run.report.available_fragmentation_after, runs_after) =
+            self.measure(order);
         run.report.runs_gained = runs_after as isize - runs_before as isize;
         run.report.time = started.elapsed();
         let report = run.report;
@@ -395,10 +420,12 @@ impl Compactor {
         CompactionPass { compactor: self, turn, wave_blocks, depth, copy_deadline, background: None, report }
     }
 
-    /// Returns the fragmentation rate, and the number of free aligned runs.
-    fn measure(&self, order: Order) -> (f64, usize) {
-        let blocks = self.blocks();
-        (blocks.fragmentation(order), blocks.census(order).free_in_order >> order.0)
+    /// Returns the fragmentation rates of the free and of the free and evictable frames, and the
+    /// number of aligned runs of the latter.
+    fn measure(&self, order: Order) -> (f64, f64, usize) {
+        let census = self.blocks().census(order);
+        let (available, runs) = self.blocks().available_runs(&census);
+        (self.blocks().rate(&census), available, runs)
     }
 }
 
@@ -442,10 +469,16 @@ impl CompactionPass<'_> {
     }
 
     /// Returns a plan for the current state of the pool.
+    ///
+    /// Evictable blocks stay, or are dropped from the frames to which others move: an allocation would
+    /// drop them in any case. Only out of a region to be emptied are they moved.
     pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
-        let (blocks, snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
+        let (blocks, mut snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
         let null = usize::from(blocks.null_block().is_some());
         self.report.fixed_blocks = snapshot.count(FrameKind::Fixed).saturating_sub(null);
+        if !matches!(goal, Goal::Empty { .. }) {
+            snapshot = snapshot.without_evictable();
+        }
         plan_at_price(&snapshot, goal, moves_max, break_price)
     }
 
@@ -489,11 +522,16 @@ impl CompactionPass<'_> {
             // A new copy would get stuck as well.
             return Err(Failure::Overdue(overdue));
         }
+        let dropped = self.compactor.blocks().evict_frames(moves.iter().map(|moved| moved.to));
+        self.report.dropped_blocks += dropped;
         let mut given_up = GivenUp::default();
         let pairs = moves.iter().map(|moved| (moved.from, moved.to));
         let wave = self.compactor.blocks().begin_wave(pairs, &mut |_, why| given_up.count(why));
         self.report.given_up.add(&given_up);
-        count(&self.compactor.counts, |counts| counts.given_up.add(&given_up));
+        count(&self.compactor.counts, |counts| {
+            counts.dropped_blocks += dropped as u64;
+            counts.given_up.add(&given_up);
+        });
         if wave.is_empty() {
             return Ok(None);
         }

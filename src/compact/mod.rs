@@ -60,7 +60,9 @@ pub use error::{Blocker, DefragError, ResizeError};
 pub use goal::{BREAK_PRICE, Goal, Move, Plan, Shortfall, Step};
 pub use options::{COPY_DEADLINE, DefragOptions};
 pub use plan::{plan, plan_at_price};
-pub use report::{DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, ResizeReport};
+pub use report::{
+    CompactionState, DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, ResizeReport,
+};
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
 pub use task::{DefragConfig, Defragmenter};

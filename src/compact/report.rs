@@ -81,6 +81,9 @@ pub struct DefragReport {
     pub moved_blocks: usize,
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
+    /// Evictable blocks that were dropped from the frames to which blocks moved.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub dropped_blocks: usize,
     /// Planned moves that did not take place.
     pub given_up: GivenUp,
     /// Waves, which are the groups of moves that were copied together.
@@ -101,11 +104,63 @@ pub struct DefragReport {
     pub available_fragmentation_before: f64,
     /// The same after the run over free and evictable frames.
     pub available_fragmentation_after: f64,
-    /// Increase in the number of free runs of the goal's order. It may be negative, because other
-    /// threads allocate and free meanwhile.
+    /// Increase in the number of aligned runs of free and evictable frames of the goal's order. It may
+    /// be negative, because other threads allocate and free meanwhile.
     pub runs_gained: isize,
     /// Blocks that could not move at the run's last look at the pool: unsealed, pinned, or moving.
     pub fixed_blocks: usize,
+}
+
+impl DefragReport {
+    /// Returns whether the pool is more fragmented than before: other threads have allocated and
+    /// freed meanwhile, and have undone more than the moves gained.
+    pub fn is_worse(&self) -> bool {
+        self.available_fragmentation_after > self.available_fragmentation_before
+    }
+}
+
+/// What the background task does, or why it rests.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum CompactionState {
+    /// It moves blocks.
+    Moving,
+    /// Free and evictable frames are no more fragmented than the threshold, or than the growth of
+    /// sequences explains.
+    Contiguous,
+    /// It waits for batches that may read the frames which the last run vacated.
+    Batches,
+    /// The last run found no move that pays, or most of its moves were cancelled.
+    NoGain,
+    /// It has moved its [share](super::DefragConfig::share) of the blocks that were allocated.
+    Share,
+}
+
+impl CompactionState {
+    /// Returns the name, as in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Moving => "moving",
+            Self::Contiguous => "contiguous",
+            Self::Batches => "batches",
+            Self::NoGain => "no_gain",
+            Self::Share => "share",
+        }
+    }
+}
+
+impl fmt::Display for CompactionState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Moving => "moves blocks",
+            Self::Contiguous => "rests: not fragmented beyond its threshold",
+            Self::Batches => "rests: batches in flight may read the frames that were vacated",
+            Self::NoGain => "rests: no move pays",
+            Self::Share => "rests: its share of the allocated blocks was moved",
+        })
+    }
 }
 
 /// A copy of a wave that has passed its deadline.
@@ -145,6 +200,9 @@ pub struct MoveCounts {
     pub moved_blocks: u64,
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
+    /// Evictable blocks that were dropped from the frames to which blocks moved.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub dropped_blocks: u64,
     /// Planned moves that did not take place, by reason.
     pub given_up: GivenUp,
 }
@@ -164,11 +222,14 @@ pub struct DefragTotals {
     pub moved_blocks: usize,
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
+    /// Evictable blocks that were dropped from the frames to which blocks moved.
+    pub dropped_blocks: usize,
     /// Planned moves that did not take place.
     pub given_up: GivenUp,
     /// Waves of moves.
     pub waves: usize,
-    /// Increase in the number of free aligned runs of the task's order, summed over the runs.
+    /// Increase in the number of aligned runs of free and evictable frames of the task's order, summed
+    /// over the runs.
     pub runs_gained: isize,
     /// Time spent in runs.
     pub time: Duration,
@@ -221,6 +282,7 @@ impl DefragTotals {
             self.runs += 1;
             self.moved_blocks += report.moved_blocks;
             self.moved_bytes += report.moved_bytes;
+            self.dropped_blocks += report.dropped_blocks;
             self.waves += report.waves;
             self.runs_gained += report.runs_gained;
             self.fragmentation_before_sum += report.fragmentation_before;

@@ -135,7 +135,7 @@ impl Compactor {
             let over = (core.recount().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
             core.evict_free(over);
             if !self.bytes().are_known() {
-                core.evict_region(shrinking.region());
+                core.evict_frames(shrinking.region().frames());
             }
             // Other threads allocate meanwhile: without enough room, no block moves for now.
             let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();

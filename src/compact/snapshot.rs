@@ -219,6 +219,13 @@ impl Snapshot {
         self
     }
 
+    /// Returns the snapshot as if all evictable blocks had been dropped: their frames are free.
+    pub fn without_evictable(mut self) -> Self {
+        let evictable = self.frames.iter_mut().filter(|state| state.kind() == FrameKind::Evictable);
+        evictable.for_each(|state| *state = FrameState::FREE);
+        self
+    }
+
     /// Returns one bit per frame with the last block of a list that grows, or nothing if none does.
     pub(super) fn ends(&self) -> &[u64] {
         &self.ends

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use crate::compact::{
-    Compactor, DefragConfig, DefragError, DefragOptions, DefragReport, Defragmenter, ResizeError,
-    ResizeOptions, ResizeReport, Snapshot,
+    CompactionState, Compactor, DefragConfig, DefragError, DefragOptions, DefragReport, Defragmenter,
+    ResizeError, ResizeOptions, ResizeReport, Snapshot,
 };
 
 use crate::block::Operation;
@@ -19,6 +19,9 @@ impl Pool {
     /// unpinned blocks move: those that a finished batch filled, and those sealed
     /// [by handle](Self::seal) or by their [lease](crate::Lease::seal). A pool of unsealed leases
     /// stays as it is, and the report says that no block moved.
+    ///
+    /// Evictable blocks stay: the runs to gain are of free and evictable frames, which allocations get
+    /// by eviction. Where a block moves to the frame of an evictable one, that is evicted.
     ///
     /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
@@ -95,6 +98,12 @@ impl Pool {
     /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
     pub fn start_defragmenter(&self, config: DefragConfig) -> Result<Defragmenter, DefragError> {
         Defragmenter::start(self.0.compactor.clone(), config)
+    }
+
+    /// Returns what the background task does, or why it rests; `None` without one. Of several tasks,
+    /// the one that looked at the pool last.
+    pub fn compaction_state(&self) -> Option<CompactionState> {
+        self.0.compactor.state()
     }
 
     /// Changes the pool's size to `blocks`, without the null block, while it serves.

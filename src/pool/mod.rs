@@ -34,8 +34,8 @@ pub use crate::block::{
     LatencyBucket, LatencyHistogram, Priority, Refusals, SourcePlace, Unaccounted, WaitCounts, flush_thread,
 };
 pub use crate::compact::{
-    DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, MoveCounts,
-    ResizeError, ResizeOptions, ResizeReport,
+    CompactionState, DefragConfig, DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter,
+    MoveCounts, ResizeError, ResizeOptions, ResizeReport,
 };
 pub use crate::migrate::{
     BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,

@@ -188,7 +188,7 @@ impl EventQueue {
         if !self.is_subscribed() {
             return Published::ToNone;
         }
-        self.push(numbers, Told { era, event: event() })
+        self.push(numbers, Told { era, event: std::sync::Arc::new(event()) })
     }
 
     /// Returns the number of subscriptions begun so far. One that begins later sees the changes of

@@ -171,6 +171,8 @@ record! {
         moved_blocks: usize,
         /// Their bytes.
         moved_bytes: u64,
+        /// Evictable blocks that were dropped from the frames to which blocks moved.
+        dropped_blocks: usize,
         /// Planned moves that did not take place.
         given_up: usize,
         /// Groups of moves that were copied together.
@@ -181,7 +183,12 @@ record! {
         fragmentation_before: f64,
         /// Fragmentation rate after, 0 to 1.
         fragmentation_after: f64,
-        /// Increase in the number of free runs; negative if other threads took more.
+        /// Fragmentation rate of free and evictable frames before, 0 to 1.
+        available_fragmentation_before: f64,
+        /// Fragmentation rate of free and evictable frames after, 0 to 1.
+        available_fragmentation_after: f64,
+        /// Increase in the number of runs of free and evictable frames; negative if other threads took
+        /// more.
         runs_gained: isize,
         /// Blocks that could not move: unsealed, pinned, or moving.
         fixed_blocks: usize,
@@ -193,11 +200,14 @@ impl From<DefragReport> for DefragmentReport {
         Self {
             moved_blocks: report.moved_blocks,
             moved_bytes: report.moved_bytes,
+            dropped_blocks: report.dropped_blocks,
             given_up: report.given_up.total(),
             waves: report.waves,
             seconds: report.time.as_secs_f64(),
             fragmentation_before: report.fragmentation_before,
             fragmentation_after: report.fragmentation_after,
+            available_fragmentation_before: report.available_fragmentation_before,
+            available_fragmentation_after: report.available_fragmentation_after,
             runs_gained: report.runs_gained,
             fixed_blocks: report.fixed_blocks,
         }
@@ -217,6 +227,8 @@ record! {
         moved_blocks: usize,
         /// Their bytes.
         moved_bytes: u64,
+        /// Evictable blocks that were dropped from the frames to which blocks moved.
+        dropped_blocks: usize,
         /// Planned moves that did not take place.
         given_up: usize,
         /// Time spent in runs.
@@ -232,6 +244,7 @@ impl From<DefragTotals> for DefragmenterTotals {
             looks: totals.looks,
             moved_blocks: totals.moved_blocks,
             moved_bytes: totals.moved_bytes,
+            dropped_blocks: totals.dropped_blocks,
             given_up: totals.given_up.total(),
             seconds: totals.time.as_secs_f64(),
         }

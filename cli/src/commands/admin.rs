@@ -26,22 +26,32 @@ pub fn stats(args: &AdminArgs) -> Result<u8, CommandError> {
     show(args, &answer, |stats: &StatsReport| Ok(tables::stats(stats, fit::width())))
 }
 
-/// Compacts the pool of a node.
+/// Compacts the pool of a node. A pool that is more fragmented afterwards is no success.
 pub fn defrag(args: &AdminArgs) -> Result<u8, CommandError> {
     let answer = ask(args, Ask::Post("/defrag", json!({})))?;
+    let mut code = EXIT_OK;
     show(args, &answer, |outcome: &DefragOutcome| {
-        let DefragOutcome { moved_blocks, time_ms, fragmentation_before, fragmentation_after, .. } = outcome;
-        let precise = |rate: &f64| format!("{:.2} %", 100.0 * rate);
-        let (before, after) = (precise(fragmentation_before), precise(fragmentation_after));
-        let given_up = match outcome.report.given_up.total() {
-            0 => String::new(),
-            _ => format!("; moves given up: {}", outcome.report.given_up),
-        };
-        let moved = HumanCount(*moved_blocks as u64);
-        Ok(format!(
-            "moved {moved} blocks in {time_ms:.2} ms; fragmentation {before} before, {after} after{given_up}"
-        ))
-    })
+        let DefragOutcome { moved_blocks, time_ms, report, .. } = outcome;
+        let rates = [report.available_fragmentation_before, report.available_fragmentation_after]
+            .map(|rate| format!("{:.2} %", 100.0 * rate));
+        let mut lines = format!(
+            "moved {} blocks in {time_ms:.2} ms, dropped {} evictable ones\n\
+             fragmentation of free and evictable blocks: {} before, {} after",
+            HumanCount(*moved_blocks as u64),
+            HumanCount(report.dropped_blocks as u64),
+            rates[0],
+            rates[1],
+        );
+        if report.given_up.total() > 0 {
+            lines.push_str(&format!("\nmoves given up: {}", report.given_up));
+        }
+        if outcome.is_worse {
+            code = EXIT_UNSOUND;
+            lines.push_str("\nworse than before: allocations and frees meanwhile undid more than it gained");
+        }
+        Ok(lines)
+    })?;
+    Ok(code)
 }
 
 /// Changes the size of a node's pool.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use comfy_table::CellAlignment;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
+use kvpool::CompactionState;
 use kvpool_node::admin::{
     MigrationRecord, MigrationSide, MigrationState, OwnerRecord, OwnersReport, StatsReport,
 };
@@ -89,6 +90,11 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
             "  if all were evicted",
             percent(100.0 * stats.available_fragmentation),
             "of the runs of free and evictable blocks".to_owned(),
+        ),
+        (
+            "compaction",
+            stats.compaction.map_or("off", CompactionState::name).to_owned(),
+            stats.compaction.map_or_else(|| "no background task".to_owned(), |state| state.to_string()),
         ),
         (
             "runs of a sequence",

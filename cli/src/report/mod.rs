@@ -47,6 +47,7 @@ impl Report {
                 "runs": totals.runs,
                 "moved_blocks": totals.moved_blocks,
                 "moved_bytes": totals.moved_bytes,
+                "dropped_blocks": totals.dropped_blocks,
                 "given_up": totals.given_up.total(),
                 "time_ms": totals.time.as_secs_f64() * 1e3,
                 // Means over the runs.

@@ -128,6 +128,7 @@ fn rows(json: &Value) -> Vec<Row> {
         row("defrag", "runs", "");
         row("defrag", "time_ms", &format!("{:.2} ms a run", share(&defrag["time_ms"]) / runs.max(1) as f64));
         row("defrag", "moved_blocks", &BinaryBytes(number(&defrag["moved_bytes"])).to_string());
+        row("defrag", "dropped_blocks", "evicted from the frames that others moved to");
         row("defrag", "given_up", "moves cancelled by a concurrent use");
     }
     if runs > 0 {

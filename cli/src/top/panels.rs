@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use indicatif::BinaryBytes;
+use kvpool::CompactionState;
 use kvpool_node::admin::{MigrationRecord, MigrationSide, OwnerRecord, StatsSummary};
 use serde_json::json;
 
@@ -86,6 +87,7 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
         format!("held {}", count(stats.held)),
         format!("fragmentation {}", percent(100.0 * stats.fragmentation)),
         format!("with cached {}", percent(100.0 * stats.available_fragmentation)),
+        format!("compaction {}", stats.compaction.map_or("off", CompactionState::name)),
         format!("longest free run {}", count(stats.longest_free_run)),
         format!("mean run of a sequence {:.1}", stats.mean_sequence_run),
         format!("sequences {}", count(stats.sequences)),

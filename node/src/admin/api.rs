@@ -1,6 +1,6 @@
 //! Requests and answers of the admin interface, as JSON.
 
-use kvpool::{AuditReport, DefragReport, Fragmentation, Metrics, SequenceRuns};
+use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, SequenceRuns};
 use serde::{Deserialize, Serialize};
 
 /// State of a node.
@@ -60,6 +60,9 @@ pub struct StatsReport {
     pub fragmentation: Fragmentation,
     /// Fragmentation rate that the pool would have if all evictable blocks were evicted, 0 to 1.
     pub available_fragmentation: f64,
+    /// What the background task of compaction does, or why it rests; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<CompactionState>,
     /// Runs of adjacent frames in the block tables of open sequences: the descriptors that their
     /// transfers need.
     #[serde(default)]
@@ -93,12 +96,15 @@ pub struct DefragOutcome {
     pub moved_blocks: usize,
     /// Milliseconds from the first look at the pool to the last move.
     pub time_ms: f64,
-    /// Fragmentation rate before, 0 to 1.
+    /// Fragmentation rate of the free frames before, 0 to 1.
     pub fragmentation_before: f64,
-    /// Fragmentation rate after, 0 to 1.
+    /// Fragmentation rate of the free frames after, 0 to 1.
     pub fragmentation_after: f64,
     /// The whole report of the pool.
     pub report: DefragReport,
+    /// Whether free and evictable frames are more fragmented than before.
+    #[serde(default)]
+    pub is_worse: bool,
 }
 
 impl From<DefragReport> for DefragOutcome {
@@ -108,6 +114,7 @@ impl From<DefragReport> for DefragOutcome {
             time_ms: report.time.as_secs_f64() * 1e3,
             fragmentation_before: report.fragmentation_before,
             fragmentation_after: report.fragmentation_after,
+            is_worse: report.is_worse(),
             report,
         }
     }
@@ -289,6 +296,7 @@ impl StatsReport {
             evictable: stats.evictable,
             fragmentation: pool.fragmentation(),
             available_fragmentation: pool.available_fragmentation(),
+            compaction: pool.compaction_state(),
             sequence_runs: pool.sequence_runs(),
             allocation: AllocationTimes {
                 samples,

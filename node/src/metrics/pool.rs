@@ -54,6 +54,9 @@ fn runs(pool: &Pool, scrape: &mut Scrape) {
     let fragmentation = pool.fragmentation();
     scrape.number(&FRAGMENTATION, &[], fragmentation.rate);
     scrape.number(&AVAILABLE_FRAGMENTATION, &[], pool.available_fragmentation());
+    if let Some(state) = pool.compaction_state() {
+        scrape.count(&COMPACTION, &[state.name()], 1);
+    }
     scrape.count(&LONGEST_RUN, &[], fragmentation.longest_run as u64);
     for (order, &runs) in fragmentation.free_by_order.iter().enumerate() {
         scrape.count(&FREE_RUNS, &[&order.to_string()], runs as u64);
@@ -135,6 +138,7 @@ fn moves(metrics: &Metrics, scrape: &mut Scrape) {
     scrape.count(&MOVES, &["published"], moves.moved_blocks);
     scrape.count(&MOVES, &["gave_way"], moves.given_up.total() as u64);
     scrape.count(&MOVED_BYTES, &[], moves.moved_bytes);
+    scrape.count(&DROPPED, &[], moves.dropped_blocks);
 }
 
 fn transfers(metrics: &Metrics, scrape: &mut Scrape) {

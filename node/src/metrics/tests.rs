@@ -86,6 +86,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         AUDITS,
         AUDIT_FAILURES,
         TURN,
+        COMPACTION,
         MIGRATIONS,
         NODE_MIGRATIONS,
         SENT_BYTES,

@@ -384,19 +384,24 @@ impl Core {
         evicted
     }
 
-    /// Evicts and frees the evictable blocks in these frames.
-    pub(crate) fn evict_region(&self, region: Run) {
+    /// Evicts and frees the evictable blocks in these frames, and returns their number.
+    pub(crate) fn evict_frames(&self, frames: impl IntoIterator<Item = FrameId>) -> usize {
         if self.evictable() == 0 {
-            return;
+            return 0;
         }
         let (mut freed, oldest) = (FreedFrames::new(&self.space), self.space.clock.oldest());
-        for frame in region.frames() {
+        let mut evicted = 0;
+        for frame in frames {
             if let Ok(frame) = self.evict(self.space.table.block_at(frame), oldest) {
                 freed.push(frame);
+                evicted += 1;
             }
         }
         drop(freed);
-        self.announce();
+        if evicted > 0 {
+            self.announce();
+        }
+        evicted
     }
 
     /// Returns the frame of an evicted block for a request, after filling the reserve unless

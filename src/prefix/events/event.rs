@@ -1,5 +1,7 @@
 //! Events, as subscribers receive them and as rings hold them.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use super::super::{BlockHash, ExtraKey};
@@ -55,13 +57,13 @@ pub struct Numbered {
     pub event: KvEvent,
 }
 
-/// An event in a ring.
+/// An event in a ring. Its publisher makes it once for all subscribers, and each of these copies it.
 #[derive(Clone)]
 pub(super) struct Told {
     /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
     /// clears.
     pub(super) era: u64,
-    pub(super) event: KvEvent,
+    pub(super) event: Arc<KvEvent>,
 }
 
 /// Matches any era.

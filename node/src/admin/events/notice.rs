@@ -1,6 +1,6 @@
 //! The events.
 
-use kvpool::SequenceRuns;
+use kvpool::{CompactionState, SequenceRuns};
 use kvpool_map::{CellRun, Cells};
 use serde::{Deserialize, Serialize};
 
@@ -77,6 +77,9 @@ pub struct StatsSummary {
     pub fragmentation: f64,
     /// The same over free and evictable frames.
     pub available_fragmentation: f64,
+    /// What the background task of compaction does, or why it rests; absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<CompactionState>,
     /// Length of the longest free run.
     pub longest_free_run: usize,
     /// Mean length of the runs in which sequences lie: the `mean_run` of

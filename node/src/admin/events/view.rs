@@ -54,6 +54,7 @@ impl View {
             oldest_batch_s: at.oldest_batch.as_ref().map(|batch| batch.age().as_secs_f64()),
             fragmentation: gauges.rate,
             available_fragmentation: stats.available_fragmentation,
+            compaction: stats.compaction,
             longest_free_run: gauges.longest_run,
             mean_sequence_run: stats.sequence_runs.mean_run,
             sequence_runs: stats.sequence_runs,
