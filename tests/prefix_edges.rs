@@ -3,7 +3,7 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use kvpool::block::BlockWord;
-use kvpool::prefix::{PrefixConfig, PrefixKeys};
+use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{AdmitRequest, AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId};
 use kvpool_testkit::prompts::admit;
@@ -11,7 +11,10 @@ use kvpool_testkit::prompts::admit;
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
     let builder = Pool::builder(layout.build().unwrap()).blocks(blocks).blocks_max(blocks_max);
-    builder.threads(1).prefix_cache(PrefixConfig::new()).without_storage().build().unwrap()
+    // A key by which the small index never drops an entry: that is rare, counted and permitted, but
+    // with a random key a prompt in dozens of runs was found in part.
+    let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+    builder.threads(1).prefix_cache(cache).without_storage().build().unwrap()
 }
 
 #[test]

@@ -33,7 +33,7 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     let pool = pool.prefix_cache(PrefixConfig::new()).build().unwrap();
     let tokens: Vec<u32> = (0..BLOCKS as u32 * 4).collect();
     let open = |id: u64, tokens: &[u32]| pool.sequence(SequenceId(id)).tokens(tokens).unwrap();
-    // Most of the pool is cached, and a list takes the last whole units: a slice is due.
+    // Most of the pool is cached, and a list takes the last whole unit: a slice is due.
     let mut first = open(1, &tokens[..4 * 1_900]);
     let mut step = pool.begin_batch();
     step.append(&mut first, 4 * 1_900).unwrap();
@@ -41,7 +41,7 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     drop(first);
     let mut held = open(2, &tokens[4 * 1_900..]);
     let mut batch = pool.begin_batch();
-    batch.append(&mut held, 4 * (BLOCKS - 1_900)).unwrap();
+    batch.append(&mut held, 4 * 64).unwrap();
     is_armed.store(true, Release);
     let slice = std::thread::spawn(move || batch.finish());
     is_stopped.recv_timeout(Duration::from_secs(10)).expect("a slice of reclaim wipes frames");
