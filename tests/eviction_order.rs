@@ -48,7 +48,8 @@ impl Lru {
         let oldest = *self.by_order.keys().next().unwrap();
         self.by_order.remove(&order);
         let hash = self.hashes.remove(&id).expect("an evicted block was stored");
-        let latest = oldest + ((self.next - oldest) as f64 * tolerance) as u64;
+        // Units beside a completed one go twice as early.
+        let latest = oldest + ((self.next - oldest) as f64 * (2.0 * tolerance)) as u64;
         // Blocks behind one that was evicted early are computed again: their first copies go next.
         let is_early = order > latest && !self.hashes.values().any(|&other| other == hash);
         assert!(!is_early, "evicted {order}, the oldest is {oldest}, the next {}", self.next);

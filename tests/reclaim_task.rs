@@ -12,8 +12,8 @@ use tokio::time::sleep;
 const BLOCKS: usize = 32_768;
 
 /// The watermark of a pool of this size, more than one slice evicts.
-const WATERMARK: usize = 768;
-const SLICE: usize = 512;
+const WATERMARK: usize = 256;
+const SLICE: usize = 128;
 
 /// Blocks outside of whole units: beside the null block, and in the last frame.
 const HOLES: usize = 64;
@@ -21,9 +21,15 @@ const HOLES: usize = 64;
 const INTERVAL: Duration = Duration::from_millis(2);
 
 fn pool() -> Pool {
+    // Without a tolerance, a slice evicts no unit beside those that it completes.
+    tolerant(0.0)
+}
+
+fn tolerant(tolerance: f64) -> Pool {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(1);
     let layout = layout.dtype(Dtype::F32).build().unwrap();
-    Pool::builder(layout).blocks(BLOCKS).prefix_cache(PrefixConfig::new()).build().unwrap()
+    let cache = PrefixConfig::new().tolerance(tolerance);
+    Pool::builder(layout).blocks(BLOCKS).prefix_cache(cache).build().unwrap()
 }
 
 fn start(pool: &Pool) -> kvpool::compact::Defragmenter {
@@ -41,6 +47,12 @@ fn open(pool: &Pool, batch: &mut Batch, id: u64, blocks: usize) -> Sequence {
 /// Fills half of the pool with evictable blocks, and then the other half: one slice is evicted at the
 /// end of that batch, and more are owed.
 fn fill(pool: &Pool) -> Sequence {
+    let kept = fill_with(pool);
+    assert_eq!((evicted(pool), pool.stats().free), (SLICE, SLICE + HOLES));
+    kept
+}
+
+fn fill_with(pool: &Pool) -> Sequence {
     let mut batch = pool.begin_batch();
     let gone = open(pool, &mut batch, 1, BLOCKS / 2);
     batch.finish();
@@ -49,7 +61,6 @@ fn fill(pool: &Pool) -> Sequence {
     let mut batch = pool.begin_batch();
     let kept = open(pool, &mut batch, 2, BLOCKS / 2 - HOLES);
     batch.finish();
-    assert_eq!((evicted(pool), pool.stats().free), (SLICE, SLICE + HOLES));
     kept
 }
 
@@ -127,4 +138,20 @@ async fn a_stopped_task_evicts_nothing() {
     let _kept = fill(&pool);
     sleep(100 * INTERVAL).await;
     assert_eq!(evicted(&pool), SLICE);
+}
+
+/// The units beside those that a slice completes follow as a whole, four in each direction, if nobody
+/// owns a block in them and the tolerance permits it.
+#[test]
+fn units_beside_a_completed_one_follow() {
+    for (tolerance, beside) in [(0.0, 0), (0.000_01, 0), (0.05, 4), (1.0, 4)] {
+        let pool = tolerant(tolerance);
+        let kept = fill_with(&pool);
+        // Above the slice's units are those of the other sequence.
+        assert_eq!(evicted(&pool), SLICE + beside * 64, "at a tolerance of {tolerance}");
+        let runs = pool.fragmentation();
+        assert_eq!(runs.longest_run, SLICE + beside * 64, "{runs:?}");
+        drop(kept);
+        pool.audit().unwrap();
+    }
 }

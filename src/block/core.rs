@@ -475,8 +475,9 @@ pub trait Evictor: Send + Sync {
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
     /// Returns whether all of these evictable blocks may be evicted before others that precede them
-    /// in the order, to complete a unit of free frames. For no blocks: whether any ever may.
-    fn evicts_early(&self, blocks: &[BlockId]) -> bool;
+    /// in the order, to complete a unit of free frames, at a multiple of the usual tolerance. For no
+    /// blocks: whether any ever may.
+    fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool;
 
     /// Returns the number of releases of which the evictor was told, modulo 2^64. It changes before
     /// the tag of a block is noted.
@@ -510,8 +511,8 @@ impl<T: Evictor> Evictor for Arc<T> {
         (**self).evict(core, oldest, wanted, freed);
     }
 
-    fn evicts_early(&self, blocks: &[BlockId]) -> bool {
-        (**self).evicts_early(blocks)
+    fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool {
+        (**self).evicts_early(blocks, tolerance)
     }
 
     fn releases(&self) -> u64 {

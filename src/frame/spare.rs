@@ -35,7 +35,7 @@
 //!
 //! Models: `loom-tests/tests/spare.rs`.
 
-use super::bits::ones;
+use super::bits::{ALL, ones};
 use super::frames::{FrameMask, Frames};
 use super::map::{Level, Map};
 use super::segment::Group;
@@ -149,6 +149,11 @@ impl Frames {
                 f(Run { start: FrameId((unit << FAN_LOG2) as u32), len: FAN as u32 });
             });
         });
+    }
+
+    /// Returns whether a frame's unit is free as a whole, and open to allocation.
+    pub fn is_unit_free(&self, frame: FrameId) -> bool {
+        self.with(|map| map.directory.free_in_unit(frame.index() >> FAN_LOG2, true)) == ALL
     }
 
     /// Returns the free frames of a frame's unit that allocators may take, unless the unit is

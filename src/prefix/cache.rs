@@ -525,10 +525,11 @@ impl Evictor for PrefixCache {
         Eviction::new(self, core, oldest, freed).run(wanted);
     }
 
-    fn evicts_early(&self, blocks: &[BlockId]) -> bool {
+    fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool {
         // Relaxed: a choice among blocks that may all be evicted.
         let (reached, newest) = (self.reached.load(Relaxed), self.order.load(Relaxed));
-        let limit = reached + (newest.saturating_sub(reached) as f64 * self.tolerance) as u64;
+        let limit =
+            reached + (newest.saturating_sub(reached) as f64 * self.tolerance * f64::from(tolerance)) as u64;
         let is_early = |&id: &BlockId| {
             let (queue, rank) = self.row(id).place();
             queue == self.queues.useless() || rank <= limit

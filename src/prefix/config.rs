@@ -76,7 +76,8 @@ impl PrefixConfig {
     ///
     /// It is a share, from 0 to 1, of the releases between the block that LRU evicts next and the
     /// newest one: with 0.1, a block may be evicted early if at least nine tenths of these releases
-    /// came after its own. Units of free frames give sequences long runs; `docs/eviction.md` has
+    /// came after its own; twice the share holds for units beside a completed one, which follow
+    /// it as a whole. Units of free frames give sequences long runs; `docs/eviction.md` has
     /// what this costs in hits. With 0, blocks are evicted exactly in LRU's order. Other policies
     /// than LRU are always followed exactly.
     ///

@@ -5,12 +5,16 @@
 //! unit is completed only as a whole: if a single block in it has an owner, is moving, may be seen
 //! by a batch or is too valuable, all of them stay.
 //!
+//! What lists take are runs of units. So the units beside one that was completed follow it, up to
+//! [`BESIDE`] in each direction, if they hold nothing but free and evictable frames; a multiple of the
+//! tolerance holds for them.
+//!
 //! The blocks are evicted by id, as a [walk](Core::evict_any) does, so the queues need no new step:
 //! their entries become stale, and are skipped.
 
 use smallvec::SmallVec;
 
-use crate::config::FAN;
+use crate::config::{FAN, FAN_LOG2};
 use crate::frame::FrameMask;
 use crate::ids::{BlockId, FrameId};
 
@@ -19,6 +23,15 @@ use crate::block::space::FreedFrames;
 
 /// Maximum number of blocks that are evicted to complete one unit.
 const EARLY_MAX: usize = FAN / 2;
+
+/// Maximum number of units that follow a completed one in each direction.
+const BESIDE: usize = 4;
+
+/// No unit follows once as many blocks were evicted for others.
+const BESIDE_BLOCKS: usize = 512;
+
+/// The tolerance for the blocks of these units, as a multiple.
+const BESIDE_TOLERANCE: u32 = 2;
 
 /// First frames of units.
 pub(super) type Units = SmallVec<[FrameId; 16]>;
@@ -39,14 +52,45 @@ impl Core {
     pub(super) fn complete_units(&self, evictor: &dyn Evictor, mut units: Units) -> usize {
         units.sort_unstable();
         units.dedup();
-        units.into_iter().map(|unit| self.complete_unit(evictor, unit)).sum()
+        let completed = units.iter().map(|&unit| self.complete_unit(evictor, unit, EARLY_MAX, 1));
+        let completed: usize = completed.sum();
+        let mut beside = 0;
+        for unit in units {
+            if beside < BESIDE_BLOCKS {
+                beside += self.complete_beside(evictor, unit);
+            }
+        }
+        completed + beside
     }
 
-    fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId) -> usize {
+    /// Completes the units beside one that is free.
+    fn complete_beside(&self, evictor: &dyn Evictor, unit: FrameId) -> usize {
+        let frames = &self.space.frames;
+        let up = (1..=BESIDE as u32).map(|by| unit.0.checked_add(by << FAN_LOG2));
+        let down = (1..=BESIDE as u32).map(|by| unit.0.checked_sub(by << FAN_LOG2));
+        let complete = |beside: &mut dyn Iterator<Item = Option<u32>>| {
+            let mut completed = 0;
+            for beside in beside.map_while(|unit| unit.map(FrameId)) {
+                if beside.index() >= self.rows() {
+                    break;
+                }
+                if !frames.is_unit_free(beside) {
+                    match self.complete_unit(evictor, beside, FAN, BESIDE_TOLERANCE) {
+                        0 => break,
+                        more => completed += more,
+                    }
+                }
+            }
+            completed
+        };
+        if frames.is_unit_free(unit) { complete(&mut { up }) + complete(&mut { down }) } else { 0 }
+    }
+
+    /// Evicts what is left in a unit, if that is at most `most` blocks, and the evictor tolerates it.
+    fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId, most: usize, tolerance: u32) -> usize {
         let frames = &self.space.frames;
         let free = frames.free_in_unit(unit);
-        let is_near = !free.is_empty() && free.len() as usize >= FAN - EARLY_MAX && !frames.is_spared(unit);
-        if !is_near {
+        if FAN - free.len() as usize > most || most < FAN && free.is_empty() || frames.is_spared(unit) {
             return 0;
         }
         let rest = FrameMask { base: unit, bits: !free.bits };
@@ -54,11 +98,11 @@ impl Core {
             // The pool ends inside this unit.
             return 0;
         }
-        let blocks: SmallVec<[BlockId; EARLY_MAX]> =
+        let blocks: SmallVec<[BlockId; FAN]> =
             rest.frames().map(|frame| self.space.table.block_at(frame)).collect();
         let oldest = self.space.clock.oldest();
         let can_go = |&id: &BlockId| self.can_evict(id, self.word(id), oldest);
-        if !blocks.iter().all(can_go) || !evictor.evicts_early(&blocks) {
+        if !blocks.iter().all(can_go) || !evictor.evicts_early(&blocks, tolerance) {
             return 0;
         }
         let mut freed = FreedFrames::new(&self.space);

@@ -354,7 +354,7 @@ impl Core {
     /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge
     /// with their neighbours. Returns the number of evicted blocks. The caller announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
-        let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[]));
+        let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[], 1));
         let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
         let mut units = SmallVec::new();
         let evicted = self.evict_to_free(wanted, |core, wanted, freed| {

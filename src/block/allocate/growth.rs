@@ -28,8 +28,12 @@ use crate::block::core::Core;
 /// [limit](Core::holes_max): above it, the end of a list that does not fill a unit goes into holes.
 const HOLES_SHIFT: u32 = 2;
 
-/// The limit in a pool without a cache, and at least in any of up to 81,920 frames, as a shift.
+/// The limit in a pool without a cache, as a shift.
 const HOLES_POOL_SHIFT: u32 = 6;
+
+/// What it is at least in a pool with a cache, as a shift of the pool, up to [`HOLES_MIN`]: below, lists
+/// go into holes, and are evicted as holes later.
+const HOLES_CACHE_SHIFT: u32 = 3;
 
 /// What it is at least in larger pools: the number of lists that grow at a time does not rise with
 /// the pool, and each hole costs hits.
@@ -144,12 +148,11 @@ impl Core {
     /// whole units, and compaction has something to cure.
     pub(in crate::block) fn holes_max(&self) -> usize {
         let total = self.total();
-        let of_pool = total >> HOLES_POOL_SHIFT;
         if self.evictor.is_none() {
-            return of_pool;
+            return total >> HOLES_POOL_SHIFT;
         }
         let owned = total.saturating_sub(self.space.frames.free_counted() + self.evictable());
         let of_owned = (owned >> HOLES_OWNED_SHIFT) * owned / total.max(1);
-        of_owned.max(of_pool.min(HOLES_MIN))
+        of_owned.max(HOLES_MIN.min(total >> HOLES_CACHE_SHIFT))
     }
 }

@@ -56,10 +56,10 @@ use crate::block::core::Core;
 const WATERMARK_SHIFT: u32 = 5;
 
 /// Maximum of the watermark, in frames.
-const WATERMARK_MAX: usize = 768;
+const WATERMARK_MAX: usize = 256;
 
 /// Maximum number of blocks that one slice evicts.
-const SLICE_MAX: usize = 512;
+const SLICE_MAX: usize = 128;
 
 impl Core {
     /// Notes that a list took frames of whole units.

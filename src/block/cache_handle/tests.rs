@@ -59,7 +59,7 @@ impl Evictor for Hostile {
             .for_each(|frame| freed(&[frame]));
     }
 
-    fn evicts_early(&self, _: &[BlockId]) -> bool {
+    fn evicts_early(&self, _: &[BlockId], _: u32) -> bool {
         false
     }
 
