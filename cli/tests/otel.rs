@@ -112,7 +112,7 @@ fn operations_requests_and_migrations_are_spans() {
         "--name a --size 4000 --load conversations --load-rest 20ms --peers b={} --otel-endpoint {}",
         there.listen, collector.url
     )));
-    here.json("defrag");
+    here.defragment();
     here.json("resize 5000");
     let mut moved = false;
     wait_until("a sequence moves", || {

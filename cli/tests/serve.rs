@@ -77,7 +77,7 @@ fn traffic_is_checked_and_nothing_is_lost() {
     assert!(last["used"].as_u64() > Some(0) && last["allocation"]["samples"].as_u64() > Some(0), "{last}");
     assert_eq!(node.json("audit")["sound"], true);
     assert_eq!(node.json("resize 6000")["to"], 6000);
-    node.json("defrag");
+    node.defragment();
     let tokens = node.json("stats")["extra"]["load"]["tokens"].as_u64();
     wait_until("it goes on", || node.json("stats")["extra"]["load"]["tokens"].as_u64() > tokens);
     let load = &node.json("stats")["extra"]["load"];

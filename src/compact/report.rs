@@ -112,10 +112,12 @@ pub struct DefragReport {
 }
 
 impl DefragReport {
-    /// Returns whether the pool is more fragmented than before: other threads have allocated and
-    /// freed meanwhile, and have undone more than the moves gained.
+    /// Returns whether blocks were moved, and the pool has fewer runs and is more fragmented than
+    /// before: other threads have allocated and freed meanwhile, and have undone more than the moves
+    /// gained.
     pub fn is_worse(&self) -> bool {
-        self.available_fragmentation_after > self.available_fragmentation_before
+        let is_more_fragmented = self.available_fragmentation_after > self.available_fragmentation_before;
+        self.moved_blocks > 0 && self.runs_gained < 0 && is_more_fragmented
     }
 }
 

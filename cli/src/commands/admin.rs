@@ -29,7 +29,7 @@ pub fn stats(args: &AdminArgs) -> Result<u8, CommandError> {
 /// Compacts the pool of a node. A pool that is more fragmented afterwards is no success.
 pub fn defrag(args: &AdminArgs) -> Result<u8, CommandError> {
     let answer = ask(args, Ask::Post("/defrag", json!({})))?;
-    let mut code = EXIT_OK;
+    let code = if answer["is_worse"] == true { EXIT_UNSOUND } else { EXIT_OK };
     show(args, &answer, |outcome: &DefragOutcome| {
         let DefragOutcome { moved_blocks, time_ms, report, .. } = outcome;
         let rates = [report.available_fragmentation_before, report.available_fragmentation_after]
@@ -46,7 +46,6 @@ pub fn defrag(args: &AdminArgs) -> Result<u8, CommandError> {
             lines.push_str(&format!("\nmoves given up: {}", report.given_up));
         }
         if outcome.is_worse {
-            code = EXIT_UNSOUND;
             lines.push_str("\nworse than before: allocations and frees meanwhile undid more than it gained");
         }
         Ok(lines)

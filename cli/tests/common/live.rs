@@ -81,6 +81,14 @@ impl Node {
         parse(&self.run(&format!("{command} --json")))
     }
 
+    /// Compacts the pool. Beside traffic this can leave it worse, which the exit code tells.
+    pub fn defragment(&self) {
+        let output = self.run("defrag --json");
+        let outcome: Value = serde_json::from_slice(&output.stdout).expect("JSON and nothing else");
+        let is_worse = outcome["is_worse"].as_bool().expect("it says so");
+        assert_eq!(output.status.code(), Some(is_worse.into()), "{outcome}");
+    }
+
     /// Runs a command that must succeed, and returns its text.
     pub fn text(&self, command: &str) -> String {
         let output = self.run(command);
