@@ -78,6 +78,7 @@ publish_relaxed moves
 publish_no_fence moves
 reopen_moving moves
 keep_destination moves
+drop_seen evictable
 log_overwritten moved_since
 shrink_uncollected shrink
 shrink_beside_growth shrink

@@ -140,8 +140,8 @@ async fn a_stopped_task_evicts_nothing() {
     assert_eq!(evicted(&pool), SLICE);
 }
 
-/// The units beside those that a slice completes follow as a whole, four in each direction, if nobody
-/// owns a block in them and the tolerance permits it.
+/// The units beside those that a slice completes follow as a whole, four in each direction, if no block
+/// in them has an owner and the tolerance permits it.
 #[test]
 fn units_beside_a_completed_one_follow() {
     for (tolerance, beside) in [(0.0, 0), (0.000_01, 0), (0.05, 4), (1.0, 4)] {
@@ -154,4 +154,25 @@ fn units_beside_a_completed_one_follow() {
         drop(kept);
         pool.audit().unwrap();
     }
+}
+
+/// They end where a block has an owner.
+#[test]
+fn an_owner_in_a_unit_keeps_it() {
+    const HELD: usize = BLOCKS / 2 - 4 * 64;
+    let pool = tolerant(0.05);
+    let mut batch = pool.begin_batch();
+    let gone = open(&pool, &mut batch, 1, BLOCKS / 2);
+    batch.finish();
+    drop(gone);
+    // The frames of one sequence: all but the last four units, but for the rest of the first unit.
+    let tokens: Vec<u32> = (0..=HELD as u32).map(|token| token | 1 << 20).collect();
+    let held = pool.sequence(SequenceId(3)).tokens(&tokens).unwrap();
+    assert_eq!(held.len(), HELD);
+    let mut batch = pool.begin_batch();
+    let kept = open(&pool, &mut batch, 2, BLOCKS / 2 - HOLES);
+    batch.finish();
+    assert_eq!(evicted(&pool), 4 * 64, "two by the slice, and two beside");
+    drop((held, kept));
+    pool.audit().unwrap();
 }

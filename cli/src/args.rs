@@ -93,8 +93,8 @@ pub enum Command {
     /// Compact the pool of a node
     ///
     /// Moves owned blocks so that free and evictable ones form long runs; evictable blocks in their
-    /// way are dropped. Exit code: 1 if the free and evictable blocks are more fragmented afterwards,
-    /// because of allocations and frees meanwhile.
+    /// way are dropped. Exit code: 1 if blocks were moved and fewer such runs are left, because of
+    /// allocations and frees meanwhile.
     #[cfg(feature = "node")]
     Defrag(AdminArgs),
     /// Change the size of a node's pool
@@ -494,7 +494,8 @@ pub enum Switch {
 #[derive(Clone, Copy, PartialEq, Debug, Args)]
 pub struct CompactionArgs {
     /// Compact when fragmentation is above R, from 0 to 1: the share of free and evictable blocks
-    /// outside long runs; while blocks are evictable, it moves 2 % of the allocated ones at most
+    /// outside long runs. In a pool full of evictable blocks: above 0.25, and at most 2 % of the
+    /// allocated blocks
     #[arg(long, value_name = "R", default_value_t = 0.02, value_parser = threshold, allow_negative_numbers = true)]
     pub defrag_threshold: f64,
     /// Milliseconds between two checks of fragmentation

@@ -6,6 +6,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::FrameId;
+use kvpool::block::GaveWay;
 use kvpool::prefix::models;
 use kvpool_loom_tests::{CachedBlocks, check, check_to, end_exploring, join_last};
 use loom::thread;
@@ -258,6 +259,38 @@ fn moved_against_eviction() {
             pool.put(&ids);
         }
         join_last(thread);
+        pool.finish();
+    });
+}
+
+/// A block moves to the frame of an evictable one while another thread hits that, reads it under a
+/// batch, and releases it: the frame is not written before the batch has ended.
+#[test]
+fn dropped_for_a_move() {
+    check("evictable::dropped_for_a_move", || {
+        let pool = CachedBlocks::new(2);
+        let (moved, dropped) = (pool.fill(1), pool.keep(2));
+        let (from, to) = (pool.blocks.frame(moved), pool.blocks.frame(dropped));
+        let mover = pool.clone();
+        let thread = thread::spawn(move || mover.relocate(from.0, to.0));
+        let batch = pool.blocks.clock().begin();
+        if let Some(block) = pool.hit(2) {
+            assert_eq!(block, dropped);
+            pool.leave(block);
+            pool.read_frame(to);
+        }
+        pool.blocks.end_batch(batch);
+        let outcome = join_last(thread);
+        assert!(matches!(outcome, Ok(()) | Err(GaveWay::Taken)), "{outcome:?}");
+        let is_moved = pool.blocks.frame(moved) == to;
+        assert_eq!(
+            (is_moved, pool.hit(2).map(|block| pool.leave(block))),
+            match outcome {
+                Ok(()) => (true, None),
+                Err(_) => (false, Some(())),
+            }
+        );
+        pool.leave(moved);
         pool.finish();
     });
 }

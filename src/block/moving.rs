@@ -7,6 +7,7 @@
 //!
 //! ```text
 //! begin     t: claimed by name out of the bitmaps, and held     (free there: no batch sees it)
+//!              or the evictable block in it is evicted           (unseen by batches)
 //!           S: sealed, unpinned, not moving, in f  ->  moving                        one compare-exchange
 //! copy      f -> t                                                  by the caller; may take any time
 //! publish   block_at(t) := S;  S: moving, unpinned, not free  ->  sealed, in t          one compare-exchange
@@ -91,19 +92,21 @@ struct Moving {
 pub struct Wave {
     blocks: Blocks,
     moving: Vec<Moving>,
+    dropped: usize,
 }
 
 impl Blocks {
     /// Begins to move blocks: for each pair, the block in the first frame to the second, if
-    /// possible now. Reports the others to `gave_way`.
+    /// possible now. Reports the others to `gave_way`. An evictable block in the second frame is
+    /// dropped.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
         gave_way: &mut dyn FnMut(FrameId, GaveWay),
     ) -> Wave {
-        let mut wave = Wave { blocks: self.clone(), moving: Vec::new() };
+        let mut wave = Wave { blocks: self.clone(), moving: Vec::new(), dropped: 0 };
         for (from, to) in moves {
-            match self.begin_move(from, to) {
+            match self.begin_move(from, to, &mut wave.dropped) {
                 Ok(moving) => wave.moving.push(moving),
                 Err(why) => gave_way(from, why),
             }
@@ -122,6 +125,11 @@ impl Wave {
     /// Returns the number of blocks in the wave.
     pub fn len(&self) -> usize {
         self.moving.len()
+    }
+
+    /// Returns the number of evictable blocks that were dropped from destinations.
+    pub fn dropped(&self) -> usize {
+        self.dropped
     }
 
     /// Returns whether the wave has no blocks.
@@ -192,7 +200,7 @@ impl Drop for Wave {
 }
 
 impl Core {
-    fn begin_move(&self, from: FrameId, to: FrameId) -> Result<Moving, GaveWay> {
+    fn begin_move(&self, from: FrameId, to: FrameId, dropped: &mut usize) -> Result<Moving, GaveWay> {
         if from.index() >= self.rows() {
             return Err(GaveWay::Released);
         }
@@ -200,12 +208,7 @@ impl Core {
         // until it is marked.
         let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
-        // The same for an owned destination: a claim that is refused looks at all groups of frames.
-        let is_owned = |to: FrameId| !self.word(self.space.table.block_at(to)).is_free();
-        if to.index() >= self.rows() || is_owned(to) {
-            return Err(GaveWay::Taken);
-        }
-        if !self.space.frames.claim(Run { start: to, len: 1 }) {
+        if to.index() >= self.rows() || !self.evict_or_claim(to, dropped) {
             return Err(GaveWay::Taken);
         }
         self.space.hold_frame(to);
@@ -225,6 +228,25 @@ impl Core {
                 Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(GaveWay::Released))
             }
         }
+    }
+
+    /// Takes a frame whose block is evictable and unseen by batches, or free. The frame is the
+    /// caller's, and passes through no bitmap: no other request can take it in between.
+    fn evict_or_claim(&self, to: FrameId, dropped: &mut usize) -> bool {
+        let id = self.space.table.block_at(to);
+        let word = self.word(id);
+        if word.is_free() {
+            return self.space.frames.claim(Run { start: to, len: 1 });
+        }
+        // An owned one is told by its word: a claim that is refused looks at all groups of frames.
+        let oldest = self.space.clock.oldest();
+        let is_here = |word: BlockWord| word.frame() == to && self.is_unseen(id, word, oldest);
+        if !word.is_evictable() || self.evict_unforgotten(id, is_here).is_err() {
+            return false;
+        }
+        self.forget_evicted(id);
+        *dropped += 1;
+        true
     }
 
     /// Publishes one move: the block is in `to` from now on.

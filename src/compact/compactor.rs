@@ -52,8 +52,10 @@
 //! # Evictable blocks
 //!
 //! What an allocation can get is what is free or evictable, so runs of such frames are the goal. An
-//! evictable block is never copied for it: it stays, or is evicted when another block moves to its
-//! frame. Only a shrink moves evictable blocks, out of its region, while there is room.
+//! evictable block is not copied for it: it stays, or is evicted when another block moves to its
+//! frame. A shrink moves evictable blocks out of its region, while there is room, and a run for a
+//! request those that a batch may see. Plans are advice: a block can also become evictable between
+//! its plan and its copy.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -65,7 +67,7 @@ use std::time::{Duration, Instant};
 use futures_channel::oneshot;
 
 use crate::block::Blocks;
-use crate::error::{StorageError, TurnHolder, TurnTask};
+use crate::error::{TurnHolder, TurnTask};
 use crate::ids::{FrameId, Order};
 use crate::sequence::Sequences;
 use crate::storage::{FrameMove, KvLayout};
@@ -73,9 +75,10 @@ use crate::sync::runtime::{now, sleep_until, timeout_at, yield_now};
 
 use super::bytes::Bytes;
 use super::copies::Copies;
-use super::copying::{Copied, Copying, Flight, count};
+use super::copying::{Copied, Copying, Failure, Flight, count};
 use super::options::DefragOptions;
 use super::report::{CompactionState, GivenUp, MoveCounts};
+use super::snapshot::FrameState;
 use super::stop::Stop;
 use super::turns::{Turn, Turns};
 use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price};
@@ -429,25 +432,6 @@ impl Compactor {
     }
 }
 
-/// Why a wave was undone, or could not begin.
-pub(super) enum Failure {
-    Copy(StorageError),
-    Dropped,
-    Overdue(OverdueCopy),
-}
-
-impl Failure {
-    /// Converts the failure to an error that contains the report of the work done before.
-    pub(super) fn told(self, report: DefragReport) -> DefragError {
-        let report = Box::new(report);
-        match self {
-            Self::Copy(error) => DefragError::Copy { error, report },
-            Self::Dropped => DefragError::CopyDropped { report },
-            Self::Overdue(copy) => DefragError::CopyOverdue { copy, report },
-        }
-    }
-}
-
 impl CompactionPass<'_> {
     /// Returns true if no further wave may begin: the task was stopped, or the turn passed on.
     fn is_stopped(&self) -> bool {
@@ -471,13 +455,21 @@ impl CompactionPass<'_> {
     /// Returns a plan for the current state of the pool.
     ///
     /// Evictable blocks stay, or are dropped from the frames to which others move: an allocation would
-    /// drop them in any case. Only out of a region to be emptied are they moved.
+    /// drop them in any case. They are moved out of a region to be emptied, and out of a run for a
+    /// request while a batch may see them.
     pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
         let (blocks, mut snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
         let null = usize::from(blocks.null_block().is_some());
         self.report.fixed_blocks = snapshot.count(FrameKind::Fixed).saturating_sub(null);
-        if !matches!(goal, Goal::Empty { .. }) {
-            snapshot = snapshot.without_evictable();
+        let oldest = blocks.clock().oldest();
+        let can_go = |frame| blocks.can_evict_at(frame, oldest);
+        match goal {
+            Goal::Empty { .. } => {}
+            // A block that a batch may see stands in the way of the request: it moves.
+            Goal::Run { .. } => snapshot = snapshot.without_evictable(can_go, None),
+            Goal::Fragmentation { .. } => {
+                snapshot = snapshot.without_evictable(can_go, Some(FrameState::AWAY));
+            }
         }
         plan_at_price(&snapshot, goal, moves_max, break_price)
     }
@@ -522,14 +514,13 @@ impl CompactionPass<'_> {
             // A new copy would get stuck as well.
             return Err(Failure::Overdue(overdue));
         }
-        let dropped = self.compactor.blocks().evict_frames(moves.iter().map(|moved| moved.to));
-        self.report.dropped_blocks += dropped;
         let mut given_up = GivenUp::default();
         let pairs = moves.iter().map(|moved| (moved.from, moved.to));
         let wave = self.compactor.blocks().begin_wave(pairs, &mut |_, why| given_up.count(why));
+        self.report.dropped_blocks += wave.dropped();
         self.report.given_up.add(&given_up);
         count(&self.compactor.counts, |counts| {
-            counts.dropped_blocks += dropped as u64;
+            counts.dropped_blocks += wave.dropped() as u64;
             counts.given_up.add(&given_up);
         });
         if wave.is_empty() {

@@ -9,9 +9,9 @@ use crate::block::{Blocks, Wave};
 use crate::error::StorageError;
 use crate::ids::FrameId;
 
-use super::Move;
 use super::copies::UnderWay;
 use super::report::{GivenUp, MoveCounts};
+use super::{DefragError, DefragReport, Move, OverdueCopy};
 
 /// A wave whose copy was started, as the run that began it sees it.
 pub(super) struct Flight {
@@ -26,6 +26,25 @@ impl Flight {
     /// Returns true if one of these moves goes to a frame that the wave vacates.
     pub(super) fn vacates(&self, moves: &[Move]) -> bool {
         moves.iter().any(|moved| self.sources.binary_search(&moved.to).is_ok())
+    }
+}
+
+/// Why a wave was undone, or could not begin.
+pub(super) enum Failure {
+    Copy(StorageError),
+    Dropped,
+    Overdue(OverdueCopy),
+}
+
+impl Failure {
+    /// Converts the failure to an error that contains the report of the work done before.
+    pub(super) fn told(self, report: DefragReport) -> DefragError {
+        let report = Box::new(report);
+        match self {
+            Self::Copy(error) => DefragError::Copy { error, report },
+            Self::Dropped => DefragError::CopyDropped { report },
+            Self::Overdue(copy) => DefragError::CopyOverdue { copy, report },
+        }
     }
 }
 

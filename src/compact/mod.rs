@@ -1,4 +1,4 @@
-//! Compaction: blocks move so that scattered free frames form free runs.
+//! Compaction: blocks move so that scattered frames, free or evictable, form runs.
 //!
 //! [`plan()`] is a pure function. It takes a [`Snapshot`] of every frame at one moment, and returns
 //! which blocks should move where. It touches no pool, has no randomness and reads no clock, so
@@ -23,10 +23,11 @@
 //!
 //! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to
 //!   cure, except for a request that waits for a run at a given place.
-//! - *Evictable* blocks move, and compaction never drops one: a drop costs hits, a move costs a
-//!   copy. Adjacent ones count as neighbours in a sequence, because they are mostly the rest of
-//!   one, and will complete a unit when they are evicted together. So a stray one moves, and a run
-//!   of them stays.
+//! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others: an
+//!   allocation gets evictable frames as it gets free ones. A compaction plans as if they had been
+//!   dropped. A plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; adjacent
+//!   ones then count as neighbours in a sequence, because they are mostly the rest of one. So does a
+//!   shrink, while there is room.
 //! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
 //!
 //! # Files

@@ -129,8 +129,8 @@ impl DefragReport {
 pub enum CompactionState {
     /// It moves blocks.
     Moving,
-    /// Free and evictable frames are no more fragmented than the threshold, or than the growth of
-    /// sequences explains.
+    /// Free and evictable frames are no more fragmented than the
+    /// [threshold](super::DefragConfig::threshold), or than the growth of sequences explains.
     Contiguous,
     /// It waits for batches that may read the frames which the last run vacated.
     Batches,
@@ -157,7 +157,7 @@ impl fmt::Display for CompactionState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Moving => "moves blocks",
-            Self::Contiguous => "rests: not fragmented beyond its threshold",
+            Self::Contiguous => "rests: free and evictable blocks are not fragmented enough",
             Self::Batches => "rests: batches in flight may read the frames that were vacated",
             Self::NoGain => "rests: no move pays",
             Self::Share => "rests: its share of the allocated blocks was moved",
@@ -225,6 +225,7 @@ pub struct DefragTotals {
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
     /// Evictable blocks that were dropped from the frames to which blocks moved.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub dropped_blocks: usize,
     /// Planned moves that did not take place.
     pub given_up: GivenUp,
@@ -278,13 +279,13 @@ impl DefragTotals {
 
     pub(super) fn add(&mut self, report: &DefragReport) {
         self.looks += 1;
+        self.dropped_blocks += report.dropped_blocks;
         self.given_up.add(&report.given_up);
         self.time += report.time;
         if report.moved_blocks > 0 {
             self.runs += 1;
             self.moved_blocks += report.moved_blocks;
             self.moved_bytes += report.moved_bytes;
-            self.dropped_blocks += report.dropped_blocks;
             self.waves += report.waves;
             self.runs_gained += report.runs_gained;
             self.fragmentation_before_sum += report.fragmentation_before;

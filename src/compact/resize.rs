@@ -21,7 +21,8 @@ use crate::error::TurnTask;
 use crate::ids::{BlockId, Run as Frames};
 use crate::sync::runtime::{after, now, sleep_until, timeout_at};
 
-use super::compactor::{Compactor, Failure};
+use super::compactor::Compactor;
+use super::copying::Failure;
 use super::error::Blocker;
 use super::options::{COPY_DEADLINE, DefragOptions};
 use super::turns::Turn;
@@ -135,7 +136,7 @@ impl Compactor {
             let over = (core.recount().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
             core.evict_free(over);
             if !self.bytes().are_known() {
-                core.evict_frames(shrinking.region().frames());
+                core.evict_region(shrinking.region());
             }
             // Other threads allocate meanwhile: without enough room, no block moves for now.
             let can_move = self.bytes().are_known() && has_room(core, blocks).is_ok();

@@ -28,6 +28,7 @@
 
 use std::fmt;
 
+use crate::config::FAN;
 use crate::frame::outside_of_runs;
 use crate::ids::{FrameId, Order, Run, SequenceId};
 
@@ -182,6 +183,8 @@ pub struct Snapshot {
     sequences: Vec<SequenceId>,
     /// One bit per frame with the last block of a list that grows; empty if there is none.
     ends: Vec<u64>,
+    /// See [`dropped`](Self::dropped).
+    dropped: Vec<u64>,
     /// Number of frames of the null block (0 or 1), and of the reserve.
     null: usize,
     reserved: usize,
@@ -196,7 +199,7 @@ impl Snapshot {
     /// counts as a sequence in every measure here, but the planner does not look for its
     /// neighbours.
     pub const fn new(order: Order, frames: Vec<FrameState>, sequences: Vec<SequenceId>) -> Self {
-        Self { order, frames, sequences, ends: Vec::new(), null: 0, reserved: 0 }
+        Self { order, frames, sequences, ends: Vec::new(), dropped: Vec::new(), null: 0, reserved: 0 }
     }
 
     /// Excludes a null block, and `reserved` blocks in the reserve, from the measures.
@@ -219,11 +222,35 @@ impl Snapshot {
         self
     }
 
-    /// Returns the snapshot as if all evictable blocks had been dropped: their frames are free.
-    pub fn without_evictable(mut self) -> Self {
-        let evictable = self.frames.iter_mut().filter(|state| state.kind() == FrameKind::Evictable);
-        evictable.for_each(|state| *state = FrameState::FREE);
+    /// Returns the snapshot as if those evictable blocks had been dropped that `can_go` by their frames.
+    /// In a spared unit, their frames are spared. Those that stay become `staying`, if given.
+    pub(super) fn without_evictable(
+        mut self,
+        can_go: impl Fn(FrameId) -> bool,
+        staying: Option<FrameState>,
+    ) -> Self {
+        self.dropped = vec![0; self.frames.len().div_ceil(64)];
+        for (unit, (frames, dropped)) in self.frames.chunks_mut(FAN).zip(&mut self.dropped).enumerate() {
+            let is_spared = frames.contains(&FrameState::SPARED);
+            for (at, state) in frames.iter_mut().enumerate() {
+                if state.kind() != FrameKind::Evictable {
+                    continue;
+                }
+                if can_go(FrameId((unit * FAN + at) as u32)) {
+                    *dropped |= 1 << at;
+                    *state = if is_spared { FrameState::SPARED } else { FrameState::FREE };
+                } else {
+                    *state = staying.unwrap_or(*state);
+                }
+            }
+        }
         self
+    }
+
+    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does: a
+    /// block can move there, but a list does not grow there.
+    pub(super) fn dropped(&self) -> &[u64] {
+        &self.dropped
     }
 
     /// Returns one bit per frame with the last block of a list that grows, or nothing if none does.

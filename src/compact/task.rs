@@ -6,8 +6,8 @@
 //!                    are owed and none begins; yields between two
 //!                    no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
-//!                    a block is evictable, and the task has moved its share of those allocated?  not
-//!                    now
+//!                    no more blocks are free than evictable, and the task has moved its share of
+//!                    those allocated?  not now
 //!                    are free and evictable frames fragmented beyond `threshold`, and not for the
 //!                    growth of lists alone?  a run
 //!                    while there are evictable blocks and nothing to do, the planner finds no move
@@ -47,9 +47,10 @@ const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 /// writing the block has cost.
 const SHARE: f64 = 0.02;
 
-/// While blocks are evictable, the task runs above this rate at least: below, evictions provide runs,
-/// and a block that moves among evictable ones of another age keeps their unit from being evicted as
-/// a whole (in a replay at a rate of 4 %, runs of sequences were 10 % shorter with the moves).
+/// In a pool with as many evictable blocks as free ones, the task runs above this rate at least. Below,
+/// evictions provide runs, and a block that moves among evictable ones of another age keeps their
+/// unit from being evicted as a whole (in a replay at a rate of 4 %, runs of sequences were 10 %
+/// shorter with the moves).
 const CACHED_THRESHOLD: f64 = 0.25;
 
 /// The task may move this share of the pool more than its share of what was allocated, as a shift.
@@ -70,13 +71,13 @@ pub struct DefragConfig {
     /// that as many frames would form under the best placement of all blocks.
     ///
     /// The task does not count the frames that sequences spare for their growth, nor as many others
-    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
-    /// cache up to a quarter of the frames in use. While blocks are evictable, it rests below a rate of
-    /// a quarter: evictions provide runs then.
+    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix cache
+    /// an eighth of it up to 1,280 frames, and up to a quarter of the frames in use. While no more
+    /// blocks are free than evictable, it rests below a rate of a quarter: evictions provide runs then.
     pub threshold: f64,
-    /// While blocks are evictable, the task moves at most this share of the blocks that are allocated,
-    /// 0 to 1, and once a 64th of the pool; by default 2 %. Without, a fragmented pool refuses what
-    /// needs a run, and the task moves what it can.
+    /// While no more blocks are free than evictable, the task moves at most this share of the blocks
+    /// that are allocated, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise it moves what
+    /// it can.
     pub share: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
@@ -124,7 +125,7 @@ impl DefragConfig {
         self
     }
 
-    /// Sets the share of the allocated blocks that the task may move while blocks are evictable.
+    /// Sets the share of the allocated blocks that the task may move in a pool full of evictable ones.
     pub fn share(mut self, share: f64) -> Self {
         self.share = share;
         self
@@ -290,10 +291,11 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         }
         blocks.reclaim_due_shared_limbo();
         let before = Idle::now(&compactor);
-        let is_cached = blocks.evictable() > 0;
+        let is_cached = blocks.evictable() >= blocks.counts().free().max(1);
         let threshold = config.threshold.max(if is_cached { CACHED_THRESHOLD } else { 0.0 });
         let moves_max = if is_cached { share.left(blocks) } else { usize::MAX };
-        let state = if moves_max == 0 {
+        // Fewer moves than empty a run gain nothing.
+        let state = if moves_max < order.frames().min(share.advance(blocks).max(1)) {
             CompactionState::Share
         } else if blocks.curable_fragmentation(order) <= threshold {
             CompactionState::Contiguous
@@ -332,14 +334,16 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         if report.moved_blocks > report.given_up.total() {
             (patience, pause) = (1, config.interval);
         } else {
-            compactor.set_state(Some(CompactionState::NoGain));
+            if outcome.is_ok() {
+                compactor.set_state(Some(CompactionState::NoGain));
+            }
             patience = (2 * patience).min(PATIENCE_MAX);
             idle = Some(Idle::now(&compactor));
         }
     }
 }
 
-/// How many blocks the task may move while blocks are evictable.
+/// How many blocks the task may move in a pool full of evictable ones.
 struct MovedShare {
     share: f64,
     /// Blocks that had been allocated when it began.
@@ -354,9 +358,13 @@ impl MovedShare {
 
     fn left(&self, blocks: &Blocks) -> usize {
         let allocated = blocks.allocation_counts().blocks.saturating_sub(self.before);
-        let advance = blocks.total() as u64 >> ADVANCE_SHIFT;
-        let may = (allocated as f64 * self.share) as u64 + if self.share > 0.0 { advance } else { 0 };
+        let may = (allocated as f64 * self.share) as u64 + self.advance(blocks) as u64;
         may.saturating_sub(self.moved) as usize
+    }
+
+    /// Returns how many blocks the task may move before any are allocated.
+    fn advance(&self, blocks: &Blocks) -> usize {
+        if self.share > 0.0 { blocks.total() >> ADVANCE_SHIFT } else { 0 }
     }
 }
 

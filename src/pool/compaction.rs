@@ -13,15 +13,15 @@ use crate::error::{GrowError, ShrinkError};
 use super::Pool;
 
 impl Pool {
-    /// Moves blocks so that free frames form aligned runs of the pool's order.
+    /// Moves blocks so that free and evictable frames form aligned runs of the pool's order.
     ///
     /// Runs concurrently with all other operations; no thread waits for a move. Only sealed,
     /// unpinned blocks move: those that a finished batch filled, and those sealed
     /// [by handle](Self::seal) or by their [lease](crate::Lease::seal). A pool of unsealed leases
     /// stays as it is, and the report says that no block moved.
     ///
-    /// Evictable blocks stay: the runs to gain are of free and evictable frames, which allocations get
-    /// by eviction. Where a block moves to the frame of an evictable one, that is evicted.
+    /// Evictable blocks stay, since allocations get their frames by eviction. Where a block moves to the
+    /// frame of an evictable one, that is evicted.
     ///
     /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
@@ -84,7 +84,7 @@ impl Pool {
 
     /// Starts a background task that compacts the pool whenever it is fragmented.
     ///
-    /// While no batch begins, it also evicts ahead of need, in slices of at most 512 blocks, what
+    /// While no batch begins, it also evicts ahead of need, in slices of about 128 blocks, what
     /// the ends of batches and sequences left.
     ///
     /// Needs the feature `tokio`. The task runs on the current tokio runtime, until the result is

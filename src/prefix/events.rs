@@ -188,7 +188,7 @@ impl EventQueue {
         if !self.is_subscribed() {
             return Published::ToNone;
         }
-        self.push(numbers, Told { era, event: std::sync::Arc::new(event()) })
+        self.push(numbers, Told::new(era, event()))
     }
 
     /// Returns the number of subscriptions begun so far. One that begins later sees the changes of

@@ -22,7 +22,8 @@ pub struct PyDefragmenter(Arc<Exclusive<Defragmenter>>);
 #[pymethods]
 impl PyPool {
     /// Starts a task, on a thread of the package, that compacts the pool while its fragmentation
-    /// rate is above `threshold` (0 to 1), and looks every `interval` seconds.
+    /// rate is above `threshold` (0 to 1), and looks every `interval` seconds. In a pool full of
+    /// evictable blocks: above 0.25, and at most 2 % of the allocated blocks.
     #[pyo3(signature = (*, threshold=Share(0.02), interval=Seconds(Duration::from_millis(2))))]
     fn start_defragmenter(&self, threshold: Share, interval: Seconds) -> Outcome<PyDefragmenter> {
         let config = DefragConfig::new().threshold(threshold.0).interval(interval.0);

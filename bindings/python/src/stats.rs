@@ -187,11 +187,13 @@ record! {
         available_fragmentation_before: f64,
         /// Fragmentation rate of free and evictable frames after, 0 to 1.
         available_fragmentation_after: f64,
-        /// Increase in the number of runs of free and evictable frames; negative if other threads took
-        /// more.
+        /// Increase in the number of runs of free and evictable frames; negative if other threads
+        /// took more.
         runs_gained: isize,
         /// Blocks that could not move: unsealed, pinned, or moving.
         fixed_blocks: usize,
+        /// Whether blocks were moved and fewer runs are left, because of what others did meanwhile.
+        is_worse: bool,
     }
 }
 
@@ -210,6 +212,7 @@ impl From<DefragReport> for DefragmentReport {
             available_fragmentation_after: report.available_fragmentation_after,
             runs_gained: report.runs_gained,
             fixed_blocks: report.fixed_blocks,
+            is_worse: report.is_worse(),
         }
     }
 }

@@ -400,8 +400,9 @@ impl PyPool {
     }
 
     /// Compacts the pool: moves sealed blocks together, while others are allocated and freed.
+    /// Evictable blocks in their way are dropped.
     ///
-    /// `order` is log2 of the length of the free runs to gain, `budget_bytes` a bound on what is
+    /// `order` is log2 of the length of the runs of free and evictable frames to gain, `budget_bytes` a bound on what is
     /// moved. Cancelling ends it after the moves under way.
     #[pyo3(signature = (*, order=None, budget_bytes=None))]
     fn defragment(&self, order: Option<RunOrder>, budget_bytes: Option<Count>) -> Outcome<Call> {

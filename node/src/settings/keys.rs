@@ -82,7 +82,7 @@ pub const KEYS: &[Key] = &[
     key("device", "DEVICE", Some("host"), "host, or cuda:N in a build with the feature `cuda`",
         "Device of the pool's memory"),
     key("defrag-threshold", "R", Some("0.02"), "a number from 0 to 1, or `off`",
-        "Compact in the background while fragmentation is above R: the share of the possible runs of free and evictable blocks that is missing; `stats` says why it rests: not fragmented, a batch of its last run in flight, no move pays, or moved 2 % of the allocated blocks while some were evictable"),
+        "Compact in the background while fragmentation is above R: the share of the possible runs of free and evictable blocks that is missing; in a pool full of evictable blocks above 0.25, and at most 2 % of the allocated blocks. `stats` says why it rests"),
     key("defrag-interval", "TIME", Some("2ms"), "a time from 1ms to 1h, such as 2ms or 1s",
         "Time between two checks of fragmentation"),
     key("eviction", "POLICY", Some("lru"), "lru, priority, foresight, or `off` for no prefix cache",

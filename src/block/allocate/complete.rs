@@ -6,8 +6,8 @@
 //! by a batch or is too valuable, all of them stay.
 //!
 //! What lists take are runs of units. So the units beside one that was completed follow it, up to
-//! [`BESIDE`] in each direction, if they hold nothing but free and evictable frames; a multiple of the
-//! tolerance holds for them.
+//! [`BESIDE`] in each direction, if they hold nothing but free and evictable frames; a multiple of
+//! the tolerance holds for them.
 //!
 //! The blocks are evicted by id, as a [walk](Core::evict_any) does, so the queues need no new step:
 //! their entries become stale, and are skipped.
@@ -27,7 +27,7 @@ const EARLY_MAX: usize = FAN / 2;
 /// Maximum number of units that follow a completed one in each direction.
 const BESIDE: usize = 4;
 
-/// No unit follows once as many blocks were evicted for others.
+/// Maximum number of blocks of these units that one call evicts.
 const BESIDE_BLOCKS: usize = 512;
 
 /// The tolerance for the blocks of these units, as a multiple.
@@ -54,43 +54,38 @@ impl Core {
         units.dedup();
         let completed = units.iter().map(|&unit| self.complete_unit(evictor, unit, EARLY_MAX, 1));
         let completed: usize = completed.sum();
-        let mut beside = 0;
-        for unit in units {
-            if beside < BESIDE_BLOCKS {
-                beside += self.complete_beside(evictor, unit);
-            }
-        }
-        completed + beside
+        let mut left = BESIDE_BLOCKS;
+        units.into_iter().for_each(|unit| self.complete_beside(evictor, unit, &mut left));
+        completed + BESIDE_BLOCKS - left
     }
 
-    /// Completes the units beside one that is free.
-    fn complete_beside(&self, evictor: &dyn Evictor, unit: FrameId) -> usize {
-        let frames = &self.space.frames;
-        let up = (1..=BESIDE as u32).map(|by| unit.0.checked_add(by << FAN_LOG2));
-        let down = (1..=BESIDE as u32).map(|by| unit.0.checked_sub(by << FAN_LOG2));
-        let complete = |beside: &mut dyn Iterator<Item = Option<u32>>| {
-            let mut completed = 0;
-            for beside in beside.map_while(|unit| unit.map(FrameId)) {
-                if beside.index() >= self.rows() {
-                    break;
-                }
-                if !frames.is_unit_free(beside) {
-                    match self.complete_unit(evictor, beside, FAN, BESIDE_TOLERANCE) {
-                        0 => break,
-                        more => completed += more,
-                    }
-                }
+    /// Completes the units beside one that is free, by at most `left` evictions.
+    fn complete_beside(&self, evictor: &dyn Evictor, unit: FrameId, left: &mut usize) {
+        let is_free = |unit| self.space.frames.is_unit_free(unit);
+        if !is_free(unit) {
+            return;
+        }
+        let by = |units: usize| (units << FAN_LOG2) as u32;
+        let up = (1..=BESIDE).map_while(|units| unit.0.checked_add(by(units)));
+        let down = (1..=BESIDE).map_while(|units| unit.0.checked_sub(by(units)));
+        let mut follows = |unit: FrameId| {
+            if unit.index() >= self.rows() || is_free(unit) {
+                return is_free(unit);
             }
-            completed
+            let evicted = self.complete_unit(evictor, unit, FAN.min(*left), BESIDE_TOLERANCE);
+            *left -= evicted;
+            evicted > 0
         };
-        if frames.is_unit_free(unit) { complete(&mut { up }) + complete(&mut { down }) } else { 0 }
+        let _ = up.map(FrameId).all(&mut follows);
+        let _ = down.map(FrameId).all(&mut follows);
     }
 
     /// Evicts what is left in a unit, if that is at most `most` blocks, and the evictor tolerates it.
+    /// Returns the number of evicted blocks.
     fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId, most: usize, tolerance: u32) -> usize {
         let frames = &self.space.frames;
         let free = frames.free_in_unit(unit);
-        if FAN - free.len() as usize > most || most < FAN && free.is_empty() || frames.is_spared(unit) {
+        if FAN - free.len() as usize > most || frames.is_spared(unit) {
             return 0;
         }
         let rest = FrameMask { base: unit, bits: !free.bits };

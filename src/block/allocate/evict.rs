@@ -207,7 +207,7 @@ impl Core {
     }
 
     /// Counts an evicted block, and lets the evictor forget it.
-    fn forget_evicted(&self, id: BlockId) {
+    pub(in crate::block) fn forget_evicted(&self, id: BlockId) {
         self.count_not_evictable(1);
         if let Some(evictor) = &self.evictor {
             evictor.forget(self, id);
@@ -250,6 +250,12 @@ impl Core {
     /// Returns whether an eviction would succeed at this moment.
     pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         word.evict().is_some() && self.is_unseen(id, word, oldest)
+    }
+
+    /// Returns whether the block in a frame could be evicted at this moment.
+    pub(crate) fn can_evict_at(&self, frame: FrameId, oldest: Ticket) -> bool {
+        let id = self.space.table.block_at(frame);
+        self.can_evict(id, self.word(id), oldest)
     }
 
     /// Evicts up to `wanted` blocks in the evictor's order. It skips some that are moving or seen,
@@ -384,24 +390,19 @@ impl Core {
         evicted
     }
 
-    /// Evicts and frees the evictable blocks in these frames, and returns their number.
-    pub(crate) fn evict_frames(&self, frames: impl IntoIterator<Item = FrameId>) -> usize {
+    /// Evicts and frees the evictable blocks in these frames.
+    pub(crate) fn evict_region(&self, region: Run) {
         if self.evictable() == 0 {
-            return 0;
+            return;
         }
         let (mut freed, oldest) = (FreedFrames::new(&self.space), self.space.clock.oldest());
-        let mut evicted = 0;
-        for frame in frames {
+        for frame in region.frames() {
             if let Ok(frame) = self.evict(self.space.table.block_at(frame), oldest) {
                 freed.push(frame);
-                evicted += 1;
             }
         }
         drop(freed);
-        if evicted > 0 {
-            self.announce();
-        }
-        evicted
+        self.announce();
     }
 
     /// Returns the frame of an evicted block for a request, after filling the reserve unless

@@ -31,8 +31,8 @@ const HOLES_SHIFT: u32 = 2;
 /// The limit in a pool without a cache, as a shift.
 const HOLES_POOL_SHIFT: u32 = 6;
 
-/// What it is at least in a pool with a cache, as a shift of the pool, up to [`HOLES_MIN`]: below, lists
-/// go into holes, and are evicted as holes later.
+/// What it is at least in a pool with a cache, as a shift of the pool, up to [`HOLES_MIN`]: with
+/// fewer, lists go into holes, and are evicted as holes later.
 const HOLES_CACHE_SHIFT: u32 = 3;
 
 /// What it is at least in larger pools: the number of lists that grow at a time does not rise with

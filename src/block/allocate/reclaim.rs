@@ -58,7 +58,8 @@ const WATERMARK_SHIFT: u32 = 5;
 /// Maximum of the watermark, in frames.
 const WATERMARK_MAX: usize = 256;
 
-/// Maximum number of blocks that one slice evicts.
+/// Maximum number of blocks that one slice evicts in the order of the policy. What
+/// [completes units](super::complete) comes on top.
 const SLICE_MAX: usize = 128;
 
 impl Core {

@@ -79,11 +79,21 @@ impl<'a> Map<'a> {
         matches!(self.snapshot.frames()[frame as usize..], [this, next, ..] if this.is_linked_to(next))
     }
 
-    /// Returns the frames behind the last blocks of growing lists that are free in `free`.
+    /// Returns the frames behind the last blocks of growing lists that are free in `free`, and not only
+    /// [as if dropped](Snapshot::dropped).
     pub(super) fn rooms(&self, free: &[u64], ends: &[u64]) -> Vec<u64> {
         let mut last = 0;
         let behind = ends.iter().map(|word| *word << 1 | std::mem::replace(&mut last, word >> 63));
-        behind.zip(free).map(|(behind, free)| behind & free).collect()
+        let dropped = self.snapshot.dropped().iter().chain(std::iter::repeat(&0));
+        behind.zip(free).zip(dropped).map(|((behind, free), dropped)| behind & free & !dropped).collect()
+    }
+
+    /// Returns whether a list could grow into this frame.
+    pub(super) fn is_room(&self, frame: u32) -> bool {
+        let is_dropped = |frame| {
+            self.snapshot.dropped().get(frame as usize / 64).is_some_and(|word| word >> (frame % 64) & 1 == 1)
+        };
+        (frame as usize) < self.len() && self.state(frame).kind().is_free() && !is_dropped(frame)
     }
 
     /// Returns the free frames after these moves.
@@ -109,7 +119,7 @@ impl<'a> Map<'a> {
         }
         let count = |rooms: Vec<u64>| rooms.iter().map(|word| word.count_ones() as isize).sum::<isize>();
         // Spared frames are rooms too.
-        let is_spared = |frame: u32| self.state(frame).kind() == FrameKind::Spared;
+        let is_spared = |frame: u32| self.is_room(frame) && self.state(frame).kind() == FrameKind::Spared;
         let before = count(self.rooms(&self.free, ends));
         let (free, mut after) = (self.free_after(moves), ends.to_vec());
         let mut in_spared = 0;
@@ -117,7 +127,7 @@ impl<'a> Map<'a> {
             if has(ends, from.0) {
                 put(&mut after, from, false);
                 put(&mut after, to, true);
-                let next = |frame: FrameId| frame.index() + 1 < self.len() && is_spared(frame.0 + 1);
+                let next = |frame: FrameId| is_spared(frame.0 + 1);
                 in_spared += isize::from(next(to)) - isize::from(next(from));
             }
         }

@@ -97,10 +97,7 @@ fn room_gained(map: &Map<'_>, after: &impl Fn(u32) -> (u64, bool), from: FrameId
     if ends.is_empty() {
         return 0;
     }
-    let is_room = |frame: u32, has_block: bool| {
-        let is_free = |frame: u32| (frame as usize) < map.len() && map.state(frame).kind().is_free();
-        is_free(frame) && !has_block
-    };
+    let is_room = |frame: u32, has_block: bool| map.is_room(frame) && !has_block;
     let mut gained = -i64::from(to.0 > 0 && map::has(ends, to.0 - 1));
     if map::has(ends, from.0) {
         let next = to.0 + 1;

@@ -135,7 +135,7 @@ impl FrameShrink {
         if not_free > 0 {
             return Err(FrameShrinkError::NotFree { frames: not_free });
         }
-        blocks.evict_frames(region.frames());
+        blocks.evict_region(region);
         let missing = self.shrinking.collect();
         if missing > 0 {
             // Taken, or retired, by another thread since.

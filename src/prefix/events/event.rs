@@ -63,7 +63,21 @@ pub(super) struct Told {
     /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
     /// clears.
     pub(super) era: u64,
-    pub(super) event: Arc<KvEvent>,
+    event: Arc<KvEvent>,
+}
+
+impl Told {
+    pub(super) fn new(era: u64, event: KvEvent) -> Self {
+        Self { era, event: Arc::new(event) }
+    }
+
+    pub(super) fn event(&self) -> &KvEvent {
+        &self.event
+    }
+
+    pub(super) fn into_event(self) -> KvEvent {
+        Arc::unwrap_or_clone(self.event)
+    }
 }
 
 /// Matches any era.

@@ -84,9 +84,7 @@ impl KvEvents {
             // the previous one left `head`. Slots live as long as `shared`.
             let told = match unsafe { (*self.slot).ring.pop(&mut self.reader) }? {
                 Popped::Value(told) => told,
-                Popped::Lost(lost) => {
-                    Told { era: ANY_ERA, event: std::sync::Arc::new(KvEvent::Resync { lost }) }
-                }
+                Popped::Lost(lost) => Told::new(ANY_ERA, KvEvent::Resync { lost }),
             };
             if before.head < self.begin.head {
                 // Test: `what_is_left_of_the_last_subscription_is_skipped`. Not counted either.
@@ -95,8 +93,8 @@ impl KvEvents {
             }
             let place = before.head - self.begin.head + before.reported - self.begin.reported;
             let number = place.wrapping_add(self.skew);
-            if let Some(delivery) = self.heed(told.era, &told.event) {
-                let own = Numbered { number, event: std::sync::Arc::unwrap_or_clone(told.event) };
+            if let Some(delivery) = self.heed(told.era, told.event()) {
+                let own = Numbered { number, event: told.into_event() };
                 return Some(match delivery {
                     Delivery::Itself => own,
                     Delivery::Cleared => {

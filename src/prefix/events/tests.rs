@@ -101,7 +101,7 @@ fn a_subscription_begins_anew() {
 fn what_is_left_of_the_last_subscription_is_skipped() {
     let queue = EventQueue::new(2);
     drop(queue.subscribe().unwrap());
-    let late = |i| Told { era: ANY_ERA, event: std::sync::Arc::new(removed(i)) };
+    let late = |i| Told::new(ANY_ERA, removed(i));
     for i in 0..5 {
         queue.0.slots().for_each(|slot| {
             slot.push(late(i));
