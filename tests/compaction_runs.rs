@@ -174,7 +174,8 @@ async fn a_block_that_a_batch_may_see_is_not_dropped() {
     pool.audit().unwrap();
 }
 
-/// While blocks are evictable, the task moves its share, says so, and goes on as blocks are allocated.
+/// While blocks are evictable, the task moves its share, says so, and goes on as blocks are
+/// allocated.
 #[tokio::test(start_paused = true)]
 async fn the_background_task_keeps_to_its_share_and_says_why_it_rests() {
     let (pool, open) = scattered();

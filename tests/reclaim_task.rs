@@ -44,8 +44,8 @@ fn open(pool: &Pool, batch: &mut Batch, id: u64, blocks: usize) -> Sequence {
     sequence
 }
 
-/// Fills half of the pool with evictable blocks, and then the other half: one slice is evicted at the
-/// end of that batch, and more are owed.
+/// Fills half of the pool with evictable blocks, and then the other half: one slice is evicted at
+/// the end of that batch, and more are owed.
 fn fill(pool: &Pool) -> Sequence {
     let kept = fill_with(pool);
     assert_eq!((evicted(pool), pool.stats().free), (SLICE, SLICE + HOLES));
@@ -140,8 +140,8 @@ async fn a_stopped_task_evicts_nothing() {
     assert_eq!(evicted(&pool), SLICE);
 }
 
-/// The units beside those that a slice completes follow as a whole, four in each direction, if no block
-/// in them has an owner and the tolerance permits it.
+/// The units beside those that a slice completes follow as a whole, four in each direction, if no
+/// block in them has an owner and the tolerance permits it.
 #[test]
 fn units_beside_a_completed_one_follow() {
     for (tolerance, beside) in [(0.0, 0), (0.000_01, 0), (0.05, 4), (1.0, 4)] {

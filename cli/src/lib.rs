@@ -15,8 +15,9 @@
 //! | `fit` | text and tables within the width of the terminal |
 //! | `output` | text and files that leave the program |
 //!
-//! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken, had
-//! nothing to check, or left a pool more fragmented (`defrag`); 2 for bad usage or bad input; 130 when it was interrupted.
+//! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken,
+//! had nothing to check, or left a pool more fragmented (`defrag`); 2 for bad usage or bad input;
+//! 130 when it was interrupted.
 
 // For the JSON of the report, which is one macro call.
 #![recursion_limit = "256"]

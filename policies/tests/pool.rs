@@ -262,8 +262,9 @@ fn the_pools_lru_has_the_hit_rate_of_an_exact_one() {
         // While a thread is descheduled inside a batch, blocks released since are not evicted, so
         // the order is exact only between batches. On a busy machine this happens often.
         let allowed = if threads == 1 { DEVIATION } else { 5.0 * DEVIATION };
-        // The capacity is smaller: the pool keeps frames free, ahead of need (at most a 32nd), in holes
-        // (at most an eighth), and those that running sequences spare. A sixteenth is enough here.
+        // The capacity is smaller: the pool keeps frames free, ahead of need (at most a 32nd), in
+        // holes (at most an eighth), and those that running sequences spare. A sixteenth is enough
+        // here.
         let least = served_exactly(&trace, capacity - capacity / 16, &events);
         let lowest = least.share() / exact.share() - 1.0;
         eprintln!("with a sixteenth less room exactly {:+.3} %", 100.0 * lowest);

@@ -475,15 +475,16 @@ pub trait Evictor: Send + Sync {
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
     /// Returns whether all of these evictable blocks may be evicted before others that precede them
-    /// in the order, to complete a unit of free frames, at a multiple of the usual tolerance. For no
-    /// blocks: whether any ever may.
+    /// in the order, to complete a unit of free frames, at a multiple of the usual tolerance. For
+    /// no blocks: whether any ever may.
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool;
 
     /// Returns the number of releases of which the evictor was told, modulo 2^64. It changes before
     /// the tag of a block is noted.
     fn releases(&self) -> u64;
 
-    /// As [`tag`](Self::tag), if it is the one that [`became_evictable`](Self::became_evictable) noted.
+    /// As [`tag`](Self::tag), if it is the one that [`became_evictable`](Self::became_evictable)
+    /// noted.
     fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.

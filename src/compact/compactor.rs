@@ -46,8 +46,8 @@
 //! that are released meanwhile. The storage therefore bounds the bytes of a wave, and the number of
 //! waves in flight. While batches are in flight, vacated frames stay retired until those batches
 //! have ended: a run may retire as many frames as it moves blocks. An explicit run does all it can.
-//! The background task leaves room for allocations: it moves as many blocks as a [share](ROOM) of the
-//! available ones, and continues when those batches have ended.
+//! The background task leaves room for allocations: it moves as many blocks as a [share](ROOM) of
+//! the available ones, and continues when those batches have ended.
 //!
 //! # Evictable blocks
 //!
@@ -454,9 +454,9 @@ impl CompactionPass<'_> {
 
     /// Returns a plan for the current state of the pool.
     ///
-    /// Evictable blocks stay, or are dropped from the frames to which others move: an allocation would
-    /// drop them in any case. They are moved out of a region to be emptied, and out of a run for a
-    /// request while a batch may see them.
+    /// Evictable blocks stay, or are dropped from the frames to which others move: an allocation
+    /// would drop them in any case. They are moved out of a region to be emptied, and out of a run
+    /// for a request while a batch may see them.
     pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
         let (blocks, mut snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
         let null = usize::from(blocks.null_block().is_some());

@@ -23,11 +23,11 @@
 //!
 //! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to
 //!   cure, except for a request that waits for a run at a given place.
-//! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others: an
-//!   allocation gets evictable frames as it gets free ones. A compaction plans as if they had been
-//!   dropped. A plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; adjacent
-//!   ones then count as neighbours in a sequence, because they are mostly the rest of one. So does a
-//!   shrink, while there is room.
+//! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others:
+//!   an allocation gets evictable frames as it gets free ones. A compaction plans as if they had
+//!   been dropped. A plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead;
+//!   adjacent ones then count as neighbours in a sequence, because they are mostly the rest of one.
+//!   So does a shrink, while there is room.
 //! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
 //!
 //! # Files

@@ -104,8 +104,8 @@ pub struct DefragReport {
     pub available_fragmentation_before: f64,
     /// The same after the run over free and evictable frames.
     pub available_fragmentation_after: f64,
-    /// Increase in the number of aligned runs of free and evictable frames of the goal's order. It may
-    /// be negative, because other threads allocate and free meanwhile.
+    /// Increase in the number of aligned runs of free and evictable frames of the goal's order. It
+    /// may be negative, because other threads allocate and free meanwhile.
     pub runs_gained: isize,
     /// Blocks that could not move at the run's last look at the pool: unsealed, pinned, or moving.
     pub fixed_blocks: usize,
@@ -113,8 +113,8 @@ pub struct DefragReport {
 
 impl DefragReport {
     /// Returns whether blocks were moved, and the pool has fewer runs and is more fragmented than
-    /// before: other threads have allocated and freed meanwhile, and have undone more than the moves
-    /// gained.
+    /// before: other threads have allocated and freed meanwhile, and have undone more than the
+    /// moves gained.
     pub fn is_worse(&self) -> bool {
         let is_more_fragmented = self.available_fragmentation_after > self.available_fragmentation_before;
         self.moved_blocks > 0 && self.runs_gained < 0 && is_more_fragmented
@@ -231,8 +231,8 @@ pub struct DefragTotals {
     pub given_up: GivenUp,
     /// Waves of moves.
     pub waves: usize,
-    /// Increase in the number of aligned runs of free and evictable frames of the task's order, summed
-    /// over the runs.
+    /// Increase in the number of aligned runs of free and evictable frames of the task's order,
+    /// summed over the runs.
     pub runs_gained: isize,
     /// Time spent in runs.
     pub time: Duration,

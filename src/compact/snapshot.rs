@@ -222,8 +222,9 @@ impl Snapshot {
         self
     }
 
-    /// Returns the snapshot as if those evictable blocks had been dropped that `can_go` by their frames.
-    /// In a spared unit, their frames are spared. Those that stay become `staying`, if given.
+    /// Returns the snapshot as if those evictable blocks had been dropped that `can_go` by their
+    /// frames. In a spared unit, their frames are spared. Those that stay become `staying`, if
+    /// given.
     pub(super) fn without_evictable(
         mut self,
         can_go: impl Fn(FrameId) -> bool,
@@ -247,8 +248,8 @@ impl Snapshot {
         self
     }
 
-    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does: a
-    /// block can move there, but a list does not grow there.
+    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does:
+    /// a block can move there, but a list does not grow there.
     pub(super) fn dropped(&self) -> &[u64] {
         &self.dropped
     }

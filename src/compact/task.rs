@@ -43,14 +43,14 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 /// Time between two checks that examine the pool even if no counter has changed.
 const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
-/// Default of [`DefragConfig::share`]. What a move saves in descriptors is worth a small part of what
-/// writing the block has cost.
+/// Default of [`DefragConfig::share`]. What a move saves in descriptors is worth a small part of
+/// what writing the block has cost.
 const SHARE: f64 = 0.02;
 
-/// In a pool with as many evictable blocks as free ones, the task runs above this rate at least. Below,
-/// evictions provide runs, and a block that moves among evictable ones of another age keeps their
-/// unit from being evicted as a whole (in a replay at a rate of 4 %, runs of sequences were 10 %
-/// shorter with the moves).
+/// In a pool with as many evictable blocks as free ones, the task runs above this rate at least.
+/// Below, evictions provide runs, and a block that moves among evictable ones of another age keeps
+/// their unit from being evicted as a whole (in a replay at a rate of 4 %, runs of sequences were
+/// 10 % shorter with the moves).
 const CACHED_THRESHOLD: f64 = 0.25;
 
 /// The task may move this share of the pool more than its share of what was allocated, as a shift.
@@ -65,19 +65,20 @@ const TRIM_EVERY: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct DefragConfig {
-    /// The task runs while the fragmentation rate of free and evictable frames is above this share, 0
-    /// to 1; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation). The
-    /// rate is one minus the number of aligned runs of the order of such frames, divided by the number
-    /// that as many frames would form under the best placement of all blocks.
+    /// The task runs while the fragmentation rate of free and evictable frames is above this share,
+    /// 0 to 1; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
+    /// The rate is one minus the number of aligned runs of the order of such frames, divided by the
+    /// number that as many frames would form under the best placement of all blocks.
     ///
     /// The task does not count the frames that sequences spare for their growth, nor as many others
-    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix cache
-    /// an eighth of it up to 1,280 frames, and up to a quarter of the frames in use. While no more
-    /// blocks are free than evictable, it rests below a rate of a quarter: evictions provide runs then.
+    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
+    /// cache an eighth of it up to 1,280 frames, and up to a quarter of the frames in use. While no
+    /// more blocks are free than evictable, it rests below a rate of a quarter: evictions provide
+    /// runs then.
     pub threshold: f64,
-    /// While no more blocks are free than evictable, the task moves at most this share of the blocks
-    /// that are allocated, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise it moves what
-    /// it can.
+    /// While no more blocks are free than evictable, the task moves at most this share of the
+    /// blocks that are allocated, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise it
+    /// moves what it can.
     pub share: f64,
     /// Time between two checks. While the pool does not change, checks are nearly free, and the
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
@@ -125,7 +126,8 @@ impl DefragConfig {
         self
     }
 
-    /// Sets the share of the allocated blocks that the task may move in a pool full of evictable ones.
+    /// Sets the share of the allocated blocks that the task may move in a pool full of evictable
+    /// ones.
     pub fn share(mut self, share: f64) -> Self {
         self.share = share;
         self

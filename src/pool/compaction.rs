@@ -20,8 +20,8 @@ impl Pool {
     /// [by handle](Self::seal) or by their [lease](crate::Lease::seal). A pool of unsealed leases
     /// stays as it is, and the report says that no block moved.
     ///
-    /// Evictable blocks stay, since allocations get their frames by eviction. Where a block moves to the
-    /// frame of an evictable one, that is evicted.
+    /// Evictable blocks stay, since allocations get their frames by eviction. Where a block moves
+    /// to the frame of an evictable one, that is evicted.
     ///
     /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
@@ -100,8 +100,8 @@ impl Pool {
         Defragmenter::start(self.0.compactor.clone(), config)
     }
 
-    /// Returns what the background task does, or why it rests; `None` without one. Of several tasks,
-    /// the one that looked at the pool last.
+    /// Returns what the background task does, or why it rests; `None` without one. Of several
+    /// tasks, the one that looked at the pool last.
     pub fn compaction_state(&self) -> Option<CompactionState> {
         self.0.compactor.state()
     }

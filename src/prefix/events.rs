@@ -3,7 +3,8 @@
 //! # Guarantees to a subscriber
 //!
 //! - Events come in the order of their publication: if one publication ends before another begins,
-//!   its event comes first. Two subscribers may receive concurrent publications in different orders.
+//!   its event comes first. Two subscribers may receive concurrent publications in different
+//!   orders.
 //! - The queue of each subscriber is bounded, and publishing never waits. An event that finds no
 //!   room is dropped and counted, and the subscriber receives one [`KvEvent::Resync`] in its place
 //!   or later, never earlier. It must then list the pool's cached blocks again. Other subscribers

@@ -14,8 +14,8 @@ use crate::pool::PyPool;
 use crate::runtime::{runtime, wait};
 use crate::stats::DefragmenterTotals;
 
-/// A background task that compacts a pool whenever it is fragmented. It ends when this is stopped or
-/// collected, and with the pool. Also a context manager.
+/// A background task that compacts a pool whenever it is fragmented. It ends when this is stopped
+/// or collected, and with the pool. Also a context manager.
 #[pyclass(frozen, name = "Defragmenter", module = "kvpool._kvpool")]
 pub struct PyDefragmenter(Arc<Exclusive<Defragmenter>>);
 

@@ -182,8 +182,8 @@ fn put_back(mut lent: Lent<Sequence>, error: kvpool::MigrateError) -> Failure {
     }
 }
 
-/// What a preemption came to. Dropped before it is delivered, it has no effect: the copy in the other
-/// pool is closed, and the sequence stays where it was.
+/// What a preemption came to. Dropped before it is delivered, it has no effect: the copy in the
+/// other pool is closed, and the sequence stays where it was.
 struct Preempting {
     copy: Option<Sequence>,
     source: Lent<Sequence>,
@@ -295,8 +295,8 @@ impl PyPool {
     /// Allocates blocks, and waits in line for them if necessary: `await pool.allocate(10)`.
     ///
     /// Urgent requests come first, then high, then normal ones, in order of arrival. For a
-    /// `contiguous` request, blocks are moved out of the way. Raises Timeout after `timeout` seconds,
-    /// with what was free. Cancelling passes the turn on.
+    /// `contiguous` request, blocks are moved out of the way. Raises Timeout after `timeout`
+    /// seconds, with what was free. Cancelling passes the turn on.
     #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false, timeout=None))]
     fn allocate(
         &self,
@@ -333,7 +333,8 @@ impl PyPool {
     }
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
-    /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot fail.
+    /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot
+    /// fail.
     #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn admit(
@@ -402,8 +403,8 @@ impl PyPool {
     /// Compacts the pool: moves sealed blocks together, while others are allocated and freed.
     /// Evictable blocks in their way are dropped.
     ///
-    /// `order` is log2 of the length of the runs of free and evictable frames to gain, `budget_bytes` a bound on what is
-    /// moved. Cancelling ends it after the moves under way.
+    /// `order` is log2 of the length of the runs of free and evictable frames to gain,
+    /// `budget_bytes` a bound on what is moved. Cancelling ends it after the moves under way.
     #[pyo3(signature = (*, order=None, budget_bytes=None))]
     fn defragment(&self, order: Option<RunOrder>, budget_bytes: Option<Count>) -> Outcome<Call> {
         let (pool, options) = (self.share()?, defragment_options(order, budget_bytes));
@@ -421,11 +422,11 @@ impl PyPool {
         wait(py, defragment(self.share()?, defragment_options(order, budget_bytes)))?
     }
 
-    /// Changes the number of blocks while the pool serves. A shrink moves blocks in use below the new
-    /// end, and returns memory to the system.
+    /// Changes the number of blocks while the pool serves. A shrink moves blocks in use below the
+    /// new end, and returns memory to the system.
     ///
-    /// It gives up after `patience` seconds without progress (0.2 by default): ResizeError then names
-    /// the blocks that cannot move, and the pool keeps its size, as it does when cancelled.
+    /// It gives up after `patience` seconds without progress (0.2 by default): ResizeError then
+    /// names the blocks that cannot move, and the pool keeps its size, as it does when cancelled.
     #[pyo3(signature = (blocks, *, patience=None))]
     fn resize(&self, blocks: Blocks, patience: Option<Seconds>) -> Outcome<Call> {
         let (pool, options) = (self.share()?, resize_options(patience));
@@ -438,13 +439,13 @@ impl PyPool {
         wait(py, resize(self.share()?, blocks.0, resize_options(patience)))?
     }
 
-    /// Moves a sequence to another pool, or to the node of this name, when the batches that write it
-    /// have ended. It is closed here, and continues there with the same id, tokens and bytes.
+    /// Moves a sequence to another pool, or to the node of this name, when the batches that write
+    /// it have ended. It is closed here, and continues there with the same id, tokens and bytes.
     /// Does not wait for room there.
     ///
     /// Returns the sequence in the other pool (None for a node) and a report. If it fails, the
-    /// sequence is as before. Cancelling a move to a pool leaves the sequence here; a move to a node
-    /// goes on, and the sequence is Busy until its outcome is known.
+    /// sequence is as before. Cancelling a move to a pool leaves the sequence here; a move to a
+    /// node goes on, and the sequence is Busy until its outcome is known.
     #[pyo3(signature = (sequence, target, *, timeout=None))]
     fn migrate(
         &self,
@@ -477,8 +478,8 @@ impl PyPool {
         Ok(moved?.complete())
     }
 
-    /// Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool, when
-    /// the batches that write it have ended. Returns a report, and the sequence there.
+    /// Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
+    /// when the batches that write it have ended. Returns a report, and the sequence there.
     ///
     /// If it fails or is cancelled, the sequence is as before.
     #[pyo3(signature = (sequence, *, swap=None, timeout=None))]

@@ -80,8 +80,8 @@ impl Core {
         let _ = down.map(FrameId).all(&mut follows);
     }
 
-    /// Evicts what is left in a unit, if that is at most `most` blocks, and the evictor tolerates it.
-    /// Returns the number of evicted blocks.
+    /// Evicts what is left in a unit, if that is at most `most` blocks, and the evictor tolerates
+    /// it. Returns the number of evicted blocks.
     fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId, most: usize, tolerance: u32) -> usize {
         let frames = &self.space.frames;
         let free = frames.free_in_unit(unit);

@@ -306,8 +306,8 @@ impl Core {
         got
     }
 
-    /// Returns whether a batch from `oldest` on sees an evictable block, according to a tag that will
-    /// not change.
+    /// Returns whether a batch from `oldest` on sees an evictable block, according to a tag that
+    /// will not change.
     pub(super) fn is_seen_for_certain(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         // One load: between two, the releasing thread could note an older tag than was assumed.
         let tag = self.evictor.as_ref().and_then(|evictor| evictor.noted_tag(id, word));

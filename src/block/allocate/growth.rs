@@ -40,8 +40,8 @@ const HOLES_CACHE_SHIFT: u32 = 3;
 const HOLES_MIN: usize = 1_280;
 
 /// The limit in a pool that is owned as a whole, as a shift of the owned frames. It falls with the
-/// owned share: the larger the cache, the more hits a hole costs; the more lists there are, the more
-/// holes they leave.
+/// owned share: the larger the cache, the more hits a hole costs; the more lists there are, the
+/// more holes they leave.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
 /// Frames that lists spare in a pool with a cache: at most this share of the free and evictable
@@ -86,8 +86,8 @@ impl Core {
         self.space.frames.unspare_unit(frame);
     }
 
-    /// Returns the number of free frames that sequences spare for their growth. Reads the bitmaps of
-    /// spared units.
+    /// Returns the number of free frames that sequences spare for their growth. Reads the bitmaps
+    /// of spared units.
     pub fn spared(&self) -> usize {
         self.space.frames.spared_frames()
     }
@@ -118,8 +118,8 @@ impl Core {
             if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request) {
                 return;
             }
-            // Where single blocks with owners are scattered, evictions make holes instead of units, up
-            // to their limit.
+            // Where single blocks with owners are scattered, evictions make holes instead of units,
+            // up to their limit.
             if self.evict_to_units(missing) == 0 {
                 return;
             }

@@ -27,10 +27,10 @@
 //! # Who does it
 //!
 //! The ends of batches and of sequences, while there are any. A batch that ends with a stream of a
-//! device does its slice when it is finished, on the engine's thread and while the device computes: at
-//! its end it would delay the thread that reports the ends of other streams. While no batch begins,
-//! because the engine is idle or a step takes long, [the background task](crate::compact) does what is
-//! owed.
+//! device does its slice when it is finished, on the engine's thread and while the device computes:
+//! at its end it would delay the thread that reports the ends of other streams. While no batch
+//! begins, because the engine is idle or a step takes long, [the background task](crate::compact)
+//! does what is owed.
 //!
 //! The task does not do all slices. Measured in a replay of Mooncake's conversations with a prefix
 //! cache, with the ends of batches waking the task instead of evicting (medians of four):

@@ -79,8 +79,8 @@ impl<'a> Map<'a> {
         matches!(self.snapshot.frames()[frame as usize..], [this, next, ..] if this.is_linked_to(next))
     }
 
-    /// Returns the frames behind the last blocks of growing lists that are free in `free`, and not only
-    /// [as if dropped](Snapshot::dropped).
+    /// Returns the frames behind the last blocks of growing lists that are free in `free`, and not
+    /// only [as if dropped](Snapshot::dropped).
     pub(super) fn rooms(&self, free: &[u64], ends: &[u64]) -> Vec<u64> {
         let mut last = 0;
         let behind = ends.iter().map(|word| *word << 1 | std::mem::replace(&mut last, word >> 63));

@@ -57,7 +57,8 @@ pub struct Numbered {
     pub event: KvEvent,
 }
 
-/// An event in a ring. Its publisher makes it once for all subscribers, and each of these copies it.
+/// An event in a ring. Its publisher makes it once for all subscribers, and each of these copies
+/// it.
 #[derive(Clone)]
 pub(super) struct Told {
     /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
