@@ -128,7 +128,7 @@ fn keys_work_in_terminals_of_two_sizes() {
         terminal.send("s");
         terminal.wait_for("Owners by age");
         terminal.send("d");
-        terminal.wait_for(" before, ");
+        terminal.wait_for(" ms; fragmentation ");
         terminal.send("p");
         let (first, second) = (terminal.wait_for("PAUSED 1 s"), terminal.wait_for("PAUSED 3 s"));
         let used = |screen: &str| screen.lines().nth(2).unwrap().to_owned();

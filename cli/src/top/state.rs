@@ -204,7 +204,7 @@ impl State {
 fn compacted(outcome: DefragOutcome) -> String {
     format!(
         "{}moved {} blocks in {:.1} ms; fragmentation {} -> {}",
-        if outcome.is_worse { "worse than before: " } else { "" },
+        if outcome.is_worse { "worse: " } else { "" },
         count(outcome.moved_blocks),
         outcome.time_ms,
         percent(100.0 * outcome.report.available_fragmentation_before),
