@@ -229,11 +229,13 @@ fn hits_and_evictions_count() {
     let evicted = &metrics.evictions;
     assert!(evicted.total() >= 2 && evicted.by_queue == [evicted.total()], "{evicted:?}");
     drop(admit(&pool, 3, &prompt(3, 17)));
-    let before = balanced(&pool).evictions.total();
-    let cleared = pool.clear_prefix_cache() as u64;
-    let metrics = balanced(&pool);
-    assert!(cleared > 0);
-    assert_eq!((metrics.evictions.out_of_order, metrics.evictions.total()), (cleared, before + cleared));
+    let before = balanced(&pool).evictions;
+    pool.clear_prefix_cache();
+    assert_eq!(balanced(&pool).evictions, before);
+    let stale = pool.evict_cached(0) as u64;
+    let after = balanced(&pool).evictions;
+    assert!(stale > 0);
+    assert_eq!((after.by_queue[0], after.total()), (before.by_queue[0] + stale, before.total() + stale));
     let events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
     assert_eq!(pool.metrics().event_subscribers, 1);
     drop(events);

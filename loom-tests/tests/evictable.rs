@@ -309,7 +309,7 @@ fn cleared() {
             }),
             thread::spawn(move || owner.leave(block)),
         ];
-        models::clear(&pool.cache, &pool.blocks);
+        models::clear(&pool.cache);
         assert_eq!(pool.hit(1), None, "not in the cache any more, in whatever state the block is");
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         end_exploring();

@@ -274,7 +274,7 @@ fn followed_while_a_block_is_stored_and_evicted() {
 fn followed_while_all_are_cleared() {
     subscribe_beside("kv_events::followed_while_all_are_cleared", |pool| {
         pool.keep(1);
-        models::clear(&pool.cache, &pool.blocks);
+        models::clear(&pool.cache);
     });
 }
 
@@ -388,7 +388,7 @@ fn cleared_while_a_block_is_stored_and_evicted() {
             other.leave(block);
             other.put(&other.take(1).expect("it is free, or evictable"));
         });
-        models::clear(&pool.cache, &pool.blocks);
+        models::clear(&pool.cache);
         thread.join().unwrap();
         follow_from_the_beginning(&pool, &mut events, 1);
     });
@@ -402,7 +402,7 @@ fn stored_while_all_are_cleared() {
         let pool = CachedBlocks::with_events(1, 8);
         let mut events = pool.cache.events().subscribe().unwrap();
         let other = pool.clone();
-        let thread = thread::spawn(move || models::clear(&other.cache, &other.blocks));
+        let thread = thread::spawn(move || models::clear(&other.cache));
         let block = pool.fill(1);
         thread.join().unwrap();
         follow_from_the_beginning(&pool, &mut events, 1);
@@ -417,7 +417,7 @@ fn stored_while_all_are_cleared() {
 fn followed_while_all_are_cleared_and_one_is_stored() {
     subscribe_beside("kv_events::followed_while_all_are_cleared_and_one_is_stored", |pool| {
         pool.keep(1);
-        models::clear(&pool.cache, &pool.blocks);
+        models::clear(&pool.cache);
         pool.fill(2);
     });
 }

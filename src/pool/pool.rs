@@ -312,12 +312,15 @@ impl Pool {
         self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
     }
 
-    /// Clears the prefix cache, and returns the number of evicted blocks.
+    /// Clears the prefix cache: prefixes cached before the call are not found any more.
     ///
-    /// Prefixes cached before the call are not found any more. Unowned blocks become free at once,
-    /// and owned ones when they are released.
-    pub fn clear_prefix_cache(&self) -> usize {
-        self.prefix_cache().map_or(0, |cache| cache.clear(&self.0.blocks))
+    /// Takes the same time in a pool of any size. Unowned blocks stay evictable and keep counting as
+    /// such, and are evicted before any that are cached later; owned ones become free when they are
+    /// released. To have free blocks at once, [evict](Self::evict_cached) them.
+    pub fn clear_prefix_cache(&self) {
+        if let Some(cache) = self.prefix_cache() {
+            cache.clear();
+        }
     }
 
     /// Returns for each hash whether a block is cached for it, as part of a chain or not.

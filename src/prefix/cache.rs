@@ -27,10 +27,12 @@
 //! # Clearing
 //!
 //! A block's contents are noted together with the cache's *era*. [`PrefixCache::clear`] begins a
-//! new era, in which nothing noted before is found, and evicts all evictable blocks. A clear
-//! therefore fails no request and waits for no thread: blocks in use are dropped when they are
-//! released. An era number is never reused: see the [rows](super::row). Events about an era end
-//! with its clear: see the [events](super::events).
+//! new era, in which nothing noted before is found, and does nothing else: a clear fails no request
+//! and waits for no thread. Blocks in use are evicted when they are released. Evictable blocks of
+//! earlier eras are evicted before any of the current one: in the order of releases they are older
+//! anyway, and of several queues one with such a front is served first. An era number is never
+//! reused: see the [rows](super::row). Events about an era end with its clear: see the
+//! [events](super::events).
 //!
 //! # Uncaching
 //!
@@ -66,7 +68,7 @@ use super::index::{Index, Key};
 use super::names::Names;
 use super::origin::{self, OriginTable};
 use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
-use super::queues::{Queues, row};
+use super::queues::{Entry, Queues, row};
 use super::row::{Row, RowPart};
 use super::stats::{EvictionCounts, PrefixStats, Tallies};
 
@@ -458,6 +460,12 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
+    /// Takes the entry of the blocks that are evicted next, except from the `spared` queues.
+    #[inline]
+    fn take_next(&self, spared: u32) -> Option<Entry> {
+        self.queues.take(&self.rows, &*self.policy, spared, self.era(), &self.now)
+    }
+
     /// Removes evicted blocks from the index, and publishes their removal. They were evicted from
     /// `queue`, or out of order.
     fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
@@ -482,13 +490,12 @@ impl PrefixCache {
         self.tell_further(&further, era);
     }
 
-    /// Makes all blocks cached so far unfindable, evicts the evictable ones, and returns their
-    /// number.
+    /// Makes all blocks cached so far unfindable.
     ///
-    /// Blocks in use are evicted when they are released.
-    pub(crate) fn clear(&self, core: &Core) -> usize {
+    /// Unowned ones stay evictable, and are evicted before any that are cached afterwards. Owned ones
+    /// are evicted when they are released.
+    pub(crate) fn clear(&self) {
         self.events.clear();
-        core.evict_all()
     }
 }
 
@@ -530,9 +537,11 @@ impl Evictor for PrefixCache {
         let (reached, newest) = (self.reached.load(Relaxed), self.order.load(Relaxed));
         let limit =
             reached + (newest.saturating_sub(reached) as f64 * self.tolerance * f64::from(tolerance)) as u64;
+        let era = self.era();
         let is_early = |&id: &BlockId| {
-            let (queue, rank) = self.row(id).place();
-            queue == self.queues.useless() || rank <= limit
+            let row = self.row(id);
+            let (queue, rank) = row.place();
+            queue == self.queues.useless() || rank <= limit || !row.is_of(era)
         };
         self.tolerance > 0.0 && blocks.iter().all(is_early)
     }

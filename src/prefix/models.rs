@@ -81,8 +81,8 @@ pub fn uncache(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> Uncache
 }
 
 /// Begins a new era.
-pub fn clear(cache: &PrefixCache, blocks: &Blocks) {
-    cache.clear(blocks);
+pub fn clear(cache: &PrefixCache) {
+    cache.clear();
 }
 
 /// Returns the cached blocks.
@@ -114,7 +114,7 @@ impl FiledBlocks {
 
     /// Takes the blocks of the entry that the policy evicts next.
     pub fn take(&self) -> Vec<BlockId> {
-        let entry = self.queues.take(&self.rows, &*self.policy, 0, || Millis(0));
+        let entry = self.queues.take(&self.rows, &*self.policy, 0, 0, || Millis(0));
         let (mut blocks, mut next) = (Vec::new(), entry.map(|entry| entry.first));
         while let (Some(id), Some(entry)) = (next, entry) {
             next = self.queues.below(&self.rows, entry.queue, id);

@@ -285,7 +285,8 @@ impl Queues {
         ids.into_iter().for_each(|id| filing.add(id));
     }
 
-    /// Takes the entry of the block that the policy evicts next.
+    /// Takes the entry of the block that the policy evicts next, or of one at the front of its queue
+    /// that was not noted in the current `era`.
     ///
     /// Its blocks are filed until [`unfile`](Filed::unfile); each may be owned, evictable or free. The
     /// caller [puts back](Self::put_back) the rest. Queues with a bit in `spared` are skipped, except
@@ -295,6 +296,7 @@ impl Queues {
         rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
         spared: u32,
+        era: u64,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
         let is_searched = |&queue: &usize| spared >> queue & 1 == 0;
@@ -311,7 +313,7 @@ impl Queues {
             let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_first_out) {
                 Some(entry) => Some(entry),
                 None if useless == 1 => pop(0),
-                None => self.take_front(rows, policy, spared, &now),
+                None => self.take_front(rows, policy, spared, era, &now),
             };
             // The hints may be wrong where a thread is stopped. Spared queues may be nonempty without
             // being searched.
@@ -365,12 +367,13 @@ impl Queues {
         found > 0
     }
 
-    /// Takes the front that the policy selects.
+    /// Takes a front of another era, or the one that the policy selects.
     fn take_front(
         &self,
         rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
         spared: u32,
+        era: u64,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
         let is_spared = |queue: usize| spared >> queue & 1 == 1;
@@ -384,11 +387,18 @@ impl Queues {
             };
             let heads: SmallVec<[Option<Head>; QUEUES_MAX]> =
                 fronts.iter().map(|front| front.as_ref().map(head)).collect();
+            let is_stale = |front: &Option<BlockId>| front.is_some_and(|id| !row(rows, id).is_of(era));
             // If the policy names no queue, or an empty one, take the first nonempty queue.
-            let named = asked(|| policy.victim(&heads, now()))
-                .flatten()
-                .filter(|&queue| fronts.get(queue).is_some_and(Option::is_some));
-            let queue = named.or_else(|| fronts.iter().position(Option::is_some))?;
+            let named = || {
+                asked(|| policy.victim(&heads, now()))
+                    .flatten()
+                    .filter(|&queue| fronts.get(queue).is_some_and(Option::is_some))
+            };
+            let queue = fronts
+                .iter()
+                .position(is_stale)
+                .or_else(named)
+                .or_else(|| fronts.iter().position(Option::is_some))?;
             let Some(id) = fronts[queue] else { continue };
             if self.clear_front(queue, id) {
                 return Some(Entry { queue, first: id });

@@ -90,10 +90,11 @@ impl PyPrefixCache {
         Ok(blocks.into_iter().map(|(id, hash)| (id.0, hash.to_string())).collect())
     }
 
-    /// Makes every cached block unfindable, and evicts those without an owner. Returns their number.
-    fn clear(&self, py: Python<'_>) -> Outcome<usize> {
-        let pool = self.pool.get().share()?;
-        Ok(py.detach(|| pool.clear_prefix_cache()))
+    /// Makes every cached block unfindable, in the same time for any number. Blocks without an owner
+    /// are evicted when their memory is needed, before all others; `evict` frees them at once.
+    fn clear(&self) -> Outcome<()> {
+        self.pool.get().share()?.clear_prefix_cache();
+        Ok(())
     }
 
     /// Evicts blocks without an owner until `keep` are left. Returns how many were evicted.

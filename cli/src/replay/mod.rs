@@ -272,6 +272,7 @@ pub fn replay(
         tally.find(nothing);
     }
     pool.clear_prefix_cache();
+    pool.evict_cached(0);
     let (free_blocks, fragmentation_final) = (pool.free_blocks(), pool.fragmentation().rate);
     if let Err(reason) = pool.allocate_all() {
         tally.find(format!("not every block can be allocated at the end: {reason}"));

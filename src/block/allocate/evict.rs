@@ -314,12 +314,6 @@ impl Core {
         tag.is_some_and(|tag| tag >= oldest)
     }
 
-    /// Evicts every evictable block, to clear the cache, and returns their number. Frames that
-    /// batches may see are retired. Blocks that are being moved stay.
-    pub(crate) fn evict_all(&self) -> usize {
-        self.evict_these((0..self.rows() as u32).map(BlockId))
-    }
-
     /// Evicts those of these blocks that are evictable and not being moved, and returns their
     /// number. Frames that batches may see are retired.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {

@@ -226,9 +226,13 @@ impl FramePool {
     /// [`FrameError::NotIdle`]; the cache is unchanged.
     pub fn clear_idle(&self) -> Result<usize, FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
-        let is_owned = |&id: &u32| blocks.word(BlockId(id)).is_owned();
-        let frames = (0..blocks.rows() as u32).filter(is_owned).count();
-        if frames > 0 { Err(FrameError::NotIdle { frames }) } else { Ok(cache.clear(blocks)) }
+        let ids = (0..blocks.rows() as u32).map(BlockId);
+        let frames = ids.clone().filter(|&id| blocks.word(id).is_owned()).count();
+        if frames > 0 {
+            return Err(FrameError::NotIdle { frames });
+        }
+        cache.clear();
+        Ok(blocks.evict_these(ids))
     }
 
     /// Subscribes to registrations, removals and clears from now on.

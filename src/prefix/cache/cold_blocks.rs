@@ -17,6 +17,9 @@ use crate::sync::Ordering::Release;
 use super::super::queues::Entry;
 use super::{BlockHash, PolicyInfo, PrefixCache};
 
+/// Number of blocks of earlier eras that a search for cold blocks evicts.
+const STALE_MAX: usize = 1024;
+
 /// A formerly evictable block, held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ColdBlock {
@@ -33,11 +36,12 @@ pub(crate) struct ColdBlock {
 impl PrefixCache {
     /// Takes a reference on each of up to `wanted` evictable blocks, in eviction order.
     ///
-    /// Skips blocks that no lookup would find.
+    /// Skips duplicates, and evicts up to [`STALE_MAX`] blocks of earlier eras that it meets.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
-        while cold.len() < wanted {
-            let Some(entry) = self.queues.take(&self.rows, &*self.policy, 0, &self.now) else { break };
+        let mut stale = Vec::new();
+        while cold.len() < wanted && stale.len() < STALE_MAX {
+            let Some(entry) = self.take_next(0) else { break };
             let mut next = Some(entry.first);
             while let Some(id) = next {
                 if cold.len() == wanted {
@@ -46,14 +50,15 @@ impl PrefixCache {
                 }
                 next = self.queues.below(&self.rows, entry.queue, id);
                 let is_in_place = self.queues.filed(&self.rows, entry.queue, id).unfile();
-                let is_useless = entry.queue == self.queues.useless() || !self.row(id).is_of(era);
                 // Otherwise its next release files it again.
                 if !core.word(id).is_evictable() {
                     continue;
                 }
                 if !is_in_place {
                     self.queues.file(&self.rows, [id]);
-                } else if is_useless {
+                } else if !self.row(id).is_of(era) {
+                    stale.push(id);
+                } else if entry.queue == self.queues.useless() {
                     passed_over.push(id);
                 } else {
                     cold.extend(self.take_cold(core, id));
@@ -61,7 +66,10 @@ impl PrefixCache {
             }
         }
         core.count_not_evictable(cold.len());
-        self.queues.file(&self.rows, passed_over);
+        core.evict_these(stale.iter().copied());
+        // Those that are being moved.
+        stale.retain(|&id| core.word(id).is_evictable());
+        self.queues.file(&self.rows, passed_over.into_iter().chain(stale));
         cold
     }
 

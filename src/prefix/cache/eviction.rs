@@ -89,7 +89,7 @@ impl<'a> Eviction<'a> {
     pub(super) fn run(mut self, wanted: usize) {
         let (cache, mut got, mut has_looked) = (self.cache, 0, false);
         while got < wanted && self.skipped < SKIPPED_MAX {
-            match cache.queues.take(&cache.rows, &*cache.policy, self.spared, &cache.now) {
+            match cache.take_next(self.spared) {
                 Some(entry) => got += self.evict_entry(entry, wanted - got),
                 None => {
                     let is_odd = got == 0 && self.skipped == 0 && self.core.evictable() > 0;
