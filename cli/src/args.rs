@@ -106,6 +106,13 @@ pub enum Command {
     /// Print the migrations of a node
     #[cfg(feature = "node")]
     MigrationStatus(AdminArgs),
+    /// Declare that a peer's process has ended, so that a node goes on with its sequences in doubt
+    ///
+    /// Make sure of it before: if the process lives behind a network that is cut, it may run the
+    /// sequences too. A peer that has a link is refused. Of a name that another process has taken,
+    /// the former process is declared.
+    #[cfg(feature = "node")]
+    DeclareEnded(DeclareEndedArgs),
     /// Print who holds the blocks of a node's pool, and since when
     #[cfg(feature = "node")]
     Owners(OwnersArgs),
@@ -303,6 +310,18 @@ pub struct MigrateArgs {
     #[arg(long, value_name = "PEER")]
     pub target_node: String,
     /// The node that has it.
+    #[command(flatten)]
+    pub admin: AdminArgs,
+}
+
+/// `kvpool declare-ended`.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct DeclareEndedArgs {
+    /// The peer whose process has ended, by its name
+    #[arg(long, value_name = "PEER")]
+    pub peer: String,
+    /// The node that has sequences in doubt.
     #[command(flatten)]
     pub admin: AdminArgs,
 }

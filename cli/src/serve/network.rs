@@ -78,6 +78,10 @@ pub fn configure(
         builder = builder.tls(tls.clone());
     }
     if let Some(token) = &credentials.token {
+    builder = builder.restarts(settings.restarts);
+    if let Some(limit) = settings.doubt_limit {
+        builder = builder.doubt_limit(limit);
+    }
         builder = builder.token(token.clone());
     }
     if let Some(migrate) = &settings.migrate {
@@ -106,7 +110,7 @@ fn nixl(_: NodeBuilder, _: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
     Err(NetworkError::NoNixl)
 }
 
-/// Returns the peers whose addresses are known; complains of the others.
+/// Returns the peers of settings.
 pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
     let known = peers.iter().filter_map(|peer| match resolve(&peer.address) {
         Ok(address) => Some(PeerSettings::new(&peer.name, address)),

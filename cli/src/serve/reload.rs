@@ -171,6 +171,8 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("reserve", a.reserve != b.reserve),
         ("listen", first.listen != now.listen),
         ("admin", first.admin != now.admin),
+        ("restarts", first.restarts != now.restarts),
+        ("doubt_limit", first.doubt_limit != now.doubt_limit),
         ("peer_quota", first.peer_quota_bytes != now.peer_quota_bytes),
         ("nixl", first.nixl != now.nixl),
         ("migrate", first.migrate != now.migrate),

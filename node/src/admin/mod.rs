@@ -16,6 +16,7 @@
 //! | `POST /defrag` | [`DefragOutcome`] |
 //! | `POST /resize` | [`ResizeOrder`] to [`ResizeOutcome`] |
 //! | `POST /migrate` | [`MigrateOrder`] to [`MigrationRecord`] |
+//! | `POST /declare-ended` | [`EndedOrder`] to [`EndedOutcome`] |
 //! | `POST /trim` | [`TrimOrder`] to [`TrimOutcome`] |
 //! | `POST /audit` | [`AuditOutcome`] |
 //!
@@ -77,9 +78,9 @@ mod views;
 
 pub use access::{AdminAccess, NoToken};
 pub use api::{
-    AllocationTimes, AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationKind,
-    MigrationList, MigrationRecord, MigrationSide, MigrationState, MigrationTransport, ResizeOrder,
-    ResizeOutcome, StatsReport,
+    AllocationTimes, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, HealthState,
+    MigrateOrder, MigrationKind, MigrationList, MigrationRecord, MigrationSide, MigrationState,
+    MigrationTransport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 pub use client::{AdminUrl, Client, ClientError};
 pub use events::{Follower, LatencyWindow, MapChanges, MapView, Notice, StatsSummary};

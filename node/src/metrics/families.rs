@@ -90,6 +90,7 @@ families! {
     GRANTED_BYTES: Counter "node_granted_bytes" [] "Bytes that peers were permitted to write here";
     BAD_BLOCKS: Counter "node_bad_blocks" [] "Blocks that arrived with a wrong checksum";
     IN_DOUBT: Counter "node_in_doubt" [] "Times that the owner of a sequence was in doubt";
+    OLDEST_DOUBT: Gauge "node_oldest_doubt_seconds" [] "Time for which the oldest sequence in doubt has been so; 0 without any";
     DROPPED_MESSAGES: Counter "node_dropped_messages" [] "Messages that found the queue of a link full";
     QUARANTINES: Counter "node_quarantines" [] "Transfers of this node that were quarantined";
     QUARANTINED_GRANTS: Gauge "node_quarantined_grants" [] "Grants into which a peer may still write although their migrations have ended";

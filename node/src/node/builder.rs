@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kvpool::transport::Transport;
 use kvpool::{HeadRange, PackedForm, Remotes};
@@ -18,7 +19,6 @@ use super::name_lock::NameLock;
 use super::node::Node;
 use super::operator::Operator;
 use super::parts::PartCopies;
-use super::peers::Restarts;
 use super::remote::NodeRemotes;
 use super::serving::Serving;
 use super::spill::{self, Offers, Spill};
@@ -27,6 +27,7 @@ use super::status::Counters;
 use super::work::Carrier;
 use crate::admin::{AdminServer, PoolAdmin, Quiet, Reporters};
 use crate::protocol::{self, Incarnation, Migrations, Timing};
+use crate::settings::Restarts;
 use crate::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
 };
@@ -58,6 +59,7 @@ pub struct NodeBuilder {
     traffic: Option<Arc<dyn Quiet>>,
     reporters: Reporters,
     restarts: Restarts,
+    doubt_limit: Option<Duration>,
     arrivals: usize,
     fetch_blocks: Option<usize>,
 }
@@ -89,6 +91,7 @@ impl NodeBuilder {
             traffic: None,
             reporters: Reporters::default(),
             restarts: Restarts::default(),
+            doubt_limit: None,
             arrivals: ARRIVALS,
             fetch_blocks: None,
         }
@@ -207,6 +210,16 @@ impl NodeBuilder {
         self
     }
 
+    /// Sets the age after which a sequence in doubt is this node's own again, if there is no link to its
+    /// target; by default never.
+    ///
+    /// If the target lives behind a network that is cut, and has taken the sequence, both run it.
+    #[must_use]
+    pub fn doubt_limit(mut self, limit: Duration) -> Self {
+        self.doubt_limit = Some(limit);
+        self
+    }
+
     /// Sets the number of sequences that may be on their way here, or have arrived without being
     /// taken; by default 1024, at least 1. Further ones are refused.
     #[must_use]
@@ -299,6 +312,7 @@ impl NodeBuilder {
             arrivals: arrived,
             parts,
             restarts: self.restarts,
+            doubt_limit: self.doubt_limit,
             lock,
             fetch_blocks_max,
             configured: configured.clone(),
