@@ -1,10 +1,10 @@
 //! `Node`: a pool whose sequences can move to pools of other processes and hosts.
 
 use std::collections::HashMap;
-use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvpool_node::settings;
 use kvpool_node::transport::tcp::{Address, PeerSettings, Tls, Token};
 use kvpool_node::{Arrivals, Node, NodeBuilder};
 use pyo3::exceptions::PyStopAsyncIteration;
@@ -55,17 +55,10 @@ record! {
     }
 }
 
-/// Reads `host:port` or `unix:/path`.
+/// Reads `host:port` or `unix:/path`. A name is resolved when it is used.
 pub fn address(text: &str) -> Outcome<Address> {
-    if let Some(path) = text.strip_prefix("unix:") {
-        return Ok(Address::Unix(path.into()));
-    }
-    let found = text.to_socket_addrs().map(|mut addresses| addresses.next());
-    match found {
-        Ok(Some(address)) => Ok(Address::Tcp(address)),
-        Ok(None) => Err(invalid(format!("{text:?} has no address"))),
-        Err(error) => Err(invalid(format!("{text:?} is neither host:port nor unix:/path: {error}"))),
-    }
+    let read = text.parse::<settings::Address>().map(Address::from);
+    read.map_err(|error| invalid(format!("{text:?} is neither host:port nor unix:/path: {error}")))
 }
 
 async fn start(

@@ -29,7 +29,7 @@ use crate::admin::{AdminServer, PoolAdmin, Quiet, Reporters};
 use crate::protocol::{self, Incarnation, Migrations, Timing};
 use crate::settings::Restarts;
 use crate::transport::tcp::{
-    Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
+    Address, Endpoint, Identity, ListenSettings, PeerSettings, Resolve, TcpTransport, Tls, Token,
 };
 use crate::wire::Limits;
 
@@ -60,6 +60,7 @@ pub struct NodeBuilder {
     reporters: Reporters,
     restarts: Restarts,
     doubt_limit: Option<Duration>,
+    resolver: Option<Arc<dyn Resolve>>,
     arrivals: usize,
     fetch_blocks: Option<usize>,
 }
@@ -92,6 +93,7 @@ impl NodeBuilder {
             reporters: Reporters::default(),
             restarts: Restarts::default(),
             doubt_limit: None,
+            resolver: None,
             arrivals: ARRIVALS,
             fetch_blocks: None,
         }
@@ -210,6 +212,13 @@ impl NodeBuilder {
         self
     }
 
+    /// Sets what finds the addresses of peers with names; by default the system does.
+    #[must_use]
+    pub fn resolver(mut self, resolver: Arc<dyn Resolve>) -> Self {
+        self.resolver = Some(resolver);
+        self
+    }
+
     /// Sets the age after which a sequence in doubt is this node's own again, if there is no link to its
     /// target; by default never.
     ///
@@ -280,7 +289,11 @@ impl NodeBuilder {
         }
         let incarnation = Incarnation(identity.incarnation_number());
         let listen = ListenSettings { addresses: self.listen };
-        let endpoint = Arc::new(Endpoint::bind(listen, identity, self.limits).await?);
+        let mut endpoint = Endpoint::bind(listen, identity, self.limits).await?;
+        if let Some(resolver) = self.resolver {
+            endpoint = endpoint.resolver(resolver);
+        }
+        let endpoint = Arc::new(endpoint);
         let tcp = Arc::new(TcpTransport::new(&endpoint));
         let ways = [(Way::Tcp, Some(tcp.clone() as Arc<dyn Transport>)), (Way::Nixl, self.nixl)];
         let mut carriers = HashMap::new();
