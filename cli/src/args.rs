@@ -1,6 +1,8 @@
 //! The command line.
 
 mod comparison;
+#[cfg(feature = "node")]
+mod peers;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -26,6 +28,8 @@ use crate::serve::SettingsArgs;
 use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit};
 
 pub use comparison::{Baseline, ComparisonArgs};
+#[cfg(feature = "node")]
+pub use peers::{DeclareEndedArgs, MigrateArgs};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -297,33 +301,6 @@ pub struct TopArgs {
     /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-}
-
-/// `kvpool migrate`.
-#[cfg(feature = "node")]
-#[derive(Clone, Debug, Args)]
-pub struct MigrateArgs {
-    /// The sequence
-    #[arg(long, value_name = "ID", value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
-    pub sequence_id: u64,
-    /// The node that it goes to, by its name among the peers
-    #[arg(long, value_name = "PEER")]
-    pub target_node: String,
-    /// The node that has it.
-    #[command(flatten)]
-    pub admin: AdminArgs,
-}
-
-/// `kvpool declare-ended`.
-#[cfg(feature = "node")]
-#[derive(Clone, Debug, Args)]
-pub struct DeclareEndedArgs {
-    /// The peer whose process has ended, by its name
-    #[arg(long, value_name = "PEER")]
-    pub peer: String,
-    /// The node that has sequences in doubt.
-    #[command(flatten)]
-    pub admin: AdminArgs,
 }
 
 /// `kvpool topology`.

@@ -112,7 +112,7 @@ pub trait Admin: Send + Sync + 'static {
     /// # Errors
     ///
     /// [`AdminError::NotFound`] for an unknown peer; [`AdminError::Conflict`] for one that has a link;
-    /// [`AdminError::Unsupported`] without peers; [`AdminError::Unavailable`] if the node ends.
+    /// [`AdminError::Unsupported`] without peers; [`AdminError::Unavailable`] if the node has ended.
     fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome>;
 
     /// Recounts every frame of the pool.

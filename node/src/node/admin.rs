@@ -237,9 +237,9 @@ impl Admin for NodeAdmin {
         })
     }
 
+    /// Also of a node that ends: a doubt keeps it from it.
     fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome> {
         Box::pin(async move {
-            self.pool.check_serving()?;
             let sequences = self.operator.declare_ended(&order.peer).await?;
             Ok(EndedOutcome { peer: order.peer, sequences })
         })
