@@ -45,6 +45,7 @@
 //! | `interface` | the trait [`Admin`], which a node or a pool implements |
 //! | `pool` | a pool alone |
 //! | `reporter` | services beside a pool, such as a tier, that report counters |
+//! | `failures` | what failed of them, for statistics and warnings |
 //! | `access` | the token, which can be replaced |
 //! | `guard` | who may call |
 //! | `limits` | limits |
@@ -63,6 +64,7 @@ mod connections;
 #[cfg(test)]
 mod description_tests;
 mod events;
+mod failures;
 mod guard;
 mod interface;
 mod limits;
@@ -84,6 +86,7 @@ pub use api::{
 };
 pub use client::{AdminUrl, Client, ClientError};
 pub use events::{Follower, LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+pub use failures::Failures;
 pub use interface::{Admin, Answer};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};

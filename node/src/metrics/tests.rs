@@ -98,6 +98,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         QUARANTINES,
         QUARANTINED_GRANTS,
         PEER_UP,
+        SERVICE_FAILURES,
         TIER_UP,
         TIER_KEYS,
         TIER_BYTES,
