@@ -151,10 +151,11 @@ fn a_peer_that_restarts_is_linked_again() {
     let a = source(&b, "--size 2500 --migrate-below 500 --migrate-to b");
     wait_until("sequences move", || counter(&b, "load", "arrived") > 2);
     let listen = b.listen.clone();
-    // One under way would be in doubt afterwards, and may hold most of the source's blocks.
-    wait_until("none is under way", || a.json("stats")["metrics"]["stats"]["in_transfer"] == 0);
     b.end(Signal::KILL);
     wait_until("the loss is noticed", || !is_linked(&a, "b"));
+    // Those under way may be in doubt, and hold most of the source's blocks.
+    assert_eq!(a.json("declare-ended --peer b")["peer"], "b");
+    wait_until("none is in doubt", || a.json("stats")["extra"]["node"]["oldest_doubt_s"] == 0.0);
     let b = target(&listen, "");
     wait_until("sequences move again", || counter(&b, "load", "arrived_completed") > 2);
     assert!(is_linked(&a, "b") && is_linked(&b, "a"));
