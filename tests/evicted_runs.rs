@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
+use fastrand::Rng;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, FrameId, Pool, Run, Sequence, SequenceId};
@@ -73,6 +74,33 @@ fn a_run_is_evicted_wherever_it_is() {
         let lease = pool.allocate(request()).unwrap();
         assert_eq!(lease.runs().collect::<Vec<_>>(), [run_at(first)]);
         leases.push(lease);
+    }
+}
+
+/// A run is granted if and only if two adjacent units are evictable, from whichever region the walk
+/// begins; and a refusal that is remembered ends with the unit that makes a run.
+#[test]
+fn a_run_is_refused_until_there_is_one() {
+    for seed in 0..4 {
+        let (units, mut rng) = (300, Rng::with_seed(seed));
+        let mut full = Full::new(units);
+        let mut closed = vec![false; units];
+        let edges = [REGION - 1, REGION, 2 * REGION - 1, 2 * REGION, 0, units - 1];
+        loop {
+            let unit = if rng.bool() { edges[rng.usize(..edges.len())] } else { rng.usize(..units) };
+            full.close([unit]);
+            closed[unit] = true;
+            let there_is = closed.windows(2).any(|pair| pair[0] && pair[1]);
+            let outcome = full.pool.allocate(request());
+            assert_eq!(outcome.is_ok(), there_is, "seed {seed}, unit {unit}: {outcome:?}");
+            if there_is {
+                break;
+            }
+            for _ in 0..3 {
+                full.pool.allocate(request()).unwrap_err();
+            }
+        }
+        full.pool.audit().unwrap();
     }
 }
 

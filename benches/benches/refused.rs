@@ -15,15 +15,19 @@ const ROUNDS: usize = 101;
 
 fn main() {
     println!("median of {ROUNDS} requests, in us; in brackets the longest");
-    println!("refused: all owned, all seen, no run of 16; a run of 64 out of a full cache is granted\n");
+    println!("refused: all owned, all seen, no run of 16 without and with a cache");
+    println!("granted: a run of 64 out of a full cache\n");
     println!(
-        "{:>9}  {:>16}  {:>16}  {:>16}  {:>16}",
-        "blocks", "all owned", "all seen", "no run of 16", "run of 64"
+        "{:>9}  {:>16}  {:>16}  {:>16}  {:>16}  {:>16}",
+        "blocks", "all owned", "all seen", "no run of 16", "no window", "run of 64"
     );
     for blocks in SIZES {
-        let row = [all_owned(blocks), all_seen(blocks), no_run(blocks), evicted_run(blocks)];
+        let row =
+            [all_owned(blocks), all_seen(blocks), no_run(blocks), no_window(blocks), evicted_run(blocks)];
         let text = row.map(|(median, longest)| format!("{median:.2} ({longest:.1})"));
-        println!("{blocks:>9}  {:>16}  {:>16}  {:>16}  {:>16}", text[0], text[1], text[2], text[3]);
+        print!("{blocks:>9}");
+        text.iter().for_each(|text| print!("  {text:>16}"));
+        println!();
     }
 }
 
@@ -84,6 +88,19 @@ fn all_seen(blocks: usize) -> (f64, f64) {
     result
 }
 
+/// Sequences have all cached blocks but the last one of each prompt, and leases all runs of 16.
+fn no_window(blocks: usize) -> (f64, f64) {
+    let pool = cache(blocks);
+    fill(&pool);
+    let open =
+        |number| pool.sequence(SequenceId(number as u64)).tokens(&prompt(&pool, number)).expect("room");
+    let _held: Vec<_> = (0..blocks / 64).map(open).collect();
+    let request = || pool.allocate(AllocRequest::new(16).contiguous());
+    let _runs: Vec<_> = std::iter::from_fn(|| request().ok()).collect();
+    assert!(pool.stats().evictable >= 16);
+    times(|| request().expect_err("no window"))
+}
+
 /// All blocks are cached and evictable; the runs are kept.
 fn evicted_run(blocks: usize) -> (f64, f64) {
     let pool = cache(blocks);
@@ -98,13 +115,18 @@ fn cache(blocks: usize) -> Pool {
     pool.build().expect("the memory suffices")
 }
 
-fn fill(pool: &Pool) {
+/// Returns a prompt of 64 blocks.
+fn prompt(pool: &Pool, number: usize) -> Vec<u32> {
     let len = 64 * pool.layout().block_tokens();
+    (0..len).map(|token| (number * len + token) as u32).collect()
+}
+
+fn fill(pool: &Pool) {
     for number in 0..pool.total_blocks() / 64 {
-        let prompt: Vec<u32> = (0..len).map(|token| (number * len + token) as u32).collect();
+        let prompt = prompt(pool, number);
         let mut sequence = pool.sequence(SequenceId(number as u64)).tokens(&prompt).expect("room");
         let mut writer = pool.begin_batch();
-        writer.append(&mut sequence, len).expect("room");
+        writer.append(&mut sequence, prompt.len()).expect("room");
         writer.finish();
     }
 }

@@ -1,10 +1,11 @@
 //! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
 //! A walk over the frames, region by region, at the end of the ladder of a contiguous request. It
-//! ends with the first region in which a window begins, and takes the one with the fewest evictions
+//! ends with the first region in which a window ends, and takes the one with the fewest evictions
 //! there; each walk begins in another region. Concurrent changes can make the run fail; the walk is
 //! then repeated, a few times. That there is no window in the whole pool is
-//! [remembered](super::refused).
+//! [remembered](super::refused): each frame is read once, also where regions meet, so that the
+//! counts tell whether one changed meanwhile.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
@@ -46,8 +47,11 @@ impl Cost {
 /// What a walk has found.
 #[derive(Default)]
 struct Walk {
-    /// The costs of a region's frames, and of those behind it in which its last window ends.
+    /// The costs of a region's frames, behind those of the frames before it in which a window that
+    /// ends in it begins.
     costs: Vec<Cost>,
+    /// The first ones of the walk, for the windows that begin in its last region.
+    head: Vec<Cost>,
     evictable: usize,
     /// Evictable blocks that batches see for certain.
     seen: usize,
@@ -57,17 +61,18 @@ struct Walk {
 }
 
 impl Walk {
-    /// Reads the costs of the frames from `start` to `end`. Those from `own_end` on belong to the
-    /// next region, which counts them.
-    fn read(&mut self, core: &Core, oldest: Ticket, start: usize, own_end: usize, end: usize) {
-        self.costs.clear();
+    /// Keeps the last `kept` costs, and reads those of the frames from `start` to `end`. Returns the
+    /// frame of the first cost.
+    fn read(&mut self, core: &Core, oldest: Ticket, kept: usize, start: usize, end: usize) -> usize {
+        self.costs.drain(..self.costs.len().saturating_sub(kept));
+        let kept = self.costs.len();
         for frame in start..end {
             let id = core.space.table.block_at(FrameId(frame as u32));
             let word = core.word(id);
             let is_evictable = word.frame().index() == frame && word.evict().is_some();
             let is_unseen = is_evictable && core.is_unseen(id, word, oldest);
             self.costs.push(if is_unseen { Cost::Evict } else { Cost::Fixed });
-            if is_evictable && frame < own_end {
+            if is_evictable {
                 self.evictable += usize::from(is_unseen);
                 self.seen += usize::from(!is_unseen && core.is_seen_for_certain(id, word, oldest));
             }
@@ -75,19 +80,26 @@ impl Walk {
         for unit in (start..end).step_by(FAN) {
             let free = core.space.frames.all_free_in_unit(FrameId(unit as u32));
             for frame in free.frames().map(|frame| frame.index()) {
-                self.free += usize::from(frame < own_end);
-                if let Some(cost) = self.costs.get_mut(frame - start) {
+                if let Some(cost) = self.costs.get_mut(kept + frame - start) {
                     *cost = Cost::Free;
+                    self.free += 1;
                 }
             }
             let closed = core.space.frames.closed_in_unit(FrameId(unit as u32));
             self.has_closed |= !closed.is_empty();
             for frame in closed.frames().map(|frame| frame.index()) {
-                if let Some(cost) = self.costs.get_mut(frame - start) {
+                if let Some(cost) = self.costs.get_mut(kept + frame - start) {
                     *cost = Cost::Fixed;
                 }
             }
         }
+        start - kept
+    }
+
+    /// Returns the place of the window of `len` frames that needs the fewest evictions.
+    fn cheapest(&self, len: usize) -> Option<usize> {
+        let costs = &self.costs;
+        cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0).map(|(at, _)| at)
     }
 }
 
@@ -104,19 +116,28 @@ impl Core {
             let (state, before) = (self.evictions(), self.space.frames.snapshot());
             let total = self.total_frames();
             let regions = total.div_ceil(region);
-            // Where regions meet, frames are read twice, and counted once: that there was no window
-            // when they were read first does not follow from the counts.
-            let before = before.filter(|_| regions == 1);
-            (walk.evictable, walk.seen, walk.free, walk.has_closed) = (0, 0, 0, false);
+            walk = Walk { costs: walk.costs, head: walk.head, ..Walk::default() };
+            walk.costs.clear();
             // Relaxed: a hint.
-            let first = self.windows.fetch_add(1, Relaxed);
+            let first = self.windows.fetch_add(1, Relaxed) % regions;
             let cheapest = (0..regions).find_map(|at| {
-                let start = first.wrapping_add(at) % regions * region;
-                let own_end = (start + region).min(total);
-                walk.read(self, state.oldest, start, own_end, (own_end + len - 1).min(total));
-                let costs = &walk.costs;
-                let (at, _) = cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0)?;
-                Some((start, at))
+                let region_at = (first + at) % regions;
+                let kept = if region_at == 0 { 0 } else { len - 1 };
+                let (start, end) = (region_at * region, ((region_at + 1) * region).min(total));
+                let start = walk.read(self, state.oldest, kept, start, end);
+                if at == 0 {
+                    walk.head.clear();
+                    walk.head.extend(walk.costs.iter().take(len - 1));
+                }
+                walk.cheapest(len).map(|at| (start, at))
+            });
+            // Windows that begin before the first region of the walk and end in it.
+            let cheapest = cheapest.or_else(|| {
+                let kept = walk.costs.len().min(len - 1);
+                walk.costs.drain(..walk.costs.len() - kept);
+                walk.costs.append(&mut walk.head);
+                let at = walk.cheapest(len).filter(|_| first > 0)?;
+                Some((first * region - kept, at))
             });
             let Some((start, at)) = cheapest else {
                 if walk.evictable == 0 {
