@@ -6,6 +6,7 @@
 //! evict     a block, one by one and 64 at once, in pools of three sizes, cached for prompts of one
 //!           block and of 62; two threads against one
 //! single    blocks of one token: long prompts
+//! events    a whole request that stores and evicts 62 blocks, with subscribers of the events
 //! ```
 //!
 //! An argument selects one of them. Subjects take turns, round by round; each figure is the minimum
@@ -16,7 +17,7 @@
 
 use std::time::Instant;
 
-use kvpool::prefix::PrefixConfig;
+use kvpool::prefix::{KvEvents, PrefixConfig};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_benches::report::median;
@@ -189,6 +190,56 @@ fn single() {
     }
 }
 
+/// A pool, and subscribers that receive the events of each request after it.
+struct Followed {
+    pool: Pool,
+    subscribers: Vec<KvEvents>,
+    next: u64,
+}
+
+impl Followed {
+    fn new(subscribers: usize) -> Self {
+        let shape = KvLayout::builder().layers(28).kv_heads(4).head_dim(128).dtype(Dtype::Bf16);
+        let layout = shape.block_tokens(16).build().expect("a valid layout");
+        let pool = Pool::builder(layout).blocks(1_024).without_storage();
+        let pool = pool.prefix_cache(PrefixConfig::new()).build().expect("a valid pool");
+        let events = pool.prefix_cache().expect("it has one").events();
+        let subscribers = (0..subscribers).map(|_| events.subscribe().expect("a fence")).collect();
+        let mut this = Self { pool, subscribers, next: 0 };
+        (0..32).for_each(|_| _ = this.request());
+        this
+    }
+
+    /// Returns us of a request.
+    fn request(&mut self) -> f64 {
+        self.next += 1;
+        let prompt: Vec<u32> = (0..1_000).map(|token| token << 16 | self.next as u32).collect();
+        let begin = Instant::now();
+        let mut batch = self.pool.begin_batch();
+        let mut sequence = self.pool.sequence(SequenceId(self.next)).tokens(&prompt).expect("room");
+        batch.append(&mut sequence, prompt.len()).expect("room");
+        batch.finish();
+        drop(sequence);
+        let time = begin.elapsed().as_nanos() as f64 / 1e3;
+        for events in &mut self.subscribers {
+            let count = std::iter::from_fn(|| events.try_recv()).count();
+            assert!(count >= 62, "{count} events of a request that stores 62 blocks");
+        }
+        time
+    }
+}
+
+fn events() {
+    println!("a whole request of 62 blocks, evicting, with subscribers of the events, us");
+    let mut followed = [0, 1, 8, 64].map(Followed::new);
+    let rounds: Vec<[f64; 4]> = (0..1_000).map(|_| followed.each_mut().map(Followed::request)).collect();
+    for (of, Followed { subscribers, .. }) in followed.iter().enumerate() {
+        let times: Vec<f64> = rounds.iter().map(|round| round[of]).collect();
+        let least = times.iter().copied().fold(f64::MAX, f64::min);
+        println!("{:>3} subscribers {least:8.1} {:8.1}", subscribers.len(), median(times.into_iter()));
+    }
+}
+
 fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         println!("reuse: to measure, run `cargo bench -p kvpool-benches --bench reuse`");
@@ -197,8 +248,8 @@ fn main() {
     println!("{}", threads::pinning());
     verify::<Kvpool>();
     verify::<Locked>();
-    let parts: [(&str, fn()); 4] =
-        [("admit", admit), ("look-up", look_up), ("evict", evict), ("single", single)];
+    let parts: [(&str, fn()); 5] =
+        [("admit", admit), ("look-up", look_up), ("evict", evict), ("single", single), ("events", events)];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);
     let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));
     for (name, part) in parts {

@@ -44,7 +44,7 @@ pub struct Metrics {
     /// Subscribers of the events of the prefix cache.
     pub event_subscribers: usize,
     /// Events that subscribers lost because they received too slowly; each counts once per
-    /// subscriber.
+    /// subscriber, when that one would have received it.
     pub lost_events: u64,
     /// Latencies.
     pub latencies: Latencies,

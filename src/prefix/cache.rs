@@ -62,7 +62,7 @@ use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*};
 
 use super::config::{CacheParts, Now, PrefixConfig};
-use super::events::{EventQueue, KvEvent, Published};
+use super::events::{EventQueue, KvEvent};
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;

@@ -107,7 +107,7 @@ impl PrefixConfig {
         self
     }
 
-    /// Sets the capacity of the event queue. Default: [`EVENTS`].
+    /// Sets the number of events that subscribers can receive late. Default: [`EVENTS`].
     pub fn events(mut self, capacity: usize) -> Self {
         self.events = Some(capacity);
         self

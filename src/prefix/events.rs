@@ -3,13 +3,15 @@
 //! # Guarantees to a subscriber
 //!
 //! - Events come in the order of their publication: if one publication ends before another begins,
-//!   its event comes first. Two subscribers may receive concurrent publications in different
-//!   orders.
-//! - The queue of each subscriber is bounded, and publishing never waits. An event that finds no
-//!   room is dropped and counted, and the subscriber receives one [`KvEvent::Resync`] in its place
-//!   or later, never earlier. It must then list the pool's cached blocks again. Other subscribers
-//!   are unaffected.
+//!   its event comes first. All subscribers receive concurrent publications in the same order.
+//! - The newest [`EVENTS`] events are kept, or as many as the queue was created for, and publishing
+//!   never waits. A subscriber that is further behind loses events, for itself alone: it receives
+//!   one [`KvEvent::Resync`] in their place or later, never earlier, and must then list the pool's
+//!   cached blocks again. It goes on with the newer half of the events, so that it does not lose
+//!   the next ones at once.
 //! - [`Numbered::number`] counts all events published since the subscription, including lost ones.
+//!   The number of lost ones may include some that the subscriber would have skipped: those for
+//!   other subscribers, or covered by a clear.
 //! - Every change before the subscription is visible in the pool after it; every other change is an
 //!   event. So: subscribe, list the cached blocks, then follow the events. An event may repeat what
 //!   the list or an earlier event showed.
@@ -20,38 +22,46 @@
 //!   compaction in progress has ended. Leases, block handles, a running `Defragmenter`, and threads
 //!   that have used the pool do not keep it open; a clone of the pool's `Compactor` does.
 //!
-//! Any number of subscribers may follow the events at once. Without a subscriber, publishing costs
-//! a load, and no event is constructed.
+//! Any number of subscribers may follow the events at once, and an event costs its publisher the
+//! same: a position, an exchange in the ring, and an exchange of `asleep`. It wakes subscribers
+//! only if one has gone to sleep since the last event, and then wakes all. Without a subscriber,
+//! publishing costs a load, and no event is constructed.
 //!
 //! # Layout
 //!
-//! Each subscription has a [slot](slot): a ring of its own, and a waker. Slots are in a list that
-//! only grows; a subscription takes a slot that an earlier one has left, or adds one. So there are
-//! as many rings as there were subscribers at once, and the protocol of a ring knows one
-//! subscriber.
+//! One [`ring`], made at the first subscription, is read by all subscribers, each at a position of
+//! its own. Each has a [slot] with its waker. Slots are in a list that only grows; a subscription
+//! takes a slot that an earlier one has left, or adds one. The events that a ring holds are freed
+//! when they are overwritten, and the rest with the ring.
 //!
 //! | word | meaning |
 //! |---|---|
 //! | `newest` | number of subscriptions begun; the number of the newest |
-//! | `active` | number of slots with a subscription |
-//! | a slot's `number` | its subscription, from 1; 0: none, so that no event is pushed |
+//! | `active` | number of subscriptions that have not ended |
+//! | `asleep` | a subscriber may sleep since the last wake; changed by exchanges only |
+//! | `closed` | nothing is published any more |
+//! | `era` | number of clears |
 //! | a slot's `taken` | a subscriber exists, possibly one that is being dropped |
 //!
-//! Invariant: a thread that reads `newest == n` sees the number of every subscription up to `n` in
-//! its slot, unless that subscription has ended. Subscriptions begin under a lock, one at a time.
+//! Each event carries its *audience*: the numbers of the subscriptions that it is for. Others skip
+//! it, and do not count it.
+//!
+//! Invariant: an event whose audience includes `n` has the position at which subscription `n`
+//! began, or a later one. Its publisher has read `newest >= n`, which is written after that
+//! position was chosen. Subscriptions begin under a lock, one at a time.
 //!
 //! # Protocol
 //!
 //! ```text
-//! publish:      (the pool changed);  light_fence;  active?  each slot with a number:  push, with the era of the event;  wake
+//! publish:      (the pool changed);  light_fence;  active?  newest => n;  push for 1..=n, with the era of the event;  wake
+//! wake:         asleep => a;  asleep := 0;  a?  wake all wakers
 //! clear:        era e := e + 1;  publish Cleared of e
-//! subscribe:    lock;  taken := 1;  number := newest + 1;  active += 1;  newest += 1;  heavy_fence;  unlock
-//!               begin := losses so far, and the tail;  told := era
-//! poll:         pop;  else register the waker, pop again;  else closed?  pop again, end;  else sleep
-//! pop:          era < told, or Cleared of such an era?  skip it;  Cleared of era e?  told := e + 1
+//! subscribe:    lock;  taken := 1;  active += 1;  head := tail;  newest += 1;  heavy_fence;  unlock;  told := era
+//! poll:         read;  else register the waker, asleep := 1, read again;  else closed?  read again, end;  else sleep
+//! read:         not for this subscription, era < told, or Cleared of such an era?  skip it;  Cleared of era e?  told := e + 1
 //!               era > told?  a Cleared is still to come: told := era of the event, deliver a Cleared before it
 //!               a loss?  told := era: the subscriber lists the blocks again
-//! unsubscribe:  number := 0;  active -= 1;  drop the contents;  keep the head;  taken := 0
+//! unsubscribe:  active -= 1;  taken := 0
 //! close:        closed := 1;  wake
 //! ```
 //!
@@ -59,16 +69,19 @@
 //! A subscription that begins in between may have listed the cached blocks too early to see the
 //! block. The registration therefore reads `newest` before the announcement, which goes to the
 //! subscriptions up to that number, and again once the block is cached: later subscriptions are
-//! told then. An announcement that finds a ring full is repeated once the block is cached: the
-//! subscriber may have received the loss, and listed the cached blocks, in between. If the second
-//! one is lost too, that loss is received after the block was cached.
+//! told then. An announcement that may be overwritten before the block is cached is repeated
+//! afterwards: a subscriber may have received the loss, and listed the cached blocks, in between.
+//! The ring's tail tells whether this is possible. A subscriber that loses the announcement later
+//! sees the block cached, and so does one that loses the second announcement.
 //!
 //! By the asymmetric fence, a publisher sees `active` and the number, or the subscriber sees the
-//! publisher's change of the pool. By the waker (an `atomic-waker`), the second `pop` sees a
-//! publisher's push, or the publisher sees the waker. A loss wakes the subscriber too, so that it
-//! never sleeps beside one. Events pushed before a subscription by a late publisher are skipped by
-//! their position: the tail that is read at the subscription orders what those publishers did
-//! before it. The [`ring`] documents the rest.
+//! publisher's change of the pool. So an event needs no audience beyond the number that its
+//! publisher has read.
+//!
+//! Publishers and subscribers that are about to sleep exchange `asleep`. If the publisher does so
+//! first, the second `read` sees its event; otherwise it finds true and the waker, or another
+//! publisher has done so in between. A publisher that is stopped before it has woken the others
+//! delays those that sleep, and no publisher. The [`ring`] documents the rest.
 //!
 //! # Eras
 //!
@@ -83,19 +96,15 @@
 //! Model: `loom-tests/tests/kv_events.rs`.
 
 use std::fmt;
-use std::ops::RangeBounds;
-use std::ptr;
+use std::ops::RangeInclusive;
 use std::sync::PoisonError;
 
 #[cfg(any(test, feature = "internals"))]
 use self::event::ANY_ERA;
 use self::event::Told;
-use self::slot::{Shared, Slot};
+use self::slot::Shared;
 use crate::error::PrefixError;
-use crate::sync::{
-    Arc, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, CachePadded, Mutex, Ordering::*, heavy_fence,
-    light_fence,
-};
+use crate::sync::{Arc, Ordering::*, heavy_fence, light_fence};
 
 mod event;
 mod ring;
@@ -107,38 +116,18 @@ mod tests;
 pub use self::event::{KvEvent, Numbered};
 pub use self::subscriber::KvEvents;
 
-/// Default capacity of a subscriber's queue of events.
+/// Default number of events that subscribers can receive late.
 pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
-
-/// What became of an event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Published {
-    /// There was no subscriber; the event was not constructed.
-    ToNone,
-    /// Every subscription that it was for has it in its ring.
-    ToAll,
-    /// The ring of at least one subscription was full. Its subscriber may receive the `Resync` at
-    /// once, and list the cached blocks before the caller's next step.
-    Lost,
-}
 
 /// The pool's end of its events. Dropping it ends the subscribers' streams, if they have not
 /// ended before.
 pub struct EventQueue(Arc<Shared>);
 
 impl EventQueue {
-    /// Creates a queue for `capacity` events of each subscriber, rounded up to a power of two, at
-    /// least two. Allocates at a subscription.
+    /// Creates a queue of the newest `capacity` events, rounded up to a power of two, at least two.
+    /// Allocates at the first subscription.
     pub fn new(capacity: usize) -> Self {
-        Self(Arc::new(Shared {
-            capacity: Slot::capacity(capacity),
-            slots: AtomicPtr::new(ptr::null_mut()),
-            active: AtomicUsize::new(0),
-            newest: AtomicU64::new(0),
-            subscribing: Mutex::new(()),
-            closed: AtomicBool::new(false),
-            era: CachePadded::new(AtomicU64::new(0)),
-        }))
+        Self(Arc::new(Shared::new(capacity)))
     }
 
     /// Returns the current era.
@@ -158,7 +147,7 @@ impl EventQueue {
     pub(crate) fn close(&self) {
         // Release: pairs with the Acquire of `poll_recv`: everything was pushed.
         self.0.closed.store(true, Release);
-        self.0.slots().for_each(Slot::wake);
+        self.0.wake();
     }
 
     /// Publishes the result of `event` and returns true. Without a subscriber, returns false and
@@ -174,22 +163,27 @@ impl EventQueue {
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        self.publish_to(era, .., event) != Published::ToNone
+        // Acquire: as in `subscriptions_now`. Not for later subscriptions: they see this change,
+        // and may see a later one whose event is not for them either.
+        self.is_subscribed() && self.publish_to(era, 0..=self.0.newest.load(Acquire), event).is_some()
     }
 
     /// As [`publish_in`](Self::publish_in), to the subscriptions of these numbers, after a call of
-    /// [`subscriptions_now`](Self::subscriptions_now).
+    /// [`subscriptions_now`](Self::subscriptions_now). Returns the event's position.
     #[inline]
     pub(super) fn publish_to(
         &self,
         era: u64,
-        numbers: impl RangeBounds<u64>,
+        audience: RangeInclusive<u64>,
         event: impl FnOnce() -> KvEvent,
-    ) -> Published {
-        if !self.is_subscribed() {
-            return Published::ToNone;
-        }
-        self.push(numbers, Told::new(era, event()))
+    ) -> Option<u64> {
+        self.is_subscribed().then(|| self.push(Told { audience, era, event: event() }))?
+    }
+
+    /// Returns whether a subscriber that does not see this thread's changes so far may lose the
+    /// event at this position.
+    pub(super) fn may_be_lost(&self, position: u64) -> bool {
+        self.0.ring().is_some_and(|ring| ring.may_be_lost(position))
     }
 
     /// Returns the number of subscriptions begun so far. One that begins later sees the changes of
@@ -198,18 +192,16 @@ impl EventQueue {
     pub(super) fn subscriptions_now(&self) -> u64 {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        // Acquire: pairs with the Release of `subscribe`: the slots of these subscriptions have
-        // their numbers.
+        // Acquire: pairs with the Release of `subscribe`: these subscriptions have chosen where
+        // they begin.
         self.0.newest.load(Acquire)
     }
 
     #[cold]
-    fn push(&self, numbers: impl RangeBounds<u64>, told: Told) -> Published {
-        let mut slots = self.0.slots().filter(|slot| slot.follows(&numbers));
-        let Some(first) = slots.next() else { return Published::ToAll };
-        // All of them, also behind one without room.
-        let lost = slots.filter(|slot| !slot.push(told.clone())).count();
-        if first.push(told) && lost == 0 { Published::ToAll } else { Published::Lost }
+    fn push(&self, told: Told) -> Option<u64> {
+        let position = self.0.ring()?.push(told);
+        self.0.wake();
+        Some(position)
     }
 
     /// Returns whether there is a subscriber.
@@ -221,36 +213,38 @@ impl EventQueue {
     /// Returns the number of subscribers.
     #[inline]
     pub fn subscribers(&self) -> usize {
-        // Relaxed: the list of slots publishes their contents.
+        // Relaxed: the ring's pointer publishes the ring.
         self.0.active.load(Relaxed)
     }
 
-    /// Returns the number of events lost since the queue was created: an event counts once for each
-    /// subscriber that lost it.
+    /// Returns the number of events that subscribers found lost since the queue was created: an
+    /// event counts once for each subscriber that lost it, when that one would have received it.
     pub fn lost(&self) -> u64 {
-        self.0.slots().map(|slot| slot.ring.lost()).sum()
+        self.0.lost.load(Relaxed)
     }
 
-    /// Returns the capacity in events, of each subscriber.
+    /// Returns the capacity in events.
     pub fn capacity(&self) -> usize {
         self.0.capacity
     }
 
     /// Subscribes to everything published from now on.
     ///
-    /// Any number of subscribers may follow the events. Each has a queue of its own, of the
-    /// [capacity](Self::capacity) of this one, whose memory is kept for later subscribers.
+    /// Any number of subscribers may follow the events. All read the same ring of the newest
+    /// [capacity](Self::capacity) events, whose memory is kept until the queue and its subscribers
+    /// are dropped.
     ///
     /// # Errors
     /// [`PrefixError::NoFence`] if the system refuses a fence that it granted before.
     pub fn subscribe(&self) -> Result<KvEvents, PrefixError> {
         let one_at_a_time = self.0.subscribing.lock().unwrap_or_else(PoisonError::into_inner);
-        let slot = self.0.take_slot();
+        let (ring, slot) = (self.0.make_ring(), self.0.take_slot());
         // Relaxed: changed under the lock only.
         let number = self.0.newest.load(Relaxed) + 1;
-        slot.number.store(number, Relaxed);
         self.0.active.fetch_add(1, Relaxed);
-        // Release: pairs with the Acquire of `subscriptions_now`.
+        let head = ring.tail();
+        // Release: pairs with the Acquire of `subscriptions_now`. After the tail: an event for this
+        // number has that position or a later one.
         self.0.newest.store(number, Release);
         // Pairs with the light fences of publishers.
         if !heavy_fence() {
@@ -258,7 +252,7 @@ impl EventQueue {
             return Err(PrefixError::NoFence);
         }
         drop(one_at_a_time);
-        Ok(KvEvents::begin(self.0.clone(), slot))
+        Ok(KvEvents::begin(self.0.clone(), slot, number, head))
     }
 }
 

@@ -40,7 +40,7 @@ const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
 /// - `blocks_max`: size up to which `resize` can grow it.
 /// - `reserve`: blocks that only urgent requests get.
 /// - `prefix_cache`: True or the name of an eviction policy: "lru", "priority" or "foresight".
-/// - `events`: capacity of the queue of each subscriber of the cache's events.
+/// - `events`: number of the cache's events that subscribers can receive late.
 /// - `hashing`: "fast" (default), or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in
 ///   all processes whose caches exchange blocks; random by default. They and `events` are refused
 ///   without a prefix cache.
@@ -76,7 +76,7 @@ impl PyPool {
     }
 }
 
-/// Largest capacity of the queue of a subscriber of events: its memory is taken at a subscription.
+/// Largest capacity of the ring of events: its memory is taken at the first subscription.
 const EVENTS_MAX: usize = 1 << 24;
 
 /// Configures the prefix cache from the arguments of the constructor; `None`: there is none.

@@ -65,7 +65,7 @@ families! {
     REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
     EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, first_out, out_of_order";
     SUBSCRIBERS: Gauge "cache_event_subscribers" [] "Subscribers of the events of the prefix cache";
-    LOST_EVENTS: Counter "lost_cache_events" [] "Events of the prefix cache that subscribers lost because they received too slowly";
+    LOST_EVENTS: Counter "lost_cache_events" [] "Events of the prefix cache that subscribers found lost because they received too slowly";
 
     TURN: Gauge "turn_seconds" ["task"] "Age of the turn to move blocks, of the task that has it: defragment, background, request, resize; absent while none has it";
     COMPACTIONS: Counter "compactions" [] "Turns of compactions and shrinks, with those that moved nothing";

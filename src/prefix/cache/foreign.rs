@@ -27,7 +27,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
-use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Published, Queues, key_of};
+use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
 
 /// Index entries per block and two: one hash is usual, some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -159,7 +159,7 @@ impl PrefixCache {
         let Some(names) = &self.names else { return false };
         // Published before the block can be hit by it.
         let before = self.events.subscriptions_now();
-        let published = self.events.publish_to(era, ..=before, || self.stored(id, hash));
+        let announced = self.events.publish_to(era, 0..=before, || self.stored(id, hash));
         if !names.add(id, self.row(id).holds(hash, era), hash) {
             return false;
         }
@@ -172,11 +172,10 @@ impl PrefixCache {
         }
         // A thread that subscribed in between, or lost the event, may have listed the hashes too early
         // to see this one.
-        let now = self.events.subscriptions_now();
-        if published == Published::Lost {
-            self.events.publish_to(era, ..=now, || self.stored(id, hash));
-        } else if now != before {
-            self.events.publish_to(era, before + 1..=now, || self.stored(id, hash));
+        let is_lost = announced.is_some_and(|position| self.events.may_be_lost(position));
+        let (told, now) = (if is_lost { 0 } else { before }, self.events.subscriptions_now());
+        if now != told {
+            self.events.publish_to(era, told + 1..=now, || self.stored(id, hash));
         }
         true
     }

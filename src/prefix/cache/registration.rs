@@ -9,7 +9,7 @@ use crate::block::Core;
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Ordering::SeqCst, fence, fence_after_rmw, heavy_fence};
 
-use super::{BlockHash, KvEvent, PrefixCache, Published, key_of};
+use super::{BlockHash, KvEvent, PrefixCache, key_of};
 
 /// A block that was just registered.
 struct Registered {
@@ -93,24 +93,22 @@ impl PrefixCache {
             self.tell_late(core, &mut registered, &mut subscriptions);
             // Published before the block can be hit, released and evicted: the eviction is
             // published too.
-            let published = if is_found {
-                self.events.publish_to(noted, ..=subscriptions, || {
-                    stored.map_or_else(|| self.stored(id, hash), |stored| *stored)
-                })
-            } else {
-                Published::ToNone
+            let announce = || {
+                let stored = || stored.map_or_else(|| self.stored(id, hash), |stored| *stored);
+                self.events.publish_to(noted, 0..=subscriptions, stored)
             };
+            let announced = is_found.then(announce).flatten();
             if core.seal_cached(handle) {
                 let told = if is_found { subscriptions } else { u64::MAX };
                 let mut block = Registered { hash, handle, era: noted, told };
-                if published == Published::Lost {
-                    // A subscriber that knows of the loss may have listed the blocks before this one
-                    // was cached. Reached by the model `followed_while_a_stored_block_is_lost`.
+                if announced.is_some_and(|position| self.events.may_be_lost(position)) {
+                    // A subscriber that lost it may have listed the blocks before this one was
+                    // cached. Reached by the model `followed_while_a_stored_block_is_lost`.
                     block.told = 0;
                     self.tell_late_of(core, &mut block, subscriptions);
                 }
                 registered.push(block);
-            } else if published != Published::ToNone {
+            } else if announced.is_some() {
                 self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
             }
         }
@@ -155,8 +153,8 @@ impl PrefixCache {
             return;
         }
         let before = std::mem::replace(&mut block.told, now);
-        let published = self.events.publish_to(block.era, before + 1..=now, || self.stored(id, hash));
-        if published != Published::ToNone {
+        let stored = || self.stored(id, hash);
+        if self.events.publish_to(block.era, before + 1..=now, stored).is_some() {
             // The block may have been evicted since, and that event published first. Pairs with the
             // light fence of the evicting thread's `publish`: either that fence comes after ours,
             // or we see the word that the eviction left.
@@ -164,8 +162,8 @@ impl PrefixCache {
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
             if !is_there {
-                // To all: a slot may have another subscriber by now, who received the event above.
-                self.events.publish_in(block.era, || KvEvent::Removed { block: id, hash });
+                let removed = || KvEvent::Removed { block: id, hash };
+                self.events.publish_to(block.era, before + 1..=now, removed);
             }
         }
     }

@@ -1,6 +1,6 @@
-//! Events, as subscribers receive them and as rings hold them.
+//! Events, as subscribers receive them and as the ring holds them.
 
-use std::sync::Arc;
+use std::ops::RangeInclusive;
 
 use smallvec::SmallVec;
 
@@ -41,7 +41,7 @@ pub enum KvEvent {
     Cleared,
     /// Events were lost because they were received too slowly: list the pool's cached blocks again.
     Resync {
-        /// Number of lost events.
+        /// Number of lost events. May include some that were not for this subscriber.
         lost: u64,
     },
 }
@@ -57,28 +57,14 @@ pub struct Numbered {
     pub event: KvEvent,
 }
 
-/// An event in a ring. Its publisher makes it once for all subscribers, and each of these copies
-/// it.
-#[derive(Clone)]
+/// An event in the ring.
 pub(super) struct Told {
+    /// Numbers of the subscriptions that it is for.
+    pub(super) audience: RangeInclusive<u64>,
     /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
     /// clears.
     pub(super) era: u64,
-    event: Arc<KvEvent>,
-}
-
-impl Told {
-    pub(super) fn new(era: u64, event: KvEvent) -> Self {
-        Self { era, event: Arc::new(event) }
-    }
-
-    pub(super) fn event(&self) -> &KvEvent {
-        &self.event
-    }
-
-    pub(super) fn into_event(self) -> KvEvent {
-        Arc::unwrap_or_clone(self.event)
-    }
+    pub(super) event: KvEvent,
 }
 
 /// Matches any era.

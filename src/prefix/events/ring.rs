@@ -1,105 +1,75 @@
-//! A bounded nonblocking queue with many writers and one reader. A writer that finds no room drops
-//! its value and counts it.
+//! A bounded ring with many writers and any number of readers. A writer takes the next position,
+//! and overwrites the entry that is `capacity` positions older, whether it was read or not. Readers
+//! change nothing in it.
 //!
 //! # Words
 //!
 //! | word | meaning |
 //! |---|---|
 //! | `tail` | number of positions taken by writers; the next position |
-//! | `lost` | number of values dropped |
-//! | a slot's `stamp` | `p`: free for position `p`. `p + 1`: holds the value of position `p`. `p + capacity`: read, and free for the next lap |
-//! | a slot's `entry` | the value, and `lost` as its writer read it before taking the position |
+//! | `entries[i]` | null, or an entry of a position `p` with `p % capacity == i` |
+//!
+//! Invariant: the position in `entries[i]` only grows, and is below `tail`.
 //!
 //! # Protocol
 //!
 //! ```text
-//! push:  lost => before;  tail => p;  stamp(p) == p?   take p: tail p -> p + 1;  entry := (before, value);  stamp := p + 1
-//!                                     stamp(p) < p?    no room: lost += 1
-//!                                     stamp(p) > p?    another writer took p: again
-//! pop:   stamp(h) == h + 1?  entry.before > reported?  report the difference first
-//!                            take the entry;  stamp := h + capacity;  h += 1
-//!        else:  lost => l;  tail == h and l > reported?  report the difference
+//! push:  tail => p;  tail := p + 1;  entries(p) of a lower position, or null?   exchange it for p's, again if it has changed
+//!                                    entries(p) > p?   overtaken by a lap: drop the entry
+//! read:  entries(h) == h?  clone it;  h += 1
+//!        entries(h) > h?   tail => t;  the entries from h to t - capacity / 2 are lost;  h := t - capacity / 2
+//!        else              nothing yet: p == h is not taken, or its writer is on its way
 //! ```
 //!
 //! # Guarantees
 //!
-//! - *A writer never waits.* It retries only if another writer has taken a position meanwhile. A
-//!   reader stopped between a value and its stamp makes the queue look full. (This rules out
-//!   crossbeam's `ArrayQueue`, whose `push` spins until such a reader goes on.)
-//! - *A loss is reported in its place or later, never earlier.* An earlier report would make the
-//!   reader discard its state before it receives the events that precede the loss. A writer that
-//!   drops a value has seen the queue full, up to some tail. The losses that a writer reads in
-//!   `lost` before it takes its position precede that position; the losses that the reader reads in
-//!   `lost` precede the tail that it reads next, and it has read everything up to that tail.
-//! - *A writer stopped between its position and its stamp* delays the reader, and no other writer.
+//! - *A writer never waits.* It repeats its exchange only if another writer has overtaken it, or
+//!   came from an earlier lap.
+//! - *A reader skips no entry without a loss.* An overtaken writer may drop its entry: a reader
+//!   that has yet to read it finds the later entry, and has lost this one. A reader that has lost
+//!   an entry goes on in the middle of the ring. In the oldest entry it would lose the next one at
+//!   once, and a subscriber lists all cached blocks after each loss.
+//! - *A writer stopped between its position and its entry* delays readers for a lap at most, and no
+//!   other writer.
+//! - *A reader that loses position `p` has seen a tail above `p + capacity / 2`*, and whatever the
+//!   writers of all positions below that tail did before. So a thread that changes `tail` by zero,
+//!   and finds it lower, knows that a reader that loses `p` later sees what this thread did before:
+//!   all changes of `tail` are exchanges, and a later one continues the release of this one.
 //!
-//! Model: `loom-tests/tests/kv_events.rs`. The checker does not tell whether `lost` is read before
-//! or after the position is taken, nor an Acquire of `tail` from a relaxed load: it explores no
-//! load that misses another thread's later change if the loading thread has itself loaded the same
-//! word in between, which every writer does.
+//! Replaced entries go to the epoch collector. A reader or writer that is stopped inside of a call
+//! delays the reclaiming of all entries replaced meanwhile, as in the other users of the collector.
+//!
+//! Model: `loom-tests/tests/kv_events.rs`.
 
-use crate::sync::{AtomicU64, CachePadded, Ordering::*, UnsafeCell};
+use std::cmp::Ordering::{Equal, Greater, Less};
 
-pub(super) struct Ring<T> {
-    slots: Box<[Slot<T>]>,
+use super::event::Told;
+use crate::sync::epoch::{self, Atomic, Owned, Shared};
+use crate::sync::{AtomicU64, CachePadded, Frozen, Ordering::*};
+
+pub(super) struct Ring {
+    entries: Box<[Atomic<Entry>]>,
     tail: CachePadded<AtomicU64>,
-    lost: CachePadded<AtomicU64>,
 }
 
-struct Slot<T> {
-    stamp: AtomicU64,
-    entry: UnsafeCell<Option<Entry<T>>>,
+struct Entry {
+    position: u64,
+    told: Frozen<Told>,
 }
 
-struct Entry<T> {
-    lost_before: u64,
-    value: T,
-}
-
-// SAFETY: an entry is accessed by the writer that took its position, until it sets the stamp, and
-// then by the one reader, until it sets the stamp: `T` moves from one to the other, and both never
-// hold it.
-unsafe impl<T: Send> Sync for Ring<T> {}
-
-/// Position of the single reader.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Reader {
-    /// The position that it reads next.
-    pub(super) head: u64,
-    /// Losses that it has reported.
-    pub(super) reported: u64,
-}
-
-/// Result of a read.
-pub(super) enum Popped<T> {
-    Value(T),
-    Lost(u64),
-}
-
-impl<T> Ring<T> {
-    /// Rounds a capacity up to a power of two, at least two.
-    ///
-    /// With one slot, `p + 1` and `p + capacity` would be equal.
+impl Ring {
+    /// Rounds a capacity up to a power of two, at least two: a reader that lost an entry keeps
+    /// half.
     pub(super) fn capacity(asked: usize) -> usize {
         asked.max(2).next_power_of_two()
     }
 
-    /// Creates a ring with the [rounded](Self::capacity) capacity.
+    /// Creates a ring with a [rounded](Self::capacity) capacity.
     pub(super) fn new(capacity: usize) -> Self {
-        let slot = |position| Slot { stamp: AtomicU64::new(position), entry: UnsafeCell::new(None) };
-        let capacity = Self::capacity(capacity) as u64;
         Self {
-            slots: (0..capacity).map(slot).collect(),
+            entries: (0..capacity).map(|_| Atomic::null()).collect(),
             tail: CachePadded::new(AtomicU64::new(0)),
-            lost: CachePadded::new(AtomicU64::new(0)),
         }
-    }
-
-    /// Returns the number of values dropped.
-    pub(super) fn lost(&self) -> u64 {
-        // Acquire: pairs with the Release of `push`, so that the tail that is read next is no older
-        // than the loss.
-        self.lost.load(Acquire)
     }
 
     /// Returns the position that is taken next.
@@ -109,86 +79,73 @@ impl<T> Ring<T> {
         self.tail.load(Acquire)
     }
 
-    fn slot(&self, position: u64) -> &Slot<T> {
-        &self.slots[position as usize & (self.slots.len() - 1)]
+    fn entry(&self, position: u64) -> &Atomic<Entry> {
+        &self.entries[position as usize & (self.entries.len() - 1)]
     }
 
-    /// Appends a value and returns true, or drops it and returns false if there is no room.
-    pub(super) fn push(&self, value: T) -> bool {
-        let mut position = self.tail.load(Relaxed);
-        let mut lost_before = self.lost();
-        loop {
-            let slot = self.slot(position);
-            // Acquire: pairs with the reader's Release, after which no thread accesses the entry.
-            let stamp = slot.stamp.load(Acquire);
-            if stamp < position {
-                // Test: `a_full_queue_counts_what_it_loses`. Release: pairs with the Acquire of
-                // `lost`.
-                self.lost.fetch_add(1, Release);
-                return false;
-            }
-            if stamp > position {
-                // Reached by the models with two writers.
-                position = self.tail.load(Relaxed);
-                lost_before = self.lost();
-                continue;
-            }
-            // Release: pairs with the Acquire of `tail`. The stamp hands over the entry.
-            match self.tail.compare_exchange_weak(position, position + 1, Release, Relaxed) {
-                Err(now) => {
-                    position = now;
-                    lost_before = self.lost();
-                }
+    /// Returns the number of positions before the tail that a reader keeps that lost others.
+    fn kept(&self) -> u64 {
+        self.entries.len() as u64 / 2
+    }
+
+    /// Appends a value, and returns its position.
+    pub(super) fn push(&self, told: Told) -> u64 {
+        let guard = epoch::pin();
+        let mut fresh = Owned::new(Entry { position: 0, told: Frozen::new(told) });
+        // Release: pairs with the Acquire of `tail`.
+        let position = self.tail.fetch_add(1, Release);
+        fresh.position = position;
+        let entry = self.entry(position);
+        // Acquire: pairs with the Release below. loom plays no reader's load against a change by a
+        // thread that has itself loaded the same word since.
+        let is_model = cfg!(kvpool_loom);
+        let mut old = if is_model { Shared::null() } else { entry.load(Acquire, &guard) };
+        // SAFETY: a replaced entry is destroyed through the epoch collector, and we are pinned.
+        // Reached by the models with more events than room.
+        while unsafe { old.as_ref() }.is_none_or(|old| old.position < position) {
+            // Release: pairs with the Acquire of `read`.
+            match entry.compare_exchange(old, fresh, Release, Acquire, &guard) {
+                Ok(_) if old.is_null() => break,
                 Ok(_) => {
-                    // SAFETY: the position is ours, and the reader waits for the stamp.
-                    slot.entry.with_mut(|entry| unsafe { *entry = Some(Entry { lost_before, value }) });
-                    // Release: pairs with the Acquire of `pop`.
-                    slot.stamp.store(position + 1, Release);
-                    return true;
+                    // SAFETY: unlinked by us, and entries are not followed without a pin.
+                    unsafe { guard.defer_destroy(old) };
+                    break;
                 }
+                Err(changed) => (old, fresh) = (changed.current, changed.new),
             }
         }
+        position
     }
 
-    /// Returns the next value, or the number of values lost before it.
-    ///
-    /// `None` if the ring is empty or the writer of the next position has not finished.
-    ///
-    /// # Safety
-    /// There is one reader at a time, and it continues where the previous one stopped.
-    pub(super) unsafe fn pop(&self, reader: &mut Reader) -> Option<Popped<T>> {
-        let slot = self.slot(reader.head);
-        // Acquire: pairs with the Release of `push`.
-        if slot.stamp.load(Acquire) != reader.head + 1 {
-            // In this order: the losses precede this tail.
-            let lost = self.lost();
-            let is_empty = self.tail() == reader.head;
-            return if is_empty { reader.report(lost) } else { None };
+    /// Returns whether a reader that does not see what this thread has done so far may lose a
+    /// position.
+    pub(super) fn may_be_lost(&self, position: u64) -> bool {
+        // Test: `followed_while_a_stored_block_is_lost`, a model. A change, and Release: see the
+        // module's docs.
+        self.tail.fetch_add(0, Release) - position > self.kept()
+    }
+
+    /// Calls `f` with the value of a position. `None`: it is not there yet. `Err`: it is lost, with
+    /// all positions before this one.
+    pub(super) fn read<R>(&self, position: u64, f: impl FnOnce(&Told) -> R) -> Option<Result<R, u64>> {
+        let guard = epoch::pin();
+        // SAFETY: as in `push`. Acquire: pairs with the Release there.
+        let entry = unsafe { self.entry(position).load(Acquire, &guard).as_ref() }?;
+        match entry.position.cmp(&position) {
+            Less => None,
+            Equal => Some(Ok(f(&entry.told))),
+            Greater => Some(Err(self.tail() - self.kept())),
         }
-        // SAFETY: by the stamp, the writer has finished, and no other writer begins before we set
-        // it.
-        slot.entry
-            .with_mut(|entry| unsafe {
-                let lost_before = (*entry).as_ref().expect("a stamped slot holds a value").lost_before;
-                if let Some(lost) = reader.report(lost_before) {
-                    return Some(lost);
-                }
-                (*entry).take().map(|entry| Popped::Value(entry.value))
-            })
-            .inspect(|popped| {
-                if let Popped::Value(_) = popped {
-                    // Release: pairs with the Acquire of `push`.
-                    slot.stamp.store(reader.head + self.slots.len() as u64, Release);
-                    reader.head += 1;
-                }
-            })
     }
 }
 
-impl Reader {
-    fn report<T>(&mut self, lost: u64) -> Option<Popped<T>> {
-        let more = lost.checked_sub(self.reported).filter(|&more| more > 0)?;
-        self.reported = lost;
-        Some(Popped::Lost(more))
+impl Drop for Ring {
+    fn drop(&mut self) {
+        for entry in &mut self.entries {
+            let entry = std::mem::replace(entry, Atomic::null());
+            // SAFETY: no other reference to the ring exists; replaced entries went to the
+            // collector.
+            drop(unsafe { entry.try_into_owned() });
+        }
     }
 }

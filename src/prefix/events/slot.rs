@@ -1,19 +1,20 @@
-//! Slots: what publishers see of the subscribers, and the state that all of them share.
+//! The state that the queue and its subscribers share: the ring, and a slot for each subscriber.
 
-use std::ops::RangeBounds;
+use std::ptr;
 
-use super::event::Told;
 use super::ring::Ring;
 use crate::sync::{
-    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, AtomicWaker, CachePadded, Mutex, Ordering::*,
+    AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, AtomicWaker, CachePadded, Mutex, Ordering::*, StatisticU64,
 };
 
 /// State that the queue and its subscribers share.
 pub(super) struct Shared {
     pub(super) capacity: usize,
+    /// Null before the first subscription.
+    ring: AtomicPtr<Ring>,
     /// The slots; a list that only grows. Pools without subscribers have none.
-    pub(super) slots: AtomicPtr<Slot>,
-    /// Number of slots with a subscription.
+    slots: AtomicPtr<Slot>,
+    /// Number of subscriptions.
     pub(super) active: AtomicUsize,
     /// Number of the newest subscription.
     pub(super) newest: AtomicU64,
@@ -22,9 +23,44 @@ pub(super) struct Shared {
     pub(super) closed: AtomicBool,
     /// The cache's era: the number of clears.
     pub(super) era: CachePadded<AtomicU64>,
+    /// A subscriber may sleep; changed by exchanges only.
+    pub(super) asleep: CachePadded<AtomicBool>,
+    /// Number of events that subscribers found lost.
+    pub(super) lost: StatisticU64,
 }
 
 impl Shared {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self {
+            capacity: Ring::capacity(capacity),
+            ring: AtomicPtr::new(ptr::null_mut()),
+            slots: AtomicPtr::new(ptr::null_mut()),
+            active: AtomicUsize::new(0),
+            newest: AtomicU64::new(0),
+            subscribing: Mutex::new(()),
+            closed: AtomicBool::new(false),
+            era: CachePadded::new(AtomicU64::new(0)),
+            asleep: CachePadded::new(AtomicBool::new(false)),
+            lost: StatisticU64::new(0),
+        }
+    }
+
+    /// Returns the ring, if there was a subscription.
+    pub(super) fn ring(&self) -> Option<&Ring> {
+        // SAFETY: a published ring lives as long as this. Acquire: pairs with the Release of
+        // `make_ring`.
+        unsafe { self.ring.load(Acquire).as_ref() }
+    }
+
+    /// Returns the ring, which it makes if there is none. The caller holds `subscribing`.
+    pub(super) fn make_ring(&self) -> &Ring {
+        if self.ring().is_none() {
+            // Release: pairs with the Acquire of `ring`.
+            self.ring.store(Box::into_raw(Box::new(Ring::new(self.capacity))), Release);
+        }
+        self.ring().expect("made just now")
+    }
+
     pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
         // SAFETY: published slots live as long as the list. Acquire: pairs with the Release in
         // `take_slot`.
@@ -46,11 +82,28 @@ impl Shared {
             slot.taken.store(true, Relaxed);
             return slot;
         }
-        let slot = Box::into_raw(Box::new(Slot::new(self.capacity, self.slots.load(Relaxed))));
+        let (taken, waker) = (AtomicBool::new(true), AtomicWaker::new());
+        let slot = Box::into_raw(Box::new(Slot { taken, waker, next: self.slots.load(Relaxed) }));
         // Release: pairs with the Acquire of `slots`. A plain store: `subscribing` is held.
         self.slots.store(slot, Release);
         // SAFETY: published just now.
         unsafe { &*slot }
+    }
+
+    /// Gives up a slot: its subscription has ended, or did not begin.
+    pub(super) fn leave(&self, slot: &Slot) {
+        self.active.fetch_sub(1, Relaxed);
+        // Release: pairs with the Acquire of `take_slot`.
+        slot.taken.store(false, Release);
+    }
+
+    /// Wakes all subscribers, if one may sleep.
+    pub(super) fn wake(&self) {
+        // Release: pairs with the Acquire of `poll_recv`, whose second look sees what was published
+        // before. Acquire: pairs with the Release there, so that the waker is seen.
+        if self.asleep.swap(false, AcqRel) {
+            self.slots().filter_map(|slot| slot.waker.take()).for_each(crate::sync::wake);
+        }
     }
 }
 
@@ -63,18 +116,19 @@ impl Drop for Shared {
             let slot = unsafe { Box::from_raw(next.cast_mut()) };
             next = slot.next;
         }
+        let ring = self.ring.load(Relaxed);
+        if !ring.is_null() {
+            // SAFETY: as above.
+            drop(unsafe { Box::from_raw(ring) });
+        }
     }
 }
 
 /// A place for one subscriber at a time; the fields are in the parent module's docs.
 pub(super) struct Slot {
-    pub(super) ring: Ring<Told>,
-    pub(super) number: AtomicU64,
-    pub(super) taken: AtomicBool,
-    /// Position of the last subscriber.
-    pub(super) head: AtomicU64,
+    taken: AtomicBool,
     pub(super) waker: AtomicWaker,
-    pub(super) next: *const Slot,
+    next: *const Slot,
 }
 
 // SAFETY: `next` is written before the slot is published, and points to a slot of the same list,
@@ -82,55 +136,3 @@ pub(super) struct Slot {
 unsafe impl Sync for Slot {}
 // SAFETY: as above.
 unsafe impl Send for Slot {}
-
-impl Slot {
-    /// Rounds a capacity to one that a ring can have.
-    pub(super) fn capacity(asked: usize) -> usize {
-        Ring::<Told>::capacity(asked)
-    }
-
-    /// Creates a taken slot in front of `next`.
-    pub(super) fn new(capacity: usize, next: *const Slot) -> Self {
-        Self {
-            ring: Ring::new(capacity),
-            number: AtomicU64::new(0),
-            taken: AtomicBool::new(true),
-            head: AtomicU64::new(0),
-            waker: AtomicWaker::new(),
-            next,
-        }
-    }
-
-    /// Returns whether the slot has a subscription, of one of these numbers.
-    pub(super) fn follows(&self, numbers: &impl RangeBounds<u64>) -> bool {
-        // Relaxed: `newest` and the fences order it.
-        let number = self.number.load(Relaxed);
-        number != 0 && numbers.contains(&number)
-    }
-
-    /// Appends an event and returns true, or counts it as lost and returns false.
-    pub(super) fn push(&self, told: Told) -> bool {
-        let has_room = self.ring.push(told);
-        self.wake();
-        has_room
-    }
-
-    pub(super) fn wake(&self) {
-        let _ = self.waker.take().map(crate::sync::wake);
-    }
-}
-
-impl Shared {
-    /// Ends the subscription of a slot: publishers push no further events.
-    pub(super) fn unfollow(&self, slot: &Slot) {
-        slot.number.store(0, Relaxed);
-        self.active.fetch_sub(1, Relaxed);
-    }
-
-    /// Gives up a slot whose subscription did not begin.
-    pub(super) fn leave(&self, slot: &Slot) {
-        self.unfollow(slot);
-        // Release: pairs with the Acquire of `take_slot`.
-        slot.taken.store(false, Release);
-    }
-}

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use futures_core::Stream;
 
 use super::event::{ANY_ERA, KvEvent, Numbered, Told};
-use super::ring::{Popped, Reader};
+use super::ring::Ring;
 use super::slot::{Shared, Slot};
 use crate::sync::{Arc, Ordering::*};
 
@@ -22,14 +22,15 @@ pub struct KvEvents {
     shared: Arc<Shared>,
     /// The subscription's slot, in a list that `shared` owns.
     slot: *const Slot,
-    /// Position at which the subscription began.
-    begin: Reader,
-    reader: Reader,
+    /// Number of the subscription, from 1.
+    subscription: u64,
+    /// Position that is read next.
+    head: u64,
+    /// Number of the next event.
+    number: u64,
     /// All eras before this one have been announced as over, or were over when the subscriber last
     /// listed the blocks.
     told: u64,
-    /// Delivered events that are not in the ring yet, minus skipped ones; wraps.
-    skew: u64,
     /// Event to deliver after an early `Cleared`.
     next: Option<Numbered>,
 }
@@ -40,18 +41,11 @@ unsafe impl Send for KvEvents {}
 unsafe impl Sync for KvEvents {}
 
 impl KvEvents {
-    /// Begins to follow a slot, after its subscription became visible to publishers.
-    pub(super) fn begin(shared: Arc<Shared>, slot: *const Slot) -> Self {
-        // SAFETY: slots live as long as `shared`.
-        let (ring, head) = unsafe { (&(*slot).ring, (*slot).head.load(Relaxed)) };
-        // The losses first: a loss after this is reported. A subscriber that lists the blocks
-        // afterwards sees changes whose events were lost before, or pushed before the tail: both
-        // loads are Acquire.
-        let lost = ring.lost();
-        let begin = Reader { head: ring.tail(), reported: lost };
+    /// Begins to read at a position, after the subscription became visible to publishers.
+    pub(super) fn begin(shared: Arc<Shared>, slot: *const Slot, subscription: u64, head: u64) -> Self {
         // Acquire: pairs with the Release of `clear`.
         let told = shared.era.load(Acquire);
-        Self { shared, slot, begin, reader: Reader { head, reported: lost }, told, skew: 0, next: None }
+        Self { shared, slot, subscription, head, number: 0, told, next: None }
     }
 
     fn slot(&self) -> &Slot {
@@ -59,12 +53,13 @@ impl KvEvents {
         unsafe { &*self.slot }
     }
 
-    /// Returns the number of published events that were not received yet, lost ones not counted.
+    /// Returns the number of published events that were not received yet, at most the
+    /// [capacity](super::EventQueue::capacity): when more are waiting, events are lost.
     ///
-    /// Events are lost when it exceeds the [capacity](super::EventQueue::capacity).
+    /// Includes events that are not for this subscriber, which it skips.
     pub fn lag(&self) -> u64 {
-        let waiting = self.slot().ring.tail().saturating_sub(self.reader.head.max(self.begin.head));
-        waiting + u64::from(self.next.is_some())
+        let tail = self.shared.ring().map_or(self.head, Ring::tail);
+        (tail - self.head).min(self.shared.capacity as u64) + u64::from(self.next.is_some())
     }
 
     /// Returns the next event, or `None` when the pool is gone and every event was received. Cancel
@@ -79,56 +74,36 @@ impl KvEvents {
             return Some(next);
         }
         loop {
-            let before = self.reader;
-            // SAFETY: there is one `KvEvents` of a slot at a time, by `taken`, and it began where
-            // the previous one left `head`. Slots live as long as `shared`.
-            let told = match unsafe { (*self.slot).ring.pop(&mut self.reader) }? {
-                Popped::Value(told) => told,
-                Popped::Lost(lost) => Told::new(ANY_ERA, KvEvent::Resync { lost }),
-            };
-            if before.head < self.begin.head {
-                // Test: `what_is_left_of_the_last_subscription_is_skipped`. Not counted either.
-                self.begin.reported = self.reader.reported;
-                continue;
-            }
-            let place = before.head - self.begin.head + before.reported - self.begin.reported;
-            let number = place.wrapping_add(self.skew);
-            if let Some(delivery) = self.heed(told.era, told.event()) {
-                let own = Numbered { number, event: told.into_event() };
-                return Some(match delivery {
-                    Delivery::Itself => own,
-                    Delivery::Cleared => {
-                        self.skew = self.skew.wrapping_add(1);
-                        self.next = Some(Numbered { number: number + 1, ..own });
-                        Numbered { number, event: KvEvent::Cleared }
+            let Self { shared, head, told, .. } = self;
+            match shared.ring()?.read(*head, |entry| heed(told, self.subscription, entry))? {
+                Ok(heard) => {
+                    self.head += 1;
+                    let Some((is_early, event)) = heard else { continue };
+                    let cleared = is_early.then(|| self.deliver(KvEvent::Cleared, 1));
+                    let own = Some(self.deliver(event, 1));
+                    if is_early {
+                        self.next = own;
+                        return cleared;
                     }
-                });
+                    return own;
+                }
+                Err(oldest) => {
+                    let lost = oldest - std::mem::replace(head, oldest);
+                    shared.lost.fetch_add(lost, Relaxed);
+                    // A `Cleared` may be among the lost. A subscriber that lists the blocks now
+                    // sees this era, or a later one. Acquire: pairs with the Release of `clear`.
+                    *told = shared.era.load(Acquire).max(*told);
+                    return Some(self.deliver(KvEvent::Resync { lost }, lost));
+                }
             }
-            self.skew = self.skew.wrapping_sub(1);
         }
     }
 
-    /// Decides what to deliver for an event of this era; `None`: nothing, since a clear covers it.
-    fn heed(&mut self, era: u64, event: &KvEvent) -> Option<Delivery> {
-        if let KvEvent::Resync { .. } = event {
-            // A `Cleared` may be among the lost. A subscriber that lists the blocks now sees this
-            // era, or a later one. Acquire: pairs with the Release of `clear`.
-            self.told = self.told.max(self.shared.era.load(Acquire));
-        }
-        if era == ANY_ERA {
-            return Some(Delivery::Itself);
-        }
-        if era < self.told {
-            return None;
-        }
-        if let KvEvent::Cleared = event {
-            self.told = era + 1;
-            return Some(Delivery::Itself);
-        }
-        // Reached by the models that clear concurrently with a registration.
-        let is_early = era > self.told;
-        self.told = self.told.max(era);
-        Some(if is_early { Delivery::Cleared } else { Delivery::Itself })
+    /// Numbers an event that stands for `count` published ones.
+    fn deliver(&mut self, event: KvEvent, count: u64) -> Numbered {
+        let number = self.number;
+        self.number += count;
+        Numbered { number, event }
     }
 
     /// Polling form of [`recv`](Self::recv).
@@ -137,6 +112,9 @@ impl KvEvents {
             return Poll::Ready(Some(event));
         }
         self.slot().waker.register(context.waker());
+        // AcqRel: pairs with `Shared::wake`: a publisher that finds true sees the waker; what one
+        // published that came earlier is seen below.
+        self.shared.asleep.swap(true, AcqRel);
         // In this order: everything was published before the close.
         let is_closed = self.shared.closed.load(Acquire);
         match self.try_recv() {
@@ -146,10 +124,20 @@ impl KvEvents {
     }
 }
 
-/// The event to deliver next.
-enum Delivery {
-    Itself,
-    Cleared,
+/// Copies an event of the ring, and returns it after whether a `Cleared` comes before it. `None`:
+/// it is for others, or a clear covers it.
+fn heed(told: &mut u64, subscription: u64, entry: &Told) -> Option<(bool, KvEvent)> {
+    let Told { audience, era, event } = entry;
+    if !audience.contains(&subscription) || *era < *told {
+        return None;
+    }
+    let is_clear = *event == KvEvent::Cleared;
+    // Reached by the models that clear concurrently with a registration.
+    let is_early = *era != ANY_ERA && *era > *told && !is_clear;
+    if *era != ANY_ERA {
+        *told = *era + u64::from(is_clear);
+    }
+    Some((is_early, event.clone()))
 }
 
 impl Stream for KvEvents {
@@ -162,21 +150,13 @@ impl Stream for KvEvents {
 
 impl Drop for KvEvents {
     fn drop(&mut self) {
-        self.shared.unfollow(self.slot());
-        // The next subscriber skips what concurrent publishers push after this.
-        while self.try_recv().is_some() {}
         drop(self.slot().waker.take());
-        self.slot().head.store(self.reader.head, Relaxed);
-        // Release: pairs with the Acquire of `take_slot`.
-        self.slot().taken.store(false, Release);
+        self.shared.leave(self.slot());
     }
 }
 
 impl fmt::Debug for KvEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KvEvents")
-            .field("received", &self.reader.head.saturating_sub(self.begin.head))
-            .field("lost", &(self.reader.reported - self.begin.reported))
-            .finish()
+        f.debug_struct("KvEvents").field("number", &self.number).field("lag", &self.lag()).finish()
     }
 }

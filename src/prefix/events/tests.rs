@@ -60,27 +60,34 @@ fn events_come_in_order_and_whole() {
 }
 
 #[test]
-fn a_full_queue_counts_what_it_loses() {
+fn a_slow_subscriber_goes_on_in_the_middle() {
     let queue = EventQueue::new(3);
     assert_eq!(queue.capacity(), 4);
     let mut events = queue.subscribe().unwrap();
-    (0..7).for_each(|i| assert!(queue.publish(|| removed(i))));
-    assert_eq!(queue.lost(), 3);
-    // Two are received, so two more find room: the loss lies between the old ones and these.
+    (0..4).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(events.try_recv().unwrap().event, removed(0));
-    assert_eq!(events.try_recv().unwrap().event, removed(1));
-    (7..10).for_each(|i| assert!(queue.publish(|| removed(i))));
-    let want = [
-        (2, removed(2)),
-        (3, removed(3)),
-        (4, KvEvent::Resync { lost: 3 }),
-        (7, removed(7)),
-        (8, removed(8)),
-        (9, KvEvent::Resync { lost: 1 }),
-    ];
+    // As many as there is room for again, and one more.
+    (4..6).for_each(|i| assert!(queue.publish(|| removed(i))));
+    assert_eq!((queue.lost(), events.lag()), (0, 4), "no subscriber has met a loss");
+    let want = [(1, KvEvent::Resync { lost: 3 }), (4, removed(4)), (5, removed(5))];
     assert_eq!(drain(&mut events), want);
-    queue.publish(|| removed(10));
-    assert_eq!(drain(&mut events), [(10, removed(10))], "reported once");
+    assert_eq!((queue.lost(), events.lag()), (3, 0));
+    (6..10).for_each(|i| assert!(queue.publish(|| removed(i))));
+    let want = [(6, removed(6)), (7, removed(7)), (8, removed(8)), (9, removed(9))];
+    assert_eq!(drain(&mut events), want, "a whole ring is received, and the loss was reported once");
+}
+
+/// The loss of an announcement is known to its publisher once it is possible, and not before.
+#[test]
+fn a_publisher_knows_that_its_event_may_be_lost() {
+    let queue = EventQueue::new(4);
+    let mut events = queue.subscribe().unwrap();
+    let position = queue.publish_to(ANY_ERA, 0..=1, || removed(0)).unwrap();
+    queue.publish(|| removed(1));
+    assert!(!queue.may_be_lost(position), "a reader keeps the newest two");
+    (2..5).for_each(|i| assert!(queue.publish(|| removed(i))));
+    assert!(queue.may_be_lost(position));
+    assert_eq!(events.try_recv().unwrap().event, KvEvent::Resync { lost: 3 });
 }
 
 #[test]
@@ -88,40 +95,34 @@ fn a_subscription_begins_anew() {
     let queue = EventQueue::new(2);
     let mut events = queue.subscribe().unwrap();
     (0..5).for_each(|i| assert!(queue.publish(|| removed(i))));
-    assert_eq!(events.try_recv().unwrap().event, removed(0));
+    assert_eq!(events.try_recv().unwrap().event, KvEvent::Resync { lost: 4 });
     drop(events);
     let mut events = queue.subscribe().unwrap();
     assert_eq!(drain(&mut events), [], "a new subscription starts empty, without earlier losses");
     (5..8).for_each(|i| assert!(queue.publish(|| removed(i))));
-    assert_eq!(drain(&mut events), [(0, removed(5)), (1, removed(6)), (2, KvEvent::Resync { lost: 1 })]);
+    assert_eq!(drain(&mut events), [(0, KvEvent::Resync { lost: 2 }), (2, removed(7))]);
 }
 
-/// A publisher that saw the last subscriber pushes after it has left.
+/// A publisher that saw only earlier subscriptions publishes after they have ended.
 #[test]
-fn what_is_left_of_the_last_subscription_is_skipped() {
-    let queue = EventQueue::new(2);
+fn what_is_for_earlier_subscriptions_is_skipped() {
+    let queue = EventQueue::new(8);
     drop(queue.subscribe().unwrap());
-    let late = |i| Told::new(ANY_ERA, removed(i));
-    for i in 0..5 {
-        queue.0.slots().for_each(|slot| {
-            slot.push(late(i));
-        });
-    }
+    let late = |i| {
+        queue.push(Told { audience: 0..=1, era: ANY_ERA, event: removed(i) });
+    };
+    late(0);
     let mut events = queue.subscribe().unwrap();
-    queue.publish(|| removed(5));
-    assert_eq!(
-        drain(&mut events),
-        [(0, KvEvent::Resync { lost: 1 })],
-        "late events fill the queue until they are skipped; the loss is reported"
-    );
-    queue.publish(|| removed(6));
-    assert_eq!(drain(&mut events), [(1, removed(6))]);
+    (1..4).for_each(late);
+    queue.publish(|| removed(4));
+    assert_eq!(events.lag(), 4);
+    assert_eq!(drain(&mut events), [(0, removed(4))]);
 }
 
 /// A slow subscriber loses events and receives a resync; one that keeps up receives everything, and
 /// one that came later what was published since.
 #[test]
-fn each_subscriber_has_its_own_lag() {
+fn a_slow_subscriber_loses_alone() {
     let queue = EventQueue::new(2);
     let (mut slow, mut fast) = (queue.subscribe().unwrap(), queue.subscribe().unwrap());
     queue.publish(|| removed(0));
@@ -135,12 +136,12 @@ fn each_subscriber_has_its_own_lag() {
             assert_eq!(drain(&mut later), [(0, removed(1)), (1, removed(2))]);
         }
     }
-    assert_eq!(drain(&mut slow), [(0, removed(0)), (1, removed(1)), (2, KvEvent::Resync { lost: 3 })]);
+    assert_eq!(drain(&mut slow), [(0, KvEvent::Resync { lost: 4 }), (4, removed(4))]);
     assert_eq!(drain(&mut later), [(2, removed(3)), (3, removed(4))]);
-    assert_eq!((drain(&mut fast), queue.lost()), (vec![], 3));
+    assert_eq!((drain(&mut fast), queue.lost()), (vec![], 4));
 }
 
-/// The slot and the ring of a subscriber that left serve the next one.
+/// The slot of a subscriber that left serves the next one.
 #[test]
 fn a_slot_is_used_again() {
     let queue = EventQueue::new(2);
@@ -157,13 +158,13 @@ fn a_slot_is_used_again() {
 /// What one thread tells late to the subscriptions after the first does not reach the first.
 #[test]
 fn an_event_goes_to_the_subscriptions_of_a_range() {
-    let queue = EventQueue::new(2);
+    let queue = EventQueue::new(4);
     let mut first = queue.subscribe().unwrap();
     let before = queue.subscriptions_now();
     let mut second = queue.subscribe().unwrap();
     let now = queue.subscriptions_now();
-    assert_eq!(queue.publish_to(ANY_ERA, before + 1..=now, || removed(1)), Published::ToAll);
-    assert_eq!(queue.publish_to(ANY_ERA, ..=before, || removed(2)), Published::ToAll);
+    assert!(queue.publish_to(ANY_ERA, before + 1..=now, || removed(1)).is_some());
+    assert!(queue.publish_to(ANY_ERA, 0..=before, || removed(2)).is_some());
     assert_eq!(drain(&mut first), [(0, removed(2))]);
     assert_eq!(drain(&mut second), [(0, removed(1))]);
 }
@@ -192,6 +193,41 @@ async fn a_stream_waits_and_ends_with_the_queue() {
     publisher.await.unwrap();
 }
 
+/// Sixty-four tasks each receive everything that two threads publish, in the same order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_subscribers_receive_everything() {
+    const EACH: u32 = 300;
+    let queue = EventQueue::new(2 * EACH as usize);
+    let tasks: Vec<_> = (0..64)
+        .map(|_| {
+            let mut events = queue.subscribe().unwrap();
+            tokio::spawn(async move {
+                let mut received = Vec::new();
+                while let Some(Numbered { number, event }) = events.recv().await {
+                    assert_eq!(number, received.len() as u64);
+                    received.push(block(&event));
+                }
+                received
+            })
+        })
+        .collect();
+    let publish = |from| (from..from + EACH).for_each(|i| assert!(queue.publish(|| removed(i))));
+    std::thread::scope(|scope| {
+        scope.spawn(|| publish(0));
+        scope.spawn(|| publish(EACH));
+    });
+    drop(queue);
+    let mut all = Vec::new();
+    for task in tasks {
+        all.push(task.await.unwrap());
+    }
+    assert!(all.iter().all(|received| *received == all[0]), "in the same order");
+    for from in [0, EACH] {
+        let of_one = all[0].iter().copied().filter(|i| (from..from + EACH).contains(i));
+        assert!(of_one.eq(from..from + EACH), "everything of each thread, in its order");
+    }
+}
+
 /// Threads publish at full speed into a queue that is too small, while a task receives. Received
 /// and lost events add up to all events, each thread's events come in order, and a loss is reported
 /// after the events that precede it.
@@ -208,10 +244,11 @@ async fn threads_publish_while_a_task_receives() {
             })
         })
         .collect();
-    // Stop only after a loss: the queue is meant to be too small.
-    while queue.lost() == 0 {
+    // Begins after a loss: the queue is meant to be too small.
+    while queue.0.ring().unwrap().tail() <= 64 {
         tokio::task::yield_now().await;
     }
+    let counters = Arc::clone(&queue.0);
     drop(queue);
     let (mut number, mut lost, mut last_resync) = (0, 0, 0);
     // Per thread: the next event to publish, and the position of its last event.
@@ -241,5 +278,6 @@ async fn threads_publish_while_a_task_receives() {
         assert!(next == EACH || last_resync > came, "the loss of the last events was not reported");
     }
     assert!(lost > 0, "no event was lost");
+    assert_eq!(counters.lost.load(Relaxed), lost);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
 }
