@@ -23,7 +23,7 @@
 //!   that have used the pool do not keep it open; a clone of the pool's `Compactor` does.
 //!
 //! Any number of subscribers may follow the events at once, and an event costs its publisher the
-//! same: a position, an exchange in the ring, and an exchange of `asleep`. It wakes subscribers
+//! same: a position, an exchange in the ring, and one of `sleeps`. It wakes subscribers
 //! only if one has gone to sleep since the last event, and then wakes all. Without a subscriber,
 //! publishing costs a load, and no event is constructed.
 //!
@@ -38,7 +38,8 @@
 //! |---|---|
 //! | `newest` | number of subscriptions begun; the number of the newest |
 //! | `active` | number of subscriptions that have not ended |
-//! | `asleep` | a subscriber may sleep since the last wake; changed by exchanges only |
+//! | `sleeps` | number of times that a subscriber was about to sleep; read by exchanges only |
+//! | `woken` | those of them after which all subscribers were woken |
 //! | `closed` | nothing is published any more |
 //! | `era` | number of clears |
 //! | a slot's `taken` | a subscriber exists, possibly one that is being dropped |
@@ -54,10 +55,10 @@
 //!
 //! ```text
 //! publish:      (the pool changed);  light_fence;  active?  newest => n;  push for 1..=n, with the era of the event;  wake
-//! wake:         asleep => a;  asleep := 0;  a?  wake all wakers
+//! wake:         sleeps => s;  sleeps := s;  woken < s?  wake all wakers;  woken := max(woken, s)
 //! clear:        era e := e + 1;  publish Cleared of e
 //! subscribe:    lock;  taken := 1;  active += 1;  head := tail;  newest += 1;  heavy_fence;  unlock;  told := era
-//! poll:         read;  else register the waker, asleep := 1, read again;  else closed?  read again, end;  else sleep
+//! poll:         read;  else register the waker, sleeps += 1, read again;  else closed?  read again, end;  else sleep
 //! read:         not for this subscription, era < told, or Cleared of such an era?  skip it;  Cleared of era e?  told := e + 1
 //!               era > told?  a Cleared is still to come: told := era of the event, deliver a Cleared before it
 //!               a loss?  told := era: the subscriber lists the blocks again
@@ -78,10 +79,10 @@
 //! publisher's change of the pool. So an event needs no audience beyond the number that its
 //! publisher has read.
 //!
-//! Publishers and subscribers that are about to sleep exchange `asleep`. If the publisher does so
-//! first, the second `read` sees its event; otherwise it finds true and the waker, or another
-//! publisher has done so in between. A publisher that is stopped before it has woken the others
-//! delays those that sleep, and no publisher. The [`ring`] documents the rest.
+//! Publishers and subscribers that are about to sleep exchange `sleeps`. If the publisher does so
+//! first, the second `read` sees its event; otherwise it counts the sleep and sees the waker, which
+//! it wakes unless another publisher that counted the sleep has done so. A publisher that is stopped
+//! before it has woken the others leaves that to the next one. The [`ring`] documents the rest.
 //!
 //! # Eras
 //!

@@ -23,8 +23,10 @@ pub(super) struct Shared {
     pub(super) closed: AtomicBool,
     /// The cache's era: the number of clears.
     pub(super) era: CachePadded<AtomicU64>,
-    /// A subscriber may sleep; changed by exchanges only.
-    pub(super) asleep: CachePadded<AtomicBool>,
+    /// Number of times that a subscriber was about to sleep; read by exchanges only.
+    pub(super) sleeps: CachePadded<AtomicU64>,
+    /// Those of them after which all were woken.
+    woken: AtomicU64,
     /// Number of events that subscribers found lost.
     pub(super) lost: StatisticU64,
 }
@@ -40,7 +42,8 @@ impl Shared {
             subscribing: Mutex::new(()),
             closed: AtomicBool::new(false),
             era: CachePadded::new(AtomicU64::new(0)),
-            asleep: CachePadded::new(AtomicBool::new(false)),
+            sleeps: CachePadded::new(AtomicU64::new(0)),
+            woken: AtomicU64::new(0),
             lost: StatisticU64::new(0),
         }
     }
@@ -101,8 +104,12 @@ impl Shared {
     pub(super) fn wake(&self) {
         // Release: pairs with the Acquire of `poll_recv`, whose second look sees what was published
         // before. Acquire: pairs with the Release there, so that the waker is seen.
-        if self.asleep.swap(false, AcqRel) {
+        let sleeps = self.sleeps.fetch_add(0, AcqRel);
+        // Relaxed: an older number costs a wake.
+        if self.woken.load(Relaxed) < sleeps {
             self.slots().filter_map(|slot| slot.waker.take()).for_each(crate::sync::wake);
+            // Behind the wakes: a thread that is stopped in between leaves them to the next one.
+            self.woken.fetch_max(sleeps, Release);
         }
     }
 }

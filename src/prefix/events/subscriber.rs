@@ -112,9 +112,9 @@ impl KvEvents {
             return Poll::Ready(Some(event));
         }
         self.slot().waker.register(context.waker());
-        // AcqRel: pairs with `Shared::wake`: a publisher that finds true sees the waker; what one
+        // AcqRel: pairs with `Shared::wake`: a publisher that counts this sees the waker; what one
         // published that came earlier is seen below.
-        self.shared.asleep.swap(true, AcqRel);
+        self.shared.sleeps.fetch_add(1, AcqRel);
         // In this order: everything was published before the close.
         let is_closed = self.shared.closed.load(Acquire);
         match self.try_recv() {
