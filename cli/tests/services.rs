@@ -82,7 +82,7 @@ fn bad_settings_are_named() {
     }
     for (flags, part) in [
         ("--tier redis://127.0.0.1:1", "--tier: tier needs tier_namespace as well"),
-        ("--tier redis://127.0.0.1:1 --tier-namespace m", "--tier: tier needs token_file as well"),
+        ("--tier redis://127.0.0.1:1 --tier-namespace m", "--tier: tier needs hash_key_file as well"),
         (
             "--tier redis://127.0.0.1 --tier-namespace m",
             "--tier: tier = \"redis://127.0.0.1\": a port is missing",

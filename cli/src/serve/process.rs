@@ -122,13 +122,13 @@ pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
 /// Serves until a signal. Returns whether nothing was lost or corrupt.
 fn serve_with(settings: Settings, sources: &Sources, runtime: &Runtime) -> Result<bool, ServeError> {
     let credentials = Credentials::read(&settings)?;
-    let bind = |address| AdminServer::bind(address, settings.token.clone(), Limits::default());
+    let bind = |address| AdminServer::bind(address, credentials.admin.clone(), Limits::default());
     let server = settings.admin.as_ref().map(bind).transpose()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
     let signals = Signals::new()?;
     let tier = services::prepare(&settings)?;
-    let key = settings.token.as_ref().map(|token| HashKey::from_bytes(token.key(HASH_KEY)));
+    let key = settings.hash_key.as_ref().map(|key| HashKey::from_bytes(key.key(HASH_KEY)));
     let (pool, backend) = build(&settings.pool, key)?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
