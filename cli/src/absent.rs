@@ -23,6 +23,9 @@ pub enum AbsentCommand {
     /// Print the migrations of a node [build with --features node]
     #[cfg(not(feature = "node"))]
     MigrationStatus(Unread),
+    /// Declare that a peer's process has ended [build with --features node]
+    #[cfg(not(feature = "node"))]
+    DeclareEnded(Unread),
     /// Print who holds the blocks of a node's pool [build with --features node]
     #[cfg(not(feature = "node"))]
     Owners(Unread),

@@ -1,6 +1,8 @@
 //! The command line.
 
 mod comparison;
+#[cfg(feature = "node")]
+mod peers;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -26,6 +28,8 @@ use crate::serve::SettingsArgs;
 use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit};
 
 pub use comparison::{Baseline, ComparisonArgs};
+#[cfg(feature = "node")]
+pub use peers::{DeclareEndedArgs, MigrateArgs};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -106,6 +110,13 @@ pub enum Command {
     /// Print the migrations of a node
     #[cfg(feature = "node")]
     MigrationStatus(AdminArgs),
+    /// Declare that a peer's process has ended, so that a node goes on with its sequences in doubt
+    ///
+    /// Make sure of it before: if the process lives behind a network that is cut, it may run the
+    /// sequences too. A peer that has a link is refused. Of a name that another process has taken,
+    /// the former process is declared.
+    #[cfg(feature = "node")]
+    DeclareEnded(DeclareEndedArgs),
     /// Print who holds the blocks of a node's pool, and since when
     #[cfg(feature = "node")]
     Owners(OwnersArgs),
@@ -290,21 +301,6 @@ pub struct TopArgs {
     /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-}
-
-/// `kvpool migrate`.
-#[cfg(feature = "node")]
-#[derive(Clone, Debug, Args)]
-pub struct MigrateArgs {
-    /// The sequence
-    #[arg(long, value_name = "ID", value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
-    pub sequence_id: u64,
-    /// The node that it goes to, by its name among the peers
-    #[arg(long, value_name = "PEER")]
-    pub target_node: String,
-    /// The node that has it.
-    #[command(flatten)]
-    pub admin: AdminArgs,
 }
 
 /// `kvpool topology`.

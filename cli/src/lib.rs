@@ -78,6 +78,8 @@ pub fn run(cli: Cli) -> ExitCode {
         #[cfg(feature = "node")]
         Command::MigrationStatus(args) => commands::migration_status(args),
         #[cfg(feature = "node")]
+        Command::DeclareEnded(args) => commands::declare_ended(args),
+        #[cfg(feature = "node")]
         Command::Owners(args) => commands::owners(args),
         #[cfg(feature = "node")]
         Command::Events(args) => commands::events(args),

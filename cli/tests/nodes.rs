@@ -4,8 +4,10 @@ use super::common;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use common::live::{Node, said, wait_until};
+use common::peer::{Peer, TOKEN};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -38,10 +40,15 @@ fn is_linked(node: &Node, peer: &str) -> bool {
 
 /// Migrates a sequence of a node by hand, and returns its id and the record.
 fn migrate_one(node: &Node) -> (u64, Value) {
+    migrate_to(node, "b", "")
+}
+
+fn migrate_to(node: &Node, to: &str, more: &str) -> (u64, Value) {
     let mut moved = None;
     wait_until("a sequence is migrated", || {
-        let Some(id) = node.json("stats")["extra"]["load"]["longest_sequence"].as_u64() else { return false };
-        let output = node.run(&format!("migrate --json --sequence-id {id} --target-node b"));
+        let stats = node.json(&format!("stats {more}"));
+        let Some(id) = stats["extra"]["load"]["longest_sequence"].as_u64() else { return false };
+        let output = node.run(&format!("migrate --json --sequence-id {id} --target-node {to} {more}"));
         // It may be complete before the order arrives.
         moved = output.status.success().then(|| (id, common::parse(&output)));
         moved.is_some()
@@ -144,10 +151,11 @@ fn a_peer_that_restarts_is_linked_again() {
     let a = source(&b, "--size 2500 --migrate-below 500 --migrate-to b");
     wait_until("sequences move", || counter(&b, "load", "arrived") > 2);
     let listen = b.listen.clone();
-    // One under way would be in doubt afterwards, and may hold most of the source's blocks.
-    wait_until("none is under way", || a.json("stats")["metrics"]["stats"]["in_transfer"] == 0);
     b.end(Signal::KILL);
     wait_until("the loss is noticed", || !is_linked(&a, "b"));
+    // Those under way may be in doubt, and hold most of the source's blocks.
+    assert_eq!(a.json("declare-ended --peer b")["peer"], "b");
+    wait_until("none is in doubt", || a.json("stats")["extra"]["node"]["oldest_doubt_s"] == 0.0);
     let b = target(&listen, "");
     wait_until("sequences move again", || counter(&b, "load", "arrived_completed") > 2);
     assert!(is_linked(&a, "b") && is_linked(&b, "a"));
@@ -176,4 +184,67 @@ fn a_signal_to_end_during_migrations_loses_nothing() {
     assert_eq!(counter(&a, "load", "blocks_corrupt"), 0);
     let (code, errors) = a.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
+}
+
+/// A node whose sequence is in doubt: its target, `hand`, was told to commit, and is gone.
+fn in_doubt(token: &str, more: &str) -> (Node, u64) {
+    let load = "--load conversations --load-rest 10ms";
+    let node = Node::start(&format!("serve --name b --size 6000 {load} {token} {more}"));
+    let hand = Peer::link(&node);
+    wait_until("the peer is linked", || {
+        node.json(&format!("stats {token}"))["extra"]["peers"]["hand"] == "up"
+    });
+    let linked = node.run(&format!("declare-ended --peer hand {token}"));
+    assert!(linked.status.code() == Some(1) && said(&linked).contains("(409)"), "{}", said(&linked));
+    let id = thread::scope(|scope| {
+        let commit = scope.spawn(|| hand.up_to_commit());
+        let (id, _) = migrate_to(&node, "hand", token);
+        commit.join().unwrap();
+        id
+    });
+    drop(hand);
+    (node, id)
+}
+
+/// Checks that a sequence of a node goes on, with the bytes that it had, and ends the node.
+fn goes_on(node: Node, id: u64, token: &str) {
+    let load = |name: &str| node.json(&format!("stats {token}"))["extra"]["load"][name].as_u64().unwrap();
+    let aborted = |record: &Value| record["sequence"].as_u64() == Some(id) && record["state"] == "aborted";
+    let list = || node.json(&format!("migration-status {token}"));
+    let is_over = || list()["migrations"].as_array().unwrap().iter().any(aborted);
+    wait_until("the sequence is here again", || is_over() && load("returned") == 1);
+    let (completed, verified) = (load("completed"), load("arrived_blocks_verified"));
+    assert!(verified > 0, "what returns is compared");
+    wait_until("the traffic goes on", || load("completed") > completed + 3);
+    assert_eq!((load("blocks_corrupt"), load("findings")), (0, 0));
+    assert_eq!(node.json(&format!("audit {token}"))["sound"], true);
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+}
+
+#[test]
+fn an_operator_ends_a_doubt() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = format!("--token-file {}", token(folder.path(), TOKEN).display());
+    let (node, id) = in_doubt(&token, "");
+    let status = |command: &str| node.text(&format!("{command} {token}"));
+    wait_until("the sequence is in doubt", || status("migration-status").contains("1 IN DOUBT"));
+    // The remedy that is named is there.
+    assert!(status("migration-status").contains("kvpool declare-ended --peer hand"));
+    let age = || node.json(&format!("stats {token}"))["extra"]["node"]["oldest_doubt_s"].as_f64().unwrap();
+    wait_until("the doubt becomes older", || age() > 1.0);
+    let unknown = node.run(&format!("declare-ended --peer c {token}"));
+    assert!(unknown.status.code() == Some(1) && said(&unknown).contains("(404)"), "{}", said(&unknown));
+    let ended = node.json(&format!("declare-ended --peer hand {token}"));
+    assert_eq!(ended, serde_json::json!({ "peer": "hand", "sequences": [id] }));
+    wait_until("no doubt is left", || age() == 0.0);
+    goes_on(node, id, &token);
+}
+
+#[test]
+fn a_doubt_ends_by_itself_where_that_was_chosen() {
+    let folder = tempfile::tempdir().unwrap();
+    let token = format!("--token-file {}", token(folder.path(), TOKEN).display());
+    let (node, id) = in_doubt(&token, "--doubt-limit 1s");
+    goes_on(node, id, &token);
 }

@@ -217,6 +217,8 @@ fn a_collector_that_takes_nothing_slows_nothing() {
         // Longer than a batch may take.
         let patience = if reason == "elapsed" { 6 } else { 1 };
         thread::sleep(Duration::from_secs(patience).saturating_sub(start.elapsed()));
+        let told = || node.json("stats")["extra"]["traces"]["otlp"]["last_error"].clone();
+        wait_until("it is told", || told().as_str().is_some_and(|told| told.contains(reason)));
         let start = Instant::now();
         let (code, errors) = node.end(Signal::TERM);
         assert!(start.elapsed() < Duration::from_secs(15), "the end is bounded: {:?}", start.elapsed());

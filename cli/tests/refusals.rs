@@ -171,6 +171,25 @@ fn a_wrong_token_is_refused_and_named() {
     assert!(errors.contains("a connection was refused") && errors.contains("token is wrong"), "{errors}");
 }
 
+/// A label of more than 63 characters is no name, so that no server is asked.
+#[test]
+fn a_peer_whose_name_has_no_address_is_down_and_not_forgotten() {
+    let (folder, host) = (tempfile::tempdir().unwrap(), "x".repeat(64));
+    let tls = Authority::new().flags(folder.path(), "a", 4000);
+    let a = Node::start(&format!("serve --name a {tls} --peers b={host}:7411"));
+    let state = state_of_b(&a, "", "find the address");
+    assert!(state.starts_with(&format!("down: find the address of {host}:7411: ")), "{state}");
+    assert!(a.text("stats").contains("find the address of xxx"));
+    let mut metrics = String::new();
+    let authority = a.url.strip_prefix("http://").unwrap();
+    let mut stream = TcpStream::connect(authority).unwrap();
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {authority}\r\n\r\n").unwrap();
+    stream.read_to_string(&mut metrics).unwrap();
+    assert!(metrics.contains("kvpool_peer_up{pool=\"a\",peer=\"b\"} 0"), "{metrics}");
+    let errors = ends_clean(a, "");
+    assert!(errors.contains("no link, peer: b") && errors.contains("find the address"), "{errors}");
+}
+
 #[test]
 fn bad_certificates_are_refused_and_both_sides_say_why() {
     let folder = tempfile::tempdir().unwrap();

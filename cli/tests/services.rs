@@ -6,7 +6,7 @@
 use super::common::{self, servers};
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::thread;
@@ -286,6 +286,77 @@ impl Subscriber {
             }
         }
     }
+}
+
+/// A server that answers each command with this.
+#[cfg(feature = "redis")]
+fn answers_with(answer: &'static [u8]) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(read @ 1..) = stream.read(&mut bytes) {
+                    let commands = bytes[..read].iter().filter(|byte| **byte == b'*').count();
+                    if stream.write_all(&answer.repeat(commands)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+/// A password that is wrong is told, in the log, the statistics and the metrics, and not 10,000 times.
+#[cfg(feature = "redis")]
+#[test]
+fn a_tier_that_refuses_the_password_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = answers_with(b"-WRONGPASS invalid username-password pair or user is disabled.\r\n");
+    let tier = format!("--tier redis://:secret@127.0.0.1:{port} --tier-namespace x");
+    let node = Member::start(&token(folder.path()), &format!("--name n1 --load conversations {tier}"));
+    wait_until("it fails often", || node.count("/tiers/redis/failed") > 500);
+    wait_until("it says why", || node.extra("/tiers/redis/last_error").is_string());
+    let last = node.extra("/tiers/redis/last_error");
+    let last = last.as_str().unwrap();
+    assert!(last.contains("WRONGPASS") || last.contains("AuthenticationFailed"), "{last}");
+    assert!(!last.contains("secret"), "{last}");
+    assert!(node.extra("/tiers/redis/last_error_s").as_u64() < Some(60));
+    let failures = node.count("/tiers/redis/failures");
+    let labels = [("group", "tiers"), ("name", "redis")];
+    let counted = value(&scrape(&node), "kvpool_service_failures_total", &labels);
+    assert!(failures > 0 && counted >= failures as f64, "{failures}, {counted}");
+    assert!(node.node.text(&format!("stats {}", node.token)).contains("last_error"));
+    let last = last.to_owned();
+    let errors = node.end();
+    let told: Vec<_> = errors.lines().filter(|line| line.contains("a service fails")).collect();
+    assert!((1..=5).contains(&told.len()), "{errors}");
+    assert!(told[0].contains("tiers") && told[0].contains(&last), "{last}: {errors}");
+}
+
+/// What is sent to the socket of events and is no subscription is told once, and counted.
+#[test]
+fn garbage_on_the_socket_of_events_is_told_once() {
+    let mut command = program();
+    command.args(["serve", "--name", "n1", "--size", "1000", "--kv-events", "tcp://127.0.0.1:0"]);
+    let node = Node::start_with(&mut command);
+    let address = node.line("kv_events: ");
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(address.strip_prefix("tcp://").unwrap()).unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    }
+    let publisher = || node.json("stats")["extra"]["kv_events"]["publisher"].clone();
+    wait_until("all are counted", || publisher()["failures"] == 20);
+    let last = publisher()["last_error"].as_str().unwrap().to_owned();
+    assert!(last.contains("the connection of 127.0.0.1 was closed: "), "{last}");
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(errors.lines().filter(|line| line.contains("a service fails")).count(), 1, "{errors}");
 }
 
 /// One subscriber has every batch, the last one too; one that never reads delays nothing.

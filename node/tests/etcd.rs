@@ -9,7 +9,7 @@
 mod kv;
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 use etcd_client::Client;
 use kvpool::Target;
 use kvpool_node::Node;
+use kvpool_node::admin::{Admin, PoolAdmin, Reporters};
 use kvpool_node::membership::{
     EtcdLocation, EtcdMembership, Follower, JoinStatus, Joined, Member, MemberList, Members, Membership,
-    MembershipError,
+    MembershipError, MembershipReporter,
 };
 use kvpool_node::transport::tcp::Address;
 use tempfile::TempDir;
@@ -444,6 +445,38 @@ async fn an_etcd_that_stops_answering_is_noticed() {
     server.signal(libc::SIGCONT);
     first.wait(|state| state.status == JoinStatus::Joined).await;
     listed(&mut members, "a").await;
+}
+
+/// Needs no etcd: a server that answers something else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_out_of_reach_says_why() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let location = format!("etcd://{}/prod", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let _ = stream.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let membership = EtcdMembership::new(location.parse().unwrap());
+    let (joined, members) = (membership.join(member("a", 1), LEASE).unwrap(), membership.watch());
+    let reporters = Reporters::new();
+    reporters.add(MembershipReporter::new("etcd", &members, Some(&joined)));
+    let admin = PoolAdmin::new("a", kv::pool(kv::plain(), 10)).reporters(reporters);
+    let began = Instant::now();
+    let etcd = loop {
+        let etcd = admin.stats().await.unwrap().extra["membership"]["etcd"].clone();
+        if etcd["failures"].as_u64() > Some(3) {
+            break etcd;
+        }
+        assert!(began.elapsed() < WAIT, "{etcd}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    };
+    let last = etcd["last_error"].as_str().unwrap();
+    assert!(last.contains("cannot join") || last.contains("out of reach"), "{last}");
+    assert!(last.contains(&location) && etcd["last_error_s"].as_u64() < Some(60), "{etcd}");
+    let text = admin.scrape().await.unwrap().encode("a");
+    let counted = "kvpool_service_failures_total{pool=\"a\",group=\"membership\",name=\"etcd\"}";
+    assert!(text.contains(counted), "{text}");
 }
 
 #[tokio::test]

@@ -23,10 +23,15 @@ pub struct PyDefragmenter(Arc<Exclusive<Defragmenter>>);
 impl PyPool {
     /// Starts a task, on a thread of the package, that compacts the pool while its fragmentation
     /// rate is above `threshold` (0 to 1), and looks every `interval` seconds. In a pool full of
-    /// evictable blocks: above 0.25, and at most 2 % of the allocated blocks.
-    #[pyo3(signature = (*, threshold=Share(0.02), interval=Seconds(Duration::from_millis(2))))]
-    fn start_defragmenter(&self, threshold: Share, interval: Seconds) -> Outcome<PyDefragmenter> {
-        let config = DefragConfig::new().threshold(threshold.0).interval(interval.0);
+    /// evictable blocks: above 0.25, and at most a `share` (0 to 1) of the allocated blocks.
+    #[pyo3(signature = (*, threshold=Share(0.02), interval=Seconds(Duration::from_millis(2)), share=Share(0.02)))]
+    fn start_defragmenter(
+        &self,
+        threshold: Share,
+        interval: Seconds,
+        share: Share,
+    ) -> Outcome<PyDefragmenter> {
+        let config = DefragConfig::new().threshold(threshold.0).interval(interval.0).share(share.0);
         let _runtime = runtime()?.enter();
         let task = self.get()?.start_defragmenter(config)?;
         Ok(PyDefragmenter(Arc::new(Exclusive::new("defragmenter", task))))

@@ -1,12 +1,12 @@
 //! `Node`: a pool whose sequences can move to pools of other processes and hosts.
 
 use std::collections::HashMap;
-use std::net::ToSocketAddrs;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvpool_node::settings;
 use kvpool_node::transport::tcp::{Address, PeerSettings, Tls, Token};
-use kvpool_node::{Arrivals, Node};
+use kvpool_node::{Arrivals, Node, NodeBuilder};
 use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -55,28 +55,19 @@ record! {
     }
 }
 
-/// Reads `host:port` or `unix:/path`.
+/// Reads `host:port` or `unix:/path`. A name is resolved when it is used.
 pub fn address(text: &str) -> Outcome<Address> {
-    if let Some(path) = text.strip_prefix("unix:") {
-        return Ok(Address::Unix(path.into()));
-    }
-    let found = text.to_socket_addrs().map(|mut addresses| addresses.next());
-    match found {
-        Ok(Some(address)) => Ok(Address::Tcp(address)),
-        Ok(None) => Err(invalid(format!("{text:?} has no address"))),
-        Err(error) => Err(invalid(format!("{text:?} is neither host:port nor unix:/path: {error}"))),
-    }
+    let read = text.parse::<settings::Address>().map(Address::from);
+    read.map_err(|error| invalid(format!("{text:?} is neither host:port nor unix:/path: {error}")))
 }
 
 async fn start(
-    pool: kvpool::Pool,
-    name: String,
+    mut builder: NodeBuilder,
     listen: Vec<String>,
     peers: HashMap<String, String>,
     token: Option<Vec<u8>>,
     tls: Option<[Vec<u8>; 3]>,
 ) -> Outcome<PyNode> {
-    let mut builder = Node::builder(pool).name(name);
     for text in &listen {
         builder = builder.listen(address(text)?);
     }
@@ -101,8 +92,17 @@ impl PyNode {
     /// Addresses are "host:port" or "unix:/path"; port 0 selects a free one. `peers` has the
     /// addresses of other nodes by name. Beyond the loopback, links need `tls`: certificates, key and
     /// authorities in PEM. `token` is a secret that both ends have.
+    ///
+    /// `restarts` tells when another process of a peer's name shows that the former one has ended:
+    /// "proven", or "by-name" where at most one process of a name lives. After `doubt_limit` seconds a
+    /// sequence in doubt is this node's own again, if there is no link to its target; if that lives,
+    /// both may run it.
     #[staticmethod]
-    #[pyo3(signature = (pool, name, *, listen=Vec::new(), peers=HashMap::new(), token=None, tls=None))]
+    #[pyo3(signature = (
+        pool, name, *, listen=Vec::new(), peers=HashMap::new(), token=None, tls=None, restarts="proven",
+        doubt_limit=None,
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn start(
         pool: &Bound<'_, PyPool>,
         name: String,
@@ -110,11 +110,19 @@ impl PyNode {
         peers: HashMap<String, String>,
         token: Option<&Bound<'_, PyBytes>>,
         tls: Option<(Bound<'_, PyBytes>, Bound<'_, PyBytes>, Bound<'_, PyBytes>)>,
+        restarts: &str,
+        doubt_limit: Option<Seconds>,
     ) -> Outcome<Call> {
-        let (pool, token) = (pool.get().share()?, token.map(|token| token.as_bytes().to_vec()));
+        let mut builder = Node::builder(pool.get().share()?).name(name);
+        let known = restarts.parse().map_err(|reason| invalid(format!("restarts={restarts:?}: {reason}")));
+        builder = builder.restarts(known?);
+        if let Some(Seconds(limit)) = doubt_limit {
+            builder = builder.doubt_limit(limit);
+        }
+        let token = token.map(|token| token.as_bytes().to_vec());
         let pem = |bytes: Bound<'_, PyBytes>| bytes.as_bytes().to_vec();
         let tls = tls.map(|(certificates, key, authorities)| [pem(certificates), pem(key), pem(authorities)]);
-        Ok(Call::new(move |py| Begun::waits(py, start(pool, name, listen, peers, token, tls))))
+        Ok(Call::new(move |py| Begun::waits(py, start(builder, listen, peers, token, tls))))
     }
 
     /// Its name.
@@ -163,6 +171,14 @@ impl PyNode {
                 Ok(records.collect::<Vec<_>>())
             })
         }))
+    }
+
+    /// Declares that the process of a peer has ended and will not come back, and returns the ids of the
+    /// sequences that were in doubt and are this node's own again. If it lives, both may run them. A
+    /// peer with a link is refused.
+    fn declare_ended(slf: &Bound<'_, Self>, peer: String) -> Outcome<Call> {
+        let node = slf.get().node.share()?;
+        Ok(Call::new(move |py| Begun::waits(py, async move { Ok(node.declare_ended(&peer).await?) })))
     }
 
     fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -9,6 +9,7 @@ mod handles;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvpool::compact::CompactionState;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, Hashing, PrefixConfig};
 use kvpool::{AdmitRequest, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId};
@@ -25,7 +26,7 @@ use crate::exclusive::{InUse, Open};
 use crate::layout::PyLayout;
 use crate::lease::PyLease;
 use crate::sequence::PySequence;
-use crate::stats::{Audit, Candidate, FragmentationState, Stats};
+use crate::stats::{Audit, Candidate, FragmentationState, RunsPerSequence, Stats};
 use crate::tensor::{Owner, PyTensor, tile, whole};
 use crate::views::PoolViews;
 
@@ -446,6 +447,20 @@ impl PyPool {
     /// Returns the fragmentation of the free frames. Scans the bitmaps.
     fn fragmentation(&self) -> Outcome<FragmentationState> {
         Ok(self.get()?.fragmentation().into())
+    }
+
+    /// Returns the runs of adjacent frames in the block tables of the open sequences. Reads the word
+    /// of every block of theirs.
+    fn sequence_runs(&self, py: Python<'_>) -> Outcome<RunsPerSequence> {
+        let pool = self.get()?;
+        Ok(py.detach(|| pool.sequence_runs()).into())
+    }
+
+    /// What the background defragmenter does, or why it rests: "moving", "contiguous", "batches",
+    /// "no_gain" or "share". None without one.
+    #[getter]
+    fn compaction_state(&self) -> Outcome<Option<&'static str>> {
+        Ok(self.get()?.compaction_state().map(CompactionState::name))
     }
 
     /// Returns the open sequences in the order in which to preempt them: lowest priority first.

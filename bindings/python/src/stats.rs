@@ -1,7 +1,8 @@
 //! `Stats` and other records of a pool's state.
 
 use kvpool::{
-    AuditReport, DefragReport, DefragTotals, Fragmentation, MigrationReport, Preempted, ResizeReport, Victim,
+    AuditReport, DefragReport, DefragTotals, Fragmentation, MigrationReport, Preempted, ResizeReport,
+    SequenceRuns, Victim,
 };
 use pyo3::prelude::*;
 
@@ -161,6 +162,29 @@ impl From<Fragmentation> for FragmentationState {
             longest_run: state.longest_run,
             mean_run: state.mean_run,
         }
+    }
+}
+
+record! {
+    /// Runs of adjacent frames in the block tables of the open sequences. 0 without any.
+    RunsPerSequence {
+        /// Open sequences with blocks.
+        sequences: usize,
+        /// Mean number of runs of a sequence.
+        mean: f64,
+        /// Its median.
+        p50: usize,
+        /// Its 99th percentile.
+        p99: usize,
+        /// Mean length of the runs in blocks.
+        mean_run: f64,
+    }
+}
+
+impl From<SequenceRuns> for RunsPerSequence {
+    fn from(runs: SequenceRuns) -> Self {
+        let SequenceRuns { sequences, mean, p50, p99, mean_run, .. } = runs;
+        Self { sequences, mean, p50, p99, mean_run }
     }
 }
 
@@ -425,6 +449,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<DefragmentReport>()?;
     module.add_class::<DefragmenterTotals>()?;
     module.add_class::<Resized>()?;
+    module.add_class::<RunsPerSequence>()?;
     module.add_class::<Migrated>()?;
     module.add_class::<Candidate>()?;
     module.add_class::<PreemptReport>()?;

@@ -2,7 +2,7 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::{HashKey, PrefixConfig};
@@ -118,7 +118,6 @@ pub struct PyTier {
 struct Shared {
     tier: StoreTier,
     fingerprint: Fingerprint,
-    last_failure: Mutex<Option<String>>,
 }
 
 impl From<TierError> for Failure {
@@ -131,32 +130,22 @@ impl From<TierError> for Failure {
     }
 }
 
-impl Shared {
-    /// Returns the words for the outcomes of a call.
-    fn words(&self, outcomes: &[Answer]) -> Vec<&'static str> {
-        let word = |outcome: &Answer| match outcome {
-            Answer::Stored => "stored",
-            Answer::Hit => "hit",
-            Answer::Miss => "miss",
-            Answer::InFlight | Answer::Failed(TierFailure::Late) => "late",
-            Answer::Failed(TierFailure::Busy) => "busy",
-            _ => "failed",
-        };
-        // Those of keys that are not asked for would hide the failure that is the reason for it.
-        let follows = |failure: &TierFailure| matches!(failure, TierFailure::Open | TierFailure::Remembered);
-        let mut failures = outcomes.iter().filter_map(|outcome| match outcome {
-            Answer::Failed(failure) => Some(failure).filter(|failure| !follows(failure)),
-            _ => None,
-        });
-        if let Some(failure) = failures.next_back() {
-            let mut last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-            *last = Some(failure.to_string());
-        }
-        outcomes.iter().map(word).collect()
-    }
+/// Returns the words for the outcomes of a call.
+fn words(outcomes: &[Answer]) -> Vec<&'static str> {
+    let word = |outcome: &Answer| match outcome {
+        Answer::Stored => "stored",
+        Answer::Hit => "hit",
+        Answer::Miss => "miss",
+        Answer::InFlight | Answer::Failed(TierFailure::Late) => "late",
+        Answer::Failed(TierFailure::Busy) => "busy",
+        _ => "failed",
+    };
+    outcomes.iter().map(word).collect()
+}
 
+impl Shared {
     async fn exists(self: Arc<Self>, keys: Vec<TierKey>, until: Instant) -> Outcome<Vec<&'static str>> {
-        Ok(self.words(&self.tier.exists(keys, until).await))
+        Ok(words(&self.tier.exists(keys, until).await))
     }
 
     async fn put(
@@ -172,7 +161,7 @@ impl Shared {
         let mut outcomes = if values.is_empty() { Vec::new() } else { self.tier.put(values, until).await };
         // Their turn to be copied came too late.
         outcomes.resize(count, Answer::Failed(TierFailure::Late));
-        Ok(self.words(&outcomes))
+        Ok(words(&outcomes))
     }
 
     async fn get(
@@ -184,7 +173,7 @@ impl Shared {
         let outcomes = self.tier.get(targets.reads(&keys), until).await;
         // Of a key in flight, before the caller knows.
         drop(targets);
-        Ok(self.words(&outcomes))
+        Ok(words(&outcomes))
     }
 }
 
@@ -227,7 +216,7 @@ fn some_name() -> String {
 
 impl PyTier {
     fn over(tier: StoreTier, fingerprint: Fingerprint, value_bytes: usize) -> Self {
-        let shared = Shared { tier, fingerprint, last_failure: Mutex::default() };
+        let shared = Shared { tier, fingerprint };
         Self { tier: Open::new("tier", shared), value_bytes }
     }
 
@@ -394,8 +383,8 @@ impl PyTier {
     /// Returns counts since it began, and its state.
     fn stats(&self) -> Outcome<TierStats> {
         let shared = self.tier.get()?;
-        let last = shared.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(TierStats::new(shared.tier.counters(), last))
+        let last = shared.tier.failures().and_then(|failures| failures.last_error());
+        Ok(TierStats::new(shared.tier.counters(), last.map(|(reason, _)| reason)))
     }
 
     /// Ends it: calls under way fail for the keys that were not asked for yet, and its link ends.

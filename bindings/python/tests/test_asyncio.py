@@ -421,6 +421,12 @@ def test_nodes_exchange_sequences(pool: kvpool.Pool) -> None:
             arrived.close()
             break
         assert (await here.migrations())[0].state == "committed"
+        with pytest.raises(kvpool.NodeError, match="b has a link"):
+            await here.declare_ended("b")
+        with pytest.raises(kvpool.NodeError, match="no peer is known as c"):
+            await here.declare_ended("c")
+        with pytest.raises(kvpool.InvalidArgument, match="restarts="):
+            await kvpool.Node.start(kvpool.Pool(layout(), 5), "c", restarts="sometimes")
         for id in (10, 11):
             # An arrival whose waiter was cancelled goes to the next one.
             first = asyncio.ensure_future(anext(there))
@@ -437,6 +443,10 @@ def test_nodes_exchange_sequences(pool: kvpool.Pool) -> None:
             arrived, peer = await asyncio.wait_for(anext(there), 10)
             assert (arrived.id, peer) == (id, "a")
             arrived.close()
+        there.close()
+        while await here.peers() == {"b": True}:
+            await asyncio.sleep(0.01)
+        assert await here.declare_ended("b") == []
         assert await here.shutdown(5)
         async for _ in there:
             raise AssertionError("the node has ended")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 
@@ -278,10 +279,24 @@ def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:
     assert (resized.before, resized.after, pool.total_blocks) == (100, 60, 60)
     assert pool.resize_blocking(200).after == 200
     pool.free(handles[1::2])
-    with pool.start_defragmenter(threshold=0.5, interval=0.01) as task:
+    assert pool.compaction_state is None
+    with pool.start_defragmenter(threshold=0.5, interval=0.01, share=0.1) as task:
         assert task.totals().failed == 0
+        while pool.compaction_state != "contiguous":
+            time.sleep(0.001)
+    assert pool.compaction_state is None
+    with pytest.raises(ValueError, match="share"):
+        pool.start_defragmenter(share=1.5)
     with pytest.raises(kvpool.Closed, match="this defragmenter is closed"):
         task.totals()
+
+
+def test_runs_of_sequences_are_counted(pool: kvpool.Pool) -> None:
+    assert pool.sequence_runs().sequences == 0
+    with pool.sequence(1) as sequence, pool.begin_batch() as batch:
+        batch.append(sequence, 42)
+        runs = pool.sequence_runs()
+        assert (runs.sequences, runs.mean, runs.p50, runs.p99, runs.mean_run) == (1, 1.0, 1, 1, 11.0)
 
 
 def test_records_and_pictures(pool: kvpool.Pool) -> None:

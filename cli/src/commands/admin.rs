@@ -5,8 +5,8 @@ use std::path::Path;
 
 use indicatif::HumanCount;
 use kvpool_node::admin::{
-    AdminUrl, AuditOutcome, Client, ClientError, DefragOutcome, MigrateOrder, MigrationList, MigrationRecord,
-    OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
+    AdminUrl, AuditOutcome, Client, ClientError, DefragOutcome, EndedOrder, EndedOutcome, MigrateOrder,
+    MigrationList, MigrationRecord, OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use kvpool_node::settings::Tokens;
 use serde::de::DeserializeOwned;
@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use super::CommandError;
 use super::tables;
-use crate::args::{AdminArgs, MigrateArgs, OwnersArgs, ResizeArgs};
+use crate::args::{AdminArgs, DeclareEndedArgs, MigrateArgs, OwnersArgs, ResizeArgs};
 use crate::fit;
 use crate::output::{self, printable};
 use crate::{EXIT_OK, EXIT_UNSOUND};
@@ -77,6 +77,19 @@ pub fn migrate(args: &MigrateArgs) -> Result<u8, CommandError> {
 pub fn migration_status(args: &AdminArgs) -> Result<u8, CommandError> {
     let answer = ask(args, Ask::Get("/migrations".to_owned()))?;
     show(args, &answer, |list: &MigrationList| Ok(tables::migrations(&list.migrations, fit::width())))
+}
+
+/// Declares that a peer of a node has ended.
+pub fn declare_ended(args: &DeclareEndedArgs) -> Result<u8, CommandError> {
+    let order = EndedOrder { peer: args.peer.clone() };
+    let answer = ask(&args.admin, Ask::Post("/declare-ended", json!(order)))?;
+    show(&args.admin, &answer, |outcome: &EndedOutcome| {
+        let ids: Vec<_> = outcome.sequences.iter().map(u64::to_string).collect();
+        Ok(match &ids[..] {
+            [] => format!("{} has ended; no sequence was in doubt", outcome.peer),
+            ids => format!("{} has ended; the node goes on with: {}", outcome.peer, ids.join(", ")),
+        })
+    })
 }
 
 /// Prints the owners of a node's blocks.

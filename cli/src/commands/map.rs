@@ -32,7 +32,7 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let destination = Destination::new(&args.output).map_err(cannot)?;
 
     let Workload { trace, threads, .. } = &workload;
-    let options = Options { halt_at: Some(args.at), ..Options::new(trace, *threads) };
+    let options = Options { halt_at: Some(args.at), free_list: true, ..Options::new(trace, *threads) };
     let bar = progress_bar(trace.requests.len() as u64);
     let mut look = None;
     let outcome = replay::replay(&pool, trace, &options, |progress| {
@@ -52,7 +52,7 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
     let look = look.map_err(CommandError::NoPicture)?;
 
     destination.write(&draw(&look.picture(args, &workload))).map_err(cannot)?;
-    say(&look, args).map_err(CommandError::Output)?;
+    say(&look, &outcome, args).map_err(CommandError::Output)?;
     Ok(judge(&outcome))
 }
 
@@ -99,14 +99,14 @@ impl Look {
 }
 
 /// Prints one line on the standard output.
-fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
+fn say(look: &Look, outcome: &Outcome, args: &MapArgs) -> io::Result<()> {
     let Look { before, report, after, .. } = look;
     let order = before.order();
     let fragmentation = [before, after].map(|snapshot| 100.0 * snapshot.fragmentation(order));
     let available = [before, after].map(|snapshot| 100.0 * snapshot.available_fragmentation(order));
     let runs = [before, after].map(|snapshot| HumanCount(snapshot.free_runs(order) as u64));
     let text = format!(
-        "{}: fragmentation {:.1} % -> {:.1} % (with evictable blocks as free {:.1} % -> {:.1} %), free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}, moved blocks {} in {:.1} ms",
+        "{}: fragmentation {:.1} % -> {:.1} % (with evictable blocks as free {:.1} % -> {:.1} %), free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1} ({:.1} in a queue of single blocks), moved blocks {} in {:.1} ms",
         printable(&args.output.display().to_string()),
         fragmentation[0],
         fragmentation[1],
@@ -117,6 +117,7 @@ fn say(look: &Look, args: &MapArgs) -> io::Result<()> {
         runs[1],
         before.mean_sequence_run(),
         after.mean_sequence_run(),
+        outcome.tally.listed.mean_len(),
         HumanCount(report.moved_blocks as u64),
         report.time.as_secs_f64() * 1e3,
     );

@@ -23,7 +23,7 @@ mod topology;
 mod workload;
 
 #[cfg(feature = "node")]
-pub use admin::{audit, defrag, migrate, migration_status, owners, resize, stats};
+pub use admin::{audit, declare_ended, defrag, migrate, migration_status, owners, resize, stats};
 pub use error::CommandError;
 #[cfg(feature = "node")]
 pub use events::events;

@@ -1,5 +1,6 @@
 //! Answers of an admin interface as text: statistics and migrations.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use comfy_table::CellAlignment;
@@ -190,7 +191,13 @@ fn summary(migrations: &[MigrationRecord]) -> String {
     let under_way = migrations.len() - committed - aborted - in_doubt;
     let mut text = format!("{under_way} under way, {committed} committed, {aborted} aborted");
     if in_doubt > 0 {
-        text += &format!(", {in_doubt} IN DOUBT: the other node was told to commit and has not answered");
+        let doubts = migrations.iter().filter(|record| record.state == MigrationState::InDoubt);
+        let peers: BTreeSet<_> = doubts.map(|record| format!("--peer {}", record.peer)).collect();
+        let peers = Vec::from_iter(peers).join(" or ");
+        text += &format!(
+            ", {in_doubt} IN DOUBT: the other node was told to commit and has not answered. If its process \
+             has ended: kvpool declare-ended {peers}"
+        );
     }
     text
 }
@@ -279,6 +286,7 @@ mod tests {
         let text = migrations(&[committing, in_doubt], None);
         assert!(text.contains("in doubt") && text.contains("1 under way, 0 committed"), "{text}");
         assert!(text.contains("1 IN DOUBT"), "{text}");
+        assert!(text.ends_with("kvpool declare-ended --peer b"), "{text}");
         assert_eq!(migrations(&[], None), "no migrations");
     }
 

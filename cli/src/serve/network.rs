@@ -1,12 +1,11 @@
 //! Settings for the network side of a node: addresses, certificates, token and limits.
 
 use std::hash::{DefaultHasher, Hasher};
-use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
 
 use kvpool_node::admin::AdminTokens;
-use kvpool_node::settings::{Address, NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, read_file};
-use kvpool_node::transport::tcp::{Address as LinkAddress, LinkError, PeerSettings, Tls, Token};
+use kvpool_node::settings::{NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, read_file};
+use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
 use thiserror::Error;
@@ -26,8 +25,6 @@ pub enum NetworkError {
     #[cfg(feature = "nixl")]
     #[error("--nixl: {0}")]
     Nixl(kvpool::transport::TransportError),
-    #[error("cannot listen on {address}: {error}")]
-    Listen { address: Address, error: std::io::Error },
 }
 
 /// Maximum size of a file of certificates or a key in bytes.
@@ -80,9 +77,7 @@ pub fn configure(
 ) -> Result<NodeBuilder, NetworkError> {
     let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
     if let Some(address) = &settings.listen {
-        let resolved = resolve(address);
-        let listen = resolved.map_err(|error| NetworkError::Listen { address: address.clone(), error })?;
-        builder = builder.listen(listen);
+        builder = builder.listen(address.clone().into());
     }
     if let Some(tls) = &credentials.tls {
         builder = builder.tls(tls.clone());
@@ -92,6 +87,10 @@ pub fn configure(
     }
     if let Some(migrate) = &settings.migrate {
         builder = builder.spill(Spill { below: migrate.blocks, to: migrate.to.clone() });
+    }
+    builder = builder.restarts(settings.restarts);
+    if let Some(limit) = settings.doubt_limit {
+        builder = builder.doubt_limit(limit);
     }
     if let Some(location) = &settings.nixl {
         builder = nixl(builder, location)?;
@@ -116,28 +115,9 @@ fn nixl(_: NodeBuilder, _: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
     Err(NetworkError::NoNixl)
 }
 
-/// Returns the peers whose addresses are known; complains of the others.
+/// Returns the peers of settings.
 pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
-    let known = peers.iter().filter_map(|peer| match resolve(&peer.address) {
-        Ok(address) => Some(PeerSettings::new(&peer.name, address)),
-        Err(error) => {
-            let PeerAddress { name, address } = peer;
-            tracing::warn!("peer {name} is left out until the next SIGHUP: {address}: {error}");
-            None
-        }
-    });
-    known.collect()
-}
-
-fn resolve(address: &Address) -> std::io::Result<LinkAddress> {
-    match address {
-        Address::Unix(path) => Ok(LinkAddress::Unix(path.clone())),
-        Address::Tcp { host, port } => {
-            let first = (host.as_str(), *port).to_socket_addrs()?.next();
-            let none = || std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-            first.map(LinkAddress::Tcp).ok_or_else(none)
-        }
-    }
+    peers.iter().map(|peer| PeerSettings::new(&peer.name, peer.address.clone().into())).collect()
 }
 
 /// Reads certificates. With an authority peers must present one too; without, they present the token.

@@ -107,7 +107,7 @@ pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let served = match serve_with(settings, sources, &runtime) {
+    let served = match serve_with(settings, sources, &runtime, &telemetry) {
         Ok(true) => Served::Sound,
         Ok(false) => Served::Unsound,
         Err(error) => {
@@ -120,7 +120,12 @@ pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
 }
 
 /// Serves until a signal. Returns whether nothing was lost or corrupt.
-fn serve_with(settings: Settings, sources: &Sources, runtime: &Runtime) -> Result<bool, ServeError> {
+fn serve_with(
+    settings: Settings,
+    sources: &Sources,
+    runtime: &Runtime,
+    telemetry: &Telemetry,
+) -> Result<bool, ServeError> {
     let credentials = Credentials::read(&settings)?;
     let bind = |address| AdminServer::bind(address, credentials.admin.clone(), Limits::default());
     let server = settings.admin.as_ref().map(bind).transpose()?;
@@ -135,6 +140,7 @@ fn serve_with(settings: Settings, sources: &Sources, runtime: &Runtime) -> Resul
     });
     let compaction = compaction.transpose()?;
     let reporters = Reporters::new();
+    telemetry.report(&reporters);
     let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
     let load = match settings.load {
         Some(load) => {

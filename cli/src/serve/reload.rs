@@ -1,7 +1,7 @@
 //! Settings that are taken over while the node runs: peers, certificates and token.
 //!
-//! They are read on a thread of their own: a file system that hangs, or a name server that does not
-//! answer, keeps neither signals nor transfers waiting.
+//! They are read on a thread of their own: a file system that hangs keeps neither signals nor transfers
+//! waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -9,7 +9,6 @@ use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::{io, thread};
 
 use kvpool_node::settings::{Loaded, PeerAddress, Settings, Sources, Token};
-use kvpool_node::transport::tcp::PeerSettings;
 use kvpool_node::{Node, NodeError};
 use tokio::sync::mpsc;
 
@@ -19,8 +18,6 @@ use super::services::Membership;
 /// What was read.
 pub(super) struct Reread {
     settings: Settings,
-    /// The peers of the settings whose addresses are known.
-    peers: Vec<PeerSettings>,
     credentials: Credentials,
 }
 
@@ -92,8 +89,7 @@ fn read(sources: &Sources) -> Result<Reread, String> {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let peers = network::peers(&settings.peers);
-    Ok(Reread { settings, peers, credentials })
+    Ok(Reread { settings, credentials })
 }
 
 /// What a node has taken over.
@@ -124,10 +120,11 @@ impl Taken {
     fn replace(&self, read: &Reread, node: &Node, membership: Option<&Membership>) -> Result<(), NodeError> {
         let Credentials { tls, token, admin, .. } = &read.credentials;
         node.set_access(tls.clone(), token.clone(), admin.clone())?;
+        let peers = network::peers(&read.settings.peers);
         match membership {
             // It adds the members.
-            Some(membership) => membership.configure(read.peers.clone()),
-            None => node.set_peers(read.peers.clone()),
+            Some(membership) => membership.configure(peers),
+            None => node.set_peers(peers),
         }
         Ok(())
     }
@@ -178,6 +175,8 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("peer_quota", first.peer_quota_bytes != now.peer_quota_bytes),
         ("nixl", first.nixl != now.nixl),
         ("migrate", first.migrate != now.migrate),
+        ("restarts", first.restarts != now.restarts),
+        ("doubt_limit", first.doubt_limit != now.doubt_limit),
         ("tier", first.tier != now.tier),
         ("membership", first.membership != now.membership),
         ("kv_events", first.kv_events != now.kv_events),

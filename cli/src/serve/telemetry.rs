@@ -2,6 +2,7 @@
 
 use std::io;
 
+use kvpool_node::admin::Reporters;
 use kvpool_node::settings::Settings;
 #[cfg(not(feature = "otel"))]
 use kvpool_node::settings::TraceTarget;
@@ -55,6 +56,14 @@ impl Telemetry {
             #[cfg(feature = "otel")]
             traces,
         })
+    }
+
+    /// Reports what is not sent.
+    pub fn report(&self, reporters: &Reporters) {
+        #[cfg(feature = "otel")]
+        self.traces.iter().for_each(|traces| reporters.add(traces.reporter()));
+        #[cfg(not(feature = "otel"))]
+        let _ = reporters;
     }
 
     /// Sends what is left, for a bounded time.

@@ -10,10 +10,12 @@
 //! minute. The standard variables of OpenTelemetry for headers, batches, samplers and attributes hold.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use hyper_rustls::HttpsConnectorBuilder;
+use kvpool_node::admin::{Failures, Reporter};
+use kvpool_node::metrics::Scrape;
 use kvpool_node::settings::{Settings, TraceTarget};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
@@ -33,15 +35,36 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Time for what is left at the end.
 const FLUSH: Duration = Duration::from_secs(3);
 
-/// Time between two warnings about a collector.
-const WARNINGS: Duration = Duration::from_secs(60);
-
 /// What [`Traces::start`] returns.
 type Started = (Traces, Box<dyn Layer<Registry> + Send + Sync>);
 
 /// Traces that are sent.
 pub(super) struct Traces {
     provider: SdkTracerProvider,
+    failures: Failures,
+}
+
+/// Reports what a collector did not take.
+pub(super) struct TraceReporter(Failures);
+
+impl Reporter for TraceReporter {
+    fn group(&self) -> &'static str {
+        "traces"
+    }
+
+    fn name(&self) -> &str {
+        "otlp"
+    }
+
+    fn stats(&self) -> Option<serde_json::Value> {
+        Some(serde_json::json!({}))
+    }
+
+    fn scrape(&self, _: &mut Scrape) {}
+
+    fn failures(&self) -> Option<Failures> {
+        Some(self.0.clone())
+    }
 }
 
 impl Traces {
@@ -54,6 +77,7 @@ impl Traces {
         };
         let Some(url) = named else { return Ok(None) };
         let client = OnRuntime::new(&url, runtime.clone())?;
+        let failures = client.failures.clone();
         let mut exporter = SpanExporter::builder().with_http().with_http_client(client);
         if let TraceTarget::Url(url) = &settings.traces {
             exporter = exporter.with_endpoint(format!("{url}/v1/traces"));
@@ -77,7 +101,11 @@ impl Traces {
             .with_tracked_inactivity(false);
         let ours = Targets::new()
             .with_targets(["kvpool", "kvpool_node", "kvpool_cli"].map(|target| (target, LevelFilter::INFO)));
-        Ok(Some((Self { provider }, layer.with_filter(ours).boxed())))
+        Ok(Some((Self { provider, failures }, layer.with_filter(ours).boxed())))
+    }
+
+    pub fn reporter(&self) -> TraceReporter {
+        TraceReporter(self.failures.clone())
     }
 
     /// Sends the spans that are left.
@@ -103,7 +131,7 @@ fn in_environment(read: impl Fn(&str) -> Option<String>) -> Option<String> {
 struct OnRuntime {
     client: Arc<dyn HttpClient>,
     runtime: Handle,
-    warned: Mutex<Option<Instant>>,
+    failures: Failures,
 }
 
 impl OnRuntime {
@@ -120,16 +148,12 @@ impl OnRuntime {
         } else {
             Arc::new(HyperClient::with_default_connector(ANSWER, None))
         };
-        Ok(Self { client, runtime, warned: Mutex::default() })
+        Ok(Self { client, runtime, failures: Failures::new("traces", "otlp") })
     }
 
     /// Tells of spans that were lost.
     fn warn(&self, reason: &str) {
-        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned.is_none_or(|last| last.elapsed() >= WARNINGS) {
-            *warned = Some(Instant::now());
-            tracing::warn!(reason, "the collector does not take spans; they are lost");
-        }
+        self.failures.note(format!("the collector does not take spans, which are lost: {reason}"));
     }
 }
 

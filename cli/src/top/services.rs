@@ -3,7 +3,7 @@
 use kvpool_node::admin::StatsReport;
 use serde_json::Value;
 
-use crate::figures::{count, percent};
+use crate::figures::{count, duration, percent};
 use crate::output::printable;
 
 /// Something beside the pool that the node uses.
@@ -20,9 +20,23 @@ pub(super) fn services(stats: &StatsReport) -> Vec<Service> {
     let service =
         |kind, name: &str, state: String| Service { kind, name: printable(name), state: printable(&state) };
     let peers = group("peers").map(|(name, state)| service("peer", name, peer(state)));
-    let tiers = group("tiers").map(|(name, counters)| service("tier", name, tier(counters)));
-    let members = group("membership").map(|(name, state)| service("members", name, membership(state)));
-    peers.chain(tiers).chain(members).collect()
+    let told = |text: String, state: &Value| text + &last_error(state);
+    let tiers = group("tiers").map(|(name, state)| service("tier", name, told(tier(state), state)));
+    let members =
+        group("membership").map(|(name, state)| service("members", name, told(membership(state), state)));
+    let events = group("kv_events").map(|(name, state)| {
+        let text = format!("{} subscribers", count(state["subscribers"].as_u64().unwrap_or(0) as usize));
+        service("events", name, told(text, state))
+    });
+    let traces = group("traces").map(|(name, state)| service("traces", name, told("on".to_owned(), state)));
+    peers.chain(tiers).chain(members).chain(events).chain(traces).collect()
+}
+
+/// Returns the last failure of a service, if there was one.
+fn last_error(state: &Value) -> String {
+    let Some(reason) = state["last_error"].as_str() else { return String::new() };
+    let age = duration(state["last_error_s"].as_u64().unwrap_or(0));
+    format!(", last error {age} ago: {reason}")
 }
 
 fn peer(state: &Value) -> String {

@@ -84,6 +84,7 @@ fn services() -> Value {
             "redis": { "breaker": "closed", "hits": 30, "misses": 10, "stored": 1_200, "failed": 0, "overdue": 0 },
             "far": { "breaker": "open", "hits": 0, "misses": 0, "stored": 0, "failed": 4, "overdue": 1 },
         },
+        "traces": { "otlp": { "failures": 2, "last_error": "refused", "last_error_s": 65 } },
         "membership": { "etcd": { "members": ["a", "b"], "current": false, "joined": true, "reason": null } },
     })
 }
@@ -162,6 +163,7 @@ fn a_larger_screen_has_more_of_each_part_and_the_history() {
         assert!(all.contains(part), "no {part:?} in\n{all}");
     }
     assert!(all.contains("members etcd: 2 known, joined"), "{all}");
+    assert!(all.contains("traces otlp: on, last error 1 min 5 s ago: refused"), "{all}");
     let owners = |lines: &[String]| lines.iter().filter(|line| line.starts_with("sequence ")).count();
     assert!(owners(&large) > owners(&small) && owners(&small) >= 4, "{all}\n{}", small.join("\n"));
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{Dtype, KvLayout, Manifest, Pool, SequenceId};
 use kvpool_node::protocol::{
-    Attempt, Bytes, Envelope, Incarnation, Kind, ManifestBytes, Message, MigrationId, TermId, ToSource,
-    ToTarget,
+    Attempt, Bytes, Envelope, Grant, Incarnation, Kind, ManifestBytes, Message, MigrationId, Places, TermId,
+    ToSource, ToTarget,
 };
 use kvpool_node::settings;
 use kvpool_node::transport::tcp::{
@@ -102,6 +102,34 @@ impl Peer {
             }
         };
         self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), next).await }).unwrap()
+    }
+
+    /// Acts as the target of the next migration that has all of its blocks, up to the word to commit.
+    pub fn up_to_commit(&self) {
+        let (none, grant, term) = (Places::default, Grant::default, TermId(7));
+        let taken = async {
+            loop {
+                let Said::Migration(Envelope { id, message: Message::ToTarget(message), .. }) =
+                    self.link.recv().await.unwrap()
+                else {
+                    continue;
+                };
+                let answer = match message {
+                    ToTarget::Prepare { .. } => {
+                        ToSource::Prepared { term, accepted: none(), missing: none(), grant: grant() }
+                    }
+                    ToTarget::Sent { attempt, .. } => {
+                        ToSource::Verified { term, attempt, bad: none(), grant: grant() }
+                    }
+                    ToTarget::Commit { .. } => return,
+                    _ => continue,
+                };
+                let (from, to) = (self.incarnation, Incarnation(self.link.peer().incarnation));
+                let envelope = Envelope { id, from, to, message: Message::ToSource(answer) };
+                self.link.send(&Said::Migration(envelope)).await.unwrap();
+            }
+        };
+        self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), taken).await }).unwrap();
     }
 
     /// Asks for room for a manifest, and returns the answer.

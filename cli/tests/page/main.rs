@@ -243,9 +243,11 @@ async fn tiers_are_shown_with_their_state() {
     store.set_fault(kvpool_node::tier::Fault::Refuse);
     drop(kv::admit(&pool, 7, &kv::prompt(1, 41)).unwrap());
     let _ = tiered.offload(10, Instant::now() + Duration::from_secs(20)).await;
-    tokio::task::spawn_blocking(move || browser.wait_for(&format!("/tier\\s+down, not asked/.test({row})")))
-        .await
-        .unwrap();
+    tokio::task::spawn_blocking(move || {
+        browser.wait_for(&format!("/tier\\s+down, not asked.* last error \\d s ago: .*reached/.test({row})"))
+    })
+    .await
+    .unwrap();
     drop(end);
     serving.await.unwrap().unwrap();
 }

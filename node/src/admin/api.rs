@@ -152,6 +152,23 @@ pub struct MigrateOrder {
     pub to: String,
 }
 
+/// Declares that the process of a peer has ended and will not come back.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndedOrder {
+    /// Name of the peer.
+    pub peer: String,
+}
+
+/// Result of the declaration that a peer has ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EndedOutcome {
+    /// Name of the peer.
+    pub peer: String,
+    /// Ids of the sequences that were in doubt and are this node's own again.
+    pub sequences: Vec<u64>,
+}
+
 /// The migrations that a node knows.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct MigrationList {
@@ -184,7 +201,7 @@ pub struct MigrationRecord {
     pub runs: usize,
     /// Milliseconds since the beginning, or from the beginning to the end.
     pub time_ms: u64,
-    /// Why it failed, if it did.
+    /// Why it failed, or for how long it has been in doubt.
     pub reason: Option<String>,
 }
 

@@ -123,6 +123,8 @@ async fn answers_are_as_described() {
         ("POST /resize", "{\"blocks\": 300}", 200),
         ("POST /resize", "{\"blocks\": 1000}", 409),
         ("POST /migrate", "{\"sequence\": 9, \"to\": \"b\"}", 501),
+        ("POST /declare-ended", "{\"peer\": \"b\"}", 501),
+        ("POST /declare-ended", "{}", 422),
         ("POST /trim", "{}", 200),
         ("POST /trim", "{\"keep\": 0}", 200),
         ("POST /trim", "{\"keep\": -1}", 422),

@@ -5,8 +5,8 @@ use std::pin::Pin;
 use kvpool::compact::Snapshot;
 
 use super::api::{
-    AuditOutcome, DefragOutcome, Health, MigrateOrder, MigrationList, MigrationRecord, ResizeOrder,
-    ResizeOutcome, StatsReport,
+    AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, MigrateOrder, MigrationList,
+    MigrationRecord, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use super::problem::AdminError;
 use super::views::{OwnersReport, Readiness, TrimOrder, TrimOutcome};
@@ -105,6 +105,15 @@ pub trait Admin: Send + Sync + 'static {
     /// [`AdminError::NotFound`] for an unknown sequence or peer; [`AdminError::Conflict`] if the
     /// sequence is not offered, or is migrated already; [`AdminError::Unsupported`] without peers.
     fn migrate(&self, order: MigrateOrder) -> Answer<'_, MigrationRecord>;
+
+    /// Declares that the process of a peer has ended, so that sequences in doubt are this node's own
+    /// again.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminError::NotFound`] for an unknown peer; [`AdminError::Conflict`] for one that has a link;
+    /// [`AdminError::Unsupported`] without peers; [`AdminError::Unavailable`] if the node has ended.
+    fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome>;
 
     /// Recounts every frame of the pool.
     ///

@@ -16,6 +16,7 @@
 //! | `POST /defrag` | [`DefragOutcome`] |
 //! | `POST /resize` | [`ResizeOrder`] to [`ResizeOutcome`] |
 //! | `POST /migrate` | [`MigrateOrder`] to [`MigrationRecord`] |
+//! | `POST /declare-ended` | [`EndedOrder`] to [`EndedOutcome`] |
 //! | `POST /trim` | [`TrimOrder`] to [`TrimOutcome`] |
 //! | `POST /audit` | [`AuditOutcome`] |
 //!
@@ -44,6 +45,7 @@
 //! | `interface` | the trait [`Admin`], which a node or a pool implements |
 //! | `pool` | a pool alone |
 //! | `reporter` | services beside a pool, such as a tier, that report counters |
+//! | `failures` | what failed of them, for statistics and warnings |
 //! | `access` | the token, which can be replaced |
 //! | `guard` | who may call |
 //! | `limits` | limits |
@@ -62,6 +64,7 @@ mod connections;
 #[cfg(test)]
 mod description_tests;
 mod events;
+mod failures;
 mod guard;
 mod interface;
 mod limits;
@@ -77,12 +80,13 @@ mod views;
 
 pub use access::{AdminAccess, AdminTokens, NoToken};
 pub use api::{
-    AllocationTimes, AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationKind,
-    MigrationList, MigrationRecord, MigrationSide, MigrationState, MigrationTransport, ResizeOrder,
-    ResizeOutcome, StatsReport,
+    AllocationTimes, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, HealthState,
+    MigrateOrder, MigrationKind, MigrationList, MigrationRecord, MigrationSide, MigrationState,
+    MigrationTransport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 pub use client::{AdminUrl, Client, ClientError};
 pub use events::{Follower, LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+pub use failures::Failures;
 pub use interface::{Admin, Answer};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};

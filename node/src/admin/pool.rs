@@ -14,8 +14,8 @@ use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
 use super::api::{
-    AuditOutcome, DefragOutcome, Health, HealthState, MigrateOrder, MigrationList, MigrationRecord,
-    ResizeOrder, ResizeOutcome, StatsReport,
+    AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, HealthState, MigrateOrder, MigrationList,
+    MigrationRecord, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use super::interface::{Admin, Answer};
 use super::problem::AdminError;
@@ -256,6 +256,11 @@ impl Admin for PoolAdmin {
                 order.sequence, order.to
             )))
         })
+    }
+
+    fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome> {
+        let reason = format!("{} is nothing to this node, which has no peers", order.peer);
+        Box::pin(async { Err(AdminError::Unsupported(reason)) })
     }
 
     fn audit(&self) -> Answer<'_, AuditOutcome> {

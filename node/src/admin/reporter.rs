@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Map, Value};
 
-use crate::metrics::Scrape;
+use super::failures::Failures;
+use crate::metrics::{self, Scrape};
 
 /// Counters of a service beside a pool.
 pub trait Reporter: Send + Sync + 'static {
-    /// Returns the name of the group in `/stats`: `tiers`, `membership` or `kv_events`.
+    /// Returns the name of the group in `/stats`: `tiers`, `membership`, `kv_events` or `traces`.
     fn group(&self) -> &'static str;
 
     /// Returns the name of the service, of which a group has one entry.
@@ -20,6 +21,11 @@ pub trait Reporter: Send + Sync + 'static {
 
     /// Adds its counters to a scrape, or nothing once the service has ended.
     fn scrape(&self, scrape: &mut Scrape);
+
+    /// Returns what failed of it, which is added to both; `None` once the service has ended.
+    fn failures(&self) -> Option<Failures> {
+        None
+    }
 }
 
 /// The services beside a pool. Clones are the same list.
@@ -45,7 +51,10 @@ impl Reporters {
     /// Adds the counters of all services to an object: group, name, counters.
     pub(super) fn stats(&self, stats: &mut Map<String, Value>) {
         for reporter in self.all() {
-            let Some(counters) = reporter.stats() else { continue };
+            let Some(mut counters) = reporter.stats() else { continue };
+            if let Some(failures) = reporter.failures() {
+                failures.add_to(&mut counters);
+            }
             let group = stats.entry(reporter.group()).or_insert_with(|| Map::new().into());
             if let Some(group) = group.as_object_mut() {
                 group.insert(reporter.name().to_owned(), counters);
@@ -54,7 +63,13 @@ impl Reporters {
     }
 
     pub(super) fn scrape(&self, scrape: &mut Scrape) {
-        self.all().iter().for_each(|reporter| reporter.scrape(scrape));
+        for reporter in self.all() {
+            reporter.scrape(scrape);
+            if let Some(failures) = reporter.failures() {
+                let labels = [reporter.group(), reporter.name()];
+                scrape.count(&metrics::SERVICE_FAILURES, &labels, failures.count());
+            }
+        }
     }
 
     /// Returns the services, so that none is asked under the lock.

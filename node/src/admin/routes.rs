@@ -68,6 +68,7 @@ routes! {
     post "/defrag" => defrag;
     post "/resize" => resize;
     post "/migrate" => migrate;
+    post "/declare-ended" => declare_ended;
     post "/trim" => trim;
     post "/audit" => audit;
 }
@@ -233,6 +234,11 @@ async fn resize(State(at): State<Shared>, request: Request) -> Result<Response, 
 async fn migrate(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
     let order = body(&at, request).await?;
     Ok((StatusCode::ACCEPTED, json(&at.admin.migrate(order).await?)).into_response())
+}
+
+async fn declare_ended(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let order = body(&at, request).await?;
+    Ok(json(&at.admin.declare_ended(order).await?))
 }
 
 async fn audit(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {

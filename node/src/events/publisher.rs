@@ -19,6 +19,7 @@ use super::server::{Counts, Shared, Snapshot, listen};
 use super::settings::{KvEventError, KvEventSettings};
 use super::view::CacheView;
 use super::zmtp::SocketType;
+use crate::admin::Failures;
 
 /// Most events of a batch.
 const BATCH_EVENTS: usize = 1024;
@@ -109,7 +110,8 @@ impl KvEventPublisher {
         let history = History::new(first, settings.history_batches, settings.history_bytes);
         let is_closing = watch::Sender::new(false);
         let (topic, counts) = (topic.into_bytes(), Counts::default());
-        let shared = Arc::new(Shared { history, topic, patience, snapshots, counts, is_closing });
+        let failures = Failures::new("kv_events", "publisher");
+        let shared = Arc::new(Shared { history, topic, patience, snapshots, counts, failures, is_closing });
         let zero = AtomicU64::default;
         let (batches, events_count, resyncs) = (zero(), zero(), zero());
         let publication =
@@ -178,6 +180,10 @@ impl KvEventPublisher {
 }
 
 impl Publication {
+    pub(super) fn failures(&self) -> Failures {
+        self.shared.failures.clone()
+    }
+
     pub(super) fn counters(&self) -> KvEventCounters {
         let counts = &self.shared.counts;
         KvEventCounters {

@@ -5,7 +5,7 @@ use std::sync::Weak;
 use serde_json::{Value, json};
 
 use super::publisher::{KvEventPublisher, Publication};
-use crate::admin::Reporter;
+use crate::admin::{Failures, Reporter};
 use crate::metrics::{self, Scrape};
 
 /// Reports the counters of a [`KvEventPublisher`], as long as that lives.
@@ -34,6 +34,10 @@ impl Reporter for KvEventReporter {
     /// The fields of [`KvEventCounters`](super::KvEventCounters).
     fn stats(&self) -> Option<Value> {
         Some(json!(self.publication.upgrade()?.counters()))
+    }
+
+    fn failures(&self) -> Option<Failures> {
+        Some(self.publication.upgrade()?.failures())
     }
 
     fn scrape(&self, scrape: &mut Scrape) {

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 
 use super::history::{At, History};
 use super::zmtp::{self, Inbound, SocketType, ZmtpError};
+use crate::admin::Failures;
 
 /// Most subscriptions of a connection.
 const FILTERS_MAX: usize = 64;
@@ -38,6 +39,7 @@ pub(super) struct Shared {
     pub(super) patience: Duration,
     pub(super) snapshots: mpsc::Sender<oneshot::Sender<Snapshot>>,
     pub(super) counts: Counts,
+    pub(super) failures: Failures,
     /// Whether no batch follows: connections end when they have sent the newest one.
     pub(super) is_closing: watch::Sender<bool>,
 }
@@ -78,13 +80,13 @@ pub(super) async fn listen(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "a connection for events was not accepted");
+                shared.failures.note(format!("a connection was not accepted: {error}"));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let Ok(place) = places.clone().try_acquire_owned() else {
-            tracing::warn!(%peer, connections, "too many connections for events");
+            shared.failures.note(format!("more than {connections} connections: {} was refused", peer.ip()));
             continue;
         };
         if let Err(error) = keep_alive(&stream) {
@@ -100,7 +102,9 @@ pub(super) async fn listen(
             match ended {
                 // The peer has closed the connection.
                 Err(ZmtpError::Io(_)) | Ok(()) => {}
-                Err(error) => tracing::warn!(%peer, %error, "a connection for events was closed"),
+                Err(error) => {
+                    shared.failures.note(format!("the connection of {} was closed: {error}", peer.ip()));
+                }
             }
         });
     }

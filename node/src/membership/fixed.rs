@@ -58,7 +58,7 @@ impl Membership for FixedMembers {
     }
 
     fn watch(&self) -> Members {
-        Members::new(self.0.subscribe())
+        Members::new(self.0.subscribe(), None)
     }
 }
 

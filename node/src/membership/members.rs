@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use super::member::Member;
+use crate::admin::Failures;
 
 /// The members of a cluster at a time.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -24,35 +25,39 @@ pub(super) type ListSender = watch::Sender<Arc<MemberList>>;
 ///
 /// Each list is complete: a receiver that is slow misses lists, and no member.
 #[derive(Debug)]
-pub struct Members(watch::Receiver<Arc<MemberList>>);
+pub struct Members {
+    lists: watch::Receiver<Arc<MemberList>>,
+    /// Of the directory.
+    pub(super) failures: Option<Failures>,
+}
 
 impl Members {
-    pub(super) fn new(mut receiver: watch::Receiver<Arc<MemberList>>) -> Self {
+    pub(super) fn new(mut lists: watch::Receiver<Arc<MemberList>>, failures: Option<Failures>) -> Self {
         // The first list counts as a change.
-        receiver.mark_changed();
-        Self(receiver)
+        lists.mark_changed();
+        Self { lists, failures }
     }
 
     /// Returns the lists once more, for another receiver.
     pub(super) fn again(&self) -> Self {
-        Self::new(self.0.clone())
+        Self::new(self.lists.clone(), self.failures.clone())
     }
 
     /// Returns whether no list will come any more.
     pub(super) fn has_ended(&self) -> bool {
-        self.0.has_changed().is_err()
+        self.lists.has_changed().is_err()
     }
 
     /// Returns the newest list.
     pub fn current(&self) -> Arc<MemberList> {
-        self.0.borrow().clone()
+        self.lists.borrow().clone()
     }
 
     /// Waits for a list that was not returned before; at first, returns the current one. `None` once
     /// the directory was dropped. Cancel safe.
     pub async fn next(&mut self) -> Option<Arc<MemberList>> {
-        self.0.changed().await.ok()?;
-        Some(self.0.borrow_and_update().clone())
+        self.lists.changed().await.ok()?;
+        Some(self.lists.borrow_and_update().clone())
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::joined::{JoinStatus, Joined, JoinedState};
 use super::members::Members;
-use crate::admin::Reporter;
+use crate::admin::{Failures, Reporter};
 use crate::metrics::{self, Scrape};
 
 /// Reports the members of a cluster, and the entry of this node.
@@ -53,6 +53,10 @@ impl Reporter for MembershipReporter {
             stats["joins"] = state.joins.into();
         }
         Some(stats)
+    }
+
+    fn failures(&self) -> Option<Failures> {
+        self.members.failures.clone().filter(|_| !self.members.has_ended())
     }
 
     fn scrape(&self, scrape: &mut Scrape) {

@@ -90,10 +90,12 @@ families! {
     GRANTED_BYTES: Counter "node_granted_bytes" [] "Bytes that peers were permitted to write here";
     BAD_BLOCKS: Counter "node_bad_blocks" [] "Blocks that arrived with a wrong checksum";
     IN_DOUBT: Counter "node_in_doubt" [] "Times that the owner of a sequence was in doubt";
+    OLDEST_DOUBT: Gauge "node_oldest_doubt_seconds" [] "Time for which the oldest sequence in doubt has been so; 0 without any";
     DROPPED_MESSAGES: Counter "node_dropped_messages" [] "Messages that found the queue of a link full";
     QUARANTINES: Counter "node_quarantines" [] "Transfers of this node that were quarantined";
     QUARANTINED_GRANTS: Gauge "node_quarantined_grants" [] "Grants into which a peer may still write although their migrations have ended";
     PEER_UP: Gauge "peer_up" ["peer"] "Whether a link to the peer is up, 0 or 1";
+    SERVICE_FAILURES: Counter "service_failures" ["group", "name"] "Failures of a service beside the pool: of the groups tiers, membership, kv_events and traces; `kvpool stats` has the last one";
     TIER_UP: Gauge "tier_up" ["tier"] "Whether the tier is asked: 0 while its circuit breaker is open, 1 otherwise";
     TIER_KEYS: Counter "tier_keys" ["tier", "outcome"] "Keys that a tier was asked for: stored, hit, miss, failed, overdue, or dropped because too many waited";
     TIER_BYTES: Counter "tier_bytes" ["tier", "direction"] "Bytes of the values that were read and verified (read), or stored (written)";

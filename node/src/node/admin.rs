@@ -10,9 +10,9 @@ use serde_json::{Map, Value, json};
 use super::error::NodeError;
 use super::operator::Operator;
 use crate::admin::{
-    Admin, AdminError, Answer, AuditOutcome, DefragOutcome, Health, MigrateOrder, MigrationList,
-    MigrationRecord, MigrationState, NotReady, OwnersReport, PoolAdmin, Readiness, ResizeOrder,
-    ResizeOutcome, StatsReport, TrimOrder, TrimOutcome,
+    Admin, AdminError, Answer, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, MigrateOrder,
+    MigrationList, MigrationRecord, MigrationState, NotReady, OwnersReport, PoolAdmin, Readiness,
+    ResizeOrder, ResizeOutcome, StatsReport, TrimOrder, TrimOutcome,
 };
 use crate::metrics::{self, Scrape};
 use crate::settings::Address;
@@ -51,6 +51,7 @@ impl NodeAdmin {
             peers.insert(name, format!("down: {reason}").into());
         }
         let status = self.operator.status().await?;
+        let oldest_doubt_s = status.oldest_doubt_s();
         for (name, is_up) in status.peers {
             links_up += usize::from(is_up);
             if is_up {
@@ -61,6 +62,7 @@ impl NodeAdmin {
         }
         let mut counters = json!(self.operator.counters());
         counters["peers_up"] = links_up.into();
+        counters["oldest_doubt_s"] = oldest_doubt_s.into();
         counters["quarantined_grants"] = status.quarantined_grants.into();
         let mut extra = Map::from_iter([("node".to_owned(), counters)]);
         if !peers.is_empty() {
@@ -85,6 +87,7 @@ impl NodeAdmin {
         scrape.count(&metrics::GRANTED_BYTES, &[], counters.granted_bytes);
         scrape.count(&metrics::BAD_BLOCKS, &[], counters.bad_blocks);
         scrape.count(&metrics::IN_DOUBT, &[], counters.in_doubt);
+        scrape.number(&metrics::OLDEST_DOUBT, &[], status.oldest_doubt_s());
         scrape.count(&metrics::DROPPED_MESSAGES, &[], counters.dropped_messages);
         scrape.count(&metrics::QUARANTINES, &[], counters.quarantined_transfers);
         scrape.count(&metrics::QUARANTINED_GRANTS, &[], status.quarantined_grants as u64);
@@ -143,7 +146,9 @@ impl From<NodeError> for AdminError {
         let text = error.to_string();
         match error {
             NodeError::UnknownPeer { .. } => Self::NotFound(text),
-            NodeError::NotOffered { .. } | NodeError::NotBegun { .. } => Self::Conflict(text),
+            NodeError::NotOffered { .. } | NodeError::NotBegun { .. } | NodeError::PeerLives { .. } => {
+                Self::Conflict(text)
+            }
             NodeError::Stopped => Self::Unavailable(text),
             _ => Self::Failed(text),
         }
@@ -229,6 +234,14 @@ impl Admin for NodeAdmin {
         Box::pin(async move {
             self.pool.check_serving()?;
             self.begin(SequenceId(order.sequence), &order.to).await
+        })
+    }
+
+    /// Also of a node that ends: a doubt keeps it from it.
+    fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome> {
+        Box::pin(async move {
+            let sequences = self.operator.declare_ended(&order.peer).await?;
+            Ok(EndedOutcome { peer: order.peer, sequences })
         })
     }
 

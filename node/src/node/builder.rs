@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kvpool::transport::Transport;
 use kvpool::{HeadRange, PackedForm, Remotes};
@@ -18,7 +19,6 @@ use super::name_lock::NameLock;
 use super::node::Node;
 use super::operator::Operator;
 use super::parts::PartCopies;
-use super::peers::Restarts;
 use super::remote::NodeRemotes;
 use super::serving::Serving;
 use super::spill::{self, Offers, Spill};
@@ -27,8 +27,9 @@ use super::status::Counters;
 use super::work::Carrier;
 use crate::admin::{AdminServer, PoolAdmin, Quiet, Reporters};
 use crate::protocol::{self, Incarnation, Migrations, Timing};
+use crate::settings::Restarts;
 use crate::transport::tcp::{
-    Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls, Token,
+    Address, Endpoint, Identity, ListenSettings, PeerSettings, Resolve, TcpTransport, Tls, Token,
 };
 use crate::wire::Limits;
 
@@ -58,6 +59,8 @@ pub struct NodeBuilder {
     traffic: Option<Arc<dyn Quiet>>,
     reporters: Reporters,
     restarts: Restarts,
+    doubt_limit: Option<Duration>,
+    resolver: Option<Arc<dyn Resolve>>,
     arrivals: usize,
     fetch_blocks: Option<usize>,
 }
@@ -89,6 +92,8 @@ impl NodeBuilder {
             traffic: None,
             reporters: Reporters::default(),
             restarts: Restarts::default(),
+            doubt_limit: None,
+            resolver: None,
             arrivals: ARRIVALS,
             fetch_blocks: None,
         }
@@ -207,6 +212,23 @@ impl NodeBuilder {
         self
     }
 
+    /// Sets what finds the addresses of peers with names; by default the system does.
+    #[must_use]
+    pub fn resolver(mut self, resolver: Arc<dyn Resolve>) -> Self {
+        self.resolver = Some(resolver);
+        self
+    }
+
+    /// Sets the age after which a sequence in doubt is this node's own again, if there is no link to its
+    /// target; by default never.
+    ///
+    /// If the target lives behind a network that is cut, and has taken the sequence, both run it.
+    #[must_use]
+    pub fn doubt_limit(mut self, limit: Duration) -> Self {
+        self.doubt_limit = Some(limit);
+        self
+    }
+
     /// Sets the number of sequences that may be on their way here, or have arrived without being
     /// taken; by default 1024, at least 1. Further ones are refused.
     #[must_use]
@@ -267,7 +289,11 @@ impl NodeBuilder {
         }
         let incarnation = Incarnation(identity.incarnation_number());
         let listen = ListenSettings { addresses: self.listen };
-        let endpoint = Arc::new(Endpoint::bind(listen, identity, self.limits).await?);
+        let mut endpoint = Endpoint::bind(listen, identity, self.limits).await?;
+        if let Some(resolver) = self.resolver {
+            endpoint = endpoint.resolver(resolver);
+        }
+        let endpoint = Arc::new(endpoint);
         let tcp = Arc::new(TcpTransport::new(&endpoint));
         let ways = [(Way::Tcp, Some(tcp.clone() as Arc<dyn Transport>)), (Way::Nixl, self.nixl)];
         let mut carriers = HashMap::new();
@@ -299,6 +325,7 @@ impl NodeBuilder {
             arrivals: arrived,
             parts,
             restarts: self.restarts,
+            doubt_limit: self.doubt_limit,
             lock,
             fetch_blocks_max,
             configured: configured.clone(),

@@ -39,6 +39,12 @@ pub enum NodeError {
         /// The name.
         name: String,
     },
+    /// A peer that is declared to have ended has a link.
+    #[error("{name} has a link, so that its process lives")]
+    PeerLives {
+        /// Its name.
+        name: String,
+    },
     /// The engine does not give this sequence away, or does not have it.
     #[error("sequence {id} does not exist here, or must stay")]
     NotOffered {

@@ -12,7 +12,7 @@ use super::parcel::Parcel;
 use super::parts::PartImport;
 use super::work::{self, Verified};
 use crate::admin::MigrationTransport;
-use crate::protocol::{Kind, LinkId, MigrationId, Outcome, Text};
+use crate::protocol::{Kind, LinkId, MigrationId, Millis, Outcome, Text};
 
 /// Something that a task takes along and gives back.
 #[derive(Debug)]
@@ -114,6 +114,8 @@ pub(super) struct Job {
     pub(super) ending: Option<Ending>,
     /// Why this node gave up, if the outcome does not say it.
     pub(super) trouble: Option<String>,
+    /// Since when the target has been told to commit without an answer, once that is reported.
+    pub(super) in_doubt: Option<Millis>,
     /// Final outcome, once it was reported.
     pub(super) outcome: Option<Outcome>,
     /// The machine was told that the cache was cleared since the export.
@@ -155,6 +157,7 @@ impl Job {
             accepted_blocks: None,
             ending: None,
             trouble: None,
+            in_doubt: None,
             outcome: None,
             is_cleared: false,
             stop: None,

@@ -92,6 +92,5 @@ pub use builder::NodeBuilder;
 pub use error::NodeError;
 pub use node::Node;
 pub use part::{PartError, SendPartError};
-pub use peers::Restarts;
 pub use spill::{Offers, Spill};
 pub use status::NodeCounters;

@@ -165,14 +165,15 @@ impl Node {
     /// Declares that the process of a peer has ended and will not come back: a former process, if
     /// another one has its name.
     ///
-    /// Copies in doubt become this node's own again. If the declaration is wrong, a sequence may run on
-    /// both nodes.
+    /// Copies in doubt become this node's own again; returns the ids of their sequences. If the
+    /// declaration is wrong, a sequence may run on both nodes.
     ///
     /// # Errors
     ///
-    /// [`NodeError::Stopped`].
-    pub async fn declare_ended(&self, peer: &str) -> Result<(), NodeError> {
-        self.operator.tell(Input::PeerEnded(peer.to_owned())).await
+    /// [`NodeError::UnknownPeer`] if no process of this name was linked, or nothing of it is remembered;
+    /// [`NodeError::PeerLives`] if it has a link; [`NodeError::Stopped`].
+    pub async fn declare_ended(&self, peer: &str) -> Result<Vec<u64>, NodeError> {
+        self.operator.declare_ended(peer).await
     }
 
     /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and waits

@@ -45,6 +45,13 @@ impl Operator {
         answered.await.map_err(|_| NodeError::Stopped)
     }
 
+    /// Declares that a peer has ended: see [`Node::declare_ended`](super::Node::declare_ended).
+    pub(super) async fn declare_ended(&self, peer: &str) -> Result<Vec<u64>, NodeError> {
+        let (answer, answered) = oneshot::channel();
+        self.tell(Input::PeerEnded(peer.to_owned(), answer)).await?;
+        answered.await.map_err(|_| NodeError::Stopped)?
+    }
+
     /// Returns whether every configured peer was reached, or an attempt at it failed.
     pub(super) fn has_tried_peers(&self) -> bool {
         let Some(dialers) = self.dialers.upgrade() else { return true };

@@ -10,9 +10,12 @@ use std::time::Duration;
 use kvpool::transport::PeerId;
 use tokio::time::timeout;
 
+use super::error::NodeError;
 use super::message::{NodeMessage, Way};
+use super::status::REMEDY;
 use crate::admin::MigrationTransport;
 use crate::protocol::{Incarnation, LinkId};
+use crate::settings::Restarts;
 use crate::transport::tcp::{Link, LinkError, SocketKind};
 use crate::wire::Denial;
 
@@ -24,17 +27,6 @@ const LOST_MAX: usize = 64;
 
 /// Time for the last messages of a link that is closed.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// When a process is taken to have ended because another one of its name is linked.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Restarts {
-    /// When the other one proves it, or nothing depends on it.
-    #[default]
-    Proven,
-    /// Always: whatever starts the nodes guarantees that at most one process of a name lives.
-    ByName,
-}
 
 /// A process of a peer.
 pub(super) struct Peer {
@@ -183,7 +175,7 @@ impl Peers {
         tracing::warn!(
             peer = name,
             "another process has this name, and it is not proven that the former one has ended: what is in \
-             doubt stays so, until the operator says that it has ended"
+             doubt stays so. {REMEDY}"
         );
         match self.add(new, link) {
             Joined::Refused(denial) => Joined::Refused(denial),
@@ -243,14 +235,23 @@ impl Peers {
 
     /// Removes the processes of a name that the operator declares to have ended: the former ones, or,
     /// if there is none, the present one.
-    pub(super) fn take(&mut self, name: &str) -> Vec<(LinkId, Peer)> {
+    ///
+    /// # Errors
+    /// [`NodeError::UnknownPeer`]; [`NodeError::PeerLives`] for a present one with a link.
+    pub(super) fn take(&mut self, name: &str) -> Result<Vec<(LinkId, Peer)>, NodeError> {
         let of_name = self.all.iter().filter(|(_, peer)| peer.name == name);
         let mut ended: Vec<_> =
             of_name.clone().filter(|(_, peer)| peer.is_former).map(|(&id, _)| id).collect();
         if ended.is_empty() {
+            if of_name.clone().any(|(_, peer)| peer.is_up()) {
+                return Err(NodeError::PeerLives { name: name.to_owned() });
+            }
             ended = of_name.map(|(&id, _)| id).collect();
         }
-        ended.into_iter().filter_map(|id| Some((id, self.all.remove(&id)?))).collect()
+        if ended.is_empty() {
+            return Err(NodeError::UnknownPeer { name: name.to_owned() });
+        }
+        Ok(ended.into_iter().filter_map(|id| Some((id, self.all.remove(&id)?))).collect())
     }
 
     pub(super) fn get(&self, id: LinkId) -> Option<&Peer> {

@@ -7,10 +7,14 @@ use serde_json::json;
 
 use super::job::{Job, SideJob};
 use crate::admin::{MigrationKind, MigrationRecord, MigrationSide, MigrationState};
-use crate::protocol::{Kind, MigrationStatus, Outcome, Side, SideState, SourceState, TargetState};
+use crate::protocol::{Kind, MigrationStatus, Millis, Outcome, Side, SideState, SourceState, TargetState};
 
 /// Ended migrations that are remembered.
 pub(super) const HISTORY: usize = 256;
+
+/// What an operator can do about a sequence in doubt.
+pub(super) const REMEDY: &str = "It is held and not run until its target answers, or is declared to have ended: \
+    kvpool declare-ended --peer NAME, POST /declare-ended, Node::declare_ended";
 
 /// State of a node.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,6 +23,15 @@ pub(super) struct NodeStatus {
     /// By name, with whether a link is up.
     pub(super) peers: Vec<(String, bool)>,
     pub(super) quarantined_grants: usize,
+    /// Milliseconds for which the oldest sequence in doubt has been so.
+    pub(super) oldest_doubt: Option<u64>,
+}
+
+impl NodeStatus {
+    /// Returns the age of the oldest doubt in seconds, 0 without any.
+    pub(super) fn oldest_doubt_s(&self) -> f64 {
+        self.oldest_doubt.unwrap_or(0) as f64 / 1e3
+    }
 }
 
 /// Counts since the node began.
@@ -173,11 +186,17 @@ pub(super) fn reason(job: &Job, outcome: &Outcome) -> Option<String> {
 }
 
 /// Describes a migration under way; `None` for a committed one that was described already.
-pub(super) fn running(status: &MigrationStatus, job: Option<&Job>, peer: &str) -> Option<MigrationRecord> {
+pub(super) fn running(
+    status: &MigrationStatus,
+    job: Option<&Job>,
+    peer: &str,
+    now: Millis,
+) -> Option<MigrationRecord> {
     let job = job?;
+    let doubt = |since| format!("{} s without an answer", now.since(since) / 1000);
     Some(MigrationRecord {
         state: state_of(status.state),
-        reason: None,
+        reason: job.in_doubt.map(doubt),
         ..ended(job, peer.to_owned(), &Outcome::Done)
     })
 }

@@ -22,7 +22,7 @@ use super::message::{
 };
 use super::outcome::{Origin, Report, Side};
 use super::request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
-use super::source::{self, Source};
+use super::source::{self, Source, SourceState};
 use super::table::{Entry, Key, Machine, MigrationStatus, SideState};
 use super::target::{self, Target, TargetState};
 use super::timing::{Millis, Timing};
@@ -230,6 +230,15 @@ impl Migrations {
     pub fn peer_ended(&mut self, now: Millis, link: LinkId) -> Actions {
         self.peers.remove(&link);
         self.all_of(now, link, Happened::PeerEnded)
+    }
+
+    /// The operator has chosen to take the process of a target that does not answer to have ended, as far
+    /// as this source in doubt goes. If it lives, a sequence may run on both nodes.
+    pub fn end_doubt(&mut self, now: Millis, machine: MachineId) -> Actions {
+        match self.entries.get(&machine).map(|entry| entry.machine.state()) {
+            Some(SideState::Source(SourceState::InDoubt)) => self.happened(now, machine, Happened::PeerEnded),
+            _ => Actions::new(),
+        }
     }
 
     /// Cancels a migration. Its outcome is reported by the actions.

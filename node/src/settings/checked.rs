@@ -12,11 +12,13 @@ use super::reader::Reader;
 use super::services::{EventSettings, MembershipSettings, SharedTierSettings};
 use super::telemetry::{self, LogFormat, LogLevels, TraceTarget};
 use super::token::{Token, Tokens};
-use super::value::{self, Address, PeerAddress, Size};
+use super::value::{self, Address, PeerAddress, Restarts, Size};
 
 /// Name of the layout with 16 bytes per token, for tests and demonstrations.
 pub const PROBE_LAYOUT: &str = "probe";
 
+const DAY: Duration = Duration::from_secs(86_400);
+const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// Longest rest of synthetic traffic between two steps.
@@ -54,6 +56,10 @@ pub struct Settings {
     pub nixl: Option<NixlLocation>,
     /// Automatic migration.
     pub migrate: Option<MigrateBelow>,
+    /// When a peer's process is taken to have ended because another one of its name is linked.
+    pub restarts: Restarts,
+    /// Age after which a doubt ends by itself; `None`: never.
+    pub doubt_limit: Option<Duration>,
     /// The shared tier; `None`: there is none.
     pub tier: Option<SharedTierSettings>,
     /// The directory of nodes; `None`: peers are the configured ones.
@@ -183,6 +189,8 @@ impl Loaded {
             peer_quota_bytes: read.required("peer-quota", quota)?,
             nixl: read.value("nixl", nixl)?,
             migrate: read.migrate(&peers, pool.blocks)?,
+            restarts: read.required("restarts", str::parse)?,
+            doubt_limit: read.value("doubt-limit", |text| value::time(text, SECOND..=DAY))?,
             tier: read.tier()?,
             membership: read.membership()?,
             kv_events: read.kv_events(&mut warnings)?,

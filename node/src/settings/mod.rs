@@ -58,4 +58,4 @@ pub use sources::Sources;
 pub use telemetry::{LogFormat, LogLevels, TraceTarget};
 pub use token::{Token, TokenError, Tokens};
 pub(crate) use value::socket;
-pub use value::{Address, PeerAddress, Size};
+pub use value::{Address, PeerAddress, Restarts, Size};

@@ -107,6 +107,29 @@ impl fmt::Display for Address {
     }
 }
 
+/// When a process is taken to have ended because another one of its name is linked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum Restarts {
+    /// When the other one proves it, or nothing depends on it.
+    #[default]
+    Proven,
+    /// Always: whatever starts the nodes guarantees that at most one process of a name lives.
+    ByName,
+}
+
+impl FromStr for Restarts {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, &'static str> {
+        match text {
+            "proven" => Ok(Self::Proven),
+            "by-name" => Ok(Self::ByName),
+            _ => Err("neither proven nor by-name"),
+        }
+    }
+}
+
 /// Another node, by name and address.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct PeerAddress {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::breaker::BreakerState;
 use super::tiered::{Tiered, TieredLink};
-use crate::admin::Reporter;
+use crate::admin::{Failures, Reporter};
 use crate::metrics::{self, Scrape};
 
 /// Reports the counters of a pool with a tier, as long as that lives.
@@ -39,6 +39,10 @@ impl Reporter for TierReporter {
         let mut stats = json!(link.tier.counters());
         stats["pool"] = json!(link.read_counters());
         Some(stats)
+    }
+
+    fn failures(&self) -> Option<Failures> {
+        self.link.upgrade()?.tier.failures()
     }
 
     fn scrape(&self, scrape: &mut Scrape) {

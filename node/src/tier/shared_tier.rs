@@ -7,6 +7,7 @@ use super::counters::TierCounters;
 use super::key::TierKey;
 use super::outcome::Outcome;
 use super::value::{TierValue, ValueError};
+use crate::admin::Failures;
 
 /// Future of a call: one outcome per key, in order.
 pub type TierFuture = Pin<Box<dyn Future<Output = Vec<Outcome>> + Send>>;
@@ -58,6 +59,11 @@ pub trait SharedTier: Send + Sync {
 
     /// Returns counts since the tier began, and its state.
     fn counters(&self) -> TierCounters;
+
+    /// Returns what failed, if the tier notes it.
+    fn failures(&self) -> Option<Failures> {
+        None
+    }
 
     /// Takes no further calls. Returns at once; calls under way end.
     fn close(&self);

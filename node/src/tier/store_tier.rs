@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, BreakerState};
 use super::counters::{Counters, TierCounters, add};
 use super::error::TierError;
 use super::failed_keys::FailedKeys;
@@ -23,8 +23,9 @@ use super::settings::TierSettings;
 use super::shared_tier::{SharedTier, TierFuture, TierRead};
 use super::store::{Session, Store};
 use super::store_error::StoreError;
-use super::value::TierValue;
+use super::value::{TierValue, ValueError};
 use super::work::{Results, Task, Work};
+use crate::admin::Failures;
 
 /// A [`SharedTier`] over a [`Store`].
 ///
@@ -42,6 +43,7 @@ struct Shared {
     breaker: Mutex<Breaker>,
     failed: Mutex<FailedKeys>,
     counters: Counters,
+    failures: Failures,
     began: Instant,
     /// For each thread, when its call began, in milliseconds since `began` plus one; 0: none.
     calls: Vec<AtomicU64>,
@@ -62,6 +64,7 @@ impl StoreTier {
         let now = Instant::now();
         let shared = Arc::new(Shared {
             name: store.name(),
+            failures: Failures::new("tiers", store.name()),
             store: Box::new(store),
             queue: Queue::new(settings.reads_max, settings.puts_max),
             breaker: Mutex::new(Breaker::new(settings.failures, settings.rest, now)),
@@ -165,6 +168,10 @@ impl SharedTier for StoreTier {
         self.shared.counters.read(breaker.state(), breaker.opened())
     }
 
+    fn failures(&self) -> Option<Failures> {
+        Some(self.shared.failures.clone())
+    }
+
     fn close(&self) {
         for task in self.shared.queue.close() {
             task.results.fail(&task.places, &TierFailure::Closed);
@@ -197,6 +204,9 @@ impl Shared {
     fn admits(&self) -> bool {
         let (now, mut breaker) = (Instant::now(), lock(&self.breaker));
         if self.is_stuck(now) {
+            if breaker.state() != BreakerState::Open {
+                self.failures.note(self.late());
+            }
             breaker.open(now);
         }
         breaker.admits(now)
@@ -210,6 +220,11 @@ impl Shared {
             let since = call.load(Relaxed).checked_sub(1).map(Duration::from_millis);
             since.is_some_and(|since| now.saturating_sub(since) > self.settings.patience)
         })
+    }
+
+    /// Describes calls that take too long.
+    fn late(&self) -> String {
+        format!("no answer within {} ms", self.settings.patience.as_millis())
     }
 
     /// Waits for the outcomes of a call, and counts them.
@@ -236,17 +251,18 @@ impl Shared {
             let failure = match asked {
                 Ok(Ok(is_success)) => {
                     let is_slow = self.began.elapsed().saturating_sub(began) > self.settings.patience;
+                    if is_slow {
+                        self.failures.note(self.late());
+                    }
                     if !is_success || is_slow {
                         lock(&self.breaker).failed(Instant::now());
                     }
                     continue;
                 }
-                Ok(Err(error)) => {
-                    tracing::debug!(tier = self.name, %error, "a call failed");
-                    TierFailure::Store(error)
-                }
+                Ok(Err(error)) => TierFailure::Store(error),
                 Err(_) => TierFailure::Panicked,
             };
+            self.failures.note(&failure);
             // Its state is unknown.
             session = None;
             lock(&self.breaker).failed(Instant::now());
@@ -302,6 +318,11 @@ impl Shared {
     /// Counts an outcome, and remembers a key that failed.
     fn note(&self, key: &TierKey, outcome: &Outcome, bytes: usize, is_get: bool) {
         let counters = &self.counters;
+        if let Outcome::Failed(failure) = outcome
+            && *failure != TierFailure::Value(ValueError::Stale)
+        {
+            self.failures.note(failure);
+        }
         match outcome {
             Outcome::Stored => {
                 add(&counters.stored, 1);

@@ -164,6 +164,19 @@ impl Case {
                 let restarted = start_target(&self.relay, &self.names);
                 self.dead.push(std::mem::replace(&mut self.target, restarted));
             }
+            Action::DeclareTarget => {
+                self.relay.lead_to(None);
+                self.target.kill();
+                self.relay.go_on();
+                wait_until("the link is lost", || self.source.state()["up"] == 0);
+                let doubts = self.source.state()["in_doubt"];
+                let ended = self.source.ask(&format!("ended 0 {}", self.names[1]));
+                let sequences = if doubts > 0 { format!("Ok([{ID}])") } else { "Ok([])".to_owned() };
+                assert_eq!(ended, sequences, "what the declaration ended");
+                wait_until("nothing waits for the target", || self.source.state()["requests"] == 0);
+                let restarted = start_target(&self.relay, &self.names);
+                self.dead.push(std::mem::replace(&mut self.target, restarted));
+            }
             Action::Cut => {
                 self.relay.cut(true);
                 self.relay.go_on();
@@ -259,14 +272,16 @@ impl Case {
                 assert!(self.is_delivered(Step::Commit) || !has_committed, "a commit without `Commit`");
                 [false, has_committed]
             }
-            Action::KillTarget => [!is_moved, false],
+            Action::KillTarget | Action::DeclareTarget => [!is_moved, false],
             _ => [!is_moved, is_moved],
         };
         assert!(self.is_delivered(Step::Committed) || !is_moved, "it moved without `Committed`");
         assert_eq!(owners, expected, "owners at source and target");
         let is_lost = owners == [false, false];
-        let owner = if has_committed || is_moved { Action::KillTarget } else { Action::KillSource };
-        assert!(!is_lost || self.fault.action == owner, "it is lost, and its owner was not killed");
+        let by_target = matches!(self.fault.action, Action::KillTarget | Action::DeclareTarget);
+        let is_owner =
+            if has_committed || is_moved { by_target } else { self.fault.action == Action::KillSource };
+        assert!(!is_lost || is_owner, "it is lost, and its owner was not killed");
         match (owners, self.fault.action) {
             ([true, _], _) => "the source has it",
             ([_, true], _) => "the target has it",

@@ -124,6 +124,7 @@ impl Engine {
                 }
                 None => "absent".into(),
             },
+            ["ended", _, peer] => format!("{:?}", self.node.declare_ended(peer).await),
             ["state"] => self.state().await,
             ["audit"] => pool.audit().map_or_else(|error| error.to_string(), |_| "sound".into()),
             _ => panic!("unknown command {line}"),

@@ -44,18 +44,21 @@ pub enum Action {
     /// The process is killed, and started again.
     KillSource,
     KillTarget,
+    /// The process is killed, the source's operator declares that it has ended, and it starts again.
+    DeclareTarget,
     /// All connections are cut, and can be made again at once.
     Cut,
     /// All connections are cut, and can be made again after one and a half terms.
     CutLong,
 }
 
-pub const ACTIONS: [Action; 7] = [
+pub const ACTIONS: [Action; 8] = [
     Action::StopSource,
     Action::StopTarget,
     Action::StopBoth,
     Action::KillSource,
     Action::KillTarget,
+    Action::DeclareTarget,
     Action::Cut,
     Action::CutLong,
 ];
@@ -86,6 +89,7 @@ impl fmt::Display for Fault {
             Action::StopBoth => "both/stop",
             Action::KillSource => "source/kill",
             Action::KillTarget => "target/kill",
+            Action::DeclareTarget => "target/kill-declared",
             Action::Cut => "links/cut",
             Action::CutLong => "links/cut-long",
         };

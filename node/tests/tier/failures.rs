@@ -48,6 +48,35 @@ async fn a_hang() {
     assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));
 }
 
+/// Whatever a store does, its tier counts and says it.
+#[tokio::test]
+async fn no_failure_is_silent() {
+    for (fault, reason) in [
+        (Fault::Refuse, "cannot be reached"),
+        (Fault::Miscounts, "asked for"),
+        (Fault::Short, "those of this layout have"),
+        (Fault::Panic, "panicked"),
+        (Fault::Hang, "no answer within"),
+        (Fault::Corrupt, "checksum"),
+    ] {
+        let (store, tier) = in_process(hasty());
+        let failures = tier.failures().unwrap();
+        let some = keys(0..20);
+        put(&*tier, &some).await;
+        assert_eq!((failures.count(), failures.last_error()), (0, None));
+        store.set_fault(fault);
+        let (is_told, began) =
+            (|| failures.last_error().is_some_and(|(last, _)| last.contains(reason)), Instant::now());
+        while !is_told() {
+            tier.put(values(&some), Instant::now() + SHORT).await;
+            tier.get(reads(&some).0, Instant::now() + SHORT).await;
+            assert!(began.elapsed() < WAIT, "{reason}: {:?}", failures.last_error());
+        }
+        assert!(failures.count() > 0);
+        store.set_fault(Fault::None);
+    }
+}
+
 /// Dropping the future of a call takes back what has not begun.
 #[tokio::test]
 async fn a_dropped_call() {

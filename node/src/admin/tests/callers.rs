@@ -182,6 +182,10 @@ impl Admin for Verbose {
         self.0.migrate(order)
     }
 
+    fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome> {
+        self.0.declare_ended(order)
+    }
+
     fn audit(&self) -> Answer<'_, AuditOutcome> {
         self.0.audit()
     }

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::entry::keep;
 use super::watch::follow;
+use crate::admin::Failures;
 use crate::membership::directory::Membership;
 use crate::membership::error::MembershipError;
 use crate::membership::joined::Joined;
@@ -22,12 +23,13 @@ const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 pub struct EtcdMembership {
     location: EtcdLocation,
     grace: Duration,
+    failures: Failures,
 }
 
 impl EtcdMembership {
     /// Creates a directory.
     pub fn new(location: EtcdLocation) -> Self {
-        Self { location, grace: Duration::from_secs(10) }
+        Self { location, grace: Duration::from_secs(10), failures: Failures::new("membership", "etcd") }
     }
 
     /// Sets the time for which a member stays that was lost while etcd was out of reach. Default: 10 s.
@@ -46,13 +48,13 @@ impl Membership for EtcdMembership {
         if !(LEASE.0..=LEASE.1).contains(&lease) {
             return Err(MembershipError::Lease { lease });
         }
-        let location = self.location.clone();
-        Ok(Joined::start(move |sender| keep(location, member, lease, sender)))
+        let (location, failures) = (self.location.clone(), self.failures.clone());
+        Ok(Joined::start(move |sender| keep(location, member, lease, (sender, failures))))
     }
 
     fn watch(&self) -> Members {
         let (lists, receiver) = watch::channel(Arc::new(MemberList::default()));
-        tokio::spawn(follow(self.location.clone(), self.grace, lists));
-        Members::new(receiver)
+        tokio::spawn(follow(self.location.clone(), self.grace, lists, self.failures.clone()));
+        Members::new(receiver, Some(self.failures.clone()))
     }
 }

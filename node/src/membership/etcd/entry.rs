@@ -7,16 +7,22 @@ use etcd_client::{Client, Compare, CompareOp, Error, PutOptions, Txn, TxnOp};
 use tokio::time::sleep;
 
 use super::connection::{Pauses, Trouble, call, connect};
+use crate::admin::Failures;
 use crate::membership::joined::{JoinSender, JoinState, JoinStatus};
 use crate::membership::member::Member;
 use crate::settings::EtcdLocation;
 
 /// Keeps the entry of a node until it leaves, or until nothing holds the entry any more.
-pub(super) async fn keep(location: EtcdLocation, member: Member, lease: Duration, sender: JoinSender) {
+pub(super) async fn keep(
+    location: EtcdLocation,
+    member: Member,
+    lease: Duration,
+    (sender, failures): (JoinSender, Failures),
+) {
     let JoinSender { state, mut leaving } = sender;
     let key = format!("{}{}", location.prefix(), member.name);
     let seconds = lease.as_secs_f64().ceil() as i64;
-    let mut entry = Entry { location, key, member, seconds, held: None, state };
+    let mut entry = Entry { location, key, member, seconds, held: None, state, failures };
     let mut pauses = Pauses::new();
     let left = tokio::select! {
         left = &mut leaving => left,
@@ -36,6 +42,7 @@ struct Entry {
     /// The lease under which the key was put.
     held: Option<Held>,
     state: tokio::sync::watch::Sender<JoinState>,
+    failures: Failures,
 }
 
 #[derive(Clone, Copy)]
@@ -51,15 +58,12 @@ impl Entry {
             let Err(error) = self.session(pauses).await;
             let reason = error.to_string();
             let waiting = JoinStatus::Waiting { reason };
-            let is_other = self.state.send_if_modified(|state| {
+            self.state.send_if_modified(|state| {
                 let is_other = state.status != waiting;
                 state.status = waiting;
                 is_other
             });
-            if is_other {
-                let (name, location) = (&self.member.name, &self.location);
-                tracing::warn!(name, %location, %error, "cannot join or renew; it is tried again");
-            }
+            self.failures.note(format!("cannot join or renew at {}: {error}", self.location));
             pauses.next().await;
         }
     }

@@ -7,6 +7,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::connection::{Pauses, Trouble, call, connect};
 use super::known::{KnownMembers, MEMBERS_MAX};
+use crate::admin::Failures;
 use crate::membership::member::Member;
 use crate::membership::members::{ListSender, MemberList, publish};
 use crate::settings::EtcdLocation;
@@ -21,8 +22,8 @@ const TOO_LARGE: i32 = 11;
 const NAMED_MAX: usize = 8;
 
 /// Follows the members until nothing receives the lists any more.
-pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListSender) {
-    let mut follower = Watch { location, known: KnownMembers::new(grace), lists };
+pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListSender, failures: Failures) {
+    let mut follower = Watch { location, known: KnownMembers::new(grace), lists, failures };
     let mut pauses = Pauses::new();
     let mut is_lost = false;
     let lists = follower.lists.clone();
@@ -39,10 +40,9 @@ pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListS
                 }
             };
             follower.publish(false);
-            if !std::mem::replace(&mut is_lost, true) {
-                let location = &follower.location;
-                tracing::warn!(%location, %error, "the directory of members is out of reach; known members stay");
-            }
+            is_lost = true;
+            let location = &follower.location;
+            follower.failures.note(format!("{location} is out of reach, and known members stay: {error}"));
             pauses.next().await;
         }
     };
@@ -71,6 +71,7 @@ struct Watch {
     location: EtcdLocation,
     known: KnownMembers,
     lists: ListSender,
+    failures: Failures,
 }
 
 /// The connection, at a revision.
@@ -197,7 +198,9 @@ impl Watch {
             true => Ok(member),
             false => Err(format!("it is of {}", member.name)),
         });
-        member.inspect_err(|error| tracing::warn!(%error, ?name, "the entry of a member is malformed")).ok()
+        let malformed =
+            |error: &String| self.failures.note(format!("the entry of {name:?} is malformed: {error}"));
+        member.inspect_err(malformed).ok()
     }
 
     fn publish(&self, is_current: bool) {

@@ -15,11 +15,12 @@ use crate::node::job::Job;
 use crate::node::message::Way;
 use crate::node::name_lock::NameLock;
 use crate::node::parts::PartCopies;
-use crate::node::peers::{Peers, Restarts};
+use crate::node::peers::Peers;
 use crate::node::questions::Questions;
 use crate::node::status::Counters;
 use crate::node::work::Carrier;
 use crate::protocol::{LinkId, MachineId, Migrations, Millis};
+use crate::settings::Restarts;
 use crate::transport::tcp::TcpTransport;
 
 /// Time between two questions about a quarantined grant.
@@ -46,6 +47,8 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) arrivals: mpsc::Sender<Arrival>,
     pub(in crate::node) parts: PartCopies,
     pub(in crate::node) restarts: Restarts,
+    /// Age after which a doubt ends by itself.
+    pub(in crate::node) doubt_limit: Option<Duration>,
     pub(in crate::node) lock: Option<NameLock>,
     /// Blocks that may be under way to a peer that asked for them.
     pub(in crate::node) fetch_blocks_max: usize,
@@ -99,7 +102,9 @@ impl Driver {
     pub(in crate::node) async fn run(mut self, mut inputs: mpsc::Receiver<Input>) {
         let mut alive = self.setup.alive.clone();
         loop {
-            let due = self.setup.machines.deadline().map(|at| self.origin + Duration::from_millis(at.0));
+            let doubt = self.limited_doubts().map(|(_, due)| due).min();
+            let due = self.setup.machines.deadline().into_iter().chain(doubt).min();
+            let due = due.map(|at| self.origin + Duration::from_millis(at.0));
             let ask = (!self.quarantined.is_empty()).then_some(self.ask_at);
             let wake = due.into_iter().chain(ask).min();
             let tick = async {
@@ -136,6 +141,7 @@ impl Driver {
         self.note_clears();
         let actions = self.setup.machines.tick(self.now());
         self.act(actions);
+        self.end_doubts();
         if Instant::now() >= self.ask_at {
             self.ask_at = Instant::now() + ASK_AGAIN;
             self.ask(None);
@@ -161,7 +167,9 @@ impl Driver {
             Input::Send(parcel, part) => self.send(*parcel, part),
             Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
             Input::AskCached(name, hashes, cached) => self.ask_cached(&name, hashes, cached),
-            Input::PeerEnded(name) => self.declared_ended(&name),
+            Input::PeerEnded(name, answer) => {
+                let _ = answer.send(self.declared_ended(&name));
+            }
             Input::Cut(name) => {
                 if let Some(peer) = self.peers.find(&name).and_then(|id| self.peers.get(id)) {
                     peer.cut();

@@ -24,11 +24,14 @@ impl Driver {
         if report.bad_blocks > 0 {
             self.setup.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
         }
-        if !report.outcome.is_final() {
-            self.setup.counters.in_doubt.fetch_add(1, Relaxed);
-            return;
-        }
         let Some(job) = self.jobs.get_mut(&machine) else { return };
+        if let Outcome::InDoubt { since, .. } = report.outcome {
+            self.setup.counters.in_doubt.fetch_add(1, Relaxed);
+            job.in_doubt = Some(since);
+            let sequence = job.sequence.map(|id| id.0);
+            let peer = self.peers.name(job.link);
+            return tracing::warn!(peer, sequence, "a sequence is in doubt: {}", status::REMEDY);
+        }
         job.outcome = Some(report.outcome);
         self.settle(machine);
     }
@@ -90,10 +93,11 @@ impl Driver {
     pub(super) fn status(&self) -> NodeStatus {
         let running = self.setup.machines.status().filter_map(|status| {
             let job = self.jobs.get(&status.machine);
-            status::running(&status, job, self.peers.name(status.link))
+            status::running(&status, job, self.peers.name(status.link), self.now())
         });
         let migrations = running.chain(self.history.iter().cloned()).collect();
         let peers = self.peers.iter().map(|peer| (peer.name.clone(), peer.is_up())).collect();
-        NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len() }
+        let oldest_doubt = self.doubts().map(|(_, _, since)| self.now().since(since)).max();
+        NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len(), oldest_doubt }
     }
 }

@@ -7,6 +7,7 @@ use kvpool::transport::{PeerId, TransportError};
 use kvpool::{Carried, Imported, TransferError};
 use tokio::sync::oneshot;
 
+use crate::node::error::NodeError;
 use crate::node::job::Incoming;
 use crate::node::message::{NodeMessage, Way};
 use crate::node::parcel::Parcel;
@@ -42,8 +43,9 @@ pub(in crate::node) enum Input {
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The pool asks which blocks a peer has cached.
     AskCached(String, Vec<BlockHash>, Cached),
-    /// The operator declares that a peer's process has ended.
-    PeerEnded(String),
+    /// The operator declares that a peer's process has ended; the answer has the sequences that were in
+    /// doubt.
+    PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),
     /// Closes the links to a peer.
     Cut(String),
     /// Asks for the state.

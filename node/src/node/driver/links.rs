@@ -6,6 +6,8 @@ use kvpool::transport::{PeerId, SourceState, Tag, TransferState, TransportError}
 
 use super::driver::{Driver, Quarantined};
 use super::input::Input;
+use crate::node::error::NodeError;
+use crate::node::job::Job;
 use crate::node::message::{NodeMessage, Way};
 use crate::node::peers::{self, Joined, Peer};
 use crate::protocol::{Bytes, Incarnation, LinkId};
@@ -91,13 +93,22 @@ impl Driver {
     }
 
     /// The operator says that the process of a peer has ended.
-    pub(super) fn declared_ended(&mut self, name: &str) {
-        for (id, peer) in self.peers.take(name) {
-            peer.cut();
+    pub(super) fn declared_ended(&mut self, name: &str) -> Result<Vec<u64>, NodeError> {
+        let ended = self.peers.take(name)?;
+        let of = |job: &Job| ended.iter().any(|(id, _)| *id == job.link);
+        let doubts = self.doubts().filter(|(_, job, _)| of(job));
+        let sequences: Vec<_> = doubts.filter_map(|(_, job, _)| Some(job.sequence?.0)).collect();
+        tracing::warn!(
+            peer = name,
+            ?sequences,
+            "declared to have ended: this node goes on with the sequences"
+        );
+        for (id, peer) in ended {
             let actions = self.setup.machines.peer_ended(self.now(), id);
             self.act(actions);
             self.process_has_ended(id, &peer);
         }
+        Ok(sequences)
     }
 
     /// The process of a peer has ended: it writes no more, and nothing is written to it.

@@ -4,7 +4,7 @@ use super::driver::Driver;
 use crate::node::job::{Job, SideJob, Slot};
 use crate::node::message::Way;
 use crate::node::peers::Peer;
-use crate::protocol::{LinkId, MigrationStatus, SideState, SourceState, TargetState};
+use crate::protocol::{LinkId, MachineId, MigrationStatus, Millis, SideState, SourceState, TargetState};
 
 /// Returns whether only one side may go on with a copy, and it may be either.
 fn is_undecidable(status: &MigrationStatus) -> bool {
@@ -17,6 +17,39 @@ fn is_undecidable(status: &MigrationStatus) -> bool {
 }
 
 impl Driver {
+    /// Returns the sequences in doubt, with since when their targets have been told to commit.
+    pub(super) fn doubts(&self) -> impl Iterator<Item = (MachineId, &Job, Millis)> {
+        let is_open = |job: &&Job| job.outcome.is_none();
+        self.jobs
+            .iter()
+            .filter_map(move |(&machine, job)| Some((machine, Some(job).filter(is_open)?, job.in_doubt?)))
+    }
+
+    /// Returns the sequences in doubt without a link to the target, with when the operator's limit says
+    /// that this node goes on with them.
+    pub(super) fn limited_doubts(&self) -> impl Iterator<Item = (MachineId, Millis)> {
+        let is_up = |id| self.peers.get(id).is_some_and(Peer::is_up);
+        self.setup.doubt_limit.into_iter().flat_map(move |limit| {
+            let doubts = self.doubts().filter(move |(_, job, _)| !is_up(job.link));
+            doubts.map(move |(machine, _, since)| (machine, since.plus(limit.as_millis() as u64)))
+        })
+    }
+
+    /// Goes on with sequences that were in doubt for as long as the operator permits.
+    pub(super) fn end_doubts(&mut self) {
+        let now = self.now();
+        let due = self.limited_doubts().filter(|(_, due)| *due <= now);
+        for machine in due.map(|(machine, _)| machine).collect::<Vec<_>>() {
+            if let Some(job) = self.jobs.get_mut(&machine) {
+                let (peer, sequence) = (self.peers.name(job.link), job.sequence.map(|id| id.0));
+                tracing::warn!(peer, sequence, "in doubt for the limit: this node goes on with the sequence");
+                job.trouble = Some("in doubt for the limit: its target is taken to have ended".to_owned());
+            }
+            let actions = self.setup.machines.end_doubt(now, machine);
+            self.act(actions);
+        }
+    }
+
     /// Returns whether something depends on whether a process of a peer has ended: a copy that only
     /// one side may go on with, or frames that the peer may write without being asked.
     pub(super) fn is_at_stake(&self, id: LinkId) -> bool {

@@ -17,6 +17,7 @@ use super::link_state::Peer;
 use super::lock::lock;
 use super::pending::{Pending, Place, Source};
 use super::random::random;
+use super::resolve::{Resolve, SystemResolver, resolve};
 use super::settings::{Identity, ListenSettings, PeerSettings, Token};
 use super::socket::Socket;
 use super::table::{Expected, Shared, Slot};
@@ -31,6 +32,7 @@ use crate::wire::{
 #[derive(Debug)]
 pub struct Endpoint {
     shared: Arc<Shared>,
+    resolver: Arc<dyn Resolve>,
     addresses: Vec<Address>,
     accepted: AsyncMutex<mpsc::Receiver<Result<Link, LinkError>>>,
     listeners: Vec<JoinHandle<()>>,
@@ -43,7 +45,8 @@ pub struct Endpoint {
 struct SocketFile(std::path::PathBuf);
 
 impl Endpoint {
-    /// Binds all addresses and begins to accept connections, on the current runtime.
+    /// Binds all addresses and begins to accept connections, on the current runtime. Of a name, the
+    /// first address is bound.
     ///
     /// # Errors
     /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`], [`LinkError::AddressInUse`],
@@ -56,15 +59,20 @@ impl Endpoint {
         identity: Identity,
         limits: Limits,
     ) -> Result<Self, LinkError> {
+        let (resolver, mut wanted) = (SystemResolver::default(), Vec::new());
         for address in &settings.addresses {
+            wanted.extend(resolve(&resolver, address).await?.into_iter().next());
+        }
+        for address in &wanted {
             identity.check(address, true)?;
         }
         let (sender, accepted) = mpsc::channel(limits.handshakes.max(1));
         let pending = Pending::new(limits.handshakes);
         let shared = Arc::new(Shared::new(identity, limits));
         let (mut addresses, mut sockets, mut bound) = (Vec::new(), Vec::new(), Vec::new());
-        for address in &settings.addresses {
+        for address in &wanted {
             match address {
+                Address::Named { .. } => unreachable!("a name is resolved before"),
                 Address::Tcp(wanted) => {
                     let failed = |error: io::Error| listen_error(address, &error);
                     let listener = TcpListener::bind(wanted).await.map_err(failed)?;
@@ -84,7 +92,15 @@ impl Endpoint {
             tokio::spawn(acceptor.listen(listener))
         };
         let listeners = bound.into_iter().map(listen).collect();
-        Ok(Self { shared, addresses, accepted: AsyncMutex::new(accepted), listeners, _files: sockets })
+        let (resolver, accepted) = (Arc::new(resolver), AsyncMutex::new(accepted));
+        Ok(Self { shared, resolver, addresses, accepted, listeners, _files: sockets })
+    }
+
+    /// Sets what finds the addresses of peers with names; by default the system does.
+    #[must_use]
+    pub fn resolver(mut self, resolver: Arc<dyn Resolve>) -> Self {
+        self.resolver = resolver;
+        self
     }
 
     /// Returns the addresses, with the ports that the system selected.
@@ -118,13 +134,21 @@ impl Endpoint {
         &self.shared.limits
     }
 
-    /// Connects to a peer.
+    /// Connects to a peer. A name is resolved now, and its addresses are tried until one can be reached.
     ///
     /// # Errors
     /// Any [`LinkError`]. Then no connection is left.
     pub async fn connect(&self, peer: &PeerSettings) -> Result<Link, LinkError> {
-        self.shared.identity().check(&peer.address, false)?;
-        within(self.shared.limits.handshake, "complete the handshake", self.dial(peer)).await
+        let mut last = LinkError::Closed;
+        for address in resolve(&*self.resolver, &peer.address).await? {
+            self.shared.identity().check(&address, false)?;
+            let peer = PeerSettings { address, ..peer.clone() };
+            match within(self.shared.limits.handshake, "complete the handshake", self.dial(&peer)).await {
+                Err(error @ LinkError::Io { .. }) => last = error,
+                result => return result,
+            }
+        }
+        Err(last)
     }
 
     async fn dial(&self, peer: &PeerSettings) -> Result<Link, LinkError> {

@@ -31,6 +31,7 @@ pub(super) async fn open(identity: &Identity, peer: &PeerSettings) -> Result<Soc
             same_user(&stream)?;
             Ok(Socket::Unix(stream))
         }
+        Address::Named { .. } => unreachable!("a name is resolved before"),
         Address::Tcp(address) => {
             let stream = TcpStream::connect(address).await.map_err(|error| LinkError::io(&what(), error))?;
             stream.set_nodelay(true).map_err(|error| LinkError::io(&what(), error))?;

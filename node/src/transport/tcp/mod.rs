@@ -31,6 +31,7 @@
 //! | `socket`, `handshake` | a connection, and who is at its other end |
 //! | `lock`, `pending`, `table` | mutexes, connections before they say who they are, the links of an endpoint |
 //! | `link_state`, `control`, `link` | the state of a link, the loops of its control stream, its owner's side |
+//! | `resolve` | addresses of host names |
 //! | `endpoint` | listeners, and connections to peers |
 //! | `region`, `grants`, `transfers` | memory of a storage, tables of what peers may write, and of what is sent |
 //! | `stream`, `inner` | the state of a data stream, and that of the transport |
@@ -52,6 +53,7 @@ mod pending;
 mod random;
 mod receive;
 mod region;
+mod resolve;
 mod send;
 mod settings;
 mod socket;
@@ -67,6 +69,7 @@ pub use frames::TcpTransport;
 pub use link::Link;
 pub(crate) use link_state::Held;
 pub use link_state::Peer;
+pub use resolve::{Resolve, Resolved};
 pub use settings::{Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
 pub use socket::SocketKind;
 pub use tls::Tls;
