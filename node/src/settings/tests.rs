@@ -94,6 +94,8 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("tls-key", "k.pem"),
         ("tls-ca", "ca.pem"),
         ("token-file", token),
+        ("read-token-file", token),
+        ("hash-key-file", token),
         ("peer-quota", "2GiB"),
         ("nixl", "/opt/nixl"),
         ("migrate-below", "20"),
