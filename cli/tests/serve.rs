@@ -179,7 +179,12 @@ fn a_token_is_read_from_a_file() {
         "{}",
         said(&missing)
     );
-    assert_eq!(node.end(Signal::TERM), (Some(0), String::new()));
+    let (code, errors) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(
+        errors.contains("open to other hosts over plain HTTP") && errors.lines().count() == 1,
+        "{errors}"
+    );
 }
 
 #[test]

@@ -82,7 +82,7 @@ fn bad_settings_are_named() {
     }
     for (flags, part) in [
         ("--tier redis://127.0.0.1:1", "--tier: tier needs tier_namespace as well"),
-        ("--tier redis://127.0.0.1:1 --tier-namespace m", "--tier: tier needs token_file as well"),
+        ("--tier redis://127.0.0.1:1 --tier-namespace m", "--tier: tier needs hash_key_file as well"),
         (
             "--tier redis://127.0.0.1 --tier-namespace m",
             "--tier: tier = \"redis://127.0.0.1\": a port is missing",
@@ -331,6 +331,7 @@ fn a_tier_that_refuses_the_password_says_so() {
     assert!(failures > 0 && counted >= failures as f64, "{failures}, {counted}");
     assert!(node.node.text(&format!("stats {}", node.token)).contains("last_error"));
     let last = last.to_owned();
+    wait_until("the traffic goes on", || node.count("/load/tokens_verified") > 0);
     let errors = node.end();
     let told: Vec<_> = errors.lines().filter(|line| line.contains("a service fails")).collect();
     assert!((1..=5).contains(&told.len()), "{errors}");

@@ -180,10 +180,66 @@ fn a_reload_takes_over_certificates_and_token_for_new_links() {
     }
     let (code, errors) = b.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
-    assert!(errors.contains("reloaded; changes of peers: none; new certificates; another token"), "{errors}");
+    assert!(errors.contains("reloaded; changes of peers: none; new certificates; other tokens"), "{errors}");
     let refusals: Vec<_> = errors.lines().filter(|line| line.contains("not reloaded: ")).collect();
     assert_eq!(refusals.len(), 2, "{errors}");
     assert!(refusals[0].contains("node.pem") && refusals[1].contains("b.token"), "{errors}");
+}
+
+/// A token is replaced in three steps at two nodes that carry traffic: the link stays, a new one can be
+/// made at every moment, and what was cached is found after a restart.
+#[test]
+fn a_token_is_replaced_without_a_lost_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    write_token(&at("key"), "the-hash-key-of-the-tests");
+    let start = |name: &str, peers: &str| {
+        write_token(&at(&format!("{name}.token")), FIRST);
+        let token = at(&format!("{name}.token"));
+        Node::start(&format!(
+            "serve --name {name} --load conversations --size 4000 --token-file {} --hash-key-file {} {peers}",
+            token.display(),
+            at("key").display(),
+        ))
+    };
+    let b = start("b", "");
+    let a = start("a", &format!("--peers b={}", b.listen));
+    let with = |token: &str| {
+        write_token(&at("mine"), token);
+        format!("--token-file {}", at("mine").display())
+    };
+    let state = |token: &str| a.json(&format!("stats {}", with(token)))["extra"]["peers"]["b"].clone();
+    wait_until("the nodes are linked", || state(FIRST) == "up");
+    let both = [format!("{FIRST}\n{SECOND}"), format!("{SECOND}\n{FIRST}"), SECOND.to_owned()];
+    for (step, tokens) in both.iter().enumerate() {
+        for (node, name) in [(&b, "b"), (&a, "a")] {
+            write_token(&at(&format!("{name}.token")), tokens);
+            node.signal(Signal::HUP);
+            wait_until("the tokens are taken over", || {
+                let has = |token: &str| node.run(&format!("stats {}", with(token))).status.success();
+                has(SECOND) && has(FIRST) == (step < 2)
+            });
+            let known_to_a = if step == 0 && name == "b" { FIRST } else { SECOND };
+            assert_eq!(state(known_to_a), "up", "step {step}");
+            // Another node, with the tokens of the step before or of this one.
+            write_token(&at("c.token"), if step == 0 { FIRST } else { SECOND });
+            let c = Node::start(&format!(
+                "serve --name c --size 100 --token-file {} --peers b={}",
+                at("c.token").display(),
+                b.listen
+            ));
+            let flag = format!("--token-file {}", at("c.token").display());
+            wait_until("a new link is made", || {
+                c.json(&format!("stats {flag}"))["extra"]["peers"]["b"] == "up"
+            });
+            assert_eq!(c.end(Signal::TERM).0, Some(0));
+        }
+    }
+    for node in [a, b] {
+        let (code, errors) = node.end(Signal::TERM);
+        assert_eq!(code, Some(0), "{errors}");
+        assert!(!errors.contains("lost") && errors.contains("; other tokens"), "{errors}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use kvpool_node::admin::{
     AdminUrl, AuditOutcome, Client, ClientError, DefragOutcome, EndedOrder, EndedOutcome, MigrateOrder,
     MigrationList, MigrationRecord, OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
 };
-use kvpool_node::settings::Token;
+use kvpool_node::settings::Tokens;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -142,7 +142,7 @@ fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
 pub(super) fn connect(url: &AdminUrl, token_file: Option<&Path>) -> Result<(Runtime, Client), CommandError> {
     let variable = || std::env::var_os("KVPOOL_TOKEN_FILE").map(Into::into);
     let token = match token_file.map(Path::to_owned).or_else(variable) {
-        Some(path) => Some(Token::read(&path)?),
+        Some(path) => Some(Tokens::read(&path)?.first().clone()),
         None => None,
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

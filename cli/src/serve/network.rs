@@ -3,7 +3,8 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 
-use kvpool_node::settings::{self, NixlLocation, PeerAddress, Settings, TlsFiles, read_file};
+use kvpool_node::admin::AdminTokens;
+use kvpool_node::settings::{NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, read_file};
 use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
@@ -34,8 +35,8 @@ pub struct Credentials {
     pub tls: Option<Tls>,
     /// Token of the cluster.
     pub token: Option<Token>,
-    /// The same, for the admin interface.
-    pub admin: Option<settings::Token>,
+    /// Tokens of the admin interface.
+    pub admin: AdminTokens,
     /// Tells files of certificates apart.
     pub certificates: u64,
 }
@@ -45,17 +46,26 @@ impl Credentials {
     pub fn read(settings: &Settings) -> Result<Self, NetworkError> {
         let mut digest = DefaultHasher::new();
         let tls = settings.tls.as_ref().map(|files| tls(files, &mut digest)).transpose()?;
-        let of = |token: &settings::Token| Token::new(token.expose().as_bytes());
+        let of = |tokens: &Tokens| {
+            let mut bytes = tokens.all().iter().map(|token| token.expose().as_bytes());
+            let first = Token::new(bytes.next().unwrap_or_default())?;
+            bytes.try_fold(first, Token::or)
+        };
         let token = settings.token.as_ref().map(of).transpose().map_err(NetworkError::Token)?;
-        Ok(Self { tls, token, admin: settings.token.clone(), certificates: digest.finish() })
+        let admin = AdminTokens { all: settings.token.clone(), read: settings.read_token.clone() };
+        Ok(Self { tls, token, admin, certificates: digest.finish() })
     }
 
-    /// Returns whether the token is that of others.
-    pub fn has_token_of(&self, others: &Self) -> bool {
-        match (&self.admin, &others.admin) {
-            (Some(token), Some(other)) => token.is(other.expose().as_bytes()),
-            (token, other) => token.is_none() == other.is_none(),
-        }
+    /// Returns whether the tokens are those of others.
+    pub fn has_tokens_of(&self, others: &Self) -> bool {
+        let is_same = |one: &Option<Tokens>, other: &Option<Tokens>| match (one, other) {
+            (Some(one), Some(other)) => {
+                let (one, other) = (one.all(), other.all());
+                one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.is(b.expose().as_bytes()))
+            }
+            (one, other) => one.is_none() == other.is_none(),
+        };
+        is_same(&self.admin.all, &others.admin.all) && is_same(&self.admin.read, &others.admin.read)
     }
 }
 

@@ -127,13 +127,13 @@ fn serve_with(
     telemetry: &Telemetry,
 ) -> Result<bool, ServeError> {
     let credentials = Credentials::read(&settings)?;
-    let bind = |address| AdminServer::bind(address, settings.token.clone(), Limits::default());
+    let bind = |address| AdminServer::bind(address, credentials.admin.clone(), Limits::default());
     let server = settings.admin.as_ref().map(bind).transpose()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
     let signals = Signals::new()?;
     let tier = services::prepare(&settings)?;
-    let key = settings.token.as_ref().map(|token| HashKey::from_bytes(token.key(HASH_KEY)));
+    let key = settings.hash_key.as_ref().map(|key| HashKey::from_bytes(key.key(HASH_KEY)));
     let (pool, backend) = build(&settings.pool, key)?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))

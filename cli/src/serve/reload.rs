@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::{io, thread};
 
-use kvpool_node::settings::{Loaded, PeerAddress, Settings, Sources};
+use kvpool_node::settings::{Loaded, PeerAddress, Settings, Sources, Token};
 use kvpool_node::{Node, NodeError};
 use tokio::sync::mpsc;
 
@@ -142,8 +142,8 @@ impl Taken {
         if credentials.certificates != self.credentials.certificates {
             text += "; new certificates";
         }
-        if !credentials.has_token_of(&self.credentials) {
-            text += "; another token (hashes of cached blocks keep the first one until a restart)";
+        if !credentials.has_tokens_of(&self.credentials) {
+            text += "; other tokens";
         }
         let others = others(&self.first, &settings);
         if !others.is_empty() {
@@ -157,6 +157,10 @@ impl Taken {
 /// Returns the keys whose change takes effect at the next start only.
 fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
     let (a, b) = (&first.pool, &now.pool);
+    let is_same = |one: Option<&Token>, other: Option<&Token>| match (one, other) {
+        (Some(one), Some(other)) => one.is(other.expose().as_bytes()),
+        (one, other) => one.is_none() == other.is_none(),
+    };
     let all = [
         ("name", first.name != now.name),
         ("size", a.blocks != b.blocks),
@@ -177,6 +181,7 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("membership", first.membership != now.membership),
         ("kv_events", first.kv_events != now.kv_events),
         ("load", first.load != now.load),
+        ("hash_key", !is_same(first.hash_key.as_ref(), now.hash_key.as_ref())),
         ("drain", first.drain != now.drain),
         ("log", first.log != now.log),
         ("log_level", first.log_levels != now.log_levels),

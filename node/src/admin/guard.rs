@@ -5,22 +5,52 @@ use std::net::IpAddr;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderMap, Method};
 
-use crate::settings::Token;
-
+use super::access::AdminTokens;
 use super::problem::AdminError;
 
-/// Checks the headers of a request, before its body is read. `is_public`: the route needs no token.
+/// What a route asks of its caller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Needs {
+    /// Nothing.
+    Nothing,
+    /// A token that reads, or one for all routes.
+    ReadToken,
+    /// A token for all routes.
+    Token,
+}
+
+impl Needs {
+    /// Returns what the route of a path asks for.
+    pub(super) fn of(path: &str) -> Self {
+        match path {
+            "/" | "/healthz" | "/readyz" => Self::Nothing,
+            "/metrics" | "/stats" => Self::ReadToken,
+            _ => Self::Token,
+        }
+    }
+}
+
+/// Checks the headers of a request, before its body is read.
 pub(super) fn check(
-    token: Option<&Token>,
+    tokens: &AdminTokens,
     method: &Method,
     headers: &HeaderMap,
-    is_public: bool,
+    needs: Needs,
 ) -> Result<(), AdminError> {
-    match token {
-        Some(token) if !is_public => {
+    match &tokens.all {
+        Some(all) if needs != Needs::Nothing => {
             let given = headers.get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
-            if !is_bearer(given) || !token.is(given[BEARER.len()..].trim_ascii()) {
-                return Err(AdminError::Unauthorized);
+            let given = if is_bearer(given) { given[BEARER.len()..].trim_ascii() } else { &[] };
+            let reads = tokens.read.as_ref().is_some_and(|read| read.accept(given));
+            match all.accept(given) {
+                true => {}
+                false if reads && needs == Needs::ReadToken => {}
+                false if reads => {
+                    return Err(AdminError::Forbidden(
+                        "this token only reads /metrics and /stats".to_owned(),
+                    ));
+                }
+                false => return Err(AdminError::Unauthorized),
             }
         }
         Some(_) => {}

@@ -78,7 +78,7 @@ mod server;
 mod tests;
 mod views;
 
-pub use access::{AdminAccess, NoToken};
+pub use access::{AdminAccess, AdminTokens, NoToken};
 pub use api::{
     AllocationTimes, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, HealthState,
     MigrateOrder, MigrationKind, MigrationList, MigrationRecord, MigrationSide, MigrationState,

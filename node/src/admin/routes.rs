@@ -23,7 +23,7 @@ use super::access::AdminAccess;
 use super::api::HealthState;
 use super::connections::Guest;
 use super::events::{CELLS_MAX, Hub};
-use super::guard;
+use super::guard::{self, Needs};
 use super::interface::Admin;
 use super::limits::Limits;
 use super::page::{self, PAGE};
@@ -125,9 +125,8 @@ async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Respon
 
 /// Checks who calls, and bounds the time of the answer.
 async fn admit_within(at: Shared, request: Request, next: Next) -> Response {
-    let is_public = matches!(request.uri().path(), "/" | "/healthz" | "/readyz");
-    let token = at.access.token();
-    if let Err(error) = guard::check(token.as_deref(), request.method(), request.headers(), is_public) {
+    let needs = Needs::of(request.uri().path());
+    if let Err(error) = guard::check(&at.access.tokens(), request.method(), request.headers(), needs) {
         return error.into_response();
     }
     // The others have a body, which the caller may send slowly.

@@ -19,9 +19,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
-use crate::settings::{Address, Token};
+use crate::settings::Address;
 
-use super::access::{AdminAccess, NoToken};
+use super::access::{AdminAccess, AdminTokens, NoToken};
 use super::connections::{Connections, Guest};
 use super::events::Hub;
 use super::interface::Admin;
@@ -77,18 +77,23 @@ impl AdminServer {
     /// # Errors
     ///
     /// [`BindError`].
-    pub fn bind(address: &Address, token: Option<Token>, limits: Limits) -> Result<Self, BindError> {
+    pub fn bind(
+        address: &Address,
+        tokens: impl Into<AdminTokens>,
+        limits: Limits,
+    ) -> Result<Self, BindError> {
+        let tokens = tokens.into();
         let Address::Tcp { host, port } = address else {
             return Err(BindError::Unix { address: address.clone() });
         };
-        if token.is_none() && !address.is_loopback() {
+        if tokens.all.is_none() && !address.is_loopback() {
             return Err(BindError::NoToken { address: address.clone() });
         }
         let bind = || {
             let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
             for at in (host.as_str(), *port).to_socket_addrs()? {
                 // `localhost` may be configured to be another host.
-                if token.is_none() && !at.ip().to_canonical().is_loopback() {
+                if tokens.all.is_none() && !at.ip().to_canonical().is_loopback() {
                     continue;
                 }
                 match StdListener::bind(at) {
@@ -107,7 +112,7 @@ impl AdminServer {
             _ => BindError::Bind { address: address.clone(), error },
         })?;
         let refused = |NoToken| BindError::NoToken { address: address.clone() };
-        let access = AdminAccess::new(bound, token).map_err(refused)?;
+        let access = AdminAccess::new(bound, tokens).map_err(refused)?;
         Ok(Self { listener, address: bound, access, limits })
     }
 

@@ -1,6 +1,7 @@
 mod callers;
 mod page;
 
+use std::fs;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::settings::{Address, Token};
+use crate::settings::{Address, Token, Tokens};
 
 pub(super) const TOKEN: &str = "a-token-for-the-tests";
 
@@ -226,6 +227,27 @@ async fn a_token_is_needed_where_there_is_one() {
     assert!(matches!(&error, ClientError::Problem(problem) if problem.status == 401), "{error}");
     assert_eq!(served.client(None).get("/healthz").await.unwrap()["node"], "n1", "health is public");
     served.client(Some(TOKEN)).get("/stats").await.unwrap();
+    // While a token is replaced, both are accepted; a token that reads does nothing else.
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = |text: String| {
+        fs::write(folder.path().join("tokens"), text).unwrap();
+        Tokens::read(&folder.path().join("tokens")).ok()
+    };
+    let (next, reader) = ("the-next-token-of-the-tests", "a-token-that-reads-figures");
+    let both = AdminTokens { all: tokens(format!("{TOKEN}\n{next}\n")), read: tokens(reader.to_owned()) };
+    served.access.replace(both).unwrap();
+    for token in [TOKEN, next, reader] {
+        served.client(Some(token)).get("/stats").await.unwrap();
+        let headers = format!("Authorization: Bearer {token}\r\n");
+        assert_eq!(served.exchange("GET /metrics", &headers, "").await.0, 200);
+        for line in ["GET /owners", "GET /map.svg", "POST /trim", "GET /nothing"] {
+            let (status, ..) = served.exchange(line, &headers, "").await;
+            assert_eq!(status == 403, token == reader, "{line}: {status}");
+        }
+    }
+    served
+        .refuses("GET /stats", &format!("Authorization: Bearer {wrong}\r\n"), "", 401, "unauthorized")
+        .await;
     // With a token, the name of the host does not matter.
     let headers = format!("Host: node-1.example\r\nAuthorization: bearer {TOKEN}\r\n");
     assert_eq!(served.exchange("GET /stats", &headers, "").await.0, 200);

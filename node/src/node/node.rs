@@ -15,8 +15,7 @@ use super::error::NodeError;
 use super::operator::Operator;
 use super::serving::Serving;
 use super::status::NodeCounters;
-use crate::admin::MigrationRecord;
-use crate::settings;
+use crate::admin::{AdminTokens, MigrationRecord};
 use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 
 /// A pool with links to the pools of other processes.
@@ -76,7 +75,7 @@ impl Node {
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
     }
 
-    /// Replaces the certificates and the token of the cluster, and the token of the admin interface.
+    /// Replaces the certificates and the token of the cluster, and the tokens of the admin interface.
     ///
     /// Links and requests that begin from now on use them. Links that exist stay.
     ///
@@ -88,10 +87,10 @@ impl Node {
         &self,
         tls: Option<Tls>,
         token: Option<Token>,
-        admin: Option<settings::Token>,
+        admin: AdminTokens,
     ) -> Result<(), NodeError> {
         if let Some(serving) = &self.serving {
-            serving.access.check(admin.as_ref())?;
+            serving.access.check(&admin)?;
         }
         let dialers = self.dialers.lock().unwrap_or_else(PoisonError::into_inner);
         dialers.endpoint().ok_or(NodeError::Stopped)?.set_access(tls, token)?;

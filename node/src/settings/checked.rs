@@ -11,7 +11,7 @@ use super::error::SettingsError;
 use super::reader::Reader;
 use super::services::{EventSettings, MembershipSettings, SharedTierSettings};
 use super::telemetry::{self, LogFormat, LogLevels, TraceTarget};
-use super::token::Token;
+use super::token::{Token, Tokens};
 use super::value::{self, Address, PeerAddress, Restarts, Size};
 
 /// Name of the layout with 16 bytes per token, for tests and demonstrations.
@@ -43,8 +43,13 @@ pub struct Settings {
     pub peers: Vec<PeerAddress>,
     /// Files for TLS.
     pub tls: Option<TlsFiles>,
-    /// Token of the admin interface and of peers. Nodes with the same one hash cached blocks alike.
-    pub token: Option<Token>,
+    /// Tokens of the admin interface and of peers.
+    pub token: Option<Tokens>,
+    /// Tokens that only read the figures of the admin interface.
+    pub read_token: Option<Tokens>,
+    /// Secret of the hashes of cached blocks; the first token if no other is set. Nodes with the
+    /// same one hash alike.
+    pub hash_key: Option<Token>,
     /// Bytes that one peer may have under transfer to this node at a time.
     pub peer_quota_bytes: u64,
     /// Transfers by NIXL; `None`: they are not used.
@@ -172,12 +177,15 @@ impl Loaded {
         let read = Reader(entries);
         let pool = read.pool()?;
         let (name, peers) = Self::peers(entries)?;
+        let token = read.tokens("token-file", &mut warnings)?;
         let settings = Settings {
             name,
             listen: read.address("listen")?,
             admin: read.address("admin")?,
             tls: read.tls()?,
-            token: read.token(&mut warnings)?,
+            hash_key: read.hash_key(token.as_ref(), &mut warnings)?,
+            read_token: read.tokens("read-token-file", &mut warnings)?,
+            token,
             peer_quota_bytes: read.required("peer-quota", quota)?,
             nixl: read.value("nixl", nixl)?,
             migrate: read.migrate(&peers, pool.blocks)?,
@@ -198,9 +206,9 @@ impl Loaded {
             pool,
             peers,
         };
-        read.check_exposure(&settings)?;
-        if settings.migrate.is_some() && settings.pool.eviction.is_some() && settings.token.is_none() {
-            warnings.push("migrate-below moves sequences only: nodes without a common token-file hash cached blocks differently".to_owned());
+        read.check_exposure(&settings, &mut warnings)?;
+        if settings.migrate.is_some() && settings.pool.eviction.is_some() && settings.hash_key.is_none() {
+            warnings.push("migrate-below moves sequences only: nodes without a common hash-key-file or token-file hash cached blocks differently".to_owned());
         }
         Ok(Self { settings, warnings })
     }
@@ -303,21 +311,38 @@ impl Reader<'_> {
         }
     }
 
-    fn token(&self, warnings: &mut Vec<String>) -> Result<Option<Token>, SettingsError> {
-        let Some((_, Entry { text, origin })) = self.entry("token-file") else { return Ok(None) };
+    fn tokens(&self, key: &str, warnings: &mut Vec<String>) -> Result<Option<Tokens>, SettingsError> {
+        let Some((_, Entry { text, origin })) = self.entry(key) else { return Ok(None) };
         let path = PathBuf::from(text);
-        let token =
-            Token::read(&path).map_err(|error| SettingsError::Token { origin: origin.clone(), error })?;
+        let tokens =
+            Tokens::read(&path).map_err(|error| SettingsError::Token { origin: origin.clone(), error })?;
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
             let mode = std::fs::metadata(&path).map_or(0, |metadata| metadata.permissions().mode());
             if mode & 0o077 != 0 {
                 let mode = mode & 0o777;
-                warnings.push(format!("{origin}: other users can read the token (mode {mode:o}): chmod 600"));
+                warnings.push(format!("{origin}: other users can read the file (mode {mode:o}): chmod 600"));
             }
         }
-        Ok(Some(token))
+        Ok(Some(tokens))
+    }
+
+    fn hash_key(
+        &self,
+        token: Option<&Tokens>,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<Token>, SettingsError> {
+        let Some(keys) = self.tokens("hash-key-file", warnings)? else {
+            if token.is_some_and(|tokens| tokens.all().len() > 1) {
+                warnings.push("hashes of cached blocks are made from the first token: another first token makes the cache cold at the next start (hash-key-file)".to_owned());
+            }
+            return Ok(token.map(|tokens| tokens.first().clone()));
+        };
+        match keys.all() {
+            [key] => Ok(Some(key.clone())),
+            _ => Err(self.refuse("hash-key-file", "it has more than one line".to_owned())),
+        }
     }
 
     fn migrate(&self, peers: &[PeerAddress], blocks: usize) -> Result<Option<MigrateBelow>, SettingsError> {
@@ -361,11 +386,18 @@ impl Reader<'_> {
     }
 
     /// Checks that no address outside of this host is open without TLS or a token.
-    fn check_exposure(&self, settings: &Settings) -> Result<(), SettingsError> {
+    fn check_exposure(&self, settings: &Settings, warnings: &mut Vec<String>) -> Result<(), SettingsError> {
         let is_open = |address: &Option<Address>| address.as_ref().is_some_and(|at| !at.is_loopback());
         if is_open(&settings.admin) && settings.token.is_none() {
             let reason = "the admin interface is open to other hosts";
             return Err(self.needs("admin", "token-file", reason));
+        }
+        if settings.read_token.is_some() && settings.token.is_none() {
+            let reason = "whoever presents none could do more than read";
+            return Err(self.needs("read-token-file", "token-file", reason));
+        }
+        if is_open(&settings.admin) {
+            warnings.push("the admin interface is open to other hosts over plain HTTP: whoever listens in reads the token; let a proxy with TLS in front of it, or listen on the loopback".to_owned());
         }
         if is_open(&settings.listen) && settings.tls.is_none() {
             return Err(self.needs("listen", "tls-cert", "plain text is for the loopback only"));

@@ -18,7 +18,7 @@
 //! | `origin` | the place that a value came from |
 //! | `error` | errors, which name the key, the place and the accepted values |
 //! | `value` | values: sizes, durations, addresses, peers |
-//! | `token` | the token, compared in constant time |
+//! | `token` | tokens, compared in constant time |
 //! | `telemetry` | messages and traces of the process |
 //! | `files` | reading of files, in bounds |
 //! | `entries` | what the sources say, before it is parsed |
@@ -56,6 +56,6 @@ pub use origin::Origin;
 pub use services::{EventSettings, MembershipSettings, SharedTierSettings, TierUse};
 pub use sources::Sources;
 pub use telemetry::{LogFormat, LogLevels, TraceTarget};
-pub use token::{Token, TokenError};
+pub use token::{Token, TokenError, Tokens};
 pub(crate) use value::socket;
 pub use value::{Address, PeerAddress, Restarts, Size};

@@ -105,9 +105,9 @@ impl Reader<'_> {
         };
         let reason = "nodes that agree on it share blocks, and two models must not";
         let namespace = namespace.ok_or_else(|| self.needs("tier", "tier-namespace", reason))?;
-        if self.entry("token-file").is_none() {
-            let reason = "nodes without a common token hash cached blocks differently, and share none";
-            return Err(self.needs("tier", "token-file", reason));
+        if self.entry("hash-key-file").or(self.entry("token-file")).is_none() {
+            let reason = "nodes without a common one hash cached blocks differently, and share none";
+            return Err(self.needs("tier", "hash-key-file", reason));
         }
         if self.entry("eviction").is_none() {
             return Err(self.refuse("tier", "it shares the blocks of the prefix cache, and eviction is off"));

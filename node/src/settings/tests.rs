@@ -94,6 +94,8 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("tls-key", "k.pem"),
         ("tls-ca", "ca.pem"),
         ("token-file", token),
+        ("read-token-file", token),
+        ("hash-key-file", token),
         ("peer-quota", "2GiB"),
         ("nixl", "/opt/nixl"),
         ("migrate-below", "20"),
@@ -146,7 +148,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         assert_eq!(peers, ["b=127.0.0.1:7", "c=unix:/c.sock"]);
         let tls = TlsFiles { cert: "c.pem".into(), key: "k.pem".into(), ca: Some("ca.pem".into()) };
         assert_eq!(settings.tls, Some(tls));
-        assert!(settings.token.unwrap().is(b"0123456789abcdef"));
+        assert!(settings.token.unwrap().accept(b"0123456789abcdef"));
         assert_eq!(settings.peer_quota_bytes, 2 << 30);
         assert_eq!(settings.migrate, Some(MigrateBelow { blocks: 20, to: "c".into() }));
         assert_eq!(settings.nixl, Some(NixlLocation::At("/opt/nixl".into())));
@@ -393,7 +395,7 @@ fn keys_that_belong_together() {
         (&[("peers", "b=gpu-node-2:7411")], "--peers: peers needs tls_cert as well"),
         (&[("peers", "a=localhost:1"), ("name", "a")], "a is the name of this node"),
         (&[("tier", REDIS)], "--tier: tier needs tier_namespace as well"),
-        (&[("tier", REDIS), ("tier-namespace", "m")], "--tier: tier needs token_file as well"),
+        (&[("tier", REDIS), ("tier-namespace", "m")], "--tier: tier needs hash_key_file as well"),
         (&[("tier-namespace", "m")], "--tier-namespace: tier_namespace needs tier as well"),
         (&[("membership", ETCD), ("listen", "off")], "--membership: membership needs listen as well"),
         (&[("advertise", "a:1")], "--advertise: advertise needs membership as well"),
@@ -503,7 +505,46 @@ fn a_token_that_others_can_read_is_a_warning() {
     let error = refused(&[("token-file", "/nowhere/token")]);
     assert!(error.starts_with("--token-file: cannot read the token's file /nowhere/token"), "{error}");
     fs::write(&path, "short").unwrap();
+    let path = path.to_str().unwrap();
     assert!(
-        refused(&[("token-file", path.to_str().unwrap())]).contains("16 to 256 characters; this one has 5")
+        refused(&[("token-file", path)]).contains("line 1: a token has 16 to 256 characters; this one has 5")
     );
+    let eight = "a-token-of-some-length\n\n".repeat(8);
+    for (text, message) in [
+        ("\n \n".to_owned(), "has 0 tokens, a line each; 1 to 8 are needed"),
+        (format!("{eight}another-one-of-them"), "has 9 tokens"),
+        ("a-token-of-some-length\nwith a space in it".to_owned(), "line 2: character 5 of the token"),
+    ] {
+        fs::write(path, text).unwrap();
+        let error = refused(&[("token-file", path)]);
+        assert!(error.starts_with(&format!("--token-file: {path}")) && error.contains(message), "{error}");
+    }
+    fs::write(path, eight).unwrap();
+    assert_eq!(flags(&[("token-file", path)]).load().unwrap().settings.token.unwrap().all().len(), 8);
+    let error = refused(&[("read-token-file", path)]);
+    assert!(error.starts_with("--read-token-file: read_token_file needs token_file as well"), "{error}");
+    let error = refused(&[("token-file", path), ("hash-key-file", path)]);
+    assert!(error.contains("--hash-key-file: ") && error.contains("more than one line"), "{error}");
+}
+
+/// The hashes follow from a key of their own, or from the first token.
+#[test]
+fn the_hash_key_outlives_the_token() {
+    let folder = tempfile::tempdir().unwrap();
+    let [one, two, key] = ["one", "two", "key"].map(|name| {
+        let path = folder.path().join(name).to_str().unwrap().to_owned();
+        fs::write(&path, format!("the-secret-of-the-file-{name}\n")).unwrap();
+        path
+    });
+    let secret = |flags: &[(&str, &str)]| {
+        let Loaded { settings, .. } = self::flags(flags).load().unwrap();
+        settings.hash_key.map(|key| key.expose().to_owned())
+    };
+    assert_eq!(secret(&[]), None);
+    assert_eq!(secret(&[("token-file", &one)]).unwrap(), "the-secret-of-the-file-one");
+    for token in [&one, &two] {
+        let flags = [("token-file", token.as_str()), ("hash-key-file", &key)];
+        assert_eq!(secret(&flags).unwrap(), "the-secret-of-the-file-key");
+    }
+    assert_eq!(secret(&[("hash-key-file", &key)]).unwrap(), "the-secret-of-the-file-key");
 }

@@ -1,4 +1,4 @@
-//! The token of the admin interface and of peers, compared in constant time.
+//! Tokens of the admin interface and of peers, compared in constant time.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,8 +12,9 @@ use super::files::read_file;
 const BYTES_MIN: usize = 16;
 const BYTES_MAX: usize = 256;
 
-/// Maximum size of a token's file in bytes. White space may follow the token.
+/// Maximum size of a file of tokens in bytes, and maximum number of tokens in it.
 const FILE_BYTES_MAX: u64 = 4096;
+const TOKENS_MAX: usize = 8;
 
 /// A secret of 16 to 256 visible ASCII characters.
 ///
@@ -43,6 +44,24 @@ pub enum TokenError {
         /// Number of bytes; one more than the maximum stands for all longer ones.
         bytes: usize,
     },
+    /// A file has no token, or too many.
+    #[error("{} has {tokens} tokens, a line each; 1 to {TOKENS_MAX} are needed", .path.display())]
+    Number {
+        /// Path of the file.
+        path: PathBuf,
+        /// Number of lines that are not empty.
+        tokens: usize,
+    },
+    /// A line of a file is not a token.
+    #[error("{}, line {line}: {error}", .path.display())]
+    Line {
+        /// Path of the file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        error: Box<TokenError>,
+    },
     /// The token contains a space, a control character, or one outside of ASCII.
     #[error("character {at} of the token is not a visible ASCII character")]
     Character {
@@ -68,17 +87,6 @@ impl Token {
         Ok(Self { padded: pad(bytes), len: bytes.len() as u16 })
     }
 
-    /// Reads a token from a file with one line. White space at its end is ignored.
-    ///
-    /// # Errors
-    ///
-    /// [`TokenError`].
-    pub fn read(path: &Path) -> Result<Self, TokenError> {
-        let read = read_file(path, FILE_BYTES_MAX);
-        let text = read.map_err(|error| TokenError::File { path: path.to_owned(), error })?;
-        Self::new(String::from_utf8_lossy(&text).trim_end())
-    }
-
     /// Returns whether these bytes are the token. The time depends on neither.
     pub fn is(&self, given: &[u8]) -> bool {
         let fits = Choice::from(u8::from(given.len() <= BYTES_MAX));
@@ -95,6 +103,58 @@ impl Token {
     /// Returns the token, for a client that presents it.
     pub fn expose(&self) -> &str {
         std::str::from_utf8(&self.padded[..usize::from(self.len)]).unwrap_or_default()
+    }
+}
+
+/// Tokens of which any is accepted. A client presents the first.
+///
+/// To replace a token without refusing anybody: add the new one behind the old one at all nodes,
+/// then exchange the two, then remove the old one.
+#[derive(Clone, Debug)]
+pub struct Tokens(Vec<Token>);
+
+impl Tokens {
+    /// Reads 1 to 8 tokens from a file, a line each. Empty lines, and white space at the end of a
+    /// line, are ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenError`].
+    pub fn read(path: &Path) -> Result<Self, TokenError> {
+        let file = || path.to_owned();
+        let read = read_file(path, FILE_BYTES_MAX);
+        let text = read.map_err(|error| TokenError::File { path: file(), error })?;
+        let text = String::from_utf8_lossy(&text);
+        let lines = (1..).zip(text.lines().map(str::trim_end)).filter(|(_, text)| !text.is_empty());
+        let tokens = lines.clone().count();
+        if !(1..=TOKENS_MAX).contains(&tokens) {
+            return Err(TokenError::Number { path: file(), tokens });
+        }
+        let token = |(line, text)| {
+            Token::new(text).map_err(|error| TokenError::Line { path: file(), line, error: Box::new(error) })
+        };
+        lines.map(token).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Returns the token that a client presents.
+    pub fn first(&self) -> &Token {
+        &self.0[0]
+    }
+
+    /// Returns all tokens, the first one first.
+    pub fn all(&self) -> &[Token] {
+        &self.0
+    }
+
+    /// Returns whether these bytes are one of the tokens. The time depends only on their number.
+    pub fn accept(&self, given: &[u8]) -> bool {
+        self.0.iter().fold(false, |accepted, token| accepted | token.is(given))
+    }
+}
+
+impl From<Token> for Tokens {
+    fn from(token: Token) -> Self {
+        Self(vec![token])
     }
 }
 

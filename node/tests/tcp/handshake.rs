@@ -63,6 +63,26 @@ async fn a_wrong_token_is_refused_and_both_sides_know() {
     }
 }
 
+/// In each step of a rotation, nodes before and after it link in both directions.
+#[tokio::test(flavor = "multi_thread")]
+async fn tokens_are_replaced_in_steps() {
+    let (old, new) = ("the token of before", "the token of today");
+    let both = |first, other| token(first).or(format!("{other}, of sixteen bytes").as_bytes()).unwrap();
+    let steps = [token(old), both(old, new), both(new, old), token(new)];
+    for pair in steps.windows(2) {
+        for [one, other] in [[0, 0], [0, 1], [1, 0], [1, 1]] {
+            let (a, b) = (pair[one].clone(), pair[other].clone());
+            meets(identity("a").token(a), identity("b").token(b), loopback()).await;
+        }
+    }
+    let (a, b) = (identity("a").token(token(old)), identity("b").token(token(new)));
+    let (a, b) = (silent(a, limits()).await, listen(b, loopback(), limits()).await);
+    assert_eq!(
+        refused(&a, &b, &peer_at("b", &b)).await.0,
+        LinkError::Token { side: Side::Ours, missing: false }
+    );
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_token_is_refused() {
     for with in [[true, false], [false, true]] {

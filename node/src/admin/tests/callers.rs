@@ -258,14 +258,14 @@ async fn the_token_can_be_replaced_while_it_serves() {
     let served = Served::serve(server.unwrap(), Arc::new(PoolAdmin::new("n1", pool())));
     let other = "another-token-of-the-tests";
     served.client(Some(TOKEN)).get("/stats").await.unwrap();
-    served.access.replace(Token::new(other).ok()).unwrap();
+    served.access.replace(Token::new(other).ok().into()).unwrap();
     let error = served.client(Some(TOKEN)).get("/stats").await.unwrap_err();
     assert!(matches!(&error, ClientError::Problem(problem) if problem.status == 401), "{error}");
     served.client(Some(other)).get("/stats").await.unwrap();
-    served.access.replace(None).unwrap();
+    served.access.replace(AdminTokens::default()).unwrap();
     served.client(None).get("/stats").await.unwrap();
     served.stop().await;
     // An address that others can reach keeps its token.
     let open = AdminServer::bind(&"0.0.0.0:0".parse().unwrap(), Token::new(TOKEN).ok(), Limits::default());
-    assert_eq!(open.unwrap().access().replace(None), Err(NoToken));
+    assert_eq!(open.unwrap().access().replace(AdminTokens::default()), Err(NoToken));
 }

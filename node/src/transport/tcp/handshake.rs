@@ -79,7 +79,7 @@ pub(super) async fn introduce(
     check_token_sides(identity, &header)?;
     let exported = exported(socket)?;
     let prove = |of_connector| match &identity.token {
-        Some(token) => token.0.prove(of_connector, [&ours, &theirs], &exported),
+        Some(token) => token.0[0].prove(of_connector, [&ours, &theirs], &exported),
         None => Proof::NONE,
     };
     write(socket, prove(true).as_bytes()).await?;
@@ -109,17 +109,21 @@ pub(super) async fn receive(socket: &mut Socket, identity: &Identity) -> Result<
     let mut proof = [0; PROOF];
     read(socket, &mut proof).await?;
     let exported = exported(socket)?;
-    let prove = |of_connector| match &identity.token {
-        Some(token) => token.0.prove(of_connector, [&theirs, &ours], &exported),
-        None => Proof::NONE,
+    // The token that the connector proved to know answers it.
+    let answered = match &identity.token {
+        Some(token) => token.0.iter().find_map(|secret| {
+            let prove = |of_connector| secret.prove(of_connector, [&theirs, &ours], &exported);
+            (Proof::from_bytes(proof) == prove(true)).then(|| prove(false))
+        }),
+        None => (Proof::from_bytes(proof) == Proof::NONE).then_some(Proof::NONE),
     };
     let mut answer = [Verdict::WrongToken as u8; 1 + PROOF];
-    if Proof::from_bytes(proof) != prove(true) {
+    let Some(proof) = answered else {
         write(socket, &answer).await?;
         return Err(LinkError::Token { side: Side::Theirs, missing: false });
-    }
+    };
     answer[0] = Verdict::Accepted as u8;
-    answer[1..].copy_from_slice(prove(false).as_bytes());
+    answer[1..].copy_from_slice(proof.as_bytes());
     write(socket, &answer).await?;
     Ok(header)
 }

@@ -12,9 +12,10 @@ use crate::wire::{Limits, Secret, Statement, check_name};
 /// Bytes of the shortest token.
 pub const TOKEN_MIN: usize = 16;
 
-/// A secret that all nodes of a cluster know. Formatted without its contents.
+/// A secret that all nodes of a cluster know, which proves to others that this node is one of them;
+/// and others that are accepted of peers. Formatted without its contents.
 #[derive(Clone, Debug)]
-pub struct Token(pub(super) Secret);
+pub struct Token(pub(super) Vec<Secret>);
 
 impl Token {
     /// Takes a token of at least [`TOKEN_MIN`] bytes.
@@ -22,10 +23,19 @@ impl Token {
     /// # Errors
     /// [`LinkError::TokenLength`].
     pub fn new(token: &[u8]) -> Result<Self, LinkError> {
+        Self(Vec::with_capacity(1)).or(token)
+    }
+
+    /// Accepts another token of peers too, which replaces this one or is replaced by it.
+    ///
+    /// # Errors
+    /// [`LinkError::TokenLength`].
+    pub fn or(mut self, token: &[u8]) -> Result<Self, LinkError> {
         if token.len() < TOKEN_MIN {
             return Err(LinkError::TokenLength { bytes: token.len(), min: TOKEN_MIN });
         }
-        Ok(Self(Secret::of_token(token)))
+        self.0.push(Secret::of_token(token));
+        Ok(self)
     }
 }
 
