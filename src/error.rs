@@ -69,16 +69,16 @@ pub enum AllocError {
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
     },
-    /// Enough blocks are free or evictable, but no run of them is long enough.
+    /// Enough blocks are free, but no run of them is long enough.
     #[error(
-        "requested a run of {asked} blocks; the longest free run has {longest_run}, and {free} are free or evictable"
+        "requested a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks"
     )]
     NoRun {
         /// Number of blocks requested.
         asked: usize,
         /// Length of the longest free run.
         longest_run: usize,
-        /// Number of free and evictable blocks, also those that a batch in flight may see.
+        /// Number of free blocks.
         free: usize,
     },
     /// The request exceeds the blocks available to its kind. Only urgent requests that need no run

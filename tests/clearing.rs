@@ -66,6 +66,20 @@ fn blocks_are_uncached_by_their_hashes() {
     pool.audit().unwrap();
 }
 
+/// Blocks of earlier eras, which a pool with room does not evict, take no place in the index from
+/// those of the same hash that are cached later.
+#[test]
+fn no_number_of_clears_keeps_a_prompt_from_being_found() {
+    let pool = pool(2_000);
+    for clears in 0..60 {
+        drop(admit(&pool, 1, &prompt(1, 41)));
+        assert_eq!(admit(&pool, 2, &prompt(1, 41)).1, 40, "after {clears} clears");
+        pool.clear_prefix_cache();
+    }
+    assert_eq!((pool.prefix_cache().unwrap().stats().forgotten_blocks, pool.stats().evictable), (0, 720));
+    pool.audit().unwrap();
+}
+
 /// A clear leaves blocks of the old era evictable. They are evicted before all that are cached later,
 /// whatever the policy, and an offload does not take them.
 #[test]

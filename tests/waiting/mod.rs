@@ -12,12 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{
     AllocError, AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
-use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, prompt};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -354,28 +352,6 @@ async fn magazines_of_other_threads_are_reclaimed() {
     std::thread::spawn(move || drop(held)).join().unwrap();
     drop(soon(waiting).await.unwrap().unwrap());
     quiet(&pool, 64);
-}
-
-/// No block is free, and blocks in use and evictable ones alternate: those in use move away.
-#[tokio::test]
-async fn a_run_is_made_of_evictable_blocks() {
-    let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(64).without_null_block();
-    let pool = pool.threads(1).magazine_blocks(0).prefix_cache(PrefixConfig::new()).build().unwrap();
-    let mut sequences: Vec<_> =
-        (0..64).map(|number| admit(&pool, number.into(), &prompt(number, BLOCK_TOKENS)).0).collect();
-    sequences.sort_by_key(|sequence| sequence.blocks().next().map(|id| pool.blocks().frame(id)));
-    let mut place = 0;
-    sequences.retain(|_| {
-        place += 1;
-        place % 2 == 0
-    });
-    assert_eq!((pool.free_blocks(), pool.stats().evictable), (0, 32));
-    let request = AllocRequest::new(8).contiguous();
-    assert!(matches!(pool.allocate(request), Err(AllocError::NoRun { free: 32, .. })));
-    let run = soon(pool.allocate_async(request)).await.unwrap();
-    assert_eq!(run.runs().count(), 1);
-    drop((run, sequences));
-    pool.audit().unwrap();
 }
 
 #[tokio::test]

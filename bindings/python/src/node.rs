@@ -174,8 +174,8 @@ impl PyNode {
     }
 
     /// Declares that the process of a peer has ended and will not come back, and returns the ids of the
-    /// sequences that were in doubt and are this node's own again. If it lives, both may run them. A
-    /// peer with a link is refused.
+    /// sequences that were in doubt and are this node's own again. If it lives, both may run them, and
+    /// what it still writes by RDMA damages blocks of others. A peer with a link is refused.
     fn declare_ended(slf: &Bound<'_, Self>, peer: String) -> Outcome<Call> {
         let node = slf.get().node.share()?;
         Ok(Call::new(move |py| Begun::waits(py, async move { Ok(node.declare_ended(&peer).await?) })))

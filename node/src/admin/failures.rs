@@ -62,7 +62,10 @@ impl Failures {
         self.0.count.fetch_add(1, Relaxed);
         last.failure = Some((reason.clone(), now));
         last.untold += 1;
-        if let Some(failures) = last.take_due(&reason, now) {
+        let due = last.take_due(&reason, now);
+        // Where the log is written to may block.
+        drop(last);
+        if let Some(failures) = due {
             let (service, name) = (self.0.group, self.0.name);
             tracing::warn!(service, name, failures, error = reason, "a service fails");
         }

@@ -116,6 +116,8 @@ pub(super) struct Job {
     pub(super) trouble: Option<String>,
     /// Since when the target has been told to commit without an answer, once that is reported.
     pub(super) in_doubt: Option<Millis>,
+    /// Since when it has been in doubt without any link to the target.
+    pub(super) alone_since: Option<Millis>,
     /// Final outcome, once it was reported.
     pub(super) outcome: Option<Outcome>,
     /// The machine was told that the cache was cleared since the export.
@@ -158,6 +160,7 @@ impl Job {
             ending: None,
             trouble: None,
             in_doubt: None,
+            alone_since: None,
             outcome: None,
             is_cleared: false,
             stop: None,

@@ -166,7 +166,8 @@ impl Node {
     /// another one has its name.
     ///
     /// Copies in doubt become this node's own again; returns the ids of their sequences. If the
-    /// declaration is wrong, a sequence may run on both nodes.
+    /// declaration is wrong, a sequence may run on both nodes, and what the process still writes by
+    /// RDMA damages blocks that others use.
     ///
     /// # Errors
     ///

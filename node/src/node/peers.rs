@@ -209,6 +209,11 @@ impl Peers {
         Joined::Refused(denial)
     }
 
+    /// Returns whether a peer has a link, or had one whose loss is still to be noted.
+    pub(super) fn has_links(&self, id: LinkId) -> bool {
+        self.all.get(&id).is_some_and(|peer| !peer.lines.is_empty())
+    }
+
     /// Removes a link that was lost. Returns whether it was the peer's last one.
     pub(super) fn leave(&mut self, id: LinkId, link: &Arc<Link>) -> bool {
         let Some(peer) = self.all.get_mut(&id) else { return false };

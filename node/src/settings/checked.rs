@@ -396,6 +396,12 @@ impl Reader<'_> {
             let reason = "whoever presents none could do more than read";
             return Err(self.needs("read-token-file", "token-file", reason));
         }
+        if let (Some(all), Some(read)) = (&settings.token, &settings.read_token)
+            && read.all().iter().any(|token| all.accept(token.expose().as_bytes()))
+        {
+            let reason = "one of its tokens is in token_file too, which gives all rights".to_owned();
+            return Err(self.refuse("read-token-file", reason));
+        }
         if is_open(&settings.admin) {
             warnings.push("the admin interface is open to other hosts over plain HTTP: whoever listens in reads the token; let a proxy with TLS in front of it, or listen on the loopback".to_owned());
         }

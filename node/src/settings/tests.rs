@@ -75,6 +75,9 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
     let token = folder.path().join("token");
     fs::write(&token, "0123456789abcdef\n").unwrap();
     let token = token.to_str().unwrap();
+    let reader = folder.path().join("reader");
+    fs::write(&reader, "a-token-that-reads\n").unwrap();
+    let reader = reader.to_str().unwrap();
     let values = [
         ("name", "a-1"),
         ("size", "100"),
@@ -94,7 +97,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("tls-key", "k.pem"),
         ("tls-ca", "ca.pem"),
         ("token-file", token),
-        ("read-token-file", token),
+        ("read-token-file", reader),
         ("hash-key-file", token),
         ("peer-quota", "2GiB"),
         ("nixl", "/opt/nixl"),
@@ -523,6 +526,8 @@ fn a_token_that_others_can_read_is_a_warning() {
     assert_eq!(flags(&[("token-file", path)]).load().unwrap().settings.token.unwrap().all().len(), 8);
     let error = refused(&[("read-token-file", path)]);
     assert!(error.starts_with("--read-token-file: read_token_file needs token_file as well"), "{error}");
+    let error = refused(&[("token-file", path), ("read-token-file", path)]);
+    assert!(error.contains("one of its tokens is in token_file too"), "{error}");
     let error = refused(&[("token-file", path), ("hash-key-file", path)]);
     assert!(error.contains("--hash-key-file: ") && error.contains("more than one line"), "{error}");
 }

@@ -281,15 +281,16 @@ impl Core {
             // Unvisited thread caches may complete a run.
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
         }
-        let free = runs.free + self.evictable();
-        if free < asked {
-            return Err(self.exhausted(asked));
-        }
-        if let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), custody) {
+        if runs.free + self.evictable() >= asked
+            && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), custody)
+        {
             grab.extend(Some(run));
             return Ok(());
         }
-        Err(AllocError::NoRun { asked, longest_run: runs.longest, free })
+        if runs.free >= asked {
+            return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free });
+        }
+        Err(self.exhausted(asked))
     }
 
     /// Takes frames from the thread's own magazines, and from the depot.

@@ -17,7 +17,7 @@ use crate::sync::Ordering::Release;
 use super::super::queues::Entry;
 use super::{BlockHash, PolicyInfo, PrefixCache};
 
-/// Number of blocks of earlier eras that a search for cold blocks evicts.
+/// Number of blocks of earlier eras that a search for cold blocks evicts at a time.
 const STALE_MAX: usize = 1024;
 
 /// A formerly evictable block, held by a reference.
@@ -36,11 +36,11 @@ pub(crate) struct ColdBlock {
 impl PrefixCache {
     /// Takes a reference on each of up to `wanted` evictable blocks, in eviction order.
     ///
-    /// Skips duplicates, and evicts up to [`STALE_MAX`] blocks of earlier eras that it meets.
+    /// Skips duplicates, and evicts the blocks of earlier eras that it meets.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
         let mut stale = Vec::new();
-        while cold.len() < wanted && stale.len() < STALE_MAX {
+        while cold.len() < wanted {
             let Some(entry) = self.take_next(0) else { break };
             let mut next = Some(entry.first);
             while let Some(id) = next {
@@ -64,13 +64,20 @@ impl PrefixCache {
                     cold.extend(self.take_cold(core, id));
                 }
             }
+            if stale.len() >= STALE_MAX {
+                self.evict_stale(core, &mut stale, &mut passed_over);
+            }
         }
         core.count_not_evictable(cold.len());
-        core.evict_these(stale.iter().copied());
-        // Those that are being moved.
-        stale.retain(|&id| core.word(id).is_evictable());
-        self.queues.file(&self.rows, passed_over.into_iter().chain(stale));
+        self.evict_stale(core, &mut stale, &mut passed_over);
+        self.queues.file(&self.rows, passed_over);
         cold
+    }
+
+    /// Evicts blocks of earlier eras. Those that are being moved are `left`.
+    fn evict_stale(&self, core: &Core, stale: &mut Vec<BlockId>, left: &mut Vec<BlockId>) {
+        core.evict_these(stale.iter().copied());
+        left.extend(stale.drain(..).filter(|&id| core.word(id).is_evictable()));
     }
 
     /// Takes a reference on a block, if it is evictable.

@@ -24,10 +24,12 @@ impl Driver {
         if report.bad_blocks > 0 {
             self.setup.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
         }
+        let now = self.now();
         let Some(job) = self.jobs.get_mut(&machine) else { return };
         if let Outcome::InDoubt { since, .. } = report.outcome {
             self.setup.counters.in_doubt.fetch_add(1, Relaxed);
             job.in_doubt = Some(since);
+            job.alone_since = (!self.peers.has_links(job.link)).then_some(now);
             let sequence = job.sequence.map(|id| id.0);
             let peer = self.peers.name(job.link);
             return tracing::warn!(peer, sequence, "a sequence is in doubt: {}", status::REMEDY);

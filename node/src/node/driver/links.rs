@@ -40,6 +40,7 @@ impl Driver {
         }
         self.introduce(id);
         self.read(id, link);
+        self.note_link(id, true);
         let actions = self.setup.machines.link_up(self.now(), id, incarnation);
         self.act(actions);
         if let Some(before) = before {
@@ -86,6 +87,7 @@ impl Driver {
     pub(super) fn link_lost(&mut self, id: LinkId, link: &Arc<Link>) {
         self.lose_questions(id, link);
         if self.peers.leave(id, link) {
+            self.note_link(id, false);
             let actions = self.setup.machines.link_lost(self.now(), id);
             self.act(actions);
         }

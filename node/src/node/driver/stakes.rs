@@ -26,13 +26,20 @@ impl Driver {
     }
 
     /// Returns the sequences in doubt without a link to the target, with when the operator's limit says
-    /// that this node goes on with them.
+    /// that this node goes on with them: the whole time without a link.
     pub(super) fn limited_doubts(&self) -> impl Iterator<Item = (MachineId, Millis)> {
-        let is_up = |id| self.peers.get(id).is_some_and(Peer::is_up);
         self.setup.doubt_limit.into_iter().flat_map(move |limit| {
-            let doubts = self.doubts().filter(move |(_, job, _)| !is_up(job.link));
-            doubts.map(move |(machine, _, since)| (machine, since.plus(limit.as_millis() as u64)))
+            let due = move |job: &Job| Some(job.alone_since?.plus(limit.as_millis() as u64));
+            self.doubts().filter_map(move |(machine, job, _)| Some((machine, due(job)?)))
         })
+    }
+
+    /// Notes that a peer has a link again, or lost its last one.
+    pub(super) fn note_link(&mut self, id: LinkId, is_linked: bool) {
+        let now = self.now();
+        for job in self.jobs.values_mut().filter(|job| job.link == id && job.in_doubt.is_some()) {
+            job.alone_since = (!is_linked).then_some(now);
+        }
     }
 
     /// Goes on with sequences that were in doubt for as long as the operator permits.

@@ -144,7 +144,8 @@ impl Endpoint {
             self.shared.identity().check(&address, false)?;
             let peer = PeerSettings { address, ..peer.clone() };
             match within(self.shared.limits.handshake, "complete the handshake", self.dial(&peer)).await {
-                Err(error @ LinkError::Io { .. }) => last = error,
+                // It does not answer, or not in time: another address may.
+                Err(error @ (LinkError::Io { .. } | LinkError::Slow { .. })) => last = error,
                 result => return result,
             }
         }
