@@ -76,7 +76,7 @@ fn no_number_of_clears_keeps_a_prompt_from_being_found() {
         assert_eq!(admit(&pool, 2, &prompt(1, 41)).1, 40, "after {clears} clears");
         pool.clear_prefix_cache();
     }
-    assert_eq!((pool.prefix_cache().unwrap().stats().forgotten_blocks, pool.stats().evictable), (0, 720));
+    assert_eq!((pool.prefix_cache().unwrap().stats().forgotten_blocks, pool.stats().evictable), (0, 600));
     pool.audit().unwrap();
 }
 
