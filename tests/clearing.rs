@@ -80,8 +80,8 @@ fn no_number_of_clears_keeps_a_prompt_from_being_found() {
     pool.audit().unwrap();
 }
 
-/// A clear leaves blocks of the old era evictable. They are evicted before all that are cached later,
-/// whatever the policy, and an offload does not take them.
+/// A clear leaves blocks of the old era evictable. They are evicted before all that are cached
+/// later, whatever the policy, and an offload does not take them.
 #[test]
 fn blocks_of_an_earlier_era_are_evicted_first() {
     for kind in PolicyKind::ALL {

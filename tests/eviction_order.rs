@@ -27,8 +27,8 @@ struct Lru {
     hashes: HashMap<BlockId, BlockHash>,
     /// Number of cached blocks of a hash.
     alike: HashMap<BlockHash, u32>,
-    /// Blocks whose contents another cached block had when they were released: the cache evicts them
-    /// first, also if it has evicted the other one early since.
+    /// Blocks whose contents another cached block had when they were released: the cache evicts
+    /// them first, also if it has evicted the other one early since.
     copies: HashSet<BlockId>,
     /// Evictions of another block than the oldest, and of any.
     early: u64,

@@ -310,7 +310,8 @@ fn answers_with(answer: &'static [u8]) -> u16 {
     port
 }
 
-/// A password that is wrong is told, in the log, the statistics and the metrics, and not 10,000 times.
+/// A password that is wrong is told, in the log, the statistics and the metrics, and not 10,000
+/// times.
 #[cfg(feature = "redis")]
 #[test]
 fn a_tier_that_refuses_the_password_says_so() {

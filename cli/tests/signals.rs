@@ -186,8 +186,8 @@ fn a_reload_takes_over_certificates_and_token_for_new_links() {
     assert!(refusals[0].contains("node.pem") && refusals[1].contains("b.token"), "{errors}");
 }
 
-/// A token is replaced in three steps at two nodes that carry traffic: the link stays, a new one can be
-/// made at every moment, and what was cached is found after a restart.
+/// A token is replaced in three steps at two nodes that carry traffic: the link stays, and
+/// a new one can be made at every moment.
 #[test]
 fn a_token_is_replaced_without_a_lost_link() {
     let folder = tempfile::tempdir().unwrap();

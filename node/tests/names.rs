@@ -84,10 +84,10 @@ async fn a_peer_without_an_address_is_down_until_it_has_one_and_is_found_again_a
     assert_eq!((&links[0]["name"], &links[0]["address"]), (&"b".into(), &"host-of-b:7411".into()), "{links}");
     assert_eq!((&links[0]["is_up"], &links[0]["reason"]), (&false.into(), &missing.into()), "{links}");
 
-    // The name gets an address, of which the first is nobody's.
+    // The name gets two addresses, and nothing listens on the first.
     let (b, at) = listening("b").await;
-    let nobody = std::net::TcpListener::bind(local()).unwrap().local_addr().unwrap();
-    hosts.set("host-of-b", &[nobody, at]);
+    let closed = std::net::TcpListener::bind(local()).unwrap().local_addr().unwrap();
+    hosts.set("host-of-b", &[closed, at]);
     until("a link", async || a.unreached().is_empty()).await;
     // The peer moves.
     drop(b);

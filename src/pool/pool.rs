@@ -314,10 +314,11 @@ impl Pool {
 
     /// Clears the prefix cache: prefixes cached before the call are not found any more.
     ///
-    /// Takes the same time in a pool of any size. Unowned blocks stay evictable and keep counting as
-    /// such. LRU evicts them before any that are cached later; a policy with several queues does so
-    /// where they are first in their queue. Owned ones become evictable when they are released, and
-    /// are evicted before all others. To have free blocks at once, [evict](Self::evict_cached) some.
+    /// Takes the same time in a pool of any size. Unowned blocks stay evictable and keep counting
+    /// as such. LRU evicts them before any that are cached later; a policy with several queues does
+    /// so where they are first in their queue. Owned ones become evictable when they are released,
+    /// and are evicted before all others. To have free blocks at once, [evict](Self::evict_cached)
+    /// some.
     pub fn clear_prefix_cache(&self) {
         if let Some(cache) = self.prefix_cache() {
             cache.clear();

@@ -28,11 +28,11 @@
 //!
 //! A block's contents are noted together with the cache's *era*. [`PrefixCache::clear`] begins a
 //! new era, in which nothing noted before is found, and does nothing else: a clear fails no request
-//! and waits for no thread. Blocks of earlier eras stay evictable, but their entries in the index may
-//! be overwritten. In the order of releases they are evicted before any of the current era; of
-//! several queues, one with such a front is served first. Blocks in use are evicted first of all once
-//! they were released. An era number is never reused: see the [rows](super::row). Events about an
-//! era end with its clear: see the [events](super::events).
+//! and waits for no thread. Blocks of earlier eras stay evictable, but their entries in the index
+//! may be overwritten. In the order of releases they are evicted before any of the current era; of
+//! several queues, one with such a front is served first. Blocks in use are evicted first of all
+//! once they were released. An era number is never reused: see the [rows](super::row). Events about
+//! an era end with its clear: see the [events](super::events).
 //!
 //! # Uncaching
 //!
@@ -397,9 +397,11 @@ impl PrefixCache {
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
 
-    /// Returns the keys under which a block is registered; none if it is of an earlier era, in which
-    /// it is never found: its entries may give way.
+    /// Returns the keys under which a block is registered; none if it is of an earlier era, in
+    /// which it is never found: its entries may give way.
     fn registered(&self, core: &Core, id: BlockId) -> impl Iterator<Item = Key> {
+        // An index calls this after it has read an entry of the block, or after the fence by which it
+        // sees the block's word. So the era is no older than that in which it was registered.
         let is_findable = core.word(id).is_cached() && self.row(id).is_of(self.era());
         let first = is_findable.then(|| self.row(id).hash());
         let (is_first, further) = match (&self.names, first) {

@@ -81,8 +81,9 @@
 //!
 //! Publishers and subscribers that are about to sleep exchange `sleeps`. If the publisher does so
 //! first, the second `read` sees its event; otherwise it counts the sleep and sees the waker, which
-//! it wakes unless another publisher that counted the sleep has done so. A publisher that is stopped
-//! before it has woken the others leaves that to the next one. The [`ring`] documents the rest.
+//! it wakes unless another publisher that counted the sleep has done so. A publisher that is
+//! stopped before it has woken the others leaves that to the next one. The [`ring`] documents the
+//! rest.
 //!
 //! # Eras
 //!

@@ -285,8 +285,8 @@ impl Queues {
         ids.into_iter().for_each(|id| filing.add(id));
     }
 
-    /// Takes the entry of the block that the policy evicts next, or of one at the front of its queue
-    /// that was not noted in the current `era`.
+    /// Takes the entry of the block that the policy evicts next, or of one at the front of its
+    /// queue that was not noted in the current `era`.
     ///
     /// Its blocks are filed until [`unfile`](Filed::unfile); each may be owned, evictable or free. The
     /// caller [puts back](Self::put_back) the rest. Queues with a bit in `spared` are skipped, except

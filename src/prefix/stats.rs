@@ -58,8 +58,8 @@ pub struct EvictionCounts {
     pub useless: u64,
     /// Frames of a frame pool that were freed to be evicted first.
     pub first_out: u64,
-    /// Blocks evicted out of order: for a run, for a whole unit of free frames, by a shrink, or by an
-    /// export of cold blocks that met some from before a clear.
+    /// Blocks evicted out of order: for a run, for a whole unit of free frames, by a shrink, or by
+    /// an export of cold blocks that met some from before a clear.
     pub out_of_order: u64,
 }
 

@@ -94,9 +94,9 @@ impl PyNode {
     /// authorities in PEM. `token` is a secret that both ends have.
     ///
     /// `restarts` tells when another process of a peer's name shows that the former one has ended:
-    /// "proven", or "by-name" where at most one process of a name lives. After `doubt_limit` seconds a
-    /// sequence in doubt is this node's own again, if there is no link to its target; if that lives,
-    /// both may run it.
+    /// "proven", or "by-name" where at most one process of a name lives. After `doubt_limit`
+    /// seconds without a link to its target, a sequence in doubt is this node's own again; if the
+    /// target lives, both may run it.
     #[staticmethod]
     #[pyo3(signature = (
         pool, name, *, listen=Vec::new(), peers=HashMap::new(), token=None, tls=None, restarts="proven",
@@ -173,9 +173,10 @@ impl PyNode {
         }))
     }
 
-    /// Declares that the process of a peer has ended and will not come back, and returns the ids of the
-    /// sequences that were in doubt and are this node's own again. If it lives, both may run them, and
-    /// what it still writes by RDMA damages blocks of others. A peer with a link is refused.
+    /// Declares that the process of a peer has ended and will not come back, and returns the ids of
+    /// the sequences that were in doubt and are this node's own again. If it lives, both may run
+    /// them, and what it still writes by RDMA damages blocks of others. A peer with a link is
+    /// refused.
     fn declare_ended(slf: &Bound<'_, Self>, peer: String) -> Outcome<Call> {
         let node = slf.get().node.share()?;
         Ok(Call::new(move |py| Begun::waits(py, async move { Ok(node.declare_ended(&peer).await?) })))

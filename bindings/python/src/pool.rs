@@ -449,8 +449,8 @@ impl PyPool {
         Ok(self.get()?.fragmentation().into())
     }
 
-    /// Returns the runs of adjacent frames in the block tables of the open sequences. Reads the word
-    /// of every block of theirs.
+    /// Returns the runs of adjacent frames in the block tables of the open sequences. Reads the
+    /// word of each of their blocks.
     fn sequence_runs(&self, py: Python<'_>) -> Outcome<RunsPerSequence> {
         let pool = self.get()?;
         Ok(py.detach(|| pool.sequence_runs()).into())

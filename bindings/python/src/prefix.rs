@@ -90,8 +90,9 @@ impl PyPrefixCache {
         Ok(blocks.into_iter().map(|(id, hash)| (id.0, hash.to_string())).collect())
     }
 
-    /// Makes every cached block unfindable, in the same time for any number. Blocks without an owner
-    /// are evicted when their memory is needed, before all others; `evict` frees them at once.
+    /// Makes every cached block unfindable, in the same time for any number. Blocks without an
+    /// owner are evicted when their memory is needed, with LRU before those that are cached later;
+    /// `evict` frees blocks at once.
     fn clear(&self) -> Outcome<()> {
         self.pool.get().share()?.clear_prefix_cache();
         Ok(())

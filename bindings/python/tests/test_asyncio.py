@@ -444,8 +444,9 @@ def test_nodes_exchange_sequences(pool: kvpool.Pool) -> None:
             assert (arrived.id, peer) == (id, "a")
             arrived.close()
         there.close()
-        while await here.peers() == {"b": True}:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(20):
+            while await here.peers() == {"b": True}:
+                await asyncio.sleep(0.01)
         assert await here.declare_ended("b") == []
         assert await here.shutdown(5)
         async for _ in there:

@@ -282,7 +282,9 @@ def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:
     assert pool.compaction_state is None
     with pool.start_defragmenter(threshold=0.5, interval=0.01, share=0.1) as task:
         assert task.totals().failed == 0
+        until = time.monotonic() + 20
         while pool.compaction_state != "contiguous":
+            assert time.monotonic() < until, pool.compaction_state
             time.sleep(0.001)
     assert pool.compaction_state is None
     with pytest.raises(ValueError, match="share"):

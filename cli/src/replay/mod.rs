@@ -271,7 +271,6 @@ pub fn replay(
     if let Some(nothing) = nothing(&tally, pool.shape(), trace, options, (blocks, interrupted)) {
         tally.find(nothing);
     }
-    pool.clear_prefix_cache();
     pool.evict_cached(0);
     let (free_blocks, fragmentation_final) = (pool.free_blocks(), pool.fragmentation().rate);
     if let Err(reason) = pool.allocate_all() {

@@ -55,18 +55,6 @@ impl Credentials {
         let admin = AdminTokens { all: settings.token.clone(), read: settings.read_token.clone() };
         Ok(Self { tls, token, admin, certificates: digest.finish() })
     }
-
-    /// Returns whether the tokens are those of others.
-    pub fn has_tokens_of(&self, others: &Self) -> bool {
-        let is_same = |one: &Option<Tokens>, other: &Option<Tokens>| match (one, other) {
-            (Some(one), Some(other)) => {
-                let (one, other) = (one.all(), other.all());
-                one.len() == other.len() && one.iter().zip(other).all(|(a, b)| a.is(b.expose().as_bytes()))
-            }
-            (one, other) => one.is_none() == other.is_none(),
-        };
-        is_same(&self.admin.all, &others.admin.all) && is_same(&self.admin.read, &others.admin.read)
-    }
 }
 
 /// Gives a node its settings.

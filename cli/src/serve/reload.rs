@@ -1,14 +1,14 @@
 //! Settings that are taken over while the node runs: peers, certificates and token.
 //!
-//! They are read on a thread of their own: a file system that hangs keeps neither signals nor transfers
-//! waiting.
+//! They are read on a thread of their own: a file system that hangs keeps neither signals nor
+//! transfers waiting.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::{io, thread};
 
-use kvpool_node::settings::{Loaded, PeerAddress, Settings, Sources, Token};
+use kvpool_node::settings::{Loaded, PeerAddress, Settings, Sources};
 use kvpool_node::{Node, NodeError};
 use tokio::sync::mpsc;
 
@@ -142,7 +142,7 @@ impl Taken {
         if credentials.certificates != self.credentials.certificates {
             text += "; new certificates";
         }
-        if !credentials.has_tokens_of(&self.credentials) {
+        if credentials.admin != self.credentials.admin {
             text += "; other tokens";
         }
         let others = others(&self.first, &settings);
@@ -157,10 +157,6 @@ impl Taken {
 /// Returns the keys whose change takes effect at the next start only.
 fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
     let (a, b) = (&first.pool, &now.pool);
-    let is_same = |one: Option<&Token>, other: Option<&Token>| match (one, other) {
-        (Some(one), Some(other)) => one.is(other.expose().as_bytes()),
-        (one, other) => one.is_none() == other.is_none(),
-    };
     let all = [
         ("name", first.name != now.name),
         ("size", a.blocks != b.blocks),
@@ -181,7 +177,7 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("membership", first.membership != now.membership),
         ("kv_events", first.kv_events != now.kv_events),
         ("load", first.load != now.load),
-        ("hash_key", !is_same(first.hash_key.as_ref(), now.hash_key.as_ref())),
+        ("hash_key_file", first.hash_key != now.hash_key),
         ("drain", first.drain != now.drain),
         ("log", first.log != now.log),
         ("log_level", first.log_levels != now.log_levels),

@@ -104,7 +104,8 @@ impl Peer {
         self.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), next).await }).unwrap()
     }
 
-    /// Acts as the target of the next migration that has all of its blocks, up to the word to commit.
+    /// Acts as the target of the next migration that has all of its blocks, up to the word to
+    /// commit.
     pub fn up_to_commit(&self) {
         let (none, grant, term) = (Places::default, Grant::default, TermId(7));
         let taken = async {

@@ -13,11 +13,12 @@ use crate::settings::{Token, Tokens};
 pub struct NoToken;
 
 /// The tokens that an admin interface accepts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct AdminTokens {
     /// Tokens for every route. `None`: no token is asked for.
     pub all: Option<Tokens>,
-    /// Tokens for the routes that only read figures. Without effect if there is none for all routes.
+    /// Tokens for the routes that only read figures. Without effect if there is none for all
+    /// routes.
     pub read: Option<Tokens>,
 }
 

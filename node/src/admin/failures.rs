@@ -52,8 +52,8 @@ impl Failures {
         Self(Arc::new(State { group, name, count: AtomicU64::new(0), last: Mutex::default() }))
     }
 
-    /// Notes a failure. It is a warning unless the same was told in the last minute, or any in the last ten
-    /// seconds.
+    /// Notes a failure. It is a warning unless the same was told in the last minute, or any in the
+    /// last ten seconds.
     pub fn note(&self, reason: impl ToString) {
         let reason = reason.to_string();
         let reason: String = reason.chars().filter(|char| !char.is_control()).take(REASON_CHARS).collect();

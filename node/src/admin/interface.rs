@@ -106,13 +106,14 @@ pub trait Admin: Send + Sync + 'static {
     /// sequence is not offered, or is migrated already; [`AdminError::Unsupported`] without peers.
     fn migrate(&self, order: MigrateOrder) -> Answer<'_, MigrationRecord>;
 
-    /// Declares that the process of a peer has ended, so that sequences in doubt are this node's own
-    /// again.
+    /// Declares that the process of a peer has ended, so that sequences in doubt are this node's
+    /// own again.
     ///
     /// # Errors
     ///
-    /// [`AdminError::NotFound`] for an unknown peer; [`AdminError::Conflict`] for one that has a link;
-    /// [`AdminError::Unsupported`] without peers; [`AdminError::Unavailable`] if the node has ended.
+    /// [`AdminError::NotFound`] for an unknown peer; [`AdminError::Conflict`] for one that has a
+    /// link; [`AdminError::Unsupported`] without peers; [`AdminError::Unavailable`] if the node has
+    /// ended.
     fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome>;
 
     /// Recounts every frame of the pool.

@@ -219,8 +219,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the time without a link to its target after which a sequence in doubt is this node's own
-    /// again; by default never.
+    /// Sets the time without a link to its target after which a sequence in doubt is this node's
+    /// own again; by default never.
     ///
     /// If the target lives behind a network that is cut, and has taken the sequence, both run it.
     #[must_use]

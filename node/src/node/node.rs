@@ -75,7 +75,8 @@ impl Node {
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
     }
 
-    /// Replaces the certificates and the token of the cluster, and the tokens of the admin interface.
+    /// Replaces the certificates and the token of the cluster, and the tokens of the admin
+    /// interface.
     ///
     /// Links and requests that begin from now on use them. Links that exist stay.
     ///
@@ -171,8 +172,8 @@ impl Node {
     ///
     /// # Errors
     ///
-    /// [`NodeError::UnknownPeer`] if no process of this name was linked, or nothing of it is remembered;
-    /// [`NodeError::PeerLives`] if it has a link; [`NodeError::Stopped`].
+    /// [`NodeError::UnknownPeer`] if no process of this name was linked, or nothing of it is
+    /// remembered; [`NodeError::PeerLives`] if it has a link; [`NodeError::Stopped`].
     pub async fn declare_ended(&self, peer: &str) -> Result<Vec<u64>, NodeError> {
         self.operator.declare_ended(peer).await
     }

@@ -232,8 +232,8 @@ impl Migrations {
         self.all_of(now, link, Happened::PeerEnded)
     }
 
-    /// The operator has chosen to take the process of a target that does not answer to have ended, as far
-    /// as this source in doubt goes. If it lives, a sequence may run on both nodes.
+    /// The operator has chosen to take the process of a target that does not answer to have ended,
+    /// as far as this source in doubt goes. If it lives, a sequence may run on both nodes.
     pub fn end_doubt(&mut self, now: Millis, machine: MachineId) -> Actions {
         match self.entries.get(&machine).map(|entry| entry.machine.state()) {
             Some(SideState::Source(SourceState::InDoubt)) => self.happened(now, machine, Happened::PeerEnded),

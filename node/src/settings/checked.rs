@@ -393,17 +393,17 @@ impl Reader<'_> {
             return Err(self.needs("admin", "token-file", reason));
         }
         if settings.read_token.is_some() && settings.token.is_none() {
-            let reason = "whoever presents none could do more than read";
+            let reason = "without it, every client has all rights";
             return Err(self.needs("read-token-file", "token-file", reason));
         }
         if let (Some(all), Some(read)) = (&settings.token, &settings.read_token)
-            && read.all().iter().any(|token| all.accept(token.expose().as_bytes()))
+            && read.all().iter().any(|token| all.all().contains(token))
         {
             let reason = "one of its tokens is in token_file too, which gives all rights".to_owned();
             return Err(self.refuse("read-token-file", reason));
         }
         if is_open(&settings.admin) {
-            warnings.push("the admin interface is open to other hosts over plain HTTP: whoever listens in reads the token; let a proxy with TLS in front of it, or listen on the loopback".to_owned());
+            warnings.push("the admin interface is open to other hosts over plain HTTP, which shows the token to the network: use a proxy with TLS, or an address of the loopback".to_owned());
         }
         if is_open(&settings.listen) && settings.tls.is_none() {
             return Err(self.needs("listen", "tls-cert", "plain text is for the loopback only"));

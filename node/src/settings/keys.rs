@@ -118,7 +118,7 @@ pub const KEYS: &[Key] = &[
     key("restarts", "WHEN", Some("proven"), "proven or by-name",
         "When another process of a peer's name shows that the former one has ended: if it proves it, or always, where at most one process of a name lives (as in a StatefulSet)"),
     key("doubt-limit", "TIME", None, "a time from 1s to 24h, such as 10min, or `off`",
-        "Time without a link to its target after which a sequence in doubt is this node's again without the word of an operator; by default never. If the target lives and has taken it, both nodes run the sequence"),
+        "Time without a link to its target after which a sequence in doubt is this node's again without a declaration by an operator; by default never. If the target lives and has taken it, both nodes run the sequence"),
     key("tier", "ADDRESS", None, "redis://HOST:PORT/DATABASE, redis+unix:///PATH, mooncake://HOST:PORT of a master, or `off`",
         "Share cached blocks through a store of the cluster; needs a build with the feature `redis` or `mooncake`"),
     key("tier-namespace", "TEXT", None, "1 to 256 bytes: the model, and the revision of its weights",

@@ -44,7 +44,8 @@ pub enum Action {
     /// The process is killed, and started again.
     KillSource,
     KillTarget,
-    /// The process is killed, the source's operator declares that it has ended, and it starts again.
+    /// The process is killed, the source's operator declares that it has ended, and it starts
+    /// again.
     DeclareTarget,
     /// All connections are cut, and can be made again at once.
     Cut,

@@ -5,7 +5,8 @@
 //! there; each walk begins in another region. Concurrent changes can make the run fail; the walk is
 //! then repeated, a few times. That there is no window in the whole pool is
 //! [remembered](super::refused): each frame is read once, also where regions meet, so that the
-//! counts tell whether one changed meanwhile.
+//! counts tell whether one changed meanwhile. The models of that have one region; the borders of
+//! regions have a test against a search of all windows, `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
@@ -61,8 +62,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Keeps the last `kept` costs, and reads those of the frames from `start` to `end`. Returns the
-    /// frame of the first cost.
+    /// Keeps the last `kept` costs, and reads those of the frames from `start` to `end`. Returns
+    /// the frame of the first cost.
     fn read(&mut self, core: &Core, oldest: Ticket, kept: usize, start: usize, end: usize) -> usize {
         self.costs.drain(..self.costs.len().saturating_sub(kept));
         let kept = self.costs.len();

@@ -47,7 +47,7 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) arrivals: mpsc::Sender<Arrival>,
     pub(in crate::node) parts: PartCopies,
     pub(in crate::node) restarts: Restarts,
-    /// Age after which a doubt ends by itself.
+    /// Time without a link to the target after which a doubt ends by itself.
     pub(in crate::node) doubt_limit: Option<Duration>,
     pub(in crate::node) lock: Option<NameLock>,
     /// Blocks that may be under way to a peer that asked for them.

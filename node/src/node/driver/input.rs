@@ -43,8 +43,8 @@ pub(in crate::node) enum Input {
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
     /// The pool asks which blocks a peer has cached.
     AskCached(String, Vec<BlockHash>, Cached),
-    /// The operator declares that a peer's process has ended; the answer has the sequences that were in
-    /// doubt.
+    /// The operator declares that a peer's process has ended; the answer has the sequences that
+    /// were in doubt.
     PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),
     /// Closes the links to a peer.
     Cut(String),

@@ -25,8 +25,8 @@ impl Driver {
             .filter_map(move |(&machine, job)| Some((machine, Some(job).filter(is_open)?, job.in_doubt?)))
     }
 
-    /// Returns the sequences in doubt without a link to the target, with when the operator's limit says
-    /// that this node goes on with them: the whole time without a link.
+    /// Returns the sequences in doubt without a link to the target, with when the operator's limit
+    /// says that this node goes on with them: the whole time without a link.
     pub(super) fn limited_doubts(&self) -> impl Iterator<Item = (MachineId, Millis)> {
         self.setup.doubt_limit.into_iter().flat_map(move |limit| {
             let due = move |job: &Job| Some(job.alone_since?.plus(limit.as_millis() as u64));

@@ -134,7 +134,8 @@ impl Endpoint {
         &self.shared.limits
     }
 
-    /// Connects to a peer. A name is resolved now, and its addresses are tried until one can be reached.
+    /// Connects to a peer. A name is resolved now, and its addresses are tried until one can be
+    /// reached.
     ///
     /// # Errors
     /// Any [`LinkError`]. Then no connection is left.

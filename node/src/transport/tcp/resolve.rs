@@ -16,7 +16,8 @@ use super::error::LinkError;
 /// Longest time in which a name gets its addresses.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// Names that the system resolves at the same time: each takes a thread, also after the time is over.
+/// Names that the system resolves at the same time: each takes a thread, also after the time is
+/// over.
 const RESOLVED_AT_ONCE: usize = 64;
 
 /// The future of a name's addresses.
