@@ -121,6 +121,12 @@ pub enum TransferError {
         /// What it reported.
         reason: String,
     },
+    /// The blocks of the other node have another layout, so that none can move between the two.
+    #[error("node {node}: its blocks have another layout")]
+    OtherLayout {
+        /// Name of the node.
+        node: String,
+    },
     /// The other node was told to take the sequence, and its answer is missing: it may have it.
     ///
     /// The sequence that comes back with this error must not go on before it is certain that the

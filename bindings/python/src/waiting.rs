@@ -175,7 +175,10 @@ fn put_back(mut lent: Lent<Sequence>, error: kvpool::MigrateError) -> Failure {
     }
     drop(lent);
     match reason {
-        TransferError::Node { .. } | TransferError::UnknownNode { .. } | TransferError::InDoubt { .. } => {
+        TransferError::Node { .. }
+        | TransferError::OtherLayout { .. }
+        | TransferError::UnknownNode { .. }
+        | TransferError::InDoubt { .. } => {
             raise("MigrateError", message, fields![kind: crate::error::kind(&reason)])
         }
         reason => reason.into(),

@@ -4,7 +4,10 @@ use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 
 use kvpool_node::admin::AdminTokens;
-use kvpool_node::settings::{NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, read_file};
+use kvpool_node::settings::{
+    Address, NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, default_socket, make_socket_folder,
+    read_file,
+};
 use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
@@ -17,6 +20,8 @@ pub enum NetworkError {
     File { path: PathBuf, error: std::io::Error },
     #[error("{}: {error}", .path.display())]
     Tls { path: PathBuf, error: LinkError },
+    #[error("cannot listen in {}: {error} (choose another address for peers with --listen)", .path.display())]
+    SocketFolder { path: PathBuf, error: std::io::Error },
     #[error("cannot use the token: {0}")]
     Token(LinkError),
     #[cfg(not(feature = "nixl"))]
@@ -65,6 +70,11 @@ pub fn configure(
 ) -> Result<NodeBuilder, NetworkError> {
     let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
     if let Some(address) = &settings.listen {
+        let socket = default_socket(&settings.name);
+        if let (Some(folder), true) = (socket.parent(), *address == Address::Unix(socket.clone())) {
+            let failed = |error| NetworkError::SocketFolder { path: folder.to_owned(), error };
+            make_socket_folder(folder).map_err(failed)?;
+        }
         builder = builder.listen(address.clone().into());
     }
     if let Some(tls) = &credentials.tls {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::NodeError;
 use super::operator::Operator;
+use super::status::PeerStatus;
 use crate::admin::{
     Admin, AdminError, Answer, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, MigrateOrder,
     MigrationList, MigrationRecord, MigrationState, NotReady, OwnersReport, PoolAdmin, Readiness,
@@ -52,12 +53,13 @@ impl NodeAdmin {
         }
         let status = self.operator.status().await?;
         let oldest_doubt_s = status.oldest_doubt_s();
-        for (name, is_up) in status.peers {
+        for PeerStatus { name, is_up, note } in status.peers {
             links_up += usize::from(is_up);
-            if is_up {
-                peers.insert(name, "up".into());
-            } else {
-                peers.entry(name).or_insert("down".into());
+            let state = if is_up { "up" } else { "down" };
+            match note {
+                Some(note) => drop(peers.insert(name, format!("{state}: {note}").into())),
+                None if is_up => drop(peers.insert(name, state.into())),
+                None => drop(peers.entry(name).or_insert(state.into())),
             }
         }
         let mut counters = json!(self.operator.counters());
@@ -114,11 +116,15 @@ impl NodeAdmin {
         for (name, address) in self.operator.peer_addresses() {
             links.insert(name, (Some(address.to_string()), false));
         }
-        for (name, is_up) in peers {
+        for PeerStatus { name, is_up, note } in peers {
+            if is_up || note.is_some() {
+                reasons.remove(&name);
+            }
+            reasons.extend(note.map(|note| (name.clone(), note)));
             links.entry(name).or_insert((None, false)).1 = is_up;
         }
         let link = |(name, (address, is_up)): (String, (Option<String>, bool))| {
-            let reason = reasons.remove(&name).filter(|_| !is_up);
+            let reason = reasons.remove(&name);
             PeerLink::new(name, address, is_up, reason)
         };
         Ok(links.into_iter().map(link).collect())

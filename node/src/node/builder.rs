@@ -14,7 +14,7 @@ use super::arrival::Arrivals;
 use super::dialers::{Dialers, accept};
 use super::driver::{Driver, INPUTS, Setup};
 use super::error::NodeError;
-use super::message::{VERSION, Way};
+use super::message::{VERSIONS, Way};
 use super::name_lock::NameLock;
 use super::node::Node;
 use super::operator::Operator;
@@ -279,8 +279,9 @@ impl NodeBuilder {
         let remotes: Arc<dyn Remotes> = Arc::new(NodeRemotes { inputs: inputs.clone() });
         self.pool.set_remotes(&remotes).map_err(|_| NodeError::PoolInUse)?;
         let lock = NameLock::take(&self.name, &self.listen);
-        let identity = Identity::new(&self.name, VERSION)?.fingerprint(fingerprint);
+        let identity = Identity::new(&self.name, VERSIONS)?.fingerprint(fingerprint);
         let mut identity = identity.lock(lock.as_ref().map(NameLock::number));
+        let is_open = self.tls.is_none() && self.token.is_none();
         if let Some(tls) = self.tls {
             identity = identity.tls(tls);
         }
@@ -294,6 +295,14 @@ impl NodeBuilder {
             endpoint = endpoint.resolver(resolver);
         }
         let endpoint = Arc::new(endpoint);
+        let is_port = |address: &&Address| !matches!(address, Address::Unix(_));
+        if is_open && let Some(address) = endpoint.addresses().iter().find(is_port) {
+            tracing::warn!(
+                %address,
+                "any user of this host can link to this node under any name: set a token (token_file), or \
+                 certificates of both sides (tls_ca), or listen at a Unix socket (unix:PATH)"
+            );
+        }
         let tcp = Arc::new(TcpTransport::new(&endpoint));
         let ways = [(Way::Tcp, Some(tcp.clone() as Arc<dyn Transport>)), (Way::Nixl, self.nixl)];
         let mut carriers = HashMap::new();
@@ -324,6 +333,7 @@ impl NodeBuilder {
             sender: inputs.downgrade(),
             arrivals: arrived,
             parts,
+            fingerprint,
             restarts: self.restarts,
             doubt_limit: self.doubt_limit,
             lock,

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::driver::Input;
-use crate::transport::tcp::{Address, Endpoint, LinkError, PeerSettings};
+use crate::transport::tcp::{Address, Endpoint, LinkError, PeerSettings, Refused};
 
 /// Shortest and longest pause between two attempts to reach a peer.
 const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -17,7 +17,8 @@ const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 const SETTLED: Duration = Duration::from_secs(5);
 
 /// Time in which a reason for refusing connections is logged once.
-const REPORTS: Duration = Duration::from_secs(1);
+const REPORTS: Duration = Duration::from_secs(10);
+
 /// The reason for a peer that was never tried.
 const NOT_TRIED: &str = "not reached yet";
 
@@ -27,14 +28,22 @@ const REASONS_MAX: usize = 8;
 /// Accepts links for as long as the node lives.
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
     let mut refusals = Refusals::default();
-    while let Some(accepted) = endpoint.next().await {
+    loop {
+        let accepted = tokio::select! {
+            accepted = endpoint.next() => accepted,
+            () = refusals.over() => {
+                refusals.sum_up();
+                continue;
+            }
+        };
         match accepted {
-            Ok(link) => {
+            None => return,
+            Some(Ok(link)) => {
                 if inputs.send(Input::LinkUp(Arc::new(link))).await.is_err() {
                     return;
                 }
             }
-            Err(error) => refusals.log(&error),
+            Some(Err(refused)) => refusals.log(&refused),
         }
     }
 }
@@ -42,26 +51,42 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
 /// The connections that were refused lately.
 #[derive(Default)]
 struct Refusals {
-    since: Option<Instant>,
-    reasons: BTreeSet<String>,
+    /// End of the time in which each reason is logged once.
+    until: Option<Instant>,
+    reasons: BTreeSet<(String, String, Option<String>)>,
     unsaid: u64,
 }
 
 impl Refusals {
-    /// Logs the reason of a refusal, unless it or too many others were logged lately.
-    fn log(&mut self, error: &LinkError) {
-        if self.since.is_none_or(|since| since.elapsed() >= REPORTS) {
-            if self.unsaid > 0 {
-                tracing::warn!(connections = self.unsaid, "more connections were refused");
-            }
-            *self = Self { since: Some(Instant::now()), ..Self::default() };
+    /// Logs a refusal, unless the same or too many others were logged lately: of one reason, host and
+    /// name.
+    fn log(&mut self, refused: &Refused) {
+        self.until.get_or_insert_with(|| Instant::now() + REPORTS);
+        let Refused { error, address, peer } = refused;
+        let host = if let Address::Tcp(at) = address { at.ip().to_string() } else { address.to_string() };
+        let is_new =
+            self.reasons.len() < REASONS_MAX && self.reasons.insert((error.to_string(), host, peer.clone()));
+        match peer {
+            _ if !is_new => self.unsaid += 1,
+            Some(peer) => tracing::warn!(%error, %address, peer, "a connection was refused"),
+            None => tracing::warn!(%error, %address, "a connection was refused"),
         }
-        let reason = error.to_string();
-        if self.reasons.len() < REASONS_MAX && self.reasons.insert(reason) {
-            tracing::warn!(%error, "a connection was refused");
-        } else {
-            self.unsaid += 1;
+    }
+
+    /// Waits until reasons may be logged again.
+    async fn over(&self) {
+        match self.until {
+            Some(until) => tokio::time::sleep_until(until.into()).await,
+            None => std::future::pending().await,
         }
+    }
+
+    /// Logs the number of refusals that were not logged.
+    fn sum_up(&mut self) {
+        if self.unsaid > 0 {
+            tracing::warn!(connections = self.unsaid, "more connections were refused in the last 10 s");
+        }
+        *self = Self::default();
     }
 }
 
@@ -96,10 +121,11 @@ impl Dialers {
 
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
-        *self.configured.lock().unwrap_or_else(PoisonError::into_inner) =
-            peers.iter().map(|peer| peer.name.clone()).collect();
+        let names: BTreeSet<_> = peers.iter().map(|peer| peer.name.clone()).collect();
+        self.configured.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
         let mut before = std::mem::take(&mut self.running);
         let Some(endpoint) = &self.endpoint else { return };
+        endpoint.keep_places(names);
         for peer in peers {
             let is_same = before.get(&peer.name).is_some_and(|dialer| dialer.peer == peer);
             let kept = if is_same { before.remove(&peer.name) } else { None };
@@ -156,7 +182,7 @@ async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<
     let failed = |error: LinkError, said: &mut Option<LinkError>| {
         *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
         if said.as_ref() != Some(&error) {
-            tracing::warn!(peer = peer.name, %error, "no link");
+            tracing::warn!(peer = peer.name, address = %peer.address, %error, "no link");
             *said = Some(error);
         }
     };
@@ -171,7 +197,6 @@ async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<
                     return;
                 }
                 *trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
-                tracing::debug!(peer = peer.name, "linked");
                 let error = link.closed().await;
                 let is_refused = matches!(error, LinkError::Denied(_) | LinkError::Wire(_));
                 pause = if is_refused { (pause * 2).min(REDIAL.1) } else { REDIAL.0 };

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::{Bytes, CacheAnswer, CacheQuestion, Envelope};
-use crate::wire::Denial;
+use crate::wire::{Denial, Versions};
 
-/// Version of these messages; nodes of different versions do not link.
-pub(super) const VERSION: u16 = 4;
+/// Versions of these messages that a node speaks; see [`wire`](crate::wire).
+pub(super) const VERSIONS: Versions = Versions { min: 4, max: 4 };
 
 /// Most bytes of a transport's metadata.
 pub(super) const METADATA_MAX: usize = 64 << 10;

@@ -117,7 +117,8 @@ impl Node {
     ///
     /// [`NodeError::Stopped`].
     pub async fn peers(&self) -> Result<Vec<(String, bool)>, NodeError> {
-        Ok(self.operator.status().await?.peers)
+        let peers = self.operator.status().await?.peers;
+        Ok(peers.into_iter().map(|peer| (peer.name, peer.is_up)).collect())
     }
 
     /// Returns the number of grants into which a peer may still write although their migrations have

@@ -73,7 +73,7 @@ impl Operator {
     /// Begins to move a sequence to a peer: see [`Node::migrate`](super::Node::migrate).
     pub(super) async fn migrate(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, NodeError> {
         let status = self.status().await?;
-        let is_known = status.peers.iter().any(|(name, _)| name == to);
+        let is_known = status.peers.iter().any(|peer| peer.name == to);
         if !is_known && !self.unreached().iter().any(|(name, _)| name == to) {
             return Err(NodeError::UnknownPeer { name: to.to_owned() });
         }

@@ -5,18 +5,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvpool::transport::PeerId;
 use tokio::time::timeout;
 
 use super::error::NodeError;
 use super::message::{NodeMessage, Way};
-use super::status::REMEDY;
+use super::status::{PeerStatus, REMEDY};
 use crate::admin::MigrationTransport;
 use crate::protocol::{Incarnation, LinkId};
 use crate::settings::Restarts;
-use crate::transport::tcp::{Link, LinkError, SocketKind};
+use crate::transport::tcp::{Address, Link, LinkError, SocketKind};
 use crate::wire::Denial;
 
 /// Processes that are remembered, of all names.
@@ -28,11 +28,28 @@ const LOST_MAX: usize = 64;
 /// Time for the last messages of a link that is closed.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
+/// State of a peer with other blocks than this node.
+const OTHER_LAYOUT: &str = "its blocks have another layout: only parts of copies are transferred";
+
+/// Says why a process is refused that states an earlier begin than the present one.
+fn refused_older(name: &str) -> String {
+    format!(
+        "a process of this name is refused: {}. If that one has ended, declare it at this node: \
+         kvpool declare-ended --peer {name}",
+        Denial::OlderProcess
+    )
+}
+
 /// A process of a peer.
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: Incarnation,
+    /// When it began, by its clock; at most when it was first linked, by the clock of this node.
     began_ms: u64,
+    /// Fingerprint of the layout of its blocks; zeros if it states none.
+    fingerprint: [u8; 16],
+    /// Whether it was said that the layout is not that of this node.
+    was_layout_said: bool,
     lock: Option<[u8; 16]>,
     /// The newest last.
     lines: Vec<Arc<Link>>,
@@ -51,10 +68,14 @@ pub(super) struct Peer {
 impl Peer {
     fn new(link: &Link) -> Self {
         let of = link.peer();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Self {
             name: of.name.clone(),
             incarnation: Incarnation(of.incarnation),
-            began_ms: of.statement.began_ms,
+            // A clock that runs ahead must not keep out the processes that follow.
+            began_ms: of.statement.began_ms.min(now.as_millis() as u64),
+            fingerprint: of.fingerprint,
+            was_layout_said: false,
             lock: of.statement.lock,
             lines: Vec::new(),
             ways: HashMap::new(),
@@ -67,6 +88,29 @@ impl Peer {
 
     pub(super) fn is_up(&self) -> bool {
         self.lines.iter().any(|line| line.cause().is_none())
+    }
+
+    /// Returns whether its blocks have another layout than those with this fingerprint.
+    pub(super) fn has_other_layout(&self, than: &[u8; 16]) -> bool {
+        self.fingerprint != [0; 16] && self.fingerprint != *than
+    }
+
+    /// Says once that its blocks have another layout than those with this fingerprint, if so.
+    pub(super) fn say_layout(&mut self, than: &[u8; 16], address: &Address) {
+        if self.has_other_layout(than) && !std::mem::replace(&mut self.was_layout_said, true) {
+            tracing::warn!(peer = self.name, %address, "linked, but {OTHER_LAYOUT}");
+        }
+    }
+
+    /// Returns its state, for an operator of a node whose blocks have this fingerprint.
+    pub(super) fn status(&self, fingerprint: &[u8; 16]) -> PeerStatus {
+        let (name, is_up) = (self.name.clone(), self.is_up());
+        let note = match self.refused {
+            _ if is_up => self.has_other_layout(fingerprint).then(|| OTHER_LAYOUT.to_owned()),
+            Some((_, Denial::OlderProcess)) => Some(refused_older(&name)),
+            _ => None,
+        };
+        PeerStatus { name, is_up, note }
     }
 
     /// Returns its newest link that lives.
@@ -150,7 +194,7 @@ impl Peers {
         let new = Peer::new(link);
         let former = |peer: &Peer| peer.is_former && peer.name == new.name;
         if self.all.values().any(|peer| former(peer) && peer.incarnation == new.incarnation) {
-            return self.refuse(&new, Denial::OlderProcess);
+            return self.refuse(&new, link, Denial::OlderProcess);
         }
         let Some(id) = self.find(&new.name) else { return self.add(new, link) };
         let Some(peer) = self.all.get_mut(&id) else { return self.add(new, link) };
@@ -159,12 +203,12 @@ impl Peers {
             return Joined::Same(id);
         }
         if peer.is_up() {
-            return self.refuse(&new, Denial::SecondProcess);
+            return self.refuse(&new, link, Denial::SecondProcess);
         }
         // A clock may have been set back; a lock is proof.
         let is_proven = peer.lock.is_some() && peer.lock == new.lock;
         if !is_proven && new.began_ms < peer.began_ms {
-            return self.refuse(&new, Denial::OlderProcess);
+            return self.refuse(&new, link, Denial::OlderProcess);
         }
         if is_proven || restarts == Restarts::ByName || !is_at_stake(id) {
             let before = std::mem::replace(peer, new);
@@ -197,13 +241,17 @@ impl Peers {
     }
 
     /// Says once for each process that it is refused.
-    fn refuse(&mut self, new: &Peer, denial: Denial) -> Joined {
+    fn refuse(&mut self, new: &Peer, link: &Link, denial: Denial) -> Joined {
         let present = self.all.values_mut().find(|peer| !peer.is_former && peer.name == new.name);
         let refused = Some((new.incarnation, denial));
         if let Some(present) = present
             && present.refused != refused
         {
-            tracing::warn!(peer = new.name, "a process of this name is refused: {denial}");
+            let reason = match denial {
+                Denial::OlderProcess => refused_older(&new.name),
+                denial => format!("a process of this name is refused: {denial}"),
+            };
+            tracing::warn!(peer = new.name, address = %link.address(), "{reason}");
             present.refused = refused;
         }
         Joined::Refused(denial)

@@ -23,6 +23,9 @@ const SOON: Duration = Duration::from_millis(1);
 /// Longest pause behind a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// Pause while the peer's blocks have another layout, which only another process of it can change.
+const OTHER_LAYOUT_PAUSE: Duration = Duration::from_secs(60);
+
 /// Most cached blocks of one transfer: while it lasts they cannot be evicted.
 const BLOCKS_MAX: usize = 512;
 
@@ -83,16 +86,20 @@ impl Backoff {
         Instant::now() >= self.due
     }
 
-    /// Notes a success, a failure, or that there was nothing to move. Returns the time until the
-    /// next look at the pool.
-    fn note(&mut self, is_moved: Option<bool>) -> Duration {
-        match is_moved {
+    /// Notes whether blocks moved, a failure, or that there was nothing to move. Returns the time until
+    /// the next look at the pool.
+    fn note(&mut self, moved: Option<Result<bool, TransferError>>) -> Duration {
+        match moved {
             // More may have to go.
-            Some(true) => {
+            Some(Ok(true)) => {
                 self.pause = INTERVAL;
                 SOON
             }
-            Some(false) => {
+            Some(Err(TransferError::OtherLayout { .. })) => {
+                self.due = Instant::now() + OTHER_LAYOUT_PAUSE;
+                INTERVAL
+            }
+            Some(Ok(false) | Err(_)) => {
                 self.pause = (self.pause * 2).min(PAUSE_MAX);
                 self.due = Instant::now() + self.pause;
                 INTERVAL
@@ -125,17 +132,13 @@ pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offer
 }
 
 /// Returns whether cached blocks moved; `None` if there are none.
-async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> Option<bool> {
+async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> Option<Result<bool, TransferError>> {
     if pool.stats().evictable == 0 {
         return None;
     }
-    Some(match pool.offload(Target::node(&spill.to), blocks.min(BLOCKS_MAX)).await {
-        Ok(report) => report.evicted_blocks + report.leaving_blocks > 0,
-        Err(error) => {
-            tracing::debug!(to = spill.to, %error, "cached blocks stay");
-            false
-        }
-    })
+    let moved = pool.offload(Target::node(&spill.to), blocks.min(BLOCKS_MAX)).await;
+    let moved = moved.inspect_err(|error| tracing::debug!(to = spill.to, %error, "cached blocks stay"));
+    Some(moved.map(|report| report.evicted_blocks + report.leaving_blocks > 0))
 }
 
 /// Returns whether a sequence moved; `None` if none is on offer.
@@ -144,7 +147,7 @@ async fn sequence(
     spill: &Spill,
     blocks: usize,
     offers: Option<&Arc<dyn Offers>>,
-) -> Option<bool> {
+) -> Option<Result<bool, TransferError>> {
     let offers = offers?;
     let sequence = offers.offer(blocks)?;
     let (pool, to, offers) = (pool.clone(), spill.to.clone(), offers.clone());
@@ -152,12 +155,14 @@ async fn sequence(
     // sequence. The request ends with the node too, and the engine has the sequence again.
     let moved = tokio::spawn(async move {
         let moved = pool.migrate(sequence, Target::node(&to)).await;
-        moved.map(drop).map_err(|error| {
-            tracing::debug!(to, %error, "a sequence stays");
-            give_back(&*offers, error);
+        moved.map(|_| true).map_err(|failed| {
+            tracing::debug!(to, error = %failed, "a sequence stays");
+            let error = failed.error.clone();
+            give_back(&*offers, failed);
+            error
         })
     });
-    Some(matches!(moved.await, Ok(Ok(()))))
+    Some(moved.await.unwrap_or(Ok(false)))
 }
 
 #[cfg(test)]
@@ -168,19 +173,21 @@ mod tests {
     fn failures_wait_longer_each_time_up_to_a_limit_and_a_success_ends_that() {
         let mut next = Backoff::new();
         assert!(next.is_due());
-        assert_eq!(next.note(Some(true)), SOON);
+        assert_eq!(next.note(Some(Ok(true))), SOON);
         assert!(next.is_due());
-        assert_eq!(next.note(Some(false)), INTERVAL);
+        assert_eq!(next.note(Some(Ok(false))), INTERVAL);
         assert!(!next.is_due());
         let first = next.pause;
         assert_eq!(next.note(None), INTERVAL);
         assert_eq!(next.pause, first, "nothing to move is no failure");
         for _ in 0..20 {
-            next.note(Some(false));
+            next.note(Some(Ok(false)));
         }
         assert_eq!(next.pause, PAUSE_MAX);
-        next.note(Some(true));
-        next.note(Some(false));
+        next.note(Some(Ok(true)));
+        next.note(Some(Ok(false)));
         assert_eq!(next.pause, first);
+        next.note(Some(Err(TransferError::OtherLayout { node: "b".into() })));
+        assert!(next.due > Instant::now() + OTHER_LAYOUT_PAUSE / 2, "a layout does not change");
     }
 }

@@ -20,11 +20,20 @@ pub(super) const REMEDY: &str = "It is held and not run until its target answers
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct NodeStatus {
     pub(super) migrations: Vec<MigrationRecord>,
-    /// By name, with whether a link is up.
-    pub(super) peers: Vec<(String, bool)>,
+    pub(super) peers: Vec<PeerStatus>,
     pub(super) quarantined_grants: usize,
     /// Milliseconds for which the oldest sequence in doubt has been so.
     pub(super) oldest_doubt: Option<u64>,
+}
+
+/// State of a peer.
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct PeerStatus {
+    pub(super) name: String,
+    /// Whether a link is up.
+    pub(super) is_up: bool,
+    /// What hinders its links or transfers over them.
+    pub(super) note: Option<String>,
 }
 
 impl NodeStatus {

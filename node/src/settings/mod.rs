@@ -24,6 +24,7 @@
 //! | `entries` | what the sources say, before it is parsed |
 //! | `location` | addresses of etcd |
 //! | `reader` | values of keys, and errors about them |
+//! | `socket` | the default address for peers |
 //! | `services` | the shared tier, the membership and the published events |
 //! | `checked` | the struct, and the checks between keys |
 //! | `sources` | reading of the sources, and which of them decides |
@@ -37,6 +38,7 @@ mod location;
 mod origin;
 mod reader;
 mod services;
+mod socket;
 mod sources;
 mod telemetry;
 #[cfg(test)]
@@ -54,6 +56,7 @@ pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 pub use location::EtcdLocation;
 pub use origin::Origin;
 pub use services::{EventSettings, MembershipSettings, SharedTierSettings, TierUse};
+pub use socket::{default_socket, make_socket_folder};
 pub use sources::Sources;
 pub use telemetry::{LogFormat, LogLevels, TraceTarget};
 pub use token::{Token, TokenError, Tokens};

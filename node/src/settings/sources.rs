@@ -12,6 +12,8 @@ use super::error::SettingsError;
 use super::files::read_file;
 use super::keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 use super::origin::Origin;
+use super::reader::Reader;
+use super::socket::default_socket;
 use super::value::PeerAddress;
 
 /// Maximum size of the settings file in bytes.
@@ -54,7 +56,16 @@ impl Sources {
     /// [`SettingsError`], which names the key, the place and the accepted values.
     pub fn load(&self) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
-        let entries = self.entries(&mut warnings)?;
+        let mut entries = self.entries(&mut warnings)?;
+        if !entries.contains_key("listen") {
+            let is_set = |key| Reader(&entries).entry(key).is_some();
+            let text = match is_set("token-file") || is_set("tls-cert") {
+                true => "127.0.0.1:7411".to_owned(),
+                // Any user of this host could open a port, and nothing would tell them apart.
+                false => format!("unix:{}", default_socket(&Loaded::peers(&entries)?.0).display()),
+            };
+            entries.insert("listen", Entry { text, origin: Origin::Default });
+        }
         Loaded::check(&entries, warnings)
     }
 

@@ -40,7 +40,7 @@ pub struct PeerLink {
     pub address: Option<String>,
     /// Whether a link is up.
     pub is_up: bool,
-    /// Why there is none, if this node knows.
+    /// Why there is none, or what hinders transfers over it, if this node knows.
     pub reason: Option<String>,
 }
 

@@ -85,9 +85,18 @@ pub fn encode<M: Serialize>(message: &M, max: usize) -> Result<Vec<u8>, WireErro
 /// # Errors
 /// [`WireError::Malformed`], also if bytes are left.
 pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
+    decode_of(bytes, false)
+}
+
+/// Decodes a message as [`decode`] does, of a peer that may append fields which this release does not
+/// know: they are skipped.
+///
+/// # Errors
+/// [`WireError::Malformed`].
+pub fn decode_of<M: DeserializeOwned>(bytes: &[u8], may_append: bool) -> Result<M, WireError> {
     let malformed = |reason: String| WireError::Malformed { what: std::any::type_name::<M>(), reason };
     let (message, rest) = postcard::take_from_bytes(bytes).map_err(|error| malformed(error.to_string()))?;
-    if !rest.is_empty() {
+    if !rest.is_empty() && !may_append {
         return Err(malformed(format!("{} of {} bytes are left over", rest.len(), bytes.len())));
     }
     Ok(message)

@@ -10,7 +10,7 @@ pub enum WireError {
         /// The first bytes received.
         got: [u8; 8],
     },
-    /// The peer speaks another version.
+    /// The header of the peer has another form.
     #[error("the peer speaks version {theirs} of the wire protocol, and this node version {ours}")]
     Version {
         /// This node's version.

@@ -5,7 +5,17 @@
 //! field    magic    version   role   auth   zero     incarnation   nonce    zero
 //! ```
 //!
-//! Numbers are little-endian. Magic and version are at the same place in every version.
+//! Numbers are little-endian. Magic and version are at the same place in every version. The version is
+//! that of the header's form; which messages a node speaks, it states in the nonce:
+//!
+//! ```text
+//! bytes    0..24    24..28      28..30   30..32
+//! nonce    random   b"\x8bkv\xf1"   first    last version of the messages
+//! ```
+//!
+//! Releases before this one have 32 random bytes there: [`Versions::UNSTATED`]. They take the versions
+//! for a part of the nonce, as TLS 1.3 does in `ServerHello.random`. One of 2^32 of their connections
+//! is misread, and fails. The spare fields of a node that states versions are ignored.
 //!
 //! The proof is a MAC, keyed by the token, over both headers and a value that only the two ends of
 //! this TLS connection know, as in RFC 9266. The nonces make each proof single-use; the exported value
@@ -13,7 +23,7 @@
 
 use super::WireError;
 
-/// Version of the wire protocol.
+/// Version of the form of the header.
 pub const WIRE_VERSION: u16 = 2;
 
 /// Bytes of an encoded [`Header`].
@@ -23,6 +33,12 @@ pub const HEADER: usize = 64;
 pub const PROOF: usize = 32;
 
 const MAGIC: [u8; 8] = *b"kvpool\r\n";
+
+/// Precedes the versions in a nonce.
+const STATED: [u8; 4] = *b"\x8bkv\xf1";
+
+/// Place of the versions in a nonce.
+const STATED_AT: usize = 24;
 
 /// Key derivation context of a token.
 const CONTEXT: &str = "kvpool node 2026 token of a connection";
@@ -42,7 +58,7 @@ pub enum Role {
 /// The fixed header that both sides send before anything else.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// Version of the wire protocol.
+    /// Version of the form of the header.
     pub version: u16,
     /// Purpose of the connection.
     pub role: Role,
@@ -50,11 +66,60 @@ pub struct Header {
     pub has_token: bool,
     /// Random number of this process.
     pub incarnation: u64,
-    /// Random number of this connection.
+    /// Random number of this connection, whose last bytes may [state](Self::stating) versions.
     pub nonce: [u8; 32],
 }
 
+/// Versions of the messages that a node speaks: from the first to the last.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Versions {
+    /// The first.
+    pub min: u16,
+    /// The last.
+    pub max: u16,
+}
+
+impl Versions {
+    /// The versions of a node that states none.
+    pub const UNSTATED: Self = Self { min: 4, max: 4 };
+
+    /// Returns the greatest version that both speak.
+    pub fn common(self, other: Self) -> Option<u16> {
+        let max = self.max.min(other.max);
+        (max >= self.min.max(other.min)).then_some(max)
+    }
+}
+
+impl From<u16> for Versions {
+    fn from(version: u16) -> Self {
+        Self { min: version, max: version }
+    }
+}
+
+impl std::fmt::Display for Versions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self { min, max } if min == max => min.fmt(f),
+            Self { min, max } => write!(f, "{min} to {max}"),
+        }
+    }
+}
+
 impl Header {
+    /// States the versions of the messages, in place of a part of the nonce.
+    #[must_use]
+    pub fn stating(mut self, versions: Versions) -> Self {
+        let parts = [&STATED[..], &versions.min.to_le_bytes(), &versions.max.to_le_bytes()];
+        self.nonce[STATED_AT..].copy_from_slice(&parts.concat());
+        self
+    }
+
+    /// Returns the versions of the messages that the node states.
+    pub fn stated(&self) -> Option<Versions> {
+        let [min, max] = [28, 30].map(|at| u16::from_le_bytes([self.nonce[at], self.nonce[at + 1]]));
+        (self.nonce[STATED_AT..28] == STATED && min <= max).then_some(Versions { min, max })
+    }
+
     /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
@@ -91,12 +156,13 @@ impl Header {
             1 => true,
             got => return Err(WireError::Invalid { what: "the authentication", got: got.into() }),
         };
+        let nonce = bytes[24..56].try_into().expect("32 bytes");
+        let header = Self { version, role, has_token, incarnation: field(16), nonce };
         let spare = field(56) | u64::from(u32::from_le_bytes(bytes[12..16].try_into().expect("4 bytes")));
-        if spare != 0 {
+        if spare != 0 && header.stated().is_none() {
             return Err(WireError::Invalid { what: "a spare field of the header", got: spare });
         }
-        let nonce = bytes[24..56].try_into().expect("32 bytes");
-        Ok(Self { version, role, has_token, incarnation: field(16), nonce })
+        Ok(header)
     }
 }
 

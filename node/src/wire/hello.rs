@@ -1,6 +1,7 @@
 //! The first message of each side, after authentication.
 
-use serde::{Deserialize, Serialize};
+use serde::de::{EnumAccess, VariantAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::WireError;
 
@@ -42,7 +43,7 @@ pub struct Statement {
 pub struct Hello {
     /// Name of the node.
     pub name: String,
-    /// Version of the messages on the control stream.
+    /// Version of the messages on the control stream: that of the link.
     pub messages: u16,
     /// Fingerprint of the layout of the node's blocks.
     pub fingerprint: [u8; 16],
@@ -75,7 +76,7 @@ pub enum Welcome {
 }
 
 /// Reason for which an acceptor refuses an authenticated peer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
     /// Too many links are established.
@@ -107,6 +108,46 @@ pub enum Denial {
     /// Too many peers have to be remembered.
     #[error("it remembers too many other peers")]
     Peers,
+    /// A reason of a later release. Never sent.
+    #[error("for a reason that this release does not know: {0}")]
+    #[serde(skip)]
+    Unknown(u32),
+}
+
+impl<'de> Deserialize<'de> for Denial {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_enum("Denial", &[], Numbered)
+    }
+}
+
+/// Takes reasons by number, also those that have no name here.
+struct Numbered;
+
+impl<'de> Visitor<'de> for Numbered {
+    type Value = Denial;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("a reason")
+    }
+
+    fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Denial, A::Error> {
+        let (number, fields) = data.variant::<u32>()?;
+        if number == 2 {
+            let (ours, theirs) = fields.newtype_variant()?;
+            return Ok(Denial::Messages { ours, theirs });
+        }
+        fields.unit_variant()?;
+        Ok(match number {
+            0 => Denial::Links,
+            1 => Denial::Name,
+            3 => Denial::Stream,
+            4 => Denial::OwnName,
+            5 => Denial::SecondProcess,
+            6 => Denial::OlderProcess,
+            7 => Denial::Peers,
+            number => Denial::Unknown(number),
+        })
+    }
 }
 
 impl Hello {

@@ -19,8 +19,23 @@
 //!
 //! Up to the verdict all parts have fixed sizes; an acceptor parses no length of a peer that has
 //! not proven who it is. Both sides send their header even if they do not support the other's
-//! version, so that both can name both versions. The acceptor begins: under TLS, a connector learns
-//! from it that its certificate was accepted.
+//! version, so that both can name both versions. Under TLS the acceptor begins: a connector learns from
+//! it that its certificate was accepted. In plain text both begin: a side that expects TLS answers a
+//! plain header with an alert, by which it is recognized.
+//!
+//! # Releases
+//!
+//! From the headers, both sides know the [versions](Versions) of the messages of both:
+//!
+//! | the peer's header | version of the link | bytes left over after `Hello`, `Welcome`, a message |
+//! |---|---|---|
+//! | states versions | the greatest that both speak | skipped: later releases append fields |
+//! | states none | 4, as that of all releases before | an error |
+//!
+//! Without a common version, the connector's `Hello` states its last one, the acceptor denies it, and
+//! both name the versions of both. `messages` of `Hello` and `Welcome` is the version of the link. A
+//! release that removes or changes a field, adds a message or a variant, or appends a field that it
+//! cannot do without, increments the last version, and speaks to peers of a former one as that did.
 //!
 //! | file | contents |
 //! |---|---|
@@ -38,9 +53,9 @@ mod hello;
 mod item;
 mod limits;
 
-pub use codec::{FRAME_HEAD, FrameHead, FrameKind, decode, encode};
+pub use codec::{FRAME_HEAD, FrameHead, FrameKind, decode, decode_of, encode};
 pub use error::WireError;
-pub use header::{HEADER, Header, PROOF, Proof, Role, Secret, Verdict, WIRE_VERSION};
+pub use header::{HEADER, Header, PROOF, Proof, Role, Secret, Verdict, Versions, WIRE_VERSION};
 pub use hello::{Denial, Hello, NAME_MAX, Statement, StreamPlace, Welcome, check_name};
 pub use item::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead};
 pub use limits::Limits;

@@ -46,6 +46,8 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) sender: mpsc::WeakSender<Input>,
     pub(in crate::node) arrivals: mpsc::Sender<Arrival>,
     pub(in crate::node) parts: PartCopies,
+    /// Fingerprint of the layout of the pool's blocks.
+    pub(in crate::node) fingerprint: [u8; 16],
     pub(in crate::node) restarts: Restarts,
     /// Time without a link to the target after which a doubt ends by itself.
     pub(in crate::node) doubt_limit: Option<Duration>,

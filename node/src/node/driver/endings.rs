@@ -98,7 +98,7 @@ impl Driver {
             status::running(&status, job, self.peers.name(status.link), self.now())
         });
         let migrations = running.chain(self.history.iter().cloned()).collect();
-        let peers = self.peers.iter().map(|peer| (peer.name.clone(), peer.is_up())).collect();
+        let peers = self.peers.iter().map(|peer| peer.status(&self.setup.fingerprint)).collect();
         let oldest_doubt = self.doubts().map(|(_, _, since)| self.now().since(since)).max();
         NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len(), oldest_doubt }
     }

@@ -35,8 +35,12 @@ impl Driver {
             Joined::Refused(denial) => return peers::refuse(link, denial),
         };
         let incarnation = Incarnation(link.peer().incarnation);
-        if let (Ok(number), Some(peer)) = (self.setup.tcp.attach(&link), self.peers.get_mut(id)) {
-            peer.set_way(Way::Tcp, number);
+        if let Some(peer) = self.peers.get_mut(id) {
+            tracing::info!(peer = peer.name, address = %link.address(), "linked");
+            peer.say_layout(&self.setup.fingerprint, link.address());
+            if let Ok(number) = self.setup.tcp.attach(&link) {
+                peer.set_way(Way::Tcp, number);
+            }
         }
         self.introduce(id);
         self.read(id, link);
@@ -76,7 +80,7 @@ impl Driver {
                 }
             };
             if !matches!(error, LinkError::Closed | LinkError::Ended) {
-                tracing::warn!(peer = link.peer().name, %error, "the link was cut");
+                tracing::warn!(peer = link.peer().name, address = %link.address(), %error, "the link was cut");
             }
             if let Some(inputs) = inputs.upgrade() {
                 let _ = inputs.send(Input::LinkLost(id, link)).await;
@@ -86,6 +90,8 @@ impl Driver {
 
     pub(super) fn link_lost(&mut self, id: LinkId, link: &Arc<Link>) {
         self.lose_questions(id, link);
+        let reason = link.cause().unwrap_or(LinkError::Closed);
+        tracing::info!(peer = link.peer().name, address = %link.address(), %reason, "link lost");
         if self.peers.leave(id, link) {
             self.note_link(id, false);
             let actions = self.setup.machines.link_lost(self.now(), id);

@@ -9,6 +9,7 @@ use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
 
 use super::driver::Driver;
+use super::requests::of_node;
 use crate::node::message::NodeMessage;
 use crate::node::questions::Cached;
 use crate::protocol::{CacheAnswer, CacheQuestion, LinkId, List};
@@ -17,21 +18,19 @@ use crate::transport::tcp::Link;
 impl Driver {
     /// Asks a peer which blocks it has cached.
     pub(super) fn ask_cached(&mut self, name: &str, hashes: Vec<BlockHash>, cached: Cached) {
-        let failed = |reason: String| TransferError::Node { node: name.to_owned(), reason };
-        let peer = self.linked(name).map_err(str::to_owned);
-        let asked = peer.and_then(|(id, link)| {
-            Ok((id, link.clone(), List::new(hashes).map_err(|error| error.to_string())?))
+        let asked = self.linked(name, false).and_then(|(id, link)| {
+            Ok((id, link.clone(), List::new(hashes).map_err(|error| of_node(name, &error))?))
         });
         let (id, link, hashes) = match asked {
             Ok(asked) => asked,
-            Err(reason) => return drop(cached.send(Err(failed(reason)))),
+            Err(error) => return drop(cached.send(Err(error))),
         };
         let number = match self.questions.begin((id, link.clone()), hashes.len(), cached) {
             Ok(number) => number,
-            Err((cached, reason)) => return drop(cached.send(Err(failed(reason)))),
+            Err((cached, reason)) => return drop(cached.send(Err(of_node(name, &reason)))),
         };
         if let Err(error) = link.try_send(&NodeMessage::AskCached(CacheQuestion { number, hashes })) {
-            self.questions.end(number, Err(failed(error.to_string())));
+            self.questions.end(number, Err(of_node(name, &error)));
         }
     }
 

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::driver::Driver;
 use crate::node::job::Job;
 use crate::node::parcel::Parcel;
+use crate::node::peers::Peer;
 use crate::node::work;
 use crate::protocol::{Actions, Command, FetchBytes, Kind, LinkId, MachineId, MigrationId, Part, Request};
 use crate::transport::tcp::Link;
@@ -29,7 +30,7 @@ impl Driver {
         };
         let (machine, id, link, actions) = match self.begin(&name, command, part) {
             Ok(begun) => begun,
-            Err(reason) => return parcel.fail(TransferError::Node { node: name, reason }),
+            Err(error) => return parcel.fail(error),
         };
         let mut job = Job::new(id, link, kind, Job::source(Some(parcel)));
         job.sequence = sequence;
@@ -43,26 +44,31 @@ impl Driver {
         (first, hashes): (u32, Vec<BlockHash>),
         answer: oneshot::Sender<Result<Carried, TransferError>>,
     ) {
-        let what = work::fetch_bytes(first, &hashes).map_err(|error| error.to_string());
+        let what = work::fetch_bytes(first, &hashes).map_err(|error| of_node(name, &error));
         match what.and_then(|what| self.begin(name, Command::BringBack { what }, None)) {
             Ok((machine, id, link, actions)) => {
                 self.jobs.insert(machine, Job::new(id, link, Kind::Fetch, Job::target(Some(answer))));
                 self.act(actions);
             }
-            Err(reason) => {
-                let _ = answer.send(Err(TransferError::Node { node: name.to_owned(), reason }));
-            }
+            Err(error) => drop(answer.send(Err(error))),
         }
     }
 
     /// Returns a peer, and its newest link that lives, for a request.
-    pub(super) fn linked(&self, name: &str) -> Result<(LinkId, &Arc<Link>), &'static str> {
+    ///
+    /// All but parts of copies need the layout of this node's blocks there.
+    pub(super) fn linked(&self, name: &str, is_part: bool) -> Result<(LinkId, &Arc<Link>), TransferError> {
+        let failed = |reason: &str| of_node(name, &reason);
         if self.is_draining {
-            return Err("this node is ending");
+            return Err(failed("this node is ending"));
         }
-        let id = self.peers.find(name).ok_or("it was never reached")?;
-        let line = self.peers.get(id).and_then(|peer| peer.line());
-        line.map(|line| (id, line)).ok_or("there is no link to it")
+        let id = self.peers.find(name).ok_or_else(|| failed("it was never reached"))?;
+        let peer = self.peers.get(id);
+        let line = peer.and_then(Peer::line).ok_or_else(|| failed("there is no link to it"))?;
+        if !is_part && peer.is_some_and(|peer| peer.has_other_layout(&self.setup.fingerprint)) {
+            return Err(TransferError::OtherLayout { node: name.to_owned() });
+        }
+        Ok((id, line))
     }
 
     pub(super) fn begin(
@@ -70,16 +76,21 @@ impl Driver {
         name: &str,
         command: Command,
         part: Option<(MigrationId, Part)>,
-    ) -> Result<(MachineId, MigrationId, LinkId, Actions), String> {
-        let (link, _) = self.linked(name)?;
+    ) -> Result<(MachineId, MigrationId, LinkId, Actions), TransferError> {
+        let (link, _) = self.linked(name, part.is_some())?;
         if let (Command::BringBack { what }, Some(peer)) = (&command, self.peers.get(link)) {
-            work::fits(what.len(), peer.message_max()).map_err(|error| error.to_string())?;
+            work::fits(what.len(), peer.message_max()).map_err(|error| of_node(name, &error))?;
         }
         let (id, part) = match part {
             Some((id, part)) => (id, Some(part)),
             None => (MigrationId(fastrand::u128(..)), None),
         };
         let begun = self.setup.machines.request(self.now(), Request { id, link, command, part });
-        begun.map(|(machine, actions)| (machine, id, link, actions)).map_err(|error| error.to_string())
+        begun.map(|(machine, actions)| (machine, id, link, actions)).map_err(|error| of_node(name, &error))
     }
+}
+
+/// Returns the error about a request that concerns a node.
+pub(super) fn of_node(name: &str, reason: &dyn std::fmt::Display) -> TransferError {
+    TransferError::Node { node: name.to_owned(), reason: reason.to_string() }
 }

@@ -1,8 +1,9 @@
 //! Listeners, and connections to peers.
 
 use std::io;
-use std::path::Path;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
@@ -23,7 +24,7 @@ use super::socket::Socket;
 use super::table::{Expected, Shared, Slot};
 use super::tls::Tls;
 use crate::wire::{
-    Denial, Header, Hello, Limits, Role, StreamPlace, WIRE_VERSION, Welcome, WireError, check_name,
+    Denial, Header, Hello, Limits, Role, StreamPlace, Versions, WIRE_VERSION, Welcome, WireError, check_name,
 };
 
 /// The network side of a node: listens, and connects to peers.
@@ -34,15 +35,24 @@ pub struct Endpoint {
     shared: Arc<Shared>,
     resolver: Arc<dyn Resolve>,
     addresses: Vec<Address>,
-    accepted: AsyncMutex<mpsc::Receiver<Result<Link, LinkError>>>,
+    accepted: AsyncMutex<mpsc::Receiver<Result<Link, Refused>>>,
     listeners: Vec<JoinHandle<()>>,
     /// Removed with the endpoint.
     _files: Vec<SocketFile>,
 }
 
-/// File of a Unix socket; removed on drop.
+/// A connection of a peer that was refused.
+pub(crate) struct Refused {
+    pub(crate) error: LinkError,
+    /// Address of the peer, or of the Unix socket.
+    pub(crate) address: Address,
+    /// The name that it claims, if it came to that.
+    pub(crate) peer: Option<String>,
+}
+
+/// File of a Unix socket, with its device and inode; removed on drop.
 #[derive(Debug)]
-struct SocketFile(std::path::PathBuf);
+struct SocketFile(PathBuf, Option<(u64, u64)>);
 
 impl Endpoint {
     /// Binds all addresses and begins to accept connections, on the current runtime. Of a name, the
@@ -81,17 +91,17 @@ impl Endpoint {
                 }
                 Address::Unix(path) => {
                     bound.push(Listener::Unix(bind_unix(path, address).await?));
-                    sockets.push(SocketFile(path.clone()));
+                    sockets.push(SocketFile(path.clone(), file_of(path)));
                     addresses.push(address.clone());
                 }
             }
         }
-        let listen = |listener| {
+        let listen = |(listener, address): (_, &Address)| {
             let acceptor =
                 Acceptor { shared: shared.clone(), accepted: sender.clone(), pending: pending.clone() };
-            tokio::spawn(acceptor.listen(listener))
+            tokio::spawn(acceptor.listen(listener, address.clone()))
         };
-        let listeners = bound.into_iter().map(listen).collect();
+        let listeners = bound.into_iter().zip(&addresses).map(listen).collect();
         let (resolver, accepted) = (Arc::new(resolver), AsyncMutex::new(accepted));
         Ok(Self { shared, resolver, addresses, accepted, listeners, _files: sockets })
     }
@@ -127,6 +137,12 @@ impl Endpoint {
         }
         self.shared.set_identity(identity);
         Ok(())
+    }
+
+    /// Keeps a place free among the links for each of these peers, at most half of all places, so that
+    /// others cannot use them up.
+    pub fn keep_places(&self, peers: impl IntoIterator<Item = String>) {
+        lock(&self.shared.table).configured = peers.into_iter().collect();
     }
 
     /// Returns the limits.
@@ -166,7 +182,8 @@ impl Endpoint {
             }
             data.push(socket);
         }
-        Ok(Link::start(their, limits.clone(), link, Connections { control, data }, slot))
+        let connections = Connections { control, data, address: peer.address.clone() };
+        Ok(Link::start(their, limits.clone(), link, connections, slot))
     }
 
     /// Opens one connection of a link. Returns also the peer, the link's number and its data
@@ -180,11 +197,18 @@ impl Endpoint {
         let mut socket = handshake::open(identity, peer).await?;
         let role = if matches!(place, StreamPlace::Control { .. }) { Role::Control } else { Role::Data };
         let header = handshake::introduce(&mut socket, identity, role).await?;
-        let (name, messages, fingerprint) = (identity.name.clone(), identity.messages, identity.fingerprint);
+        let (ours, versions) = (identity.messages, header.stated());
+        let theirs = versions.unwrap_or(Versions::UNSTATED);
+        let common = ours.common(theirs);
+        let (name, messages, fingerprint) =
+            (identity.name.clone(), common.unwrap_or(ours.max), identity.fingerprint);
         let statement = identity.statement(&self.shared.limits);
         handshake::tell(&mut socket, &Hello { name, messages, fingerprint, statement, place }).await?;
-        let (name, messages, fingerprint, statement, link, streams) =
-            match handshake::hear(&mut socket).await? {
+        if common.is_none() {
+            return Err(LinkError::Versions { ours, theirs });
+        }
+        let (name, told, fingerprint, statement, link, streams) =
+            match handshake::hear(&mut socket, &header).await? {
                 Welcome::Denied(Denial::OwnName) => {
                     return Err(LinkError::OwnName { name: identity.name.clone() });
                 }
@@ -194,6 +218,10 @@ impl Endpoint {
                 }
             };
         check_name(&name)?;
+        if told != messages {
+            let what = "the version of the messages";
+            return Err(WireError::Invalid { what, got: told.into() }.into());
+        }
         if name == identity.name {
             return Err(LinkError::OwnName { name });
         }
@@ -206,7 +234,8 @@ impl Endpoint {
             return Err(WireError::Invalid { what, got: streams.into() }.into());
         }
         let incarnation = header.incarnation;
-        let peer = Peer { name, incarnation, wire: WIRE_VERSION, messages, fingerprint, statement };
+        let wire = WIRE_VERSION;
+        let peer = Peer { name, incarnation, wire, messages, versions, fingerprint, statement };
         Ok((socket, peer, link, streams))
     }
 
@@ -216,11 +245,12 @@ impl Endpoint {
     /// The reason for which a connection was refused; the next call waits for another one. If these
     /// are not awaited, the newest are dropped.
     pub async fn accept(&self) -> Result<Link, LinkError> {
-        self.next().await.unwrap_or(Err(LinkError::Closed))
+        let next = self.next().await.ok_or(LinkError::Closed)?;
+        next.map_err(|refused| refused.error)
     }
 
     /// Like [`accept`](Self::accept); `None` if no further link can come.
-    pub(crate) async fn next(&self) -> Option<Result<Link, LinkError>> {
+    pub(crate) async fn next(&self) -> Option<Result<Link, Refused>> {
         self.accepted.lock().await.recv().await
     }
 
@@ -242,9 +272,17 @@ impl Drop for Endpoint {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // It may be gone; there is no other way to say so here.
-        let _ = std::fs::remove_file(&self.0);
+        // Another process may have bound the path meanwhile.
+        if self.1.is_some() && file_of(&self.0) == self.1 {
+            let _ = std::fs::remove_file(&self.0);
+        }
     }
+}
+
+/// Returns the device and the inode of a file.
+fn file_of(path: &Path) -> Option<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
 fn listen_error(address: &Address, error: &io::Error) -> LinkError {
@@ -278,27 +316,19 @@ enum Listener {
 }
 
 enum Accepted {
-    Tcp(tokio::net::TcpStream, Source),
+    Tcp(tokio::net::TcpStream),
     Unix(UnixStream),
 }
 
-impl Accepted {
-    fn source(&self) -> Source {
-        match self {
-            Self::Tcp(_, source) => *source,
-            Self::Unix(_) => Source::Local,
-        }
-    }
-}
-
 impl Listener {
-    async fn accept(&self) -> io::Result<Accepted> {
+    /// Returns a connection, and the address of the other end if it has one.
+    async fn accept(&self) -> io::Result<(Accepted, Option<SocketAddr>)> {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                Accepted::Tcp(stream, Source::of(address.ip()))
+                (Accepted::Tcp(stream), Some(address))
             }
-            Self::Unix(listener) => Accepted::Unix(listener.accept().await?.0),
+            Self::Unix(listener) => (Accepted::Unix(listener.accept().await?.0), None),
         })
     }
 }
@@ -306,34 +336,40 @@ impl Listener {
 #[derive(Clone)]
 struct Acceptor {
     shared: Arc<Shared>,
-    accepted: mpsc::Sender<Result<Link, LinkError>>,
+    accepted: mpsc::Sender<Result<Link, Refused>>,
     /// Connections that have not said who they are.
     pending: Arc<Pending>,
 }
 
 impl Acceptor {
-    async fn listen(self, listener: Listener) {
+    async fn listen(self, listener: Listener, address: Address) {
         loop {
-            let connection = match listener.accept().await {
+            let (connection, from) = match listener.accept().await {
                 Ok(connection) => connection,
                 // Out of descriptors, for example: other connections have to end first.
                 Err(error) => {
-                    self.report(LinkError::io("accept a connection", error));
+                    let error = LinkError::io("accept a connection", error);
+                    self.report(Refused { error, address: address.clone(), peer: None });
                     pause().await;
                     continue;
                 }
             };
-            let entered = self.pending.enter(connection.source());
-            tokio::spawn(self.clone().meet(connection, entered));
+            let entered = self.pending.enter(from.map_or(Source::Local, |from| Source::of(from.ip())));
+            let from = from.map_or_else(|| address.clone(), Address::Tcp);
+            tokio::spawn(self.clone().meet((connection, from), entered));
         }
     }
 
     /// Reports a refusal, unless too many are waiting to be read.
-    fn report(&self, error: LinkError) {
-        let _ = self.accepted.try_send(Err(error));
+    fn report(&self, refused: Refused) {
+        let _ = self.accepted.try_send(Err(refused));
     }
 
-    async fn meet(self, connection: Accepted, (place, kept): (Place, oneshot::Receiver<()>)) {
+    async fn meet(
+        self,
+        (connection, address): (Accepted, Address),
+        (place, kept): (Place, oneshot::Receiver<()>),
+    ) {
         let (time, max) = (self.shared.limits.handshake, self.shared.limits.handshakes);
         // From the greeting on it has a name: it keeps no unknown one out any more.
         let (greeted, is_greeted) = oneshot::channel();
@@ -345,7 +381,9 @@ impl Acceptor {
             }
             std::future::pending().await
         };
-        let admit = within(time, "complete the handshake", self.admit(connection, greeted));
+        let name = OnceLock::new();
+        let admit = self.admit(connection, &address, &name, greeted);
+        let admit = within(time, "complete the handshake", admit);
         let admitted = tokio::select! {
             biased;
             admitted = admit => admitted,
@@ -354,44 +392,54 @@ impl Acceptor {
         match admitted {
             Ok(None) => {}
             Ok(Some(link)) => drop(self.accepted.send(Ok(link)).await),
-            Err(error) => self.report(error),
+            Err(error) => self.report(Refused { error, address, peer: name.into_inner() }),
         }
     }
 
-    /// Authenticates a connection. Returns a link if it is the control stream of one.
+    /// Authenticates a connection, and notes the name that it claims. Returns a link if it is the control
+    /// stream of one.
     async fn admit(
         &self,
         connection: Accepted,
+        address: &Address,
+        name: &OnceLock<String>,
         greeted: oneshot::Sender<()>,
     ) -> Result<Option<Link>, LinkError> {
         let identity = &*self.shared.identity();
         let mut socket = match connection {
-            Accepted::Tcp(stream, _) => handshake::secure(identity, stream).await?,
+            Accepted::Tcp(stream) => handshake::secure(identity, stream).await?,
             Accepted::Unix(stream) => {
                 handshake::same_user(&stream)?;
                 Socket::Unix(stream)
             }
         };
         let header = handshake::receive(&mut socket, identity).await?;
-        let hello: Hello = handshake::hear(&mut socket).await?;
+        let hello: Hello = handshake::hear(&mut socket, &header).await?;
         let _ = greeted.send(());
-        let (ours, theirs) = (hello.messages, identity.messages);
+        if check_name(&hello.name).is_ok() {
+            let _ = name.set(hello.name.clone());
+        }
         if hello.check().is_err() || socket.is_misnamed(&hello.name) {
-            self.deny(socket, Denial::Name).await?;
+            self.deny(socket, Denial::Name).await;
             return Err(hello.check().err().map_or_else(handshake::misnamed, LinkError::Wire));
         }
-        if ours != theirs {
-            let denial = Denial::Messages { ours, theirs };
-            self.deny(socket, denial).await?;
-            return Err(LinkError::Denied(denial));
+        let (ours, theirs) = (identity.messages, header.stated().unwrap_or(hello.messages.into()));
+        let common = ours.common(theirs);
+        if common != Some(hello.messages) {
+            let denial = Denial::Messages { ours: hello.messages, theirs: common.unwrap_or(ours.max) };
+            self.deny(socket, denial).await;
+            return Err(match common {
+                None => LinkError::Versions { ours, theirs },
+                Some(_) => LinkError::Denied(denial),
+            });
         }
         if hello.name == identity.name {
-            self.deny(socket, Denial::OwnName).await?;
+            self.deny(socket, Denial::OwnName).await;
             return Err(LinkError::OwnName { name: hello.name });
         }
         match (hello.place, header.role) {
             (StreamPlace::Control { streams }, Role::Control) => {
-                self.control(socket, &header, hello, streams).await.map(Some)
+                self.control(socket, (&header, address), hello, streams).await.map(Some)
             }
             (StreamPlace::Data { link, index }, Role::Data) => {
                 self.data(socket, &header, hello, (link, index)).await.map(|()| None)
@@ -403,16 +451,17 @@ impl Acceptor {
         }
     }
 
-    async fn deny(&self, mut socket: Socket, denial: Denial) -> Result<(), LinkError> {
-        handshake::tell(&mut socket, &Welcome::Denied(denial)).await
+    async fn deny(&self, mut socket: Socket, denial: Denial) {
+        // The peer may be gone; why it is refused is reported here in any case.
+        let _ = handshake::tell(&mut socket, &Welcome::Denied(denial)).await;
     }
 
-    fn welcome(&self, link: u128, streams: u16) -> Welcome {
+    fn welcome(&self, messages: u16, link: u128, streams: u16) -> Welcome {
         let identity = self.shared.identity();
-        let Identity { name, messages, fingerprint, .. } = &*identity;
+        let Identity { name, fingerprint, .. } = &*identity;
         Welcome::Accepted {
             name: name.clone(),
-            messages: *messages,
+            messages,
             fingerprint: *fingerprint,
             statement: identity.statement(&self.shared.limits),
             link,
@@ -424,7 +473,7 @@ impl Acceptor {
     async fn control(
         &self,
         mut control: Socket,
-        header: &Header,
+        (header, address): (&Header, &Address),
         hello: Hello,
         streams: u16,
     ) -> Result<Link, LinkError> {
@@ -433,7 +482,7 @@ impl Acceptor {
         let slot = match Slot::take(&self.shared, &key.0) {
             Ok(slot) => slot,
             Err(error) => {
-                self.deny(control, Denial::Links).await?;
+                self.deny(control, Denial::Links).await;
                 return Err(error);
             }
         };
@@ -441,7 +490,7 @@ impl Acceptor {
         let link = u128::from_le_bytes(random()?);
         let (sender, mut arriving) = mpsc::channel(streams.into());
         let expected = Expected::note(&self.shared, link, key, sender);
-        handshake::tell(&mut control, &self.welcome(link, streams)).await?;
+        handshake::tell(&mut control, &self.welcome(hello.messages, link, streams)).await?;
         let mut data: Vec<Option<Socket>> = (0..streams).map(|_| None).collect();
         while data.iter().any(Option::is_none) {
             let Some((index, socket)) = arriving.recv().await else {
@@ -462,10 +511,12 @@ impl Acceptor {
             incarnation: header.incarnation,
             wire: WIRE_VERSION,
             messages: hello.messages,
+            versions: header.stated(),
             fingerprint: hello.fingerprint,
             statement: hello.statement,
         };
-        let connections = Connections { control, data: data.into_iter().flatten().collect() };
+        let data = data.into_iter().flatten().collect();
+        let connections = Connections { control, data, address: address.clone() };
         Ok(Link::start(peer, limits.clone(), link, connections, slot))
     }
 
@@ -477,7 +528,7 @@ impl Acceptor {
         hello: Hello,
         (link, index): (u128, u16),
     ) -> Result<(), LinkError> {
-        let key = (hello.name, header.incarnation);
+        let (key, messages) = ((hello.name, header.incarnation), hello.messages);
         let waiting = {
             let table = lock(&self.shared.table);
             table
@@ -487,10 +538,10 @@ impl Acceptor {
                 .map(|waiting| waiting.streams.clone())
         };
         let Some(streams) = waiting else {
-            self.deny(socket, Denial::Stream).await?;
+            self.deny(socket, Denial::Stream).await;
             return Err(LinkError::Denied(Denial::Stream));
         };
-        handshake::tell(&mut socket, &self.welcome(link, 1)).await?;
+        handshake::tell(&mut socket, &self.welcome(messages, link, 1)).await?;
         // Fails if the link gave up meanwhile; the peer then finds its connection closed.
         streams.send((index, socket)).await.map_err(|_| LinkError::Denied(Denial::Stream))
     }

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::io;
 
-use rustls::{AlertDescription, CertificateError, Error};
+use rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
 use super::address::Address;
-use crate::wire::{Denial, WireError};
+use crate::wire::{Denial, Versions, WireError};
 
 /// A side of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,6 +116,16 @@ pub enum LinkError {
         /// Why.
         problem: CertificateProblem,
     },
+    /// One side uses TLS, and the other plain text.
+    #[error("{}", if *.side == Side::Ours {
+        "the peer expects TLS, and this node speaks plain text"
+    } else {
+        "the peer speaks plain text, and this node expects TLS"
+    })]
+    NoTls {
+        /// The side without TLS.
+        side: Side,
+    },
     /// TLS failed for another reason.
     #[error("TLS failed: {reason}")]
     Tls {
@@ -133,6 +143,14 @@ pub enum LinkError {
     /// Received bytes are invalid.
     #[error(transparent)]
     Wire(#[from] WireError),
+    /// No version of the messages is common to both sides.
+    #[error("the peer speaks version {theirs} of the messages, and this node {ours}")]
+    Versions {
+        /// Versions of this node.
+        ours: Versions,
+        /// Versions of the peer.
+        theirs: Versions,
+    },
     /// The peer refuses the link.
     #[error("the peer refused the link: {0}")]
     Denied(Denial),
@@ -209,6 +227,8 @@ pub(super) fn tls_error(error: &Error) -> LinkError {
             | Alert::CertificateUnknown
             | Alert::UnsupportedCertificate),
         ) => refused(Side::Ours, CertificateProblem::Other(format!("the peer answered {alert:?}"))),
+        // The first byte is that of no record.
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => LinkError::NoTls { side: Side::Theirs },
         error => LinkError::Tls { reason: error.to_string() },
     }
 }

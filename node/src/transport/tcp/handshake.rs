@@ -13,7 +13,7 @@ use super::address::Address;
 use super::error::{CertificateProblem, LinkError, Side, tls_error};
 use super::random::random;
 use super::settings::{Identity, PeerSettings};
-use super::socket::Socket;
+use super::socket::{Socket, SocketKind};
 use super::tls;
 use crate::wire::{
     self, FRAME_HEAD, FrameHead, FrameKind, HEADER, Header, PROOF, Proof, Role, Verdict, WIRE_VERSION,
@@ -21,6 +21,13 @@ use crate::wire::{
 
 /// Bytes of the longest first message.
 const HELLO_MAX: usize = 1024;
+
+/// First bytes of the records of TLS that a side which expects TLS sends: an alert, a hello.
+const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
+
+/// Time in which the rest of a TLS hello is thrown away: a connection with unread bytes is reset, and
+/// the peer might not read why.
+const DRAIN: Duration = Duration::from_secs(1);
 
 /// Opens a connection to a peer, encrypted if this node has certificates.
 pub(super) async fn open(identity: &Identity, peer: &PeerSettings) -> Result<Socket, LinkError> {
@@ -71,10 +78,14 @@ pub(super) async fn introduce(
     identity: &Identity,
     role: Role,
 ) -> Result<Header, LinkError> {
-    let mut theirs = [0; HEADER];
-    read(socket, &mut theirs).await?;
-    let (_, ours) = header(identity, role)?;
-    write(socket, &ours).await?;
+    let (ours, is_tls) = (header(identity, role)?, socket.kind() == SocketKind::Tls);
+    if !is_tls {
+        write(socket, &ours).await?;
+    }
+    let theirs = read_header(socket).await?;
+    if is_tls {
+        write(socket, &ours).await?;
+    }
     let header = Header::decode(&theirs)?;
     check_token_sides(identity, &header)?;
     let exported = exported(socket)?;
@@ -97,10 +108,9 @@ pub(super) async fn introduce(
 
 /// Exchanges headers and proofs as the acceptor. Returns the connector's header.
 pub(super) async fn receive(socket: &mut Socket, identity: &Identity) -> Result<Header, LinkError> {
-    let (_, ours) = header(identity, Role::Acceptor)?;
+    let ours = header(identity, Role::Acceptor)?;
     write(socket, &ours).await?;
-    let mut theirs = [0; HEADER];
-    read(socket, &mut theirs).await?;
+    let theirs = read_header(socket).await?;
     let header = Header::decode(&theirs)?;
     if header.role == Role::Acceptor {
         return Err(wire::WireError::Invalid { what: "the role of a connector", got: 0 }.into());
@@ -128,7 +138,7 @@ pub(super) async fn receive(socket: &mut Socket, identity: &Identity) -> Result<
     Ok(header)
 }
 
-fn header(identity: &Identity, role: Role) -> Result<(Header, [u8; HEADER]), LinkError> {
+fn header(identity: &Identity, role: Role) -> Result<[u8; HEADER], LinkError> {
     let header = Header {
         version: WIRE_VERSION,
         role,
@@ -136,7 +146,20 @@ fn header(identity: &Identity, role: Role) -> Result<(Header, [u8; HEADER]), Lin
         incarnation: identity.incarnation,
         nonce: random()?,
     };
-    Ok((header, header.encode()))
+    Ok(header.stating(identity.messages).encode())
+}
+
+/// Receives the peer's header. An alert of TLS is shorter than that, so that the first byte decides.
+async fn read_header(socket: &mut Socket) -> Result<[u8; HEADER], LinkError> {
+    let mut bytes = [0; HEADER];
+    read(socket, &mut bytes[..1]).await?;
+    if TLS_RECORDS.contains(&bytes[0]) {
+        let rest = async { while matches!(socket.read(&mut bytes).await, Ok(1..)) {} };
+        let _ = tokio::time::timeout(DRAIN, rest).await;
+        return Err(LinkError::NoTls { side: Side::Ours });
+    }
+    read(socket, &mut bytes[1..]).await?;
+    Ok(bytes)
 }
 
 /// Checks that both sides have a token, or neither.
@@ -164,14 +187,14 @@ pub(super) async fn tell<M: Serialize>(socket: &mut Socket, message: &M) -> Resu
     write(socket, &[&head.encode()[..], &message].concat()).await
 }
 
-/// Receives a first message.
-pub(super) async fn hear<M: DeserializeOwned>(socket: &mut Socket) -> Result<M, LinkError> {
+/// Receives a first message of a peer that sent this header.
+pub(super) async fn hear<M: DeserializeOwned>(socket: &mut Socket, of: &Header) -> Result<M, LinkError> {
     let mut head = [0; FRAME_HEAD];
     read(socket, &mut head).await?;
     let head = FrameHead::decode(&head, HELLO_MAX)?;
     let mut message = vec![0; head.length];
     read(socket, &mut message).await?;
-    Ok(wire::decode(&message)?)
+    Ok(wire::decode_of(&message, of.stated().is_some())?)
 }
 
 async fn read(socket: &mut Socket, bytes: &mut [u8]) -> Result<(), LinkError> {

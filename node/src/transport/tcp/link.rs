@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, oneshot};
 
+use super::address::Address;
 use super::control;
 use super::error::LinkError;
 use super::link_state::{Held, LinkShared, Outgoing, Peer, Queued, Room};
@@ -18,6 +19,7 @@ use crate::wire::{self, Denial, Limits};
 pub struct Link {
     shared: Arc<LinkShared>,
     kind: SocketKind,
+    address: Address,
     inbox: tokio::sync::Mutex<mpsc::Receiver<Queued>>,
 }
 
@@ -25,6 +27,8 @@ pub struct Link {
 pub(super) struct Connections {
     pub(super) control: Socket,
     pub(super) data: Vec<Socket>,
+    /// Of the other end, or of the Unix socket.
+    pub(super) address: Address,
 }
 
 impl Link {
@@ -39,11 +43,11 @@ impl Link {
         let (outbox, outgoing) = mpsc::channel(limits.queued_messages);
         let (incoming, inbox) = mpsc::channel(limits.queued_messages);
         let shared = Arc::new(LinkShared::new(peer, limits, number, outbox, connections.data, slot));
-        let kind = connections.control.kind();
+        let (kind, address) = (connections.control.kind(), connections.address);
         let (read, write) = connections.control.split();
         tokio::spawn(control::read(shared.clone(), read, incoming));
         tokio::spawn(control::write(shared.clone(), write, outgoing));
-        Self { shared, kind, inbox: tokio::sync::Mutex::new(inbox) }
+        Self { shared, kind, address, inbox: tokio::sync::Mutex::new(inbox) }
     }
 
     /// Returns what is known of the peer.
@@ -54,6 +58,11 @@ impl Link {
     /// Returns the kind of its connections.
     pub fn kind(&self) -> SocketKind {
         self.kind
+    }
+
+    /// Returns the address of the other end; that of the socket, for a Unix socket.
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     pub(super) fn shared(&self) -> &Arc<LinkShared> {
@@ -147,7 +156,7 @@ impl Link {
     pub(crate) async fn recv_held<M: DeserializeOwned>(&self) -> Result<(M, Held), LinkError> {
         let message = self.inbox.lock().await.recv().await;
         let Some(Queued { message, room }) = message else { return Err(self.closed().await) };
-        let decoded = wire::decode(&message).map_err(|error| {
+        let decoded = wire::decode_of(&message, self.peer().versions.is_some()).map_err(|error| {
             self.shared.close(error.clone().into());
             LinkError::from(error)
         })?;

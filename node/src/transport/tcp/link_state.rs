@@ -10,7 +10,7 @@ use super::error::LinkError;
 use super::lock::lock;
 use super::socket::Socket;
 use super::table::Slot;
-use crate::wire::{Limits, Statement};
+use crate::wire::{Limits, Statement, Versions};
 
 /// What is known of a peer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -20,10 +20,12 @@ pub struct Peer {
     pub name: String,
     /// Random number of its process. Another number means that its memory is gone.
     pub incarnation: u64,
-    /// Version of the wire protocol of both sides.
+    /// Version of the form of both sides' headers.
     pub wire: u16,
-    /// Version of the messages of both sides.
+    /// Version of the messages of the link.
     pub messages: u16,
+    /// Versions of the messages that the peer states; a release that states none speaks one, exactly.
+    pub versions: Option<Versions>,
     /// Fingerprint of the layout of its blocks.
     pub fingerprint: [u8; 16],
     /// What it states of itself.

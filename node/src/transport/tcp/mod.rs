@@ -64,6 +64,7 @@ mod transfers;
 
 pub use address::Address;
 pub use endpoint::Endpoint;
+pub(crate) use endpoint::Refused;
 pub use error::{CertificateProblem, LinkError, Side};
 pub use frames::TcpTransport;
 pub use link::Link;

@@ -7,7 +7,7 @@ use super::address::Address;
 use super::error::LinkError;
 use super::random::random;
 use super::tls::Tls;
-use crate::wire::{Limits, Secret, Statement, check_name};
+use crate::wire::{Limits, Secret, Statement, Versions, check_name};
 
 /// Bytes of the shortest token.
 pub const TOKEN_MIN: usize = 16;
@@ -47,7 +47,7 @@ impl Token {
 pub struct Identity {
     pub(super) name: String,
     pub(super) incarnation: u64,
-    pub(super) messages: u16,
+    pub(super) messages: Versions,
     pub(super) fingerprint: [u8; 16],
     began_ms: u64,
     lock: Option<[u8; 16]>,
@@ -56,20 +56,20 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Names a node. `messages` is the version of the messages that it sends over links.
+    /// Names a node. `messages` are the versions of the messages that it speaks over links.
     ///
     /// The incarnation is a new random number.
     ///
     /// # Errors
     /// [`LinkError::Wire`] for an invalid name, [`LinkError::Io`] without random numbers.
-    pub fn new(name: &str, messages: u16) -> Result<Self, LinkError> {
+    pub fn new(name: &str, messages: impl Into<Versions>) -> Result<Self, LinkError> {
         check_name(name)?;
         let incarnation = u64::from_le_bytes(random()?);
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(Self {
             name: name.into(),
             incarnation,
-            messages,
+            messages: messages.into(),
             fingerprint: [0; 16],
             began_ms: since_1970.as_millis() as u64,
             lock: None,

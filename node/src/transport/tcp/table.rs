@@ -1,6 +1,6 @@
 //! The links of an endpoint: their counts, and those whose data streams are still arriving.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use tokio::sync::mpsc;
@@ -40,8 +40,22 @@ pub(super) struct Table {
     pub(super) waiting: HashMap<u128, Waiting>,
     /// Number of the next one, by which the oldest is found.
     pub(super) next: u64,
+    /// Names of the configured peers.
+    pub(super) configured: BTreeSet<String>,
     /// Links per name of a peer.
     pub(super) links: HashMap<String, usize>,
+}
+
+impl Table {
+    /// Returns the number of places that a peer must leave free: one for each configured peer without a
+    /// link, but at most half of all.
+    fn kept(&self, name: &str, limits: &Limits) -> usize {
+        if self.configured.contains(name) {
+            return 0;
+        }
+        let is_away = |name: &&String| !self.links.contains_key(*name);
+        self.configured.iter().filter(is_away).count().min(limits.links / 2)
+    }
 }
 
 pub(super) type PeerKey = (String, u64);
@@ -96,7 +110,7 @@ impl Slot {
     pub(super) fn take(shared: &Arc<Shared>, name: &str) -> Result<Self, LinkError> {
         let limits = &shared.limits;
         let mut table = lock(&shared.table);
-        if table.links.values().sum::<usize>() >= limits.links {
+        if table.links.values().sum::<usize>() + table.kept(name, limits) >= limits.links {
             return Err(LinkError::Limit { what: "links", max: limits.links });
         }
         let links = table.links.entry(name.to_owned()).or_default();
