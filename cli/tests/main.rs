@@ -8,6 +8,8 @@ mod replay;
 mod terminal;
 
 #[cfg(all(feature = "node", target_os = "linux"))]
+mod links;
+#[cfg(all(feature = "node", target_os = "linux"))]
 mod log;
 #[cfg(all(feature = "node", target_os = "linux"))]
 mod nodes;

@@ -199,7 +199,7 @@ struct Nodes {
 impl Nodes {
     async fn new(path: Path, layout: &KvLayout, frames: u32, certificates: &Certificates) -> Self {
         let identity = |name| {
-            let identity = Identity::new(name, 1).unwrap();
+            let identity = Identity::new(name, 4).unwrap();
             if let Path::Tls = path { identity.tls(certificates.node()) } else { identity }
         };
         let address = match path {

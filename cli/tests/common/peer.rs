@@ -12,7 +12,7 @@ use kvpool_node::settings;
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, Link, LinkError, ListenSettings, PeerSettings, Token,
 };
-use kvpool_node::wire::{self, Denial, Limits};
+use kvpool_node::wire::{self, Limits};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -66,7 +66,7 @@ pub fn refusal(to: &Node, messages: u16) -> LinkError {
 /// Returns the version of the messages that a node speaks.
 pub fn version(of: &Node) -> u16 {
     match refusal(of, u16::MAX) {
-        LinkError::Denied(Denial::Messages { theirs, .. }) => theirs,
+        LinkError::Versions { theirs, .. } => theirs.max,
         error => panic!("{error}"),
     }
 }

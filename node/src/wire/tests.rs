@@ -28,6 +28,57 @@ fn no_byte_of_a_header_is_ignored() {
     }
 }
 
+/// But for the spare fields of a node that states versions: a later release may use them.
+#[test]
+fn versions_are_a_part_of_the_nonce() {
+    let (stated, versions) = (header().stating(Versions { min: 4, max: 300 }), Versions { min: 4, max: 300 });
+    assert_eq!((header().stated(), stated.stated()), (None, Some(versions)));
+    assert_eq!(stated.nonce[..24], header().nonce[..24]);
+    assert_eq!(Header::decode(&stated.encode()), Ok(stated));
+    for at in (12..16).chain(56..HEADER) {
+        let mut bytes = stated.encode();
+        bytes[at] = 1;
+        assert_eq!(Header::decode(&bytes), Ok(stated), "byte {at}");
+    }
+    // No range: the nonce of a release that states none.
+    assert_eq!(header().stating(Versions { min: 5, max: 4 }).stated(), None);
+}
+
+#[test]
+fn the_common_version_is_the_greatest_of_both() {
+    let of = |min, max| Versions { min, max };
+    for a in 0..6 {
+        for b in a..6 {
+            for c in 0..6 {
+                for d in c..6 {
+                    let both = (a..=b).filter(|version| (c..=d).contains(version)).max();
+                    assert_eq!(of(a, b).common(of(c, d)), both, "{a}..={b}, {c}..={d}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn reasons_are_encoded_as_before_and_decoded_by_number() {
+    let all = [
+        (Denial::Links, &[0][..]),
+        (Denial::Name, &[1]),
+        (Denial::Messages { ours: 300, theirs: 4 }, &[2, 172, 2, 4]),
+        (Denial::Stream, &[3]),
+        (Denial::OwnName, &[4]),
+        (Denial::SecondProcess, &[5]),
+        (Denial::OlderProcess, &[6]),
+        (Denial::Peers, &[7]),
+    ];
+    for (denial, bytes) in all {
+        assert_eq!(encode(&denial, 9).unwrap(), bytes);
+        assert_eq!(decode(bytes), Ok(denial));
+    }
+    assert_eq!(decode(&[8]), Ok(Denial::Unknown(8)));
+    assert!(encode(&Denial::Unknown(8), 9).is_err(), "it is never sent");
+}
+
 #[test]
 fn a_proof_depends_on_everything() {
     let (one, other) = (header().encode(), Header { nonce: [1; 32], ..header() }.encode());

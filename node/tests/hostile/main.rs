@@ -8,6 +8,7 @@ mod kv;
 mod bounds;
 mod doubts;
 mod ends;
+mod peers;
 mod questions;
 mod storage;
 mod stress;

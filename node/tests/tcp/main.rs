@@ -6,4 +6,6 @@ mod cuts;
 mod faults;
 mod frames;
 mod handshake;
+mod places;
+mod releases;
 mod support;

@@ -17,7 +17,7 @@ use kvpool_node::transport::tcp::{
 };
 use kvpool_node::wire::{
     self, FrameHead, FrameKind, HEADER, Header, Hello, ITEM_HEAD, Limits, PROOF, Proof, Role, Statement,
-    StreamHead, StreamPlace, WIRE_VERSION, Welcome,
+    StreamHead, StreamPlace, Versions, WIRE_VERSION, Welcome,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -34,7 +34,7 @@ pub fn limits() -> Limits {
 }
 
 pub fn identity(name: &str) -> Identity {
-    Identity::new(name, 1).unwrap()
+    Identity::new(name, Versions::UNSTATED).unwrap()
 }
 
 pub fn token(text: &str) -> Token {
@@ -340,7 +340,13 @@ pub async fn raw_connection(endpoint: &Endpoint, place: StreamPlace) -> (TcpStre
     stream.write_all(Proof::NONE.as_bytes()).await.unwrap();
     stream.read_exact(&mut [0; 1 + PROOF]).await.unwrap();
     let statement = Statement { message_bytes: 4 << 20, ..Statement::default() };
-    let hello = Hello { name: "raw".into(), messages: 1, fingerprint: [0; 16], statement, place };
+    let hello = Hello {
+        name: "raw".into(),
+        messages: Versions::UNSTATED.max,
+        fingerprint: [0; 16],
+        statement,
+        place,
+    };
     stream.write_all(&frame(&wire::encode(&hello, 1024).unwrap())).await.unwrap();
     let mut head = [0; wire::FRAME_HEAD];
     stream.read_exact(&mut head).await.unwrap();
