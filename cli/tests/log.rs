@@ -60,7 +60,7 @@ fn levels_are_chosen() {
         });
         node.end(Signal::TERM).1
     };
-    assert!(errors("warn").contains("kvpool: no link, peer: away, error: "));
+    assert!(errors("warn").contains("kvpool: no link, peer: away, address: 127.0.0.1:1, error: "));
     assert_eq!(errors("off"), "");
     assert_eq!(errors("warn,kvpool_node=error"), "");
     let output = run("serve --size 1000 --log-level loud");

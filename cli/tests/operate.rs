@@ -32,7 +32,7 @@ fn scrape(node: &Node) -> Vec<Sample> {
 
 #[test]
 fn metrics_agree_with_the_statistics() {
-    let node = Node::start("serve --name n1 --size 3000 --load conversations --load-threads 2");
+    let node = Node::start("serve --listen off --name n1 --size 3000 --load conversations --load-threads 2");
     wait_until("prefixes are hit", || node.json("stats")["metrics"]["hit_tokens"].as_u64() > Some(0));
     node.json("resize 4000");
     node.json("audit");
@@ -102,7 +102,7 @@ fn a_node_at_rest_has_exact_gauges() {
 
 #[test]
 fn owners_are_listed_with_their_ages() {
-    let node = Node::start("serve --size 4000 --load conversations --load-rest 20ms");
+    let node = Node::start("serve --listen off --size 4000 --load conversations --load-rest 20ms");
     let mut owners = Value::Null;
     wait_until("sequences have blocks", || {
         owners = node.json("owners --limit 2");
@@ -153,7 +153,7 @@ fn events_are_followed_and_end_with_their_reader() {
 
 #[test]
 fn a_trim_gives_cached_blocks_up() {
-    let node = Node::start("serve --size 4000 --load conversations");
+    let node = Node::start("serve --listen off --size 4000 --load conversations");
     wait_until("blocks are cached", || node.json("stats")["evictable"].as_u64() > Some(100));
     let authority = node.url.strip_prefix("http://").unwrap();
     let body = "{\"keep\": 0}";

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 #[test]
 fn a_node_is_watched_compacted_resized_audited_and_ended() {
-    let node = Node::start("serve --admin 127.0.0.1:0 --name n1 --size 3000 --size-max 6000");
+    let node = Node::start("serve --admin 127.0.0.1:0 --listen off --name n1 --size 3000 --size-max 6000");
     assert!(node.greeting.starts_with("node: n1, 3,000 blocks of 16 tokens and 256 B"), "{}", node.greeting);
     let stats = node.text("stats");
     for part in [
@@ -67,7 +67,7 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
 
 #[test]
 fn traffic_is_checked_and_nothing_is_lost() {
-    let node = Node::start("serve --admin 127.0.0.1:0 --size 4000 --load conversations --load-threads 3");
+    let node = Node::start("serve --admin 127.0.0.1:0 --listen off --size 4000 --load conversations --load-threads 3");
     let mut last = Value::Null;
     wait_until("sequences complete and share prefixes", || {
         last = node.json("stats");

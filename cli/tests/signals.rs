@@ -50,7 +50,7 @@ fn a_second_signal_ends_at_once() {
 
 #[test]
 fn silent_and_slow_callers_do_not_delay_the_end() {
-    let node = Node::start("serve");
+    let node = Node::start("serve --listen off");
     let silent = TcpStream::connect(address_of(&node.url)).unwrap();
     let mut slow = TcpStream::connect(address_of(&node.url)).unwrap();
     slow.write_all(b"GET /stats HTTP/1.1\r\nHost: ").unwrap();

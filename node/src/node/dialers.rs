@@ -29,21 +29,14 @@ const REASONS_MAX: usize = 8;
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
     let mut refusals = Refusals::default();
     loop {
-        let accepted = tokio::select! {
-            accepted = endpoint.next() => accepted,
-            () = refusals.over() => {
-                refusals.sum_up();
-                continue;
-            }
-        };
-        match accepted {
-            None => return,
-            Some(Ok(link)) => {
-                if inputs.send(Input::LinkUp(Arc::new(link))).await.is_err() {
-                    return;
-                }
-            }
-            Some(Err(refused)) => refusals.log(&refused),
+        tokio::select! {
+            () = refusals.over() => refusals.sum_up(),
+            accepted = endpoint.next() => match accepted {
+                Some(Err(refused)) => refusals.log(&refused),
+                Some(Ok(link)) if inputs.is_closed() => return drop(link),
+                Some(Ok(link)) => drop(inputs.send(Input::LinkUp(Arc::new(link))).await),
+                None => return,
+            },
         }
     }
 }

@@ -59,11 +59,11 @@ impl Sources {
         let mut entries = self.entries(&mut warnings)?;
         if !entries.contains_key("listen") {
             let is_set = |key| Reader(&entries).entry(key).is_some();
-            let text = match is_set("token-file") || is_set("tls-cert") {
-                true => "127.0.0.1:7411".to_owned(),
-                // Any user of this host could open a port, and nothing would tell them apart.
-                false => format!("unix:{}", default_socket(&Loaded::peers(&entries)?.0).display()),
-            };
+            // Any user of this host could link to a port, and nothing would tell them apart.
+            let mut text = format!("unix:{}", default_socket(&Loaded::peers(&entries)?.0).display());
+            if is_set("token-file") || is_set("tls-cert") {
+                text = "127.0.0.1:7411".to_owned();
+            }
             entries.insert("listen", Entry { text, origin: Origin::Default });
         }
         Loaded::check(&entries, warnings)

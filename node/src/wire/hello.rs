@@ -131,22 +131,17 @@ impl<'de> Visitor<'de> for Numbered {
     }
 
     fn visit_enum<A: EnumAccess<'de>>(self, data: A) -> Result<Denial, A::Error> {
+        use Denial::*;
         let (number, fields) = data.variant::<u32>()?;
         if number == 2 {
             let (ours, theirs) = fields.newtype_variant()?;
-            return Ok(Denial::Messages { ours, theirs });
+            return Ok(Messages { ours, theirs });
         }
         fields.unit_variant()?;
-        Ok(match number {
-            0 => Denial::Links,
-            1 => Denial::Name,
-            3 => Denial::Stream,
-            4 => Denial::OwnName,
-            5 => Denial::SecondProcess,
-            6 => Denial::OlderProcess,
-            7 => Denial::Peers,
-            number => Denial::Unknown(number),
-        })
+        let known = [(0, Links), (1, Name), (3, Stream), (4, OwnName), (5, SecondProcess)];
+        let mut known = known.into_iter().chain([(6, OlderProcess), (7, Peers)]);
+        let found = known.find(|(known, _)| *known == number);
+        Ok(found.map_or(Unknown(number), |(_, denial)| denial))
     }
 }
 

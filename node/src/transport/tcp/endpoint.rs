@@ -24,7 +24,7 @@ use super::socket::Socket;
 use super::table::{Expected, Shared, Slot};
 use super::tls::Tls;
 use crate::wire::{
-    Denial, Header, Hello, Limits, Role, StreamPlace, Versions, WIRE_VERSION, Welcome, WireError, check_name,
+    Denial, Header, Hello, Limits, Role, StreamPlace, Versions, Welcome, WireError, check_name,
 };
 
 /// The network side of a node: listens, and connects to peers.
@@ -234,8 +234,7 @@ impl Endpoint {
             return Err(WireError::Invalid { what, got: streams.into() }.into());
         }
         let incarnation = header.incarnation;
-        let wire = WIRE_VERSION;
-        let peer = Peer { name, incarnation, wire, messages, versions, fingerprint, statement };
+        let peer = Peer { name, incarnation, messages, versions, fingerprint, statement };
         Ok((socket, peer, link, streams))
     }
 
@@ -509,7 +508,6 @@ impl Acceptor {
         let peer = Peer {
             name: hello.name,
             incarnation: header.incarnation,
-            wire: WIRE_VERSION,
             messages: hello.messages,
             versions: header.stated(),
             fingerprint: hello.fingerprint,

@@ -116,16 +116,12 @@ pub enum LinkError {
         /// Why.
         problem: CertificateProblem,
     },
-    /// One side uses TLS, and the other plain text.
-    #[error("{}", if *.side == Side::Ours {
-        "the peer expects TLS, and this node speaks plain text"
-    } else {
-        "the peer speaks plain text, and this node expects TLS"
-    })]
-    NoTls {
-        /// The side without TLS.
-        side: Side,
-    },
+    /// Only the peer uses TLS.
+    #[error("the peer expects TLS, and this node speaks plain text")]
+    PeerExpectsTls,
+    /// Only this node uses TLS.
+    #[error("the peer speaks plain text, and this node expects TLS")]
+    PeerSpeaksPlainText,
     /// TLS failed for another reason.
     #[error("TLS failed: {reason}")]
     Tls {
@@ -228,7 +224,7 @@ pub(super) fn tls_error(error: &Error) -> LinkError {
             | Alert::UnsupportedCertificate),
         ) => refused(Side::Ours, CertificateProblem::Other(format!("the peer answered {alert:?}"))),
         // The first byte is that of no record.
-        Error::InvalidMessage(InvalidMessage::InvalidContentType) => LinkError::NoTls { side: Side::Theirs },
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => LinkError::PeerSpeaksPlainText,
         error => LinkError::Tls { reason: error.to_string() },
     }
 }

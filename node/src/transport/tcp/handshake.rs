@@ -156,7 +156,7 @@ async fn read_header(socket: &mut Socket) -> Result<[u8; HEADER], LinkError> {
     if TLS_RECORDS.contains(&bytes[0]) {
         let rest = async { while matches!(socket.read(&mut bytes).await, Ok(1..)) {} };
         let _ = tokio::time::timeout(DRAIN, rest).await;
-        return Err(LinkError::NoTls { side: Side::Ours });
+        return Err(LinkError::PeerExpectsTls);
     }
     read(socket, &mut bytes[1..]).await?;
     Ok(bytes)

@@ -20,8 +20,6 @@ pub struct Peer {
     pub name: String,
     /// Random number of its process. Another number means that its memory is gone.
     pub incarnation: u64,
-    /// Version of the form of both sides' headers.
-    pub wire: u16,
     /// Version of the messages of the link.
     pub messages: u16,
     /// Versions of the messages that the peer states; a release that states none speaks one, exactly.
