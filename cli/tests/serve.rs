@@ -67,7 +67,9 @@ fn a_node_is_watched_compacted_resized_audited_and_ended() {
 
 #[test]
 fn traffic_is_checked_and_nothing_is_lost() {
-    let node = Node::start("serve --admin 127.0.0.1:0 --listen off --size 4000 --load conversations --load-threads 3");
+    let node = Node::start(
+        "serve --admin 127.0.0.1:0 --listen off --size 4000 --load conversations --load-threads 3",
+    );
     let mut last = Value::Null;
     wait_until("sequences complete and share prefixes", || {
         last = node.json("stats");

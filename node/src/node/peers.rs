@@ -31,15 +31,6 @@ pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 /// State of a peer with other blocks than this node.
 const OTHER_LAYOUT: &str = "its blocks have another layout: only parts of copies are transferred";
 
-/// Says why a process is refused that states an earlier begin than the present one.
-fn refused_older(name: &str) -> String {
-    format!(
-        "a process of this name is refused: {}. If that one has ended, declare it at this node: \
-         kvpool declare-ended --peer {name}",
-        Denial::OlderProcess
-    )
-}
-
 /// A process of a peer.
 pub(super) struct Peer {
     pub(super) name: String,
@@ -86,6 +77,10 @@ impl Peer {
         }
     }
 
+    fn is_same(&self, other: &Self) -> bool {
+        self.name == other.name && self.incarnation == other.incarnation
+    }
+
     pub(super) fn is_up(&self) -> bool {
         self.lines.iter().any(|line| line.cause().is_none())
     }
@@ -107,7 +102,7 @@ impl Peer {
         let (name, is_up) = (self.name.clone(), self.is_up());
         let note = match self.refused {
             _ if is_up => self.has_other_layout(fingerprint).then(|| OTHER_LAYOUT.to_owned()),
-            Some((_, Denial::OlderProcess)) => Some(refused_older(&name)),
+            Some((_, denial)) => Some(format!("a process of this name is refused: {denial}")),
             _ => None,
         };
         PeerStatus { name, is_up, note }
@@ -192,11 +187,19 @@ impl Peers {
         is_at_stake: impl Fn(LinkId) -> bool,
     ) -> Joined {
         let new = Peer::new(link);
-        let former = |peer: &Peer| peer.is_former && peer.name == new.name;
-        if self.all.values().any(|peer| former(peer) && peer.incarnation == new.incarnation) {
-            return self.refuse(&new, link, Denial::OlderProcess);
+        let present = self.find(&new.name);
+        let is_back = |peer: &Peer| peer.is_former && peer.is_same(&new);
+        if let Some((&id, peer)) = self.all.iter_mut().find(|(_, peer)| is_back(peer)) {
+            // It lives: a declaration means the one that took its name.
+            peer.refused = Some((new.incarnation, Denial::OlderProcess));
+            if present.is_some() {
+                return self.refuse(&new, link, Denial::OlderProcess);
+            }
+            (peer.is_former, peer.refused) = (false, None);
+            peer.lines.push(link.clone());
+            return Joined::Same(id);
         }
-        let Some(id) = self.find(&new.name) else { return self.add(new, link) };
+        let Some(id) = present else { return self.add(new, link) };
         let Some(peer) = self.all.get_mut(&id) else { return self.add(new, link) };
         if peer.incarnation == new.incarnation {
             peer.lines.push(link.clone());
@@ -247,11 +250,8 @@ impl Peers {
         if let Some(present) = present
             && present.refused != refused
         {
-            let reason = match denial {
-                Denial::OlderProcess => refused_older(&new.name),
-                denial => format!("a process of this name is refused: {denial}"),
-            };
-            tracing::warn!(peer = new.name, address = %link.address(), "{reason}");
+            let address = link.address();
+            tracing::warn!(peer = new.name, %address, "a process of this name is refused: {denial}");
             present.refused = refused;
         }
         Joined::Refused(denial)
@@ -286,20 +286,25 @@ impl Peers {
         gone.filter_map(|(.., id)| Some((id, self.all.remove(&id)?))).collect()
     }
 
-    /// Removes the processes of a name that the operator declares to have ended: the former ones, or,
-    /// if there is none, the present one.
+    /// Removes the processes of a name that the operator declares to have ended: the former ones that
+    /// did not try to link again, or, if there is none, the present one, or else all.
     ///
     /// # Errors
     /// [`NodeError::UnknownPeer`]; [`NodeError::PeerLives`] for a present one with a link.
     pub(super) fn take(&mut self, name: &str) -> Result<Vec<(LinkId, Peer)>, NodeError> {
-        let of_name = self.all.iter().filter(|(_, peer)| peer.name == name);
-        let mut ended: Vec<_> =
-            of_name.clone().filter(|(_, peer)| peer.is_former).map(|(&id, _)| id).collect();
+        let of_name = |is_it: &dyn Fn(&Peer) -> bool| -> Vec<LinkId> {
+            let of_name = self.all.iter().filter(|(_, peer)| peer.name == name && is_it(peer));
+            of_name.map(|(&id, _)| id).collect()
+        };
+        let mut ended = of_name(&|peer| peer.is_former && peer.refused.is_none());
         if ended.is_empty() {
-            if of_name.clone().any(|(_, peer)| peer.is_up()) {
+            if !of_name(&Peer::is_up).is_empty() {
                 return Err(NodeError::PeerLives { name: name.to_owned() });
             }
-            ended = of_name.map(|(&id, _)| id).collect();
+            ended = of_name(&|peer| !peer.is_former);
+        }
+        if ended.is_empty() {
+            ended = of_name(&|_| true);
         }
         if ended.is_empty() {
             return Err(NodeError::UnknownPeer { name: name.to_owned() });

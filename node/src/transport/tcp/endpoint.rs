@@ -314,20 +314,15 @@ enum Listener {
     Unix(UnixListener),
 }
 
-enum Accepted {
-    Tcp(tokio::net::TcpStream),
-    Unix(UnixStream),
-}
-
 impl Listener {
     /// Returns a connection, and the address of the other end if it has one.
-    async fn accept(&self) -> io::Result<(Accepted, Option<SocketAddr>)> {
+    async fn accept(&self) -> io::Result<(Socket, Option<SocketAddr>)> {
         Ok(match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                (Accepted::Tcp(stream), Some(address))
+                (Socket::Tcp(stream), Some(address))
             }
-            Self::Unix(listener) => (Accepted::Unix(listener.accept().await?.0), None),
+            Self::Unix(listener) => (Socket::Unix(listener.accept().await?.0), None),
         })
     }
 }
@@ -366,7 +361,7 @@ impl Acceptor {
 
     async fn meet(
         self,
-        (connection, address): (Accepted, Address),
+        (connection, address): (Socket, Address),
         (place, kept): (Place, oneshot::Receiver<()>),
     ) {
         let (time, max) = (self.shared.limits.handshake, self.shared.limits.handshakes);
@@ -399,19 +394,19 @@ impl Acceptor {
     /// stream of one.
     async fn admit(
         &self,
-        connection: Accepted,
+        connection: Socket,
         address: &Address,
         name: &OnceLock<String>,
         greeted: oneshot::Sender<()>,
     ) -> Result<Option<Link>, LinkError> {
         let identity = &*self.shared.identity();
         let mut socket = match connection {
-            Accepted::Tcp(stream) => handshake::secure(identity, stream).await?,
-            Accepted::Unix(stream) => {
-                handshake::same_user(&stream)?;
-                Socket::Unix(stream)
-            }
+            Socket::Tcp(stream) => handshake::secure(identity, stream).await?,
+            socket => socket,
         };
+        if let Socket::Unix(stream) = &socket {
+            handshake::same_user(stream)?;
+        }
         let header = handshake::receive(&mut socket, identity).await?;
         let hello: Hello = handshake::hear(&mut socket, &header).await?;
         let _ = greeted.send(());
