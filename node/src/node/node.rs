@@ -165,7 +165,7 @@ impl Node {
     }
 
     /// Declares that the process of a peer has ended and will not come back: a former process, if
-    /// another one has its name and the former one did not try to link since.
+    /// another one has its name.
     ///
     /// Copies in doubt become this node's own again; returns the ids of their sequences. If the
     /// declaration is wrong, a sequence may run on both nodes, and what the process still writes by

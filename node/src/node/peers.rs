@@ -77,10 +77,6 @@ impl Peer {
         }
     }
 
-    fn is_same(&self, other: &Self) -> bool {
-        self.name == other.name && self.incarnation == other.incarnation
-    }
-
     pub(super) fn is_up(&self) -> bool {
         self.lines.iter().any(|line| line.cause().is_none())
     }
@@ -102,7 +98,9 @@ impl Peer {
         let (name, is_up) = (self.name.clone(), self.is_up());
         let note = match self.refused {
             _ if is_up => self.has_other_layout(fingerprint).then(|| OTHER_LAYOUT.to_owned()),
-            Some((_, denial)) => Some(format!("a process of this name is refused: {denial}")),
+            Some((_, denial @ Denial::OlderProcess)) => {
+                Some(format!("a process of this name is refused: {denial}"))
+            }
             _ => None,
         };
         PeerStatus { name, is_up, note }
@@ -187,19 +185,11 @@ impl Peers {
         is_at_stake: impl Fn(LinkId) -> bool,
     ) -> Joined {
         let new = Peer::new(link);
-        let present = self.find(&new.name);
-        let is_back = |peer: &Peer| peer.is_former && peer.is_same(&new);
-        if let Some((&id, peer)) = self.all.iter_mut().find(|(_, peer)| is_back(peer)) {
-            // It lives: a declaration means the one that took its name.
-            peer.refused = Some((new.incarnation, Denial::OlderProcess));
-            if present.is_some() {
-                return self.refuse(&new, link, Denial::OlderProcess);
-            }
-            (peer.is_former, peer.refused) = (false, None);
-            peer.lines.push(link.clone());
-            return Joined::Same(id);
+        let former = |peer: &Peer| peer.is_former && peer.name == new.name;
+        if self.all.values().any(|peer| former(peer) && peer.incarnation == new.incarnation) {
+            return self.refuse(&new, link, Denial::OlderProcess);
         }
-        let Some(id) = present else { return self.add(new, link) };
+        let Some(id) = self.find(&new.name) else { return self.add(new, link) };
         let Some(peer) = self.all.get_mut(&id) else { return self.add(new, link) };
         if peer.incarnation == new.incarnation {
             peer.lines.push(link.clone());
@@ -286,25 +276,20 @@ impl Peers {
         gone.filter_map(|(.., id)| Some((id, self.all.remove(&id)?))).collect()
     }
 
-    /// Removes the processes of a name that the operator declares to have ended: the former ones that
-    /// did not try to link again, or, if there is none, the present one, or else all.
+    /// Removes the processes of a name that the operator declares to have ended: the former ones, or,
+    /// if there is none, the present one.
     ///
     /// # Errors
     /// [`NodeError::UnknownPeer`]; [`NodeError::PeerLives`] for a present one with a link.
     pub(super) fn take(&mut self, name: &str) -> Result<Vec<(LinkId, Peer)>, NodeError> {
-        let of_name = |is_it: &dyn Fn(&Peer) -> bool| -> Vec<LinkId> {
-            let of_name = self.all.iter().filter(|(_, peer)| peer.name == name && is_it(peer));
-            of_name.map(|(&id, _)| id).collect()
-        };
-        let mut ended = of_name(&|peer| peer.is_former && peer.refused.is_none());
+        let of_name = self.all.iter().filter(|(_, peer)| peer.name == name);
+        let mut ended: Vec<_> =
+            of_name.clone().filter(|(_, peer)| peer.is_former).map(|(&id, _)| id).collect();
         if ended.is_empty() {
-            if !of_name(&Peer::is_up).is_empty() {
+            if of_name.clone().any(|(_, peer)| peer.is_up()) {
                 return Err(NodeError::PeerLives { name: name.to_owned() });
             }
-            ended = of_name(&|peer| !peer.is_former);
-        }
-        if ended.is_empty() {
-            ended = of_name(&|_| true);
+            ended = of_name.map(|(&id, _)| id).collect();
         }
         if ended.is_empty() {
             return Err(NodeError::UnknownPeer { name: name.to_owned() });

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use kvpool::{MigrateError, MigrationReport, Target};
-use kvpool_node::protocol::{Envelope, Message, ToSource, ToTarget};
+use kvpool_node::protocol::ToSource;
 use kvpool_node::transport::tcp::PeerSettings;
 use kvpool_node::wire::Denial;
 use kvpool_node::{Arrivals, Node, Restarts};
@@ -111,38 +111,6 @@ async fn a_process_that_comes_back_answers() {
         })
         .await;
     again.to_source(id, ToSource::Committed { term }).await;
-    soon("the answer", moving).await.unwrap();
-}
-
-/// A declaration means the later process, once the former one has shown that it lives: what is in doubt
-/// stays so, until that one answers.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_former_process_that_comes_back_is_not_declared_ended() {
-    let process = Process::new("b", 1);
-    let (node, _arrivals, mut moving, first) = in_doubt(&process, Restarts::Proven).await;
-    drop(first);
-    linked(&node, "b", false).await;
-    let second = Peer::connect(&node, &Process::new("b", 2)).await.unwrap();
-    linked(&node, "b", true).await;
-    drop(second);
-    linked(&node, "b", false).await;
-    let back = Peer::connect(&node, &process).await.unwrap();
-    assert_eq!(back.refused().await, Denial::OlderProcess);
-    assert!(node.declare_ended("b").await.unwrap().is_empty(), "nothing of the former process");
-    is_held(&mut moving).await;
-    let back = Peer::connect(&node, &process).await.unwrap();
-    linked(&node, "b", true).await;
-    let (id, term) = back
-        .wait_for(|message| match message {
-            NodeMessage::Migration(Envelope {
-                id,
-                message: Message::ToTarget(ToTarget::Commit { term, .. }),
-                ..
-            }) => Some((id, term)),
-            _ => None,
-        })
-        .await;
-    back.to_source(id, ToSource::Committed { term }).await;
     soon("the answer", moving).await.unwrap();
 }
 
