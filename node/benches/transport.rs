@@ -24,11 +24,11 @@ use std::time::{Duration, Instant};
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::transport::{Grant, Operation, RegionId, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{FrameId, KvLayout, Pool, Run, Sequence, SequenceId, Target};
-use kvpool_node::{Arrivals, Node};
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
 };
 use kvpool_node::wire::Limits;
+use kvpool_node::{Arrivals, Node};
 use memmap2::{Advice, MmapMut};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -292,7 +292,8 @@ impl Whole {
             for frame in 1..=frames {
                 let seed = if name == "a" { 7 } else { 0 };
                 // SAFETY: no block is allocated.
-                unsafe { pool.storage().unwrap().unpack(&[run(frame, 1)], &contents(layout, seed, 0)) }.unwrap();
+                unsafe { pool.storage().unwrap().unpack(&[run(frame, 1)], &contents(layout, seed, 0)) }
+                    .unwrap();
             }
             let node = Node::builder(pool).name(name).peers(peers);
             let node = if let Path::Tls = path { node.tls(certificates.node()) } else { node };
@@ -324,6 +325,7 @@ impl Whole {
         let report = a.pool().replicate(&self.sequence, Target::node("b")).await.unwrap();
         let arrived = arrivals.recv().await.unwrap().sequence;
         let times = clock.stop();
+        eprintln!("{:?} of {:?}", report.carried.took, times.elapsed);
         assert_eq!(report.carried.blocks, self.frames as usize);
         drop(arrived);
         // The next copy has the same id; its predecessor is forgotten first.
@@ -410,16 +412,16 @@ async fn compare(path: Path, is_whole: bool, name: &str, layout: &KvLayout, fram
     let [ours, raw, ratio, processor] =
         [&mut ours, &mut raw, &mut ratios, &mut processor].map(|figures| support::median(figures));
     let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
-    println!(
-        "{name:<36} {ours:>7.0} {raw:>7.0} {ratio:>7.2} ({least:.2} to {most:.2}) {processor:>9.2}"
-    );
+    println!("{name:<36} {ours:>7.0} {raw:>7.0} {ratio:>7.2} ({least:.2} to {most:.2}) {processor:>9.2}");
 }
 
-/// A runtime with two workers, each on a core of its own if the system allows it.
+/// A runtime with two workers, each on a core of its own if the system allows it. Its threads for
+/// blocking work come later, and run anywhere.
 fn runtime() -> tokio::runtime::Runtime {
     let started = AtomicUsize::new(0);
-    let pin = move || {
-        support::pin(started.fetch_add(1, Relaxed));
+    let pin = move || match started.fetch_add(1, Relaxed) {
+        worker @ 0..2 => _ = support::pin(worker),
+        _ => support::unpin(),
     };
     let builder = &mut tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().on_thread_start(pin).build().unwrap()
