@@ -325,7 +325,6 @@ impl Whole {
         let report = a.pool().replicate(&self.sequence, Target::node("b")).await.unwrap();
         let arrived = arrivals.recv().await.unwrap().sequence;
         let times = clock.stop();
-        eprintln!("{:?} of {:?}", report.carried.took, times.elapsed);
         assert_eq!(report.carried.blocks, self.frames as usize);
         drop(arrived);
         // The next copy has the same id; its predecessor is forgotten first.

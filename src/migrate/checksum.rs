@@ -20,6 +20,24 @@ const BYTES_PER_THREAD: usize = 8 << 20;
 
 const THREADS_MAX: usize = 4;
 
+/// Checksum of a packed block whose bytes come in pieces.
+pub(super) struct Checksum(RawHasher<&'static [u8; 192]>);
+
+impl Checksum {
+    pub(super) fn new() -> Self {
+        Self(RawHasher::new(SecretBuffer::default()))
+    }
+
+    /// Adds the next bytes.
+    pub(super) fn add(&mut self, bytes: &[u8]) {
+        self.0.write(bytes);
+    }
+
+    pub(super) fn finish(self) -> u64 {
+        self.0.finish()
+    }
+}
+
 /// Returns the checksum of a packed block: its XXH3-64.
 pub(super) fn checksum(packed: &[u8]) -> u64 {
     XxHash3_64::oneshot(packed)
@@ -65,8 +83,7 @@ fn in_place(tensors: &[PlaneTensor], frames: &[FrameId], bytes: usize) -> Vec<u6
     if threads < 2 {
         return frames.iter().map(|&frame| of_frame(tensors, frame)).collect();
     }
-    let mut sums = vec![0; frames.len()];
-    let part = frames.len().div_ceil(threads);
+    let (mut sums, part) = (vec![0; frames.len()], frames.len().div_ceil(threads));
     std::thread::scope(|scope| {
         for (sums, frames) in sums.chunks_mut(part).zip(frames.chunks(part)) {
             scope.spawn(move || {
@@ -78,12 +95,12 @@ fn in_place(tensors: &[PlaneTensor], frames: &[FrameId], bytes: usize) -> Vec<u6
 }
 
 fn of_frame(tensors: &[PlaneTensor], frame: FrameId) -> u64 {
-    let mut hasher = RawHasher::new(SecretBuffer::default());
+    let mut sum = Checksum::new();
     for tensor in tensors {
         let start = tensor.data.wrapping_add(frame.index() * tensor.frame_stride());
         // SAFETY: a frame of the storage, initialised host memory; no thread writes it, by the
         // contract of `checksums`.
-        hasher.write(unsafe { std::slice::from_raw_parts(start, tensor.frame_bytes()) });
+        sum.add(unsafe { std::slice::from_raw_parts(start, tensor.frame_bytes()) });
     }
-    hasher.finish()
+    sum.finish()
 }
