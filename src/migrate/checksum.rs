@@ -104,3 +104,50 @@ fn of_frame(tensors: &[PlaneTensor], frame: FrameId) -> u64 {
     }
     sum.finish()
 }
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::dtype::Dtype;
+    use crate::storage::{Arrangement, HostStorage, KvLayout, KvPlanes, Scales};
+
+    /// What is read in place, whole or in pieces, has the checksum of the packed block.
+    #[test]
+    fn memory_in_place_has_the_checksum_of_its_packed_form() {
+        let large = BYTES_PER_THREAD.div_ceil(40 << 10) * 3;
+        let arrangements = [Arrangement::LayerFirst, Arrangement::BlockFirst];
+        for (arrangement, frames) in arrangements.into_iter().zip([large, 9]) {
+            for parts in [KvPlanes::Separate, KvPlanes::Joined] {
+                for (dtype, scales) in [(Dtype::Bf16, Scales::Unit), (Dtype::Int8, Scales::PerTokenHead)] {
+                    let layout = KvLayout::builder().layers(3).kv_heads(5).head_dim(80).block_tokens(9);
+                    let layout = layout.dtype(dtype).scales(scales).arrangement(arrangement).parts(parts);
+                    let layout = layout.build().unwrap();
+                    let storage = HostStorage::new(layout.clone(), frames, frames).unwrap();
+                    let run = |start, len| Run { start: FrameId(start), len };
+                    let all = run(0, frames as u32);
+                    let mut bytes = vec![0; frames * layout.packed_bytes()];
+                    let mut rng = fastrand::Rng::with_seed(frames as u64);
+                    rng.fill(&mut bytes);
+                    // SAFETY: one thread.
+                    unsafe { storage.unpack(&[all], &bytes) }.unwrap();
+                    let expected: Vec<_> = bytes.chunks(layout.packed_bytes()).map(checksum).collect();
+                    assert!(host_tensors(&storage, layout.packed_bytes()).is_some());
+                    // SAFETY: one thread writes.
+                    assert!(unsafe { checksums(&storage, &[all]) }.unwrap() == expected, "{layout}");
+                    let some = [run(7, 2), run(0, 1), run(7, 1)];
+                    // SAFETY: as above.
+                    let got = unsafe { checksums(&storage, &some) }.unwrap();
+                    assert_eq!(got, [7, 8, 0, 7].map(|frame| expected[frame]), "{layout}");
+                    let mut pieces = Checksum::new();
+                    let mut rest = &bytes[..layout.packed_bytes()];
+                    while !rest.is_empty() {
+                        let (piece, next) = rest.split_at(rng.usize(0..=rest.len().min(700)));
+                        pieces.add(piece);
+                        rest = next;
+                    }
+                    assert_eq!(pieces.finish(), expected[0]);
+                }
+            }
+        }
+    }
+}
