@@ -46,14 +46,23 @@ pub fn cores() -> io::Result<Vec<usize>> {
 /// # Errors
 ///
 /// If the system refuses it.
-#[cfg(target_os = "linux")]
 pub fn pin_to(core: usize) -> io::Result<()> {
+    pin_to_any(&[core])
+}
+
+/// Lets the calling thread run on these cores only.
+///
+/// # Errors
+///
+/// If the system refuses it.
+#[cfg(target_os = "linux")]
+pub fn pin_to_any(cores: &[usize]) -> io::Result<()> {
     // SAFETY: all zeros is an empty set of cores.
-    let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: a core's number is a bit of the set, checked by the macro's own bound.
-    unsafe { libc::CPU_SET(core, &mut cores) };
+    cores.iter().for_each(|&core| unsafe { libc::CPU_SET(core, &mut set) });
     // SAFETY: the set is valid for the call; 0 is the calling thread.
-    match unsafe { libc::sched_setaffinity(0, size_of_val(&cores), &cores) } {
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
@@ -65,7 +74,7 @@ pub fn pin_to(core: usize) -> io::Result<()> {
 ///
 /// Always.
 #[cfg(not(target_os = "linux"))]
-pub fn pin_to(_core: usize) -> io::Result<()> {
+pub fn pin_to_any(_cores: &[usize]) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

@@ -1,6 +1,6 @@
-//! Throughput of the transport beside plain copies of the same bytes over as many streams, on tasks
-//! of the same runtime, in turns. Both ends are in this process; each worker of the runtime is
-//! pinned to a core of its own.
+//! Throughput of the transport, and of whole replications between two nodes, beside plain copies of
+//! the same bytes over as many streams, on tasks of the same runtime, in turns. Both ends are in this
+//! process; each worker of the runtime is pinned to a core of its own.
 //!
 //! A plain copy has on each stream one writer with a contiguous part of the bytes, in one call of
 //! `write_all`, and one reader, which acknowledges its part by one byte: no headers, no frames to
@@ -10,8 +10,9 @@
 //!
 //! A ratio is the median over rounds of one transfer and one plain copy each, which take turns in
 //! being the first. That of processor time is of the whole process, with the system's part: it
-//! depends less on what else the machine does. Checksums are counted by themselves: the transport
-//! does not compute them.
+//! depends less on what else the machine does. The transport computes no checksums; a replication
+//! reserves, pins, computes a checksum of each block on both sides, and ends when its answer and the
+//! copied sequence are there. A migration does the same, and closes the source's sequence.
 
 mod support;
 
@@ -22,11 +23,12 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::transport::{Grant, Operation, RegionId, SourceState, Submission, Tag, TransferState, Transport};
-use kvpool::{FrameId, KvLayout, Run};
+use kvpool::{FrameId, KvLayout, Pool, Run, Sequence, SequenceId, Target};
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
 };
 use kvpool_node::wire::Limits;
+use kvpool_node::{Arrivals, Node};
 use memmap2::{Advice, MmapMut};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -264,19 +266,103 @@ impl Nodes {
         clock.stop()
     }
 
-    /// Compares all frames, and returns the time for the checksums of one side.
-    fn check(&self, layout: &KvLayout) -> Duration {
+    /// Compares all frames.
+    fn check(&self, layout: &KvLayout) {
         let mut packed = vec![0; layout.packed_bytes()];
-        let mut time = Duration::ZERO;
         for frame in 0..self.frames {
             // SAFETY: no transfer is under way.
             unsafe { self.storages[1].pack(&[run(frame, 1)], &mut packed) }.unwrap();
-            let start = Instant::now();
-            let sum = twox_hash::XxHash3_64::oneshot(&packed);
-            time += start.elapsed();
-            assert_eq!(sum, twox_hash::XxHash3_64::oneshot(&contents(layout, 7, frame)), "frame {frame}");
+            assert!(packed == contents(layout, 7, frame), "frame {frame}");
         }
-        time
+    }
+}
+
+/// Two nodes, and a sequence of the first one.
+struct Whole {
+    nodes: [(Node, Arrivals); 2],
+    sequence: Sequence,
+    frames: u32,
+}
+
+impl Whole {
+    async fn new(path: Path, layout: &KvLayout, frames: u32, certificates: &Certificates) -> Self {
+        let start = async |name, listen: Option<Address>, peers| {
+            let pool = Pool::builder(layout.clone()).blocks(frames as usize).build().unwrap();
+            // Frame 0 belongs to no block.
+            for frame in 1..=frames {
+                let seed = if name == "a" { 7 } else { 0 };
+                // SAFETY: no block is allocated.
+                unsafe { pool.storage().unwrap().unpack(&[run(frame, 1)], &contents(layout, seed, 0)) }
+                    .unwrap();
+            }
+            let node = Node::builder(pool).name(name).peers(peers);
+            let node = if let Path::Tls = path { node.tls(certificates.node()) } else { node };
+            let node = if let Some(address) = listen { node.listen(address) } else { node };
+            node.start().await.unwrap()
+        };
+        let address = match path {
+            Path::Unix => Address::Unix(socket_path("whole")),
+            _ => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+        };
+        let b = start("b", Some(address), Vec::new()).await;
+        let a = start("a", None, vec![PeerSettings::new("b", b.0.addresses()[0].clone())]).await;
+        while !a.0.peers().await.unwrap().contains(&("b".to_owned(), true)) {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        let tokens: Vec<u32> = (0..frames * layout.block_tokens() as u32).collect();
+        let sequence = a.0.pool().sequence(SequenceId(1)).tokens(&tokens).unwrap();
+        let mut sequence = sequence;
+        let mut batch = a.0.pool().begin_batch();
+        batch.append(&mut sequence, tokens.len()).unwrap();
+        batch.finish();
+        Self { nodes: [a, b], sequence, frames }
+    }
+
+    /// Copies the sequence, and closes the copy.
+    async fn copy(&mut self) -> Times {
+        let [(a, _), (b, arrivals)] = &mut self.nodes;
+        let clock = Clock::start();
+        let report = a.pool().replicate(&self.sequence, Target::node("b")).await.unwrap();
+        let arrived = arrivals.recv().await.unwrap().sequence;
+        let times = clock.stop();
+        assert_eq!(report.carried.blocks, self.frames as usize);
+        drop(arrived);
+        // The next copy has the same id; its predecessor is forgotten first.
+        while b.pool().sequence_count() > 0 || b.pool().stats().used > 0 {
+            tokio::task::yield_now().await;
+        }
+        times
+    }
+
+    fn check(&self, layout: &KvLayout) {
+        let mut packed = vec![0; layout.packed_bytes()];
+        for frame in 1..=self.frames {
+            // SAFETY: no transfer is under way.
+            unsafe { self.nodes[1].0.pool().storage().unwrap().pack(&[run(frame, 1)], &mut packed) }.unwrap();
+            assert!(packed == contents(layout, 7, 0), "frame {frame}");
+        }
+    }
+}
+
+/// What is compared to the plain copy.
+enum Ours {
+    Transport(Box<Nodes>),
+    Whole(Box<Whole>),
+}
+
+impl Ours {
+    async fn copy(&mut self) -> Times {
+        match self {
+            Self::Transport(nodes) => nodes.transfer().await,
+            Self::Whole(whole) => whole.copy().await,
+        }
+    }
+
+    fn check(&self, layout: &KvLayout) {
+        match self {
+            Self::Transport(nodes) => nodes.check(layout),
+            Self::Whole(whole) => whole.check(layout),
+        }
     }
 }
 
@@ -290,10 +376,14 @@ fn run(start: u32, len: u32) -> Run {
     Run { start: FrameId(start), len }
 }
 
-async fn compare(path: Path, name: &str, layout: &KvLayout, frames: u32) {
+async fn compare(path: Path, is_whole: bool, name: &str, layout: &KvLayout, frames: u32) {
     let certificates = Certificates::new();
     let bytes = frames as usize * layout.packed_bytes();
-    let mut nodes = Nodes::new(path, layout, frames, &certificates).await;
+    let mut nodes = if is_whole {
+        Ours::Whole(Box::new(Whole::new(path, layout, frames, &certificates).await))
+    } else {
+        Ours::Transport(Box::new(Nodes::new(path, layout, frames, &certificates).await))
+    };
     let mut streams = raw_streams(path, &certificates).await;
     assert_eq!(bytes % STREAMS, 0, "the plain copy has the same bytes");
     let part = |_| (Arc::new(memory(bytes / STREAMS, 7)), memory(bytes / STREAMS, 1));
@@ -302,11 +392,11 @@ async fn compare(path: Path, name: &str, layout: &KvLayout, frames: u32) {
     let rate = |time: Duration| bytes as f64 / (1 << 20) as f64 / time.as_secs_f64();
     for round in 0..=ROUNDS {
         let (one, other) = if round % 2 == 0 {
-            let one = nodes.transfer().await;
+            let one = nodes.copy().await;
             (one, raw_copy(&mut streams, &mut parts).await)
         } else {
             let other = raw_copy(&mut streams, &mut parts).await;
-            (nodes.transfer().await, other)
+            (nodes.copy().await, other)
         };
         // The first round only warms up.
         if round > 0 {
@@ -317,20 +407,20 @@ async fn compare(path: Path, name: &str, layout: &KvLayout, frames: u32) {
         }
     }
     assert!(parts.iter().all(|(source, target)| source[..] == target[..]));
-    let sums = rate(nodes.check(layout));
+    nodes.check(layout);
     let [ours, raw, ratio, processor] =
         [&mut ours, &mut raw, &mut ratios, &mut processor].map(|figures| support::median(figures));
     let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
-    println!(
-        "{name:<28} {ours:>9.0} {raw:>9.0} {ratio:>7.2} ({least:.2} to {most:.2}) {processor:>9.2} {sums:>11.0}"
-    );
+    println!("{name:<36} {ours:>7.0} {raw:>7.0} {ratio:>7.2} ({least:.2} to {most:.2}) {processor:>9.2}");
 }
 
-/// A runtime with two workers, each on a core of its own if the system allows it.
+/// A runtime with two workers, each on a core of its own if the system allows it. Its threads for
+/// blocking work come later, and run anywhere.
 fn runtime() -> tokio::runtime::Runtime {
     let started = AtomicUsize::new(0);
-    let pin = move || {
-        support::pin(started.fetch_add(1, Relaxed));
+    let pin = move || match started.fetch_add(1, Relaxed) {
+        worker @ 0..2 => _ = support::pin(worker),
+        _ => support::unpin(),
     };
     let builder = &mut tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(2).enable_all().on_thread_start(pin).build().unwrap()
@@ -350,18 +440,17 @@ fn main() {
         "{STREAMS} streams, two workers on {} cores, MiB/s, medians of {ROUNDS} rounds",
         support::core_count()
     );
-    println!(
-        "{:<28} {:>9} {:>9} {:>22} {:>9} {:>11}",
-        "", "transport", "plain", "ratio", "processor", "XXH3, one"
-    );
-    println!("{:<28} {:>9} {:>9} {:>22} {:>9} {:>11}", "", "", "", "(least to most)", "time", "thread");
+    println!("{:<36} {:>7} {:>7} {:>22} {:>9}", "", "kvpool", "plain", "ratio", "processor");
+    println!("{:<36} {:>7} {:>7} {:>22} {:>9}", "", "", "", "(least to most)", "time");
     // Words after `--bench --`: only paths whose name contains one of them.
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
     for (path, name) in [(Path::Tcp, "TCP"), (Path::Unix, "Unix socket"), (Path::Tls, "TLS")] {
         for (layout, tile, frames) in [(&large, "32 KiB", 96), (&small, "4 KiB", 320)] {
-            let name = format!("{name}, tiles of {tile}");
-            if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
-                runtime.block_on(compare(path, &name, layout, frames));
+            for (is_whole, what) in [(false, "transport"), (true, "replication")] {
+                let name = format!("{what}, {name}, tiles of {tile}");
+                if words.is_empty() || words.iter().any(|word| name.contains(word.as_str())) {
+                    runtime.block_on(compare(path, is_whole, &name, layout, frames));
+                }
             }
         }
     }

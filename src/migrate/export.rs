@@ -15,16 +15,17 @@ use crate::prefix::{BlockHash, ColdBlock, Origin};
 use crate::sequence::{BlockRefs, Outline, Sequence, Sequences};
 use crate::storage::Storage;
 
+use super::checksum::{checksum, checksums};
 use super::error::MigrateError;
 use super::form::PackedForm;
 use super::heads::{self, HeadRange, PackedBlock};
 use super::held::{ColdBlocks, Finished, HeldBlocks, Piece, Refs};
-use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest, checksum};
+use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest};
 use super::route::End;
 use super::transfers::TransferDirection;
 
-/// Bytes that are packed at once.
-pub(super) const PACKED_AT_ONCE: usize = 8 << 20;
+/// Bytes whose blocks are pinned at once for their checksums.
+const PIECE_BYTES: usize = 64 << 20;
 
 /// Blocks on their way to another pool: a sequence, or cached blocks.
 ///
@@ -177,11 +178,18 @@ impl Export {
     pub fn manifest(&self) -> Result<Manifest, TransferError> {
         let end = self.end();
         let form = PackedForm::of(end.storage.layout());
-        let mut checksums = Vec::with_capacity(self.held().ids().len());
+        let mut sums = Vec::with_capacity(self.held().ids().len());
         let places: Vec<u32> = (0..self.held().ids().len() as u32).collect();
-        self.for_each_packed(&places, &mut |_, packed| checksums.push(checksum(packed)))?;
+        // A piece keeps its blocks in their frames, so that it is a small part of the whole.
+        for places in places.chunks((PIECE_BYTES / end.storage.layout().packed_bytes()).max(1)) {
+            let piece = self.piece(places)?;
+            // SAFETY: no thread writes the blocks, which stay in their frames while the piece
+            // lives.
+            let done = unsafe { checksums(&*end.storage, &piece.runs) };
+            sums.extend(done.inspect_err(|error| end.note_loss(error))?);
+        }
         let hashing = end.sequences.cache().map(|cache| cache.hasher().fingerprint());
-        Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), checksums))
+        Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), sums))
     }
 
     /// Returns the hashes of the cached blocks whose bytes are not those that once arrived here, by a
@@ -223,24 +231,6 @@ impl Export {
         Ok(self.heads.ok_or(FormError::HeadsUnknown { end: "source" })?)
     }
 
-    /// Calls `with` with the place and the packed bytes of each block.
-    fn for_each_packed(&self, places: &[u32], with: &mut dyn FnMut(u32, &[u8])) -> Result<(), TransferError> {
-        let end = self.end();
-        let bytes = end.storage.layout().packed_bytes();
-        let chunk = (PACKED_AT_ONCE / bytes).clamp(1, places.len().max(1));
-        let mut packed = vec![0; chunk * bytes];
-        for places in places.chunks(chunk) {
-            let piece = self.piece(places)?;
-            let packed = &mut packed[..places.len() * bytes];
-            // SAFETY: no thread writes the blocks, which stay in their frames while the piece
-            // lives.
-            let done = unsafe { end.storage.pack(&piece.runs, packed) };
-            done.inspect_err(|error| end.note_loss(error))?;
-            places.iter().zip(packed.chunks_exact(bytes)).for_each(|(&place, packed)| with(place, packed));
-        }
-        Ok(())
-    }
-
     /// Returns the packed bytes of a block, or of some of its heads.
     ///
     /// # Errors
@@ -249,8 +239,12 @@ impl Export {
     /// for heads that the block does not hold, or whose place in it was not
     /// [stated](Self::set_heads).
     pub fn packed(&self, place: u32, heads: Option<HeadRange>) -> Result<Vec<u8>, TransferError> {
-        let (form, mut bytes) = (PackedForm::of(self.end().storage.layout()), Vec::new());
-        self.for_each_packed(&[place], &mut |_, packed| bytes = packed.to_vec())?;
+        let (end, piece) = (self.end(), self.piece(&[place])?);
+        let form = PackedForm::of(end.storage.layout());
+        let mut bytes = vec![0; end.storage.layout().packed_bytes()];
+        // SAFETY: no thread writes the block, which stays in its frame while the piece lives.
+        let done = unsafe { end.storage.pack(&piece.runs, &mut bytes) };
+        done.inspect_err(|error| end.note_loss(error))?;
         let Some(heads) = heads else { return Ok(bytes) };
         let block = PackedBlock { form: &form, heads: self.own_heads()?, bytes: &bytes };
         Ok(heads::extract(block, heads).map_err(ManifestError::from)?)

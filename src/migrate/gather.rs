@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::error::{FormError, ManifestError, TransferError};
 
+use super::checksum::checksum;
 use super::form::PackedForm;
 use super::heads::{self, HeadRange, PackedBlock, check_split};
-use super::manifest::{Manifest, checksum};
+use super::manifest::Manifest;
 
 /// The sources of an import that hold other heads than it, and what has arrived from them.
 pub(super) struct Gather {

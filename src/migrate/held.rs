@@ -10,8 +10,8 @@
 //! while a transport has a hold leaves the blocks to it: they stay owned, and are reported as
 //! quarantined.
 
-use std::collections::HashSet;
-use std::sync::{Arc, OnceLock};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock::InFlight;
 use crate::error::TransferError;
@@ -20,6 +20,7 @@ use crate::ids::{BlockHandle, BlockId, FrameId, Run, SequenceId};
 use crate::prefix::ColdBlock;
 use crate::sequence::BlockRefs;
 
+use super::checksum::Checksum;
 use super::route::End;
 use super::transfers::TransferDirection;
 use super::transport::Hold;
@@ -106,6 +107,49 @@ pub(super) struct HeldBlocks {
     refs: Refs,
     /// The cold blocks are evicted at the end.
     gives_up: OnceLock<()>,
+    /// Checksums of what a transport has received, by frame.
+    arrived: Mutex<HashMap<FrameId, u64>>,
+}
+
+/// Checksums of frames of a grant, computed while a transport writes their bytes: the import then
+/// need not read them again. Transports may leave it out.
+///
+/// Without a call of [`finish`](Self::finish), the import reads the frames.
+pub struct Arriving {
+    run: Run,
+    sums: Vec<Checksum>,
+}
+
+impl Arriving {
+    /// Begins before frames of a grant are written, and voids what was computed of them before;
+    /// `None` for a hold that keeps no blocks of an import.
+    ///
+    /// Every write of a transport that computes checksums begins like this: a write that is given
+    /// up half-way leaves frames whose earlier checksum is wrong.
+    pub fn begin(hold: &Hold, run: Run) -> Option<Self> {
+        let mut arrived = hold.downcast_ref::<HeldBlocks>()?.arrived();
+        for frame in run.frames() {
+            arrived.remove(&frame);
+        }
+        let sums = (0..run.len).map(|_| Checksum::new()).collect();
+        Some(Self { run, sums })
+    }
+
+    /// Adds bytes of the run's `index`th frame that are in its memory now. The bytes of each frame
+    /// are added in the order of its packed form.
+    ///
+    /// # Panics
+    ///
+    /// If the run has no such frame.
+    pub fn add(&mut self, index: usize, bytes: &[u8]) {
+        self.sums[index].add(bytes);
+    }
+
+    /// Ends after all bytes of all frames were written and added, for the hold of the beginning.
+    pub fn finish(self, hold: &Hold) {
+        let Some(held) = hold.downcast_ref::<HeldBlocks>() else { return };
+        held.arrived().extend(self.run.frames().zip(self.sums.into_iter().map(Checksum::finish)));
+    }
 }
 
 impl End {
@@ -131,11 +175,23 @@ impl HeldBlocks {
             sequence,
             ids.iter().flatten().copied().collect(),
         );
-        Self { end: end.clone(), number, ids, refs, gives_up: OnceLock::new() }
+        Self { end: end.clone(), number, ids, refs, gives_up: OnceLock::new(), arrived: Mutex::default() }
     }
 
     pub(super) fn end(&self) -> &End {
         &self.end
+    }
+
+    fn arrived(&self) -> MutexGuard<'_, HashMap<FrameId, u64>> {
+        // Every state between two calls is valid.
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the checksum of each of these places of which a transport has received all bytes.
+    pub(super) fn take_arrived(&self, places: &[u32]) -> Vec<Option<u64>> {
+        let arrived = std::mem::take(&mut *self.arrived());
+        let frame = |&place: &u32| Some(self.end.sequences.blocks().frame((*self.ids.get(place as usize)?)?));
+        places.iter().map(|place| arrived.get(&frame(place)?).copied()).collect()
     }
 
     /// Returns the number of the transfer among those of the pool.

@@ -19,14 +19,14 @@ use crate::prefix::{BlockHash, KvEvent, Origin, is_older};
 use crate::sequence::{Arrival, BlockRefs, Outline, Sequence};
 use crate::storage::Storage;
 
-use super::export::PACKED_AT_ONCE;
+use super::checksum::{checksum, checksums};
 use super::form::PackedForm;
 use super::gather::Gather;
 use super::heads::{HeadRange, PackedBlock};
 use super::held::{HeldBlocks, Piece, Refs};
 use super::manifest::{
     CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_distinct, check_origins,
-    check_same_form, checksum,
+    check_same_form,
 };
 use super::route::End;
 use super::transfers::TransferDirection;
@@ -447,19 +447,17 @@ impl Import {
 
     fn verify_checksums(&mut self) -> Result<(), TransferError> {
         let end = self.held.end().clone();
-        let bytes = end.storage.layout().packed_bytes();
         let places: Vec<u32> = self.unverified.iter().copied().collect();
-        let chunk = (PACKED_AT_ONCE / bytes).clamp(1, places.len().max(1));
-        let mut packed = vec![0; chunk * bytes];
-        for places in places.chunks(chunk) {
-            let (runs, packed) = (self.held.open_piece(places)?.runs, &mut packed[..places.len() * bytes]);
-            // SAFETY: the blocks belong to this import alone, and no transport has a hold on them.
-            let done = unsafe { end.storage.pack(&runs, packed) };
-            done.inspect_err(|error| end.note_loss(error))?;
-            for (place, packed) in places.iter().zip(packed.chunks_exact(bytes)) {
-                if self.checksums.get(*place as usize) == Some(&checksum(packed)) {
-                    self.unverified.remove(place);
-                }
+        let arrived = self.held.take_arrived(&places);
+        let unread = places.iter().zip(&arrived).filter(|(_, sum)| sum.is_none());
+        let runs = self.held.open_piece(&unread.map(|(&place, _)| place).collect::<Vec<_>>())?.runs;
+        // SAFETY: the blocks belong to this import alone, and no transport has a hold on them.
+        let done = unsafe { checksums(&*end.storage, &runs) };
+        let mut read = done.inspect_err(|error| end.note_loss(error))?.into_iter();
+        for (place, sum) in places.iter().zip(arrived) {
+            let sum = sum.or_else(|| read.next());
+            if sum.is_some() && sum.as_ref() == self.checksums.get(*place as usize) {
+                self.unverified.remove(place);
             }
         }
         Ok(())

@@ -269,11 +269,6 @@ impl Manifest {
     }
 }
 
-/// Returns the checksum of a packed block.
-pub(super) fn checksum(packed: &[u8]) -> u64 {
-    twox_hash::XxHash3_64::oneshot(packed)
-}
-
 fn at_most(what: &'static str, got: u64, max: u32) -> Result<(), ManifestError> {
     let max = u64::from(max);
     if got > max { Err(ManifestError::TooLarge { what, got, max }) } else { Ok(()) }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
-use kvpool::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
+use kvpool::transport::{Arriving, Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{
-    AllocError, AllocRequest, Export, Import, Pool, Process, Run, SequenceError, SequenceId, TransferError,
+    AllocError, AllocRequest, Export, Import, Piece, Pool, Process, Run, SequenceError, SequenceId,
+    TransferError,
 };
 
 use super::kv::{BLOCK_TOKENS, admit, cached, check, extend, is_idle, other, plain, pool, pools, prompt};
@@ -70,6 +71,52 @@ fn a_sequence_continues_after_the_import() {
     drop(sequence);
     assert_eq!(cached(&to, &all), all.len() / BLOCK_TOKENS);
     [from, to].iter().for_each(is_idle);
+}
+
+/// What a transport adds while bytes arrive decides, until a later write begins.
+#[test]
+fn checksums_of_bytes_that_arrive_are_void_from_the_next_write_on() {
+    let (from, to) = pools(50);
+    let export = from.export(admit(&from, 7, &prompt(1, 8)).unwrap()).unwrap();
+    let mut import = to.import(&export.manifest().unwrap()).unwrap();
+    let bytes = [0, 1].map(|place| export.packed(place, None).unwrap());
+    let piece = import.piece(&[0, 1]).unwrap();
+    let (run, hold) = (piece.runs[0], piece.hold);
+    assert_eq!((piece.runs.len(), run.len), (1, 2));
+    let write = |import: &Import| {
+        // SAFETY: frames of the import, which one thread uses.
+        unsafe { import.storage().unpack(&[run], &bytes.concat()) }.unwrap();
+    };
+    let arrive = |bytes: &[Vec<u8>; 2]| {
+        let mut arriving = Arriving::begin(&hold, run).unwrap();
+        for (index, bytes) in bytes.iter().enumerate() {
+            bytes.chunks(7).for_each(|part| arriving.add(index, part));
+        }
+        arriving
+    };
+    // Nothing of it is in memory: what was added decides.
+    arrive(&bytes).finish(&hold);
+    let other: Arc<dyn std::any::Any + Send + Sync> = Arc::new(());
+    assert!(Arriving::begin(&other, run).is_none());
+    // A write that begins, and does not end: memory decides.
+    drop(arrive(&bytes));
+    assert!(matches!(import.verify(), Err(TransferError::InTransfer { .. })), "the hold is here");
+    let Piece { hold: again, .. } = import.piece(&[0, 1]).unwrap();
+    drop((hold, again));
+    assert_eq!(import.verify().unwrap(), [0, 1]);
+    // One block that arrived is wrong, although memory is right.
+    let hold = import.piece(&[0, 1]).unwrap().hold;
+    write(&import);
+    let mut arriving = Arriving::begin(&hold, run).unwrap();
+    arriving.add(0, &bytes[0]);
+    arriving.add(1, &bytes[0]);
+    arriving.finish(&hold);
+    drop(hold);
+    assert_eq!(import.verify().unwrap(), [1]);
+    // Each verification takes what arrived before it.
+    assert!(import.verify().unwrap().is_empty());
+    let sequence = import.commit().unwrap().sequence().unwrap();
+    check(&to, &sequence, &prompt(1, 8));
 }
 
 /// Blocks that the target has cached are shared there, and not sent.

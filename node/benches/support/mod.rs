@@ -26,6 +26,12 @@ pub fn pin(index: usize) -> bool {
     !cores.is_empty() && quiet::pin_to(cores[index % cores.len()]).is_ok()
 }
 
+/// Lets the calling thread, whose creator may be pinned, run on all cores of the process.
+pub fn unpin() {
+    // A thread that stays pinned measures less, and nothing wrong.
+    let _ = quiet::pin_to_any(cores());
+}
+
 /// Returns the processor time of this process.
 pub fn processor_time() -> Duration {
     time_of(libc::CLOCK_PROCESS_CPUTIME_ID)

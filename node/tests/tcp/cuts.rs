@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use kvpool::storage::Storage;
 use kvpool::transport::{RegionId, SourceState, Tag, TransferState, Transport, TransportError};
+use kvpool::{Piece, Pool, SequenceId};
 use kvpool_node::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -76,6 +77,51 @@ async fn an_item_is_cut_at_every_point_on_its_way_in() {
         }
     }
     assert_eq!(endpoint.links(), 0);
+}
+
+/// A right item arrives, and then a part of a wrong one in the same frames: the blocks are read again,
+/// although the checksum of the right one was computed while it arrived.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_checksum_that_was_computed_on_arrival_is_void_after_a_further_write() {
+    let endpoint = listen(identity("b"), loopback(), limits()).await;
+    let [from, to] = [9, 5].map(|seed| {
+        let pool = Pool::builder(layout()).blocks(8).build().unwrap();
+        fill(&**pool.storage().unwrap(), 0..9, seed);
+        pool
+    });
+    let mut sequence = from.sequence(SequenceId(1)).tokens(&[1]).unwrap();
+    let mut batch = from.begin_batch();
+    batch.append(&mut sequence, FRAMES as usize * layout().block_tokens()).unwrap();
+    batch.finish();
+    let export = from.export(sequence).unwrap();
+    let manifest = export.manifest().unwrap();
+    let body: Vec<u8> = (0..FRAMES).flat_map(|place| export.packed(place, None).unwrap()).collect();
+    for (part, bad) in [(0, 0), (ITEM_HEAD, 0), (ITEM_HEAD + 1, 1), (ITEM_HEAD + body.len() - 1, 2)] {
+        let mut import = to.import(&manifest).unwrap();
+        let (mut raw, link) = Raw::link(&endpoint, 2).await;
+        let transport = kvpool_node::transport::tcp::TcpTransport::new(&endpoint);
+        let peer = transport.attach(&link).unwrap();
+        let region = transport.register(import.storage()).unwrap();
+        let Piece { runs, hold, .. } = import.piece(&[0, 1]).unwrap();
+        let (run, bytes) = (runs[0], body.len() as u32);
+        // SAFETY: the import's frames.
+        unsafe { transport.grant(kvpool::transport::Grant { tag: Tag(1), region, runs, peer, hold }) }
+            .unwrap();
+        let head = |item| ItemHead { item, tag: Tag(1), run, form: Form::Packed, bytes };
+        let item = |item, body: &[u8]| [&StreamHead::Item(head(item)).encode()[..], body].concat();
+        raw.data[1].write_all(&item(0, &body)).await.unwrap();
+        let ack = Ack { item: 0, status: ItemStatus::Written };
+        assert_eq!(read_head(&mut raw.data[1]).await, StreamHead::Ack(ack));
+        let wrong: Vec<u8> = body.iter().map(|byte| !byte).collect();
+        raw.data[1].write_all(&item(1, &wrong)[..part]).await.unwrap();
+        drop(raw);
+        link.closed().await;
+        until("the grant is over", || {
+            matches!(transport.revoke(Tag(1), SourceState::Unknown), TransferState::Done)
+        })
+        .await;
+        assert_eq!(import.verify().unwrap().len(), bad, "{part} bytes of the wrong item");
+    }
 }
 
 /// The receiver of an item is cut at every point. The transfer fails, and the source has its

@@ -3,7 +3,8 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
-use kvpool::transport::PeerId;
+use kvpool::Run;
+use kvpool::transport::{Arriving, PeerId};
 
 use super::error::LinkError;
 use super::grants::Claim;
@@ -81,7 +82,7 @@ async fn receive(
         }
     };
     match claim.region.pieces(head.run, head.form) {
-        Some(pieces) => into_frames(socket, &claim, pieces).await,
+        Some(pieces) => into_frames(socket, &claim, head.run, pieces).await,
         None => through_buffer(socket, claim, head).await,
     }
 }
@@ -89,17 +90,34 @@ async fn receive(
 async fn into_frames(
     socket: &mut ReadSide,
     claim: &Claim,
+    run: Run,
     mut pieces: Pieces,
 ) -> Result<ItemStatus, LinkError> {
+    let granted = claim.granted.upgrade();
+    let mut arriving = granted.and_then(|granted| Arriving::begin(granted.held.hold(), run));
     while pieces.left() > 0 {
         let mut memory = Into { grant: &claim.granted, pieces: &pieces };
         match poll_fn(|cx| socket.poll_into(cx, &mut memory)).await.map_err(failed)? {
-            Some(read) => pieces.advance(read),
+            Some(read) => {
+                let granted = claim.granted.upgrade();
+                let mut sums = arriving.as_mut().filter(|_| granted.is_some());
+                pieces.advance_with(read, |frame, start, bytes| {
+                    if let Some(sums) = &mut sums {
+                        // SAFETY: as in `Into`; the bytes were written just now, so that the
+                        // processor's cache has them.
+                        sums.add(frame, unsafe { std::slice::from_raw_parts(start, bytes) });
+                    }
+                });
+            }
             None => {
                 discard(socket, pieces.left()).await?;
                 return Ok(ItemStatus::UnknownGrant);
             }
         }
+    }
+    // Of a grant that was revoked meanwhile, the import reads all frames.
+    if let (Some(arriving), Some(granted)) = (arriving, claim.granted.upgrade()) {
+        arriving.finish(granted.held.hold());
     }
     Ok(ItemStatus::Written)
 }

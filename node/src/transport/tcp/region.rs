@@ -1,6 +1,7 @@
 //! The memory of a registered storage, and frames of it that are under transfer.
 
 use std::io::{IoSlice, IoSliceMut};
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::task::Waker;
 use std::time::Instant;
@@ -89,21 +90,21 @@ impl Region {
         let planes = self.planes.as_ref()?;
         let mut pieces = Pieces::default();
         match form {
-            Form::Packed => run.frames().for_each(|frame| {
+            Form::Packed => run.frames().enumerate().for_each(|(index, frame)| {
                 planes.tensors().for_each(|tensor| {
-                    pieces.push(
-                        tensor.data.wrapping_add(frame.index() * tensor.frame_stride()),
-                        tensor.frame_bytes(),
-                    );
+                    let start = tensor.data.wrapping_add(frame.index() * tensor.frame_stride());
+                    pieces.push(start, tensor.frame_bytes(), index..index + 1);
                 });
             }),
             Form::Planes => planes.tensors().for_each(|tensor| {
                 let start = tensor.data.wrapping_add(run.start.index() * tensor.frame_stride());
+                let frames = 0..run.len as usize;
                 if tensor.is_contiguous() {
-                    pieces.push(start, run.len as usize * tensor.frame_bytes());
+                    pieces.push(start, frames.len() * tensor.frame_bytes(), frames);
                 } else {
-                    (0..run.len as usize).for_each(|frame| {
-                        pieces.push(start.wrapping_add(frame * tensor.frame_stride()), tensor.frame_bytes());
+                    frames.for_each(|frame| {
+                        let start = start.wrapping_add(frame * tensor.frame_stride());
+                        pieces.push(start, tensor.frame_bytes(), frame..frame + 1);
                     });
                 }
             }),
@@ -130,6 +131,8 @@ impl Region {
 #[derive(Default)]
 pub(super) struct Pieces {
     list: Vec<(*mut u8, usize)>,
+    /// The frames of each piece, by their place in the run; all have the same bytes of it.
+    frames: Vec<Range<usize>>,
     /// First piece that is not done, and bytes of it that are.
     at: (usize, usize),
     left: usize,
@@ -141,8 +144,9 @@ unsafe impl Send for Pieces {}
 unsafe impl Sync for Pieces {}
 
 impl Pieces {
-    fn push(&mut self, start: *mut u8, bytes: usize) {
+    fn push(&mut self, start: *mut u8, bytes: usize, frames: Range<usize>) {
         self.list.push((start, bytes));
+        self.frames.push(frames);
         self.left += bytes;
     }
 
@@ -151,16 +155,22 @@ impl Pieces {
         self.left
     }
 
-    pub(super) fn advance(&mut self, mut bytes: usize) {
+    pub(super) fn advance(&mut self, bytes: usize) {
+        self.advance_with(bytes, |_, _, _| {});
+    }
+
+    /// Advances, and calls `with` with the frame, the address and the length of what was done.
+    pub(super) fn advance_with(&mut self, mut bytes: usize, mut with: impl FnMut(usize, *mut u8, usize)) {
         self.left -= bytes;
         while bytes > 0 {
-            let rest = self.list[self.at.0].1 - self.at.1;
-            if bytes < rest {
-                self.at.1 += bytes;
-                return;
-            }
-            bytes -= rest;
-            self.at = (self.at.0 + 1, 0);
+            let ((start, length), done) = (self.list[self.at.0], self.at.1);
+            let frames = &self.frames[self.at.0];
+            let of_frame = length / frames.len();
+            // Up to the end of a frame.
+            let part = bytes.min(of_frame - done % of_frame);
+            with(frames.start + done / of_frame, start.wrapping_add(done), part);
+            bytes -= part;
+            self.at = if done + part == length { (self.at.0 + 1, 0) } else { (self.at.0, done + part) };
         }
     }
 
@@ -192,6 +202,11 @@ pub(super) struct Held {
 impl Held {
     pub(super) fn new(region: Arc<Region>, hold: Hold, over: Arc<Over>) -> Self {
         Self { region, hold: Some(hold), over }
+    }
+
+    /// Returns the hold.
+    pub(super) fn hold(&self) -> &Hold {
+        self.hold.as_ref().unwrap_or_else(|| unreachable!("only `drop` takes it"))
     }
 }
 
