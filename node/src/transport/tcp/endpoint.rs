@@ -1,10 +1,10 @@
 //! Listeners, and connections to peers.
 
 use std::io;
-use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -14,14 +14,15 @@ use super::error::LinkError;
 use super::handshake::{self, within};
 use super::link::{Connections, Link};
 use super::link_state::Peer;
+use super::listener::{Accepted, Listener, SocketFile, bind_unix};
 use super::lock::lock;
-use super::pending::{Pending, Place, Source};
+use super::pending::{Entered, Pending};
 use super::random::random;
 use super::resolve::{Resolve, SystemResolver, resolve};
 use super::settings::{Identity, ListenSettings, PeerSettings, Token};
 use super::socket::Socket;
 use super::table::{Expected, Shared, Slot};
-use super::tls::Tls;
+use super::tls::{self, Tls};
 use crate::wire::{
     Denial, Header, Hello, Limits, Role, StreamPlace, WIRE_VERSION, Welcome, WireError, check_name,
 };
@@ -39,10 +40,6 @@ pub struct Endpoint {
     /// Removed with the endpoint.
     _files: Vec<SocketFile>,
 }
-
-/// File of a Unix socket; removed on drop.
-#[derive(Debug)]
-struct SocketFile(std::path::PathBuf);
 
 impl Endpoint {
     /// Binds all addresses and begins to accept connections, on the current runtime. Of a name, the
@@ -71,17 +68,18 @@ impl Endpoint {
         let shared = Arc::new(Shared::new(identity, limits));
         let (mut addresses, mut sockets, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for address in &wanted {
+            let failed = |error: io::Error| listen_error(address, &error);
             match address {
                 Address::Named { .. } => unreachable!("a name is resolved before"),
                 Address::Tcp(wanted) => {
-                    let failed = |error: io::Error| listen_error(address, &error);
                     let listener = TcpListener::bind(wanted).await.map_err(failed)?;
                     addresses.push(Address::Tcp(listener.local_addr().map_err(failed)?));
                     bound.push(Listener::Tcp(listener));
                 }
                 Address::Unix(path) => {
-                    bound.push(Listener::Unix(bind_unix(path, address).await?));
-                    sockets.push(SocketFile(path.clone()));
+                    let (listener, file) = bind_unix(path).map_err(failed)?;
+                    bound.push(Listener::Unix(UnixListener::from_std(listener).map_err(failed)?));
+                    sockets.push(file);
                     addresses.push(address.clone());
                 }
             }
@@ -240,67 +238,11 @@ impl Drop for Endpoint {
     }
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // It may be gone; there is no other way to say so here.
-        let _ = std::fs::remove_file(&self.0);
-    }
-}
-
 fn listen_error(address: &Address, error: &io::Error) -> LinkError {
     if error.kind() == io::ErrorKind::AddrInUse {
         return LinkError::AddressInUse { address: address.clone() };
     }
     LinkError::Io { what: format!("listen on {address}"), kind: error.kind(), reason: error.to_string() }
-}
-
-/// Binds a Unix socket that only this user may open. Replaces the file of a process that is gone.
-async fn bind_unix(path: &Path, address: &Address) -> Result<UnixListener, LinkError> {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-    let failed = |error: io::Error| listen_error(address, &error);
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket {
-        match UnixStream::connect(path).await {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(failed)?;
-            }
-            _ => return Err(LinkError::AddressInUse { address: address.clone() }),
-        }
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(listener)
-}
-
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
-
-enum Accepted {
-    Tcp(tokio::net::TcpStream, Source),
-    Unix(UnixStream),
-}
-
-impl Accepted {
-    fn source(&self) -> Source {
-        match self {
-            Self::Tcp(_, source) => *source,
-            Self::Unix(_) => Source::Local,
-        }
-    }
-}
-
-impl Listener {
-    async fn accept(&self) -> io::Result<Accepted> {
-        Ok(match self {
-            Self::Tcp(listener) => {
-                let (stream, address) = listener.accept().await?;
-                Accepted::Tcp(stream, Source::of(address.ip()))
-            }
-            Self::Unix(listener) => Accepted::Unix(listener.accept().await?.0),
-        })
-    }
 }
 
 #[derive(Clone)]
@@ -333,23 +275,15 @@ impl Acceptor {
         let _ = self.accepted.try_send(Err(error));
     }
 
-    async fn meet(self, connection: Accepted, (place, kept): (Place, oneshot::Receiver<()>)) {
+    async fn meet(self, connection: Accepted, entered: Entered) {
         let (time, max) = (self.shared.limits.handshake, self.shared.limits.handshakes);
         // From the greeting on it has a name: it keeps no unknown one out any more.
         let (greeted, is_greeted) = oneshot::channel();
-        let displaced = async {
-            tokio::select! {
-                biased;
-                _ = is_greeted => drop(place),
-                _ = kept => return,
-            }
-            std::future::pending().await
-        };
         let admit = within(time, "complete the handshake", self.admit(connection, greeted));
         let admitted = tokio::select! {
             biased;
             admitted = admit => admitted,
-            () = displaced => Err(LinkError::Limit { what: "connections without a handshake", max }),
+            () = entered.displaced(is_greeted, Duration::MAX) => Err(LinkError::Limit { what: "connections without a handshake", max }),
         };
         match admitted {
             Ok(None) => {}
@@ -366,7 +300,7 @@ impl Acceptor {
     ) -> Result<Option<Link>, LinkError> {
         let identity = &*self.shared.identity();
         let mut socket = match connection {
-            Accepted::Tcp(stream, _) => handshake::secure(identity, stream).await?,
+            Accepted::Tcp(stream, _) => tls::accept(identity.tls.as_deref(), stream).await?,
             Accepted::Unix(stream) => {
                 handshake::same_user(&stream)?;
                 Socket::Unix(stream)
