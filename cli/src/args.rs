@@ -240,16 +240,28 @@ pub struct ServeArgs {
     pub settings: SettingsArgs,
 }
 
+/// How a node's admin interface is reached.
+#[cfg(feature = "node")]
+#[derive(Clone, Debug, Args)]
+pub struct ReachArgs {
+    /// The admin interface of the node: http://HOST:PORT, https://HOST:PORT or unix:PATH
+    #[arg(value_name = "URL", default_value = "http://127.0.0.1:7410")]
+    pub url: kvpool_node::settings::AdminUrl,
+    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Certificates of the authorities for https [default: the variable KVPOOL_TLS_CA]
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+}
+
 /// A node's admin interface.
 #[cfg(feature = "node")]
 #[derive(Clone, Debug, Args)]
 pub struct AdminArgs {
-    /// The admin interface of the node
-    #[arg(value_name = "URL", default_value = "http://127.0.0.1:7410")]
-    pub url: kvpool_node::admin::AdminUrl,
-    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// The way to it.
+    #[command(flatten)]
+    pub reach: ReachArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -295,12 +307,9 @@ pub struct EventsArgs {
 #[cfg(feature = "top")]
 #[derive(Clone, Debug, Args)]
 pub struct TopArgs {
-    /// The admin interface of the node
-    #[arg(value_name = "URL", default_value = "http://127.0.0.1:7410")]
-    pub url: kvpool_node::admin::AdminUrl,
-    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
+    /// The node.
+    #[command(flatten)]
+    pub reach: ReachArgs,
 }
 
 /// `kvpool topology`.

@@ -428,18 +428,57 @@ async fn peers_that_never_read_give_their_places_up() {
         fill(&pool, 200, first);
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
-    for address in [publisher.replay_address().unwrap(), publisher.address()] {
+    let (req, sub) = (greeting(b"REQ"), greeting(b"SUB"));
+    for (address, bytes) in [
+        (publisher.replay_address().unwrap(), [&req[..], b"\x01\0\0\x08\0\0\0\0\0\0\0\0"].concat()),
+        (publisher.address(), [&sub[..], b"\0\x01\x01"].concat()),
+    ] {
         let began = Instant::now();
-        loop {
-            let (mut stream, mut greeting) = (TcpStream::connect(address).await.unwrap(), [0; 64]);
-            if stream.read_exact(&mut greeting).await.is_ok() {
-                break;
-            }
+        while is_closed(address, &bytes).await {
             assert!(began.elapsed() < Duration::from_secs(20), "{:?}", publisher.counters());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     drop((replay, events));
+}
+
+/// Connections that say nothing, or greet and subscribe to nothing, give way to one that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn peers_that_say_nothing_keep_no_subscriber_out() {
+    let mut settings = settings();
+    settings.connections = 4;
+    let publisher = KvEventPublisher::start(pool(50, 64), settings).await.unwrap();
+    let (events, replay) = (publisher.address(), publisher.replay_address().unwrap());
+    let mut silents = Vec::new();
+    for _ in 0..20 {
+        silents.push(TcpStream::connect(events).await.unwrap());
+        silents.push(silent(events, b"SUB", b"").await);
+        silents.push(TcpStream::connect(replay).await.unwrap());
+    }
+    let subscription = [&greeting(b"SUB")[..], b"\0\x01\x01"].concat();
+    let request = [&greeting(b"REQ")[..], b"\x01\0\0\x08\0\0\0\0\0\0\0\0"].concat();
+    assert!(!is_closed(events, &subscription).await && !is_closed(replay, &request).await);
+    // Those that subscribed have places of their own, which nobody takes.
+    let mut subscribers = Vec::new();
+    for _ in 0..4 {
+        subscribers.push(silent(events, b"SUB", b"\0\x01\x01").await);
+    }
+    let began = Instant::now();
+    while !is_closed(events, &subscription).await {
+        assert!(began.elapsed() < Duration::from_secs(20), "a fifth one has a place");
+    }
+    let is_open = |stream: &TcpStream| {
+        let mut bytes = [0; 4096];
+        loop {
+            match stream.try_read(&mut bytes) {
+                Ok(1..) => {}
+                Ok(0) => return false,
+                Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+            }
+        }
+    };
+    assert!(subscribers.iter().all(is_open), "a subscriber was cut");
+    assert!(silents.iter().filter(|stream| is_open(stream)).count() <= 8, "silent connections add up");
 }
 
 /// In a process of its own: it measures memory.

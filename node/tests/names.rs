@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvpool_node::admin::{AdminServer, AdminUrl, Client, Limits};
+use kvpool_node::admin::{AdminServer, Client, Limits};
 use kvpool_node::membership::{FixedMembers, Follower, Member, Membership};
 use kvpool_node::transport::tcp::{Address, LinkError, PeerSettings, Resolve, Resolved};
 use kvpool_node::{Node, NodeBuilder, NodeError};
@@ -72,7 +72,7 @@ async fn a_peer_without_an_address_is_down_until_it_has_one_and_is_found_again_a
     let peers = vec![PeerSettings::new("b", named("host-of-b"))];
     let a = builder("a").peers(peers).resolver(Arc::new(hosts.clone())).admin(server);
     let a = a.start().await.unwrap().0;
-    let url: AdminUrl = format!("http://{}", a.admin_address().unwrap()).parse().unwrap();
+    let url = a.admin_address().unwrap().clone();
     let client = Client::new(url, None);
     until("an attempt", async || a.has_tried_peers()).await;
     let missing = "find the address of host-of-b:7411: no such host here";

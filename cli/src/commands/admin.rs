@@ -1,12 +1,12 @@
 //! The commands over a live pool: each sends one request to an admin interface and prints the
 //! answer.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use indicatif::HumanCount;
 use kvpool_node::admin::{
-    AdminUrl, AuditOutcome, Client, ClientError, DefragOutcome, EndedOrder, EndedOutcome, MigrateOrder,
-    MigrationList, MigrationRecord, OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
+    AuditOutcome, Client, ClientError, DefragOutcome, EndedOrder, EndedOutcome, MigrateOrder, MigrationList,
+    MigrationRecord, OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use kvpool_node::settings::Tokens;
 use serde::de::DeserializeOwned;
@@ -15,9 +15,10 @@ use tokio::runtime::Runtime;
 
 use super::CommandError;
 use super::tables;
-use crate::args::{AdminArgs, DeclareEndedArgs, MigrateArgs, OwnersArgs, ResizeArgs};
+use crate::args::{AdminArgs, DeclareEndedArgs, MigrateArgs, OwnersArgs, ReachArgs, ResizeArgs};
 use crate::fit;
 use crate::output::{self, printable};
+use crate::serve::authorities;
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// Prints the statistics of a node.
@@ -128,7 +129,7 @@ enum Ask {
 
 /// Sends a request and returns the answer.
 fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
-    let (runtime, client) = connect(&args.url, args.token_file.as_deref())?;
+    let (runtime, client) = connect(&args.reach)?;
     let answer = runtime.block_on(async {
         match ask {
             Ask::Get(path) => client.get(&path).await,
@@ -139,15 +140,19 @@ fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
 }
 
 /// Returns a client of a node, and the runtime for it. Nothing is sent yet.
-pub(super) fn connect(url: &AdminUrl, token_file: Option<&Path>) -> Result<(Runtime, Client), CommandError> {
-    let variable = || std::env::var_os("KVPOOL_TOKEN_FILE").map(Into::into);
-    let token = match token_file.map(Path::to_owned).or_else(variable) {
-        Some(path) => Some(Tokens::read(&path)?.first().clone()),
-        None => None,
+pub(super) fn connect(reach: &ReachArgs) -> Result<(Runtime, Client), CommandError> {
+    let path = |flag: &Option<PathBuf>, variable| {
+        flag.clone().or_else(|| std::env::var_os(variable).filter(|path| !path.is_empty()).map(Into::into))
     };
+    let token = path(&reach.token_file, "KVPOOL_TOKEN_FILE").map(|path| Tokens::read(&path)).transpose()?;
+    let mut client = Client::new(reach.url.clone(), token.map(|tokens| tokens.first().clone()));
+    if reach.url.is_tls()
+        && let Some(path) = path(&reach.tls_ca, "KVPOOL_TLS_CA")
+    {
+        client = client.tls(authorities(&path)?);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(CommandError::Output)?;
-    Ok((runtime, Client::new(url.clone(), token)))
+    Ok((runtime.map_err(CommandError::Output)?, client))
 }
 
 /// Prints an answer, as it came or as text.
@@ -160,7 +165,7 @@ fn show<T: DeserializeOwned>(
         format!("{answer:#}")
     } else {
         let reason = |error: serde_json::Error| ClientError::Foreign {
-            url: args.url.clone(),
+            url: args.reach.url.clone(),
             reason: error.to_string(),
         };
         let text = render(&serde_json::from_value(answer.clone()).map_err(reason)?)?;

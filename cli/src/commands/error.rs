@@ -73,6 +73,9 @@ pub enum CommandError {
     #[error(transparent)]
     Top(#[from] crate::top::TopError),
     #[cfg(feature = "node")]
+    #[error("--tls-ca: {0}")]
+    Authorities(#[from] crate::serve::NetworkError),
+    #[cfg(feature = "node")]
     #[error("--token-file: {0}")]
     Token(#[from] kvpool_node::settings::TokenError),
     #[cfg(feature = "node")]

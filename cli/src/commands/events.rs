@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints the events of a node until it is interrupted, and returns the exit code.
 pub fn events(args: &EventsArgs) -> Result<u8, CommandError> {
-    let (runtime, client) = connect(&args.admin.url, args.admin.token_file.as_deref())?;
+    let (runtime, client) = connect(&args.admin.reach)?;
     let mut follower = client.follow();
     let (mut printer, mut left) = (Printer::default(), args.count.unwrap_or(u64::MAX));
     runtime.block_on(async {

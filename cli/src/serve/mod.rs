@@ -35,4 +35,5 @@ mod telemetry;
 mod traces;
 
 pub use flags::SettingsArgs;
+pub use network::{NetworkError, authorities};
 pub use process::{ServeError, Served, serve};

@@ -3,7 +3,7 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::path::{Path, PathBuf};
 
-use kvpool_node::admin::AdminTokens;
+use kvpool_node::admin::AdminCredentials;
 use kvpool_node::settings::{
     Address, NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, default_socket, make_socket_folder,
     read_file,
@@ -40,8 +40,8 @@ pub struct Credentials {
     pub tls: Option<Tls>,
     /// Token of the cluster.
     pub token: Option<Token>,
-    /// Tokens of the admin interface.
-    pub admin: AdminTokens,
+    /// Tokens of the admin interface, and its certificate.
+    pub admin: AdminCredentials,
     /// Tells files of certificates apart.
     pub certificates: u64,
 }
@@ -51,13 +51,15 @@ impl Credentials {
     pub fn read(settings: &Settings) -> Result<Self, NetworkError> {
         let mut digest = DefaultHasher::new();
         let tls = settings.tls.as_ref().map(|files| tls(files, &mut digest)).transpose()?;
+        let (tls, of_admin) = tls.unzip();
         let of = |tokens: &Tokens| {
             let mut bytes = tokens.all().iter().map(|token| token.expose().as_bytes());
             let first = Token::new(bytes.next().unwrap_or_default())?;
             bytes.try_fold(first, Token::or)
         };
         let token = settings.token.as_ref().map(of).transpose().map_err(NetworkError::Token)?;
-        let admin = AdminTokens { all: settings.token.clone(), read: settings.read_token.clone() };
+        let (all, read) = (settings.token.clone(), settings.read_token.clone());
+        let admin = AdminCredentials { all, read, tls: of_admin };
         Ok(Self { tls, token, admin, certificates: digest.finish() })
     }
 }
@@ -118,25 +120,33 @@ pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
     peers.iter().map(|peer| PeerSettings::new(&peer.name, peer.address.clone().into())).collect()
 }
 
-/// Reads certificates. With an authority peers must present one too; without, they present the token.
-fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> Result<Tls, NetworkError> {
-    let mut read = |path: &Path| {
-        let bytes = read_file(path, PEM_BYTES_MAX);
-        let bytes = bytes.map_err(|error| NetworkError::File { path: path.to_owned(), error })?;
-        digest.write(&bytes);
-        Ok::<_, NetworkError>(bytes)
-    };
+/// Reads certificates, for peers and for the admin interface. With an authority peers must present one
+/// too; without, they present the token. Callers of the admin interface need none.
+fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> Result<(Tls, Tls), NetworkError> {
+    let mut read = |path: &Path| pem(path).inspect(|bytes| digest.write(bytes));
     let (cert, key) = (read(&files.cert)?, read(&files.key)?);
-    let (made, path) = match &files.ca {
-        Some(ca) => (Tls::mutual(&cert, &key, &read(ca)?), ca),
-        None => (Tls::with_token(Some((&cert, &key)), None), &files.cert),
+    let of_server = Tls::with_token(Some((&cert, &key)), None);
+    let of_peers = match &files.ca {
+        Some(ca) => Tls::mutual(&cert, &key, &read(ca)?),
+        None => of_server.clone(),
     };
-    made.map_err(|error| {
-        let path = match &error {
-            LinkError::TlsFile { what: "certificate", .. } => &files.cert,
-            LinkError::TlsFile { what: "key", .. } => &files.key,
-            _ => path,
+    let failed = |error| {
+        let path = match (&error, &files.ca) {
+            (LinkError::TlsFile { what: "key", .. }, _) => &files.key,
+            (LinkError::TlsFile { what: "authority", .. }, Some(ca)) => ca,
+            _ => &files.cert,
         };
         NetworkError::Tls { path: path.clone(), error }
-    })
+    };
+    Ok((of_peers.map_err(failed)?, of_server.map_err(failed)?))
+}
+
+/// Reads the certificates of authorities by which a client checks servers.
+pub fn authorities(path: &Path) -> Result<Tls, NetworkError> {
+    let failed = |error| NetworkError::Tls { path: path.to_owned(), error };
+    Tls::with_token(None, Some(&pem(path)?)).map_err(failed)
+}
+
+fn pem(path: &Path) -> Result<Vec<u8>, NetworkError> {
+    read_file(path, PEM_BYTES_MAX).map_err(|error| NetworkError::File { path: path.to_owned(), error })
 }

@@ -11,7 +11,7 @@
 use std::io;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
@@ -127,7 +127,8 @@ fn serve_with(
     telemetry: &Telemetry,
 ) -> Result<bool, ServeError> {
     let credentials = Credentials::read(&settings)?;
-    let bind = |address| AdminServer::bind(address, credentials.admin.clone(), Limits::default());
+    let limits = Limits::default().connections(settings.admin_connections);
+    let bind = |address| AdminServer::bind(address, credentials.admin.clone(), limits);
     let server = settings.admin.as_ref().map(bind).transpose()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
@@ -175,23 +176,26 @@ fn serve_with(
     let membership = settings.membership.as_ref().map(join).transpose()?;
     print(&greeting(&settings, &node, &services))?;
     let (reloader, drain) = (Reloader::start(sources)?, settings.drain);
-    let is_drained = runtime.block_on(async {
+    let (is_drained, deadline) = runtime.block_on(async {
         run(&node, membership.as_ref(), Taken::new(settings, credentials), reloader, signals).await;
+        let deadline = Instant::now() + drain;
+        let left = || deadline.saturating_duration_since(Instant::now());
         if let Some(membership) = membership {
-            membership.leave().await;
+            // It has a limit of its own, too.
+            let _ = timeout(left(), membership.leave()).await;
         }
-        let is_drained = node.shutdown(drain).await;
+        let is_drained = node.shutdown(left()).await;
         // The stream ends with the node. Sequences for which there is no room are closed.
-        if timeout(drain, &mut arriving).await.is_err() {
+        if timeout(left(), &mut arriving).await.is_err() {
             arriving.abort();
             let _ = arriving.await;
         }
-        is_drained
+        (is_drained, deadline)
     });
 
     let mut findings = load.map(Load::end).unwrap_or_default();
     shelf.clear();
-    runtime.block_on(services.end(drain));
+    runtime.block_on(services.end(deadline));
     if !is_drained {
         findings.push(format!("migrations were under way after {drain:?}: what became of them is unknown"));
     }
@@ -290,7 +294,7 @@ fn greeting(settings: &Settings, node: &Node, services: &Services) -> String {
         layout.block_tokens(),
         BinaryBytes(layout.bytes_per_block() as u64)
     );
-    let admin = node.admin_address().map_or("off".to_owned(), |address| format!("http://{address}"));
+    let admin = node.admin_address().map_or("off".to_owned(), ToString::to_string);
     let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);
     let mut text = format!("{pool}\nadmin: {admin}\nlisten: {listen}");
     if let Some(publisher) = &services.publisher {

@@ -142,7 +142,8 @@ impl Taken {
         if credentials.certificates != self.credentials.certificates {
             text += "; new certificates";
         }
-        if credentials.admin != self.credentials.admin {
+        let tokens = |of: &Credentials| (of.admin.all.clone(), of.admin.read.clone());
+        if tokens(&credentials) != tokens(&self.credentials) {
             text += "; other tokens";
         }
         let others = others(&self.first, &settings);
@@ -168,6 +169,7 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("reserve", a.reserve != b.reserve),
         ("listen", first.listen != now.listen),
         ("admin", first.admin != now.admin),
+        ("admin_connections", first.admin_connections != now.admin_connections),
         ("peer_quota", first.peer_quota_bytes != now.peer_quota_bytes),
         ("nixl", first.nixl != now.nixl),
         ("migrate", first.migrate != now.migrate),

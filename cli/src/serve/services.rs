@@ -24,8 +24,8 @@ use kvpool_node::transport::tcp::PeerSettings;
 use thiserror::Error;
 use tokio::runtime::Handle;
 
-/// Longest time in which subscribers are sent the last events.
-const EVENTS_PATIENCE: Duration = Duration::from_secs(1);
+/// Time in which subscribers are sent the last events: at the end of all others, and the longest.
+const EVENTS_PATIENCE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
 /// Why a service cannot be started.
 #[derive(Debug, Error)]
@@ -94,21 +94,22 @@ impl Services {
         Ok(Self { fetching, publisher })
     }
 
-    /// Stores and publishes what the pool has, as far as it is possible within the time, and ends. What
+    /// Stores and publishes what the pool has, as far as it is possible by the deadline, and ends. What
     /// is not stored or published is lost to others, and no block of this node.
-    pub async fn end(self, patience: Duration) {
-        let deadline = Instant::now() + patience;
+    pub async fn end(self, deadline: Instant) {
         if let Some(Fetching { tiered, .. }) = self.fetching {
             if !tiered.flush(deadline).await {
-                tracing::warn!("the tier was not given all cached blocks within {patience:?}");
+                tracing::warn!("the tier was not given all cached blocks: it is down, or too slow");
             }
             // The traffic, which had it too, has ended.
             if let Some(tiered) = Arc::into_inner(tiered) {
                 tiered.close().await;
             }
         }
+        let now = Instant::now();
+        let deadline = deadline.clamp(now + EVENTS_PATIENCE.0, now + EVENTS_PATIENCE.1);
         if let Some(publisher) = self.publisher
-            && !publisher.close(Instant::now() + EVENTS_PATIENCE.min(patience)).await
+            && !publisher.close(deadline).await
         {
             tracing::warn!("a subscriber was not sent the last events: it reads too slowly");
         }
@@ -160,11 +161,14 @@ impl Membership {
         let address = advertised(node, settings);
         let mut member = Member::new(node.name(), address.clone());
         if let Some(admin) = node.admin_address() {
-            let host = match (&address, admin.ip().is_unspecified()) {
-                (Address::Tcp { host, .. }, true) => host.clone(),
-                _ => admin.ip().to_string(),
+            member = match (&address, admin.address()) {
+                // Other hosts have no way to it.
+                (_, Address::Unix(_)) => member,
+                (Address::Tcp { host, .. }, all @ Address::Tcp { port, .. }) if all.is_unspecified() => {
+                    member.admin(admin.at(Address::Tcp { host: host.clone(), port: *port }).to_string())
+                }
+                _ => member.admin(admin.to_string()),
             };
-            member = member.admin(Address::Tcp { host, port: admin.port() }.to_string());
         }
         let directory = EtcdMembership::new(settings.location.clone()).grace(GRACE.max(settings.lease));
         let joined = directory.join(member, settings.lease)?;

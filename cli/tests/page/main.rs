@@ -224,7 +224,7 @@ async fn tiers_are_shown_with_their_state() {
             .unwrap();
     reporters.add(TierReporter::new("memory", &tiered));
     let server = AdminServer::bind(&"127.0.0.1:0".parse().unwrap(), None, Limits::default()).unwrap();
-    let url = format!("http://{}", server.address());
+    let url = server.address().to_string();
     let admin = Arc::new(PoolAdmin::new("a", pool.clone()).reporters(reporters));
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     let serving = tokio::spawn(server.run(admin, async { drop(ended.await) }, Duration::from_secs(1)));

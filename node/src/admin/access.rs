@@ -1,70 +1,96 @@
-//! The tokens of a server, which can be replaced while it runs.
+//! The tokens and the certificate of a server, which can be replaced while it runs.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use thiserror::Error;
 
-use crate::settings::{Token, Tokens};
+use crate::settings::{Address, AdminUrl, Token, Tokens};
+use crate::transport::tcp::Tls;
 
-/// An address is open to other hosts, and there is no token.
+/// Why an address cannot be served with these tokens and certificates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
-#[error("the admin interface is open to other hosts: it needs a token")]
-pub struct NoToken;
+#[non_exhaustive]
+pub enum AccessError {
+    /// The address is open to other hosts, and there is no token.
+    #[error("the admin interface is open to other hosts: it needs a token")]
+    NoToken,
+    /// The address begins with `https`, and there is no certificate.
+    #[error("the admin interface speaks TLS: it needs a certificate")]
+    NoCertificate,
+}
 
-/// The tokens that an admin interface accepts.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct AdminTokens {
-    /// Tokens for every route. `None`: no token is asked for.
+/// The tokens that an admin interface accepts, and its certificate.
+#[derive(Clone, Debug, Default)]
+pub struct AdminCredentials {
+    /// Tokens for every route. `None`: no token is asked for. Nor is it over a Unix socket, which
+    /// only the user of this process can open.
     pub all: Option<Tokens>,
     /// Tokens for the routes that only read figures. Without effect if there is none for all
     /// routes.
     pub read: Option<Tokens>,
+    /// The certificate for `https`; of [`Tls::mutual`], callers must present one too.
+    pub tls: Option<Tls>,
 }
 
-impl From<Option<Token>> for AdminTokens {
+impl From<Option<Token>> for AdminCredentials {
     fn from(token: Option<Token>) -> Self {
-        Self { all: token.map(Into::into), read: None }
+        Self { all: token.map(Into::into), ..Self::default() }
     }
 }
 
-/// The tokens of an admin interface that runs.
+/// The tokens and the certificate of an admin interface that runs.
 #[derive(Clone, Debug)]
 pub struct AdminAccess {
-    address: SocketAddr,
-    tokens: Arc<RwLock<Arc<AdminTokens>>>,
+    address: AdminUrl,
+    credentials: Arc<RwLock<Arc<AdminCredentials>>>,
 }
 
 impl AdminAccess {
-    /// Creates the tokens of a server at an address.
-    pub(super) fn new(address: SocketAddr, tokens: AdminTokens) -> Result<Self, NoToken> {
-        let this = Self { address, tokens: Arc::default() };
-        this.replace(tokens)?;
+    /// Creates those of a server at an address.
+    pub(super) fn new(address: AdminUrl, credentials: AdminCredentials) -> Result<Self, AccessError> {
+        let this = Self { address, credentials: Arc::default() };
+        this.replace(credentials)?;
         Ok(this)
     }
 
-    /// Checks that the server may have these tokens, or none.
-    ///
-    /// # Errors
-    ///
-    /// [`NoToken`].
-    pub fn check(&self, tokens: &AdminTokens) -> Result<(), NoToken> {
-        let is_open = !self.address.ip().to_canonical().is_loopback();
-        if is_open && tokens.all.is_none() { Err(NoToken) } else { Ok(()) }
+    /// Returns those of the address that was bound.
+    pub(super) fn at(self, address: AdminUrl) -> Self {
+        Self { address, ..self }
     }
 
-    /// Replaces the tokens. Requests that begin from now on need one of the new ones.
+    /// Checks that the server may have these tokens and this certificate, or none.
     ///
     /// # Errors
     ///
-    /// [`NoToken`]; then the former tokens stay.
-    pub fn replace(&self, tokens: AdminTokens) -> Result<(), NoToken> {
-        self.check(&tokens)?;
-        *self.tokens.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(tokens);
+    /// [`AccessError`].
+    pub fn check(&self, credentials: &AdminCredentials) -> Result<(), AccessError> {
+        let has_certificate = credentials.tls.as_ref().is_some_and(|tls| tls.acceptor().is_some());
+        if !self.address.address().is_loopback() && credentials.all.is_none() {
+            return Err(AccessError::NoToken);
+        }
+        if self.address.is_tls() && !has_certificate { Err(AccessError::NoCertificate) } else { Ok(()) }
+    }
+
+    /// Replaces them. Connections that begin from now on get the new certificate, and requests that
+    /// begin from now on need one of the new tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`AccessError`]; then the former ones stay.
+    pub fn replace(&self, mut credentials: AdminCredentials) -> Result<(), AccessError> {
+        self.check(&credentials)?;
+        if matches!(self.address.address(), Address::Unix(_)) {
+            (credentials.all, credentials.read) = (None, None);
+        }
+        *self.credentials.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(credentials);
         Ok(())
     }
 
-    pub(super) fn tokens(&self) -> Arc<AdminTokens> {
-        self.tokens.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(super) fn address(&self) -> &AdminUrl {
+        &self.address
+    }
+
+    pub(super) fn credentials(&self) -> Arc<AdminCredentials> {
+        self.credentials.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

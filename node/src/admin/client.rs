@@ -1,9 +1,7 @@
 //! A client of the admin interface: one request per connection.
 
 use std::error::Error as _;
-use std::fmt;
 use std::io;
-use std::str::FromStr;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
@@ -15,11 +13,12 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::settings::{Address, Token};
+use crate::settings::{Address, AdminUrl, Token};
+use crate::transport::tcp::{self, Socket, Tls};
 
 use super::problem::Problem;
 
@@ -29,42 +28,6 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Time limits for connecting, and for an answer: longer than any answer of a server takes.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(180);
-
-/// Address of an admin interface: `http://HOST:PORT`, or `HOST:PORT`.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct AdminUrl {
-    host: String,
-    port: u16,
-}
-
-impl FromStr for AdminUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let rest = match text.split_once("://") {
-            Some(("http", rest)) => rest,
-            Some((scheme, _)) => return Err(format!("the admin interface speaks http, not {scheme}")),
-            None => text,
-        };
-        match rest.trim_end_matches('/').parse()? {
-            Address::Tcp { port: 0, .. } => Err("a port above 0 is needed".to_owned()),
-            Address::Tcp { host, port } => Ok(Self { host, port }),
-            Address::Unix(_) => Err("the admin interface has no Unix socket".to_owned()),
-        }
-    }
-}
-
-impl fmt::Display for AdminUrl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}", self.authority())
-    }
-}
-
-impl AdminUrl {
-    fn authority(&self) -> Address {
-        Address::Tcp { host: self.host.clone(), port: self.port }
-    }
-}
 
 /// Why a request got no answer, or which error it got.
 #[derive(Debug, Error)]
@@ -84,9 +47,23 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
+    /// The address begins with `https`, and there is no authority by which to check the server.
+    #[error("{url} needs the certificate of an authority (`--tls-ca`), by which the server is checked")]
+    NoAuthority {
+        /// The address.
+        url: AdminUrl,
+    },
+    /// The server speaks no TLS, or has no certificate for this host of one of the authorities.
+    #[error("{url} cannot be trusted: {reason}")]
+    Tls {
+        /// The address.
+        url: AdminUrl,
+        /// What happened.
+        reason: String,
+    },
     /// The server does not speak HTTP.
     #[error(
-        "{url} does not speak HTTP: it is perhaps the port for peers (`--listen`); the admin interface has another (`--admin`)"
+        "{url} does not speak HTTP: it is perhaps the port for peers (`--listen`); the admin interface has another (`--admin`), or begins with https"
     )]
     NotHttp {
         /// The address.
@@ -143,12 +120,21 @@ impl Drop for Driver {
 pub struct Client {
     url: AdminUrl,
     token: Option<Token>,
+    tls: Option<Tls>,
 }
 
 impl Client {
     /// Creates a client; nothing is sent yet.
     pub fn new(url: AdminUrl, token: Option<Token>) -> Self {
-        Self { url, token }
+        Self { url, token, tls: None }
+    }
+
+    /// Sets the authorities by which servers are checked whose address begins with `https`, as of
+    /// [`Tls::with_token`].
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = Some(tls);
+        self
     }
 
     /// Gets an answer.
@@ -216,16 +202,15 @@ impl Client {
         body: Bytes,
         last_event: Option<&str>,
     ) -> Result<Opened, ClientError> {
-        let connect = TcpStream::connect((self.url.host.as_str(), self.url.port));
-        let stream = match timeout(CONNECT, connect).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(ClientError::Connect { url: self.url.clone(), error }),
-            Err(_) => return Err(ClientError::Timeout { url: self.url.clone() }),
-        };
+        let slow = |_| ClientError::Timeout { url: self.url.clone() };
+        let stream = timeout(CONNECT, self.connect()).await.map_err(slow)??;
         let (mut sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(error))?;
-        let mut request =
-            Request::builder().method(&method).uri(path).header(HOST, self.url.authority().to_string());
+        let host = match self.url.address() {
+            Address::Unix(_) => "localhost".to_owned(),
+            address => address.to_string(),
+        };
+        let mut request = Request::builder().method(&method).uri(path).header(HOST, host);
         if method == Method::POST {
             request = request.header(CONTENT_TYPE, "application/json");
         }
@@ -248,6 +233,23 @@ impl Client {
             body: response.into_body(),
             _driver: driver,
         })
+    }
+
+    async fn connect(&self) -> Result<Socket, ClientError> {
+        let url = || self.url.clone();
+        let failed = |error| ClientError::Connect { url: url(), error };
+        let tls = self.tls.as_ref().filter(|tls| self.url.is_tls() && tls.connector().is_some());
+        if self.url.is_tls() && tls.is_none() {
+            return Err(ClientError::NoAuthority { url: url() });
+        }
+        match self.url.address() {
+            Address::Unix(path) => UnixStream::connect(path).await.map(Socket::Unix).map_err(failed),
+            Address::Tcp { host, port } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(failed)?;
+                let secured = tcp::connect(tls, host, stream).await;
+                secured.map_err(|error| ClientError::Tls { url: url(), reason: error.to_string() })
+            }
+        }
     }
 
     /// Returns the address.

@@ -1,4 +1,4 @@
-//! The connections of a server: a bounded number, of which the oldest idle one makes room.
+//! The connections of a server: a bounded number, of which the oldest that asks nothing makes room.
 //!
 //! ```text
 //! Waiting -- header and body read --> Answering -- answer made --> Writing -- written --> closed
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! A connection takes one request. While it is `Waiting` or `Writing`, its caller decides how long that
-//! takes: it has deadlines, and when all places are taken, the oldest such connection is cut for a new
-//! one. So a caller that sends nothing, or reads nothing, keeps no other caller out. While it is
-//! `Answering`, the node decides, and the connection is not cut. The number of those that are
-//! `Following` the events is bounded apart, and the events cut one that does not read.
+//! takes, and has a deadline. When all places are taken, the oldest connection that is `Waiting` is cut for
+//! a new one, so that a caller that sends nothing keeps no other caller out; if there is none, the new
+//! caller is told to come again. No answer that is being made or written is cut. The number of those that
+//! are `Following` the events is bounded apart, and the events cut one that does not read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -36,13 +36,6 @@ struct Place {
     number: u64,
     stage: Stage,
     cut: Arc<Notify>,
-}
-
-impl Place {
-    /// Returns whether the caller decides how long the connection takes.
-    fn is_idle(&self) -> bool {
-        matches!(self.stage, Stage::Waiting | Stage::Writing)
-    }
 }
 
 #[derive(Default)]
@@ -73,8 +66,9 @@ impl Connections {
         Arc::new(Self { max: max.max(1), places: Mutex::default(), left: Notify::new() })
     }
 
-    /// Takes a place for a connection; cuts another one if all are taken.
-    pub async fn admit(self: &Arc<Self>) -> Arc<Guest> {
+    /// Takes a place for a connection; cuts one without a request if all are taken. `None` if all others
+    /// are being answered.
+    pub async fn admit(self: &Arc<Self>) -> Option<Arc<Guest>> {
         loop {
             {
                 let mut places = self.places();
@@ -82,16 +76,14 @@ impl Connections {
                     let (number, cut) = (places.next, Arc::new(Notify::new()));
                     places.next += 1;
                     places.open.push(Place { number, stage: Stage::Waiting, cut: cut.clone() });
-                    return Arc::new(Guest {
+                    return Some(Arc::new(Guest {
                         connections: self.clone(),
                         number,
                         cut,
                         answered: Notify::new(),
-                    });
+                    }));
                 }
-                if let Some(idle) = places.open.iter().find(|place| place.is_idle()) {
-                    idle.cut.notify_one();
-                }
+                places.open.iter().find(|place| place.stage == Stage::Waiting)?.cut.notify_one();
             }
             // A place that is left before this line has left a permit.
             self.left.notified().await;
@@ -117,9 +109,11 @@ impl Guest {
         self.enter(Stage::Answering);
     }
 
-    fn is_answering(&self) -> bool {
+    /// Returns whether the answer is being made or written.
+    fn is_answered(&self) -> bool {
         let places = self.connections.places();
-        places.open.iter().any(|place| place.number == self.number && place.stage == Stage::Answering)
+        let is_answered = |place: &Place| matches!(place.stage, Stage::Answering | Stage::Writing);
+        places.open.iter().any(|place| place.number == self.number && is_answered(place))
     }
 
     /// States that the answer has no end.
@@ -131,8 +125,6 @@ impl Guest {
     pub fn writing(&self) {
         if self.enter(Stage::Writing) {
             self.answered.notify_one();
-            // One that waits for a place can cut this connection now.
-            self.connections.left.notify_one();
         }
     }
 
@@ -162,7 +154,7 @@ impl Guest {
         let cut = async {
             loop {
                 self.cut.notified().await;
-                if !self.is_answering() {
+                if !self.is_answered() {
                     return;
                 }
                 // It was chosen while it waited for its request, which came: another one has to go.
@@ -194,39 +186,37 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(20);
 
+    async fn admitted(connections: &Arc<Connections>) -> Arc<Guest> {
+        let admitted = timeout(LONG, connections.admit()).await.expect("it is decided");
+        admitted.expect("there is room")
+    }
+
     #[tokio::test]
-    async fn the_oldest_idle_connection_makes_room() {
+    async fn the_oldest_connection_without_a_request_makes_room() {
         let connections = Connections::new(3);
         let (first, second, third) =
-            (connections.admit().await, connections.admit().await, connections.admit().await);
+            (admitted(&connections).await, admitted(&connections).await, admitted(&connections).await);
         first.answering();
-        third.writing();
         let mut fourth = pin!(connections.admit());
         assert!(timeout(SHORT, &mut fourth).await.is_err(), "no place is free yet");
         timeout(LONG, second.expired(LONG)).await.expect("it is cut");
         drop(second);
-        let fourth = timeout(LONG, fourth).await.expect("there is room");
-        // Now the writer is the oldest one that is not being answered.
+        let fourth = timeout(LONG, fourth).await.expect("it is decided").expect("there is room");
+        // Where all are being answered, a new one is refused, and nobody is cut.
+        (third.answering(), third.writing());
         fourth.answering();
-        let mut fifth = pin!(connections.admit());
-        assert!(timeout(SHORT, &mut fifth).await.is_err());
-        timeout(LONG, third.expired(LONG)).await.expect("it is cut");
-        drop(third);
-        let fifth = timeout(LONG, fifth).await.expect("there is room");
-        // Where all are being answered, a new one waits.
-        fifth.answering();
-        assert!(timeout(SHORT, connections.admit()).await.is_err());
-        for guest in [&first, &fourth, &fifth] {
+        assert!(timeout(LONG, connections.admit()).await.expect("it is decided").is_none());
+        for guest in [&first, &third, &fourth] {
             assert!(timeout(SHORT, guest.expired(LONG)).await.is_err(), "none of them is cut");
         }
         drop(first);
-        timeout(LONG, connections.admit()).await.expect("there is room");
+        admitted(&connections).await;
     }
 
     #[tokio::test]
     async fn an_answer_must_be_read_in_time() {
         let connections = Connections::new(1);
-        let guest = connections.admit().await;
+        let guest = admitted(&connections).await;
         assert!(timeout(SHORT, guest.expired(Duration::ZERO)).await.is_err(), "nothing was answered");
         guest.answering();
         guest.writing();
@@ -236,35 +226,34 @@ mod tests {
     #[tokio::test]
     async fn a_request_that_came_meanwhile_is_answered() {
         let all = Connections::new(1);
-        let first = all.admit().await;
+        let first = admitted(&all).await;
         let waiting = all.clone();
-        let newcomer = tokio::spawn(async move { drop(waiting.admit().await) });
+        let newcomer = tokio::spawn(async move { waiting.admit().await.is_none() });
         // It chooses the first one, whose request comes now.
         tokio::task::yield_now().await;
         first.answering();
         assert!(timeout(SHORT, first.expired(LONG)).await.is_err(), "the node decides");
+        assert!(timeout(LONG, newcomer).await.expect("it is decided").unwrap(), "it is refused");
         first.writing();
-        timeout(LONG, first.expired(LONG)).await.expect("it makes room");
-        drop(first);
-        timeout(LONG, newcomer).await.expect("a place").unwrap();
+        assert!(timeout(SHORT, first.expired(LONG)).await.is_err(), "the answer is written as a whole");
     }
 
     #[tokio::test]
     async fn an_answer_without_end_has_no_deadline_and_ends_when_it_is_cut() {
         let connections = Connections::new(1);
-        let guest = connections.admit().await;
+        let guest = admitted(&connections).await;
         guest.answering();
         guest.following();
         // The server says so when the head of the answer is made.
         guest.writing();
         assert!(timeout(SHORT, guest.expired(Duration::ZERO)).await.is_err(), "its caller reads for ever");
         // It makes no room for another, and the end of the server finds it elsewhere.
-        assert!(timeout(SHORT, connections.admit()).await.is_err(), "there is one place");
+        assert!(connections.admit().await.is_none(), "there is one place");
         connections.cut_waiting();
         assert!(timeout(SHORT, guest.expired(LONG)).await.is_err(), "it is not cut");
         guest.cut();
         timeout(LONG, guest.expired(LONG)).await.expect("it is cut");
         drop(guest);
-        timeout(LONG, connections.admit()).await.expect("there is room");
+        admitted(&connections).await;
     }
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
 use axum::http::{HeaderMap, Method};
 
-use super::access::AdminTokens;
+use super::access::AdminCredentials;
 use super::problem::AdminError;
 
 /// What a route asks of its caller.
@@ -32,16 +32,16 @@ impl Needs {
 
 /// Checks the headers of a request, before its body is read.
 pub(super) fn check(
-    tokens: &AdminTokens,
+    credentials: &AdminCredentials,
     method: &Method,
     headers: &HeaderMap,
     needs: Needs,
 ) -> Result<(), AdminError> {
-    match &tokens.all {
+    match &credentials.all {
         Some(all) if needs != Needs::Nothing => {
             let given = headers.get(AUTHORIZATION).map_or(&[][..], |value| value.as_bytes());
             let given = if is_bearer(given) { given[BEARER.len()..].trim_ascii() } else { &[] };
-            let reads = tokens.read.as_ref().is_some_and(|read| read.accept(given));
+            let reads = credentials.read.as_ref().is_some_and(|read| read.accept(given));
             match all.accept(given) {
                 true => {}
                 false if reads && needs == Needs::ReadToken => {}

@@ -5,7 +5,8 @@ use std::time::Duration;
 /// Limits of an admin interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections at a time. For a further one, the oldest that waits for its caller is cut.
+    /// Connections at a time. For a further one, the oldest without a request is cut; if there is none,
+    /// it gets 503.
     pub connections: usize,
     /// Bytes of a header; at least 8192, the minimum of the HTTP library.
     pub header_bytes: usize,
@@ -23,6 +24,14 @@ pub struct Limits {
     pub followers: usize,
     /// Time between two events.
     pub event_period: Duration,
+}
+
+impl Limits {
+    /// Sets the number of connections, of which a quarter, and at most 16, may follow the events.
+    #[must_use]
+    pub fn connections(self, connections: usize) -> Self {
+        Self { connections, followers: (connections / 4).clamp(1, 16), ..self }
+    }
 }
 
 impl Default for Limits {

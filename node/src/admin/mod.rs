@@ -24,7 +24,9 @@
 //!
 //! # Who may call
 //!
-//! Outside of the loopback a bearer token is needed, or [`AdminServer::bind`] fails. It is compared
+//! Outside of the loopback a bearer token is needed, or [`AdminServer::bind`] fails; a Unix socket needs
+//! none, because only the user of the process can open it. An address that begins with `https` presents
+//! the certificate of [`AdminCredentials`]. A token is compared
 //! in constant time, before a body is read. Without a token, only requests whose `Host` is an IP
 //! address or `localhost` are answered, so that a web page cannot reach the interface under a name
 //! of its own (DNS rebinding). A request that changes anything must have the content type
@@ -34,8 +36,9 @@
 //!
 //! [`Limits`] bounds the connections, the header's and the body's size and time, and the time in which
 //! an answer is made and read. A connection takes one request. While all places are taken, the oldest
-//! connection that waits for its caller makes room for a new one, so that callers which send or read
-//! nothing keep no other caller out. A caller that is cut off does not leave anything half done:
+//! connection without a request makes room for a new one, so that callers which send nothing keep no other
+//! caller out; if all are being answered, the new caller gets 503 with `Retry-After`, but for `/healthz`
+//! and `/readyz`. A caller that is cut off does not leave anything half done:
 //! compactions and resizes can be dropped at any point.
 //!
 //! | file | content |
@@ -46,7 +49,7 @@
 //! | `pool` | a pool alone |
 //! | `reporter` | services beside a pool, such as a tier, that report counters |
 //! | `failures` | what failed of them, for statistics and warnings |
-//! | `access` | the token, which can be replaced |
+//! | `access` | the tokens and the certificate, which can be replaced |
 //! | `guard` | who may call |
 //! | `limits` | limits |
 //! | `views` | readiness, owners, what was trimmed |
@@ -78,13 +81,13 @@ mod server;
 mod tests;
 mod views;
 
-pub use access::{AdminAccess, AdminTokens, NoToken};
+pub use access::{AccessError, AdminAccess, AdminCredentials};
 pub use api::{
     AllocationTimes, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, HealthState,
     MigrateOrder, MigrationKind, MigrationList, MigrationRecord, MigrationSide, MigrationState,
     MigrationTransport, ResizeOrder, ResizeOutcome, StatsReport,
 };
-pub use client::{AdminUrl, Client, ClientError};
+pub use client::{Client, ClientError};
 pub use events::{Follower, LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
 pub use failures::Failures;
 pub use interface::{Admin, Answer};

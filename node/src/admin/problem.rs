@@ -45,6 +45,12 @@ pub enum AdminError {
     /// There are as many callers of this kind as the limits permit.
     #[error("{0}")]
     TooMany(String),
+    /// All connections are being answered.
+    #[error("all {connections} connections are being answered (admin_connections)")]
+    Busy {
+        /// Their number.
+        connections: usize,
+    },
     /// The node cannot do this.
     #[error("{0}")]
     Unsupported(String),
@@ -73,6 +79,7 @@ impl AdminError {
             Self::Failed(_) => (500, "failed", "Failed"),
             Self::Unsupported(_) => (501, "unsupported", "Not supported"),
             Self::Unavailable(_) => (503, "unavailable", "Not serving"),
+            Self::Busy { .. } => (503, "busy", "Too many requests at a time"),
             Self::Timeout(_) => (504, "timeout", "Took too long"),
         }
     }

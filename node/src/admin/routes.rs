@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, WWW_AUTHENTICATE};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -98,6 +98,17 @@ pub(super) fn router(shared: Shared) -> Router {
         .with_state(shared)
 }
 
+/// Returns the routes of callers for which there is no place: only the state of the node is answered.
+pub(super) fn refusals(shared: Shared) -> Router {
+    let connections = shared.limits.connections;
+    let busy = async move || AdminError::Busy { connections };
+    Router::new()
+        .route("/healthz", get(health))
+        .route("/readyz", get(ready))
+        .fallback(busy)
+        .with_state(shared)
+}
+
 /// Answers a request within a span.
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
     use tracing::field::Empty;
@@ -126,7 +137,7 @@ async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Respon
 /// Checks who calls, and bounds the time of the answer.
 async fn admit_within(at: Shared, request: Request, next: Next) -> Response {
     let needs = Needs::of(request.uri().path());
-    if let Err(error) = guard::check(&at.access.tokens(), request.method(), request.headers(), needs) {
+    if let Err(error) = guard::check(&at.access.credentials(), request.method(), request.headers(), needs) {
         return error.into_response();
     }
     // The others have a body, which the caller may send slowly.
@@ -309,8 +320,14 @@ impl IntoResponse for AdminError {
         let problem = self.problem();
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = typed(status, "application/problem+json", &problem);
-        if self == Self::Unauthorized {
-            response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        let further = match self {
+            Self::Unauthorized => Some((WWW_AUTHENTICATE, "Bearer")),
+            // Most answers take less than a second.
+            Self::Busy { .. } => Some((RETRY_AFTER, "1")),
+            _ => None,
+        };
+        if let Some((name, value)) = further {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
         response
     }

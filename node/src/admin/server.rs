@@ -2,7 +2,8 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::net::{SocketAddr, TcpListener as StdListener, ToSocketAddrs};
+use std::net::{TcpListener as StdTcpListener, ToSocketAddrs};
+use std::os::unix::net::UnixListener as StdUnixListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +15,24 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
-use crate::settings::Address;
+use crate::settings::{Address, AdminUrl};
+use crate::transport::tcp::{self, Accepted, LinkError, Listener, Socket, SocketFile, bind_unix};
 
-use super::access::{AdminAccess, AdminTokens, NoToken};
+use super::access::{AccessError, AdminAccess, AdminCredentials};
 use super::connections::{Connections, Guest};
 use super::events::Hub;
 use super::interface::Admin;
 use super::limits::Limits;
-use super::routes::{Shared, router};
+use super::routes::{Shared, refusals, router};
+
+/// Answers at a time to callers for which there is no place, and the time for each.
+const REFUSALS: usize = 16;
+const REFUSAL: Duration = Duration::from_secs(2);
 
 /// Why an admin interface could not be bound.
 #[derive(Debug, Error)]
@@ -34,94 +40,85 @@ use super::routes::{Shared, router};
 pub enum BindError {
     /// The address is used by another program, or by another node.
     #[error(
-        "cannot listen on {address} for the admin interface: the port is in use (choose another with --admin, or port 0)"
+        "cannot listen on {address} for the admin interface: the {} is in use (choose another with --admin{})",
+        if matches!(.address.address(), Address::Unix(_)) { "path" } else { "port" },
+        if matches!(.address.address(), Address::Unix(_)) { "" } else { ", or port 0" }
     )]
     InUse {
         /// The address.
-        address: Address,
+        address: AdminUrl,
     },
     /// The address cannot be bound.
     #[error("cannot listen on {address} for the admin interface: {error}")]
     Bind {
         /// The address.
-        address: Address,
+        address: AdminUrl,
         /// The system's error.
         error: io::Error,
     },
-    /// The address is a Unix socket.
-    #[error("the admin interface cannot listen on {address}: it needs a TCP address")]
-    Unix {
+    /// The address needs a token or a certificate.
+    #[error("cannot listen on {address}: {error}")]
+    Access {
         /// The address.
-        address: Address,
-    },
-    /// The address is open to other hosts, and there is no token.
-    #[error("the admin interface on {address} would be open to other hosts: it needs a token")]
-    NoToken {
-        /// The address.
-        address: Address,
+        address: AdminUrl,
+        /// What it needs.
+        error: AccessError,
     },
 }
 
 /// An admin interface that is bound to its address.
 #[derive(Debug)]
 pub struct AdminServer {
-    listener: StdListener,
-    address: SocketAddr,
+    listener: Bound,
     access: AdminAccess,
     limits: Limits,
 }
 
+#[derive(Debug)]
+enum Bound {
+    Tcp(StdTcpListener),
+    Unix(StdUnixListener, SocketFile),
+}
+
 impl AdminServer {
-    /// Binds an address. Requests are served from [`run`](Self::run) on.
+    /// Binds an address: a port, or a Unix socket that only the user of this process can open.
+    /// Requests are served from [`run`](Self::run) on.
     ///
     /// # Errors
     ///
     /// [`BindError`].
     pub fn bind(
-        address: &Address,
-        tokens: impl Into<AdminTokens>,
+        address: &AdminUrl,
+        credentials: impl Into<AdminCredentials>,
         limits: Limits,
     ) -> Result<Self, BindError> {
-        let tokens = tokens.into();
-        let Address::Tcp { host, port } = address else {
-            return Err(BindError::Unix { address: address.clone() });
+        let refused = |error| BindError::Access { address: address.clone(), error };
+        let access = AdminAccess::new(address.clone(), credentials.into()).map_err(refused)?;
+        let bound = match address.address() {
+            Address::Tcp { host, port } => bind_tcp(host, *port, &access).map(Bound::Tcp),
+            Address::Unix(path) => bind_unix(path).map(|(listener, file)| Bound::Unix(listener, file)),
         };
-        if tokens.all.is_none() && !address.is_loopback() {
-            return Err(BindError::NoToken { address: address.clone() });
-        }
-        let bind = || {
-            let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
-            for at in (host.as_str(), *port).to_socket_addrs()? {
-                // `localhost` may be configured to be another host.
-                if tokens.all.is_none() && !at.ip().to_canonical().is_loopback() {
-                    continue;
-                }
-                match StdListener::bind(at) {
-                    Ok(listener) => {
-                        listener.set_nonblocking(true)?;
-                        let address = listener.local_addr()?;
-                        return Ok((listener, address));
-                    }
-                    Err(error) => last = error,
-                }
-            }
-            Err(last)
-        };
-        let (listener, bound) = bind().map_err(|error| match error.kind() {
+        let listener = bound.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => BindError::InUse { address: address.clone() },
             _ => BindError::Bind { address: address.clone(), error },
         })?;
-        let refused = |NoToken| BindError::NoToken { address: address.clone() };
-        let access = AdminAccess::new(bound, tokens).map_err(refused)?;
-        Ok(Self { listener, address: bound, access, limits })
+        let access = match &listener {
+            Bound::Unix(..) => access,
+            Bound::Tcp(listener) => {
+                let failed = |error| BindError::Bind { address: address.clone(), error };
+                let at = listener.local_addr().map_err(failed)?;
+                access.at(address.at(Address::Tcp { host: at.ip().to_string(), port: at.port() }))
+            }
+        };
+        Ok(Self { listener, access, limits })
     }
 
     /// Returns the bound address, with the port that was chosen.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &AdminUrl {
+        self.access.address()
     }
 
-    /// Returns the means to change the token while the server runs.
+    /// Returns the means to change tokens and certificate while the server runs.
     pub fn access(&self) -> AdminAccess {
         self.access.clone()
     }
@@ -143,32 +140,45 @@ impl AdminServer {
         end: impl Future<Output = ()>,
         drain: Duration,
     ) -> io::Result<()> {
-        let listener = TcpListener::from_std(self.listener)?;
-        let limits = self.limits;
+        let (listener, file) = match self.listener {
+            Bound::Tcp(listener) => (Listener::Tcp(TcpListener::from_std(listener)?), None),
+            Bound::Unix(listener, file) => (Listener::Unix(UnixListener::from_std(listener)?), Some(file)),
+        };
+        let (limits, access) = (self.limits, self.access);
         let hub = Hub::new(limits);
-        let routes = router(Shared { admin: admin.clone(), access: self.access, limits, hub: hub.clone() });
-        let connections = Connections::new(limits.connections);
+        let shared = Shared { admin: admin.clone(), access: access.clone(), limits, hub: hub.clone() };
+        let limits_of_refusals = Limits { header: REFUSAL, write: REFUSAL, ..limits };
+        let served = (Connections::new(limits.connections), router(shared.clone()), limits);
+        let refused = (Connections::new(REFUSALS), refusals(shared), limits_of_refusals);
         let mut tasks = JoinSet::new();
         let mut news = pin!(hub.clone().run(admin));
         let mut end = pin!(end);
         loop {
             let admitted = async {
-                let stream = accept(&listener).await;
-                (stream, connections.admit().await)
+                let connection = accept(&listener).await;
+                let guest = served.0.admit().await;
+                let (guest, (_, routes, limits)) = match guest {
+                    None => (refused.0.admit().await, &refused),
+                    guest => (guest, &served),
+                };
+                Some((connection, guest?, routes.clone(), *limits))
             };
             tokio::select! {
-                (stream, guest) = admitted => {
+                admitted = admitted => {
                     // Otherwise the results of connections would add up.
                     while tasks.try_join_next().is_some() {}
-                    tasks.spawn(serve(stream, routes.clone(), guest, limits));
+                    if let Some((connection, guest, routes, limits)) = admitted {
+                        tasks.spawn(serve(connection, access.clone(), routes, guest, limits));
+                    }
                 }
                 () = &mut news => break,
                 () = &mut end => break,
             }
         }
-        // The port is free from here on.
-        drop(listener);
-        connections.cut_waiting();
+        // The port is free from here on, and the file of the socket is gone.
+        drop((listener, file));
+        served.0.cut_waiting();
+        refused.0.cut_waiting();
         // Otherwise followers would hold up the end.
         hub.close();
         // Connections that do not end in time are dropped with the set.
@@ -177,8 +187,36 @@ impl AdminServer {
     }
 }
 
+/// Binds the first address of a host that is possible.
+fn bind_tcp(host: &str, port: u16, access: &AdminAccess) -> io::Result<StdTcpListener> {
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
+    for at in (host, port).to_socket_addrs()? {
+        // `localhost` may be configured to be another host.
+        if access.credentials().all.is_none() && !at.ip().to_canonical().is_loopback() {
+            continue;
+        }
+        match StdTcpListener::bind(at) {
+            Ok(listener) => return listener.set_nonblocking(true).map(|()| listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// Encrypts a connection if its address begins with `https`.
+async fn secure(connection: Accepted, access: &AdminAccess) -> Result<Socket, LinkError> {
+    let credentials = access.credentials();
+    match connection {
+        Accepted::Unix(stream) => Ok(Socket::Unix(stream)),
+        Accepted::Tcp(stream, _) => {
+            let tls = credentials.tls.as_ref().filter(|_| access.address().is_tls());
+            tcp::accept(tls, stream).await
+        }
+    }
+}
+
 /// Serves one request of a connection.
-async fn serve(stream: TcpStream, routes: Router, guest: Arc<Guest>, limits: Limits) {
+async fn serve(connection: Accepted, access: AdminAccess, routes: Router, guest: Arc<Guest>, limits: Limits) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.header).keep_alive(false);
     http.max_buf_size(limits.header_bytes.max(8192));
@@ -192,18 +230,25 @@ async fn serve(stream: TcpStream, routes: Router, guest: Arc<Guest>, limits: Lim
             answer.map_err(|never: Infallible| never)
         }
     });
+    let answered = async {
+        match timeout(limits.header, secure(connection, &access)).await {
+            // A caller that breaks off is no matter of the node.
+            Ok(Ok(socket)) => drop(http.serve_connection(TokioIo::new(socket), service).await),
+            Ok(Err(error)) => tracing::debug!(%error, "a caller of the admin interface was lost"),
+            Err(_) => {}
+        }
+    };
     tokio::select! {
-        // A caller that breaks off is no matter of the node.
-        _ = http.serve_connection(TokioIo::new(stream), service) => {}
+        () = answered => {}
         () = guest.expired(limits.write) => {}
     }
 }
 
 /// Accepts a connection. While the process has no descriptor left, waits for one.
-async fn accept(listener: &TcpListener) -> TcpStream {
+async fn accept(listener: &Listener) -> Accepted {
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => return stream,
+            Ok(connection) => return connection,
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(_) => sleep(Duration::from_millis(50)).await,
         }

@@ -1,5 +1,6 @@
 mod callers;
 mod page;
+mod ways;
 
 use std::fs;
 use std::net::SocketAddr;
@@ -16,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use super::*;
-use crate::settings::{Address, Token, Tokens};
+use crate::settings::{AdminUrl, Token, Tokens};
 
 pub(super) const TOKEN: &str = "a-token-for-the-tests";
 
@@ -28,6 +29,11 @@ pub(super) fn pool() -> Pool {
 fn bound(token: Option<&str>, limits: Limits) -> AdminServer {
     let token = token.map(|token| Token::new(token).unwrap());
     AdminServer::bind(&"127.0.0.1:0".parse().unwrap(), token, limits).unwrap()
+}
+
+/// Returns the address that was bound.
+fn port(server: &AdminServer) -> SocketAddr {
+    server.address().address().to_string().parse().unwrap()
 }
 
 /// A server on a free port.
@@ -57,7 +63,7 @@ impl Served {
     }
 
     fn serve(server: AdminServer, shared: Arc<dyn Admin>) -> Self {
-        let (address, access) = (server.address(), server.access());
+        let (address, access) = (port(&server), server.access());
         let (end, ended) = oneshot::channel();
         let ended = async move { drop(ended.await) };
         let task =
@@ -234,7 +240,11 @@ async fn a_token_is_needed_where_there_is_one() {
         Tokens::read(&folder.path().join("tokens")).ok()
     };
     let (next, reader) = ("the-next-token-of-the-tests", "a-token-that-reads-figures");
-    let both = AdminTokens { all: tokens(format!("{TOKEN}\n{next}\n")), read: tokens(reader.to_owned()) };
+    let both = AdminCredentials {
+        all: tokens(format!("{TOKEN}\n{next}\n")),
+        read: tokens(reader.to_owned()),
+        tls: None,
+    };
     served.access.replace(both).unwrap();
     for token in [TOKEN, next, reader] {
         served.client(Some(token)).get("/stats").await.unwrap();
@@ -319,7 +329,7 @@ async fn requests_under_way_finish_before_the_end() {
 #[tokio::test]
 async fn addresses_that_cannot_be_served_are_refused() {
     let bind = |address: &str, token: Option<Token>| {
-        AdminServer::bind(&address.parse::<Address>().unwrap(), token, Limits::default())
+        AdminServer::bind(&address.parse().unwrap(), token, Limits::default())
     };
     let first = bind("127.0.0.1:0", None).unwrap();
     let taken = first.address().to_string();
@@ -329,11 +339,16 @@ async fn addresses_that_cannot_be_served_are_refused() {
         error.to_string().contains(&taken) && error.to_string().contains("the port is in use"),
         "{error}"
     );
-    assert!(matches!(bind("0.0.0.0:0", None), Err(BindError::NoToken { .. })));
-    assert!(matches!(bind("unix:/tmp/x", None), Err(BindError::Unix { .. })));
+    let access =
+        |address: &str| match bind(address, Token::new(TOKEN).ok().filter(|_| address.starts_with('h'))) {
+            Err(BindError::Access { error, .. }) => error,
+            other => panic!("{other:?}"),
+        };
+    assert_eq!(access("0.0.0.0:0"), AccessError::NoToken);
+    assert_eq!(access("https://127.0.0.1:0"), AccessError::NoCertificate);
     assert!(matches!(bind("192.0.2.1:0", Token::new(TOKEN).ok()), Err(BindError::Bind { .. })));
     bind("0.0.0.0:0", Token::new(TOKEN).ok()).unwrap();
-    assert!(bind("localhost:0", None).unwrap().address().ip().is_loopback());
+    assert!(port(&bind("localhost:0", None).unwrap()).ip().is_loopback());
 }
 
 #[tokio::test]
@@ -341,7 +356,9 @@ async fn a_client_names_what_is_wrong() {
     let url = |text: &str| text.parse::<AdminUrl>();
     assert_eq!(url("localhost:7410").unwrap().to_string(), "http://localhost:7410");
     assert_eq!(url("http://[::1]:7410/").unwrap().to_string(), "http://[::1]:7410");
-    for bad in ["https://localhost:1", "localhost", "http://localhost:1/stats", "unix:/x", "localhost:0", ""]
+    assert_eq!(url("https://[::1]:7410").unwrap().to_string(), "https://[::1]:7410");
+    assert_eq!(url("unix:/run/kvpool").unwrap().to_string(), "unix:/run/kvpool");
+    for bad in ["ftp://localhost:1", "localhost", "http://localhost:1/stats", "https://unix:/x", "unix:", ""]
     {
         assert!(url(bad).is_err(), "{bad:?}");
     }

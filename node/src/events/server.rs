@@ -8,12 +8,13 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 
 use super::history::{At, History};
 use super::zmtp::{self, Inbound, SocketType, ZmtpError};
 use crate::admin::Failures;
+use crate::transport::tcp::{Pending, Source};
 
 /// Most subscriptions of a connection.
 const FILTERS_MAX: usize = 64;
@@ -23,6 +24,9 @@ const END: [u8; 8] = [0xff; 8];
 
 /// Pause after a connection could not be accepted, for example because there are too many files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Time in which a subscriber must have subscribed, and another connection have greeted.
+const SILENCE: Duration = Duration::from_secs(10);
 
 /// Silence after which the system asks whether a peer is there.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
@@ -70,6 +74,7 @@ pub(super) async fn listen(
     connections: usize,
 ) {
     let places = Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS)));
+    let pending = Pending::new(connections);
     let mut running = JoinSet::new();
     loop {
         while running.try_join_next().is_some() {}
@@ -85,23 +90,31 @@ pub(super) async fn listen(
                 continue;
             }
         };
-        let Ok(place) = places.clone().try_acquire_owned() else {
-            shared.failures.note(format!("more than {connections} connections: {} was refused", peer.ip()));
-            continue;
-        };
         if let Err(error) = keep_alive(&stream) {
             tracing::debug!(%peer, %error, "a connection for events has no keepalive");
         }
-        let shared = shared.clone();
+        let (shared, places, entered) =
+            (shared.clone(), places.clone(), pending.enter(Source::of(peer.ip())));
         running.spawn(async move {
-            let _place = place;
-            let ended = match socket {
-                SocketType::Pub => subscriber(stream, &shared).await,
-                SocketType::Router => requests(stream, &shared).await,
+            let (known, is_known) = oneshot::channel();
+            let entry = Entry { places, known };
+            let served = async {
+                match socket {
+                    SocketType::Pub => subscriber(stream, &shared, entry).await,
+                    SocketType::Router => requests(stream, &shared, entry).await,
+                }
+            };
+            let ended = tokio::select! {
+                ended = served => ended,
+                () = entered.displaced(is_known, SILENCE) => Err(ZmtpError::Silent),
             };
             match ended {
                 // The peer has closed the connection.
                 Err(ZmtpError::Io(_)) | Ok(()) => {}
+                Err(ZmtpError::Full) => {
+                    let text = format!("more than {connections} connections: {} was refused", peer.ip());
+                    shared.failures.note(text);
+                }
                 Err(error) => {
                     shared.failures.note(format!("the connection of {} was closed: {error}", peer.ip()));
                 }
@@ -112,6 +125,21 @@ pub(super) async fn listen(
     while running.join_next().await.is_some() {}
 }
 
+/// The way of a connection that has said nothing to a place of its own.
+struct Entry {
+    places: Arc<Semaphore>,
+    known: oneshot::Sender<()>,
+}
+
+impl Entry {
+    /// Takes a place for a connection that has said what it wants.
+    fn take(self) -> Result<OwnedSemaphorePermit, ZmtpError> {
+        let place = self.places.try_acquire_owned().map_err(|_| ZmtpError::Full);
+        let _ = self.known.send(());
+        place
+    }
+}
+
 /// Makes the system ask a silent peer whether it is there: otherwise the connection of a host that
 /// is gone would keep its place until the next batch.
 fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
@@ -120,7 +148,7 @@ fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// Serves a subscriber.
-async fn subscriber(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpError> {
+async fn subscriber(mut stream: TcpStream, shared: &Shared, entry: Entry) -> Result<(), ZmtpError> {
     stream.set_nodelay(true)?;
     tokio::select! {
         ended = zmtp::handshake(&mut stream, SocketType::Pub) => ended?,
@@ -131,7 +159,7 @@ async fn subscriber(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpEr
     let (subscribed, is_subscribed) = watch::channel(false);
     let (pings, pinged) = mpsc::channel(1);
     tokio::select! {
-        ended = subscriptions(from, &shared.topic, subscribed, pings) => ended,
+        ended = subscriptions(from, &shared.topic, entry, subscribed, pings) => ended,
         ended = publish(to, shared, is_subscribed, pinged) => ended,
     }
 }
@@ -140,10 +168,12 @@ async fn subscriber(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpEr
 async fn subscriptions(
     mut from: OwnedReadHalf,
     topic: &[u8],
+    entry: Entry,
     subscribed: watch::Sender<bool>,
     pings: mpsc::Sender<Vec<u8>>,
 ) -> Result<(), ZmtpError> {
     let mut filters: Vec<Vec<u8>> = Vec::new();
+    let (mut entry, mut _place) = (Some(entry), None);
     loop {
         let (is_added, filter) = match zmtp::read(&mut from).await? {
             Inbound::Message(frames) => match frames.first().and_then(|frame| frame.split_first()) {
@@ -167,6 +197,9 @@ async fn subscriptions(
                 return Err(ZmtpError::TooLong("subscriptions", FILTERS_MAX));
             }
             filters.push(filter);
+            if let Some(entry) = entry.take() {
+                _place = Some(entry.take()?);
+            }
         } else if let Some(place) = filters.iter().position(|other| *other == filter) {
             filters.remove(place);
         }
@@ -220,12 +253,13 @@ async fn publish(
 }
 
 /// Answers requests for replays.
-async fn requests(mut stream: TcpStream, shared: &Shared) -> Result<(), ZmtpError> {
+async fn requests(mut stream: TcpStream, shared: &Shared, entry: Entry) -> Result<(), ZmtpError> {
     stream.set_nodelay(true)?;
     tokio::select! {
         ended = zmtp::handshake(&mut stream, SocketType::Router) => ended?,
         () = shared.closing() => return Ok(()),
     }
+    let _place = entry.take()?;
     loop {
         let read = tokio::select! {
             read = zmtp::read(&mut stream) => read?,

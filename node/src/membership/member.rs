@@ -19,7 +19,7 @@ pub struct Member {
     pub name: String,
     /// Address at which peers reach it.
     pub address: Address,
-    /// Address of its admin interface, as `HOST:PORT`; `None` if it has none.
+    /// Address of its admin interface, such as `http://HOST:PORT`; `None` if other hosts have none to reach.
     pub admin: Option<String>,
     /// Time at which its process started, in milliseconds since 1970.
     pub started_ms: u64,
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn an_entry_is_read_as_it_was_written() {
         for address in ["10.0.0.1:7411", "[::1]:7411", "unix:/run/kvpool", "node-1.cluster:1"] {
-            let member = Member::new("a", address.parse().unwrap()).admin("10.0.0.1:7410");
+            let member = Member::new("a", address.parse().unwrap()).admin("https://10.0.0.1:7410");
             assert_eq!(Member::from_entry(&member.to_entry()), Ok(member));
         }
     }

@@ -3,7 +3,7 @@
 use kvpool::TransferError;
 use kvpool::transport::TransportError;
 
-use crate::admin::NoToken;
+use crate::admin::AccessError;
 use crate::transport::tcp::LinkError;
 
 /// Reason for which a node does not start, or refuses a request.
@@ -19,9 +19,9 @@ pub enum NodeError {
     /// A transport could not be started.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The admin interface would be open to other hosts without a token.
+    /// The admin interface would lack a token or a certificate that it needs.
     #[error(transparent)]
-    Admin(#[from] NoToken),
+    Admin(#[from] AccessError),
     /// A block of the pool has another number of heads than the node was told.
     #[error("the blocks have {layout} heads, and {} were given", .heads.heads().len())]
     Heads {

@@ -1,6 +1,5 @@
 //! A node, as an engine has it.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,8 @@ use super::error::NodeError;
 use super::operator::Operator;
 use super::serving::Serving;
 use super::status::NodeCounters;
-use crate::admin::{AdminTokens, MigrationRecord};
+use crate::admin::{AdminCredentials, MigrationRecord};
+use crate::settings::AdminUrl;
 use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 
 /// A pool with links to the pools of other processes.
@@ -61,7 +61,7 @@ impl Node {
     }
 
     /// Returns the address of the admin interface, if there is one.
-    pub fn admin_address(&self) -> Option<SocketAddr> {
+    pub fn admin_address(&self) -> Option<&AdminUrl> {
         self.serving.as_ref().map(Serving::address)
     }
 
@@ -75,8 +75,8 @@ impl Node {
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
     }
 
-    /// Replaces the certificates and the token of the cluster, and the tokens of the admin
-    /// interface.
+    /// Replaces the certificates and the token of the cluster, and the tokens and the certificate of
+    /// the admin interface.
     ///
     /// Links and requests that begin from now on use them. Links that exist stay.
     ///
@@ -88,7 +88,7 @@ impl Node {
         &self,
         tls: Option<Tls>,
         token: Option<Token>,
-        admin: AdminTokens,
+        admin: AdminCredentials,
     ) -> Result<(), NodeError> {
         if let Some(serving) = &self.serving {
             serving.access.check(&admin)?;

@@ -1,6 +1,5 @@
 //! The admin interface of a node while it is served.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use tokio::time::timeout;
 
 use super::admin::NodeAdmin;
 use crate::admin::{AdminAccess, AdminServer};
+use crate::settings::AdminUrl;
 
 /// Time in which answers under way are written when the node has no patience left.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 pub(super) struct Serving {
     pub(super) access: AdminAccess,
     admin: Arc<NodeAdmin>,
-    address: SocketAddr,
+    address: AdminUrl,
     /// Time for requests under way, once the end was ordered.
     ending: watch::Sender<Option<Duration>>,
     task: JoinHandle<()>,
@@ -28,7 +28,7 @@ impl Serving {
     /// Serves on the current runtime.
     pub(super) fn start(server: AdminServer, admin: Arc<NodeAdmin>) -> Self {
         let (ending, mut ended) = watch::channel(None);
-        let (access, address, shared) = (server.access(), server.address(), admin.clone());
+        let (access, address, shared) = (server.access(), server.address().clone(), admin.clone());
         let task = tokio::spawn(async move {
             let end = async {
                 // Fails only if the node is gone; then this task is too.
@@ -42,8 +42,8 @@ impl Serving {
         Self { access, admin, address, ending, task }
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
+    pub(super) fn address(&self) -> &AdminUrl {
+        &self.address
     }
 
     /// States from now on that the node ends.

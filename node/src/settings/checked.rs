@@ -1,11 +1,13 @@
 //! The settings of a node, and the checks between keys.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use kvpool::{DeviceId, Dtype, KvLayout};
 use kvpool_policies::PolicyName;
 
+use super::admin_url::AdminUrl;
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::reader::Reader;
@@ -37,8 +39,10 @@ pub struct Settings {
     pub pool: PoolSettings,
     /// Address for peers; `None`: the node does not listen.
     pub listen: Option<Address>,
-    /// Address of the admin interface, never a Unix socket; `None`: there is none.
-    pub admin: Option<Address>,
+    /// Address of the admin interface; `None`: there is none.
+    pub admin: Option<AdminUrl>,
+    /// Connections to the admin interface at a time.
+    pub admin_connections: usize,
     /// Other nodes. Their names differ.
     pub peers: Vec<PeerAddress>,
     /// Files for TLS.
@@ -180,8 +184,10 @@ impl Loaded {
         let token = read.tokens("token-file", &mut warnings)?;
         let settings = Settings {
             name,
-            listen: read.address("listen")?,
-            admin: read.address("admin")?,
+            listen: read.listening("listen", |address| address)?,
+            admin: read.listening("admin", AdminUrl::address)?,
+            admin_connections: read.required("admin-connections", |text| value::whole(text, 8..=1024))?
+                as usize,
             tls: read.tls()?,
             hash_key: read.hash_key(token.as_ref(), &mut warnings)?,
             read_token: read.tokens("read-token-file", &mut warnings)?,
@@ -279,18 +285,20 @@ impl Reader<'_> {
         builder.build().map_err(|error| self.refuse(culprit, error.to_string()))
     }
 
-    fn address(&self, name: &str) -> Result<Option<Address>, SettingsError> {
-        let address = self.value(name, str::parse::<Address>)?;
-        match &address {
-            Some(Address::Unix(_)) if name == "admin" => {
-                Err(self.refuse(name, "the admin interface has no Unix socket"))
-            }
+    /// Returns an address at which this node listens: of this host, so no name of another.
+    fn listening<T: FromStr<Err = String>>(
+        &self,
+        name: &str,
+        of: impl FnOnce(&T) -> &Address,
+    ) -> Result<Option<T>, SettingsError> {
+        let value = self.value(name, str::parse::<T>)?;
+        match value.as_ref().map(of) {
             Some(Address::Tcp { host, .. })
                 if host != "localhost" && host.parse::<std::net::IpAddr>().is_err() =>
             {
                 Err(self.refuse(name, format!("{host:?} is neither an IP address nor localhost")))
             }
-            _ => Ok(address),
+            _ => Ok(value),
         }
     }
 
@@ -387,8 +395,13 @@ impl Reader<'_> {
 
     /// Checks that no address outside of this host is open without TLS or a token.
     fn check_exposure(&self, settings: &Settings, warnings: &mut Vec<String>) -> Result<(), SettingsError> {
-        let is_open = |address: &Option<Address>| address.as_ref().is_some_and(|at| !at.is_loopback());
-        if is_open(&settings.admin) && settings.token.is_none() {
+        let is_open = |address: Option<&Address>| address.is_some_and(|at| !at.is_loopback());
+        let is_tls = settings.admin.as_ref().is_some_and(AdminUrl::is_tls);
+        if is_tls && settings.tls.is_none() {
+            return Err(self.needs("admin", "tls-cert", "https presents a certificate"));
+        }
+        let admin_is_open = is_open(settings.admin.as_ref().map(AdminUrl::address));
+        if admin_is_open && settings.token.is_none() {
             let reason = "the admin interface is open to other hosts";
             return Err(self.needs("admin", "token-file", reason));
         }
@@ -402,10 +415,10 @@ impl Reader<'_> {
             let reason = "one of its tokens is in token_file too, which gives all rights".to_owned();
             return Err(self.refuse("read-token-file", reason));
         }
-        if is_open(&settings.admin) {
-            warnings.push("the admin interface is open to other hosts over plain HTTP, which shows the token to the network: use a proxy with TLS, or an address of the loopback".to_owned());
+        if admin_is_open && !is_tls {
+            warnings.push("the admin interface is open to other hosts over plain HTTP, which shows the token to the network: use https://IP:PORT with tls_cert, unix:PATH, or an address of the loopback".to_owned());
         }
-        if is_open(&settings.listen) && settings.tls.is_none() {
+        if is_open(settings.listen.as_ref()) && settings.tls.is_none() {
             return Err(self.needs("listen", "tls-cert", "plain text is for the loopback only"));
         }
         let is_remote = settings.peers.iter().any(|peer| !peer.address.is_loopback());

@@ -29,6 +29,7 @@
 //! | `checked` | the struct, and the checks between keys |
 //! | `sources` | reading of the sources, and which of them decides |
 
+mod admin_url;
 mod checked;
 mod entries;
 mod error;
@@ -46,6 +47,7 @@ mod tests;
 mod token;
 mod value;
 
+pub use admin_url::AdminUrl;
 pub use checked::{
     DefragSettings, LoadKind, LoadSettings, Loaded, MigrateBelow, NixlLocation, PROBE_LAYOUT, PoolSettings,
     Settings, TlsFiles,

@@ -130,11 +130,11 @@ impl Reader<'_> {
         };
         match &advertise {
             // Any address of this host is none for another one.
-            None if is_unspecified(&listen) => {
+            None if listen.is_unspecified() => {
                 let reason = "members cannot reach an address that stands for all of this host's";
                 Err(self.needs("membership", "advertise", reason))
             }
-            Some(address) if is_unspecified(address) => {
+            Some(address) if address.is_unspecified() => {
                 Err(self.refuse("advertise", "members cannot reach an address that stands for all"))
             }
             Some(Address::Tcp { port: 0, .. }) if matches!(listen, Address::Unix(_)) => {
@@ -184,11 +184,6 @@ impl Reader<'_> {
         }
         Ok(Some(EventSettings { listen, replay, topic, full_hashes }))
     }
-}
-
-fn is_unspecified(address: &Address) -> bool {
-    let Address::Tcp { host, .. } = address else { return false };
-    host.parse().is_ok_and(|ip: std::net::IpAddr| ip.to_canonical().is_unspecified())
 }
 
 /// Checks the address of a store, as far as it does not take its client.

@@ -58,7 +58,7 @@ fn variables(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
 #[test]
 fn everything_is_on_the_loopback_by_default() {
     let settings = load(&[]);
-    assert!(settings.listen.unwrap().is_loopback() && settings.admin.unwrap().is_loopback());
+    assert!(settings.listen.unwrap().is_loopback() && settings.admin.unwrap().address().is_loopback());
     assert!(settings.tls.is_none() && settings.token.is_none() && settings.peers.is_empty());
     let pool = settings.pool;
     assert_eq!((pool.blocks, pool.blocks_max, pool.reserve), (20_000, 40_000, 0));
@@ -145,7 +145,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         assert_eq!((pool.device, pool.eviction.unwrap().name()), (DeviceId::Cuda(3), "foresight"));
         assert_eq!(pool.defrag, Some(DefragSettings { threshold: 0.5, interval: Duration::from_secs(1) }));
         assert_eq!(settings.listen, Some(Address::Unix("/tmp/node.sock".into())));
-        assert_eq!(settings.admin, Some(Address::Tcp { host: "localhost".into(), port: 0 }));
+        assert_eq!(settings.admin, "localhost:0".parse().ok());
         let peers: Vec<_> =
             settings.peers.iter().map(|peer| format!("{}={}", peer.name, peer.address)).collect();
         assert_eq!(peers, ["b=127.0.0.1:7", "c=unix:/c.sock"]);
@@ -259,7 +259,9 @@ fn each_bad_value_is_named_with_its_place_and_what_is_accepted() {
         ("listen", "unix:"),
         ("admin", "::1:80"),
         ("admin", "127.0.0.1:99999"),
-        ("admin", "unix:/tmp/x"),
+        ("admin", "https://unix:/tmp/x"),
+        ("admin", "ftp://127.0.0.1:1"),
+        ("admin-connections", "7"),
         ("peers", "b"),
         ("peers", "b=localhost:0"),
         ("peers", "b=localhost:1,b=localhost:2"),
@@ -394,6 +396,7 @@ fn keys_that_belong_together() {
         ),
         (&[("admin", "0.0.0.0:1")], "--admin: admin needs token_file as well"),
         (&[("admin", "[::]:1")], "--admin: admin needs token_file as well"),
+        (&[("admin", "https://127.0.0.1:1")], "--admin: admin needs tls_cert as well"),
         (&[("listen", "10.0.0.1:1")], "--listen: listen needs tls_cert as well"),
         (&[("peers", "b=gpu-node-2:7411")], "--peers: peers needs tls_cert as well"),
         (&[("peers", "a=localhost:1"), ("name", "a")], "a is the name of this node"),

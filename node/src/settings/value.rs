@@ -55,6 +55,12 @@ pub enum Address {
 }
 
 impl Address {
+    /// Returns whether the address stands for all of this host's.
+    pub fn is_unspecified(&self) -> bool {
+        let Self::Tcp { host, .. } = self else { return false };
+        host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_unspecified())
+    }
+
     /// Returns whether bytes to this address stay on this host.
     pub fn is_loopback(&self) -> bool {
         match self {

@@ -200,26 +200,52 @@ async fn ask_for_much(address: SocketAddr) -> TcpStream {
     stream
 }
 
+/// Returns the head and the body of an answer.
+async fn refused(served: &Served, request: &str) -> (String, Value) {
+    let answer = timeout(Duration::from_secs(10), served.raw(request)).await.expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    (head.to_owned(), serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
 #[tokio::test]
-async fn callers_that_do_not_read_the_answer_have_a_deadline_and_make_room() {
-    for (limits, is_in_time) in [
-        (Limits { write: SHORT, ..patient(1) }, true),
-        // Without a deadline, the place is needed.
-        (patient(1), false),
-    ] {
-        let served = Served::start_as(None, limits, |pool| Arc::new(Verbose(pool)));
-        let mut deaf = ask_for_much(served.address).await;
-        // The answer is made, and the buffers of both ends are full.
-        timeout(Duration::from_secs(60), deaf.readable()).await.expect("an answer begins").unwrap();
-        sleep(SHORT * 3).await;
-        if !is_in_time {
-            let health = served.client(None);
-            timeout(Duration::from_secs(10), health.get("/healthz")).await.expect("kept out").unwrap();
-        }
-        let read = until_the_end(&mut deaf).await;
-        assert!(read < VERBOSE_BYTES, "the answer was written as a whole");
-        served.stop().await;
+async fn callers_that_do_not_read_the_answer_have_a_deadline() {
+    let limits = Limits { write: Duration::from_secs(2), ..patient(1) };
+    let served = Served::start_as(None, limits, |pool| Arc::new(Verbose(pool)));
+    let mut deaf = ask_for_much(served.address).await;
+    // The answer is made, and the buffers of both ends are full.
+    timeout(Duration::from_secs(60), deaf.readable()).await.expect("an answer begins").unwrap();
+    // A further caller is told to come again; whether the node lives, everybody is told.
+    let (head, problem) = refused(&served, "GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+    assert!(head.starts_with("HTTP/1.1 503") && head.contains("retry-after: 1"), "{head}");
+    assert!(head.contains("application/problem+json"), "{head}");
+    assert_eq!(problem["type"], "urn:kvpool:problem:busy", "{problem}");
+    assert!(problem["detail"].as_str().unwrap().contains("all 1 connections"), "{problem}");
+    served.client(None).get("/healthz").await.unwrap();
+    served.client(None).get("/readyz").await.unwrap();
+    sleep(limits.write).await;
+    let read = until_the_end(&mut deaf).await;
+    assert!(read < VERBOSE_BYTES, "the answer was written as a whole");
+    // Its place is free again.
+    assert!(!refused(&served, "GET /owners HTTP/1.1\r\nHost: localhost\r\n\r\n").await.0.contains(" 503"));
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_is_read_slowly_is_not_cut_for_others() {
+    let served = Served::start_as(None, patient(1), |pool| Arc::new(Verbose(pool)));
+    let mut slow = ask_for_much(served.address).await;
+    timeout(Duration::from_secs(60), slow.readable()).await.expect("an answer begins").unwrap();
+    // Silent connections take the places of refusals; they give way to one another.
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(TcpStream::connect(served.address).await.unwrap());
     }
+    for _ in 0..20 {
+        let (head, _) = refused(&served, "GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        assert!(head.starts_with("HTTP/1.1 503"), "{head}");
+    }
+    assert!(until_the_end(&mut slow).await > VERBOSE_BYTES, "the answer was cut");
+    served.stop().await;
 }
 
 #[tokio::test]
@@ -262,10 +288,10 @@ async fn the_token_can_be_replaced_while_it_serves() {
     let error = served.client(Some(TOKEN)).get("/stats").await.unwrap_err();
     assert!(matches!(&error, ClientError::Problem(problem) if problem.status == 401), "{error}");
     served.client(Some(other)).get("/stats").await.unwrap();
-    served.access.replace(AdminTokens::default()).unwrap();
+    served.access.replace(AdminCredentials::default()).unwrap();
     served.client(None).get("/stats").await.unwrap();
     served.stop().await;
     // An address that others can reach keeps its token.
     let open = AdminServer::bind(&"0.0.0.0:0".parse().unwrap(), Token::new(TOKEN).ok(), Limits::default());
-    assert_eq!(open.unwrap().access().replace(AdminTokens::default()), Err(NoToken));
+    assert_eq!(open.unwrap().access().replace(AdminCredentials::default()), Err(AccessError::NoToken));
 }

@@ -30,6 +30,10 @@ pub(in crate::events) enum ZmtpError {
     TooLong(&'static str, usize),
     #[error("no handshake within {0:?}")]
     Slow(std::time::Duration),
+    #[error("it said nothing, and another one came or its time was over")]
+    Silent,
+    #[error("there is no place")]
+    Full,
     #[error("it took nothing of what was sent for {0:?}")]
     Stuck(std::time::Duration),
 }

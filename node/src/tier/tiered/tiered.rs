@@ -1,18 +1,22 @@
 //! A pool with a tier, as an engine has it.
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool::{Pool, PrefixError, TransferError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
+use super::super::breaker::BreakerState;
 use super::super::error::TierError;
 use super::super::shared_tier::SharedTier;
 use super::follow::Flushes;
 use super::link::{Link, PUTS_AT_ONCE, TierReport, TieredCounters};
 use super::settings::{TierPolicy, TieredSettings};
+
+/// Time between two looks at the breaker during a flush.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A pool whose cached blocks are shared through a tier.
 ///
@@ -125,7 +129,8 @@ impl Tiered {
     }
 
     /// Stores what the policy says of the blocks that are cached now. Returns whether that was done by
-    /// the deadline; the tier may have failed to store some.
+    /// the deadline; the tier may have failed to store some. Gives up before it once the breaker of the
+    /// tier is open.
     ///
     /// With [`TierPolicy::OnEviction`], these are all evictable blocks, which leave the cache: for the end
     /// of a node, of which the cluster keeps the blocks.
@@ -146,7 +151,17 @@ impl Tiered {
                 },
             }
         };
-        tokio::time::timeout_at(deadline.into(), flushed).await.unwrap_or(false)
+        let is_down = async {
+            // First: if nothing waits to be stored, a flush is done although the tier is down.
+            tokio::time::sleep(LOOK).await;
+            while self.link.tier.counters().breaker != BreakerState::Open {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            is_flushed = tokio::time::timeout_at(deadline.into(), flushed) => is_flushed.unwrap_or(false),
+            () = is_down => false,
+        }
     }
 }
 

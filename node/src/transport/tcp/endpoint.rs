@@ -1,11 +1,10 @@
 //! Listeners, and connections to peers.
 
 use std::io;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
@@ -15,14 +14,15 @@ use super::error::LinkError;
 use super::handshake::{self, within};
 use super::link::{Connections, Link};
 use super::link_state::Peer;
+use super::listener::{Accepted, Listener, SocketFile, bind_unix};
 use super::lock::lock;
-use super::pending::{Pending, Place, Source};
+use super::pending::{Entered, Pending};
 use super::random::random;
 use super::resolve::{Resolve, SystemResolver, resolve};
 use super::settings::{Identity, ListenSettings, PeerSettings, Token};
 use super::socket::Socket;
 use super::table::{Expected, Shared, Slot};
-use super::tls::Tls;
+use super::tls::{self, Tls};
 use crate::wire::{
     Denial, Header, Hello, Limits, Role, StreamPlace, Versions, Welcome, WireError, check_name,
 };
@@ -49,10 +49,6 @@ pub(crate) struct Refused {
     /// The name that it claims, if it came to that.
     pub(crate) peer: Option<String>,
 }
-
-/// File of a Unix socket, with its device and inode; removed on drop.
-#[derive(Debug)]
-struct SocketFile(PathBuf, Option<(u64, u64)>);
 
 impl Endpoint {
     /// Binds all addresses and begins to accept connections, on the current runtime. Of a name, the
@@ -81,17 +77,18 @@ impl Endpoint {
         let shared = Arc::new(Shared::new(identity, limits));
         let (mut addresses, mut sockets, mut bound) = (Vec::new(), Vec::new(), Vec::new());
         for address in &wanted {
+            let failed = |error: io::Error| listen_error(address, &error);
             match address {
                 Address::Named { .. } => unreachable!("a name is resolved before"),
                 Address::Tcp(wanted) => {
-                    let failed = |error: io::Error| listen_error(address, &error);
                     let listener = TcpListener::bind(wanted).await.map_err(failed)?;
                     addresses.push(Address::Tcp(listener.local_addr().map_err(failed)?));
                     bound.push(Listener::Tcp(listener));
                 }
                 Address::Unix(path) => {
-                    bound.push(Listener::Unix(bind_unix(path, address).await?));
-                    sockets.push(SocketFile(path.clone(), file_of(path)));
+                    let (listener, file) = bind_unix(path).map_err(failed)?;
+                    bound.push(Listener::Unix(UnixListener::from_std(listener).map_err(failed)?));
+                    sockets.push(file);
                     addresses.push(address.clone());
                 }
             }
@@ -269,62 +266,11 @@ impl Drop for Endpoint {
     }
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // Another process may have bound the path meanwhile.
-        if self.1.is_some() && file_of(&self.0) == self.1 {
-            let _ = std::fs::remove_file(&self.0);
-        }
-    }
-}
-
-/// Returns the device and the inode of a file.
-fn file_of(path: &Path) -> Option<(u64, u64)> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
-}
-
 fn listen_error(address: &Address, error: &io::Error) -> LinkError {
     if error.kind() == io::ErrorKind::AddrInUse {
         return LinkError::AddressInUse { address: address.clone() };
     }
     LinkError::Io { what: format!("listen on {address}"), kind: error.kind(), reason: error.to_string() }
-}
-
-/// Binds a Unix socket that only this user may open. Replaces the file of a process that is gone.
-async fn bind_unix(path: &Path, address: &Address) -> Result<UnixListener, LinkError> {
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-    let failed = |error: io::Error| listen_error(address, &error);
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
-    if is_socket {
-        match UnixStream::connect(path).await {
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                std::fs::remove_file(path).map_err(failed)?;
-            }
-            _ => return Err(LinkError::AddressInUse { address: address.clone() }),
-        }
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    Ok(listener)
-}
-
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener),
-}
-
-impl Listener {
-    /// Returns a connection, and the address of the other end if it has one.
-    async fn accept(&self) -> io::Result<(Socket, Option<SocketAddr>)> {
-        Ok(match self {
-            Self::Tcp(listener) => {
-                let (stream, address) = listener.accept().await?;
-                (Socket::Tcp(stream), Some(address))
-            }
-            Self::Unix(listener) => (Socket::Unix(listener.accept().await?.0), None),
-        })
-    }
 }
 
 #[derive(Clone)]
@@ -338,7 +284,7 @@ struct Acceptor {
 impl Acceptor {
     async fn listen(self, listener: Listener, address: Address) {
         loop {
-            let (connection, from) = match listener.accept().await {
+            let connection = match listener.accept().await {
                 Ok(connection) => connection,
                 // Out of descriptors, for example: other connections have to end first.
                 Err(error) => {
@@ -348,8 +294,8 @@ impl Acceptor {
                     continue;
                 }
             };
-            let entered = self.pending.enter(from.map_or(Source::Local, |from| Source::of(from.ip())));
-            let from = from.map_or_else(|| address.clone(), Address::Tcp);
+            let entered = self.pending.enter(connection.source());
+            let from = connection.address(&address);
             tokio::spawn(self.clone().meet((connection, from), entered));
         }
     }
@@ -359,29 +305,17 @@ impl Acceptor {
         let _ = self.accepted.try_send(Err(refused));
     }
 
-    async fn meet(
-        self,
-        (connection, address): (Socket, Address),
-        (place, kept): (Place, oneshot::Receiver<()>),
-    ) {
+    async fn meet(self, (connection, address): (Accepted, Address), entered: Entered) {
         let (time, max) = (self.shared.limits.handshake, self.shared.limits.handshakes);
         // From the greeting on it has a name: it keeps no unknown one out any more.
         let (greeted, is_greeted) = oneshot::channel();
-        let displaced = async {
-            tokio::select! {
-                biased;
-                _ = is_greeted => drop(place),
-                _ = kept => return,
-            }
-            std::future::pending().await
-        };
         let name = OnceLock::new();
         let admit = self.admit(connection, &address, &name, greeted);
         let admit = within(time, "complete the handshake", admit);
         let admitted = tokio::select! {
             biased;
             admitted = admit => admitted,
-            () = displaced => Err(LinkError::Limit { what: "connections without a handshake", max }),
+            () = entered.displaced(is_greeted, Duration::MAX) => Err(LinkError::Limit { what: "connections without a handshake", max }),
         };
         match admitted {
             Ok(None) => {}
@@ -394,19 +328,19 @@ impl Acceptor {
     /// stream of one.
     async fn admit(
         &self,
-        connection: Socket,
+        connection: Accepted,
         address: &Address,
         name: &OnceLock<String>,
         greeted: oneshot::Sender<()>,
     ) -> Result<Option<Link>, LinkError> {
         let identity = &*self.shared.identity();
         let mut socket = match connection {
-            Socket::Tcp(stream) => handshake::secure(identity, stream).await?,
-            socket => socket,
+            Accepted::Tcp(stream, _) => tls::accept(identity.tls.as_deref(), stream).await?,
+            Accepted::Unix(stream) => {
+                handshake::same_user(&stream)?;
+                Socket::Unix(stream)
+            }
         };
-        if let Socket::Unix(stream) = &socket {
-            handshake::same_user(stream)?;
-        }
         let header = handshake::receive(&mut socket, identity).await?;
         let hello: Hello = handshake::hear(&mut socket, &header).await?;
         let _ = greeted.send(());

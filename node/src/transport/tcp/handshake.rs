@@ -42,26 +42,10 @@ pub(super) async fn open(identity: &Identity, peer: &PeerSettings) -> Result<Soc
         Address::Tcp(address) => {
             let stream = TcpStream::connect(address).await.map_err(|error| LinkError::io(&what(), error))?;
             stream.set_nodelay(true).map_err(|error| LinkError::io(&what(), error))?;
-            let Some(connector) = identity.tls.as_ref().and_then(|tls| tls.connector()) else {
-                return Ok(Socket::Tcp(stream));
-            };
-            let name = tls::server_name(peer.server_name.as_deref().unwrap_or(&peer.name))?;
-            let stream = connector.0.connect(name, stream).await;
-            let stream = stream.map_err(|error| LinkError::io("the TLS handshake", error))?;
-            Ok(Socket::Tls(Box::new(stream.into())))
+            let name = peer.server_name.as_deref().unwrap_or(&peer.name);
+            tls::connect(identity.tls.as_deref(), name, stream).await
         }
     }
-}
-
-/// Encrypts a connection that was accepted, if this node has certificates.
-pub(super) async fn secure(identity: &Identity, stream: TcpStream) -> Result<Socket, LinkError> {
-    stream.set_nodelay(true).map_err(|error| LinkError::io("configure a connection", error))?;
-    let Some(acceptor) = identity.tls.as_ref().and_then(|tls| tls.acceptor()) else {
-        return Ok(Socket::Tcp(stream));
-    };
-    let stream = acceptor.tls.accept(stream).await;
-    let stream = stream.map_err(|error| LinkError::io("the TLS handshake", error))?;
-    Ok(Socket::Tls(Box::new(stream.into())))
 }
 
 /// Checks that the process at the other end of a Unix socket has this process's user, or is root.

@@ -32,7 +32,8 @@
 //! | `lock`, `pending`, `table` | mutexes, connections before they say who they are, the links of an endpoint |
 //! | `link_state`, `control`, `link` | the state of a link, the loops of its control stream, its owner's side |
 //! | `resolve` | addresses of host names |
-//! | `endpoint` | listeners, and connections to peers |
+//! | `listener` | listeners, and the files of Unix sockets |
+//! | `endpoint` | what listens, and connections to peers |
 //! | `region`, `grants`, `transfers` | memory of a storage, tables of what peers may write, and of what is sent |
 //! | `stream`, `inner` | the state of a data stream, and that of the transport |
 //! | `receive`, `send` | the loops of a data stream |
@@ -48,6 +49,7 @@ mod handshake;
 mod inner;
 mod link;
 mod link_state;
+mod listener;
 mod lock;
 mod pending;
 mod random;
@@ -70,7 +72,11 @@ pub use frames::TcpTransport;
 pub use link::Link;
 pub(crate) use link_state::Held;
 pub use link_state::Peer;
+pub(crate) use listener::{Accepted, Listener, SocketFile, bind_unix};
+pub(crate) use pending::{Pending, Source};
 pub use resolve::{Resolve, Resolved};
 pub use settings::{Identity, ListenSettings, PeerSettings, TOKEN_MIN, Token};
+pub(crate) use socket::Socket;
 pub use socket::SocketKind;
 pub use tls::Tls;
+pub(crate) use tls::{accept, connect};

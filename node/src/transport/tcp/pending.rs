@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -14,7 +15,7 @@ use super::lock::lock;
 
 /// Host that a connection comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// A process of this host, over a Unix socket.
     Local,
     /// An address; of version 6 only the network's part, which a host can choose no other of.
@@ -22,7 +23,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    pub(super) fn of(address: IpAddr) -> Self {
+    pub(crate) fn of(address: IpAddr) -> Self {
         Self::Remote(match address.to_canonical() {
             IpAddr::V6(address) if !address.is_loopback() => {
                 IpAddr::V6((address.to_bits() >> 64 << 64).into())
@@ -34,7 +35,7 @@ impl Source {
 
 /// The connections that have not said who they are.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(crate) struct Pending {
     max: usize,
     state: Mutex<State>,
 }
@@ -47,18 +48,38 @@ struct State {
 }
 
 /// The place of one connection.
-pub(super) struct Place {
+struct Place {
     pending: Arc<Pending>,
     number: u64,
 }
 
+/// A connection that has entered: its place, and the signal to give it up.
+pub(crate) struct Entered {
+    place: Place,
+    kept: oneshot::Receiver<()>,
+}
+
+impl Entered {
+    /// Waits until the connection has to give its place up, for another one or after `time`. Never, once
+    /// it has said who it is: from then on it keeps no unknown one out.
+    pub(crate) async fn displaced(self, is_known: oneshot::Receiver<()>, time: Duration) {
+        tokio::select! {
+            biased;
+            _ = is_known => drop(self.place),
+            _ = self.kept => return,
+            () = tokio::time::sleep(time) => return,
+        }
+        std::future::pending().await
+    }
+}
+
 impl Pending {
-    pub(super) fn new(max: usize) -> Arc<Self> {
+    pub(crate) fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { max: max.max(1), state: Mutex::default() })
     }
 
-    /// Returns a place, and a signal whose sender is dropped when the connection has to give it up.
-    pub(super) fn enter(self: &Arc<Self>, source: Source) -> (Place, oneshot::Receiver<()>) {
+    /// Takes a place; the oldest connection of the host that has most gives one up if there is none.
+    pub(crate) fn enter(self: &Arc<Self>, source: Source) -> Entered {
         let (keep, kept) = oneshot::channel();
         let mut state = lock(&self.state);
         let displaced = if state.all.len() >= self.max { state.displace() } else { None };
@@ -68,7 +89,7 @@ impl Pending {
         drop(state);
         // Wakes its task: not under the lock.
         drop(displaced);
-        (Place { pending: self.clone(), number }, kept)
+        Entered { place: Place { pending: self.clone(), number }, kept }
     }
 }
 
@@ -107,9 +128,10 @@ mod tests {
         let mut late = pending.enter(from(3));
         let is_displaced =
             |kept: &mut oneshot::Receiver<()>| kept.try_recv() == Err(oneshot::error::TryRecvError::Closed);
-        let (_first, mut kept) = honest;
-        assert!(!is_displaced(&mut kept) && !is_displaced(&mut late.1));
-        let left = silent.iter_mut().filter_map(|(_, kept)| (!is_displaced(kept)).then_some(())).count();
+        let mut honest = honest;
+        assert!(!is_displaced(&mut honest.kept) && !is_displaced(&mut late.kept));
+        let left =
+            silent.iter_mut().map(|entered| is_displaced(&mut entered.kept)).filter(|gone| !gone).count();
         assert_eq!(left, 2, "of twenty");
         drop(silent);
         assert_eq!(lock(&pending.state).all.len(), 2);

@@ -12,7 +12,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
 /// A connection.
-pub(super) enum Socket {
+pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
     Tls(Box<TlsStream<TcpStream>>),

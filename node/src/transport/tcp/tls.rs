@@ -7,9 +7,11 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, DEFAULT_VERSIONS, RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::error::LinkError;
+use super::socket::Socket;
 
 /// Certificates of a node, checked and ready for use.
 #[derive(Clone, Debug)]
@@ -19,14 +21,14 @@ pub struct Tls {
 }
 
 #[derive(Clone)]
-pub(super) struct Acceptor {
+pub(crate) struct Acceptor {
     pub(super) tls: TlsAcceptor,
     /// Whether peers must present a certificate.
     pub(super) verifies: bool,
 }
 
 #[derive(Clone)]
-pub(super) struct Connector(pub(super) TlsConnector);
+pub(crate) struct Connector(pub(super) TlsConnector);
 
 impl std::fmt::Debug for Acceptor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -98,13 +100,30 @@ impl Tls {
         Ok(Self { acceptor, connector })
     }
 
-    pub(super) fn acceptor(&self) -> Option<&Acceptor> {
+    pub(crate) fn acceptor(&self) -> Option<&Acceptor> {
         self.acceptor.as_ref()
     }
 
-    pub(super) fn connector(&self) -> Option<&Connector> {
+    pub(crate) fn connector(&self) -> Option<&Connector> {
         self.connector.as_ref()
     }
+}
+
+/// Encrypts a connection that was accepted, if there is a certificate.
+pub(crate) async fn accept(tls: Option<&Tls>, stream: TcpStream) -> Result<Socket, LinkError> {
+    stream.set_nodelay(true).map_err(|error| LinkError::io("configure a connection", error))?;
+    let Some(acceptor) = tls.and_then(Tls::acceptor) else { return Ok(Socket::Tcp(stream)) };
+    let stream = acceptor.tls.accept(stream).await;
+    let stream = stream.map_err(|error| LinkError::io("the TLS handshake", error))?;
+    Ok(Socket::Tls(Box::new(stream.into())))
+}
+
+/// Encrypts a connection that was opened to a host of this name, if there are authorities.
+pub(crate) async fn connect(tls: Option<&Tls>, name: &str, stream: TcpStream) -> Result<Socket, LinkError> {
+    let Some(connector) = tls.and_then(Tls::connector) else { return Ok(Socket::Tcp(stream)) };
+    let stream = connector.0.connect(server_name(name)?, stream).await;
+    let stream = stream.map_err(|error| LinkError::io("the TLS handshake", error))?;
+    Ok(Socket::Tls(Box::new(stream.into())))
 }
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
