@@ -4,12 +4,13 @@
 //! of other storages are packed into a buffer first.
 
 use std::hash::Hasher;
+use std::sync::{Mutex, PoisonError};
 
 use twox_hash::xxhash3_64::{Hasher as XxHash3_64, RawHasher, SecretBuffer};
 
 use crate::error::StorageError;
 use crate::ids::{DeviceId, FrameId, Run};
-use crate::storage::{PlaneTensor, Storage};
+use crate::storage::{PlaneTensor, Storage, StoragePlanes};
 use crate::sync::available_parallelism;
 
 /// Bytes that are packed at once.
@@ -55,8 +56,8 @@ pub(super) fn checksum(packed: &[u8]) -> u64 {
 pub(super) unsafe fn checksums(storage: &dyn Storage, runs: &[Run]) -> Result<Vec<u64>, StorageError> {
     let bytes = storage.layout().packed_bytes();
     let frames: Vec<FrameId> = runs.iter().flat_map(|run| run.frames()).collect();
-    if let Some(tensors) = host_tensors(storage, bytes) {
-        return Ok(in_place(&tensors, &frames, bytes));
+    if let Some(planes) = host_planes(storage, bytes) {
+        return Ok(in_place(&planes.tensors().collect::<Vec<_>>(), &frames, bytes));
     }
     let mut sums = Vec::with_capacity(frames.len());
     let mut packed = vec![0; bytes * (PACKED_AT_ONCE / bytes).clamp(1, frames.len().max(1))];
@@ -70,12 +71,12 @@ pub(super) unsafe fn checksums(storage: &dyn Storage, runs: &[Run]) -> Result<Ve
     Ok(sums)
 }
 
-/// Returns the tensors whose frames, one after the other, are a packed block, if they are in host
-/// memory.
-fn host_tensors(storage: &dyn Storage, bytes: usize) -> Option<Vec<PlaneTensor>> {
+/// Returns the planes of a storage in host memory; a frame of each tensor, one after the other, is a
+/// packed block.
+fn host_planes(storage: &dyn Storage, bytes: usize) -> Option<StoragePlanes> {
     let planes = storage.planes().ok().filter(|planes| planes.device() == DeviceId::Host)?;
-    let tensors: Vec<_> = planes.tensors().collect();
-    (tensors.iter().map(PlaneTensor::frame_bytes).sum::<usize>() == bytes).then_some(tensors)
+    let sum: usize = planes.tensors().map(|tensor| tensor.frame_bytes()).sum();
+    (sum == bytes).then_some(planes)
 }
 
 fn in_place(tensors: &[PlaneTensor], frames: &[FrameId], bytes: usize) -> Vec<u64> {
@@ -83,13 +84,21 @@ fn in_place(tensors: &[PlaneTensor], frames: &[FrameId], bytes: usize) -> Vec<u6
     if threads < 2 {
         return frames.iter().map(|&frame| of_frame(tensors, frame)).collect();
     }
-    let (mut sums, part) = (vec![0; frames.len()], frames.len().div_ceil(threads));
-    std::thread::scope(|scope| {
-        for (sums, frames) in sums.chunks_mut(part).zip(frames.chunks(part)) {
-            scope.spawn(move || {
-                sums.iter_mut().zip(frames).for_each(|(sum, &frame)| *sum = of_frame(tensors, frame));
-            });
+    let mut sums = vec![0; frames.len()];
+    let part = frames.len().div_ceil(threads);
+    let parts = Mutex::new(sums.chunks_mut(part).zip(frames.chunks(part)));
+    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some((sums, frames)) = next() {
+            sums.iter_mut().zip(frames).for_each(|(sum, &frame)| *sum = of_frame(tensors, frame));
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // Of a thread that the system does not give, the others do the part.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, &work);
+        }
+        work();
     });
     sums
 }
@@ -131,7 +140,7 @@ mod tests {
                     // SAFETY: one thread.
                     unsafe { storage.unpack(&[all], &bytes) }.unwrap();
                     let expected: Vec<_> = bytes.chunks(layout.packed_bytes()).map(checksum).collect();
-                    assert!(host_tensors(&storage, layout.packed_bytes()).is_some());
+                    assert!(host_planes(&storage, layout.packed_bytes()).is_some());
                     // SAFETY: one thread writes.
                     assert!(unsafe { checksums(&storage, &[all]) }.unwrap() == expected, "{layout}");
                     let some = [run(7, 2), run(0, 1), run(7, 1)];

@@ -131,8 +131,7 @@ impl Arriving {
         for frame in run.frames() {
             arrived.remove(&frame);
         }
-        let sums = (0..run.len).map(|_| Checksum::new()).collect();
-        Some(Self { run, sums })
+        Some(Self { run, sums: Vec::new() })
     }
 
     /// Adds bytes of the run's `index`th frame that are in its memory now. The bytes of each frame
@@ -142,12 +141,18 @@ impl Arriving {
     ///
     /// If the run has no such frame.
     pub fn add(&mut self, index: usize, bytes: &[u8]) {
+        assert!(index < self.run.len as usize, "frame {index} of a run of {}", self.run.len);
+        // Not before bytes arrive: a peer could promise many small frames.
+        if index >= self.sums.len() {
+            self.sums.resize_with(index + 1, Checksum::new);
+        }
         self.sums[index].add(bytes);
     }
 
     /// Ends after all bytes of all frames were written and added, for the hold of the beginning.
     pub fn finish(self, hold: &Hold) {
         let Some(held) = hold.downcast_ref::<HeldBlocks>() else { return };
+        debug_assert_eq!(self.sums.len(), self.run.len as usize, "bytes of all frames");
         held.arrived().extend(self.run.frames().zip(self.sums.into_iter().map(Checksum::finish)));
     }
 }

@@ -20,8 +20,6 @@ pub enum NetworkError {
     File { path: PathBuf, error: std::io::Error },
     #[error("{}: {error}", .path.display())]
     Tls { path: PathBuf, error: LinkError },
-    #[error("cannot listen in {}: {error} (choose another address for peers with --listen)", .path.display())]
-    SocketFolder { path: PathBuf, error: std::io::Error },
     #[error("cannot use the token: {0}")]
     Token(LinkError),
     #[cfg(not(feature = "nixl"))]
@@ -72,12 +70,17 @@ pub fn configure(
 ) -> Result<NodeBuilder, NetworkError> {
     let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
     if let Some(address) = &settings.listen {
-        let socket = default_socket(&settings.name);
+        let (socket, mut is_usable) = (default_socket(&settings.name), true);
         if let (Some(folder), true) = (socket.parent(), *address == Address::Unix(socket.clone())) {
-            let failed = |error| NetworkError::SocketFolder { path: folder.to_owned(), error };
-            make_socket_folder(folder).map_err(failed)?;
+            if let Err(error) = make_socket_folder(folder) {
+                let folder = folder.display();
+                tracing::warn!(%folder, %error, "peers cannot link to this node: its folder of sockets cannot be used; set listen");
+                is_usable = false;
+            }
         }
-        builder = builder.listen(address.clone().into());
+        if is_usable {
+            builder = builder.listen(address.clone().into());
+        }
     }
     if let Some(tls) = &credentials.tls {
         builder = builder.tls(tls.clone());

@@ -281,7 +281,6 @@ impl NodeBuilder {
         let lock = NameLock::take(&self.name, &self.listen);
         let identity = Identity::new(&self.name, VERSIONS)?.fingerprint(fingerprint);
         let mut identity = identity.lock(lock.as_ref().map(NameLock::number));
-        let is_open = self.tls.is_none() && self.token.is_none();
         if let Some(tls) = self.tls {
             identity = identity.tls(tls);
         }
@@ -295,14 +294,7 @@ impl NodeBuilder {
             endpoint = endpoint.resolver(resolver);
         }
         let endpoint = Arc::new(endpoint);
-        let is_port = |address: &&Address| !matches!(address, Address::Unix(_));
-        if is_open && let Some(address) = endpoint.addresses().iter().find(is_port) {
-            tracing::warn!(
-                %address,
-                "any user of this host can link to this node under any name: set a token (token_file), or \
-                 certificates of both sides (tls_ca), or listen at a Unix socket (unix:PATH)"
-            );
-        }
+        endpoint.warn_if_open();
         let tcp = Arc::new(TcpTransport::new(&endpoint));
         let ways = [(Way::Tcp, Some(tcp.clone() as Arc<dyn Transport>)), (Way::Nixl, self.nixl)];
         let mut carriers = HashMap::new();

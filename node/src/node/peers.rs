@@ -54,6 +54,8 @@ pub(super) struct Peer {
     lost: u64,
     /// The last process of its name that was refused.
     refused: Option<(Incarnation, Denial)>,
+    /// What an operator can do about it.
+    remedy: Option<&'static str>,
 }
 
 impl Peer {
@@ -74,6 +76,7 @@ impl Peer {
             is_former: false,
             lost: 0,
             refused: None,
+            remedy: None,
         }
     }
 
@@ -99,7 +102,8 @@ impl Peer {
         let note = match self.refused {
             _ if is_up => self.has_other_layout(fingerprint).then(|| OTHER_LAYOUT.to_owned()),
             Some((_, denial @ Denial::OlderProcess)) => {
-                Some(format!("a process of this name is refused: {denial}"))
+                let remedy = self.remedy.unwrap_or_default();
+                Some(format!("a process of this name is refused: {denial}{remedy}"))
             }
             _ => None,
         };
@@ -158,6 +162,10 @@ impl Peer {
     }
 }
 
+/// What an operator can do about an older process that is refused.
+const DECLARE_LATER: &str =
+    "; if that one has ended, declare it at this node: kvpool declare-ended --peer NAME";
+
 /// What a new link means.
 pub(super) enum Joined {
     /// Of a process that is known, or of the first one of its name that is.
@@ -193,6 +201,7 @@ impl Peers {
         let Some(peer) = self.all.get_mut(&id) else { return self.add(new, link) };
         if peer.incarnation == new.incarnation {
             peer.lines.push(link.clone());
+            (peer.refused, peer.remedy) = (None, None);
             return Joined::Same(id);
         }
         if peer.is_up() {
@@ -200,7 +209,8 @@ impl Peers {
         }
         // A clock may have been set back; a lock is proof.
         let is_proven = peer.lock.is_some() && peer.lock == new.lock;
-        if !is_proven && new.began_ms < peer.began_ms {
+        // The new process by its own clock: if this node's was set back, it locks no process out.
+        if !is_proven && link.peer().statement.began_ms < peer.began_ms {
             return self.refuse(&new, link, Denial::OlderProcess);
         }
         if is_proven || restarts == Restarts::ByName || !is_at_stake(id) {
@@ -235,14 +245,18 @@ impl Peers {
 
     /// Says once for each process that it is refused.
     fn refuse(&mut self, new: &Peer, link: &Link, denial: Denial) -> Joined {
+        // Of two processes of a name, the former one would be declared: it is perhaps this one.
+        let has_former = self.all.values().any(|peer| peer.is_former && peer.name == new.name);
+        let remedy = (denial == Denial::OlderProcess && !has_former).then_some(DECLARE_LATER);
         let present = self.all.values_mut().find(|peer| !peer.is_former && peer.name == new.name);
         let refused = Some((new.incarnation, denial));
         if let Some(present) = present
             && present.refused != refused
         {
             let address = link.address();
-            tracing::warn!(peer = new.name, %address, "a process of this name is refused: {denial}");
-            present.refused = refused;
+            let hint = remedy.unwrap_or_default();
+            tracing::warn!(peer = new.name, %address, "a process of this name is refused: {denial}{hint}");
+            (present.refused, present.remedy) = (refused, remedy);
         }
         Joined::Refused(denial)
     }

@@ -103,10 +103,7 @@ pub enum Denial {
     #[error("another process of this name is linked and alive")]
     SecondProcess,
     /// A process of this name that began later was linked before.
-    #[error(
-        "a process of this name that began later was linked before; if that one has ended, declare it at the \
-         node that refuses this one: kvpool declare-ended --peer NAME"
-    )]
+    #[error("a process of this name that began later was linked before")]
     OlderProcess,
     /// Too many peers have to be remembered.
     #[error("it remembers too many other peers")]

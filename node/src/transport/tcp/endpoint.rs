@@ -133,7 +133,24 @@ impl Endpoint {
             identity.check(address, true)?;
         }
         self.shared.set_identity(identity);
+        self.warn_if_open();
         Ok(())
+    }
+
+    /// Warns if nothing tells the peers apart that link to a port.
+    pub(crate) fn warn_if_open(&self) {
+        let identity = self.shared.identity();
+        let is_port = |address: &&Address| !matches!(address, Address::Unix(_));
+        if identity.tls.is_none()
+            && identity.token.is_none()
+            && let Some(address) = self.addresses.iter().find(is_port)
+        {
+            tracing::warn!(
+                %address,
+                "any user of this host can link to this node under any name: set a token (token_file), or \
+                 certificates of both sides (tls_ca), or listen at a Unix socket (unix:PATH)"
+            );
+        }
     }
 
     /// Keeps a place free among the links for each of these peers, at most half of all places, so that

@@ -25,6 +25,9 @@ const HELLO_MAX: usize = 1024;
 /// First bytes of the records of TLS that a side which expects TLS sends: an alert, a hello.
 const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
 
+/// Bytes of such a peer that are read.
+const DRAINED: usize = 16 << 10;
+
 /// Time in which the rest of a TLS hello is thrown away: a connection with unread bytes is reset, and
 /// the peer might not read why.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -138,7 +141,14 @@ async fn read_header(socket: &mut Socket) -> Result<[u8; HEADER], LinkError> {
     let mut bytes = [0; HEADER];
     read(socket, &mut bytes[..1]).await?;
     if TLS_RECORDS.contains(&bytes[0]) {
-        let rest = async { while matches!(socket.read(&mut bytes).await, Ok(1..)) {} };
+        let rest = async {
+            let mut left = DRAINED;
+            while let Ok(read @ 1..) = socket.read(&mut bytes).await
+                && left > 0
+            {
+                left = left.saturating_sub(read);
+            }
+        };
         let _ = tokio::time::timeout(DRAIN, rest).await;
         return Err(LinkError::PeerExpectsTls);
     }
