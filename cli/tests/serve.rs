@@ -250,3 +250,30 @@ fn the_topology_names_the_path_and_the_reason() {
     let to_c = paths.iter().find(|path| path["from"] == "host" && path["to"] == "c").unwrap();
     assert_eq!(to_c["transport"], "unix_socket");
 }
+
+/// The limit of descriptors is raised to what the settings need, or as far as the system permits.
+#[cfg(target_os = "linux")]
+#[test]
+fn the_limit_of_descriptors_is_raised() {
+    let started = |limits: &str| {
+        let mut shell = std::process::Command::new("sh");
+        shell
+            .arg("-c")
+            .arg(format!("{limits}; exec \"$0\" serve --admin 127.0.0.1:0 --listen 127.0.0.1:0 --size 100"));
+        shell.arg(program().get_program());
+        let node = Node::start_with(&mut shell);
+        let limits = std::fs::read_to_string(format!("/proc/{}/limits", node.id())).unwrap();
+        let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+        let (code, errors) = node.end(Signal::TERM);
+        assert_eq!(code, Some(0), "{errors}");
+        (soft, errors)
+    };
+    let (soft, errors) = started("ulimit -Sn 300");
+    assert!(soft > 4000 && errors.is_empty(), "{soft}: {errors}");
+    let (soft, errors) = started("ulimit -n 400");
+    assert!(
+        soft == 400 && errors.contains("400 descriptors are permitted, and these settings may need 46"),
+        "{errors}"
+    );
+}

@@ -34,7 +34,10 @@ pub fn draw(picture: &Picture<'_>) -> String {
     let width = 2 * MARGIN + panels * WIDTH + (panels - 1) * GAP;
     let notes_y = MARGIN + 36;
     let legend_y = notes_y + picture.notes.len() * NOTE + 12;
-    let legend_entries = entries(picture, width - 2 * MARGIN);
+    // Each walk over a million frames takes a while: once.
+    let colours: Vec<Vec<Colour>> =
+        picture.panels.iter().map(|(_, snapshot)| palette::colours(snapshot)).collect();
+    let legend_entries = entries(picture, &colours, width - 2 * MARGIN);
     let rows_more = legend_entries.last().map_or(0, |entry| entry.row);
     let panels_y = legend_y + LEGEND + rows_more * LEGEND_ROW;
     let height = panels_y + TILES + grid.height() + BARS + MARGIN;
@@ -54,16 +57,22 @@ pub fn draw(picture: &Picture<'_>) -> String {
     document = document.add(legend(&legend_entries, legend_y));
     let shares: Vec<Vec<f64>> = picture.panels.iter().map(|(_, snapshot)| shares(snapshot)).collect();
     let share_max = shares.iter().flatten().copied().fold(0.0, f64::max);
-    for (index, (&(title, snapshot), shares)) in picture.panels.iter().zip(&shares).enumerate() {
+    for (index, (&(title, snapshot), colours)) in picture.panels.iter().zip(&colours).enumerate() {
         let x = MARGIN + index * (WIDTH + GAP);
-        let panel = panel(title, snapshot, grid, shares, share_max);
+        let panel = panel(title, snapshot, grid, colours, (&shares[index], share_max));
         document = document.add(panel.set("transform", format!("translate({x} {panels_y})")));
     }
     document.to_string()
 }
 
-fn panel(title: &str, snapshot: &Snapshot, grid: Grid, shares: &[f64], share_max: f64) -> Group {
-    let strips = grid.strips(&palette::colours(snapshot));
+fn panel(
+    title: &str,
+    snapshot: &Snapshot,
+    grid: Grid,
+    colours: &[Colour],
+    (shares, share_max): (&[f64], f64),
+) -> Group {
+    let strips = grid.strips(colours);
     // High rows are separated by a line of one pixel below each.
     let row = grid.row_height();
     let line = usize::from(row >= 5);
@@ -101,11 +110,12 @@ fn tiles(snapshot: &Snapshot) -> Group {
         (format!("{:.1}", snapshot.mean_sequence_run()), "mean run".to_owned()),
         (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
-    if snapshot.count(FrameKind::Evictable) > 0 {
+    let [spared, evictable] = [FrameKind::Spared, FrameKind::Evictable].map(|kind| snapshot.count(kind));
+    if evictable > 0 {
         all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
-    for (kind, caption) in [(FrameKind::Spared, "spared"), (FrameKind::Evictable, "evictable")] {
-        let share = snapshot.count(kind) as f64 / snapshot.frames().len().max(1) as f64;
+    for (count, caption) in [(spared, "spared"), (evictable, "evictable")] {
+        let share = count as f64 / snapshot.frames().len().max(1) as f64;
         if share > 0.0 {
             all.push((percent(share), caption.to_owned()));
         }
@@ -146,7 +156,8 @@ pub(super) fn shares(snapshot: &Snapshot) -> Vec<f64> {
         }
         at = end;
     }
-    frames.into_iter().map(|frames| frames as f64 / free(snapshot).max(1) as f64).collect()
+    let free = free(snapshot).max(1) as f64;
+    frames.into_iter().map(|frames| frames as f64 / free).collect()
 }
 
 /// Draws the shares of free frames.
@@ -201,10 +212,8 @@ struct Entry {
 }
 
 /// Returns the legend of the colours, in rows that fit into this width.
-fn entries(picture: &Picture<'_>, width: usize) -> Vec<Entry> {
+fn entries(picture: &Picture<'_>, colours: &[Vec<Colour>], width: usize) -> Vec<Entry> {
     let run = picture.panels.first().map_or(1, |(_, snapshot)| snapshot.order().frames());
-    let colours: Vec<_> =
-        picture.panels.iter().flat_map(|(_, snapshot)| palette::colours(snapshot)).collect();
     let all: [(&[Colour], String); 8] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::CRUMB], "free, a crumb".to_owned()),
@@ -219,7 +228,7 @@ fn entries(picture: &Picture<'_>, width: usize) -> Vec<Entry> {
     for (entry, caption) in all {
         let is_optional =
             matches!(entry[0], palette::SPARED | palette::AWAY | palette::UNNAMED | palette::EVICTABLE);
-        if is_optional && !colours.contains(&entry[0]) {
+        if is_optional && !colours.iter().any(|panel| panel.contains(&entry[0])) {
             continue;
         }
         // The approximate width of the caption, without access to a font.

@@ -19,6 +19,8 @@
 
 mod coming;
 mod conversation;
+#[cfg(any(target_os = "linux", target_vendor = "apple"))]
+mod descriptors;
 mod exchange;
 mod flags;
 mod load;

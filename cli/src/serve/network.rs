@@ -150,6 +150,7 @@ pub fn authorities(path: &Path) -> Result<Tls, NetworkError> {
     Tls::with_token(None, Some(&pem(path)?)).map_err(failed)
 }
 
-fn pem(path: &Path) -> Result<Vec<u8>, NetworkError> {
+/// Reads a file of certificates or a key.
+pub fn pem(path: &Path) -> Result<Vec<u8>, NetworkError> {
     read_file(path, PEM_BYTES_MAX).map_err(|error| NetworkError::File { path: path.to_owned(), error })
 }

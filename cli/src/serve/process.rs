@@ -126,6 +126,8 @@ fn serve_with(
     runtime: &Runtime,
     telemetry: &Telemetry,
 ) -> Result<bool, ServeError> {
+    #[cfg(any(target_os = "linux", target_vendor = "apple"))]
+    super::descriptors::raise(&settings);
     let credentials = Credentials::read(&settings)?;
     let limits = Limits::default().connections(settings.admin_connections);
     let bind = |address| AdminServer::bind(address, credentials.admin.clone(), limits);

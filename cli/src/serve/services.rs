@@ -24,6 +24,8 @@ use kvpool_node::transport::tcp::PeerSettings;
 use thiserror::Error;
 use tokio::runtime::Handle;
 
+use super::network::{self, NetworkError};
+
 /// Time in which subscribers are sent the last events: at the end of all others, and the longest.
 const EVENTS_PATIENCE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
@@ -32,6 +34,8 @@ const EVENTS_PATIENCE: (Duration, Duration) = (Duration::from_millis(200), Durat
 pub enum ServiceError {
     #[error("--tier: {0}")]
     Tier(#[from] TierError),
+    #[error("--tier-ca: {0}")]
+    TierCa(#[from] NetworkError),
     #[error("--kv-events: {0}")]
     KvEvents(#[from] KvEventError),
     #[cfg(not(feature = "etcd"))]
@@ -60,9 +64,10 @@ pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<dyn SharedTier>>
     let connect = |tier: &SharedTierSettings| {
         let mut of_store = TierSettings::default();
         (of_store.threads, of_store.patience) = (tier.threads, tier.patience);
-        tier::connect(&tier.address, of_store)
+        of_store.authorities = tier.ca.as_deref().map(network::pem).transpose()?;
+        Ok(tier::connect(tier.address.expose(), of_store)?)
     };
-    Ok(settings.tier.as_ref().map(connect).transpose()?)
+    settings.tier.as_ref().map(connect).transpose()
 }
 
 /// Services that begin before the traffic.

@@ -68,6 +68,10 @@ impl Node {
         line.strip_prefix(name).unwrap_or_else(|| panic!("{line}")).to_owned()
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
     }

@@ -170,6 +170,7 @@ impl Admin for PoolAdmin {
             let mut scrape = Scrape::new();
             scrape.count(&metrics::BUILD, &[env!("CARGO_PKG_VERSION")], 1);
             scrape.number(&metrics::UPTIME, &[], self.started.elapsed().as_secs_f64());
+            scrape.count(&metrics::SERVING, &[], u64::from(self.health().state == HealthState::Ok));
             let mut scrape = self
                 .walk(move |pool| {
                     metrics::pool(pool, &mut scrape);

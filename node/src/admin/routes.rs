@@ -14,6 +14,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kvpool_map::{Picture, draw};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::Instrument;
 
@@ -176,10 +177,16 @@ async fn metrics(State(at): State<Shared>) -> Result<Response, AdminError> {
 
 async fn map(State(at): State<Shared>) -> Result<Response, AdminError> {
     let snapshot = at.admin.snapshot().await?;
-    let note = format!("{} frames.", snapshot.frames().len());
-    let picture =
-        Picture { title: at.admin.health().node, notes: vec![note], panels: vec![("Now", &snapshot)] };
-    Ok(answer(StatusCode::OK, "image/svg+xml", draw(&picture)))
+    let (title, notes) = (at.admin.health().node, vec![format!("{} frames.", snapshot.frames().len())]);
+    let picture = apart(move || draw(&Picture { title, notes, panels: vec![("Now", &snapshot)] })).await?;
+    Ok(answer(StatusCode::OK, "image/svg+xml", picture))
+}
+
+/// Does what takes milliseconds for a large pool elsewhere than on the threads of the runtime.
+pub(super) async fn apart<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, AdminError> {
+    spawn_blocking(work).await.map_err(|error| AdminError::Failed(error.to_string()))
 }
 
 async fn owners(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
@@ -202,7 +209,7 @@ async fn sequences(State(at): State<Shared>) -> Result<Response, AdminError> {
     let snapshot = at.admin.snapshot().await?;
     // As text: numbers of a browser have 53 bits.
     let ids: Vec<_> = snapshot.sequences().iter().map(|id| id.0.to_string()).collect();
-    let cells = kvpool_map::sequences(&snapshot, CELLS_MAX, CELL_SEQUENCES);
+    let cells = apart(move || kvpool_map::sequences(&snapshot, CELLS_MAX, CELL_SEQUENCES)).await?;
     Ok(json(&serde_json::json!({ "sequences": ids, "cells": cells })))
 }
 

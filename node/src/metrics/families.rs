@@ -23,6 +23,7 @@ macro_rules! families {
 families! {
     BUILD: Info "build" ["version"] "Version of the program";
     UPTIME: Gauge "uptime_seconds" [] "Seconds since the node started";
+    SERVING: Gauge "serving" [] "Whether the node serves, 0 or 1: not while it ends, or after it lost its device";
 
     BLOCKS: Gauge "blocks" ["state"] "Blocks of the pool by state: used, free, evictable, retired, reserved, held; their sum is the size";
     USAGE: Gauge "usage_ratio" [] "Share of the blocks that are used, 0 to 1";

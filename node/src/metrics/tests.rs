@@ -83,6 +83,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
     let others = [
         BUILD,
         UPTIME,
+        SERVING,
         AUDITS,
         AUDIT_FAILURES,
         TURN,
@@ -280,6 +281,44 @@ fn every_alert_names_metrics_and_their_labels() {
         }
     }
     assert!(names.len() > 20 && described == names.len() && expression.is_none(), "{described} {names:?}");
+}
+
+/// Returns the texts of a type's variants up to their first value.
+fn texts(source: &'static str, begin: &str) -> Vec<&'static str> {
+    let body = source.split_once(begin).expect("the type").1.split_once("\n}").expect("its end").0;
+    let texts = body.split("#[error(\"").skip(1).filter_map(|rest| rest.split(['{', '"']).next());
+    texts.map(str::trim).filter(|text| !text.is_empty()).collect()
+}
+
+/// The table for operators has every alert, every reason for which a link or a certificate is refused, and
+/// every reason for which a node is not ready; and it has no alert that there is not.
+#[test]
+fn what_an_operator_sees_is_in_the_table() {
+    let text = include_str!("../../../docs/serve.md");
+    let table = text.split_once("## What you see, and what to do").expect("the section").1;
+    let table = table.split("\n## ").next().unwrap();
+    let seen: Vec<&str> =
+        table.lines().filter_map(|row| row.strip_prefix("| ")?.split(" | ").next()).collect();
+    let is_there = |what: &str| seen.iter().any(|cell| cell.contains(what));
+    let rules = include_str!("../../../docs/alerts.yml");
+    let alerts: Vec<_> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let missing = alerts.iter().map(|name| format!("**{name}**")).filter(|name| !is_there(name));
+    assert_eq!(missing.collect::<Vec<_>>(), Vec::<String>::new());
+    let named = seen.iter().flat_map(|cell| cell.split("**").skip(1).step_by(2));
+    assert_eq!(named.filter(|name| !alerts.contains(name)).collect::<Vec<_>>(), Vec::<&str>::new());
+    let denials = texts(include_str!("../wire/hello.rs"), "pub enum Denial {");
+    let certificates = texts(include_str!("../transport/tcp/error.rs"), "pub enum CertificateProblem {");
+    assert!(denials.len() >= 8 && certificates.len() >= 5, "{denials:?} {certificates:?}");
+    // A list without a wildcard: another reason does not compile before it is here.
+    use crate::admin::NotReady;
+    let reason = |reason| match reason {
+        NotReady::Draining | NotReady::DeviceLost | NotReady::PeersNotTried => {
+            serde_json::to_value(reason).unwrap().as_str().unwrap().to_owned()
+        }
+    };
+    let reasons = [NotReady::Draining, NotReady::DeviceLost, NotReady::PeersNotTried].map(reason);
+    let all = denials.iter().chain(&certificates).map(|&text| text.to_owned()).chain(reasons);
+    assert_eq!(all.filter(|text| !is_there(text)).collect::<Vec<_>>(), Vec::<String>::new());
 }
 
 #[test]

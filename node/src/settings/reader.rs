@@ -57,9 +57,9 @@ impl Reader<'_> {
 }
 
 /// Returns an address without its user and password; other texts as they are.
-fn without_password(text: &str) -> String {
-    match (text.split_once("://"), text.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        _ => text.to_owned(),
-    }
+pub(crate) fn without_password(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    // Of a Unix socket, they are in the query.
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
+    format!("{scheme}://{}", rest.split('?').next().unwrap_or_default())
 }

@@ -1,11 +1,13 @@
 //! Settings of services beside the pool: the shared tier, the membership and the published events.
 
+use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::error::SettingsError;
 use super::location::EtcdLocation;
-use super::reader::Reader;
+use super::reader::{Reader, without_password};
 use super::value::{self, Address};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -16,16 +18,35 @@ const NAMESPACE_MAX: usize = 256;
 const TOPIC_MAX: usize = 255;
 
 /// Schemes of addresses of a tier.
-const REDIS: [&str; 2] = ["redis", "valkey"];
+const REDIS: [&str; 4] = ["redis", "valkey", "rediss", "valkeys"];
 const REDIS_UNIX: [&str; 2] = ["redis+unix", "valkey+unix"];
 const MOONCAKE: &str = "mooncake";
+
+/// Address of a store, which may have a password: `Debug` leaves it out.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoreAddress(String);
+
+impl StoreAddress {
+    /// Returns the address with its password.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for StoreAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        without_password(&self.0).fmt(f)
+    }
+}
 
 /// A shared tier of cached blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SharedTierSettings {
-    /// Address of the store, which may have a password.
-    pub address: String,
+    /// Address of the store.
+    pub address: StoreAddress,
+    /// File with the certificates of the authorities of a server over TLS; `None`: the system's.
+    pub ca: Option<PathBuf>,
     /// Names the model and the revision of its weights.
     pub namespace: String,
     /// When blocks go there.
@@ -96,7 +117,11 @@ impl Reader<'_> {
         {
             return Err(self.refuse("tier-namespace", format!("it has {} bytes", name.len())));
         }
-        let address = self.value("tier", |text| store(text).map(|()| text.to_owned()))?;
+        let address = self.value("tier", |text| store(text).map(|()| StoreAddress(text.to_owned())))?;
+        let ca = self.value("tier-ca", |text| Ok::<_, String>(PathBuf::from(text)))?;
+        if ca.is_some() && !address.as_ref().is_some_and(|StoreAddress(text)| is_tls(text)) {
+            return Err(self.needs("tier-ca", "tier", "it checks the server of a rediss:// address"));
+        }
         let Some(address) = address else {
             if namespace.is_some() {
                 return Err(self.needs("tier-namespace", "tier", "it names what is shared through a tier"));
@@ -112,7 +137,7 @@ impl Reader<'_> {
         if self.entry("eviction").is_none() {
             return Err(self.refuse("tier", "it shares the blocks of the prefix cache, and eviction is off"));
         }
-        Ok(Some(SharedTierSettings { address, namespace, policy, wait, patience, threads }))
+        Ok(Some(SharedTierSettings { address, ca, namespace, policy, wait, patience, threads }))
     }
 
     pub(super) fn membership(&self) -> Result<Option<MembershipSettings>, SettingsError> {
@@ -184,6 +209,10 @@ impl Reader<'_> {
         }
         Ok(Some(EventSettings { listen, replay, topic, full_hashes }))
     }
+}
+
+fn is_tls(store: &str) -> bool {
+    store.starts_with("rediss://") || store.starts_with("valkeys://")
 }
 
 /// Checks the address of a store, as far as it does not take its client.

@@ -92,6 +92,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("reserve", "7"),
         ("listen", "unix:/tmp/node.sock"),
         ("admin", "localhost:0"),
+        ("admin-connections", "100"),
         ("peers", "b=127.0.0.1:7,c=unix:/c.sock"),
         ("tls-cert", "c.pem"),
         ("tls-key", "k.pem"),
@@ -145,7 +146,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         assert_eq!((pool.device, pool.eviction.unwrap().name()), (DeviceId::Cuda(3), "foresight"));
         assert_eq!(pool.defrag, Some(DefragSettings { threshold: 0.5, interval: Duration::from_secs(1) }));
         assert_eq!(settings.listen, Some(Address::Unix("/tmp/node.sock".into())));
-        assert_eq!(settings.admin, "localhost:0".parse().ok());
+        assert_eq!((settings.admin, settings.admin_connections), ("localhost:0".parse().ok(), 100));
         let peers: Vec<_> =
             settings.peers.iter().map(|peer| format!("{}={}", peer.name, peer.address)).collect();
         assert_eq!(peers, ["b=127.0.0.1:7", "c=unix:/c.sock"]);
@@ -169,7 +170,7 @@ fn check_services(
 ) {
     let tier = tier.unwrap();
     assert_eq!(
-        (&*tier.address, &*tier.namespace),
+        (tier.address.expose(), &*tier.namespace),
         ("redis://:secret@10.0.0.9:6379/2", "qwen2.5-7b, revision 3")
     );
     assert_eq!((tier.policy, tier.threads), (TierUse::OnEviction, 3));

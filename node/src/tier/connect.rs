@@ -9,8 +9,7 @@ use super::shared_tier::SharedTier;
 use super::store_tier::StoreTier;
 
 /// Addresses that [`connect`] accepts, for the help of a program.
-pub const ADDRESSES: &str =
-    "redis://HOST:PORT/DATABASE, redis+unix:///PATH, or mooncake://HOST:PORT of a master";
+pub const ADDRESSES: &str = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE, redis+unix:///PATH, or mooncake://HOST:PORT of a master";
 
 /// Starts a tier over the store at an address: one of [`ADDRESSES`].
 ///
@@ -24,7 +23,9 @@ pub const ADDRESSES: &str =
 pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
     settings.check()?;
     match address.split_once("://") {
-        Some(("redis" | "valkey" | "redis+unix" | "valkey+unix", _)) => redis(address, settings),
+        Some(("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix", _)) => {
+            redis(address, settings)
+        }
         Some(("mooncake", master)) if !master.is_empty() => mooncake(master, settings),
         _ => Err(TierError::Address {
             store: "tier",
@@ -37,7 +38,7 @@ pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<dyn SharedTi
 
 #[cfg(feature = "redis")]
 fn redis(address: &str, settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
-    let store = super::redis::Redis::new(address, settings.patience)?;
+    let store = super::redis::Redis::new(address, settings.authorities.as_deref(), settings.patience)?;
     Ok(Arc::new(StoreTier::start(store, settings)?))
 }
 

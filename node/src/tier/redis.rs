@@ -22,13 +22,14 @@
 
 use std::time::Duration;
 
-use redis::{Client, Connection, ErrorKind, RedisError, Value};
+use redis::{Client, Connection, ErrorKind, RedisError, TlsCertificates, Value};
 
 use super::error::TierError;
 use super::key::TierKey;
 use super::store::{Answer, Session, Store};
 use super::store_error::StoreError;
 use super::value::TierValue;
+use crate::settings::without_password;
 
 const NAME: &str = "redis";
 
@@ -38,35 +39,36 @@ const AHEAD: usize = 4;
 /// A Redis or Valkey server as a [`Store`].
 ///
 /// The server must evict by itself: `maxmemory`, and `maxmemory-policy allkeys-lru`. It neither needs nor
-/// should have persistence. Without TLS it belongs in a private network.
+/// should have persistence. Without TLS (`rediss`) it belongs in a private network.
 pub struct Redis {
     client: Client,
     limit: Duration,
 }
 
 impl Redis {
-    /// Creates the store from its address, `redis://host:port/database` or `unix:///path`.
+    /// Creates the store from its address, `redis://user:password@host:port/database`, `rediss://...` for
+    /// TLS, or `unix:///path`.
     ///
-    /// `limit` bounds connecting, and each wait for the server.
+    /// `authorities` (PEM) are those of a server's certificate; without any, those of the system. `limit`
+    /// bounds connecting, and each wait for the server.
     ///
     /// # Errors
     ///
     /// [`TierError::Address`]. Whether the server is there is found out later.
-    pub fn new(address: &str, limit: Duration) -> Result<Self, TierError> {
-        let client = Client::open(address).map_err(|error| TierError::Address {
+    pub fn new(address: &str, authorities: Option<&[u8]>, limit: Duration) -> Result<Self, TierError> {
+        let root_cert = authorities.map(<[u8]>::to_vec);
+        let client = match address.split_once("://") {
+            Some(("rediss" | "valkeys", _)) => {
+                Client::build_with_tls(address, TlsCertificates { client_tls: None, root_cert })
+            }
+            _ => Client::open(address),
+        };
+        let client = client.map_err(|error| TierError::Address {
             store: NAME,
             address: without_password(address),
             reason: error.to_string(),
         })?;
         Ok(Self { client, limit })
-    }
-}
-
-/// Returns an address without its user and password.
-fn without_password(address: &str) -> String {
-    match (address.split_once("://"), address.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
-        _ => address.to_owned(),
     }
 }
 
@@ -198,10 +200,16 @@ mod tests {
 
     #[test]
     fn an_address_is_refused_without_its_password() {
-        for address in ["http://user:secret@host", "redis://user:secret@host:port", "nonsense"] {
-            let error = Redis::new(address, Duration::from_secs(1)).err().unwrap();
+        for address in [
+            "http://user:secret@host",
+            "redis://user:secret@host:port",
+            "rediss://user:secret@host:port",
+            "http+unix:///path?pass=secret",
+            "nonsense",
+        ] {
+            let error = Redis::new(address, None, Duration::from_secs(1)).err().unwrap();
             assert!(!error.to_string().contains("secret"), "{error}");
         }
-        assert!(Redis::new("redis://127.0.0.1:6379/3", Duration::from_secs(1)).is_ok());
+        assert!(Redis::new("redis://127.0.0.1:6379/3", None, Duration::from_secs(1)).is_ok());
     }
 }

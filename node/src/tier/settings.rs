@@ -35,6 +35,9 @@ pub struct TierSettings {
     pub failed_keys: usize,
     /// Time for which a failed key is not asked for. Default 10 s.
     pub failed_for: Duration,
+    /// Certificates (PEM) of the authorities of a server that [`connect`](super::connect) reaches by TLS.
+    /// Default: those of the system.
+    pub authorities: Option<Vec<u8>>,
 }
 
 impl Default for TierSettings {
@@ -48,6 +51,7 @@ impl Default for TierSettings {
             rest: Duration::from_secs(5),
             failed_keys: 4096,
             failed_for: Duration::from_secs(10),
+            authorities: None,
         }
     }
 }

@@ -9,6 +9,7 @@ use kvpool_map::Cells;
 use super::super::api::{MigrationList, MigrationRecord, MigrationSide, MigrationState};
 use super::super::interface::Admin;
 use super::super::problem::AdminError;
+use super::super::routes::apart;
 use super::notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
 
 /// Most cells of the map: about as many as a screen shows.
@@ -73,7 +74,8 @@ impl View {
             peers_up: peers.iter().filter(|peer| peer.is_up).count(),
             peers: peers.len(),
         };
-        Ok(Self { summary, metrics, cells: Cells::of(&snapshot, CELLS_MAX), migrations })
+        let cells = apart(move || Cells::of(&snapshot, CELLS_MAX)).await?;
+        Ok(Self { summary, metrics, cells, migrations })
     }
 
     /// Returns all of it.
