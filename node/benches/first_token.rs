@@ -149,7 +149,7 @@ async fn redis(rounds: usize) {
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let store = kvpool_node::tier::Redis::new(&format!("redis://127.0.0.1:{port}"), LIMIT).unwrap();
+    let store = kvpool_node::tier::Redis::new(&format!("redis://127.0.0.1:{port}"), None, LIMIT).unwrap();
     let measured = measure("redis", StoreTier::start(store, settings()).unwrap(), rounds);
     // Also after a panic, so that no server stays behind.
     let outcome = tokio::spawn(measured).await;

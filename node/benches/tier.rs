@@ -212,7 +212,7 @@ mod redis_server {
         while redis::Client::open(&*url).unwrap().get_connection().is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let tier = StoreTier::start(Redis::new(&url, LIMIT).unwrap(), settings()).unwrap();
+        let tier = StoreTier::start(Redis::new(&url, None, LIMIT).unwrap(), settings()).unwrap();
         let (tiered, mut measured) = (prepared(tier).await, Measured::default());
         let fingerprint = Fingerprint::of(tiered.pool(), "bench").unwrap();
         let bytes = tiered.pool().layout().packed_bytes();

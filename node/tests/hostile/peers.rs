@@ -4,7 +4,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Target, TransferError};
-use kvpool_node::admin::{AdminServer, AdminUrl, Client, Limits};
+use kvpool_node::admin::{AdminServer, Client, Limits};
+use kvpool_node::settings::AdminUrl;
 use kvpool_node::wire::Denial;
 use kvpool_node::{Node, NodeBuilder};
 

@@ -87,7 +87,7 @@ impl Server {
     }
 
     fn store(&self) -> Redis {
-        Redis::new(&format!("redis://127.0.0.1:{}", self.port), LIMIT).unwrap()
+        Redis::new(&format!("redis://127.0.0.1:{}", self.port), None, LIMIT).unwrap()
     }
 
     fn tier(&self, settings: TierSettings) -> Arc<StoreTier> {
@@ -299,7 +299,8 @@ async fn a_server_that_lies() {
     for (name, answer) in answers {
         for stays in [true, false] {
             let port = liar(answer.clone(), stays);
-            let store = Redis::new(&format!("redis://127.0.0.1:{port}"), Duration::from_millis(200)).unwrap();
+            let store =
+                Redis::new(&format!("redis://127.0.0.1:{port}"), None, Duration::from_millis(200)).unwrap();
             let shared = tier(store, hasty());
             let (reads, memory) = reads(&some);
             let deadline = Instant::now() + Duration::from_millis(400);
@@ -320,11 +321,67 @@ async fn a_server_that_lies() {
 #[tokio::test]
 async fn an_address_without_a_server() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let store = Redis::new(&format!("redis://127.0.0.1:{port}"), LIMIT).unwrap();
+    let store = Redis::new(&format!("redis://127.0.0.1:{port}"), None, LIMIT).unwrap();
     let shared = tier(store, hasty());
     let outcomes = get(&*shared, &keys(0..3)).await;
     let is_unreachable = |outcome: &Outcome| {
         matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Unreachable { .. })))
     };
     assert!(outcomes.iter().all(is_unreachable), "{outcomes:?}");
+}
+
+/// A server over TLS that notes what it is asked first, and refuses it. Returns its port, the
+/// authority that signed its certificate, and the questions.
+fn encrypted() -> (u16, String, std::sync::mpsc::Receiver<String>) {
+    use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    let certificate = params.self_signed(&key).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(key.serialize_pem().as_bytes()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let config = config.unwrap().with_no_client_auth();
+    let config = Arc::new(config.with_single_cert(vec![certificate.der().clone()], key).unwrap());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (sender, questions) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let connection = rustls::ServerConnection::new(config.clone()).unwrap();
+            let mut stream = rustls::StreamOwned::new(connection, stream);
+            let mut bytes = [0; 512];
+            // A client that does not trust the certificate ends the handshake.
+            while let Ok(read @ 1..) = stream.read(&mut bytes) {
+                let _ = sender.send(String::from_utf8_lossy(&bytes[..read]).into_owned());
+                let _ = stream.write_all(b"-WRONGPASS invalid username-password pair\r\n");
+            }
+        }
+    });
+    (port, certificate.pem(), questions)
+}
+
+/// User and password go to a server whose certificate is trusted, and to no other.
+#[tokio::test]
+async fn credentials_go_to_a_trusted_server_over_tls() {
+    let (port, authority, questions) = encrypted();
+    let address = format!("rediss://user-1:secret-1@localhost:{port}/2");
+    let reason = async |authorities: Option<&[u8]>| {
+        let shared = tier(Redis::new(&address, authorities, LIMIT).unwrap(), hasty());
+        let outcomes = get(&*shared, &keys(0..1)).await;
+        let Outcome::Failed(TierFailure::Store(StoreError::Unreachable { reason, .. })) = &outcomes[0] else {
+            panic!("{outcomes:?}")
+        };
+        assert!(!reason.contains("secret-1"), "{reason}");
+        reason.clone()
+    };
+    let (_, other, _) = encrypted();
+    for authorities in [None, Some(other.as_bytes())] {
+        let reason = reason(authorities).await;
+        assert!(reason.to_lowercase().contains("certificate"), "{reason}");
+        assert!(questions.try_recv().is_err(), "nothing was said to it");
+    }
+    let reason = reason(Some(authority.as_bytes())).await;
+    assert!(reason.contains("WRONGPASS") || reason.contains("AuthenticationFailed"), "{reason}");
+    let asked = questions.recv_timeout(LIMIT).unwrap();
+    assert!(asked.contains("AUTH") && asked.contains("user-1") && asked.contains("secret-1"), "{asked}");
 }
