@@ -106,7 +106,8 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("migrate-to", "c"),
         ("restarts", "by-name"),
         ("doubt-limit", "10min"),
-        ("tier", "redis://:secret@10.0.0.9:6379/2"),
+        ("tier", "rediss://:secret@10.0.0.9:6379/2"),
+        ("tier-ca", "tier.pem"),
         ("tier-namespace", "qwen2.5-7b, revision 3"),
         ("tier-policy", "on-eviction"),
         ("tier-wait", "50ms"),
@@ -171,8 +172,10 @@ fn check_services(
     let tier = tier.unwrap();
     assert_eq!(
         (tier.address.expose(), &*tier.namespace),
-        ("redis://:secret@10.0.0.9:6379/2", "qwen2.5-7b, revision 3")
+        ("rediss://:secret@10.0.0.9:6379/2", "qwen2.5-7b, revision 3")
     );
+    assert_eq!(tier.ca, Some("tier.pem".into()));
+    assert!(!format!("{tier:?}").contains("secret"), "{tier:?}");
     assert_eq!((tier.policy, tier.threads), (TierUse::OnEviction, 3));
     assert_eq!((tier.wait, tier.patience), (Duration::from_millis(50), Duration::from_secs(2)));
     let MembershipSettings { location, lease, advertise } = membership.unwrap();

@@ -352,8 +352,10 @@ fn encrypted() -> (u16, String, std::sync::mpsc::Receiver<String>) {
             let mut bytes = [0; 512];
             // A client that does not trust the certificate ends the handshake.
             while let Ok(read @ 1..) = stream.read(&mut bytes) {
-                let _ = sender.send(String::from_utf8_lossy(&bytes[..read]).into_owned());
-                let _ = stream.write_all(b"-WRONGPASS invalid username-password pair\r\n");
+                let asked = String::from_utf8_lossy(&bytes[..read]).into_owned();
+                let commands = asked.matches("\n*").count() + usize::from(asked.starts_with('*'));
+                let _ = sender.send(asked);
+                let _ = stream.write_all(&b"-WRONGPASS invalid password\r\n".repeat(commands));
             }
         }
     });
