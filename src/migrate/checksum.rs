@@ -96,7 +96,7 @@ fn in_place(tensors: &[PlaneTensor], frames: &[FrameId], bytes: usize) -> Vec<u6
     std::thread::scope(|scope| {
         for _ in 1..threads {
             // Of a thread that the system does not give, the others do the part.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, &work);
+            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
         }
         work();
     });

@@ -71,12 +71,16 @@ pub fn configure(
     let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
     if let Some(address) = &settings.listen {
         let (socket, mut is_usable) = (default_socket(&settings.name), true);
-        if let (Some(folder), true) = (socket.parent(), *address == Address::Unix(socket.clone())) {
-            if let Err(error) = make_socket_folder(folder) {
-                let folder = folder.display();
-                tracing::warn!(%folder, %error, "peers cannot link to this node: its folder of sockets cannot be used; set listen");
-                is_usable = false;
-            }
+        if let Some(folder) = socket.parent()
+            && *address == Address::Unix(socket.clone())
+            && let Err(error) = make_socket_folder(folder)
+        {
+            let folder = folder.display();
+            tracing::warn!(
+                %folder, %error,
+                "peers cannot link to this node: its folder of sockets cannot be used; set listen"
+            );
+            is_usable = false;
         }
         if is_usable {
             builder = builder.listen(address.clone().into());

@@ -203,7 +203,8 @@ mod tests {
         drop(second);
         let fourth = timeout(LONG, fourth).await.expect("it is decided").expect("there is room");
         // Where all are being answered, a new one is refused, and nobody is cut.
-        (third.answering(), third.writing());
+        third.answering();
+        third.writing();
         fourth.answering();
         assert!(timeout(LONG, connections.admit()).await.expect("it is decided").is_none());
         for guest in [&first, &third, &fourth] {
