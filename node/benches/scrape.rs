@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use kvpool::{AllocRequest, KvLayout, Pool};
 use kvpool_node::Node;
 use kvpool_node::admin::{AdminServer, Limits};
+use kvpool_node::settings::Address;
 
 const BLOCKS: usize = 16_384;
 /// Blocks that a thread holds at a time.
@@ -89,7 +90,8 @@ fn main() {
     let runtime = runtime.worker_threads(1).enable_all().build().expect("threads");
     let address = "127.0.0.1:0".parse().expect("an address");
     let server = AdminServer::bind(&address, None, Limits::default()).expect("a free port");
-    let at = server.address();
+    let Address::Tcp { host, port } = server.address().address() else { unreachable!("a port") };
+    let at = SocketAddr::new(host.parse().expect("an IP address"), *port);
     let node = Node::builder(pool.clone()).name("scraped").admin(server);
     let _node = runtime.block_on(node.start()).expect("it starts");
     println!("{THREADS} threads allocate and free; an answer has {} bytes", scrape(at));
