@@ -206,7 +206,7 @@ fn an_admin_command_at_the_port_for_peers_is_told_so() {
 
 #[test]
 fn bad_urls_are_usage_errors() {
-    for url in ["https://localhost:1", "localhost", "http://localhost:0"] {
+    for url in ["ftp://localhost:1", "localhost", "http://localhost:0", "http://unix:/x"] {
         let output = run(&format!("stats {url}"));
         assert_eq!(output.status.code(), Some(2), "{url}");
         assert!(said(&output).contains("[URL]"), "{}", said(&output));
@@ -267,7 +267,8 @@ fn the_limit_of_descriptors_is_raised() {
         let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
         let (code, errors) = node.end(Signal::TERM);
         assert_eq!(code, Some(0), "{errors}");
-        (soft, errors)
+        let of_limits = |line: &&str| !line.contains("any user of this host");
+        (soft, errors.lines().filter(of_limits).collect::<String>())
     };
     let (soft, errors) = started("ulimit -Sn 300");
     assert!(soft > 4000 && errors.is_empty(), "{soft}: {errors}");
