@@ -184,8 +184,9 @@ pub use {
 #[doc(inline)]
 pub use {
     migrate::{
-        Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits, PackedForm,
-        Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
+        Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits,
+        PackedForm, Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection,
+        TransferOwner,
     },
     pool::{Destination, NodeTarget},
 };

@@ -65,6 +65,16 @@ pub(crate) fn available_parallelism() -> usize {
     }
 }
 
+/// Runs work on this thread and `threads - 1` others, or as many of them as the system gives.
+pub(crate) fn on_threads(threads: usize, work: impl Fn() + Sync) {
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            let _ = std::thread::Builder::new().spawn_scoped(scope, &work);
+        }
+        work();
+    });
+}
+
 /// Acts as `fence(SeqCst)` for a thread that has performed an atomic read-modify-write since its
 /// last store. On x86-64 that operation is already a full barrier, which compilers do not know:
 /// only compiler reordering remains to be prevented.

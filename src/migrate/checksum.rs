@@ -11,7 +11,7 @@ use twox_hash::xxhash3_64::{Hasher as XxHash3_64, RawHasher, SecretBuffer};
 use crate::error::StorageError;
 use crate::ids::{DeviceId, FrameId, Run};
 use crate::storage::{PlaneTensor, Storage, StoragePlanes};
-use crate::sync::available_parallelism;
+use crate::sync::{available_parallelism, on_threads};
 
 /// Bytes that are packed at once.
 const PACKED_AT_ONCE: usize = 8 << 20;
@@ -93,13 +93,7 @@ fn in_place(tensors: &[PlaneTensor], frames: &[FrameId], bytes: usize) -> Vec<u6
             sums.iter_mut().zip(frames).for_each(|(sum, &frame)| *sum = of_frame(tensors, frame));
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            // Of a thread that the system does not give, the others do the part.
-            let _ = std::thread::Builder::new().spawn_scoped(scope, work);
-        }
-        work();
-    });
+    on_threads(threads, work);
     sums
 }
 

@@ -107,7 +107,7 @@ pub use error::MigrateError;
 pub use export::Export;
 pub use form::PackedForm;
 pub use heads::HeadRange;
-pub use held::{Finished, Piece};
+pub use held::{Arriving, Finished, Piece};
 pub use import::{Import, ImportError, Imported};
 pub use manifest::{Manifest, ManifestLimits};
 pub use process::Process;

@@ -41,7 +41,6 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
-pub use super::held::Arriving;
 pub use crate::error::TransportError;
 use crate::ids::Run;
 use crate::storage::Storage;

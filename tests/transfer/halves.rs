@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
-use kvpool::transport::{Arriving, Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
+use kvpool::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{
-    AllocError, AllocRequest, Export, Import, Piece, Pool, Process, Run, SequenceError, SequenceId,
+    AllocError, AllocRequest, Arriving, Export, Import, Piece, Pool, Process, Run, SequenceError, SequenceId,
     TransferError,
 };
 

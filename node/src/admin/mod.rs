@@ -55,12 +55,14 @@
 //! | `views` | readiness, owners, what was trimmed |
 //! | `events` | what followers are told |
 //! | `page` | the live page, and the headers that restrict it |
+//! | `apart` | work that takes a while |
 //! | `routes` | routes |
 //! | `connections` | the connections, and which of them makes room |
 //! | `server` | binding, and the end |
 //! | `client` | the client |
 
 mod access;
+mod apart;
 mod api;
 mod client;
 mod connections;

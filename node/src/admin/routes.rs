@@ -14,13 +14,13 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kvpool_map::{Picture, draw};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tracing::Instrument;
 
 use crate::metrics::CONTENT_TYPE as CONTENT_TYPE_OF_METRICS;
 
 use super::access::AdminAccess;
+use super::apart::apart;
 use super::api::HealthState;
 use super::connections::Guest;
 use super::events::{CELLS_MAX, Hub};
@@ -180,13 +180,6 @@ async fn map(State(at): State<Shared>) -> Result<Response, AdminError> {
     let (title, notes) = (at.admin.health().node, vec![format!("{} frames.", snapshot.frames().len())]);
     let picture = apart(move || draw(&Picture { title, notes, panels: vec![("Now", &snapshot)] })).await?;
     Ok(answer(StatusCode::OK, "image/svg+xml", picture))
-}
-
-/// Does what takes milliseconds for a large pool elsewhere than on the threads of the runtime.
-pub(super) async fn apart<T: Send + 'static>(
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, AdminError> {
-    spawn_blocking(work).await.map_err(|error| AdminError::Failed(error.to_string()))
 }
 
 async fn owners(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {

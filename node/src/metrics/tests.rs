@@ -290,6 +290,22 @@ fn texts(source: &'static str, begin: &str) -> Vec<&'static str> {
     texts.map(str::trim).filter(|text| !text.is_empty()).collect()
 }
 
+/// Returns the variants of a type, as they are serialised in snake case.
+fn names(source: &str, begin: &str) -> Vec<String> {
+    let body = source.split_once(begin).expect("the type").1.split_once("\n}").expect("its end").0;
+    let variants = body.lines().filter_map(|line| line.trim().strip_suffix(','));
+    let snake = |variant: &str| {
+        variant
+            .char_indices()
+            .flat_map(|(at, c)| {
+                let line = (at > 0 && c.is_uppercase()).then_some('_');
+                line.into_iter().chain(c.to_lowercase())
+            })
+            .collect()
+    };
+    variants.map(snake).collect()
+}
+
 /// The table for operators has every alert, every reason for which a link or a certificate is refused, and
 /// every reason for which a node is not ready; and it has no alert that there is not.
 #[test]
@@ -309,14 +325,8 @@ fn what_an_operator_sees_is_in_the_table() {
     let denials = texts(include_str!("../wire/hello.rs"), "pub enum Denial {");
     let certificates = texts(include_str!("../transport/tcp/error.rs"), "pub enum CertificateProblem {");
     assert!(denials.len() >= 8 && certificates.len() >= 5, "{denials:?} {certificates:?}");
-    // A list without a wildcard: another reason does not compile before it is here.
-    use crate::admin::NotReady;
-    let reason = |reason| match reason {
-        NotReady::Draining | NotReady::DeviceLost | NotReady::PeersNotTried => {
-            serde_json::to_value(reason).unwrap().as_str().unwrap().to_owned()
-        }
-    };
-    let reasons = [NotReady::Draining, NotReady::DeviceLost, NotReady::PeersNotTried].map(reason);
+    let reasons = names(include_str!("../admin/views.rs"), "pub enum NotReady {");
+    assert_eq!(reasons, ["draining", "device_lost", "peers_not_tried"]);
     let all = denials.iter().chain(&certificates).map(|&text| text.to_owned()).chain(reasons);
     assert_eq!(all.filter(|text| !is_there(text)).collect::<Vec<_>>(), Vec::<String>::new());
 }

@@ -6,10 +6,10 @@ use std::time::SystemTime;
 use kvpool::{LatencyHistogram, Metrics};
 use kvpool_map::Cells;
 
+use super::super::apart::apart;
 use super::super::api::{MigrationList, MigrationRecord, MigrationSide, MigrationState};
 use super::super::interface::Admin;
 use super::super::problem::AdminError;
-use super::super::routes::apart;
 use super::notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
 
 /// Most cells of the map: about as many as a screen shows.

@@ -364,7 +364,9 @@ impl Acceptor {
         if check_name(&hello.name).is_ok() {
             let _ = name.set(hello.name.clone());
         }
-        if hello.check().is_err() || socket.is_misnamed(&hello.name) {
+        let certificates = socket.certificates();
+        let is_misnamed = certificates.is_some_and(|certificates| !tls::is_named(certificates, &hello.name));
+        if hello.check().is_err() || is_misnamed {
             self.deny(socket, Denial::Name).await;
             return Err(hello.check().err().map_or_else(handshake::misnamed, LinkError::Wire));
         }

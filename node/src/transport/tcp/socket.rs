@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use rustls::pki_types::CertificateDer;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest, ReadBuf, ReadHalf, WriteHalf};
 use tokio::net::{TcpStream, UnixStream};
@@ -50,11 +51,10 @@ impl Socket {
         }
     }
 
-    /// Returns true if the peer presented certificates that are not those of this name.
-    pub(super) fn is_misnamed(&self, name: &str) -> bool {
-        let Self::Tls(stream) = self else { return false };
-        let certificates = stream.get_ref().1.peer_certificates();
-        certificates.is_some_and(|certificates| !super::tls::is_named(certificates, name))
+    /// Returns the certificates that the peer presented, if it did.
+    pub(super) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
+        let Self::Tls(stream) = self else { return None };
+        stream.get_ref().1.peer_certificates()
     }
 
     /// Splits the connection.
