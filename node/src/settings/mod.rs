@@ -57,6 +57,7 @@ pub use files::read_file;
 pub use keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
 pub use location::EtcdLocation;
 pub use origin::Origin;
+#[cfg(feature = "redis")]
 pub(crate) use reader::without_password;
 pub use services::{EventSettings, MembershipSettings, SharedTierSettings, StoreAddress, TierUse};
 pub use socket::{default_socket, make_socket_folder};

@@ -5,7 +5,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Target, TransferError};
 use kvpool_node::admin::{AdminServer, Client, Limits};
-use kvpool_node::settings::AdminUrl;
 use kvpool_node::wire::Denial;
 use kvpool_node::{Node, NodeBuilder};
 
@@ -27,7 +26,7 @@ fn process(incarnation: u64, began_ms: u64) -> Process {
 async fn with_admin(builder: NodeBuilder) -> (Node, Client) {
     let server = AdminServer::bind(&"127.0.0.1:0".parse().unwrap(), None, Limits::default()).unwrap();
     let node = builder.admin(server).start().await.unwrap().0;
-    let url: AdminUrl = format!("http://{}", node.admin_address().unwrap()).parse().unwrap();
+    let url = node.admin_address().unwrap().clone();
     (node, Client::new(url, None))
 }
 
