@@ -245,7 +245,7 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, Args)]
 pub struct ReachArgs {
     /// The admin interface of the node: http://HOST:PORT, https://HOST:PORT or unix:PATH
-    #[arg(value_name = "URL", default_value = "http://127.0.0.1:7410")]
+    #[arg(value_parser = peers::admin_url, value_name = "URL", default_value = "http://127.0.0.1:7410")]
     pub url: kvpool_node::settings::AdminUrl,
     /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
     #[arg(long, value_name = "FILE")]

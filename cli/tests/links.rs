@@ -63,8 +63,14 @@ fn without_a_token_only_this_user_reaches_a_node() {
     };
     let link = folder.path().join("link");
     symlink(&runtime, &link).unwrap();
-    let told = refused(&link);
-    assert!(told.contains("link: it is not a folder (choose another address for peers"), "{told}");
+    let node = Node::start_with(&mut by_default(Some(&link), folder.path(), "serve --name b --size 1000"));
+    assert_eq!(node.listen, "off", "it serves, and no peer can link");
+    let (code, told) = node.end(Signal::TERM);
+    assert_eq!(code, Some(0), "{told}");
+    assert!(
+        told.contains("its folder of sockets cannot be used") && told.contains("it is not a folder"),
+        "{told}"
+    );
     let told = refused(&folder.path().join("x".repeat(100)));
     assert!(told.contains("the path of a socket has at most 107 bytes"), "{told}");
 }

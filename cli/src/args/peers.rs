@@ -28,3 +28,13 @@ pub struct DeclareEndedArgs {
     #[command(flatten)]
     pub admin: AdminArgs,
 }
+
+/// Parses the address of an admin interface to which requests are sent.
+pub(super) fn admin_url(text: &str) -> Result<kvpool_node::settings::AdminUrl, String> {
+    use kvpool_node::settings::{Address, AdminUrl};
+    let url: AdminUrl = text.parse()?;
+    match url.address() {
+        Address::Tcp { port: 0, .. } => Err("port 0 is not a valid port".to_owned()),
+        _ => Ok(url),
+    }
+}
