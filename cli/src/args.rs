@@ -29,7 +29,7 @@ use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit
 
 pub use comparison::{Baseline, ComparisonArgs};
 #[cfg(feature = "node")]
-pub use peers::{DeclareEndedArgs, MigrateArgs};
+pub use peers::{AdminArgs, DeclareEndedArgs, MigrateArgs, ReachArgs};
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -238,33 +238,6 @@ pub struct ServeArgs {
     /// The settings.
     #[command(flatten)]
     pub settings: SettingsArgs,
-}
-
-/// How a node's admin interface is reached.
-#[cfg(feature = "node")]
-#[derive(Clone, Debug, Args)]
-pub struct ReachArgs {
-    /// The admin interface of the node: http://HOST:PORT, https://HOST:PORT or unix:PATH
-    #[arg(value_parser = peers::admin_url, value_name = "URL", default_value = "http://127.0.0.1:7410")]
-    pub url: kvpool_node::settings::AdminUrl,
-    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// Certificates of the authorities for https [default: the variable KVPOOL_TLS_CA]
-    #[arg(long, value_name = "FILE")]
-    pub tls_ca: Option<PathBuf>,
-}
-
-/// A node's admin interface.
-#[cfg(feature = "node")]
-#[derive(Clone, Debug, Args)]
-pub struct AdminArgs {
-    /// The way to it.
-    #[command(flatten)]
-    pub reach: ReachArgs,
-    /// Print one JSON object
-    #[arg(long)]
-    pub json: bool,
 }
 
 /// `kvpool resize`.

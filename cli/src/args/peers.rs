@@ -1,8 +1,36 @@
 //! Arguments of commands about a node and its peers.
 
-use clap::Args;
+use std::path::PathBuf;
 
-use super::{AdminArgs, whole};
+use clap::Args;
+use kvpool_node::settings::{Address, AdminUrl};
+
+use super::whole;
+
+/// How a node's admin interface is reached.
+#[derive(Clone, Debug, Args)]
+pub struct ReachArgs {
+    /// The admin interface of the node: http://HOST:PORT, https://HOST:PORT or unix:PATH
+    #[arg(value_parser = admin_url, value_name = "URL", default_value = "http://127.0.0.1:7410")]
+    pub url: AdminUrl,
+    /// The file of the node's token [default: the variable KVPOOL_TOKEN_FILE]
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Certificates of the authorities for https [default: the variable KVPOOL_TLS_CA]
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+}
+
+/// A node's admin interface.
+#[derive(Clone, Debug, Args)]
+pub struct AdminArgs {
+    /// The way to it.
+    #[command(flatten)]
+    pub reach: ReachArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// `kvpool migrate`.
 #[derive(Clone, Debug, Args)]
@@ -30,8 +58,7 @@ pub struct DeclareEndedArgs {
 }
 
 /// Parses the address of an admin interface to which requests are sent.
-pub(super) fn admin_url(text: &str) -> Result<kvpool_node::settings::AdminUrl, String> {
-    use kvpool_node::settings::{Address, AdminUrl};
+pub(super) fn admin_url(text: &str) -> Result<AdminUrl, String> {
     let url: AdminUrl = text.parse()?;
     match url.address() {
         Address::Tcp { port: 0, .. } => Err("port 0 is not a valid port".to_owned()),
