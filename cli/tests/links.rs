@@ -1,5 +1,5 @@
-//! Links between `kvpool serve` processes: where they listen by default, what they say of peers, and
-//! a program of a former release.
+//! Links between `kvpool serve` processes: where they listen by default, what they say of peers,
+//! and a program of a former release.
 
 use std::fs;
 use std::io::Read;

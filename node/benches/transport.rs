@@ -1,6 +1,6 @@
 //! Throughput of the transport, and of whole replications between two nodes, beside plain copies of
-//! the same bytes over as many streams, on tasks of the same runtime, in turns. Both ends are in this
-//! process; each worker of the runtime is pinned to a core of its own.
+//! the same bytes over as many streams, on tasks of the same runtime, in turns. Both ends are in
+//! this process; each worker of the runtime is pinned to a core of its own.
 //!
 //! A plain copy has on each stream one writer with a contiguous part of the bytes, in one call of
 //! `write_all`, and one reader, which acknowledges its part by one byte: no headers, no frames to
@@ -11,8 +11,8 @@
 //! A ratio is the median over rounds of one transfer and one plain copy each, which take turns in
 //! being the first. That of processor time is of the whole process, with the system's part: it
 //! depends less on what else the machine does. The transport computes no checksums; a replication
-//! reserves, pins, computes a checksum of each block on both sides, and ends when its answer and the
-//! copied sequence are there. A migration does the same, and closes the source's sequence.
+//! reserves, pins, computes a checksum of each block on both sides, and ends when its answer and
+//! the copied sequence are there. A migration does the same, and closes the source's sequence.
 
 mod support;
 

@@ -458,7 +458,7 @@ async fn peers_that_say_nothing_keep_no_subscriber_out() {
     let subscription = [&greeting(b"SUB")[..], b"\0\x01\x01"].concat();
     let request = [&greeting(b"REQ")[..], b"\x01\0\0\x08\0\0\0\0\0\0\0\0"].concat();
     assert!(!is_closed(events, &subscription).await && !is_closed(replay, &request).await);
-    // Those that subscribed have places of their own, which nobody takes.
+    // Those that subscribed have places of their own, which no other connection takes.
     let mut subscribers = Vec::new();
     for _ in 0..4 {
         subscribers.push(silent(events, b"SUB", b"\0\x01\x01").await);

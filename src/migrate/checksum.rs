@@ -71,8 +71,8 @@ pub(super) unsafe fn checksums(storage: &dyn Storage, runs: &[Run]) -> Result<Ve
     Ok(sums)
 }
 
-/// Returns the planes of a storage in host memory; a frame of each tensor, one after the other, is a
-/// packed block.
+/// Returns the planes of a storage in host memory; a frame of each tensor, one after the other, is
+/// a packed block.
 fn host_planes(storage: &dyn Storage, bytes: usize) -> Option<StoragePlanes> {
     let planes = storage.planes().ok().filter(|planes| planes.device() == DeviceId::Host)?;
     let sum: usize = planes.tensors().map(|tensor| tensor.frame_bytes()).sum();

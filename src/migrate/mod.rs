@@ -76,11 +76,11 @@
 //! # Files
 //!
 //! `transport` the trait for bytes between frames · `process` the one within the process · `form`,
-//! `heads` packed blocks, and parts of them · `manifest` · `checksum` · `transfers` the transfers of a pool ·
-//! `route` the two pools and their common requirements · `held` references and pins · `export`,
-//! `gather`, `import` the halves · `carry` from one to the other within the process · `job` the
-//! thread of a transfer, and dropped futures · `sequence` and `cached` the operations · `remote`
-//! other nodes · `report` results
+//! `heads` packed blocks, and parts of them · `manifest` · `checksum` · `transfers` the transfers
+//! of a pool · `route` the two pools and their common requirements · `held` references and pins ·
+//! `export`, `gather`, `import` the halves · `carry` from one to the other within the process ·
+//! `job` the thread of a transfer, and dropped futures · `sequence` and `cached` the operations ·
+//! `remote` other nodes · `report` results
 
 mod cached;
 mod carry;

@@ -127,8 +127,8 @@ pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
     peers.iter().map(|peer| PeerSettings::new(&peer.name, peer.address.clone().into())).collect()
 }
 
-/// Reads certificates, for peers and for the admin interface. With an authority peers must present one
-/// too; without, they present the token. Callers of the admin interface need none.
+/// Reads certificates, for peers and for the admin interface. With an authority peers must present
+/// one too; without, they present the token. Callers of the admin interface need none.
 fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> Result<(Tls, Tls), NetworkError> {
     let mut read = |path: &Path| pem(path).inspect(|bytes| digest.write(bytes));
     let (cert, key) = (read(&files.cert)?, read(&files.key)?);

@@ -99,8 +99,8 @@ impl Services {
         Ok(Self { fetching, publisher })
     }
 
-    /// Stores and publishes what the pool has, as far as it is possible by the deadline, and ends. What
-    /// is not stored or published is lost to others, and no block of this node.
+    /// Stores and publishes what the pool has, as far as it is possible by the deadline, and ends.
+    /// What is not stored or published is lost to others, and no block of this node.
     pub async fn end(self, deadline: Instant) {
         if let Some(Fetching { tiered, .. }) = self.fetching {
             if !tiered.flush(deadline).await {

@@ -6,11 +6,12 @@
 //!                                         +-- an answer without end --> Following -- cut --> closed
 //! ```
 //!
-//! A connection takes one request. While it is `Waiting` or `Writing`, its caller decides how long that
-//! takes, and has a deadline. When all places are taken, the oldest connection that is `Waiting` is cut for
-//! a new one, so that a caller that sends nothing keeps no other caller out; if there is none, the new
-//! caller is told to come again. No answer that is being made or written is cut. The number of those that
-//! are `Following` the events is bounded apart, and the events cut one that does not read.
+//! A connection takes one request. While it is `Waiting` or `Writing`, its caller decides how long
+//! that takes, and has a deadline. When all places are taken, the oldest connection that is
+//! `Waiting` is cut for a new one, so that a caller that sends nothing keeps no other caller out;
+//! if there is none, the new caller is told to come again. No answer that is being made or written
+//! is cut. The number of those that are `Following` the events is bounded apart, and the events cut
+//! one that does not read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -66,8 +67,8 @@ impl Connections {
         Arc::new(Self { max: max.max(1), places: Mutex::default(), left: Notify::new() })
     }
 
-    /// Takes a place for a connection; cuts one without a request if all are taken. `None` if all others
-    /// are being answered.
+    /// Takes a place for a connection; cuts one without a request if all are taken. `None` if all
+    /// others are being answered.
     pub async fn admit(self: &Arc<Self>) -> Option<Arc<Guest>> {
         loop {
             {
@@ -202,7 +203,7 @@ mod tests {
         timeout(LONG, second.expired(LONG)).await.expect("it is cut");
         drop(second);
         let fourth = timeout(LONG, fourth).await.expect("it is decided").expect("there is room");
-        // Where all are being answered, a new one is refused, and nobody is cut.
+        // Where all are being answered, a new one is refused, and no connection is cut.
         third.answering();
         third.writing();
         fourth.answering();

@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Limits of an admin interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections at a time. For a further one, the oldest without a request is cut; if there is none,
-    /// it gets 503.
+    /// Connections at a time. For a further one, the oldest without a request is cut; if there is
+    /// none, it gets 503.
     pub connections: usize,
     /// Bytes of a header; at least 8192, the minimum of the HTTP library.
     pub header_bytes: usize,

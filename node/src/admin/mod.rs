@@ -24,22 +24,22 @@
 //!
 //! # Who may call
 //!
-//! Outside of the loopback a bearer token is needed, or [`AdminServer::bind`] fails; a Unix socket needs
-//! none, because only the user of the process can open it. An address that begins with `https` presents
-//! the certificate of [`AdminCredentials`]. A token is compared
-//! in constant time, before a body is read. Without a token, only requests whose `Host` is an IP
-//! address or `localhost` are answered, so that a web page cannot reach the interface under a name
-//! of its own (DNS rebinding). A request that changes anything must have the content type
-//! `application/json`, which a web page cannot send to another origin without being asked first.
+//! Outside of the loopback a bearer token is needed, or [`AdminServer::bind`] fails; a Unix socket
+//! needs none, because only the user of the process can open it. An address that begins with
+//! `https` presents the certificate of [`AdminCredentials`]. A token is compared in constant time,
+//! before a body is read. Without a token, only requests whose `Host` is an IP address or
+//! `localhost` are answered, so that a web page cannot reach the interface under a name of its own
+//! (DNS rebinding). A request that changes anything must have the content type `application/json`,
+//! which a web page cannot send to another origin without being asked first.
 //!
 //! # Limits
 //!
-//! [`Limits`] bounds the connections, the header's and the body's size and time, and the time in which
-//! an answer is made and read. A connection takes one request. While all places are taken, the oldest
-//! connection without a request makes room for a new one, so that callers which send nothing keep no other
-//! caller out; if all are being answered, the new caller gets 503 with `Retry-After`, but for `/healthz`
-//! and `/readyz`. A caller that is cut off does not leave anything half done:
-//! compactions and resizes can be dropped at any point.
+//! [`Limits`] bounds the connections, the header's and the body's size and time, and the time in
+//! which an answer is made and read. A connection takes one request. While all places are taken,
+//! the oldest connection without a request makes room for a new one, so that callers which send
+//! nothing keep no other caller out; if all are being answered, the new caller gets 503 with
+//! `Retry-After`, but for `/healthz` and `/readyz`. A caller that is cut off does not leave
+//! anything half done: compactions and resizes can be dropped at any point.
 //!
 //! | file | content |
 //! |---|---|

@@ -99,7 +99,8 @@ pub(super) fn router(shared: Shared) -> Router {
         .with_state(shared)
 }
 
-/// Returns the routes of callers for which there is no place: only the state of the node is answered.
+/// Returns the routes of callers for which there is no place: only the state of the node is
+/// answered.
 pub(super) fn refusals(shared: Shared) -> Router {
     let connections = shared.limits.connections;
     let busy = async move || AdminError::Busy { connections };

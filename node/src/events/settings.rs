@@ -39,8 +39,8 @@ pub struct KvEventSettings {
     pub history_batches: usize,
     /// Bytes that are kept for replays. The newest batch is kept in any case.
     pub history_bytes: usize,
-    /// Connections at a time that have subscribed, or greeted for replays, for each socket. As many others
-    /// have 10 s to do so; the oldest of the host that has most gives way to a new one.
+    /// Connections at a time that have subscribed, or greeted for replays, for each socket. As many
+    /// others have 10 s to do so; the oldest of the host that has most gives way to a new one.
     pub connections: usize,
     /// Time after which a connection is closed whose peer takes no byte of what is sent. Default 60 s.
     pub patience: Duration,

@@ -19,7 +19,8 @@ pub struct Member {
     pub name: String,
     /// Address at which peers reach it.
     pub address: Address,
-    /// Address of its admin interface, such as `http://HOST:PORT`; `None` if other hosts have none to reach.
+    /// Address of its admin interface, such as `http://HOST:PORT`; `None` if other hosts have none
+    /// to reach.
     pub admin: Option<String>,
     /// Time at which its process started, in milliseconds since 1970.
     pub started_ms: u64,

@@ -306,8 +306,8 @@ fn names(source: &str, begin: &str) -> Vec<String> {
     variants.map(snake).collect()
 }
 
-/// The table for operators has every alert, every reason for which a link or a certificate is refused, and
-/// every reason for which a node is not ready; and it has no alert that there is not.
+/// The table for operators has every alert, every reason for which a link or a certificate is
+/// refused, and every reason for which a node is not ready; and it has no alert that there is not.
 #[test]
 fn what_an_operator_sees_is_in_the_table() {
     let text = include_str!("../../../docs/serve.md");

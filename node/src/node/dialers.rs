@@ -51,8 +51,8 @@ struct Refusals {
 }
 
 impl Refusals {
-    /// Logs a refusal, unless the same or too many others were logged lately: of one reason, host and
-    /// name.
+    /// Logs a refusal, unless the same or too many others were logged lately: of one reason, host
+    /// and name.
     fn log(&mut self, refused: &Refused) {
         self.until.get_or_insert_with(|| Instant::now() + REPORTS);
         let Refused { error, address, peer } = refused;

@@ -75,8 +75,8 @@ impl Node {
         self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
     }
 
-    /// Replaces the certificates and the token of the cluster, and the tokens and the certificate of
-    /// the admin interface.
+    /// Replaces the certificates and the token of the cluster, and the tokens and the certificate
+    /// of the admin interface.
     ///
     /// Links and requests that begin from now on use them. Links that exist stay.
     ///

@@ -86,8 +86,8 @@ impl Backoff {
         Instant::now() >= self.due
     }
 
-    /// Notes whether blocks moved, a failure, or that there was nothing to move. Returns the time until
-    /// the next look at the pool.
+    /// Notes whether blocks moved, a failure, or that there was nothing to move. Returns the time
+    /// until the next look at the pool.
     fn note(&mut self, moved: Option<Result<bool, TransferError>>) -> Duration {
         match moved {
             // More may have to go.

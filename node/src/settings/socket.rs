@@ -1,4 +1,5 @@
-//! The Unix socket at which a node listens if no setting says otherwise, and nothing tells peers apart.
+//! The Unix socket at which a node listens if no setting says otherwise, and nothing tells peers
+//! apart.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -9,8 +10,8 @@ fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Returns the path of the socket of a node: in `XDG_RUNTIME_DIR`, or else in a folder of this user in
-/// that for temporary files.
+/// Returns the path of the socket of a node: in `XDG_RUNTIME_DIR`, or else in a folder of this user
+/// in that for temporary files.
 pub fn default_socket(name: &str) -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = runtime.unwrap_or_else(|| std::env::temp_dir().join(format!("kvpool-{}", user())));
@@ -21,8 +22,8 @@ pub fn default_socket(name: &str) -> PathBuf {
 ///
 /// # Errors
 ///
-/// The system's error; [`io::ErrorKind::PermissionDenied`] for anything but a folder of this user that
-/// is closed to others.
+/// The system's error; [`io::ErrorKind::PermissionDenied`] for anything but a folder of this user
+/// that is closed to others.
 pub fn make_socket_folder(path: &Path) -> io::Result<()> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(path);
     made.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })?;

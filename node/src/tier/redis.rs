@@ -46,11 +46,11 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Creates the store from its address, `redis://user:password@host:port/database`, `rediss://...` for
-    /// TLS, or `unix:///path`.
+    /// Creates the store from its address, `redis://user:password@host:port/database`,
+    /// `rediss://...` for TLS, or `unix:///path`.
     ///
-    /// `authorities` (PEM) are those of a server's certificate; without any, those of the system. `limit`
-    /// bounds connecting, and each wait for the server.
+    /// `authorities` (PEM) are those of a server's certificate; without any, those of the system.
+    /// `limit` bounds connecting, and each wait for the server.
     ///
     /// # Errors
     ///

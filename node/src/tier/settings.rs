@@ -35,8 +35,8 @@ pub struct TierSettings {
     pub failed_keys: usize,
     /// Time for which a failed key is not asked for. Default 10 s.
     pub failed_for: Duration,
-    /// Certificates (PEM) of the authorities of a server that [`connect`](super::connect) reaches by TLS.
-    /// Default: those of the system.
+    /// Certificates (PEM) of the authorities of a server that [`connect`](super::connect) reaches
+    /// by TLS. Default: those of the system.
     pub authorities: Option<Vec<u8>>,
 }
 

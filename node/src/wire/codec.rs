@@ -88,8 +88,8 @@ pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
     decode_of(bytes, false)
 }
 
-/// Decodes a message as [`decode`] does, of a peer that may append fields which this release does not
-/// know: they are skipped.
+/// Decodes a message as [`decode`] does, of a peer that may append fields which this release does
+/// not know: they are skipped.
 ///
 /// # Errors
 /// [`WireError::Malformed`].

@@ -5,17 +5,17 @@
 //! field    magic    version   role   auth   zero     incarnation   nonce    zero
 //! ```
 //!
-//! Numbers are little-endian. Magic and version are at the same place in every version. The version is
-//! that of the header's form; which messages a node speaks, it states in the nonce:
+//! Numbers are little-endian. Magic and version are at the same place in every version. The version
+//! is that of the header's form; which messages a node speaks, it states in the nonce:
 //!
 //! ```text
 //! bytes    0..24    24..28      28..30   30..32
 //! nonce    random   b"\x8bkv\xf1"   first    last version of the messages
 //! ```
 //!
-//! Releases before this one have 32 random bytes there: [`Versions::UNSTATED`]. They take the versions
-//! for a part of the nonce, as TLS 1.3 does in `ServerHello.random`. One of 2^32 of their connections
-//! is misread, and fails. The spare fields of a node that states versions are ignored.
+//! Releases before this one have 32 random bytes there: [`Versions::UNSTATED`]. They take the
+//! versions for a part of the nonce, as TLS 1.3 does in `ServerHello.random`. One of 2^32 of their
+//! connections is misread, and fails. The spare fields of a node that states versions are ignored.
 //!
 //! The proof is a MAC, keyed by the token, over both headers and a value that only the two ends of
 //! this TLS connection know, as in RFC 9266. The nonces make each proof single-use; the exported value

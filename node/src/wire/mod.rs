@@ -19,9 +19,9 @@
 //!
 //! Up to the verdict all parts have fixed sizes; an acceptor parses no length of a peer that has
 //! not proven who it is. Both sides send their header even if they do not support the other's
-//! version, so that both can name both versions. Under TLS the acceptor begins: a connector learns from
-//! it that its certificate was accepted. In plain text both begin: a side that expects TLS answers a
-//! plain header with an alert, by which it is recognized.
+//! version, so that both can name both versions. Under TLS the acceptor begins: a connector learns
+//! from it that its certificate was accepted. In plain text both begin: a side that expects TLS
+//! answers a plain header with an alert, by which it is recognized.
 //!
 //! # Releases
 //!
@@ -32,10 +32,11 @@
 //! | states versions | the greatest that both speak | skipped: later releases append fields |
 //! | states none | 4, as that of all releases before | an error |
 //!
-//! Without a common version, the connector's `Hello` states its last one, the acceptor denies it, and
-//! both name the versions of both. `messages` of `Hello` and `Welcome` is the version of the link. A
-//! release that removes or changes a field, adds a message or a variant, or appends a field that it
-//! cannot do without, increments the last version, and speaks to peers of a former one as that did.
+//! Without a common version, the connector's `Hello` states its last one, the acceptor denies it,
+//! and both name the versions of both. `messages` of `Hello` and `Welcome` is the version of the
+//! link. A release that removes or changes a field, adds a message or a variant, or appends a field
+//! that it cannot do without, increments the last version, and speaks to peers of a former one as
+//! that did.
 //!
 //! | file | contents |
 //! |---|---|

@@ -79,8 +79,8 @@ async fn an_item_is_cut_at_every_point_on_its_way_in() {
     assert_eq!(endpoint.links(), 0);
 }
 
-/// A right item arrives, and then a part of a wrong one in the same frames: the blocks are read again,
-/// although the checksum of the right one was computed while it arrived.
+/// A right item arrives, and then a part of a wrong one in the same frames: the blocks are read
+/// again, although the checksum of the right one was computed while it arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_checksum_that_was_computed_on_arrival_is_void_after_a_further_write() {
     let endpoint = listen(identity("b"), loopback(), limits()).await;

@@ -10,15 +10,15 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::support::*;
 
-/// What a release without versions sent as the connector of a control stream with four data streams:
-/// header, proof and `Hello`, recorded from its program. Its name was `old`.
+/// What a release without versions sent as the connector of a control stream with four data
+/// streams: header, proof and `Hello`, recorded from its program. Its name was `old`.
 const CONTROL: &str = "6b76706f6f6c0d0a0200010000000000bb23a487b33f1b0cd8d95867e6c9934772d6b67a9d8718a1d01e2f8b6b4a22433fd7d432c7ae425e000000000000000000000000000000000000000000000000000000000000000000000000000000003200000001000000036f6c640444447ee8e9fffa3f0047a183c719aee9d8ca89eaa13401dc237f455850bb6176952ff901170864808080020004";
 
 /// The same for the first data stream of link 5.
 const DATA: &str = "6b76706f6f6c0d0a0200020000000000bb23a487b33f1b0c1aa64fb678dfdce8f0aa435154449bb04cdf29d1831f628459724ddcb4d22654000000000000000000000000000000000000000000000000000000000000000000000000000000003300000001000000036f6c640444447ee8e9fffa3f0047a183c719aee9d8ca89eaa13401dc237f455850bb6176952ff90117086480808002010500";
 
-/// What it sent as the acceptor of a control stream with one data stream: header, verdict, proof and
-/// `Welcome`.
+/// What it sent as the acceptor of a control stream with one data stream: header, verdict, proof
+/// and `Welcome`.
 const ACCEPTED: &str = "6b76706f6f6c0d0a0200000000000000bb23a487b33f1b0cbad5da2ec81016d3929301a0f8c4daf2cc2d3cc2191e040d9e750377002b2f580000000000000000010000000000000000000000000000000000000000000000000000000000000000450000000100000000036f6c640444447ee8e9fffa3f0047a183c719aee9d8ca89eaa13401dc237f455850bb6176952ff90117086480808002e0e0e9ed81b7d292b4d1abd9a0a6ebc69afd0301";
 
 const LINK_OF_ACCEPTED: u128 = 338_426_398_187_296_976_332_721_652_530_404_814_944;
@@ -47,7 +47,8 @@ async fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
     message
 }
 
-/// Replays a recorded connector, whose `Hello` may end otherwise. Returns what the acceptor answers.
+/// Replays a recorded connector, whose `Hello` may end otherwise. Returns what the acceptor
+/// answers.
 async fn replay(to: &Endpoint, recorded: &str, end: Option<(usize, Vec<u8>)>) -> (TcpStream, Vec<u8>) {
     let mut bytes = bytes_of(recorded);
     if let Some((cut, end)) = end {

@@ -128,9 +128,9 @@ impl Tiered {
         self.link.offload(blocks_max, deadline).await
     }
 
-    /// Stores what the policy says of the blocks that are cached now. Returns whether that was done by
-    /// the deadline; the tier may have failed to store some. Gives up before it once the breaker of the
-    /// tier is open.
+    /// Stores what the policy says of the blocks that are cached now. Returns whether that was done
+    /// by the deadline; the tier may have failed to store some. Gives up before it once the breaker
+    /// of the tier is open.
     ///
     /// With [`TierPolicy::OnEviction`], these are all evictable blocks, which leave the cache: for the end
     /// of a node, of which the cluster keeps the blocks.

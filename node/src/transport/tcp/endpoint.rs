@@ -2,7 +2,6 @@
 
 use std::io;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
@@ -153,8 +152,8 @@ impl Endpoint {
         }
     }
 
-    /// Keeps a place free among the links for each of these peers, at most half of all places, so that
-    /// others cannot use them up.
+    /// Keeps a place free among the links for each of these peers, at most half of all places, so
+    /// that others cannot use them up.
     pub fn keep_places(&self, peers: impl IntoIterator<Item = String>) {
         lock(&self.shared.table).configured = peers.into_iter().collect();
     }
@@ -332,7 +331,9 @@ impl Acceptor {
         let admitted = tokio::select! {
             biased;
             admitted = admit => admitted,
-            () = entered.displaced(is_greeted, Duration::MAX) => Err(LinkError::Limit { what: "connections without a handshake", max }),
+            () = entered.displaced(is_greeted, time) => {
+                Err(LinkError::Limit { what: "connections without a handshake", max })
+            }
         };
         match admitted {
             Ok(None) => {}
@@ -341,8 +342,8 @@ impl Acceptor {
         }
     }
 
-    /// Authenticates a connection, and notes the name that it claims. Returns a link if it is the control
-    /// stream of one.
+    /// Authenticates a connection, and notes the name that it claims. Returns a link if it is the
+    /// control stream of one.
     async fn admit(
         &self,
         connection: Accepted,

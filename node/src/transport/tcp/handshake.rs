@@ -28,8 +28,8 @@ const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
 /// Bytes of such a peer that are read.
 const DRAINED: usize = 16 << 10;
 
-/// Time in which the rest of a TLS hello is thrown away: a connection with unread bytes is reset, and
-/// the peer might not read why.
+/// Time in which the rest of a TLS hello is thrown away: a connection with unread bytes is reset,
+/// and the peer might not read why.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// Opens a connection to a peer, encrypted if this node has certificates.
@@ -136,7 +136,8 @@ fn header(identity: &Identity, role: Role) -> Result<[u8; HEADER], LinkError> {
     Ok(header.stating(identity.messages).encode())
 }
 
-/// Receives the peer's header. An alert of TLS is shorter than that, so that the first byte decides.
+/// Receives the peer's header. An alert of TLS is shorter than that, so that the first byte
+/// decides.
 async fn read_header(socket: &mut Socket) -> Result<[u8; HEADER], LinkError> {
     let mut bytes = [0; HEADER];
     read(socket, &mut bytes[..1]).await?;

@@ -22,7 +22,8 @@ pub struct Peer {
     pub incarnation: u64,
     /// Version of the messages of the link.
     pub messages: u16,
-    /// Versions of the messages that the peer states; a release that states none speaks one, exactly.
+    /// Versions of the messages that the peer states; a release that states none speaks one,
+    /// exactly.
     pub versions: Option<Versions>,
     /// Fingerprint of the layout of its blocks.
     pub fingerprint: [u8; 16],

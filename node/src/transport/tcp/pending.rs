@@ -60,8 +60,8 @@ pub(crate) struct Entered {
 }
 
 impl Entered {
-    /// Waits until the connection has to give its place up, for another one or after `time`. Never, once
-    /// it has said who it is: from then on it keeps no unknown one out.
+    /// Waits until the connection has to give its place up, for another one or after `time`. Never,
+    /// once it has said who it is: from then on it keeps no unknown one out.
     pub(crate) async fn displaced(self, is_known: oneshot::Receiver<()>, time: Duration) {
         tokio::select! {
             biased;
@@ -78,7 +78,8 @@ impl Pending {
         Arc::new(Self { max: max.max(1), state: Mutex::default() })
     }
 
-    /// Takes a place; the oldest connection of the host that has most gives one up if there is none.
+    /// Takes a place; the oldest connection of the host that has most gives one up if there is
+    /// none.
     pub(crate) fn enter(self: &Arc<Self>, source: Source) -> Entered {
         let (keep, kept) = oneshot::channel();
         let mut state = lock(&self.state);

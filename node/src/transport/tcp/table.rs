@@ -47,8 +47,8 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Returns the number of places that a peer must leave free: one for each configured peer without a
-    /// link, but at most half of all.
+    /// Returns the number of places that a peer must leave free: one for each configured peer
+    /// without a link, but at most half of all.
     fn kept(&self, name: &str, limits: &Limits) -> usize {
         if self.configured.contains(name) {
             return 0;
