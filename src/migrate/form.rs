@@ -206,3 +206,22 @@ impl PackedForm {
         self.layers as usize
     }
 }
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+    use crate::storage::KvLayout;
+
+    /// Nodes of different releases compare these numbers: another one would keep them from
+    /// exchanging blocks.
+    #[test]
+    fn fingerprints_are_those_of_former_releases() {
+        for (name, recorded) in [
+            ("tiny", 263872269466395839674774609343607086454),
+            ("qwen2.5-7b", 210603571854914527609629533120333209040),
+        ] {
+            let form = PackedForm::of(&KvLayout::named(name).unwrap());
+            assert_eq!(u128::from_le_bytes(form.fingerprint()), recorded, "{name}");
+        }
+    }
+}
