@@ -270,8 +270,15 @@ fn the_limit_of_descriptors_is_raised() {
         let of_limits = |line: &&str| !line.contains("any user of this host");
         (soft, errors.lines().filter(of_limits).collect::<String>())
     };
+    // The system of a test may permit fewer than the settings need.
+    let permitted = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
     let (soft, errors) = started("ulimit -Sn 300");
-    assert!(soft > 4000 && errors.is_empty(), "{soft}: {errors}");
+    match permitted {
+        Some(permitted) if permitted < 4700 => {
+            assert!(soft == permitted && errors.contains("descriptors are permitted"), "{soft}: {errors}")
+        }
+        _ => assert!(soft > 4000 && errors.is_empty(), "{soft}: {errors}"),
+    }
     let (soft, errors) = started("ulimit -n 400");
     assert!(
         soft == 400 && errors.contains("400 descriptors are permitted, and these settings may need 46"),

@@ -93,6 +93,14 @@ fn bad_settings_are_named() {
             "--membership: membership = \"etcd://127.0.0.1/x\": a server is not HOST:PORT",
         ),
         (
+            "--membership etcd://127.0.0.1:1/x --membership-ca ca.pem",
+            "--membership-ca: membership_ca needs membership as well",
+        ),
+        (
+            "--membership etcds://127.0.0.1:1/x --membership-key key.pem",
+            "--membership-key: membership_key needs membership_cert as well",
+        ),
+        (
             "--kv-events tcp://localhost:1",
             "--kv-events: kv_events = \"tcp://localhost:1\": neither an IP address",
         ),
@@ -437,6 +445,17 @@ mod directory {
 
     fn is_linked(node: &Node, peer: &str) -> bool {
         node.json("stats")["extra"]["peers"][peer] == "up"
+    }
+
+    #[test]
+    fn certificates_that_cannot_be_read_are_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.pem");
+        let flags = format!("--membership etcds://127.0.0.1:1/x --membership-ca {}", file.display());
+        assert!(refused(&flags).contains(&format!("--membership: cannot read {}", file.display())));
+        fs::write(&file, "no certificate").unwrap();
+        let said = refused(&flags);
+        assert!(said.contains(&format!("{}: the authority cannot be used", file.display())), "{said}");
     }
 
     #[test]

@@ -8,6 +8,8 @@
 //! The tier and the events begin before the traffic, so that they have all blocks, and end after it, so
 //! that they have the last ones. A node is a member only while it serves.
 
+#[cfg(feature = "etcd")]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,11 +17,15 @@ use kvpool::Pool;
 use kvpool_node::Node;
 use kvpool_node::admin::Reporters;
 use kvpool_node::events::{HashForm, KvEventError, KvEventPublisher, KvEventReporter, KvEventSettings};
+#[cfg(feature = "etcd")]
+use kvpool_node::membership::EtcdMembership;
 use kvpool_node::membership::{Follower, Joined, MembershipError};
 use kvpool_node::settings::{EventSettings, MembershipSettings, Settings, SharedTierSettings, TierUse};
 use kvpool_node::tier::{
     self, SharedTier, TierError, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
 };
+#[cfg(feature = "etcd")]
+use kvpool_node::transport::tcp::LinkError;
 use kvpool_node::transport::tcp::PeerSettings;
 use thiserror::Error;
 use tokio::runtime::Handle;
@@ -35,7 +41,7 @@ pub enum ServiceError {
     #[error("--tier: {0}")]
     Tier(#[from] TierError),
     #[error("--tier-ca: {0}")]
-    TierCa(#[from] NetworkError),
+    TierCa(NetworkError),
     #[error("--kv-events: {0}")]
     KvEvents(#[from] KvEventError),
     #[cfg(not(feature = "etcd"))]
@@ -43,6 +49,9 @@ pub enum ServiceError {
     NoEtcd,
     #[error("--membership: {0}")]
     Membership(#[from] MembershipError),
+    #[cfg(feature = "etcd")]
+    #[error("--membership: {0}")]
+    MembershipTls(NetworkError),
 }
 
 /// The tier of a pool, for the threads of the traffic.
@@ -64,7 +73,8 @@ pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<dyn SharedTier>>
     let connect = |tier: &SharedTierSettings| {
         let mut of_store = TierSettings::default();
         (of_store.threads, of_store.patience) = (tier.threads, tier.patience);
-        of_store.authorities = tier.ca.as_deref().map(network::pem).transpose()?;
+        of_store.authorities =
+            tier.ca.as_deref().map(network::pem).transpose().map_err(ServiceError::TierCa)?;
         Ok(tier::connect(tier.address.expose(), of_store)?)
     };
     settings.tier.as_ref().map(connect).transpose()
@@ -161,7 +171,7 @@ impl Membership {
         peers: Vec<PeerSettings>,
         reporters: &Reporters,
     ) -> Result<Self, ServiceError> {
-        use kvpool_node::membership::{EtcdMembership, Member, Membership, MembershipReporter};
+        use kvpool_node::membership::{Member, Membership, MembershipReporter};
         use kvpool_node::settings::Address;
         let address = advertised(node, settings);
         let mut member = Member::new(node.name(), address.clone());
@@ -175,7 +185,8 @@ impl Membership {
                 _ => member.admin(admin.to_string()),
             };
         }
-        let directory = EtcdMembership::new(settings.location.clone()).grace(GRACE.max(settings.lease));
+        let directory =
+            of_etcd(settings).map_err(ServiceError::MembershipTls)?.grace(GRACE.max(settings.lease));
         let joined = directory.join(member, settings.lease)?;
         let members = directory.watch();
         reporters.add(MembershipReporter::new("etcd", &members, Some(&joined)));
@@ -208,6 +219,23 @@ impl Membership {
 /// Shortest time for which members stay that were lost while etcd was out of reach.
 #[cfg(feature = "etcd")]
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Returns the directory of settings, whose certificates it reads.
+#[cfg(feature = "etcd")]
+fn of_etcd(settings: &MembershipSettings) -> Result<EtcdMembership, NetworkError> {
+    let (cert, key) = settings.certificate.as_ref().map(|(cert, key)| (cert, key)).unzip();
+    let read = |path: Option<&PathBuf>| path.map(|path| network::pem(path)).transpose();
+    let (authorities, chain, secret) = (read(settings.ca.as_ref())?, read(cert)?, read(key)?);
+    let directory = EtcdMembership::new(settings.location.clone());
+    directory.tls(authorities.as_deref(), chain.as_deref().zip(secret.as_deref())).map_err(|error| {
+        let path = match &error {
+            LinkError::TlsFile { what: "authority", .. } => settings.ca.as_ref(),
+            LinkError::TlsFile { what: "key", .. } => key,
+            _ => cert,
+        };
+        NetworkError::Tls { path: path.cloned().unwrap_or_default(), error }
+    })
+}
 
 /// Returns the address at which members reach a node.
 #[cfg(feature = "etcd")]

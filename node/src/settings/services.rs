@@ -77,6 +77,10 @@ pub enum TierUse {
 pub struct MembershipSettings {
     /// The directory.
     pub location: EtcdLocation,
+    /// File with the certificates of the authorities of servers over TLS; `None`: the system's.
+    pub ca: Option<PathBuf>,
+    /// Files with the certificate of this client, and with its key.
+    pub certificate: Option<(PathBuf, PathBuf)>,
     /// Time after which an entry expires that is not renewed.
     pub lease: Duration,
     /// Address at which members reach this node; port 0 stands for that of `listen`. `None`: that of
@@ -144,7 +148,9 @@ impl Reader<'_> {
         let lease = |text: &str| value::time(text, Duration::from_secs(1)..=HOUR);
         let lease = self.required("membership-lease", lease)?;
         let advertise = self.value("advertise", str::parse::<Address>)?;
-        let Some(location) = self.value("membership", str::parse::<EtcdLocation>)? else {
+        let location = self.value("membership", str::parse::<EtcdLocation>)?;
+        let (ca, certificate) = self.membership_tls(location.as_ref().is_some_and(EtcdLocation::is_tls))?;
+        let Some(location) = location else {
             return match advertise {
                 Some(_) => Err(self.needs("advertise", "membership", "members are told the address")),
                 None => Ok(None),
@@ -165,7 +171,25 @@ impl Reader<'_> {
             Some(Address::Tcp { port: 0, .. }) if matches!(listen, Address::Unix(_)) => {
                 Err(self.refuse("advertise", "`listen` is a Unix socket and has no port"))
             }
-            _ => Ok(Some(MembershipSettings { location, lease, advertise })),
+            _ => Ok(Some(MembershipSettings { location, ca, certificate, lease, advertise })),
+        }
+    }
+
+    /// Returns the files with authorities and with the certificate of a client of etcd.
+    fn membership_tls(&self, is_tls: bool) -> Result<MembershipFiles, SettingsError> {
+        const NAMES: [&str; 3] = ["membership-ca", "membership-cert", "membership-key"];
+        let mut files = [None, None, None];
+        for (file, name) in files.iter_mut().zip(NAMES) {
+            *file = self.value(name, |text| Ok::<_, String>(PathBuf::from(text)))?;
+            if file.is_some() && !is_tls {
+                return Err(self.needs(name, "membership", "it is for servers of an etcds:// address"));
+            }
+        }
+        match files {
+            [ca, Some(cert), Some(key)] => Ok((ca, Some((cert, key)))),
+            [ca, None, None] => Ok((ca, None)),
+            [_, Some(_), None] => Err(self.needs(NAMES[1], NAMES[2], "a certificate is used with its key")),
+            [_, None, Some(_)] => Err(self.needs(NAMES[2], NAMES[1], "a key is used with its certificate")),
         }
     }
 
@@ -210,6 +234,9 @@ impl Reader<'_> {
         Ok(Some(EventSettings { listen, replay, topic, full_hashes }))
     }
 }
+
+/// Authorities; certificate and key.
+type MembershipFiles = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
 fn is_tls(store: &str) -> bool {
     store.starts_with("rediss://") || store.starts_with("valkeys://")

@@ -113,7 +113,10 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("tier-wait", "50ms"),
         ("tier-patience", "2s"),
         ("tier-threads", "3"),
-        ("membership", "etcd://10.0.0.5:2379,etcd-2:2379/prod"),
+        ("membership", "etcds://kv:secret@10.0.0.5:2379,etcd-2:2379/prod"),
+        ("membership-ca", "etcd.pem"),
+        ("membership-cert", "client.pem"),
+        ("membership-key", "client.key"),
         ("membership-lease", "5s"),
         ("advertise", "gpu-node-1:7411"),
         ("kv-events", "tcp://127.0.0.1:5557"),
@@ -178,8 +181,11 @@ fn check_services(
     assert!(!format!("{tier:?}").contains("secret"), "{tier:?}");
     assert_eq!((tier.policy, tier.threads), (TierUse::OnEviction, 3));
     assert_eq!((tier.wait, tier.patience), (Duration::from_millis(50), Duration::from_secs(2)));
-    let MembershipSettings { location, lease, advertise } = membership.unwrap();
-    assert_eq!(location.to_string(), "etcd://10.0.0.5:2379,etcd-2:2379/prod");
+    assert!(!format!("{membership:?}").contains("secret"), "{membership:?}");
+    let MembershipSettings { location, ca, certificate, lease, advertise } = membership.unwrap();
+    assert_eq!(ca, Some("etcd.pem".into()));
+    assert_eq!(certificate, Some(("client.pem".into(), "client.key".into())));
+    assert_eq!(location.to_string(), "etcds://10.0.0.5:2379,etcd-2:2379/prod");
     assert_eq!(
         (lease, advertise.unwrap().to_string()),
         (Duration::from_secs(5), "gpu-node-1:7411".to_owned())

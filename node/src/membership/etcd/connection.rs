@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use etcd_client::{Client, ConnectOptions};
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use tokio::time::timeout;
 
 use crate::settings::EtcdLocation;
@@ -32,14 +32,43 @@ pub(super) enum Trouble {
     Raced { name: String },
 }
 
-/// Connects to the servers of a location. Returns at once; the first call waits.
-pub(super) async fn connect(location: &EtcdLocation) -> Result<Client, Trouble> {
-    let options = ConnectOptions::new()
-        .with_connect_timeout(CALL)
-        .with_keep_alive(PING.0, PING.1)
-        .with_keep_alive_while_idle(true)
-        .with_require_leader(true);
-    call(Client::connect(location.endpoints(), Some(options))).await
+/// The servers of a directory, and how TLS is used with them if the location says so.
+#[derive(Clone, Debug)]
+pub(super) struct Servers {
+    pub location: EtcdLocation,
+    /// Without any, those of the system.
+    pub authorities: Option<Certificate>,
+    pub identity: Option<Identity>,
+}
+
+impl Servers {
+    /// Connects. Without a user it returns at once, and the first call waits.
+    pub async fn connect(&self) -> Result<Client, Trouble> {
+        let mut options = ConnectOptions::new()
+            .with_connect_timeout(CALL)
+            .with_keep_alive(PING.0, PING.1)
+            .with_keep_alive_while_idle(true)
+            .with_require_leader(true);
+        if let Some((name, password)) = self.location.user() {
+            // Tokens of users expire after 5 minutes, or with the server that issued them.
+            options = options.with_user(name, password).with_auto_token_refresh(true);
+        }
+        if self.location.is_tls() {
+            options = options.with_tls(self.tls());
+        }
+        call(Client::connect(self.location.endpoints(), Some(options))).await
+    }
+
+    fn tls(&self) -> TlsOptions {
+        let options = match &self.authorities {
+            Some(authorities) => TlsOptions::new().ca_certificate(authorities.clone()),
+            None => TlsOptions::new().with_native_roots(),
+        };
+        match &self.identity {
+            Some(identity) => options.identity(identity.clone()),
+            None => options,
+        }
+    }
 }
 
 /// Waits for an answer, but not for long.

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use etcd_client::{Certificate, Identity};
 use tokio::sync::watch;
 
+use super::connection::Servers;
 use super::entry::keep;
 use super::watch::follow;
 use crate::admin::Failures;
@@ -14,6 +16,7 @@ use crate::membership::joined::Joined;
 use crate::membership::member::Member;
 use crate::membership::members::{MemberList, Members};
 use crate::settings::EtcdLocation;
+use crate::transport::tcp::{LinkError, Tls};
 
 /// Limits of the time after which an entry expires.
 const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
@@ -21,7 +24,7 @@ const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// A directory in etcd. It is reached in the background; this value has no connection.
 #[derive(Clone, Debug)]
 pub struct EtcdMembership {
-    location: EtcdLocation,
+    servers: Servers,
     grace: Duration,
     failures: Failures,
 }
@@ -29,7 +32,27 @@ pub struct EtcdMembership {
 impl EtcdMembership {
     /// Creates a directory.
     pub fn new(location: EtcdLocation) -> Self {
-        Self { location, grace: Duration::from_secs(10), failures: Failures::new("membership", "etcd") }
+        let servers = Servers { location, authorities: None, identity: None };
+        Self { servers, grace: Duration::from_secs(10), failures: Failures::new("membership", "etcd") }
+    }
+
+    /// Sets what is used with servers over TLS, all of it PEM: `authorities` that sign their
+    /// certificates, by default those of the system, and the chain and the key of the `certificate` that
+    /// this node presents, by default none. Without an `etcds://` location it has no effect.
+    ///
+    /// # Errors
+    ///
+    /// [`LinkError::TlsFile`].
+    pub fn tls(
+        mut self,
+        authorities: Option<&[u8]>,
+        certificate: Option<(&[u8], &[u8])>,
+    ) -> Result<Self, LinkError> {
+        // The client of etcd would say so at each connection, or take no authority for none that is needed.
+        Tls::with_token(certificate, authorities)?;
+        self.servers.authorities = authorities.map(Certificate::from_pem);
+        self.servers.identity = certificate.map(|(chain, key)| Identity::from_pem(chain, key));
+        Ok(self)
     }
 
     /// Sets the time for which a member stays that was lost while etcd was out of reach. Default: 10 s.
@@ -48,13 +71,13 @@ impl Membership for EtcdMembership {
         if !(LEASE.0..=LEASE.1).contains(&lease) {
             return Err(MembershipError::Lease { lease });
         }
-        let (location, failures) = (self.location.clone(), self.failures.clone());
-        Ok(Joined::start(move |sender| keep(location, member, lease, (sender, failures))))
+        let (servers, failures) = (self.servers.clone(), self.failures.clone());
+        Ok(Joined::start(move |sender| keep(servers, member, lease, (sender, failures))))
     }
 
     fn watch(&self) -> Members {
         let (lists, receiver) = watch::channel(Arc::new(MemberList::default()));
-        tokio::spawn(follow(self.location.clone(), self.grace, lists, self.failures.clone()));
+        tokio::spawn(follow(self.servers.clone(), self.grace, lists, self.failures.clone()));
         Members::new(receiver, Some(self.failures.clone()))
     }
 }

@@ -6,23 +6,22 @@ use std::time::Duration;
 use etcd_client::{Client, Compare, CompareOp, Error, PutOptions, Txn, TxnOp};
 use tokio::time::sleep;
 
-use super::connection::{Pauses, Trouble, call, connect};
+use super::connection::{Pauses, Servers, Trouble, call};
 use crate::admin::Failures;
 use crate::membership::joined::{JoinSender, JoinState, JoinStatus};
 use crate::membership::member::Member;
-use crate::settings::EtcdLocation;
 
 /// Keeps the entry of a node until it leaves, or until nothing holds the entry any more.
 pub(super) async fn keep(
-    location: EtcdLocation,
+    servers: Servers,
     member: Member,
     lease: Duration,
     (sender, failures): (JoinSender, Failures),
 ) {
     let JoinSender { state, mut leaving } = sender;
-    let key = format!("{}{}", location.prefix(), member.name);
+    let key = format!("{}{}", servers.location.prefix(), member.name);
     let seconds = lease.as_secs_f64().ceil() as i64;
-    let mut entry = Entry { location, key, member, seconds, held: None, state, failures };
+    let mut entry = Entry { servers, key, member, seconds, held: None, state, failures };
     let mut pauses = Pauses::new();
     let left = tokio::select! {
         left = &mut leaving => left,
@@ -35,7 +34,7 @@ pub(super) async fn keep(
 }
 
 struct Entry {
-    location: EtcdLocation,
+    servers: Servers,
     key: String,
     member: Member,
     seconds: i64,
@@ -63,14 +62,14 @@ impl Entry {
                 state.status = waiting;
                 is_other
             });
-            self.failures.note(format!("cannot join or renew at {}: {error}", self.location));
+            self.failures.note(format!("cannot join or renew at {}: {error}", self.servers.location));
             pauses.next().await;
         }
     }
 
     /// Joins and renews over one connection.
     async fn session(&mut self, pauses: &mut Pauses) -> Result<Infallible, Trouble> {
-        let mut client = connect(&self.location).await?;
+        let mut client = self.servers.connect().await?;
         loop {
             let held = match self.held {
                 Some(held) => held,
@@ -152,7 +151,7 @@ impl Entry {
     async fn revoke(&self) {
         let Some(held) = self.held else { return };
         let revoked = async {
-            let mut client = connect(&self.location).await?;
+            let mut client = self.servers.connect().await?;
             call(client.lease_revoke(held.lease)).await
         };
         if let Err(error) = revoked.await {

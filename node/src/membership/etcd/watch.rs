@@ -5,12 +5,11 @@ use std::time::Duration;
 use etcd_client::{Client, Error, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
 use tokio::time::{Instant, sleep_until};
 
-use super::connection::{Pauses, Trouble, call, connect};
+use super::connection::{Pauses, Servers, Trouble, call};
 use super::known::{KnownMembers, MEMBERS_MAX};
 use crate::admin::Failures;
 use crate::membership::member::Member;
 use crate::membership::members::{ListSender, MemberList, publish};
-use crate::settings::EtcdLocation;
 
 /// Keys that are read in one call, at first: fewer where the answer is larger than a message may be.
 const PAGE: usize = 256;
@@ -22,8 +21,8 @@ const TOO_LARGE: i32 = 11;
 const NAMED_MAX: usize = 8;
 
 /// Follows the members until nothing receives the lists any more.
-pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListSender, failures: Failures) {
-    let mut follower = Watch { location, known: KnownMembers::new(grace), lists, failures };
+pub(super) async fn follow(servers: Servers, grace: Duration, lists: ListSender, failures: Failures) {
+    let mut follower = Watch { servers, known: KnownMembers::new(grace), lists, failures };
     let mut pauses = Pauses::new();
     let mut is_lost = false;
     let lists = follower.lists.clone();
@@ -34,14 +33,14 @@ pub(super) async fn follow(location: EtcdLocation, grace: Duration, lists: ListS
                 Ok(revision) => {
                     pauses.reset();
                     if std::mem::take(&mut is_lost) {
-                        tracing::warn!(location = %follower.location, "the directory of members is in reach again");
+                        tracing::warn!(location = %follower.servers.location, "the directory of members is in reach again");
                     }
                     follower.events(revision).await
                 }
             };
             follower.publish(false);
             is_lost = true;
-            let location = &follower.location;
+            let location = &follower.servers.location;
             follower.failures.note(format!("{location} is out of reach, and known members stay: {error}"));
             pauses.next().await;
         }
@@ -68,7 +67,7 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
 }
 
 struct Watch {
-    location: EtcdLocation,
+    servers: Servers,
     known: KnownMembers,
     lists: ListSender,
     failures: Failures,
@@ -83,7 +82,7 @@ struct Listed {
 impl Watch {
     /// Lists all members. Returns the revision of etcd at which it did.
     async fn list(&mut self) -> Result<Listed, Trouble> {
-        let mut client = connect(&self.location).await?;
+        let mut client = self.servers.connect().await?;
         let (members, revision) = self.members(&mut client).await?;
         let left_out = self.known.relist(members, Instant::now());
         warn_of(&left_out, left_out.len());
@@ -94,7 +93,7 @@ impl Watch {
     /// Reads the entries of one revision, page by page: the first [`MEMBERS_MAX`], since anything may
     /// have been written to etcd.
     async fn members(&self, client: &mut Client) -> Result<(Vec<Member>, i64), Trouble> {
-        let prefix = self.location.prefix().into_bytes();
+        let prefix = self.servers.location.prefix().into_bytes();
         let (mut members, mut read, mut revision) = (Vec::new(), 0, 0);
         let (mut from, mut page) = (prefix.clone(), PAGE);
         loop {
@@ -133,7 +132,7 @@ impl Watch {
     async fn events(&mut self, listed: Listed) -> Trouble {
         let Listed { mut client, revision } = listed;
         let options = WatchOptions::new().with_prefix().with_start_revision(revision + 1);
-        let mut stream = match call(client.watch(self.location.prefix(), Some(options))).await {
+        let mut stream = match call(client.watch(self.servers.location.prefix(), Some(options))).await {
             Ok(stream) => stream,
             Err(error) => return error,
         };
@@ -188,7 +187,7 @@ impl Watch {
 
     /// Returns the name in a key.
     fn name(&self, kv: &KeyValue) -> Option<String> {
-        kv.key_str().ok()?.strip_prefix(&self.location.prefix()).map(str::to_owned)
+        kv.key_str().ok()?.strip_prefix(&self.servers.location.prefix()).map(str::to_owned)
     }
 
     /// Reads an entry; one that is malformed is reported and skipped.
