@@ -23,7 +23,7 @@ pub use frame::{FrameError, FrameShrinkError};
 pub use manifest::{FormError, ManifestError};
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
-pub use sequence::{DecodeError, SequenceError};
+pub use sequence::{SequenceError, StepError};
 pub use settle::SettleError;
 pub use storage::{LayoutError, SizingError, StorageError};
 pub use transport::TransportError;

@@ -163,16 +163,17 @@ pub use pool::{
 };
 #[doc(inline)]
 pub use sequence::{
-    AdmitRequest, Appended, Batch, BlockTable, Copied, CsrTable, Decoded, Finish, FinishError, Listed, Moved,
-    MovedEntry, PinnedInfo, PinnedPrefix, Sequence, SequenceBuilder, SequenceView, Since, TOKENS_MAX,
+    AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError, Listed, Moved,
+    MovedEntry, PinnedInfo, PinnedPrefix, Sequence, SequenceBuilder, SequenceView, Since, Stepped,
+    TOKENS_MAX, Tokens,
 };
 #[doc(inline)]
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, DecodeError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine,
-        LayoutError, ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError,
-        SizingError, StorageError, TransferError, TransportError, TurnHolder, TurnTask,
+        AllocError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, LayoutError,
+        ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError, SizingError,
+        StepError, StorageError, TransferError, TransportError, TurnHolder, TurnTask,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

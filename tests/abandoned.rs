@@ -3,7 +3,10 @@
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
-use kvpool::{AdmitRequest, Batch, BlockTable, CsrTable, Dtype, Pool, Sequence, SequenceError, SequenceId};
+use kvpool::{
+    AdmitRequest, Append, Batch, BlockTable, CsrTable, Dtype, Pool, Sequence, SequenceError, SequenceId,
+    Tokens,
+};
 
 /// Numbers of tokens per block that every test runs with.
 const SIZES: [usize; 4] = [1, 2, 3, 16];
@@ -52,7 +55,7 @@ fn check_outputs(batch: &Batch, sequence: &Sequence, length: usize, block_tokens
     assert!(batch.slot_mapping(sequence, 0..length + 1, &mut slots).is_err());
 }
 
-/// `batch.append_to(..)?; launch()?; batch.finish();` with a launch that fails.
+/// `batch.append(..)?; launch()?; batch.finish();` with a launch that fails.
 #[test]
 fn a_failed_launch_leaves_nothing_to_find() {
     for block_tokens in SIZES {
@@ -61,7 +64,7 @@ fn a_failed_launch_leaves_nothing_to_find() {
         let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
         let step = |sequence: &mut Sequence, fails: bool| -> Result<(), Box<dyn std::error::Error>> {
             let mut batch = pool.begin_batch();
-            batch.append_to(sequence, 41)?;
+            batch.append(sequence, Tokens::Announced(41))?;
             if fails {
                 return Err("launch failed".into());
             }
@@ -150,9 +153,9 @@ fn decoded_tokens_can_be_appended_again() {
             for finishes in [false, false, true] {
                 let mut batch = pool.begin_batch();
                 if token % 2 == 0 {
-                    batch.append_tokens(&mut sequence, &[token]).unwrap();
+                    batch.append(&mut sequence, &[token]).unwrap();
                 } else {
-                    batch.decode_tokens(&mut [&mut sequence], &[token]).unwrap();
+                    batch.step(&mut [Append::new(&mut sequence, &[token])]).unwrap();
                 }
                 if finishes {
                     batch.finish();
@@ -180,7 +183,7 @@ fn the_reservation_comes_back() {
         let reader = pool.begin_batch();
         for _ in 0..5 {
             let mut batch = pool.begin_batch();
-            batch.append_to(&mut sequence, prompt.len()).unwrap();
+            batch.append(&mut sequence, Tokens::Announced(prompt.len())).unwrap();
             drop(batch);
             assert_eq!(sequence.len(), 0);
             sequence.reserve(1).unwrap();
@@ -224,18 +227,18 @@ fn drafts_are_withdrawn() {
         let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(9)).unwrap();
         append(&pool, &mut sequence, 9);
         let mut batch = pool.begin_batch();
-        batch.draft(&mut sequence, 6).unwrap();
+        batch.append(&mut sequence, Tokens::Draft(6)).unwrap();
         batch.finish();
         sequence.announce(&[1, 2, 3]).unwrap();
         sequence.commit(12).unwrap();
         let mut batch = pool.begin_batch();
-        batch.draft(&mut sequence, 5).unwrap();
+        batch.append(&mut sequence, Tokens::Draft(5)).unwrap();
         drop(batch);
         assert_eq!((sequence.len(), sequence.committed()), (15, 12));
         assert!(matches!(sequence.commit(16), Err(SequenceError::CommitBeyondLength { .. })));
         sequence.truncate(12).unwrap();
         let mut batch = pool.begin_batch();
-        batch.append_tokens(&mut sequence, &[4]).unwrap();
+        batch.append(&mut sequence, &[4]).unwrap();
         batch.finish();
         assert_eq!((sequence.len(), sequence.announced()), (13, 13));
         drop(sequence);
@@ -357,7 +360,7 @@ fn threads_that_abandon_batches() {
                         let mut sequence = pool.sequence(id).tokens(&tokens).unwrap();
                         assert!(!fails || sequence.len() < 2, "found {} of {tokens:?}", sequence.len());
                         let mut batch = pool.begin_batch();
-                        batch.append_to(&mut sequence, tokens.len()).unwrap();
+                        batch.append(&mut sequence, Tokens::Announced(tokens.len())).unwrap();
                         let ends = scope.spawn(move || if fails { drop(batch) } else { batch.finish() });
                         if random.bool() {
                             let mut next = pool.begin_batch();
@@ -441,15 +444,15 @@ fn announced_tokens_stay_consistent() {
     let pool = pool(16, 200);
     let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(100)).unwrap();
     let mut batch = pool.begin_batch();
-    batch.append_to(&mut sequence, 60).unwrap();
+    batch.append(&mut sequence, 60).unwrap();
     sequence.truncate(50).unwrap();
-    batch.append_tokens(&mut sequence, &[5; 10]).unwrap();
+    batch.append(&mut sequence, &[5; 10]).unwrap();
     drop(batch);
     assert_eq!((sequence.len(), sequence.announced(), sequence.block_hashes().len()), (0, 50, 3));
     sequence.extra_key(50..60, b"image").unwrap();
     let mut batch = pool.begin_batch();
-    batch.append_to(&mut sequence, 50).unwrap();
-    batch.append_tokens(&mut sequence, &[6; 10]).unwrap();
+    batch.append(&mut sequence, Tokens::Announced(usize::MAX)).unwrap();
+    batch.append(&mut sequence, &[6; 10]).unwrap();
     batch.finish();
     assert_eq!(sequence.len(), 60);
     drop(sequence);

@@ -4,7 +4,7 @@
 
 use kvpool::prefix::{HashKey, KvEvent, PrefixConfig};
 use kvpool::storage::KvLayout;
-use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target};
+use kvpool::{Append, Pool, Sequence, SequenceError, SequenceId, Target, Tokens};
 
 const BLOCKS: usize = 200;
 
@@ -29,15 +29,13 @@ impl Way {
     fn go_on(self, pool: &Pool, sequence: &mut Sequence, tokens: &[u32]) -> Result<(), String> {
         let mut batch = pool.begin_batch();
         let outcome = match self {
-            Self::AppendTokens => batch.append_tokens(sequence, tokens).map(drop),
+            Self::AppendTokens => batch.append(sequence, tokens).map(drop),
             Self::Announce => {
                 sequence.announce(tokens).and_then(|()| batch.append(sequence, tokens.len()).map(drop))
             }
             Self::DecodeTokens => {
                 for &token in tokens {
-                    batch
-                        .decode_tokens(&mut [&mut *sequence], &[token])
-                        .map_err(|error| error.to_string())?;
+                    batch.step(&mut [Append::new(sequence, &[token])]).map_err(|error| error.to_string())?;
                 }
                 Ok(())
             }
@@ -76,7 +74,7 @@ fn tokens_after_every_cut_are_found() {
                         let mut batch = pool.begin_batch();
                         batch.append(&mut sequence, prompt).unwrap();
                         if drafted > 0 {
-                            batch.draft(&mut sequence, drafted).unwrap();
+                            batch.append(&mut sequence, Tokens::Draft(drafted)).unwrap();
                         }
                         sequence.announce(&tokens[prompt..prompt + announced]).unwrap();
                         batch.finish();
@@ -125,7 +123,7 @@ fn tokens_go_on_inside_a_block_after_a_swap() {
             tokens.truncate(cut);
             let fresh: Vec<u32> = (0..block_tokens as u32 + 1).map(|token| 900 + token).collect();
             let mut batch = near.begin_batch();
-            let appended = batch.append_tokens(&mut back, &fresh);
+            let appended = batch.append(&mut back, &fresh);
             assert!(
                 appended.is_ok(),
                 "{cut} of {} tokens in blocks of {block_tokens}: {appended:?}",
@@ -151,7 +149,7 @@ fn a_late_subscriber_receives_the_tokens_of_blocks() {
     batch.append(&mut sequence, 3).unwrap();
     let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
     batch.append(&mut sequence, 2).unwrap();
-    batch.append_tokens(&mut sequence, &[6, 7, 8]).unwrap();
+    batch.append(&mut sequence, &[6, 7, 8]).unwrap();
     batch.finish();
     let mut stored = Vec::new();
     while let Some(numbered) = events.try_recv() {
@@ -170,9 +168,9 @@ fn a_cut_inside_a_block_leaves_its_tokens_known() {
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 20).unwrap();
     sequence.truncate(14).unwrap();
-    assert_eq!((sequence.announced(), batch.append_tokens(&mut sequence, &[7]).map(drop)), (14, Ok(())));
+    assert_eq!((sequence.announced(), batch.append(&mut sequence, &[7]).map(drop)), (14, Ok(())));
     // Tokens that were never announced are unknown still.
     batch.append(&mut sequence, 1).unwrap();
     let unknown = SequenceError::TokensUnknown { id: SequenceId(1), known: 15 };
-    assert_eq!(batch.append_tokens(&mut sequence, &[7]), Err(unknown));
+    assert_eq!(batch.append(&mut sequence, &[7]), Err(unknown));
 }

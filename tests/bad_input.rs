@@ -9,7 +9,7 @@ use kvpool::storage::{HostStorage, KvLayout, Sizing, Storage};
 use kvpool::{
     AllocError, AllocRequest, BlockHandle, BlockTable, BuildError, CsrTable, DeviceId, FRAMES_MAX, GrowError,
     HandleError, LayoutError, Order, Pool, PoolBuilder, SequenceError, SequenceId, SizingError, StorageError,
-    TOKENS_MAX,
+    TOKENS_MAX, Tokens,
 };
 
 fn layout() -> KvLayout {
@@ -389,7 +389,7 @@ fn more_tokens_than_a_pool_or_a_sequence_holds() {
         for asked in [usize::MAX, (usize::MAX - length).saturating_add(1), 1 << 32, TOKENS_MAX + 1 - length] {
             let refusal = SequenceError::TooLong { id, asked, length, max: TOKENS_MAX };
             assert_eq!(batch.append(&mut sequence, asked), Err(refusal.clone()));
-            assert_eq!(batch.draft(&mut sequence, asked), Err(refusal));
+            assert_eq!(batch.append(&mut sequence, Tokens::Draft(asked)), Err(refusal));
         }
         for asked in [1000, TOKENS_MAX - length] {
             let refusal = batch.append(&mut sequence, asked).unwrap_err();
@@ -397,7 +397,7 @@ fn more_tokens_than_a_pool_or_a_sequence_holds() {
                 matches!(refusal, SequenceError::Alloc(AllocError::TooLarge { total: 100, .. })),
                 "{refusal}"
             );
-            assert_eq!(batch.draft(&mut sequence, asked), Err(refusal));
+            assert_eq!(batch.append(&mut sequence, Tokens::Draft(asked)), Err(refusal));
         }
         assert_eq!((sequence.len(), sequence.committed(), test.pool.free_blocks()), (length, length, free));
         if length > 0 {
@@ -418,7 +418,7 @@ fn lengths_beyond_the_end() {
     let id = SequenceId(9);
     let mut sequence = test.pool.sequence(id).open().unwrap();
     let mut batch = test.pool.begin_batch();
-    batch.draft(&mut sequence, 6).unwrap();
+    batch.append(&mut sequence, Tokens::Draft(6)).unwrap();
     for asked in [7, 1 << 32, (1 << 32) + 3, usize::MAX] {
         assert_eq!(sequence.commit(asked), Err(SequenceError::CommitBeyondLength { id, asked, length: 6 }));
         assert_eq!(
@@ -455,7 +455,7 @@ fn sequences_of_another_pool() {
     let free = (test.pool.free_blocks(), other.pool.free_blocks());
     assert_eq!(batch.append(&mut theirs, 1).map(drop), refusal);
     assert_eq!(batch.append(&mut theirs, usize::MAX).map(drop), refusal);
-    assert_eq!(batch.draft(&mut theirs, 1).map(drop), refusal);
+    assert_eq!(batch.append(&mut theirs, Tokens::Draft(1)).map(drop), refusal);
 
     let (mut table, mut csr, mut lengths) = (BlockTable::new(), CsrTable::new(), vec![1]);
     batch.block_table([&ours], &mut table).unwrap();

@@ -30,7 +30,7 @@ fn no_number_of_clears_brings_a_held_block_back() {
     batch.finish();
     // A chain that began before all clears continues, and registers the blocks that it fills.
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut late, &prompt(2, 16)[9..]).unwrap();
+    batch.append(&mut late, &prompt(2, 16)[9..]).unwrap();
     batch.finish();
     assert_eq!([found(1), found(2)], [0, 0]);
     drop((held, late));
@@ -188,7 +188,7 @@ fn a_block_covered_by_a_clear_is_not_removed_again() {
     router.follow(&mut events);
     assert_eq!((router.cleared, router.removed, router.stored.len()), (1, 0, 0));
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut long, &prompt(3, 16)[9..]).unwrap();
+    batch.append(&mut long, &prompt(3, 16)[9..]).unwrap();
     batch.finish();
     drop((held, long));
     drop(pool.allocate(AllocRequest::new(20)).unwrap());

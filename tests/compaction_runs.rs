@@ -81,7 +81,7 @@ fn spared_and_evictable_frames_are_reported() {
     let pool = cached_pool(1_500);
     let (mut sequence, _) = admit(&pool, 0, &prompt(1, 4 * 100));
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut sequence, &prompt(9, 4)).unwrap();
+    batch.append(&mut sequence, &prompt(9, 4)).unwrap();
     batch.finish();
     drop(admit(&pool, 1, &prompt(2, 4 * 90)));
     pool.trim();

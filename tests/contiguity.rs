@@ -75,7 +75,7 @@ fn run(seed: u64, requests: u64) -> (Pool, Vec<usize>, Vec<usize>) {
             if sequence.len() < *prompt {
                 batch.append(sequence, CHUNK.min(*prompt - sequence.len())).unwrap();
             } else {
-                batch.append_tokens(sequence, &[rng.u32(..)]).unwrap();
+                batch.append(sequence, &[rng.u32(..)]).unwrap();
             }
             queue.grow(queued, sequence.len().div_ceil(BLOCK_TOKENS));
         }

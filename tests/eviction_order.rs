@@ -149,7 +149,7 @@ fn chats(seed: u64, tolerance: f64) -> (u64, u64) {
                 batch.append(sequence, missing.min(256)).unwrap();
             } else if rng.bool() {
                 let token = rng.u32(..);
-                batch.append_tokens(sequence, &[token]).unwrap();
+                batch.append(sequence, &[token]).unwrap();
                 texts[*of].push(token);
             }
         }

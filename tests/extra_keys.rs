@@ -6,7 +6,9 @@ use std::collections::BTreeSet;
 
 use kvpool::prefix::{BlockHash, Chain, ExtraKey, HashKey, KvEvent, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{AdmitRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, Target, TransferError};
+use kvpool::{
+    AdmitRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, Target, Tokens, TransferError,
+};
 use proptest::prelude::*;
 
 fn pool(block_tokens: usize, blocks: usize) -> Pool {
@@ -18,7 +20,7 @@ fn pool(block_tokens: usize, blocks: usize) -> Pool {
 
 fn append(pool: &Pool, sequence: &mut Sequence, length: usize) {
     let mut batch = pool.begin_batch();
-    batch.append_to(sequence, length).unwrap();
+    batch.append(sequence, Tokens::Announced(length - sequence.len())).unwrap();
     batch.finish();
 }
 
@@ -148,7 +150,7 @@ fn bad_keys_are_refused_and_change_nothing() {
         assert_eq!(sequence.extra_key(tokens, key), Err(SequenceError::Prefix(want)));
     }
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut sequence, &[1; 4]).unwrap();
+    batch.append(&mut sequence, &[1; 4]).unwrap();
     batch.finish();
     drop(sequence);
     assert_eq!(serve(&pool, 1, &[1; 13], &[]).1, 12, "no key was added");
@@ -328,7 +330,7 @@ fn run(steps: Vec<Step>, block_tokens: usize) {
                     turn.keys.insert((start, start + length, key));
                 }
                 let mut batch = pools[turn.side].begin_batch();
-                batch.append_tokens(&mut turn.real, &vec![7; tokens]).unwrap();
+                batch.append(&mut turn.real, &vec![7; tokens]).unwrap();
                 batch.finish();
                 turn.tokens += tokens;
             }

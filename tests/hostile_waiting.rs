@@ -172,7 +172,7 @@ fn a_contiguous_request_that_is_kept_after_its_copy() {
     assert!(poll(first.as_mut()).is_pending());
     let began = Instant::now();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    while let Err(error) = pool.begin_batch().append_to(&mut sequence, 1) {
+    while let Err(error) = pool.begin_batch().append(&mut sequence, 1) {
         assert!(began.elapsed() < Duration::from_secs(3), "after {:?}: {error}", began.elapsed());
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -199,7 +199,7 @@ async fn a_contiguous_request_during_its_copy() {
     let mut first = Box::pin(pool.allocate_async(request));
     assert!(poll(first.as_mut()).is_pending());
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut append = || pool.begin_batch().append_to(&mut sequence, 1).is_ok();
+    let mut append = || pool.begin_batch().append(&mut sequence, 1).is_ok();
     for _ in 0..8 {
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!append(), "it sleeps");
@@ -456,10 +456,10 @@ async fn a_request_that_lacks_what_its_waiter_owns() {
     let pool = plain(100);
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let full = 60 * pool.layout().block_tokens();
-    pool.begin_batch().append_to(&mut sequence, full).unwrap();
+    pool.begin_batch().append(&mut sequence, full).unwrap();
     let mut first = Box::pin(pool.allocate_async(AllocRequest::new(70).priority(Priority::High)));
     assert!(poll(first.as_mut()).is_pending());
-    let refused = pool.begin_batch().append_to(&mut sequence, full + 1).unwrap_err();
+    let refused = pool.begin_batch().append(&mut sequence, full + 1).unwrap_err();
     let behind =
         AllocError::Behind { asked: 1, priority: Priority::Normal, waiting: Priority::High, lacking: 30 };
     assert_eq!(refused, behind.into());

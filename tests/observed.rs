@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, Goal, plan};
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket};
+use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket, Tokens};
 use kvpool_testkit::prompts::{admit, pool as caching_pool, prompt};
 
 fn layout() -> KvLayout {
@@ -117,10 +117,10 @@ fn appends_are_timed_as_allocations_are() {
     batch.append(&mut sequence, 2).unwrap();
     assert_eq!(samples(), 2);
     batch.append(&mut sequence, 1).unwrap();
-    batch.draft(&mut sequence, 1).unwrap();
+    batch.append(&mut sequence, Tokens::Draft(1)).unwrap();
     assert_eq!(samples(), 2, "the last block had room");
     let mut fork = sequence.fork(SequenceId(2)).unwrap();
-    batch.draft(&mut fork, 1).unwrap();
+    batch.append(&mut fork, Tokens::Draft(1)).unwrap();
     batch.finish();
     assert_eq!(samples(), 3);
     drop(pool.handle().allocate_owned(AllocRequest::new(1)).unwrap());

@@ -3,7 +3,7 @@
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{AllocError, AllocRequest, Pool, PrefixError, Priority, SequenceError, SequenceId};
+use kvpool::{AllocError, AllocRequest, Pool, PrefixError, Priority, SequenceError, SequenceId, Tokens};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, prompt};
 
 fn serve(pool: &Pool, prompt: &[u32]) -> usize {
@@ -93,7 +93,7 @@ fn decoded_tokens_are_reused_when_they_were_announced() {
     let (mut sequence, _) = admit(&pool, 1, &prompt);
     for token in 0..10 {
         let mut batch = pool.begin_batch();
-        batch.append_tokens(&mut sequence, &[900 + token]).unwrap();
+        batch.append(&mut sequence, &[900 + token]).unwrap();
         batch.finish();
     }
     assert_eq!((sequence.len(), sequence.announced()), (16, 16));
@@ -112,9 +112,9 @@ fn drafts_that_an_append_makes_final_are_reused() {
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let mut batch = pool.begin_batch();
     let drafted = 2 * BLOCK_TOKENS;
-    batch.draft(&mut sequence, drafted).unwrap();
+    batch.append(&mut sequence, Tokens::Draft(drafted)).unwrap();
     sequence.announce(&tokens[..drafted]).unwrap();
-    batch.append_tokens(&mut sequence, &tokens[drafted..=drafted]).unwrap();
+    batch.append(&mut sequence, &tokens[drafted..=drafted]).unwrap();
     batch.finish();
     drop(sequence);
     assert_eq!(serve(&pool, &tokens), drafted);
@@ -128,12 +128,12 @@ fn unknown_tokens_end_what_can_be_reused() {
     let (mut sequence, _) = admit(&pool, 1, &prompt);
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 3).unwrap();
-    let error = batch.append_tokens(&mut sequence, &[5]).unwrap_err();
+    let error = batch.append(&mut sequence, &[5]).unwrap_err();
     assert_eq!(error, SequenceError::TokensUnknown { id: SequenceId(1), known: 9 });
     assert_eq!(sequence.len(), 12);
     // Tokens that were truncated can be appended again.
     sequence.truncate(9).unwrap();
-    batch.append_tokens(&mut sequence, &[5, 6, 7]).unwrap();
+    batch.append(&mut sequence, &[5, 6, 7]).unwrap();
     batch.finish();
     drop(sequence);
     let mut again = prompt.clone();
@@ -149,7 +149,7 @@ fn a_fork_shares_what_it_knows() {
     let (first, _) = admit(&pool, 1, &prompt(1, 6));
     let mut second = first.fork(SequenceId(2)).unwrap();
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut second, &[1, 2]).unwrap();
+    batch.append(&mut second, &[1, 2]).unwrap();
     batch.finish();
     drop((first, second));
     let mut turn = prompt(1, 6);

@@ -150,7 +150,7 @@ fn a_block_that_loses_tokens_before_its_batch_ends_is_not_found() {
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 4).unwrap();
     sequence.truncate(2).unwrap();
-    batch.append_tokens(&mut sequence, &tokens[2..]).unwrap();
+    batch.append(&mut sequence, &tokens[2..]).unwrap();
     batch.finish();
     drop(sequence);
     assert_eq!(pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len(), 8);

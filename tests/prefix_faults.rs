@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
-use kvpool::{AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId};
+use kvpool::{AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId, Tokens};
 use kvpool_testkit::prompts::{admit, pool, pool_of, prompt};
 
 /// Returns the number of cached tokens of a prompt.
@@ -24,7 +24,7 @@ fn a_rewritten_sequence_is_not_found_under_old_tokens() {
     pool.clear_prefix_cache();
     sequence.truncate(0).unwrap();
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut sequence, &new).unwrap();
+    batch.append(&mut sequence, &new).unwrap();
     batch.finish();
     assert_eq!(sequence.announced(), 9);
     drop(sequence);
@@ -53,11 +53,11 @@ fn ids_belong_to_the_tokens_appended_with_them() {
     let prompt = prompt(1, 3);
     let (mut sequence, _) = admit(&pool, 1, &prompt);
     let mut batch = pool.begin_batch();
-    batch.draft(&mut sequence, 3).unwrap();
+    batch.append(&mut sequence, Tokens::Draft(3)).unwrap();
     let unknown = SequenceError::TokensUnknown { id: SequenceId(1), known: 3 };
-    assert_eq!(batch.append_tokens(&mut sequence, &[7, 8, 9]), Err(unknown));
+    assert_eq!(batch.append(&mut sequence, &[7, 8, 9]), Err(unknown));
     sequence.announce(&[4, 5, 6]).unwrap();
-    batch.append_tokens(&mut sequence, &[7, 8, 9]).unwrap();
+    batch.append(&mut sequence, &[7, 8, 9]).unwrap();
     batch.finish();
     drop(sequence);
     assert_eq!(cached(&pool, &[100_000, 100_001, 100_002, 7, 8, 9]), 0);
@@ -66,9 +66,9 @@ fn ids_belong_to_the_tokens_appended_with_them() {
     let mut sequence = pool.sequence(SequenceId(2)).tokens(&[1, 2, 3, 4, 5]).unwrap();
     let mut batch = pool.begin_batch();
     let ahead = SequenceError::TokensAhead { id: SequenceId(2), length: 0, announced: 5 };
-    assert_eq!(batch.append_tokens(&mut sequence, &[9, 9]), Err(ahead));
+    assert_eq!(batch.append(&mut sequence, &[9, 9]), Err(ahead));
     batch.append(&mut sequence, 5).unwrap();
-    batch.append_tokens(&mut sequence, &[9, 9, 9]).unwrap();
+    batch.append(&mut sequence, &[9, 9, 9]).unwrap();
     batch.finish();
     assert_eq!(cached(&pool, &[1, 2, 3, 4, 5, 9, 9, 9, 0]), 8);
 }
@@ -112,7 +112,7 @@ fn blocks_of_a_panicked_step_are_not_found() {
         batch.append(sequence, 11).unwrap();
     });
     fails(&|sequence, batch| {
-        batch.draft(sequence, 11).unwrap();
+        batch.append(sequence, Tokens::Draft(11)).unwrap();
         sequence.commit(10).unwrap();
     });
     let (sequence, _) = admit(&pool, 1, &prompt(1, 11));

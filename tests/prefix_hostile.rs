@@ -47,7 +47,7 @@ fn tokens_after_a_full_truncation_are_not_taken_for_the_old_ones() {
     batch.append(&mut sequence, 1).unwrap();
     sequence.truncate(0).unwrap();
     assert_eq!(sequence.announced(), 0);
-    batch.append_tokens(&mut sequence, &new).unwrap();
+    batch.append(&mut sequence, &new).unwrap();
     batch.finish();
     drop(sequence);
     // The first would be a hit on bytes of other tokens.

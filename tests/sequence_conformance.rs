@@ -6,7 +6,7 @@ use std::sync::Arc;
 use kvpool::block::{Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
 use kvpool::storage::{Dtype, HostStorage, KvLayout, Storage};
-use kvpool::{Batch, BlockTable, CsrTable, DeviceId, Sequence, SequenceError, SequenceId};
+use kvpool::{Batch, BlockTable, CsrTable, DeviceId, Sequence, SequenceError, SequenceId, Tokens};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -152,7 +152,7 @@ fn run(steps: &[Step], block_tokens: usize, has_null_block: bool) {
                 let is_final = matches!(step, Step::Append { .. });
                 let grown = match is_final {
                     true => batch.append(&mut twin.real, tokens),
-                    false => batch.draft(&mut twin.real, tokens),
+                    false => batch.append(&mut twin.real, Tokens::Draft(tokens)),
                 };
                 match grown {
                     Ok(appended) => {

@@ -14,7 +14,7 @@ use kvpool::compact::{DefragConfig, DefragOptions, ResizeError, ResizeOptions};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{
     AllocError, AllocRequest, BlockHandle, BlockTable, Order, Pool, Priority, Run, Sequence, SequenceError,
-    SequenceId, Ticket,
+    SequenceId, Ticket, Tokens,
 };
 use kvpool_testkit::threads;
 
@@ -53,7 +53,7 @@ impl Written {
         let count = rng.usize(1..12);
         let mut batch = pool.begin_batch();
         let outcome = if rng.u8(..4) == 0 {
-            batch.draft(&mut self.real, count)
+            batch.append(&mut self.real, Tokens::Draft(count))
         } else {
             batch.append(&mut self.real, count)
         };

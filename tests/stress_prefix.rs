@@ -20,6 +20,7 @@ use kvpool::prefix::{Hashing, PrefixConfig, PrefixKeys};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{
     AllocError, AllocRequest, Batch, Lease, Order, Pool, Priority, Sequence, SequenceError, SequenceId,
+    Tokens,
 };
 use kvpool_testkit::threads;
 
@@ -143,10 +144,10 @@ impl Stage {
         } else if rng.u8(..4) > 0 {
             let more: Vec<u32> = (0..rng.usize(1..6)).map(|_| rng.u32(..3)).collect();
             written.tokens.extend(&more);
-            batch.append_tokens(&mut written.real, &more)
+            batch.append(&mut written.real, &more)
         } else {
             written.tokens.extend((0..5).map(|_| rng.u32(..3)));
-            batch.draft(&mut written.real, 5)
+            batch.append(&mut written.real, Tokens::Draft(5))
         };
         match appended {
             Ok(appended) => {

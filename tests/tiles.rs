@@ -13,6 +13,7 @@ use kvpool::storage::{
 };
 use kvpool::{
     AllocError, Batch, DefragConfig, DeviceId, Pool, Run, Sequence, SequenceError, SequenceId, StorageError,
+    Tokens,
 };
 use kvpool_testkit::{conformance, threads};
 
@@ -189,7 +190,7 @@ fn a_tile_counts_as_a_write_of_its_batch() {
     let pool = pool();
     let mut sequence = open(&pool, 1);
     let mut first = pool.begin_batch();
-    first.draft(&mut sequence, BLOCK_TOKENS).unwrap();
+    first.append(&mut sequence, Tokens::Draft(BLOCK_TOKENS)).unwrap();
     first.finish();
     let mut second = pool.begin_batch();
     second.tile_mut::<f32>(&mut sequence, 0, 0).unwrap().0.fill(1.0);

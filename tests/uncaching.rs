@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use kvpool::prefix::{BlockHash, HashKey, KvEvent, KvEvents, PrefixConfig};
 use kvpool::storage::{Elements, ElementsMut, KvLayout};
 use kvpool::{
-    AllocRequest, Appended, Batch, BlockId, Dtype, Pool, Preempt, Sequence, SequenceError, SequenceId,
+    AllocRequest, Appended, Batch, BlockId, Dtype, Pool, Preempt, Sequence, SequenceError, SequenceId, Tokens,
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, pool_of, prompt};
 use kvpool_testkit::rng::Rng;
@@ -18,7 +18,7 @@ fn found(pool: &Pool, prompt: &[u32]) -> usize {
 
 fn append(pool: &Pool, sequence: &mut Sequence, tokens: &[u32]) {
     let mut batch = pool.begin_batch();
-    batch.append_tokens(sequence, tokens).unwrap();
+    batch.append(sequence, tokens).unwrap();
     batch.finish();
 }
 
@@ -116,7 +116,7 @@ fn a_block_that_is_registered_later_is_not_found() {
                 later.append(&mut sequence, 36).unwrap();
                 second = Some(later);
             }
-            2 => drop(batch.draft(&mut sequence, 42).unwrap()),
+            2 => drop(batch.append(&mut sequence, Tokens::Draft(42)).unwrap()),
             _ => drop(batch.append(&mut sequence, 6).unwrap()),
         }
         let hashes = sequence.block_hashes().to_vec();
@@ -419,9 +419,9 @@ impl Timed {
                 let (tokens, is_draft) = (tokens(rng, most), rng.below(4) == 0);
                 self.write(&mut sequence, |batch, sequence| {
                     if is_draft {
-                        batch.draft(sequence, tokens.len())
+                        batch.append(sequence, Tokens::Draft(tokens.len()))
                     } else {
-                        batch.append_tokens(sequence, &tokens)
+                        batch.append(sequence, &tokens)
                     }
                 });
                 if is_draft && rng.below(2) == 0 {

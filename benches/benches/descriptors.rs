@@ -64,7 +64,7 @@ fn churn(runtime: &Runtime, name: &str, pool: Pool) {
             let at = sequence.len();
             let Some(token) = tokens.get(at..at + 1) else { return false };
             // Where there is no room it grows later.
-            if batch.append_tokens(sequence, token).is_ok() {
+            if batch.append(sequence, token).is_ok() {
                 kv::store(&mut batch, sequence, at, token);
             }
             true

@@ -161,7 +161,7 @@ fn one_more(tokens: usize) -> f64 {
         let begin = Instant::now();
         let mut batch = pool.begin_batch();
         slots.clear();
-        batch.append_tokens(&mut sequence, &[token]).expect("there is room");
+        batch.append(&mut sequence, &[token]).expect("there is room");
         let last = sequence.len() - 1;
         batch.slot_mapping(&sequence, last..last + 1, &mut slots).expect("its own token");
         batch.finish();

@@ -27,7 +27,7 @@ fn open(pool: &Pool) -> Vec<Sequence> {
     for chunk in 0..TOKENS.0 / 100 {
         let mut batch = pool.begin_batch();
         for (i, sequence) in sequences.iter_mut().enumerate() {
-            batch.append_tokens(sequence, &[(i + chunk) as u32; 100]).expect("the pool is large enough");
+            batch.append(sequence, &[(i + chunk) as u32; 100]).expect("the pool is large enough");
         }
         batch.finish();
     }
@@ -52,7 +52,7 @@ fn decode(group: &mut BenchmarkGroup<'_, WallTime>, name: &str, is_cached: bool)
                 let mut batch = pool.begin_batch();
                 let begin = Instant::now();
                 for sequence in &mut sequences {
-                    batch.append_tokens(black_box(sequence), &[step as u32]).expect("there is room");
+                    batch.append(black_box(sequence), &[step as u32]).expect("there is room");
                 }
                 total += begin.elapsed();
                 batch.finish();

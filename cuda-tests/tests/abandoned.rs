@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvpool::cuda::{CudaStorage, Device};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{DeviceStream, KvLayout};
-use kvpool::{Pool, Sequence, SequenceId};
+use kvpool::{Pool, Sequence, SequenceId, Tokens};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::session;
 
@@ -48,7 +48,7 @@ fn step(
     launch: impl FnOnce() -> Result<(), &'static str>,
 ) -> Result<kvpool::Finish, &'static str> {
     let mut batch = pool.begin_batch_on(stream).expect("a valid stream");
-    batch.append_to(sequence, total).expect("blocks");
+    batch.append(sequence, Tokens::Announced(total)).expect("blocks");
     launch()?;
     Ok(batch.finish_on(stream).expect("a valid stream"))
 }
@@ -147,7 +147,7 @@ fn a_finish_that_is_refused_and_dropped_is_abandoned() {
     let foreign = other.stream().expect("a stream");
     let mut sequence = open(&pool, 1);
     let mut batch = pool.begin_batch_on(&stream).expect("a valid stream");
-    batch.append_to(&mut sequence, 5 * BLOCK).expect("blocks");
+    batch.append(&mut sequence, Tokens::Announced(5 * BLOCK)).expect("blocks");
     let back = batch.finish_on(&foreign).expect_err("a stream of another device");
     assert_eq!(sequence.len(), 5 * BLOCK, "the batch continues");
     drop(back);

@@ -6,7 +6,7 @@
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
 use kvpool::sequence::list::ListOwner;
-use kvpool::{Batch, BlockId, DeviceId, Sequence, SequenceId};
+use kvpool::{Batch, BlockId, DeviceId, Sequence, SequenceId, Tokens};
 use kvpool_loom_tests::{check, check_to, conclude, join_last};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -204,7 +204,7 @@ fn a_block_that_was_copied_outlives_the_batch() {
         });
         // Promised to a batch in flight, so it is copied; afterwards only the batch has the old
         // block.
-        let copied = batch.draft(&mut sequence, 1).unwrap().copied;
+        let copied = batch.append(&mut sequence, Tokens::Draft(1)).unwrap().copied;
         assert!(copied.is_some());
         filled.finish();
         batch.finish();
@@ -290,7 +290,7 @@ fn a_rewritten_block_is_not_sealed() {
         let thread = thread::spawn(move || filled.finish());
         sequence.truncate(1).unwrap();
         let mut batch = Batch::begin(&sequences);
-        batch.draft(&mut sequence, 1).unwrap();
+        batch.append(&mut sequence, Tokens::Draft(1)).unwrap();
         let block = ids(&sequence)[0];
         assert!(!blocks.word(block).is_sealed());
         join_last(thread);

@@ -99,7 +99,7 @@ fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<
             let missing = prompt - sequence.len();
             until_unseen(|| batch.append(&mut sequence, missing).map(drop));
             if tokens > prompt {
-                until_unseen(|| batch.append_tokens(&mut sequence, &ids[prompt..]).map(drop));
+                until_unseen(|| batch.append(&mut sequence, &ids[prompt..]).map(drop));
             }
             batch.finish();
             events.push((stamp(), Event::Released(index as u32)));

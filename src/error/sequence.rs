@@ -5,33 +5,25 @@ use thiserror::Error;
 use super::{AllocError, HandleError, PrefixError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 
-/// Reason why a decode step failed. No sequence has changed.
+/// Reason why a [step](crate::Batch::step) failed. No sequence has changed.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
-pub enum DecodeError {
+pub enum StepError {
     /// The pool has too few blocks for the step.
-    #[error("{} of the step's sequences lack a block, the first is {}: {error}", sequences.len(), sequences[0])]
+    #[error("{} of the step's sequences lack blocks, the first is {}: {error}", sequences.len(), sequences[0])]
     Lacking {
-        /// The sequences for which no block was found, in the order of the step.
+        /// The sequences for which blocks were missing, in the order of the step.
         sequences: Vec<SequenceId>,
         /// The refusal of the first block that was missing.
         error: AllocError,
     },
-    /// A token of one sequence was refused for another reason.
+    /// The tokens of one sequence were refused for another reason.
     #[error("sequence {id}: {error}")]
     Sequence {
         /// Id of the sequence.
         id: SequenceId,
         /// The reason.
         error: SequenceError,
-    },
-    /// The step has another number of tokens than of sequences.
-    #[error("{tokens} tokens for {sequences} sequences")]
-    Tokens {
-        /// Number of sequences.
-        sequences: usize,
-        /// Number of tokens.
-        tokens: usize,
     },
 }
 

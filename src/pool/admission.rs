@@ -114,12 +114,12 @@ impl Pool {
     /// unfindable, but keeps their memory until they are unpinned.
     ///
     /// ```
-    /// # use kvpool::{SequenceId, Pool, prefix::{PrefixConfig, PrefixKeys}, storage::KvLayout};
+    /// # use kvpool::{SequenceId, Pool, Tokens, prefix::{PrefixConfig, PrefixKeys}, storage::KvLayout};
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
     /// let system: Vec<u32> = (0..42).collect();
     /// let mut sequence = pool.sequence(SequenceId(1)).tokens(&system)?;
     /// let mut step = pool.begin_batch();
-    /// step.append_to(&mut sequence, system.len())?;
+    /// step.append(&mut sequence, Tokens::Announced(system.len()))?;
     /// step.finish();
     /// drop(sequence);
     /// let pinned = pool.pin_prefix(&PrefixKeys::new(), &system)?;

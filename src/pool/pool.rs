@@ -356,12 +356,12 @@ impl Pool {
     /// found. Frames that a batch in flight may see become free when it ends.
     ///
     /// ```
-    /// # use kvpool::{Pool, SequenceId, prefix::PrefixConfig, storage::KvLayout};
+    /// # use kvpool::{Pool, SequenceId, Tokens, prefix::PrefixConfig, storage::KvLayout};
     /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
     /// let prompt: Vec<u32> = (0..42).collect();
     /// let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt)?;
     /// let mut batch = pool.begin_batch();
-    /// batch.append_to(&mut sequence, prompt.len())?;
+    /// batch.append(&mut sequence, Tokens::Announced(prompt.len()))?;
     /// batch.finish();
     /// // This layout has blocks of 4 tokens. The bytes of the third proved to be wrong.
     /// let uncached = pool.uncache(&sequence.block_hashes()[2..]);

@@ -29,7 +29,7 @@ use super::sequence::Sequence;
 /// A request to open a sequence with the blocks for its prompt and for a number of tokens behind.
 ///
 /// ```
-/// use kvpool::{AdmitRequest, Pool, Priority, SequenceId, prefix::PrefixConfig, storage::KvLayout};
+/// use kvpool::{AdmitRequest, Pool, Priority, SequenceId, Tokens, prefix::PrefixConfig, storage::KvLayout};
 ///
 /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
 /// let prompt: Vec<u32> = (0..42).collect();
@@ -37,7 +37,7 @@ use super::sequence::Sequence;
 /// let mut sequence = pool.admit(&request)?;
 /// assert_eq!(sequence.reserved_blocks(), 36, "this layout has blocks of 4 tokens");
 /// let mut batch = pool.begin_batch();
-/// batch.append_to(&mut sequence, prompt.len())?;
+/// batch.append(&mut sequence, Tokens::Announced(prompt.len()))?;
 /// assert_eq!(sequence.reserved_blocks(), 25);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -16,6 +16,7 @@ use super::batch_inner::{BatchInner, Finish, Promise};
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
+use super::tokens::Tokens;
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
 ///
@@ -48,7 +49,7 @@ use super::sequence::{Access, Sequence};
 /// let launch = |fails: bool| if fails { Err("launch failed") } else { Ok(()) };
 /// let mut step = |fails| -> Result<(), Box<dyn std::error::Error>> {
 ///     let mut batch = pool.begin_batch();
-///     batch.append_to(&mut sequence, 20)?;
+///     batch.append(&mut sequence, 20)?;
 ///     launch(fails)?;    // an error drops the batch
 ///     batch.finish();
 ///     Ok(())
@@ -209,63 +210,72 @@ impl Batch {
         Ok(told)
     }
 
-    /// Appends final tokens: a prompt, a chunk of one, or a decoded token.
+    /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
     ///
     /// Allocates blocks as needed, and copies the last block first if it cannot be written in
-    /// place. Earlier drafted tokens become final too.
-    ///
-    /// `tokens` may exceed the number of announced tokens. The blocks from there on hold unknown
-    /// tokens: they are not cached, and [`append_tokens`](Self::append_tokens) is refused from then
-    /// on.
+    /// place. With final tokens, earlier drafted ones become final too. [`step`](Self::step)
+    /// appends to many sequences, all or none.
     ///
     /// # Errors
     ///
     /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
     /// [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`],
-    /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed.
+    /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed. With
+    /// [ids](Tokens::Ids), which are then not announced, also [`SequenceError::TokensUnknown`] if
+    /// earlier tokens were not announced, drafted ones included, and [`SequenceError::TokensAhead`]
+    /// if other announced tokens must be appended first.
     #[inline]
-    pub fn append(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
+    pub fn append<'t>(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: impl Into<Tokens<'t>>,
+    ) -> Result<Appended, SequenceError> {
+        let tokens = tokens.into();
         sequence.catch_up();
-        let plan = self.plan(sequence, tokens)?;
+        let Some(plan) = self.plan(sequence, tokens)? else {
+            let length = sequence.list.tokens() as usize;
+            return Ok(Appended { tokens: length..length, new_blocks: 0, copied: None });
+        };
         if let Err(tail) = self.find_room(sequence, &plan) {
-            return self.append_to_list(sequence, &plan, tail, None);
+            return self.append_to_list(sequence, &plan, tail, tokens);
         }
-        self.append_in_place(sequence, &plan, None);
+        self.append_in_place(sequence, &plan, tokens);
         Ok(Grown::IN_PLACE.appended(&plan))
     }
 
-    /// Completes an append that the last block takes, which is [open](Self::find_room). Announces
-    /// the tokens that have ids.
+    /// Completes an append that the last block takes, which is [open](Self::find_room).
     #[inline(always)]
-    pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, ids: Option<&[u32]>) {
+    pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         self.fill_last(sequence, plan);
-        if let (Some(ids), Some(known), Some(cache)) =
-            (ids, &mut sequence.known, &self.step.sequences.0.cache)
-        {
-            known.announce_checked(cache, ids);
-        }
-        self.make_final(sequence, plan);
+        self.complete(sequence, plan, tokens);
     }
 
     /// Completes an append that does not fit into the last block, or must not be written there.
-    /// Announces the tokens that have ids.
     #[inline(never)]
     pub(super) fn append_to_list(
         &mut self,
         sequence: &mut Sequence,
         plan: &Growth,
         tail: Option<Tail>,
-        ids: Option<&[u32]>,
+        tokens: Tokens<'_>,
     ) -> Result<Appended, SequenceError> {
         let grown = self.grow_list(sequence, plan, tail)?;
-        // Only now, so that an error has nothing to take back.
-        if let (Some(ids), Some(known), Some(cache)) =
-            (ids, &mut sequence.known, &self.step.sequences.0.cache)
+        // Only now, so that an error needs no rollback.
+        self.complete(sequence, plan, tokens);
+        Ok(grown.appended(plan))
+    }
+
+    /// Announces the tokens of a growth that have ids, and makes them final unless they are drafted.
+    #[inline(always)]
+    fn complete(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
+        if let (Tokens::Ids(ids), Some(known), Some(cache)) =
+            (tokens, &mut sequence.known, &self.step.sequences.0.cache)
         {
             known.announce_checked(cache, ids);
         }
-        self.make_final(sequence, plan);
-        Ok(grown.appended(plan))
+        if !matches!(tokens, Tokens::Draft(_)) {
+            self.make_final(sequence, plan);
+        }
     }
 
     /// Makes the tokens of a growth final.
@@ -321,35 +331,6 @@ impl Batch {
         }
     }
 
-    /// [Announces](Sequence::announce) tokens and appends them.
-    ///
-    /// # Errors
-    ///
-    /// As for [`append`](Self::append); [`SequenceError::TokensUnknown`], also if earlier drafted
-    /// tokens were not announced; [`SequenceError::TokensAhead`] if other announced tokens must be
-    /// appended first. On any error, these tokens are not announced.
-    pub fn append_tokens(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: &[u32],
-    ) -> Result<Appended, SequenceError> {
-        sequence.catch_up();
-        self.check_announced(sequence)?;
-        let plan = self.plan(sequence, tokens.len())?;
-        if let Err(tail) = self.find_room(sequence, &plan) {
-            return self.append_to_list(sequence, &plan, tail, Some(tokens));
-        }
-        self.append_in_place(sequence, &plan, Some(tokens));
-        Ok(Grown::IN_PLACE.appended(&plan))
-    }
-
-    /// Returns an error for a sequence to which no tokens can be appended together with their ids.
-    pub(super) fn check_announced(&self, sequence: &Sequence) -> Result<(), SequenceError> {
-        self.check(&sequence.sequences, sequence.id())?;
-        let known = sequence.known.as_deref();
-        known.map_or(Ok(()), |known| known.check_all_announced(sequence.id(), sequence.len()))
-    }
-
     /// Makes the last block writable in place, if the planned growth writes to it, and returns the
     /// copy if one was necessary. On an error, nothing has changed.
     pub(super) fn open_tail(
@@ -364,26 +345,6 @@ impl Batch {
         }
         let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..*plan };
         Ok(self.grow_list(sequence, &plan, Some(tail))?.copied)
-    }
-
-    /// Appends speculative tokens, which may be taken back.
-    ///
-    /// [`Sequence::commit`] makes some of them final, [`Sequence::truncate`] removes the rest.
-    ///
-    /// # Errors
-    ///
-    /// As for [`append`](Self::append).
-    pub fn draft(&mut self, sequence: &mut Sequence, tokens: usize) -> Result<Appended, SequenceError> {
-        sequence.catch_up();
-        let plan = self.plan(sequence, tokens)?;
-        let grown = match self.find_room(sequence, &plan) {
-            Ok(()) => {
-                self.fill_last(sequence, &plan);
-                Grown::IN_PLACE
-            }
-            Err(tail) => self.grow_list(sequence, &plan, tail)?,
-        };
-        Ok(grown.appended(&plan))
     }
 
     /// Records that this batch writes to open blocks of the sequence, from a position on.
@@ -405,18 +366,35 @@ impl Batch {
         if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
     }
 
-    /// Plans an append, or returns the error for one that no number of blocks permits.
+    /// Plans an append, or returns the error for one that no number of blocks permits. `None`: there
+    /// are no tokens to append.
     // Always inline, as below: to pass these results through memory takes longer than the rest.
     #[inline(always)]
-    pub(super) fn plan(&self, sequence: &Sequence, tokens: usize) -> Result<Growth, SequenceError> {
+    pub(super) fn plan(
+        &self,
+        sequence: &Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Option<Growth>, SequenceError> {
         let (id, length) = (sequence.id(), sequence.list.tokens());
         self.check(&sequence.sequences, id)?;
-        if tokens == 0 {
-            return Err(SequenceError::ZeroTokens { id });
+        match (tokens, sequence.known.as_deref()) {
+            (Tokens::Ids(_), Some(known)) => known.check_all_announced(id, length as usize)?,
+            (Tokens::Announced(_), None) => return Err(SequenceError::TokensUnknown { id, known: 0 }),
+            _ => {}
+        }
+        let count = tokens.count(sequence);
+        if count == 0 {
+            let is_error = !matches!(tokens, Tokens::Announced(_));
+            return if is_error { Err(SequenceError::ZeroTokens { id }) } else { Ok(None) };
         }
         let blocks = sequence.list.len() as u32;
-        Growth::plan(length, blocks, tokens, self.step.sequences.0.block_tokens)
-            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })
+        let plan = Growth::plan(length, blocks, count, self.step.sequences.0.block_tokens);
+        plan.map(Some).ok_or(SequenceError::TooLong {
+            id,
+            asked: count,
+            length: length as usize,
+            max: TOKENS_MAX,
+        })
     }
 
     /// Returns `Ok` if the last block takes the tokens, and is open. Nothing has changed.

@@ -19,9 +19,10 @@
 //! | `builder` | opening a sequence with its cached prefix |
 //! | `reserve` | blocks for appends that cannot fail |
 //! | `admit` | opening a sequence together with its blocks |
-//! | `batch` | append, draft |
-//! | `grow` | what they allocate; copy on write |
-//! | `decode` | one token for each of many sequences |
+//! | `tokens` | what an append adds |
+//! | `batch` | the append to a sequence |
+//! | `grow` | what it allocates; copy on write |
+//! | `step` | appends to many sequences, or to none |
 //! | `batch_inner` | the end of a batch, on the host or on a stream |
 //! | `abandoned` | what a batch wrote that did not finish |
 //! | `closing` | sequences that were closed while a batch was writing to them |
@@ -62,7 +63,6 @@ mod batch_inner;
 mod builder;
 mod bytes;
 mod closing;
-mod decode;
 mod footprint;
 mod frames;
 mod grow;
@@ -80,7 +80,9 @@ mod sealing;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
+mod step;
 mod token_hashes;
+mod tokens;
 mod transfer;
 mod withdraw;
 
@@ -89,13 +91,14 @@ pub use admit::AdmitRequest;
 pub use batch::{Appended, Batch, Copied, FinishError};
 pub use batch_inner::Finish;
 pub use builder::SequenceBuilder;
-pub use decode::Decoded;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use pinned::PinnedPrefix;
 pub use plan::TOKENS_MAX;
 pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
+pub use step::{Append, Stepped};
+pub use tokens::Tokens;
 pub(crate) use transfer::{Arrival, BlockRefs, Outline};
 
 #[cfg(all(test, not(kvpool_loom)))]

@@ -303,6 +303,29 @@ impl Sequence {
         Ok(())
     }
 
+    /// Accepts the beginning of a [draft](super::Tokens::Draft): announces the ids of its tokens,
+    /// makes them final, and removes the rest of the draft.
+    ///
+    /// # Errors
+    ///
+    /// The sequence is unchanged: [`SequenceError::CommitBeyondLength`] if fewer tokens were
+    /// drafted; in a pool with a prefix cache [`SequenceError::TokensUnknown`] if not all final
+    /// tokens were announced, and [`SequenceError::TokensAhead`] if others were.
+    pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        self.catch_up();
+        let (committed, length) = (self.committed(), self.len());
+        let asked = committed + tokens.len();
+        if asked > length {
+            return Err(SequenceError::CommitBeyondLength { id: self.id, asked, length });
+        }
+        if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
+            known.check_all_announced(self.id, committed)?;
+            known.announce_checked(cache, tokens);
+        }
+        self.commit(asked)?;
+        self.truncate(asked)
+    }
+
     /// Removes all tokens but the first `length`.
     ///
     /// Releases the blocks no longer needed, in reverse order.

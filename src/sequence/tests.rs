@@ -139,7 +139,7 @@ fn a_batch_names_the_blocks_that_it_will_seal() {
         (sequences.open(SequenceId(1)).unwrap(), sequences.open(SequenceId(2)).unwrap());
     let (mut batch, mut other) = (Batch::begin(&sequences), Batch::begin(&sequences));
     batch.append(&mut first, 9).unwrap();
-    batch.draft(&mut second, 5).unwrap();
+    batch.append(&mut second, Tokens::Draft(5)).unwrap();
     assert_eq!((named(&batch), first.settled_blocks()), (ids(&first)[..2].to_vec(), 2));
     assert_eq!(second.settled_blocks(), 0, "drafted tokens are not final");
     // Another batch in flight wrote to the block: the sequence seals it, later.
@@ -164,7 +164,7 @@ fn misuse_is_refused_and_changes_nothing() {
     let full = batch.append(&mut sequence, 12).unwrap_err();
     assert!(matches!(full, SequenceError::Alloc(AllocError::Exhausted { asked: 3, free: 2, .. })), "{full}");
     assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
-    assert_eq!(batch.draft(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
+    assert_eq!(batch.append(&mut sequence, Tokens::Draft(0)), Err(SequenceError::ZeroTokens { id }));
     let too_long = SequenceError::TooLong { id, asked: TOKENS_MAX, length: 5, max: TOKENS_MAX };
     assert_eq!(batch.append(&mut sequence, TOKENS_MAX), Err(too_long));
     assert_eq!(sequence.commit(6), Err(SequenceError::CommitBeyondLength { id, asked: 6, length: 5 }));
@@ -313,7 +313,7 @@ fn drafts_are_final_when_they_are_committed() {
     let mut sequence = sequences.open(SequenceId(1)).unwrap();
     write_step(&sequences, &mut sequence, 3, 0.0);
     let mut batch = Batch::begin(&sequences);
-    let drafted = batch.draft(&mut sequence, 7).unwrap();
+    let drafted = batch.append(&mut sequence, Tokens::Draft(7)).unwrap();
     assert_eq!((drafted.tokens.clone(), drafted.new_blocks), (3..10, 2));
     store(&mut batch, &mut sequence, drafted.tokens, 3.0).unwrap();
     batch.finish();
@@ -328,7 +328,7 @@ fn drafts_are_final_when_they_are_committed() {
     assert_eq!(write(&mut batch, &mut sequence, 1, 50.0).copied, None, "a drafted block is not promised");
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 2.0, 3.0, 4.0, 50.0]);
     // An append makes earlier drafted tokens final.
-    batch.draft(&mut sequence, 1).unwrap();
+    batch.append(&mut sequence, Tokens::Draft(1)).unwrap();
     batch.append(&mut sequence, 1).unwrap();
     assert_eq!(sequence.committed(), 8);
     batch.finish();
@@ -446,7 +446,7 @@ fn tables_follow_moves() {
         let frames: Vec<i32> = sequence.blocks().map(|id| pool.frame(id).0 as i32).collect();
         let mut batch = Batch::begin(&sequences);
         assert_eq!([&sequence, &fork].map(|sequence| batch_row(&batch, sequence)), [&frames[..]; 2]);
-        batch.draft(&mut sequence, 1).unwrap();
+        batch.append(&mut sequence, Tokens::Draft(1)).unwrap();
         assert!(is_kept(&sequence));
         assert_eq!(batch_row(&batch, &sequence)[..3], frames);
         sequence.truncate(3 * TOKENS).unwrap();

@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
-use kvpool::{AdmitRequest, AllocError, DecodeError, Pool, Priority, Sequence, SequenceError, SequenceId};
+use kvpool::{
+    AdmitRequest, AllocError, Append, Pool, Priority, Sequence, SequenceError, SequenceId, StepError, Tokens,
+};
 use tokio::time::sleep;
 
 use super::{quiet, soon};
@@ -84,7 +86,7 @@ impl Worker {
         match outcome {
             Ok(mut sequence) => {
                 let mut batch = self.pool.begin_batch();
-                if batch.append_to(&mut sequence, text.len()).is_err() {
+                if batch.append(&mut sequence, Tokens::Announced(text.len())).is_err() {
                     self.tally.first_append_failures.fetch_add(1, Relaxed);
                 }
                 self.running.push(Running { sequence, left, text });
@@ -105,9 +107,11 @@ impl Worker {
         let mut batch = self.pool.begin_batch();
         while !self.running.is_empty() {
             let tokens: Vec<u32> = self.running.iter().map(|running| running.left as u32).collect();
-            let mut step: Vec<&mut Sequence> =
-                self.running.iter_mut().map(|running| &mut running.sequence).collect();
-            match batch.decode_tokens(&mut step, &tokens) {
+            let running = self.running.iter_mut().zip(&tokens);
+            let mut step: Vec<Append> = running
+                .map(|(running, token)| Append::new(&mut running.sequence, std::slice::from_ref(token)))
+                .collect();
+            match batch.step(&mut step) {
                 Ok(_) => {
                     for (running, token) in self.running.iter_mut().zip(tokens) {
                         running.text.push(token);
@@ -115,7 +119,7 @@ impl Worker {
                     }
                     break;
                 }
-                Err(DecodeError::Lacking { sequences, .. }) => {
+                Err(StepError::Lacking { sequences, .. }) => {
                     assert!(!sequences.is_empty());
                     // The youngest one gives way, and is computed again later.
                     let victim = self.running.pop().unwrap();

@@ -13,8 +13,8 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool::storage::KvLayout;
 use kvpool::{
-    AllocError, AllocRequest, DecodeError, DeviceId, Lease, Pool, Priority, Sequence, SequenceError,
-    SequenceId, StorageError,
+    AllocError, AllocRequest, Append, DeviceId, Lease, Pool, Priority, Sequence, SequenceError, SequenceId,
+    StepError, StorageError, Tokens,
 };
 use kvpool_testkit::prompts::{admit as serve, pool as caching, pool_of, prompt};
 use kvpool_testkit::storages::{Call, Hooked};
@@ -294,17 +294,18 @@ fn a_step_refused_for_its_tokens_changes_no_sequence() {
     first.reserve(4).unwrap();
     let mut drafting = pool.sequence(SequenceId(3)).open().unwrap();
     let mut batch = pool.begin_batch();
-    batch.append_tokens(&mut drafting, &[1, 2]).unwrap();
+    batch.append(&mut drafting, &[1, 2]).unwrap();
     drafting.announce(&[3]).unwrap();
-    batch.draft(&mut drafting, 1).unwrap();
+    batch.append(&mut drafting, Tokens::Draft(1)).unwrap();
     let (mut last, _) = serve(&pool, 2, &prompt(2, 8));
     last.announce(&[1, 2]).unwrap();
     let before = [state(&first), state(&drafting), state(&last)];
     let free = pool.available_blocks();
-    let refused = batch.decode_tokens(&mut [&mut first, &mut drafting, &mut last], &[5, 6, 7]);
+    let step = [(&mut first, &[5]), (&mut drafting, &[6]), (&mut last, &[7])];
+    let refused = batch.step(&mut step.map(|(sequence, ids)| Append::new(sequence, ids)));
     assert!(matches!(
         refused.unwrap_err(),
-        DecodeError::Sequence { id: SequenceId(2), error: SequenceError::TokensAhead { .. } }
+        StepError::Sequence { id: SequenceId(2), error: SequenceError::TokensAhead { .. } }
     ));
     assert_eq!([state(&first), state(&drafting), state(&last)], before);
     assert_eq!(pool.available_blocks(), free);
@@ -321,23 +322,24 @@ fn a_step_whose_copy_fails_changes_no_sequence() {
         first.reserve(4).unwrap();
         let (mut drafting, _) = serve(&pool, 3, &prompt(3, 2));
         let mut batch = pool.begin_batch();
-        batch.draft(&mut drafting, 1).unwrap();
+        batch.append(&mut drafting, Tokens::Draft(1)).unwrap();
         let (mut one, _) = serve(&pool, 5, &prompt(5, 6));
         let (mut two, _) = serve(&pool, 2, &prompt(2, 6));
         let forks = [one.fork(SequenceId(10)).unwrap(), two.fork(SequenceId(11)).unwrap()];
-        let states = |step: &[&mut Sequence]| step.iter().map(|sequence| state(sequence)).collect::<Vec<_>>();
-        let mut step = [&mut first, &mut drafting, &mut one, &mut two];
+        let states = |step: &[Append]| step.iter().map(|append| state(append.sequence)).collect::<Vec<_>>();
+        let step = [&mut first, &mut drafting, &mut one, &mut two];
+        let mut step = step.map(|sequence| Append::new(sequence, 1));
         let before = states(&step);
         let free = pool.available_blocks();
         *fault.lock().unwrap() =
             Some((others, (!panics).then_some(StorageError::Aliases { which: "nothing" })));
-        let outcome = catch_unwind(AssertUnwindSafe(|| batch.decode(&mut step)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| batch.step(&mut step)));
         if panics {
             outcome.unwrap_err();
         } else {
             let at = if others == 0 { 5 } else { 2 };
             let refused = outcome.unwrap().unwrap_err();
-            let DecodeError::Sequence { id, error: SequenceError::Storage(_) } = refused else {
+            let StepError::Sequence { id, error: SequenceError::Storage(_) } = refused else {
                 panic!("{refused}")
             };
             assert_eq!(id, SequenceId(at));
@@ -345,9 +347,9 @@ fn a_step_whose_copy_fails_changes_no_sequence() {
         assert_eq!(states(&step), before);
         assert_eq!(pool.available_blocks(), free - others, "the copy that was made stays");
         *fault.lock().unwrap() = None;
-        let decoded = batch.decode(&mut step).unwrap();
+        let decoded = batch.step(&mut step).unwrap();
         assert_eq!((decoded.new_blocks, decoded.copied.len()), (3 - others, 2 - others));
-        assert_eq!(step.map(|sequence| sequence.reserved_blocks()), [0; 4]);
+        assert_eq!(step.map(|append| append.sequence.reserved_blocks()), [0; 4]);
         drop((batch, first, drafting, one, two, forks));
         quiet(&pool);
     }

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 use kvpool::prefix::{BlockHash, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{
-    AdmitRequest, AllocError, AllocRequest, DecodeError, Pool, PrefixError, Priority, Sequence,
-    SequenceError, SequenceId, TOKENS_MAX,
+    AdmitRequest, AllocError, AllocRequest, Append, Batch, Pool, PrefixError, Priority, Sequence,
+    SequenceError, SequenceId, StepError, TOKENS_MAX, Tokens,
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit as serve, pool as caching, pool_of, prompt};
 use tokio::time::timeout;
@@ -147,16 +147,12 @@ fn bad_requests_change_nothing() {
     let mut foreign = other.sequence(SequenceId(5)).open().unwrap();
     let mut batch = pool.begin_batch();
     assert!(matches!(
-        batch.append_to(&mut foreign, 0),
+        batch.append(&mut foreign, Tokens::Announced(1)),
         Err(SequenceError::ForeignSequence { id: SequenceId(5) })
     ));
     assert!(matches!(
-        batch.decode(&mut [&mut foreign]),
-        Err(DecodeError::Sequence { id: SequenceId(5), error: SequenceError::ForeignSequence { .. } })
-    ));
-    assert!(matches!(
-        batch.decode_tokens(&mut [&mut foreign], &[1, 2]),
-        Err(DecodeError::Tokens { sequences: 1, tokens: 2 })
+        batch.step(&mut [Append::new(&mut foreign, 1)]),
+        Err(StepError::Sequence { id: SequenceId(5), error: SequenceError::ForeignSequence { .. } })
     ));
     let mut sequence = open;
     assert!(matches!(
@@ -215,9 +211,9 @@ fn a_reservation_that_is_too_small_is_used_and_completed() {
         "{refused}"
     );
     assert_eq!((sequence.len(), sequence.reserved_blocks()), (0, 2), "nothing was drawn");
-    assert_eq!(batch.append_to(&mut sequence, 12).unwrap().new_blocks, 3);
-    assert_eq!(batch.append_to(&mut sequence, 12).unwrap().tokens, 12..12);
-    assert_eq!(batch.append_to(&mut sequence, 3).unwrap().tokens, 12..12, "longer already");
+    assert_eq!(batch.append(&mut sequence, 12).unwrap().new_blocks, 3);
+    let unknown = batch.append(&mut sequence, Tokens::Announced(1)).unwrap_err();
+    assert_eq!(unknown, SequenceError::TokensUnknown { id: SequenceId(1), known: 0 }, "there is no cache");
     drop((rest, batch, sequence));
     quiet(&pool);
 }
@@ -284,7 +280,7 @@ async fn the_prefix_may_be_evicted_grow_or_be_cleared_while_an_admission_waits()
         let blocks = sequence.block_count() + sequence.reserved_blocks();
         assert_eq!((sequence.len(), blocks), (cached, 40), "{change}");
         let mut step = pool.begin_batch();
-        step.append_to(&mut sequence, 80).unwrap();
+        step.append(&mut sequence, Tokens::Announced(80)).unwrap();
         step.finish();
         drop(sequence);
         let again = pool.admit(&request(2, &tokens)).unwrap();
@@ -329,11 +325,8 @@ fn a_step_without_enough_blocks_names_the_sequences_and_changes_none() {
     let mut batch = pool.begin_batch();
     let tokens = [1, 2, 3, 4, 5];
     let lengths: Vec<usize> = sequences.iter().map(Sequence::len).collect();
-    let refused = {
-        let mut step: Vec<&mut Sequence> = sequences.iter_mut().collect();
-        batch.decode_tokens(&mut step, &tokens).unwrap_err()
-    };
-    let DecodeError::Lacking { sequences: lacking, error } = &refused else { panic!("{refused}") };
+    let refused = { batch.step(&mut with_ids(&mut sequences, &tokens)).unwrap_err() };
+    let StepError::Lacking { sequences: lacking, error } = &refused else { panic!("{refused}") };
     assert_eq!(lacking[..], [SequenceId(1), SequenceId(4)]);
     assert!(matches!(error, AllocError::Exhausted { asked: 1, .. }), "{refused}");
     assert_eq!(sequences.iter().map(Sequence::len).collect::<Vec<_>>(), lengths);
@@ -342,18 +335,75 @@ fn a_step_without_enough_blocks_names_the_sequences_and_changes_none() {
     drop(rest);
     batch.finish();
     let mut batch = pool.begin_batch();
-    let mut step: Vec<&mut Sequence> = sequences.iter_mut().collect();
-    let decoded = batch.decode_tokens(&mut step, &tokens).unwrap();
-    assert_eq!((decoded.new_blocks, decoded.copied.len()), (4, 0));
-    let decoded = batch.decode(&mut step).unwrap();
-    assert_eq!(decoded.new_blocks, 1, "the third");
+    let stepped = batch.step(&mut with_ids(&mut sequences, &tokens)).unwrap();
+    assert_eq!((stepped.new_blocks, stepped.copied.len()), (4, 0));
+    let mut step: Vec<Append> = sequences.iter_mut().map(|sequence| Append::new(sequence, 1)).collect();
+    assert_eq!(batch.step(&mut step).unwrap().new_blocks, 1, "the third");
     assert!(sequences.iter().zip(lengths).all(|(sequence, length)| sequence.len() == length + 2));
-    let unknown = batch.decode_tokens(&mut [&mut sequences[0]], &[1]).unwrap_err();
+    let unknown = batch.step(&mut [Append::new(&mut sequences[0], &[1])]).unwrap_err();
     assert!(matches!(
         unknown,
-        DecodeError::Sequence { id: SequenceId(0), error: SequenceError::TokensUnknown { .. } }
+        StepError::Sequence { id: SequenceId(0), error: SequenceError::TokensUnknown { .. } }
     ));
     drop((batch, sequences));
+    quiet(&pool);
+}
+
+fn with_ids<'a>(sequences: &'a mut [Sequence], ids: &'a [u32]) -> Vec<Append<'a>> {
+    let pairs = sequences.iter_mut().zip(ids);
+    pairs.map(|(sequence, id)| Append::new(sequence, std::slice::from_ref(id))).collect()
+}
+
+/// Chunks of prompts, decoded tokens and drafts in one step, which has blocks for all or for none.
+#[test]
+fn a_step_is_of_chunks_decoded_tokens_and_drafts() {
+    let pool = caching(20);
+    let (mut decoding, _) = serve(&pool, 1, &prompt(1, 8));
+    let (mut drafting, _) = serve(&pool, 2, &prompt(2, 7));
+    let mut reading = pool.sequence(SequenceId(3)).tokens(&prompt(3, 30)).unwrap();
+    let mut done = pool.sequence(SequenceId(4)).tokens(&prompt(1, 9)).unwrap();
+    assert_eq!(done.len(), 8);
+    let mut batch = pool.begin_batch();
+    let mut step = |batch: &mut Batch, chunk: usize| {
+        let mut step = [
+            Append::new(&mut decoding, &[7]),
+            Append::new(&mut drafting, Tokens::Draft(6)),
+            Append::new(&mut reading, Tokens::Announced(chunk)),
+            Append::new(&mut done, Tokens::Announced(4)),
+        ];
+        let outcome = batch.step(&mut step);
+        (outcome, [decoding.len(), drafting.len(), reading.len(), done.len()])
+    };
+    let rest = pool.allocate(AllocRequest::new(pool.available_blocks() - 6)).unwrap();
+    // One block for the token, two for the draft, four for the chunk, and one for the last token.
+    let (refused, lengths) = step(&mut batch, 13);
+    let StepError::Lacking { sequences, .. } = refused.unwrap_err() else { panic!("it lacks blocks") };
+    assert_eq!((sequences, lengths), (vec![SequenceId(3), SequenceId(4)], [8, 7, 0, 8]));
+    assert_eq!(pool.available_blocks(), 6);
+    drop(rest);
+    batch.finish();
+    let mut batch = pool.begin_batch();
+    let (stepped, lengths) = step(&mut batch, 13);
+    assert_eq!((stepped.unwrap().new_blocks, lengths), (8, [9, 13, 13, 9]));
+    // Nothing is left to append to one of them.
+    let (stepped, lengths) = step(&mut batch, 100);
+    assert_eq!((stepped.unwrap().new_blocks, lengths), (5, [10, 19, 30, 9]));
+    batch.finish();
+    assert_eq!((decoding.announced(), drafting.committed(), drafting.announced()), (10, 7, 7));
+    let zero = pool.begin_batch().step(&mut [Append::new(&mut reading, 0)]).unwrap_err();
+    assert!(matches!(zero, StepError::Sequence { error: SequenceError::ZeroTokens { .. }, .. }), "{zero}");
+    // Of the draft, two tokens are accepted.
+    let beyond = drafting.accept(&[0; 13]).unwrap_err();
+    assert!(matches!(beyond, SequenceError::CommitBeyondLength { asked: 20, length: 19, .. }), "{beyond}");
+    drafting.accept(&[70, 71]).unwrap();
+    assert_eq!((drafting.len(), drafting.committed(), drafting.announced()), (9, 9, 9));
+    drafting.announce(&[72]).unwrap();
+    let ahead = drafting.accept(&[]).unwrap_err();
+    assert!(matches!(ahead, SequenceError::TokensAhead { length: 9, announced: 10, .. }), "{ahead}");
+    drop((decoding, drafting, reading, done));
+    let mut tokens = prompt(2, 7);
+    tokens.extend([70, 71, 5]);
+    assert_eq!(pool.sequence(SequenceId(5)).tokens(&tokens).unwrap().len(), 8);
     quiet(&pool);
 }
 
@@ -365,13 +415,14 @@ fn a_step_that_fails_at_one_sequence_takes_back_the_others() {
     // Announced, but not appended: a token cannot be announced behind these.
     second.announce(&[1, 2]).unwrap();
     let mut batch = pool.begin_batch();
-    let refused = batch.decode_tokens(&mut [&mut first, &mut second], &[5, 6]).unwrap_err();
+    let mut step = [Append::new(&mut first, &[5]), Append::new(&mut second, &[6])];
+    let refused = batch.step(&mut step).unwrap_err();
     assert!(matches!(
         refused,
-        DecodeError::Sequence { id: SequenceId(2), error: SequenceError::TokensAhead { .. } }
+        StepError::Sequence { id: SequenceId(2), error: SequenceError::TokensAhead { .. } }
     ));
     assert_eq!((first.len(), second.len(), first.announced()), (8, 8, 8));
-    batch.decode_tokens(&mut [&mut first], &[7]).unwrap();
+    batch.step(&mut [Append::new(&mut first, &[7])]).unwrap();
     drop((batch, first, second));
     quiet(&pool);
 }

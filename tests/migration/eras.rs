@@ -33,7 +33,7 @@ async fn go(from: &Pool, to: &Pool, sequence: Sequence) -> Sequence {
 /// Appends further tokens, and stores them.
 fn extend(pool: &Pool, sequence: &mut Sequence, tokens: &[u32]) {
     let (first, mut batch) = (sequence.len(), pool.begin_batch());
-    batch.append_tokens(sequence, tokens).unwrap();
+    batch.append(sequence, tokens).unwrap();
     store(&mut batch, sequence, first, tokens);
     batch.finish();
 }
@@ -75,7 +75,7 @@ async fn ids_survive_a_swap_after_a_clear() {
         // Tokens that are not announced make those behind them unknown, here as anywhere.
         let mut batch = a.begin_batch();
         batch.append(&mut sequence, 1).unwrap();
-        let refused = batch.append_tokens(&mut sequence, &more).unwrap_err();
+        let refused = batch.append(&mut sequence, &more).unwrap_err();
         assert_eq!(refused, kvpool::SequenceError::TokensUnknown { id: SequenceId(7), known: 92 });
         batch.finish();
         drop(sequence);

@@ -136,7 +136,7 @@ async fn a_sequence_comes_back_with_the_error() {
         let blocks: Vec<_> = sequence.blocks().collect();
         until("held", || from.audit().is_ok());
         let mut batch = from.begin_batch();
-        let appended = batch.append_tokens(&mut sequence, &[5]).unwrap();
+        let appended = batch.append(&mut sequence, &[5]).unwrap();
         store(&mut batch, &mut sequence, 42, &[5]);
         batch.finish();
         assert!(appended.copied.is_none() && sequence.blocks().eq(blocks), "{appended:?}");
@@ -269,7 +269,7 @@ async fn a_dropped_migration() {
         if let Some(sequence) = &mut kept {
             // Its blocks are still being read: a write goes to a copy.
             let mut batch = from.begin_batch();
-            let appended = batch.append_tokens(sequence, &[5]).unwrap();
+            let appended = batch.append(sequence, &[5]).unwrap();
             assert!(appended.copied.is_some());
             store(&mut batch, sequence, 42, &[5]);
             batch.finish();

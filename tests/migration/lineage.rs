@@ -127,7 +127,7 @@ impl World {
         if sequence.announced() > first {
             batch.append(sequence, all.len() - first)?;
         } else {
-            match batch.append_tokens(sequence, &all[first..]) {
+            match batch.append(sequence, &all[first..]) {
                 Err(SequenceError::TokensUnknown { .. }) => batch.append(sequence, all.len() - first),
                 appended => appended,
             }?;

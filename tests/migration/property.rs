@@ -102,7 +102,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
                 (0..count as u32).map(|token| 1 << 30 | (id as u32) << 12 | token).collect();
             let mut batch = pools[open.side].begin_batch();
             // All its tokens are known, wherever it was truncated and whichever pools it was in.
-            match batch.append_tokens(&mut open.sequence, &fresh) {
+            match batch.append(&mut open.sequence, &fresh) {
                 Ok(_) => {
                     store(&mut batch, &mut open.sequence, first, &fresh);
                     open.tokens.extend(fresh);

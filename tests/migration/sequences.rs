@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
 use kvpool::storage::{Arrangement, KvPlanes};
-use kvpool::{Pool, Priority, SequenceId, Target};
+use kvpool::{Pool, Priority, SequenceId, Target, Tokens};
 
 use super::kv::{
     BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,
@@ -53,7 +53,7 @@ async fn it_continues_in_the_target() {
     let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
     assert_eq!((sequence.announced(), to.sequence_count(), from.sequence_count()), (42, 1, 0));
     let mut batch = to.begin_batch();
-    batch.append_tokens(&mut sequence, &tokens[42..79]).unwrap();
+    batch.append(&mut sequence, &tokens[42..79]).unwrap();
     store(&mut batch, &mut sequence, 42, &tokens[42..79]);
     batch.finish();
     check(&to, &sequence, &tokens);
@@ -71,7 +71,7 @@ async fn blocks_of_a_panicked_batch_are_found_nowhere() {
     let mut sequence = admit(&from, 7, &tokens[..17]).unwrap();
     let panicked = catch_unwind(AssertUnwindSafe(|| {
         let mut batch = from.begin_batch();
-        batch.append_tokens(&mut sequence, &tokens[17..]).unwrap();
+        batch.append(&mut sequence, &tokens[17..]).unwrap();
         panic!("before anything is stored");
     }));
     assert!(panicked.is_err());
@@ -99,7 +99,7 @@ async fn drafts_and_announced_tokens_go_too() {
     extend(&mut batch, &mut sequence, &tokens[..30]).unwrap();
     batch.finish();
     let mut batch = from.begin_batch();
-    let drafted = batch.draft(&mut sequence, 7).unwrap().tokens;
+    let drafted = batch.append(&mut sequence, Tokens::Draft(7)).unwrap().tokens;
     store(&mut batch, &mut sequence, drafted.start, &tokens[drafted]);
     batch.finish();
     let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
@@ -110,7 +110,7 @@ async fn drafts_and_announced_tokens_go_too() {
     sequence.commit(33).unwrap();
     sequence.truncate(36).unwrap();
     let mut batch = to.begin_batch();
-    batch.append_tokens(&mut sequence, &tokens[36..64]).unwrap();
+    batch.append(&mut sequence, &tokens[36..64]).unwrap();
     store(&mut batch, &mut sequence, 36, &tokens[36..64]);
     batch.finish();
     check(&to, &sequence, &tokens);
@@ -143,7 +143,7 @@ async fn a_replica_is_independent() {
     let (mut there, _) = from.replicate(&here, Target::Device(&to)).await.unwrap();
     for (pool, sequence, tokens) in [(&from, &mut here, &tokens), (&to, &mut there, &other)] {
         let mut batch = pool.begin_batch();
-        batch.append_tokens(sequence, &tokens[42..]).unwrap();
+        batch.append(sequence, &tokens[42..]).unwrap();
         store(&mut batch, sequence, 42, &tokens[42..]);
         batch.finish();
     }
@@ -191,7 +191,7 @@ async fn caches_that_do_not_agree() {
         let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
         check(&to, &sequence, &tokens);
         let mut batch = to.begin_batch();
-        batch.append_tokens(&mut sequence, &tokens[..10]).unwrap();
+        batch.append(&mut sequence, &tokens[..10]).unwrap();
         batch.finish();
         drop(sequence);
         assert_eq!(cached(&to, &tokens), 0);

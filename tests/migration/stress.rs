@@ -71,7 +71,7 @@ impl Shared {
                     let (side, sequence, tokens) = &mut open[0];
                     let more: Vec<u32> = (0..rng.usize(1..9)).map(|_| rng.u32(1 << 30..)).collect();
                     let mut batch = self.pools[*side].begin_batch();
-                    match batch.append_tokens(sequence, &more) {
+                    match batch.append(sequence, &more) {
                         Ok(_) => {
                             store(&mut batch, sequence, tokens.len(), &more);
                             tokens.extend(more);

@@ -167,8 +167,8 @@ impl World {
                     let mut batch = self.pools[*at].begin_batch();
                     // Refused if there are no blocks.
                     let _ = match draft {
-                        true => batch.draft(sequence, tokens.into()),
-                        false => batch.append(sequence, tokens.into()),
+                        true => batch.append(sequence, kvpool::Tokens::Draft(tokens.into())),
+                        false => batch.append(sequence, usize::from(tokens)),
                     };
                     batch.finish();
                 }

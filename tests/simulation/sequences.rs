@@ -4,6 +4,7 @@ use kvpool::block::{Moved, Since};
 use kvpool::prefix::ExtraKey;
 use kvpool::{
     AllocError, BlockHandle, BlockTable, CsrTable, Priority, Sequence, SequenceError, SequenceId, Ticket,
+    Tokens,
 };
 
 use super::device::Token;
@@ -99,9 +100,9 @@ impl World {
         let is_ahead = written.real.announced() > before;
         written.ids.extend(&ids);
         let outcome = match kind {
-            0..2 => in_flight.batch.draft(&mut written.real, count),
+            0..2 => in_flight.batch.append(&mut written.real, Tokens::Draft(count)),
             2..5 if !is_ahead => {
-                in_flight.batch.append_tokens(&mut written.real, &written.ids[before..before + count])
+                in_flight.batch.append(&mut written.real, &written.ids[before..before + count])
             }
             _ => in_flight.batch.append(&mut written.real, count),
         };

@@ -180,7 +180,7 @@ fn given_up_at_each_step() {
         check(&from, &sequence, &tokens);
         let next = [step];
         let mut batch = from.begin_batch();
-        let appended = batch.append_tokens(&mut sequence, &next).unwrap();
+        let appended = batch.append(&mut sequence, &next).unwrap();
         assert!(appended.copied.is_none(), "it continues in its own block");
         super::kv::store(&mut batch, &mut sequence, tokens.len(), &next);
         batch.finish();

@@ -119,7 +119,7 @@ fn a_cancelled_export_that_is_still_read() {
     let piece = export.piece(&[10]).unwrap();
     let mut sequence = export.cancel().unwrap();
     let mut batch = from.begin_batch();
-    let appended = batch.append_tokens(&mut sequence, &[5]).unwrap();
+    let appended = batch.append(&mut sequence, &[5]).unwrap();
     assert!(appended.copied.is_some());
     super::kv::store(&mut batch, &mut sequence, 42, &[5]);
     batch.finish();

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::sync::Mutex;
 
 use kvpool::prefix::PrefixConfig;
-use kvpool::{AdmitRequest, AllocRequest, FramePool, Pool, Sequence, SequenceError, SequenceId};
+use kvpool::{AdmitRequest, AllocRequest, Append, FramePool, Pool, Sequence, SequenceError, SequenceId};
 use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, layout};
 use kvpool_benches::{Subject, Worker};
 
@@ -179,7 +179,7 @@ fn decode(count: u64) {
             batch.finish();
             batch = pool.begin_batch();
         }
-        batch.append_tokens(&mut sequence, &[token as u32]).expect("there is room");
+        batch.append(&mut sequence, &[token as u32]).expect("there is room");
     }
 }
 
@@ -194,7 +194,7 @@ fn steps(count: u64, is_at_once: bool) {
         let mut batch = pool.begin_batch();
         for (place, sequence) in sequences.iter_mut().enumerate() {
             sequence.truncate(0).expect("it is not shorter");
-            batch.append_tokens(sequence, &vec![place as u32; 1 + place % 16]).expect("there is room");
+            batch.append(sequence, &vec![place as u32; 1 + place % 16]).expect("there is room");
         }
         batch.finish();
     };
@@ -203,11 +203,13 @@ fn steps(count: u64, is_at_once: bool) {
     for step in 0..count / SEQUENCES {
         let mut batch = pool.begin_batch();
         if is_at_once {
-            let mut all: Vec<&mut Sequence> = sequences.iter_mut().collect();
-            batch.decode_tokens(&mut all, &tokens).expect("there is room");
+            let sequences = sequences.iter_mut().zip(&tokens);
+            let mut all: Vec<Append> =
+                sequences.map(|(sequence, token)| Append::new(sequence, slice::from_ref(token))).collect();
+            batch.step(&mut all).expect("there is room");
         } else {
             for (sequence, token) in sequences.iter_mut().zip(&tokens) {
-                batch.append_tokens(sequence, &[*token]).expect("there is room");
+                batch.append(sequence, &[*token]).expect("there is room");
             }
         }
         batch.finish();

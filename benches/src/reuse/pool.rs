@@ -113,7 +113,7 @@ impl<'a, const CACHE: bool> Worker for PoolWorker<'a, CACHE> {
     fn append(&mut self, (sequence, _): &mut Self::Request, token: u32) {
         let batch = self.batch.as_mut().expect("a step has begun");
         if CACHE {
-            batch.append_tokens(sequence, &[token]).expect("there is room");
+            batch.append(sequence, &[token]).expect("there is room");
         } else {
             batch.append(sequence, 1).expect("there is room");
         }

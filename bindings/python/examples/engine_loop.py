@@ -19,7 +19,7 @@ async def admit(pool: kvpool.Pool, running: list[kvpool.Sequence], id: int, prom
     sequence = await pool.admit(id, prompt, headroom=answer, timeout=30)
     with pool.begin_batch() as batch:
         cached = len(sequence)
-        batch.append_to(sequence, len(prompt))  # cannot fail: the blocks are reserved
+        batch.advance(sequence)  # cannot fail: the blocks are reserved
     print(f"request {id}: {cached} of {len(prompt)} tokens were cached")
     running.append(sequence)
 

@@ -151,24 +151,28 @@ impl PyBatch {
     /// Appends final tokens with their ids, so that the prefix cache finds them.
     fn append_tokens(&self, sequence: &Bound<'_, PySequence>, tokens: Numbers) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.append_tokens(&mut *sequence.get().enter_to_append()?, &tokens.0)?.into())
+        Ok(batch.append(&mut *sequence.get().enter_to_append()?, &tokens.0)?.into())
     }
 
-    /// Appends final tokens until the sequence has `total` of them.
-    fn append_to(&self, sequence: &Bound<'_, PySequence>, total: Tokens) -> Outcome<Append> {
+    /// Appends the announced tokens that were not appended yet, at most `max` of them: a prompt
+    /// behind its cached prefix, or a chunk of it. Only in a pool with a prefix cache.
+    #[pyo3(signature = (sequence, max=None))]
+    fn advance(&self, sequence: &Bound<'_, PySequence>, max: Option<Tokens>) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.append_to(&mut *sequence.get().enter_to_append()?, total.0)?.into())
+        let tokens = kvpool::Tokens::Announced(max.map_or(usize::MAX, |max| max.0));
+        Ok(batch.append(&mut *sequence.get().enter_to_append()?, tokens)?.into())
     }
 
     /// Appends speculative tokens: `Sequence.commit` makes some final, `Sequence.truncate` removes
     /// the rest.
     fn draft(&self, sequence: &Bound<'_, PySequence>, tokens: Tokens) -> Outcome<Append> {
         let mut batch = self.batch.enter()?;
-        Ok(batch.draft(&mut *sequence.get().enter_to_append()?, tokens.0)?.into())
+        let tokens = kvpool::Tokens::Draft(tokens.0);
+        Ok(batch.append(&mut *sequence.get().enter_to_append()?, tokens)?.into())
     }
 
     /// Appends one token to each sequence, or to none: OutOfBlocks then names in `sequences` the
-    /// sequences that lack a block. `tokens` are their ids, if known.
+    /// sequences that lack blocks. `tokens` are their ids, if known.
     #[pyo3(signature = (sequences, tokens=None))]
     fn decode(&self, sequences: Vec<Bound<'_, PySequence>>, tokens: Option<Numbers>) -> Outcome<DecodeStep> {
         let mut batch = self.batch.enter()?;
@@ -176,15 +180,12 @@ impl PyBatch {
         for (sequence, entered) in sequences.iter().zip(row.get()) {
             sequence.get().check_final(entered, 0, "decode")?;
         }
-        let decoded = match tokens {
-            None => batch.decode(&mut row.get_mut())?,
-            Some(tokens) => batch.decode_tokens(&mut row.get_mut(), &tokens.0)?,
-        };
-        let copied = decoded.copied.iter().map(|(place, copied)| {
+        let stepped = batch.step(&mut row.appends(tokens.as_ref().map(|tokens| &*tokens.0))?)?;
+        let copied = stepped.copied.iter().map(|(place, copied)| {
             let (from, to) = frames_of(copied);
             (*place, from, to)
         });
-        Ok(DecodeStep { new_blocks: decoded.new_blocks, copied: copied.collect() })
+        Ok(DecodeStep { new_blocks: stepped.new_blocks, copied: copied.collect() })
     }
 
     /// Fills a `BlockTable`, or writes into a `[rows, width]` int32 or int64 buffer. Returns the

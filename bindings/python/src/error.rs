@@ -5,8 +5,8 @@ use std::fmt::{Debug, Display};
 
 use kvpool::compact::Blocker;
 use kvpool::{
-    AllocError, AuditError, BuildError, DecodeError, DefragError, FrameError, FrameShrinkError, GrowError,
-    HandleError, LayoutError, PrefixError, ResizeError, SequenceError, SettleError, ShrinkError, SizingError,
+    AllocError, AuditError, BuildError, DefragError, FrameError, FrameShrinkError, GrowError, HandleError,
+    LayoutError, PrefixError, ResizeError, SequenceError, SettleError, ShrinkError, SizingError, StepError,
     StorageError, TransferError,
 };
 use pyo3::IntoPyObjectExt;
@@ -227,23 +227,18 @@ impl From<SequenceError> for Failure {
     }
 }
 
-impl From<DecodeError> for Failure {
-    fn from(error: DecodeError) -> Self {
+impl From<StepError> for Failure {
+    fn from(error: StepError) -> Self {
         match &error {
-            DecodeError::Lacking { sequences, error: reason } => {
+            StepError::Lacking { sequences, error: reason } => {
                 let lacking: Vec<u64> = sequences.iter().map(|id| id.0).collect();
                 let class =
                     if matches!(reason, AllocError::DeviceLost { .. }) { "PoolLost" } else { "OutOfBlocks" };
                 raise(class, &error, fields![kind: "Lacking", sequences: lacking])
             }
-            DecodeError::Sequence { id, error: reason } => {
+            StepError::Sequence { id, error: reason } => {
                 raise("SequenceError", &error, fields![kind: kind(reason), sequence: id.0])
             }
-            DecodeError::Tokens { sequences, tokens } => raise(
-                "InvalidArgument",
-                &error,
-                fields![kind: "Tokens", sequences: *sequences, tokens: *tokens],
-            ),
             _ => plain("SequenceError", &error),
         }
     }

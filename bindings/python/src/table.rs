@@ -7,7 +7,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Release},
 };
 
-use kvpool::{Batch, BlockTable, CsrTable, Sequence, SequenceError};
+use kvpool::{Append, Batch, BlockTable, CsrTable, Sequence, SequenceError};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -183,9 +183,18 @@ impl<'a> Row<'a> {
         self.0.iter().map(|entered| &**entered)
     }
 
-    /// The sequences, to be written.
-    pub fn get_mut(&mut self) -> Vec<&mut Sequence> {
-        self.0.iter_mut().map(|entered| &mut **entered).collect()
+    /// Returns one token for each sequence, with its id if they are known.
+    pub fn appends<'r>(&'r mut self, ids: Option<&'r [u32]>) -> Outcome<Vec<Append<'r>>> {
+        let (sequences, tokens) = (self.0.len(), ids.map_or(self.0.len(), <[u32]>::len));
+        if sequences != tokens {
+            let message = format!("{tokens} tokens for {sequences} sequences");
+            return Err(raise("InvalidArgument", message, fields![sequences: sequences, tokens: tokens]));
+        }
+        let append = |(place, entered): (usize, &'r mut Sequence)| match ids {
+            Some(ids) => Append::new(entered, &ids[place..=place]),
+            None => Append::new(entered, 1),
+        };
+        Ok(self.0.iter_mut().map(|entered| &mut **entered).enumerate().map(append).collect())
     }
 }
 

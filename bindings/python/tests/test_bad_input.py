@@ -134,7 +134,7 @@ def test_refusals_say_what_was_free(pool: kvpool.Pool) -> None:
         batch.append(first, 4)
         batch.append(second, 4)
         rest = pool.try_allocate(48)
-        with pytest.raises(kvpool.OutOfBlocks, match="2 of the step's sequences lack a block") as refused:
+        with pytest.raises(kvpool.OutOfBlocks, match="2 of the step's sequences lack blocks") as refused:
             batch.decode([first, second])
         assert refused.value.sequences == [1, 2] and len(first) == 4
         rest.close()

@@ -188,7 +188,7 @@ def test_an_append_makes_no_block_final_under_a_writable_view(pool: kvpool.Pool)
         for append in (
             lambda: batch.append(sequence, 1),
             lambda: batch.append_tokens(sequence, [1]),
-            lambda: batch.append_to(sequence, 5),
+            lambda: batch.advance(sequence),
             lambda: batch.draft(sequence, 1),
             lambda: batch.decode([other, sequence]),
         ):

@@ -212,7 +212,7 @@ def test_admission_reserves(pool: kvpool.Pool) -> None:
     with pool.try_admit(7, range(42), headroom=100, priority="high") as sequence:
         assert sequence.reserved_blocks == 36
         with pool.begin_batch() as batch:
-            batch.append_to(sequence, 42)
+            batch.advance(sequence)
         assert sequence.reserved_blocks == 25
         assert pool.victims()[0].id == 7
         assert sequence.release_reservation() == 25

@@ -383,7 +383,7 @@ impl<'a> Worker<'a> {
             // The cache finds decoded tokens by their ids: for the next request of a conversation,
             // or for this one after a preemption.
             let appended = if self.texts.is_some() && !in_prompt {
-                batch.append_tokens(sequence, &[text.id(*held as usize)])
+                batch.append(sequence, &[text.id(*held as usize)])
             } else {
                 batch.append(sequence, tokens as usize)
             };

@@ -252,7 +252,7 @@ impl<'a> Conversing<'a> {
         } else if held < *total {
             let tokens = (*total - held).min(DECODE_TOKENS);
             let ids: [u32; DECODE_TOKENS] = std::array::from_fn(|at| text.id(held + at));
-            batch.append_tokens(sequence, &ids[..tokens])
+            batch.append(sequence, &ids[..tokens])
         } else {
             return Ok(true);
         };

@@ -358,7 +358,7 @@ impl Running {
         let appended = if known > length {
             batch.append(&mut self.sequence, count)
         } else {
-            batch.append_tokens(&mut self.sequence, &new)
+            batch.append(&mut self.sequence, &new)
         };
         match appended {
             Ok(appended) => {

@@ -1,6 +1,6 @@
 //! Errors of the engine.
 
-use kvpool::{DecodeError, SequenceError, TransferError};
+use kvpool::{SequenceError, StepError, TransferError};
 use thiserror::Error;
 
 /// Why a request was refused. The engine is unchanged.
@@ -54,7 +54,7 @@ pub enum EngineError {
     Sequence(#[from] SequenceError),
     /// The pool refused a decode step for another reason than a lack of blocks.
     #[error(transparent)]
-    Decode(#[from] DecodeError),
+    Decode(#[from] StepError),
     /// A sequence could not be moved to or from the host pool, for another reason than a lack of
     /// blocks.
     #[error(transparent)]

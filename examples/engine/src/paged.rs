@@ -9,7 +9,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use kvpool::{Batch, DecodeError, Pool, Sequence, SequenceId};
+use kvpool::{Append, Batch, Pool, Sequence, SequenceId, StepError, Tokens};
 
 use crate::admission::{self, is_lack};
 use crate::cache::{Admission, CacheCounts, Candidate, Growth, KvCache, Tile};
@@ -88,36 +88,23 @@ impl KvCache for Paged {
         batch: &mut Batch,
         growths: &mut [Growth<'_, Sequence>],
     ) -> Result<Vec<usize>, EngineError> {
-        // Usually, the admission has reserved the blocks of a prompt.
-        let mut lacking = Vec::new();
-        for (place, growth) in growths.iter_mut().enumerate().filter(|(_, growth)| !is_decode(growth)) {
-            match growth.sequence.reserve(growth.known) {
-                Err(error) if is_lack(&error) => lacking.push(place),
-                outcome => outcome?,
-            }
-        }
-        if !lacking.is_empty() {
-            return Ok(lacking);
-        }
-        let (decoding, others): (Vec<_>, Vec<_>) = growths.iter_mut().partition(|growth| is_decode(growth));
-        let (mut sequences, tokens): (Vec<_>, Vec<_>) =
-            decoding.into_iter().map(|growth| (&mut *growth.sequence, growth.tokens[0])).unzip();
-        let without_blocks = match batch.decode_tokens(&mut sequences, &tokens) {
+        let appends = growths.iter_mut().map(|growth| match is_decode(growth) {
+            true => Append::new(growth.sequence, &growth.tokens[..1]),
+            false => Append::new(growth.sequence, growth.known),
+        });
+        let lacking = match batch.step(&mut appends.collect::<Vec<_>>()) {
             Ok(_) => Vec::new(),
-            Err(DecodeError::Lacking { sequences, .. }) => sequences,
-            Err(DecodeError::Sequence { id, error }) if is_lack(&error) => vec![id],
+            Err(StepError::Lacking { sequences, .. }) => sequences,
+            Err(StepError::Sequence { id, error }) if is_lack(&error) => vec![id],
             Err(error) => return Err(error.into()),
         };
-        if !without_blocks.is_empty() {
-            let lacks = |growth: &Growth<'_, Sequence>| without_blocks.contains(&growth.sequence.id());
+        if !lacking.is_empty() {
+            let lacks = |growth: &Growth<'_, Sequence>| lacking.contains(&growth.sequence.id());
             return Ok((0..growths.len()).filter(|&place| lacks(&growths[place])).collect());
-        }
-        for growth in others {
-            batch.append_to(growth.sequence, growth.sequence.len() + growth.known)?;
         }
         // Drafts get blocks last, and preempt no sequence.
         for Growth { sequence, tokens, known } in growths.iter_mut().filter(|growth| growth.drafts() > 0) {
-            match batch.draft(sequence, tokens.len() - *known) {
+            match batch.append(sequence, Tokens::Draft(tokens.len() - *known)) {
                 Err(error) if is_lack(&error) => tokens.truncate(*known),
                 Err(error) => return Err(error.into()),
                 Ok(_) => {}

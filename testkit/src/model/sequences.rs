@@ -4,7 +4,7 @@
 //! the pool reports: a block that was lost, wrongly shared or copied, or reused too early shows in
 //! the numbers.
 
-use kvpool::{Appended, BlockId, BlockTable, CsrTable, SequenceError, SequenceId};
+use kvpool::{Appended, BlockId, BlockTable, CsrTable, SequenceError, SequenceId, Tokens};
 
 use super::Pick;
 use super::drive::{Checked, Drive, Opened, same};
@@ -36,8 +36,11 @@ impl Drive {
         let opened = &mut self.sequences[sequence];
         let (before, id) = (opened.tokens.len(), opened.real.id());
         let real = &mut self.batches[batch].1;
-        let got =
-            if draft { real.draft(&mut opened.real, tokens) } else { real.append(&mut opened.real, tokens) };
+        let got = if draft {
+            real.append(&mut opened.real, Tokens::Draft(tokens))
+        } else {
+            real.append(&mut opened.real, tokens)
+        };
         if tokens == 0 {
             return refused(got.map(drop), SequenceError::ZeroTokens { id });
         }

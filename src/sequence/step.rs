@@ -1,0 +1,227 @@
+//! The appends of a step: tokens for many sequences, or for none of them.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::error::{AllocError, SequenceError, StepError};
+use crate::ids::SequenceId;
+
+use super::batch::{Appended, Batch, Copied};
+use super::plan::Growth;
+use super::sequence::{Access, Sequence};
+use super::tokens::Tokens;
+
+/// Tokens for one sequence of a [step](Batch::step).
+#[derive(Debug)]
+pub struct Append<'a> {
+    /// The sequence.
+    pub sequence: &'a mut Sequence,
+    /// Its new tokens.
+    pub tokens: Tokens<'a>,
+}
+
+impl<'a> Append<'a> {
+    /// Appends these tokens to a sequence.
+    pub fn new(sequence: &'a mut Sequence, tokens: impl Into<Tokens<'a>>) -> Self {
+        Self { sequence, tokens: tokens.into() }
+    }
+}
+
+/// Result of a step.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Stepped {
+    /// Number of blocks taken, from reservations or allocated, including copies.
+    pub new_blocks: usize,
+    /// The copies on write, with the place of the sequence in the step.
+    pub copied: Vec<(usize, Copied)>,
+}
+
+/// The plan for a sequence of the step whose last block cannot take the tokens as it is.
+struct Planned {
+    /// Its place in the step.
+    place: usize,
+    growth: Growth,
+    /// Blocks reserved for this step. The sequence had no others.
+    reserved: usize,
+}
+
+impl Batch {
+    /// Appends tokens to many sequences: chunks of prompts, decoded tokens and drafts.
+    ///
+    /// As [`append`](Self::append) for each of them, except that either all sequences get their
+    /// tokens or none does. All missing blocks are reserved before the first token is appended, so
+    /// that the caller can choose which sequences to preempt while all are unchanged. Then the
+    /// copies on write are made, and then the tokens appended.
+    ///
+    /// ```
+    /// use kvpool::{Append, KvLayout, Pool, SequenceId, Tokens};
+    ///
+    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
+    /// let mut prompt = pool.sequence(SequenceId(1)).open()?;
+    /// let mut decoding = pool.sequence(SequenceId(2)).open()?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.step(&mut [Append::new(&mut prompt, 512), Append::new(&mut decoding, &[7])])?;
+    /// batch.step(&mut [Append::new(&mut decoding, Tokens::Draft(4))])?;
+    /// batch.finish();
+    /// assert_eq!((prompt.len(), decoding.len()), (512, 5));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
+    /// the step; [`StepError::Sequence`] for another error. No sequence has changed, except that
+    /// if a copy on write failed, those made before it stay, in blocks that may have been reserved.
+    ///
+    /// # Panics
+    ///
+    /// If the storage panics during a copy; then as after an error.
+    pub fn step(&mut self, appends: &mut [Append<'_>]) -> Result<Stepped, StepError> {
+        let planned = self.plan_step(appends)?;
+        let copied = match catch_unwind(AssertUnwindSafe(|| self.open_tails(appends, &planned))) {
+            Ok(Ok(copied)) => copied,
+            Ok(Err(error)) => {
+                Self::unreserve(appends, &planned);
+                return Err(error);
+            }
+            Err(panic) => {
+                Self::unreserve(appends, &planned);
+                resume_unwind(panic);
+            }
+        };
+        let mut stepped = Stepped { new_blocks: copied.len(), copied };
+        let mut fresh = planned.iter().filter(|planned| planned.growth.fresh > 0).peekable();
+        for place in 0..appends.len() {
+            let Append { ref mut sequence, tokens } = appends[place];
+            let Some(Planned { growth, .. }) = fresh.next_if(|planned| planned.place == place) else {
+                self.append_within_last(sequence, tokens);
+                continue;
+            };
+            // There are blocks for it.
+            let appended = self.append_to_list(sequence, growth, None, tokens);
+            let Ok(Appended { new_blocks, .. }) = appended else {
+                unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
+            };
+            stepped.new_blocks += new_blocks;
+        }
+        // Blocks for copies that were not necessary after all.
+        Self::unreserve(appends, &planned);
+        Ok(stepped)
+    }
+
+    /// Appends tokens to the last block, which is open and has room, or no tokens.
+    #[inline]
+    fn append_within_last(&mut self, sequence: &mut Sequence, tokens: Tokens<'_>) {
+        let (length, blocks) = (sequence.list.tokens(), sequence.list.len() as u32);
+        let count = tokens.count(sequence) as u32;
+        if count == 0 {
+            return;
+        }
+        let growth = Growth::within_last(length, blocks, count, self.step.sequences.0.block_tokens);
+        let growth = growth.unwrap_or_else(|| unreachable!("{sequence:?} was planned to grow in place"));
+        debug_assert!(self.find_room(sequence, &growth).is_ok(), "{sequence:?} is not open at its end");
+        self.append_in_place(sequence, &growth, tokens);
+    }
+
+    /// Makes the last blocks writable in place, and returns the copies.
+    fn open_tails(
+        &mut self,
+        appends: &mut [Append<'_>],
+        planned: &[Planned],
+    ) -> Result<Vec<(usize, Copied)>, StepError> {
+        let mut copies = Vec::new();
+        for &Planned { place, ref growth, .. } in planned {
+            let sequence = &mut *appends[place].sequence;
+            let copied = self.open_tail(sequence, growth);
+            let copied = copied.map_err(|error| StepError::Sequence { id: sequence.id(), error })?;
+            copies.extend(copied.map(|copied| (place, copied)));
+        }
+        Ok(copies)
+    }
+
+    /// Plans the tokens of each sequence, and reserves the blocks that are lacking, or none.
+    /// Returns the plans for the sequences whose last block cannot take the tokens as it is; the
+    /// last blocks of all others are open, and stay so: no other sequence has them.
+    fn plan_step(&mut self, appends: &mut [Append<'_>]) -> Result<Vec<Planned>, StepError> {
+        let mut step = Vec::new();
+        let mut lacking = Vec::<SequenceId>::new();
+        let mut refusal: Option<AllocError> = None;
+        for place in 0..appends.len() {
+            let Append { ref mut sequence, tokens } = appends[place];
+            let error = match self.plan_one(sequence, tokens) {
+                Ok(None) => continue,
+                Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal.as_ref()) {
+                    Ok(reserved) => {
+                        step.push(Planned { place, growth, reserved });
+                        continue;
+                    }
+                    Err(error) => error.into(),
+                },
+                Err(error) => error,
+            };
+            let id = sequence.id();
+            match error {
+                SequenceError::Alloc(error @ (AllocError::Exhausted { .. } | AllocError::Behind { .. })) => {
+                    refusal = Some(error);
+                    lacking.push(id);
+                }
+                error => {
+                    Self::unreserve(appends, &step);
+                    return Err(StepError::Sequence { id, error });
+                }
+            }
+        }
+        let Some(error) = refusal else { return Ok(step) };
+        Self::unreserve(appends, &step);
+        Err(StepError::Lacking { sequences: lacking, error })
+    }
+
+    /// Plans tokens for a sequence. Returns `None` if its last block takes them as it is, otherwise
+    /// the plan and the number of blocks that it needs.
+    #[inline]
+    fn plan_one(
+        &self,
+        sequence: &mut Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        sequence.catch_up();
+        let Some(growth) = self.plan(sequence, tokens)? else { return Ok(None) };
+        Ok(match self.find_room(sequence, &growth) {
+            Ok(()) => None,
+            // A block that is reopened needs none, but is copied if it moves at that moment.
+            Err(tail) => {
+                let copies = tail.is_some_and(|tail| tail.access != Access::Open);
+                Some((growth, growth.fresh as usize + usize::from(copies)))
+            }
+        })
+    }
+
+    /// Reserves the blocks by which a sequence has fewer than `needed`, and returns their number.
+    /// Once the pool has refused a block, the rest of the step lacks its own too.
+    fn provide(
+        &self,
+        sequence: &mut Sequence,
+        needed: usize,
+        refused: Option<&AllocError>,
+    ) -> Result<usize, AllocError> {
+        match (sequence.lacking(needed)?, refused) {
+            (None, _) => Ok(0),
+            (Some(_), Some(&error)) => Err(error),
+            (Some(request), None) => {
+                sequence.allocate_reserved(&self.step.sequences.0.blocks, &request)?;
+                Ok(request.blocks)
+            }
+        }
+    }
+
+    /// Releases those of the blocks reserved for this step that were not used.
+    fn unreserve(appends: &mut [Append<'_>], planned: &[Planned]) {
+        for &Planned { place, reserved, .. } in planned.iter().rev() {
+            let sequence = &mut *appends[place].sequence;
+            let unused = reserved.min(sequence.reserved.len());
+            if unused > 0 {
+                sequence.release_last_reserved(unused);
+            }
+        }
+    }
+}
