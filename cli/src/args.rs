@@ -14,7 +14,7 @@ use clap_complete::Shell;
 use indicatif::HumanCount;
 
 use kvpool::DeviceId;
-use kvpool_policies::PolicyName;
+use kvpool::prefix::policy::PolicyKind;
 use kvpool_policies::simulate::Contender;
 
 #[cfg(not(feature = "top"))]
@@ -68,7 +68,7 @@ pub enum Command {
     /// Measure eviction policies on traces: hit rates by capacity
     ///
     /// Each request looks up the blocks of its prompt, by the hash_ids of the trace, and leaves
-    /// them in the cache. lru, priority and foresight are called as a pool calls them; s3-fifo and
+    /// them in the cache. lru and priority are called as a pool calls them; s3-fifo and
     /// sieve are for comparison, and clairvoyant knows the future: no policy can exceed its hit
     /// rate.
     ///
@@ -208,7 +208,7 @@ pub struct PolicyArgs {
     /// Capacities, as shares of the distinct blocks of a trace
     #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity, allow_hyphen_values = true)]
     pub capacities: Vec<f64>,
-    /// Policies: lru, priority, foresight, s3-fifo, sieve, clairvoyant [default: all but priority]
+    /// Policies: lru, priority, s3-fifo, sieve, clairvoyant [default: all but priority]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values_t = Contender::USUAL, hide_default_value = true)]
     pub policies: Vec<Contender>,
     /// Let requests hold their blocks while they run, MS milliseconds for each token of an answer:
@@ -435,7 +435,7 @@ pub struct PrefixArgs {
     pub prefix_cache: Option<Switch>,
     /// The eviction policy of the prefix cache [default: lru]
     #[arg(long, value_name = "NAME")]
-    pub policy: Option<PolicyName>,
+    pub policy: Option<PolicyKind>,
     /// How early evictions may be to free whole units of frames: a share of LRU's order, from 0
     /// (exactly LRU) to 1 [default: 0.05]
     #[arg(long, value_name = "R", value_parser = threshold, allow_negative_numbers = true)]
@@ -447,13 +447,13 @@ impl PrefixArgs {
     /// a tolerance without LRU.
     pub(crate) fn eviction(self) -> Result<Option<Eviction>, CommandError> {
         let policy = match (self.prefix_cache, self.policy) {
-            (Some(Switch::On), policy) => Some(policy.unwrap_or(PolicyName::LRU)),
+            (Some(Switch::On), policy) => Some(policy.unwrap_or(PolicyKind::Lru)),
             (None, policy) => policy,
             (Some(Switch::Off), None) => None,
             (Some(Switch::Off), Some(policy)) => return Err(CommandError::PolicyWithoutCache(policy)),
         };
         match (policy, self.tolerance) {
-            (policy, Some(_)) if policy != Some(PolicyName::LRU) => Err(CommandError::ToleranceWithoutLru),
+            (policy, Some(_)) if policy != Some(PolicyKind::Lru) => Err(CommandError::ToleranceWithoutLru),
             (policy, tolerance) => Ok(policy.map(|policy| Eviction { policy, tolerance })),
         }
     }
@@ -556,12 +556,12 @@ mod tests {
         let eviction = |arguments: &[&str]| replay(arguments).unwrap().workload.prefix.eviction();
         let policy = |arguments: &[&str]| eviction(arguments).unwrap().map(|eviction| eviction.policy);
         assert_eq!(policy(&[]), None);
-        assert_eq!(policy(&["--prefix-cache", "on"]), Some(PolicyName::LRU));
-        assert_eq!(policy(&["--policy", "foresight"]), Some(PolicyName::Foresight));
+        assert_eq!(policy(&["--prefix-cache", "on"]), Some(PolicyKind::Lru));
+        assert_eq!(policy(&["--policy", "priority"]), Some(PolicyKind::Priority));
         assert_eq!(policy(&["--prefix-cache", "off"]), None);
         let exact = eviction(&["--policy", "lru", "--tolerance", "0"]).unwrap().unwrap();
-        assert_eq!(exact, Eviction { policy: PolicyName::LRU, tolerance: Some(0.0) });
-        for without in [&["--tolerance", "0.1"][..], &["--policy", "foresight", "--tolerance", "0"]] {
+        assert_eq!(exact, Eviction { policy: PolicyKind::Lru, tolerance: Some(0.0) });
+        for without in [&["--tolerance", "0.1"][..], &["--policy", "priority", "--tolerance", "0"]] {
             assert!(matches!(eviction(without), Err(CommandError::ToleranceWithoutLru)), "{without:?}");
         }
     }

@@ -36,7 +36,7 @@ fn json_is_a_list_of_rates() {
     let folder = tempfile::tempdir().unwrap();
     let rates = parse(&kvpool(&format!("policy {} --json --capacities 0.1,1", trace(folder.path()))));
     let rates = rates.as_array().expect("a list");
-    assert_eq!(rates.len(), 10);
+    assert_eq!(rates.len(), 8);
     for rate in rates {
         assert_eq!(keys(rate), ["capacity_blocks", "capacity_share", "hit_rate", "policy", "trace"]);
         let share = rate["capacity_share"].as_f64().unwrap();
@@ -46,7 +46,7 @@ fn json_is_a_list_of_rates() {
             assert_eq!(rate["hit_rate"].as_f64().unwrap(), 900.0 / 1100.0, "{rate}");
         }
     }
-    for name in ["lru", "clairvoyant", "foresight"] {
+    for name in ["lru", "s3-fifo", "sieve", "clairvoyant"] {
         assert_eq!(rates.iter().filter(|rate| rate["policy"] == name).count(), 2, "{name}");
     }
 }
@@ -112,23 +112,18 @@ fn a_trace_without_a_repetition_is_reported() {
     }
 }
 
-/// At 5 %: the rates published for the known policies, and that foresight does not fall behind LRU.
-/// At 1 %: that it is far ahead.
+/// At 5 %: the rates published for the known policies.
 #[test]
 fn the_conversation_trace_has_the_documented_rates() {
     let Some(path) = published("mooncake_conversation.jsonl") else { return };
-    let rates = json(&format!("policy {} --capacities 0.01,0.05 --json", path.display()));
-    let rate_at = |name: &str, blocks: u64| {
-        let is_wanted =
-            |rate: &&serde_json::Value| rate["policy"] == name && rate["capacity_blocks"] == blocks;
+    let rates = json(&format!("policy {} --capacities 0.05 --json", path.display()));
+    let rate = |name: &str| {
+        let is_wanted = |rate: &&serde_json::Value| rate["policy"] == name && rate["capacity_blocks"] == 9140;
         rates.as_array().unwrap().iter().find(is_wanted).unwrap()["hit_rate"].as_f64().unwrap()
     };
-    let rate = |name| rate_at(name, 9140);
     for (name, measured) in [("lru", 0.196), ("s3-fifo", 0.187), ("sieve", 0.128), ("clairvoyant", 0.366)] {
         assert!((rate(name) - measured).abs() < 0.0015, "{name}: {}", rate(name));
     }
-    assert!(rate("foresight") > 0.995 * rate("lru"), "{}", rate("foresight"));
-    assert!(rate_at("foresight", 1828) > 1.5 * rate_at("lru", 1828), "{rates}");
     let table = kvpool(&format!("policy {} --capacities 0.05 --policies lru", path.display()));
     let text = String::from_utf8(table.stdout).unwrap();
     assert!(text.contains("12,031 requests, 288,500 blocks, 182,790 of them distinct"), "{text}");

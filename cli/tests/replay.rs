@@ -6,8 +6,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use common::{json, keys, kvpool, kvpool_in, parse, published};
+use kvpool::prefix::policy::PolicyKind;
 use kvpool_cli::trace::{HashIds, ReadOptions, Request, Trace};
-use kvpool_policies::PolicyName;
 use serde_json::Value;
 
 #[test]
@@ -195,7 +195,7 @@ fn prefixes_are_reused_by_every_policy() {
     let off = run("--prefix-cache off");
     assert_eq!((&off["prefix"], &off["sound"]), (&Value::Null, &Value::Bool(true)));
     assert!(off["hit_rate"].is_null());
-    for policy in PolicyName::ALL {
+    for policy in PolicyKind::ALL {
         let on = run(&format!("--prefix-cache on --policy {}", policy.name()));
         let prefix = &on["prefix"];
         assert_eq!((&on["sound"], &prefix["policy"]), (&Value::Bool(true), &policy.name().into()));

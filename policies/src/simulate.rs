@@ -11,7 +11,6 @@
 //! | `prompts` | the requests of a trace as lists of small numbers |
 //! | `pooled` | policies behind the pool's own trait, over exact queues |
 //! | `running` | the same, and the bound, in a pool whose blocks belong to running requests for a time |
-//! | `workloads` | generated requests, of one kind each |
 //! | `s3fifo`, `sieve` | policies of other systems, for comparison |
 //! | `clairvoyant` | the bound: the best that is possible with the future known |
 //! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG, like any other curves |
@@ -26,7 +25,6 @@ mod s3fifo;
 mod sieve;
 #[cfg(test)]
 mod tests;
-pub mod workloads;
 
 use std::fmt;
 use std::str::FromStr;
@@ -34,9 +32,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use kvpool::prefix::policy::Policy;
-
-use crate::PolicyName;
+use kvpool::prefix::policy::{Policy, PolicyKind};
 
 pub use chart::chart;
 pub use draw::{Curve, Look, Panel, draw, picture};
@@ -46,7 +42,7 @@ pub use prompts::{Arrival, Prompts};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Contender {
     /// A policy behind the pool's trait.
-    Pooled(PolicyName),
+    Pooled(PolicyKind),
     /// S3-FIFO (SOSP 2023): a small queue that most blocks leave soon, a main queue, and a ghost
     /// queue of blocks evicted from the small one.
     S3Fifo,
@@ -84,19 +80,16 @@ pub type Rates = Vec<Vec<Rate>>;
 
 impl Contender {
     /// The pool's default.
-    pub const LRU: Self = Self::Pooled(PolicyName::LRU);
-
-    /// The learned policy, which charts and tables highlight.
-    pub const FORESIGHT: Self = Self::Pooled(PolicyName::Foresight);
+    pub const LRU: Self = Self::Pooled(PolicyKind::Lru);
 
     /// The contenders compared by default. On a trace without priorities, `priority` equals `lru`.
-    pub const USUAL: [Self; 5] = [Self::LRU, Self::S3Fifo, Self::Sieve, Self::FORESIGHT, Self::Clairvoyant];
+    pub const USUAL: [Self; 4] = [Self::LRU, Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
 
     const COMPARED: [Self; 3] = [Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
 
     /// Returns all contenders.
     pub fn all() -> impl Iterator<Item = Self> {
-        PolicyName::ALL.into_iter().map(Self::Pooled).chain(Self::COMPARED)
+        PolicyKind::ALL.into_iter().map(Self::Pooled).chain(Self::COMPARED)
     }
 
     /// Returns the name.
@@ -113,7 +106,7 @@ impl Contender {
     pub fn hit_rate(self, prompts: &Prompts, blocks: usize) -> f64 {
         let hits = match self {
             Self::Pooled(policy) => {
-                return hit_rate_of(&*policy.build(blocks), prompts, blocks, Requests::AtOnce);
+                return hit_rate_of(&*policy.build(), prompts, blocks, Requests::AtOnce);
             }
             Self::S3Fifo => s3fifo::hits(prompts, blocks),
             Self::Sieve => sieve::hits(prompts, blocks),
@@ -126,9 +119,7 @@ impl Contender {
     /// policies that are simulated only where they take none.
     pub fn running_hit_rate(self, prompts: &Prompts, blocks: usize) -> Option<f64> {
         match self {
-            Self::Pooled(policy) => {
-                Some(hit_rate_of(&*policy.build(blocks), prompts, blocks, Requests::Running))
-            }
+            Self::Pooled(policy) => Some(hit_rate_of(&*policy.build(), prompts, blocks, Requests::Running)),
             Self::Clairvoyant => {
                 Some(running::clairvoyant_hits(prompts, blocks) as f64 / prompts.total().max(1) as f64)
             }
@@ -155,7 +146,7 @@ impl FromStr for Contender {
 }
 
 /// Returns the hit rate of an unused policy with a capacity of `blocks` blocks.
-pub fn hit_rate_of(policy: &dyn Policy, prompts: &Prompts, blocks: usize, requests: Requests) -> f64 {
+fn hit_rate_of(policy: &dyn Policy, prompts: &Prompts, blocks: usize, requests: Requests) -> f64 {
     let hits = match requests {
         Requests::AtOnce => pooled::hits(prompts, blocks, policy),
         Requests::Running => running::hits(prompts, blocks, policy),
@@ -206,23 +197,6 @@ pub fn measure(
     let mut policy = || rates.by_ref().take(shares.len()).collect();
     let mut trace = || contenders.iter().map(|_| policy()).collect();
     traces.iter().map(|_| trace()).collect()
-}
-
-/// Returns the part of the gap between LRU and the bound that foresight closes: over the sums of
-/// all capacities, and the mean over the capacities. `None` if one of the three was not measured,
-/// or if there is no gap.
-pub fn gap_closed(rates: &[Vec<Rate>]) -> Option<(f64, f64)> {
-    let of = |contender| {
-        rates.iter().find(|policy| policy.first().is_some_and(|rate| rate.contender == contender))
-    };
-    let (lru, foresight) = (of(Contender::LRU)?, of(Contender::FORESIGHT)?);
-    let gaps: Vec<(f64, f64)> = (lru.iter().zip(foresight).zip(of(Contender::Clairvoyant)?))
-        .map(|((lru, foresight), bound)| (foresight.hit_rate - lru.hit_rate, bound.hit_rate - lru.hit_rate))
-        .filter(|&(_, gap)| gap > 0.0)
-        .collect();
-    let mean = gaps.iter().map(|(won, gap)| won / gap).sum::<f64>() / gaps.len() as f64;
-    let (won, gap) = gaps.iter().fold((0.0, 0.0), |(won, gap), row| (won + row.0, gap + row.1));
-    (!gaps.is_empty()).then_some((won / gap, mean))
 }
 
 /// Returns the number of leading blocks of a prompt that are cached.

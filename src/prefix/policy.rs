@@ -212,7 +212,7 @@ pub enum PolicyKind {
 
 /// No policy has this name.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("unknown eviction policy {name:?}; expected one of {}", PolicyKind::names())]
+#[error("no eviction policy is called {name:?}; there are {}", PolicyKind::ALL.map(PolicyKind::name).join(", "))]
 pub struct UnknownPolicy {
     /// The name that was given.
     pub name: String,
@@ -230,16 +230,12 @@ impl PolicyKind {
         }
     }
 
-    /// Creates an untrained instance.
+    /// Creates an instance.
     pub fn build(self) -> Arc<dyn Policy> {
         match self {
             Self::Lru => Arc::new(Lru),
             Self::Priority => Arc::new(PriorityLru),
         }
-    }
-
-    fn names() -> String {
-        Self::ALL.map(Self::name).join(", ")
     }
 }
 

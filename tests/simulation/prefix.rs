@@ -7,21 +7,21 @@ use kvpool::prefix::policy::{CachePriority, Millis};
 use kvpool::prefix::{BlockHash, Chain, ExtraKey, HashKey, Hashing, PrefixCache, PrefixConfig, PrefixKeys};
 use kvpool::{AdmitRequest, AllocError, SequenceError, SequenceId};
 
-use kvpool_policies::PolicyName;
+use kvpool::prefix::policy::PolicyKind;
 
 use super::sequences::{Written, some_priority};
 use super::world::World;
 
-/// Returns a cache drawn from the seed, for a pool of at most `blocks_max` blocks.
-pub fn some_config(rng: &mut Rng, blocks_max: usize) -> PrefixConfig {
+/// Returns a cache drawn from the seed.
+pub fn some_config(rng: &mut Rng) -> PrefixConfig {
     let hashing = match rng.u8(..4) {
         0 => Hashing::Weak { mask: rng.u64(..16) },
         1 => Hashing::Keyed,
         _ => Hashing::Fast,
     };
-    let policy = PolicyName::ALL[rng.usize(..PolicyName::ALL.len())];
+    let policy = PolicyKind::ALL[rng.usize(..PolicyKind::ALL.len())];
     let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32])).clock(|| Millis(1000));
-    config.hashing(hashing).policy_of(policy.build(blocks_max))
+    config.hashing(hashing).policy(policy)
 }
 
 /// Beginnings of prompts, of 60 tokens at a scale of 1: half of them begin like one another.

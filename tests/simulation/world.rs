@@ -220,7 +220,7 @@ impl World {
         }
         let caches = rng.u8(..4);
         if is_large || caches > 0 {
-            builder = builder.prefix_cache(prefix::some_config(&mut rng, blocks_max + 1));
+            builder = builder.prefix_cache(prefix::some_config(&mut rng));
         }
         let pool = builder.build().unwrap();
         let device = Device::new(pool.blocks().total_frames(), blocks_max + 1, block_tokens);

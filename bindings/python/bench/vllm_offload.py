@@ -74,13 +74,10 @@ def run(arguments: argparse.Namespace) -> None:
 
     from kvpool.vllm.offload import KvpoolOffloadingManager
 
-    foresight = {"cache_policy": "ForesightCachePolicy", "cache_policy_module_path": "kvpool.vllm.foresight"}
     sides = [
         Side("vLLM, lru", CPUOffloadingManager(arguments.chunks)),
         Side("vLLM, arc", CPUOffloadingManager(arguments.chunks, "arc")),
-        Side("vLLM, foresight", CPUOffloadingManager(arguments.chunks, **foresight)),
         Side("kvpool, lru", KvpoolOffloadingManager(arguments.chunks)),
-        Side("kvpool, foresight", KvpoolOffloadingManager(arguments.chunks, **foresight)),
     ]
     per = TRACE_BLOCK // CHUNK
     for number, _, prompt, _, hash_ids in rows_of(arguments.trace, arguments.requests):

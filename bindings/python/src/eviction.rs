@@ -5,8 +5,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use kvpool::prefix::policy::{Millis, Policy};
-use kvpool_policies::{Evictable, PolicyName, Position};
+use kvpool::prefix::policy::{Millis, Policy, PolicyKind};
+use kvpool_policies::{Evictable, Position};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySet};
 
@@ -16,7 +16,7 @@ use crate::error::{Outcome, fields, invalid, raise};
 /// The order in which the blocks of a cache are evicted, by one of kvpool's policies.
 ///
 /// A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which ones
-/// to evict. `policy` is "foresight", "lru" or "priority"; `blocks_max` is the cache's size.
+/// to evict. `policy` is "lru" or "priority"; `blocks_max` is the cache's size.
 ///
 /// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with
 /// the number of the request from `begin`, and the last position first. The end of a request,
@@ -27,8 +27,7 @@ use crate::error::{Outcome, fields, invalid, raise};
 /// All methods are safe to call from any thread, and keep the GIL.
 #[pyclass(frozen, name = "EvictionOrder", module = "kvpool._kvpool")]
 pub struct PyEvictionOrder {
-    name: PolicyName,
-    blocks_max: usize,
+    name: PolicyKind,
     began: Instant,
     order: Mutex<Order>,
 }
@@ -78,9 +77,9 @@ fn unknown(key: &Bound<'_, PyBytes>) -> crate::error::Failure {
 }
 
 impl Order {
-    fn new(name: PolicyName, blocks_max: usize) -> Self {
+    fn new(name: PolicyKind) -> Self {
         Self {
-            placed: Evictable::new(name.build(blocks_max)),
+            placed: Evictable::new(name.build()),
             slots: HashMap::new(),
             blocks: Vec::new(),
             free: Vec::new(),
@@ -89,9 +88,9 @@ impl Order {
         }
     }
 
-    /// Forgets all blocks and what the policy learned. Requests that have not ended go on.
-    fn clear(&mut self, name: PolicyName, blocks_max: usize) {
-        self.placed.reset(name.build(blocks_max));
+    /// Forgets all blocks. Requests that have not ended go on.
+    fn clear(&mut self, name: PolicyKind) {
+        self.placed.reset(name.build());
         self.slots.clear();
         self.blocks.clear();
         self.free.clear();
@@ -287,11 +286,12 @@ impl PyEvictionOrder {
 #[pymethods]
 impl PyEvictionOrder {
     #[new]
-    #[pyo3(signature = (blocks_max, policy="foresight"))]
+    #[pyo3(signature = (blocks_max, policy="lru"))]
     fn new(blocks_max: Blocks, policy: &str) -> Outcome<Self> {
-        let name: PolicyName = policy.parse().map_err(invalid)?;
-        let order = Mutex::new(Order::new(name, blocks_max.0));
-        Ok(Self { name, blocks_max: blocks_max.0, began: Instant::now(), order })
+        let name: PolicyKind = policy.parse().map_err(invalid)?;
+        // A size to check: these queues need none.
+        let Blocks(_) = blocks_max;
+        Ok(Self { name, began: Instant::now(), order: Mutex::new(Order::new(name)) })
     }
 
     /// Name of the policy.
@@ -416,9 +416,9 @@ impl PyEvictionOrder {
         Ok(evicted.map(|keys| keys.iter().map(|key| PyBytes::new(py, key).unbind()).collect()))
     }
 
-    /// Forgets all blocks, and all that the policy learned. Requests that have not ended keep their numbers.
+    /// Forgets all blocks. Requests that have not ended keep their numbers.
     fn clear(&self) {
-        self.order().clear(self.name, self.blocks_max);
+        self.order().clear(self.name);
     }
 
     fn __len__(&self) -> usize {

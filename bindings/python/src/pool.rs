@@ -14,7 +14,6 @@ use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, Hashing, PrefixConfig};
 use kvpool::{AdmitRequest, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId};
 use kvpool_map::Picture;
-use kvpool_policies::Foresight;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -39,7 +38,7 @@ const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
 ///
 /// - `blocks_max`: size up to which `resize` can grow it.
 /// - `reserve`: blocks that only urgent requests get.
-/// - `prefix_cache`: True or the name of an eviction policy: "lru", "priority" or "foresight".
+/// - `prefix_cache`: True or the name of an eviction policy: "lru" or "priority".
 /// - `events`: number of the cache's events that subscribers can receive late.
 /// - `hashing`: "fast" (default), or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in
 ///   all processes whose caches exchange blocks; random by default. They and `events` are refused
@@ -82,7 +81,6 @@ const EVENTS_MAX: usize = 1 << 24;
 /// Configures the prefix cache from the arguments of the constructor; `None`: there is none.
 fn cache_config(
     choice: Option<&Bound<'_, PyAny>>,
-    blocks_max: usize,
     events: Option<Count>,
     hashing: Option<&str>,
     key: Option<Key>,
@@ -93,17 +91,10 @@ fn cache_config(
         Some((_, Ok(choice))) => choice,
         Some((choice, Err(_))) => {
             let name = choice.extract::<String>()?;
-            let known = PolicyKind::ALL.into_iter().find(|kind| kind.name() == name);
-            config = match known {
-                Some(kind) => config.policy(kind),
-                None if name == "foresight" => config.policy_of(Arc::new(Foresight::new(blocks_max))),
-                None => {
-                    let message = format!(
-                        "unknown eviction policy {name:?}; the policies are lru, priority and foresight"
-                    );
-                    return Err(raise("BuildError", message, fields![kind: "UnknownPolicy"]));
-                }
-            };
+            let policy = name.parse::<PolicyKind>();
+            config = config.policy(policy.map_err(|unknown| {
+                raise("BuildError", unknown.to_string(), fields![kind: "UnknownPolicy"])
+            })?);
             true
         }
     };
@@ -206,7 +197,7 @@ impl PyPool {
         if zero_on_free {
             builder = builder.zero_on_free();
         }
-        if let Some(config) = cache_config(prefix_cache.as_ref(), max, events, hashing, hash_key)? {
+        if let Some(config) = cache_config(prefix_cache.as_ref(), events, hashing, hash_key)? {
             builder = builder.prefix_cache(config);
         }
         if !storage {

@@ -143,7 +143,7 @@ def test_a_request_that_goes_on_keeps_what_an_ended_one_used() -> None:
     assert order.evict(1) == [b"idle"]
 
 
-@pytest.mark.parametrize("policy", ["lru", "foresight"])
+@pytest.mark.parametrize("policy", ["lru", "priority"])
 @pytest.mark.parametrize("ends_first", ["older", "newer", "without a number"])
 def test_the_end_of_a_request_leaves_what_others_use(policy: str, ends_first: str) -> None:
     order = kvpool.EvictionOrder(8, policy)
@@ -204,7 +204,7 @@ def test_numbers_of_requests_do_not_repeat_after_clear() -> None:
     assert order.evict(1) == [b"idle"]
 
 
-@pytest.mark.parametrize("policy", ["lru", "foresight"])
+@pytest.mark.parametrize("policy", ["lru", "priority"])
 def test_any_calls_keep_the_count_of_blocks(policy: str) -> None:
     dice = random.Random(5)
     order = kvpool.EvictionOrder(64, policy)

@@ -42,16 +42,6 @@ OFFLOAD_DIFFERENCES = {
     "test_manager::test_already_stored_chunk_not_evicted_during_prepare_store[arc]": WRITES_IDS,
     "test_manager::test_cpu_manager": WRITES_IDS,
 }
-TIERING_FILE = "tests/v1/kv_offload/tiering/test_tiering_offloading.py"
-IS_LRU = "asks whether the policy of the name `lru` is vLLM's class, or reads its heap"
-RUNNING_LAST = "mixes requests that have ended with one that never does: kvpool evicts chunks of the former first"
-POLICY_DIFFERENCES = {
-    "TestCachePolicyFactory::test_lru_and_arc_registered": IS_LRU,
-    "TestTieringOffloadingManager::test_touch_propagates_to_all_tiers": IS_LRU,
-    "test_manager::test_lru_batch_eviction_failure_is_atomic": IS_LRU,
-    "test_manager::test_lru_repeated_pin_cycles_compact_lazy_heap_entries": IS_LRU,
-    "test_manager::test_cpu_manager": RUNNING_LAST,
-}
 
 
 @pytest.fixture(scope="module")
@@ -75,16 +65,6 @@ def test_upstream_tests_of_offloading_differ_only_where_named(vllm: Engine) -> N
     assert len(stock) > 70
     assert set(stock.values()) == {"passed"}
     assert {name for name in stock if ours.get(name) != "passed"} == set(OFFLOAD_DIFFERENCES)
-
-
-def test_upstream_tests_of_the_eviction_policy_differ_only_where_named(vllm: Engine) -> None:
-    """kvpool's policy in the place of `lru`, in vLLM's manager and under its tiering."""
-    files = [*OFFLOAD_FILES, TIERING_FILE]
-    stock = verdicts(vllm, files, {"KVPOOL_VLLM": "off"}, plugin="vllm_plugin")
-    ours = verdicts(vllm, files, {"KVPOOL_VLLM": "foresight"}, plugin="vllm_plugin")
-    passed = {name for name in stock if stock[name] == "passed"}
-    assert len(passed) > 140
-    assert {name for name in passed if ours.get(name) != "passed"} == set(POLICY_DIFFERENCES)
 
 
 def test_cases_of_offloading(vllm: Engine) -> None:

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use indicatif::{BinaryBytes, HumanCount};
+use kvpool::prefix::policy::PolicyKind;
 use kvpool::{DeviceId, LayoutError};
-use kvpool_policies::PolicyName;
 use thiserror::Error;
 
 use crate::trace::TraceError;
@@ -21,7 +21,7 @@ pub enum CommandError {
     #[error("--device {device}: {reason}")]
     Device { device: DeviceId, reason: String },
     #[error("--policy {0} has no effect with --prefix-cache off")]
-    PolicyWithoutCache(PolicyName),
+    PolicyWithoutCache(PolicyKind),
     #[error("--tolerance is of LRU, which this command does not use: add --policy lru")]
     ToleranceWithoutLru,
     #[error("--compare free-list does not follow --resize-at: a free list keeps its size")]

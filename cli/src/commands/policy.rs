@@ -3,11 +3,9 @@
 use std::path::Path;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
-use comfy_table::{Attribute, Cell, CellAlignment};
+use comfy_table::{Cell, CellAlignment};
 use indicatif::HumanCount;
-use kvpool_policies::simulate::{
-    Contender, Prompts, Rate, Rates, Requests, chart, draw, gap_closed, measure,
-};
+use kvpool_policies::simulate::{Prompts, Rate, Rates, Requests, chart, draw, measure};
 use serde_json::{Value, json};
 
 use super::CommandError;
@@ -84,19 +82,13 @@ fn row(trace: &str, rate: &Rate) -> Value {
 /// Renders the rates of a trace: a heading, a table, and a chart if the terminal is wide enough.
 fn section(name: &str, prompts: &Prompts, rates: &Rates, width: Option<usize>) -> String {
     let mut table = output::table(UTF8_FULL_CONDENSED);
-    let emphasized = |contender: Contender, cell: Cell| {
-        if contender == Contender::FORESIGHT { cell.add_attribute(Attribute::Bold) } else { cell }
-    };
     let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-    let contenders = rates.iter().filter_map(|policy| Some(policy.first()?.contender));
-    let names = contenders.map(|contender| emphasized(contender, Cell::new(contender)));
+    let names = rates.iter().filter_map(|policy| Some(Cell::new(policy.first()?.contender)));
     table.set_header(["capacity share", "capacity blocks"].into_iter().map(Cell::new).chain(names));
     for (at, first) in rates.first().into_iter().flatten().enumerate() {
         let capacity =
             [format!("{} %", (first.share * 1e5).round() / 1e3), HumanCount(first.blocks as u64).to_string()];
-        let figures = rates
-            .iter()
-            .map(|policy| emphasized(policy[at].contender, right(format!("{:.3}", policy[at].hit_rate))));
+        let figures = rates.iter().map(|policy| right(format!("{:.3}", policy[at].hit_rate)));
         table.add_row(capacity.map(right).into_iter().chain(figures));
     }
     let heading = format!(
@@ -105,15 +97,7 @@ fn section(name: &str, prompts: &Prompts, rates: &Rates, width: Option<usize>) -
         HumanCount(prompts.total() as u64),
         HumanCount(prompts.distinct() as u64),
     );
-    let closed = gap_closed(rates).map_or(String::new(), |(total, mean)| {
-        format!(
-            "{} closes {:.1} % of the gap between lru and clairvoyant (mean of the rows: {:.1} %)",
-            Contender::FORESIGHT,
-            100.0 * total,
-            100.0 * mean
-        )
-    });
     let chart = Some(chart(rates)).filter(|chart| width.is_none_or(|width| fit::columns(chart) <= width));
-    let parts = [fit::text(&heading, width), fit::table(table, width), fit::text(&closed, width)];
+    let parts = [fit::text(&heading, width), fit::table(table, width)];
     parts.into_iter().chain(chart).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n")
 }

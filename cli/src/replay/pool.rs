@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, Defragmenter};
 use kvpool::prefix::policy::Millis;
+use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, Elements, ElementsMut, KvLayout, Storage};
 use kvpool::{AllocError, AllocRequest, Batch, Pool, SequenceError};
-use kvpool_policies::PolicyName;
 use tokio::runtime::{self, Runtime};
 
 use super::content::Shape;
@@ -34,7 +34,7 @@ pub struct Compaction {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Eviction {
     /// Its policy.
-    pub policy: PolicyName,
+    pub policy: PolicyKind,
     /// LRU's tolerance, if it is not the default.
     pub tolerance: Option<f64>,
 }
@@ -96,7 +96,7 @@ impl ReplayPool {
             let clock = move || Millis(now.load(Relaxed));
             // Known, so that a replay on one thread can be repeated: collisions depend on the key.
             let config = PrefixConfig::new().key(HashKey::from_bytes([0; 32]));
-            let config = config.policy_of(policy.build(blocks_max + 1)).clock(clock);
+            let config = config.policy(policy).clock(clock);
             builder = builder.prefix_cache(match tolerance {
                 Some(share) => config.tolerance(share),
                 None => config,

@@ -1,9 +1,9 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{CopyDone, Dtype, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
 use kvpool::{AllocRequest, DeviceId, StorageError};
-use kvpool_policies::PolicyName;
 
 use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
@@ -126,7 +126,7 @@ impl Storage for Faulty {
 
 const SHAPE: Shape = Shape { layers: 2, k_bytes: 8, v_bytes: 8, block_tokens: 16 };
 
-const LRU: Eviction = Eviction { policy: PolicyName::LRU, tolerance: None };
+const LRU: Eviction = Eviction { policy: PolicyKind::Lru, tolerance: None };
 
 /// A pool with a faulty storage; `calls` is the number of calls before the fault.
 fn faulty(

@@ -269,7 +269,7 @@ fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend
     let mut builder = builder.blocks(blocks).blocks_max(blocks_max).reserve(settings.reserve);
     builder = builder.latency_sample(LATENCY_SAMPLE);
     if let Some(policy) = settings.eviction {
-        let config = PrefixConfig::new().policy_of(policy.build(blocks_max + 1));
+        let config = PrefixConfig::new().policy(policy);
         builder = builder.prefix_cache(match key {
             Some(key) => config.key(key),
             None => config,

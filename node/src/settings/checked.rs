@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use kvpool::prefix::policy::PolicyKind;
 use kvpool::{DeviceId, Dtype, KvLayout};
-use kvpool_policies::PolicyName;
 
 use super::admin_url::AdminUrl;
 use super::entries::{Entries, Entry};
@@ -97,7 +97,7 @@ pub struct PoolSettings {
     /// Device of the memory.
     pub device: DeviceId,
     /// Eviction policy; `None`: no prefix cache.
-    pub eviction: Option<PolicyName>,
+    pub eviction: Option<PolicyKind>,
     /// Blocks that are set aside for urgent requests.
     pub reserve: usize,
     /// Compaction in the background.

@@ -85,7 +85,7 @@ pub const KEYS: &[Key] = &[
         "Compact in the background while fragmentation is above R: the share of the possible runs of free and evictable blocks that is missing; in a pool full of evictable blocks above 0.25, and at most 2 % of the allocated blocks. `stats` says why it rests"),
     key("defrag-interval", "TIME", Some("2ms"), "a time from 1ms to 1h, such as 2ms or 1s",
         "Time between two checks of fragmentation"),
-    key("eviction", "POLICY", Some("lru"), "lru, priority, foresight, or `off` for no prefix cache",
+    key("eviction", "POLICY", Some("lru"), "lru, priority, or `off` for no prefix cache",
         "Eviction policy of the prefix cache"),
     key("reserve", "N", Some("0"), "a number of blocks, below the pool's size",
         "Blocks that are set aside for urgent requests"),

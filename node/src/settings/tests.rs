@@ -88,7 +88,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
         ("device", "cuda:3"),
         ("defrag-threshold", "0.5"),
         ("defrag-interval", "1s"),
-        ("eviction", "foresight"),
+        ("eviction", "priority"),
         ("reserve", "7"),
         ("listen", "unix:/tmp/node.sock"),
         ("admin", "localhost:0"),
@@ -147,7 +147,7 @@ fn every_key_is_read_from_a_flag_a_variable_and_the_file() {
             ("a-1", 100, 300, 7)
         );
         assert_eq!((pool.layout.block_tokens(), pool.layout.dtype()), (32, Dtype::F32));
-        assert_eq!((pool.device, pool.eviction.unwrap().name()), (DeviceId::Cuda(3), "foresight"));
+        assert_eq!((pool.device, pool.eviction.unwrap().name()), (DeviceId::Cuda(3), "priority"));
         assert_eq!(pool.defrag, Some(DefragSettings { threshold: 0.5, interval: Duration::from_secs(1) }));
         assert_eq!(settings.listen, Some(Address::Unix("/tmp/node.sock".into())));
         assert_eq!((settings.admin, settings.admin_connections), ("localhost:0".parse().ok(), 100));

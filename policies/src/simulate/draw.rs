@@ -100,7 +100,6 @@ fn of_rates(name: &str, rates: &[Vec<Rate>]) -> Panel {
     let curve = |policy: &Vec<Rate>| {
         let contender = policy.last()?.contender;
         let look = match contender {
-            Contender::FORESIGHT => Look::Subject,
             Contender::Clairvoyant => Look::Bound,
             _ => Look::Other,
         };

@@ -321,7 +321,7 @@ class Pool:
         *,
         blocks_max: int | None = None,
         reserve: int = ...,
-        prefix_cache: bool | Literal["lru", "priority", "foresight"] | None = None,
+        prefix_cache: bool | Literal["lru", "priority"] | None = None,
         events: int | None = None,
         hashing: Literal["fast", "keyed"] | None = None,
         hash_key: bytes | None = None,
@@ -951,7 +951,7 @@ class TierStats(_Record):
 
 @final
 class EvictionOrder:
-    def __new__(cls, blocks_max: int, policy: Literal["foresight", "lru", "priority"] = "foresight") -> Self: ...
+    def __new__(cls, blocks_max: int, policy: Literal["lru", "priority"] = "lru") -> Self: ...
     @property
     def policy(self) -> str: ...
     @property

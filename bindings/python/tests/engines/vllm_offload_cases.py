@@ -18,7 +18,6 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 
 import kvpool
 from kvpool._drift import EngineChanged
-from kvpool.vllm.foresight import ForesightCachePolicy
 from kvpool.vllm.offload import KvpoolOffloadingManager, KvpoolOffloadingSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,7 +25,6 @@ from cache_node import CacheNode
 
 CHUNK_BYTES = 512
 WAIT = 30.0
-POLICY = {"cache_policy": "ForesightCachePolicy", "cache_policy_module_path": "kvpool.vllm.foresight"}
 
 
 def keys_of(*numbers: int) -> list:
@@ -70,15 +68,14 @@ def test_a_store_that_fits_beside_its_own_chunks_is_not_refused() -> None:
         assert manager.frames.used == manager._num_allocated_chunks == 128
 
 
-@pytest.mark.parametrize("policy", ["lru", "arc", "foresight"])
+@pytest.mark.parametrize("policy", ["lru", "arc"])
 def test_a_store_is_refused_where_vllms_manager_refuses_it(policy: str) -> None:
     """Whatever is offered, held or stored: kvpool evicts ahead, and refuses nothing for it."""
-    arguments = POLICY if policy == "foresight" else {"cache_policy": policy}
     dice = random.Random(11)
     refused = evicted = 0
     for _ in range(60):
         chunks = dice.choice((16, 64, 200))
-        ours = KvpoolOffloadingManager(chunks, **arguments)
+        ours = KvpoolOffloadingManager(chunks, policy)
         for number in range(40):
             offer = keys_of(*dice.sample(range(2 * chunks), dice.randrange(1, chunks + 1)))
             context = context_of(f"{number}", offer)
@@ -123,14 +120,12 @@ def modules() -> list[tuple[str, type, type]]:
     import kvpool.vllm.plugin as plugin
     import kvpool.vllm.tier as tier
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_offload.cpu.policies.base import CachePolicy
     from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
     from vllm.v1.kv_offload.tiering.base import SecondaryTierManager
 
     return [
         ("kvpool.vllm.offload", KvpoolOffloadingManager, CPUOffloadingManager),
         ("kvpool.vllm.offload", KvpoolOffloadingSpec, CPUOffloadingSpec),
-        ("kvpool.vllm.foresight", ForesightCachePolicy, CachePolicy),
         ("kvpool.vllm.tier", tier.KvpoolTier, SecondaryTierManager),
         ("kvpool.vllm.tier", tier._Lookups, AsyncLookupManager),
         ("kvpool.vllm.compaction", compaction._Compacting, Scheduler),
@@ -146,7 +141,7 @@ def check_again(name: str) -> None:
         reload(name)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(7))
 def test_every_override_is_checked_by_name(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     name, ours, stock = modules()[number]
     names = [each for each in _overrides(ours, stock) if each != "__init__"]
@@ -177,94 +172,6 @@ def test_attributes_of_the_manager_are_checked(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(CPUOffloadingManager, "__init__", changed)
     with pytest.raises(EngineChanged, match="_num_allocated_chunks is missing"):
         KvpoolOffloadingManager(10)
-
-
-# --- foresight ---
-
-
-def test_foresight_is_chosen_by_configuration() -> None:
-    spec = KvpoolOffloadingSpec.__new__(KvpoolOffloadingSpec)
-    spec._manager, spec.num_chunks, spec.extra_config = None, 64, {}
-    spec.eviction_policy, spec.cache_policy_module_path = POLICY.values()
-    spec.kv_events_config, spec.cpu_info = SimpleNamespace(enable_kv_cache_events=False), None
-    assert type(spec.get_manager()._policy) is ForesightCachePolicy
-    assert CPUOffloadingManager(64, **POLICY)._policy.order.policy == "foresight"
-
-
-@pytest.mark.parametrize("finish_before_completion", [False, True])
-def test_a_request_is_evicted_from_its_end_whenever_its_stores_complete(finish_before_completion: bool) -> None:
-    manager = CPUOffloadingManager(8, **POLICY)
-    keys = keys_of(*range(8))
-    context = context_of("a", keys)
-    manager.on_new_request(context)
-    for at in (4, 0):
-        assert manager.prepare_store(keys[at : at + 4], context) is not None
-    if finish_before_completion:
-        manager.on_request_finished(context)
-    for key in (keys[3], keys[7], *keys[:3], *keys[4:7]):
-        manager.complete_store([key], context)
-    if not finish_before_completion:
-        manager.on_request_finished(context)
-    assert store(manager, "b", 20, 21, 22).evicted_keys == keys[:4:-1]
-
-
-def test_chunks_of_running_requests_are_evicted_last() -> None:
-    manager = CPUOffloadingManager(6, **POLICY)
-    assert store(manager, "running", 0, 1, finish=False)
-    assert store(manager, "ended", 10, 11)
-    assert store(manager, "late", 20, 21)
-    assert store(manager, "new", 30, 31, 32, 33).evicted_keys == keys_of(11, 10, 21, 20)
-    assert store(manager, "newer", 40, 41, 42, 43, 44).evicted_keys == keys_of(33, 32, 31, 30, 1)
-
-
-def test_the_end_of_a_request_leaves_chunks_of_a_running_one() -> None:
-    manager = CPUOffloadingManager(6, **POLICY)
-    assert store(manager, "running", 0, 1, finish=False)
-    assert store(manager, "sharing", 0, 1, 2)
-    assert store(manager, "ended", 10, 11)
-    assert store(manager, "new", 30, 31, 32, 33).evicted_keys == keys_of(2, 11, 10)
-
-
-def test_foresight_keeps_what_lru_loses() -> None:
-    """Templates that return, among prompts that do not: vLLM's LRU keeps what is recent."""
-    managers = {"lru": CPUOffloadingManager(600), "foresight": CPUOffloadingManager(600, **POLICY)}
-    hits = dict.fromkeys(managers, 0)
-    dice = random.Random(3)
-    for number in range(6000):
-        if dice.random() < 0.4:
-            template = int(dice.paretovariate(1.0)) % 60
-            numbers = range(template * 100, template * 100 + 12)
-        else:
-            numbers = range(10**6 + number * 100, 10**6 + number * 100 + 20)
-        keys = keys_of(*numbers)
-        for name, manager in managers.items():
-            context = context_of(f"{number}", keys)
-            manager.on_new_request(context)
-            found = 0
-            while found < len(keys) and manager.lookup(keys[found], context) is LookupResult.HIT:
-                found += 1
-            if found:
-                manager.prepare_load(keys[:found], context)
-                manager.complete_load(keys[:found], context)
-            stored = manager.prepare_store(keys, context)
-            manager.complete_store(stored.keys_to_store, context)
-            manager.on_request_finished(context)
-            hits[name] += found
-    assert hits["foresight"] > 1.1 * hits["lru"], hits
-
-
-def test_a_reset_forgets_requests_that_run() -> None:
-    manager = CPUOffloadingManager(4, **POLICY)
-    keys = keys_of(1, 2)
-    context = context_of("a", keys)
-    manager.on_new_request(context)
-    assert manager.prepare_store(keys, context)
-    manager.reset_cache()
-    assert len(manager._policy.order) == 0 and manager.lookup(keys[0], context) is LookupResult.MISS
-    assert manager.prepare_store(keys, context)
-    manager.complete_store(keys, context)
-    manager.on_request_finished(context)
-    assert manager._policy.order.evictable == 2
 
 
 # --- a node as a secondary tier ---

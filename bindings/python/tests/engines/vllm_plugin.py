@@ -24,13 +24,6 @@ if part == "offload":
 
     manager.CPUOffloadingManager = KvpoolOffloadingManager
     part = "off"
-elif part == "foresight":
-    from vllm.v1.kv_offload.cpu.policies.factory import CachePolicyFactory
-
-    from kvpool.vllm.foresight import ForesightCachePolicy
-
-    CachePolicyFactory._registry["lru"] = lambda: ForesightCachePolicy
-    part = "off"
 kvpool_vllm.install(part)
 if part == "pool":
     block_pool.BlockPool = kvpool_vllm.BlockPool
