@@ -172,7 +172,7 @@ pub use {
     dtype::Dtype,
     error::{
         AllocError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, LayoutError,
-        ManifestError, OldestBatch, PrefixError, SequenceError, SettleError, ShrinkError, SizingError,
+        ManifestError, OldestBatch, PrefixError, Retry, SequenceError, SettleError, ShrinkError, SizingError,
         StepError, StorageError, TransferError, TransportError, TurnHolder, TurnTask,
     },
     ids::{

@@ -3,7 +3,7 @@
 //! An admission reserves the blocks of all tokens, and of some decode steps: it is granted as a
 //! whole, or nothing is taken. No append of a granted prompt can fail for lack of blocks.
 
-use kvpool::{AdmitRequest, AllocError, Pool, Priority, Sequence, SequenceError};
+use kvpool::{AdmitRequest, AllocError, Pool, Priority, Retry, Sequence, SequenceError};
 
 use crate::cache::{Admission, Candidate};
 use crate::error::EngineError;
@@ -46,7 +46,7 @@ pub fn admit(
 /// Tells a lack of blocks, which passes, from other errors.
 pub(crate) fn is_lack(error: &SequenceError) -> bool {
     // A pool that shrinks, and is too small meanwhile, grows again.
-    use AllocError::{Behind, Exhausted, Reserved, TooLarge};
-    let SequenceError::Alloc(error) = error else { return false };
-    matches!(error, Behind { .. } | Exhausted { .. } | Reserved { .. } | TooLarge { .. })
+    let shrinks =
+        matches!(error, SequenceError::Alloc(AllocError::Reserved { .. } | AllocError::TooLarge { .. }));
+    error.retry() != Retry::Never || shrinks
 }

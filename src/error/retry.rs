@@ -1,0 +1,104 @@
+//! Whether an operation that failed is worth another try.
+
+use super::{AllocError, SequenceError, StepError, TransferError};
+
+/// What must happen before an operation that failed can succeed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[non_exhaustive]
+pub enum Retry {
+    /// Nothing that the pool does by itself: the call, or the size of the pool, must change.
+    Never,
+    /// Batches in flight must end: their end frees as many blocks as are missing.
+    AfterBatch,
+    /// Transfers must end: their end, with that of the batches, frees as many blocks as are missing.
+    AfterTransfer,
+    /// Owners must release blocks, or waiting requests of higher priority must be served:
+    /// [preempt](crate::Pool::victims) a sequence, or wait.
+    AfterFree,
+}
+
+impl AllocError {
+    /// Returns what must happen before the request can succeed.
+    pub const fn retry(&self) -> Retry {
+        match *self {
+            Self::Exhausted { asked, free, retired, evictable, held, in_transfer, .. } => {
+                let after_batches = free + retired + evictable + held;
+                if asked <= after_batches {
+                    Retry::AfterBatch
+                } else if asked <= after_batches + in_transfer {
+                    Retry::AfterTransfer
+                } else {
+                    Retry::AfterFree
+                }
+            }
+            Self::Deadline { asked, free, retired, .. } if asked <= free + retired => Retry::AfterBatch,
+            Self::Deadline { .. } | Self::NoRun { .. } | Self::Behind { .. } => Retry::AfterFree,
+            Self::Zero
+            | Self::TooLarge { .. }
+            | Self::Reserved { .. }
+            | Self::FenceRefused { .. }
+            | Self::DeviceLost { .. }
+            | Self::WrongDevice { .. } => Retry::Never,
+        }
+    }
+}
+
+impl SequenceError {
+    /// Returns what must happen before the operation can succeed.
+    pub const fn retry(&self) -> Retry {
+        match self {
+            Self::Alloc(error) => error.retry(),
+            _ => Retry::Never,
+        }
+    }
+}
+
+impl StepError {
+    /// Returns what must happen before the step can succeed.
+    pub const fn retry(&self) -> Retry {
+        match self {
+            Self::Lacking { error, .. } => error.retry(),
+            Self::Sequence { error, .. } => error.retry(),
+        }
+    }
+}
+
+impl TransferError {
+    /// Returns what must happen before the transfer can succeed.
+    pub const fn retry(&self) -> Retry {
+        match self {
+            Self::Alloc(error) | Self::Sequence(SequenceError::Alloc(error)) => error.retry(),
+            Self::BeingWritten { .. } => Retry::AfterBatch,
+            Self::InTransfer { .. } => Retry::AfterTransfer,
+            _ => Retry::Never,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{SequenceId, Ticket};
+
+    #[test]
+    fn the_nearest_end_that_suffices_is_named() {
+        let of = |asked| AllocError::Exhausted {
+            asked,
+            free: 1,
+            retired: 2,
+            evictable: 3,
+            held: 4,
+            in_transfer: 5,
+            oldest_batch: None,
+        };
+        for (asked, retry) in [(10, Retry::AfterBatch), (15, Retry::AfterTransfer), (16, Retry::AfterFree)] {
+            assert_eq!(of(asked).retry(), retry, "{asked}");
+            let step = StepError::Lacking { sequences: vec![SequenceId(1)], error: of(asked) };
+            assert_eq!(step.retry(), retry);
+            let nested = SequenceError::from(of(asked));
+            assert_eq!(TransferError::from(nested).retry(), retry);
+        }
+        let written = TransferError::BeingWritten { id: SequenceId(1), batch: Ticket(2) };
+        assert_eq!((written.retry(), AllocError::Zero.retry()), (Retry::AfterBatch, Retry::Never));
+    }
+}
