@@ -21,7 +21,7 @@ use kvpool_engine::paged::Paged;
 use kvpool_engine::request::{Event, Request, Sampling};
 use kvpool_engine::weights::Weights;
 use kvpool_engine::worker::Limits;
-use kvpool_node::tier::{InProcess, StoreTier, TierPolicy, TierSettings, Tiered, TieredSettings};
+use kvpool_node::tier::{InProcess, SharedTier, TierPolicy, TierSettings, Tiered, TieredSettings};
 
 const PREFIX_TOKENS: usize = 1024;
 const BLOCK_TOKENS: usize = 16;
@@ -41,7 +41,7 @@ struct Served {
 }
 
 impl Served {
-    fn start(tier: StoreTier) -> Self {
+    fn start(tier: SharedTier) -> Self {
         let config = ModelConfig::small();
         let model = Model::new(config.clone(), Weights::random(&config, 1), TOKENS_MAX);
         let cached = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
@@ -102,7 +102,7 @@ impl Served {
     }
 }
 
-async fn measure(name: &str, tier: StoreTier, rounds: usize) {
+async fn measure(name: &str, tier: SharedTier, rounds: usize) {
     let mut served = Served::start(tier);
     served.prepare().await;
     let (mut times, mut from_tier, mut cached) = ([vec![], vec![], vec![]], vec![], vec![]);
@@ -150,7 +150,7 @@ async fn redis(rounds: usize) {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let store = kvpool_node::tier::Redis::new(&format!("redis://127.0.0.1:{port}"), None, LIMIT).unwrap();
-    let measured = measure("redis", StoreTier::start(store, settings()).unwrap(), rounds);
+    let measured = measure("redis", SharedTier::new(store, settings()).unwrap(), rounds);
     // Also after a panic, so that no server stays behind.
     let outcome = tokio::spawn(measured).await;
     let _ = server.kill();
@@ -175,7 +175,7 @@ async fn main() {
         "prompts of {PREFIX_TOKENS} + {REST} tokens, blocks of {BLOCK_TOKENS} tokens, one prompt at a time"
     );
     let store = InProcess::new(1 << 30);
-    measure("in process", StoreTier::start(store, settings()).unwrap(), rounds).await;
+    measure("in process", SharedTier::new(store, settings()).unwrap(), rounds).await;
     #[cfg(feature = "redis")]
     redis(rounds).await;
     #[cfg(not(feature = "redis"))]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use kvpool::prefix::{BlockHash, HashKey, PrefixConfig};
 use kvpool::{Dtype, KvLayout, Pool};
 use kvpool_node::Node;
-use kvpool_node::tier::{InProcess, Peer, StoreTier, TierPolicy, TierSettings, Tiered, TieredSettings};
+use kvpool_node::tier::{InProcess, Peer, SharedTier, TierPolicy, TierSettings, Tiered, TieredSettings};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 
 const CLIENTS: usize = 8;
@@ -119,7 +119,7 @@ async fn round(tiered: &Arc<Tiered>, measured: &mut Measured) -> f64 {
 }
 
 /// Stores the blocks, and returns a pool that has none of them.
-async fn prepared(tier: StoreTier) -> Arc<Tiered> {
+async fn prepared(tier: SharedTier) -> Arc<Tiered> {
     let tier = Arc::new(tier);
     let settings = || TieredSettings::new("bench").policy(TierPolicy::Manual);
     let source = pool(CLIENTS * BLOCKS + SPARE);
@@ -134,11 +134,11 @@ async fn prepared(tier: StoreTier) -> Arc<Tiered> {
 
 fn settings() -> TierSettings {
     let mut settings = TierSettings::default();
-    (settings.threads, settings.patience) = (THREADS, LIMIT);
+    (settings.calls, settings.patience) = (THREADS, LIMIT);
     settings
 }
 
-async fn measure(name: &str, tier: StoreTier, rounds: usize) {
+async fn measure(name: &str, tier: SharedTier, rounds: usize) {
     let (tiered, mut measured) = (prepared(tier).await, Measured::default());
     for _ in 0..rounds {
         round(&tiered, &mut measured).await;
@@ -159,7 +159,7 @@ async fn peer(rounds: usize) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     let store = Peer::new(Arc::new(window), "cache", "bench", LIMIT).unwrap();
-    measure("peer", StoreTier::start(store, settings()).unwrap(), rounds).await;
+    measure("peer", SharedTier::new(store, settings()).unwrap(), rounds).await;
 }
 
 #[cfg(feature = "redis")]
@@ -212,7 +212,7 @@ mod redis_server {
         while redis::Client::open(&*url).unwrap().get_connection().is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        let tier = StoreTier::start(Redis::new(&url, None, LIMIT).unwrap(), settings()).unwrap();
+        let tier = SharedTier::new(Redis::new(&url, None, LIMIT).unwrap(), settings()).unwrap();
         let (tiered, mut measured) = (prepared(tier).await, Measured::default());
         let fingerprint = Fingerprint::of(tiered.pool(), "bench").unwrap();
         let bytes = tiered.pool().layout().packed_bytes();
@@ -237,7 +237,7 @@ async fn main() {
     let rounds = std::env::args().filter_map(|argument| argument.parse().ok()).next().unwrap_or(9);
     println!("{CLIENTS} clients, prefixes of {BLOCKS} blocks of 1 MiB, {THREADS} threads a tier");
     let store = InProcess::new(1 << 30);
-    measure("in process", StoreTier::start(store, settings()).unwrap(), rounds).await;
+    measure("in process", SharedTier::new(store, settings()).unwrap(), rounds).await;
     peer(rounds).await;
     #[cfg(feature = "redis")]
     redis_server::measure(rounds).await;

@@ -17,7 +17,7 @@ use kvpool_node::events::{KvEventPublisher, KvEventReporter, KvEventSettings};
 use kvpool_node::membership::{FixedMembers, Follower, Member, Membership, MembershipReporter};
 use kvpool_node::protocol::Timing;
 use kvpool_node::tier::{
-    InProcess, StoreTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
+    InProcess, SharedTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
 };
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Node, NodeBuilder};
@@ -176,7 +176,7 @@ async fn services_are_reported() {
     let (pool, reporters) = (kv::pool(kv::plain(), 100), Reporters::new());
     let admin = PoolAdmin::new("a", pool.clone()).reporters(reporters.clone());
     assert_eq!(admin.stats().await.unwrap().extra.get("tiers"), None);
-    let tier = StoreTier::start(InProcess::new(1 << 20), TierSettings::default()).unwrap();
+    let tier = SharedTier::new(InProcess::new(1 << 20), TierSettings::default()).unwrap();
     let settings = TieredSettings::new("reports").policy(TierPolicy::Manual);
     let tiered = Tiered::new(pool.clone(), Arc::new(tier), settings).unwrap();
     reporters.add(TierReporter::new("memory", &tiered));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixKeys;
 use kvpool_node::admin::{AdminServer, Client, Limits, PoolAdmin};
-use kvpool_node::tier::{Fault, InProcess, StoreTier, TierPolicy, TierSettings, Tiered, TieredSettings};
+use kvpool_node::tier::{Fault, InProcess, SharedTier, TierPolicy, TierSettings, Tiered, TieredSettings};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -73,7 +73,7 @@ async fn calls_of_a_tier_and_requests_are_spans() {
     tracing::subscriber::set_global_default(Recorder).unwrap();
     let pool = kv::pool(kv::plain(), 100);
     let store = InProcess::new(1 << 20);
-    let tier = StoreTier::start(store.clone(), TierSettings::default()).unwrap();
+    let tier = SharedTier::new(store.clone(), TierSettings::default()).unwrap();
     let settings = TieredSettings::new("traces").policy(TierPolicy::Manual);
     let tiered = Tiered::new(pool.clone(), Arc::new(tier), settings).unwrap();
     let tokens = kv::prompt(1, 41);

@@ -9,8 +9,8 @@ use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{Dtype, KvLayout, Pool};
 use kvpool_node::Node;
 use kvpool_node::tier::{
-    BreakerState, Fingerprint, InProcess, Outcome as Answer, Peer, SharedTier, StoreTier, TierCounters,
-    TierError, TierFailure, TierKey, TierSettings,
+    BreakerState, Fingerprint, InProcess, Outcome as Answer, Peer, SharedTier, TierCounters, TierError,
+    TierFailure, TierKey, TierSettings,
 };
 use kvpool_node::transport::tcp::{PeerSettings, Tls, Token};
 use pyo3::prelude::*;
@@ -116,7 +116,7 @@ pub struct PyTier {
 
 /// The tier, with what calls need of it.
 struct Shared {
-    tier: StoreTier,
+    tier: SharedTier,
     fingerprint: Fingerprint,
 }
 
@@ -215,7 +215,7 @@ fn some_name() -> String {
 }
 
 impl PyTier {
-    fn over(tier: StoreTier, fingerprint: Fingerprint, value_bytes: usize) -> Self {
+    fn over(tier: SharedTier, fingerprint: Fingerprint, value_bytes: usize) -> Self {
         let shared = Shared { tier, fingerprint };
         Self { tier: Open::new("tier", shared), value_bytes }
     }
@@ -246,7 +246,7 @@ impl PyTier {
     /// "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name of this end, by
     /// default a random one.
     ///
-    /// Values pass through memory for `window` values here, in calls of `threads` threads. At most `puts`
+    /// Values pass through memory for `window` values here, in `threads` calls at a time. At most `puts`
     /// values wait to be stored. A call of the node that takes longer than `patience` seconds fails;
     /// after a few failures in a row the node is not asked for `rest` seconds, and a key that
     /// failed is not asked for that long either.
@@ -269,7 +269,7 @@ impl PyTier {
         rest: Seconds,
     ) -> Outcome<Self> {
         let mut settings = TierSettings::default();
-        (settings.threads, settings.puts_max) = (threads.0, puts.0);
+        (settings.calls, settings.puts_max) = (threads.0, puts.0);
         (settings.patience, settings.rest, settings.failed_for) = (patience.0, rest.0, rest.0);
         let token = token.map(|token| Token::new(token.as_bytes())).transpose()?;
         let at = PeerSettings::new(peer, self::address(address)?);
@@ -287,7 +287,7 @@ impl PyTier {
             let (node, _) = builder.start().await?;
             Outcome::Ok(Peer::new(Arc::new(node), peer, &namespace, patience.0)?)
         })?;
-        Ok(Self::over(StoreTier::start(started?, settings)?, fingerprint, value_bytes.0))
+        Ok(Self::over(SharedTier::new(started?, settings)?, fingerprint, value_bytes.0))
     }
 
     /// Keeps values in the memory of this process, of at most `bytes_max` bytes; the oldest are
@@ -297,7 +297,7 @@ impl PyTier {
     fn in_process(bytes_max: Count, value_bytes: Count, namespace: &str) -> Outcome<Self> {
         let namespace = sized(namespace, value_bytes.0);
         let fingerprint = Fingerprint::of(&pool_of(value_bytes.0, 1, false)?, &namespace)?;
-        let tier = StoreTier::start(InProcess::new(bytes_max.0), TierSettings::default())?;
+        let tier = SharedTier::new(InProcess::new(bytes_max.0), TierSettings::default())?;
         Ok(Self::over(tier, fingerprint, value_bytes.0))
     }
 
@@ -383,7 +383,7 @@ impl PyTier {
     /// Returns counts since it began, and its state.
     fn stats(&self) -> Outcome<TierStats> {
         let shared = self.tier.get()?;
-        let last = shared.tier.failures().and_then(|failures| failures.last_error());
+        let last = shared.tier.failures().last_error();
         Ok(TierStats::new(shared.tier.counters(), last.map(|(reason, _)| reason)))
     }
 

@@ -152,7 +152,7 @@ impl Drop for Targets {
     }
 }
 
-/// Memory for one value, as a thread of the tier has it.
+/// Memory for one value, as the tier has it.
 struct Target {
     key: TierKey,
     into: usize,

@@ -213,7 +213,7 @@ fn serve_with(
     Ok(findings.is_empty())
 }
 
-/// Recounts the pool. The threads of the traffic have ended; one of the tier, which a store kept waiting,
+/// Recounts the pool. The threads of the traffic have ended; a value of the tier that is landing
 /// may give a frame back meanwhile: only what stays wrong is an error.
 fn audit(pool: &Pool) -> Result<(), AuditError> {
     for _ in 0..AUDITS {

@@ -65,14 +65,14 @@ pub(super) struct Fetching {
 
 /// Connects to the store of a tier, and refuses services that are not part of this build: before the pool
 /// takes memory.
-pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<dyn SharedTier>>, ServiceError> {
+pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<SharedTier>>, ServiceError> {
     #[cfg(not(feature = "etcd"))]
     if settings.membership.is_some() {
         return Err(ServiceError::NoEtcd);
     }
     let connect = |tier: &SharedTierSettings| {
         let mut of_store = TierSettings::default();
-        (of_store.threads, of_store.patience) = (tier.threads, tier.patience);
+        (of_store.calls, of_store.patience) = (tier.threads, tier.patience);
         of_store.authorities =
             tier.ca.as_deref().map(network::pem).transpose().map_err(ServiceError::TierCa)?;
         Ok(tier::connect(tier.address.expose(), of_store)?)
@@ -91,7 +91,7 @@ impl Services {
     pub async fn start(
         pool: &Pool,
         settings: &Settings,
-        tier: Option<Arc<dyn SharedTier>>,
+        tier: Option<Arc<SharedTier>>,
         reporters: &Reporters,
     ) -> Result<Self, ServiceError> {
         let tier = settings.tier.as_ref().zip(tier);
@@ -134,7 +134,7 @@ impl Services {
 fn fetching(
     pool: &Pool,
     settings: &SharedTierSettings,
-    tier: Arc<dyn SharedTier>,
+    tier: Arc<SharedTier>,
 ) -> Result<Fetching, TierError> {
     let policy = match settings.policy {
         TierUse::OnEviction => TierPolicy::OnEviction,

@@ -19,7 +19,7 @@ use browser::Browser;
 use common::live::{Node, program};
 use kvpool_node::admin::{AdminServer, Limits, PoolAdmin, Reporters};
 use kvpool_node::tier::{
-    InProcess, StoreTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
+    InProcess, SharedTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -218,7 +218,7 @@ async fn tiers_are_shown_with_their_state() {
     let (store, reporters) = (InProcess::new(1 << 20), Reporters::new());
     let mut settings = TierSettings::default();
     (settings.failures, settings.rest) = (1, Duration::from_secs(600));
-    let tier = StoreTier::start(store.clone(), settings).unwrap();
+    let tier = SharedTier::new(store.clone(), settings).unwrap();
     let tiered =
         Tiered::new(pool.clone(), Arc::new(tier), TieredSettings::new("t").policy(TierPolicy::Manual))
             .unwrap();

@@ -134,7 +134,7 @@ pub const KEYS: &[Key] = &[
     key("tier-patience", "TIME", Some("1s"), "a time from 10ms to 1min, such as 1s",
         "Time after which a call of the store counts as failed"),
     key("tier-threads", "N", Some("2"), "a whole number from 1 to 64",
-        "Threads that call the store, each with a connection of its own"),
+        "Calls of the store at a time, each over a connection of its own"),
     key("membership", "ADDRESS", None, "etcd://HOST:PORT[,HOST:PORT...]/CLUSTER, etcds:// for TLS, either with USER:PASSWORD@ before the hosts, or `off`",
         "Join a directory of nodes, and connect to its other members; needs a build with the feature `etcd`"),
     key("membership-ca", "FILE", None, "the path of a PEM file",

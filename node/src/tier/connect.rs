@@ -5,8 +5,6 @@ use std::sync::Arc;
 use super::error::TierError;
 use super::settings::TierSettings;
 use super::shared_tier::SharedTier;
-#[cfg(any(feature = "redis", feature = "mooncake"))]
-use super::store_tier::StoreTier;
 
 /// Addresses that [`connect`] accepts, for the help of a program.
 pub const ADDRESSES: &str = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE, redis+unix:///PATH, or mooncake://HOST:PORT of a master";
@@ -20,7 +18,7 @@ pub const ADDRESSES: &str = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATA
 ///
 /// [`TierError::Address`]; [`TierError::NotBuilt`] for a store whose feature is off;
 /// [`TierError::Library`] and [`TierError::Probe`] of Mooncake.
-pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
+pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
     settings.check()?;
     match address.split_once("://") {
         Some(("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix", _)) => {
@@ -37,25 +35,25 @@ pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<dyn SharedTi
 }
 
 #[cfg(feature = "redis")]
-fn redis(address: &str, settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
+fn redis(address: &str, settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
     let store = super::redis::Redis::new(address, settings.authorities.as_deref(), settings.patience)?;
-    Ok(Arc::new(StoreTier::start(store, settings)?))
+    Ok(Arc::new(SharedTier::new(store, settings)?))
 }
 
 #[cfg(not(feature = "redis"))]
-fn redis(_address: &str, _settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
+fn redis(_address: &str, _settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
     Err(TierError::NotBuilt { store: "redis", feature: "redis" })
 }
 
 #[cfg(feature = "mooncake")]
-fn mooncake(master: &str, settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
+fn mooncake(master: &str, settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
     let mut of_store = super::mooncake::MooncakeSettings::default();
     master.clone_into(&mut of_store.master);
-    Ok(Arc::new(StoreTier::start(super::mooncake::Mooncake::connect(of_store)?, settings)?))
+    Ok(Arc::new(SharedTier::new(super::mooncake::Mooncake::connect(of_store)?, settings)?))
 }
 
 #[cfg(not(feature = "mooncake"))]
-fn mooncake(_master: &str, _settings: TierSettings) -> Result<Arc<dyn SharedTier>, TierError> {
+fn mooncake(_master: &str, _settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
     Err(TierError::NotBuilt { store: "mooncake", feature: "mooncake" })
 }
 

@@ -1,11 +1,13 @@
 //! A store in the memory of the process, with faults on request.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
+
 use super::key::TierKey;
-use super::store::{Answer, Session, Store};
+use super::store::{Answer, Store, StoreFuture};
 use super::store_error::StoreError;
 use super::value::TierValue;
 
@@ -50,12 +52,11 @@ struct State {
     /// Oldest first.
     order: VecDeque<TierKey>,
     bytes: usize,
-    fault: Fault,
 }
 
 struct Shared {
     state: Mutex<State>,
-    changed: Condvar,
+    fault: watch::Sender<Fault>,
     bytes_max: usize,
 }
 
@@ -69,13 +70,12 @@ pub struct InProcess(Arc<Shared>);
 impl InProcess {
     /// Creates a store of at most this many bytes.
     pub fn new(bytes_max: usize) -> Self {
-        Self(Arc::new(Shared { state: Mutex::default(), changed: Condvar::new(), bytes_max }))
+        Self(Arc::new(Shared { state: Mutex::default(), fault: watch::Sender::default(), bytes_max }))
     }
 
     /// Begins or ends a fault. Calls that hang go on.
     pub fn set_fault(&self, fault: Fault) {
-        self.state().fault = fault;
-        self.0.changed.notify_all();
+        self.0.fault.send_replace(fault);
     }
 
     /// Returns the number of values.
@@ -90,8 +90,7 @@ impl InProcess {
 
     /// Forgets all values.
     pub fn clear(&self) {
-        let mut state = self.state();
-        *state = State { fault: state.fault, ..State::default() };
+        *self.state() = State::default();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -99,18 +98,15 @@ impl InProcess {
     }
 
     /// Does what faults do to a call. Returns the fault.
-    fn enter(&self, is_get: bool) -> Result<Fault, StoreError> {
-        let mut state = self.state();
-        while state.fault == Fault::Hang || is_get && state.fault == Fault::HangInGets {
-            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        let fault = state.fault;
-        drop(state);
+    async fn enter(&self, is_get: bool) -> Result<Fault, StoreError> {
+        let hangs = |fault: &Fault| *fault == Fault::Hang || is_get && *fault == Fault::HangInGets;
+        let mut faults = self.0.fault.subscribe();
+        let fault = *faults.wait_for(|fault| !hangs(fault)).await.expect("the store has the sender");
         match fault {
             Fault::Refuse => Err(StoreError::Unreachable { store: NAME, reason: "a fault was set".into() }),
             Fault::Panic => panic!("a fault was set"),
             Fault::Slow(time) => {
-                std::thread::sleep(time);
+                tokio::time::sleep(time).await;
                 Ok(fault)
             }
             fault => Ok(fault),
@@ -139,9 +135,9 @@ impl State {
     }
 
     /// Returns what the store says is the value of a key.
-    fn read(&self, key: &TierKey) -> Option<Vec<u8>> {
+    fn read(&self, key: &TierKey, fault: Fault) -> Option<Vec<u8>> {
         let own = || self.values.get(key).map(|value| value.to_vec());
-        match self.fault {
+        match fault {
             Fault::ClaimsAll => None,
             Fault::Foreign => {
                 let other = self.values.iter().find(|(other, _)| *other != key);
@@ -167,52 +163,51 @@ impl Store for InProcess {
         NAME
     }
 
-    fn open(&self) -> Result<Box<dyn Session>, StoreError> {
-        self.enter(false)?;
-        Ok(Box::new(self.clone()))
-    }
-}
-
-impl Session for InProcess {
-    fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        let fault = self.enter(false)?;
-        let state = self.state();
-        let is_there = |key| fault == Fault::ClaimsAll || state.values.contains_key(key);
-        let mut found: Vec<bool> = keys.iter().map(is_there).collect();
-        if fault == Fault::Miscounts {
-            found.push(true);
-        }
-        Ok(found)
-    }
-
-    fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
-        let fault = self.enter(false)?;
-        if matches!(fault, Fault::StoresNothing | Fault::ClaimsAll) {
-            return Ok(vec![Ok(()); values.len()]);
-        }
-        let mut state = self.state();
-        Ok(values.iter().map(|value| state.insert(value, self.0.bytes_max)).collect())
-    }
-
-    fn get(
-        &mut self,
-        keys: &[TierKey],
-        _bytes: usize,
-        answer: &mut dyn FnMut(usize, Answer<'_>),
-    ) -> Result<(), StoreError> {
-        let fault = self.enter(true)?;
-        for (place, key) in keys.iter().enumerate() {
-            let value = self.state().read(key);
+    fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>> {
+        Box::pin(async move {
+            let fault = self.enter(false).await?;
+            let state = self.state();
+            let is_there = |key| fault == Fault::ClaimsAll || state.values.contains_key(key);
+            let mut found: Vec<bool> = keys.iter().map(is_there).collect();
             if fault == Fault::Miscounts {
-                if place % 2 == 0 {
-                    answer(place, Ok(value.as_deref()));
-                    answer(place, Ok(value.as_deref()));
-                }
-                answer(keys.len() + place, Ok(value.as_deref()));
-                continue;
+                found.push(true);
             }
-            answer(place, Ok(value.as_deref()));
-        }
-        Ok(())
+            Ok(found)
+        })
+    }
+
+    fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
+        Box::pin(async move {
+            let fault = self.enter(false).await?;
+            if matches!(fault, Fault::StoresNothing | Fault::ClaimsAll) {
+                return Ok(vec![Ok(()); values.len()]);
+            }
+            let mut state = self.state();
+            Ok(values.iter().map(|value| state.insert(value, self.0.bytes_max)).collect())
+        })
+    }
+
+    fn get<'a>(
+        &'a self,
+        keys: &'a [TierKey],
+        _bytes: usize,
+        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let fault = self.enter(true).await?;
+            for (place, key) in keys.iter().enumerate() {
+                let value = self.state().read(key, fault);
+                if fault == Fault::Miscounts {
+                    if place % 2 == 0 {
+                        answer(place, Ok(value.as_deref()));
+                        answer(place, Ok(value.as_deref()));
+                    }
+                    answer(keys.len() + place, Ok(value.as_deref()));
+                    continue;
+                }
+                answer(place, Ok(value.as_deref()));
+            }
+            Ok(())
+        })
     }
 }

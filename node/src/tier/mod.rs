@@ -1,16 +1,15 @@
 //! A cluster-wide tier of cached blocks by hash, on an engine that the cluster runs anyway.
 //!
 //! [`Tiered`] connects a pool with a [`SharedTier`]: it brings prefixes back before a request is
-//! admitted, and stores blocks when they are computed or before they are evicted. Tiers are
-//! [`StoreTier`]s over a [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake`
-//! (feature `mooncake`).
+//! admitted, and stores blocks when they are computed or before they are evicted. A tier is over a
+//! [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake` (feature `mooncake`).
 //!
 //! # State of one get
 //!
 //! ```text
 //! asked      the caller has frames that no other owner has, and a hold on each      Tiered, an Import per block
-//! queued     key and memory wait for a thread                                       Queue
-//! begun      a thread is in a call of the store                                     StoreTier, Session
+//! waiting    the key waits until the store may be asked                             Call
+//! begun      the store was asked                                                    SharedTier, Store
 //! landed     the value was verified, and its block is in the frame                  Landing
 //! hit        the memory was dropped; the caller states that the block arrived       Outcome::Hit, Import::arrived
 //! committed  the block can be found in the prefix cache                             Import::commit
@@ -18,8 +17,8 @@
 //!
 //! | at the deadline it is | the caller gets | its frame |
 //! |---|---|---|
-//! | queued | failed (late) | is free again at once: no thread begins with a key of a call that is over |
-//! | begun | in flight | is quarantined: the thread keeps the hold until the store has answered |
+//! | waiting | failed (late) | is free again at once |
+//! | begun | in flight | is free again at once: an answer that comes later finds no memory. While a value is landing, it is quarantined |
 //! | hit | a hit | is in the cache once committed |
 //!
 //! # Invariants
@@ -33,14 +32,14 @@
 //!
 //! # Files
 //!
-//! `key`, `value` names and bytes · `outcome`, `error`, `store_error` · `store` the trait of stores, whose
-//! calls block · `shared_tier` the trait of tiers · `work` one call and its results · `queue` · `perform` one task ·
-//! `store_tier` threads, and a tier over a store · `breaker` and `failed_keys` what is remembered of
-//! failures · `counters`, `settings` · `in_process`, `peer`, `redis`, `mooncake` the stores · `connect`
+//! `key`, `value` names and bytes · `outcome`, `error`, `store_error` · `store` the trait of stores ·
+//! `shared_tier` a tier over a store · `call` one call and its outcomes · `breaker` and `failed_keys` what is
+//! remembered of failures · `counters`, `settings` · `in_process`, `peer`, `redis`, `mooncake` the stores · `connect`
 //! stores by address · `tiered` the
 //! pool's side · `reporter` counters for the admin interface
 
 mod breaker;
+mod call;
 mod connect;
 mod counters;
 mod error;
@@ -51,8 +50,6 @@ mod key;
 pub mod mooncake;
 mod outcome;
 mod peer;
-mod perform;
-mod queue;
 #[cfg(feature = "redis")]
 mod redis;
 mod reporter;
@@ -60,10 +57,8 @@ mod settings;
 mod shared_tier;
 mod store;
 mod store_error;
-mod store_tier;
 mod tiered;
 mod value;
-mod work;
 
 #[cfg(feature = "redis")]
 pub use self::redis::Redis;
@@ -77,9 +72,8 @@ pub use outcome::{Outcome, TierFailure};
 pub use peer::Peer;
 pub use reporter::TierReporter;
 pub use settings::TierSettings;
-pub use shared_tier::{Landing, SharedTier, TierFuture, TierRead};
-pub use store::{Answer, Session, Store};
+pub use shared_tier::{Landing, SharedTier, TierRead};
+pub use store::{Answer, Store, StoreFuture};
 pub use store_error::StoreError;
-pub use store_tier::StoreTier;
 pub use tiered::{TierPolicy, TierReport, Tiered, TieredCounters, TieredSettings};
 pub use value::{HEADER_BYTES, TierValue, ValueError, origins_of, value_bytes, verify};

@@ -25,11 +25,10 @@ use std::time::Duration;
 
 use kvpool::prefix::BlockHash;
 use kvpool::{Export, Pool, TransferError};
-use tokio::runtime::Handle;
 
 use super::error::TierError;
 use super::key::{Fingerprint, TierKey};
-use super::store::{Answer, Session, Store};
+use super::store::{Answer, Store, StoreFuture};
 use super::store_error::StoreError;
 use super::value::{TierValue, origins_of, verify};
 use crate::node::Node;
@@ -37,21 +36,15 @@ use crate::protocol::QUESTION_MAX;
 
 const NAME: &str = "peer";
 
-/// Number of times that blocks are fetched again because another thread took their room.
+/// Number of times that blocks are fetched again because another call took their room.
 const ATTEMPTS: u32 = 3;
 
 /// A peer of a node as a [`Store`].
 pub struct Peer {
-    inner: Window,
-}
-
-#[derive(Clone)]
-struct Window {
     node: Arc<Node>,
     peer: String,
     fingerprint: Fingerprint,
     limit: Duration,
-    runtime: Handle,
 }
 
 impl Peer {
@@ -64,32 +57,9 @@ impl Peer {
     /// # Errors
     ///
     /// [`TierError::Namespace`], [`TierError::Pool`].
-    ///
-    /// # Panics
-    ///
-    /// Outside of a tokio runtime.
     pub fn new(node: Arc<Node>, peer: &str, namespace: &str, limit: Duration) -> Result<Self, TierError> {
         let fingerprint = Fingerprint::of(node.pool(), namespace)?;
-        let (peer, runtime) = (peer.to_owned(), Handle::current());
-        Ok(Self { inner: Window { node, peer, fingerprint, limit, runtime } })
-    }
-}
-
-impl Store for Peer {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
-    fn open(&self) -> Result<Box<dyn Session>, StoreError> {
-        Ok(Box::new(self.inner.clone()))
-    }
-
-    fn keys_per_call(&self) -> usize {
-        self.inner.blocks_per_call()
-    }
-
-    fn lookups_per_call(&self) -> usize {
-        QUESTION_MAX
+        Ok(Self { node, peer: peer.to_owned(), fingerprint, limit })
     }
 }
 
@@ -111,24 +81,21 @@ fn place_of(key: &TierKey) -> BlockHash {
     BlockHash::from_bytes(*hasher.finalize().as_bytes().first_chunk().expect("32 bytes"))
 }
 
-impl Window {
+impl Peer {
     fn pool(&self) -> &Pool {
         self.node.pool()
     }
 
-    /// Returns the number of blocks that one call may hold: two threads may do so at the same time,
+    /// Returns the number of blocks that one call may hold: two may do so at the same time,
     /// and each may fetch as many.
     fn blocks_per_call(&self) -> usize {
         (self.pool().total_blocks() / 4).clamp(1, 32)
     }
 
-    fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
-        let limit = self.limit;
-        // The timer must be created on the runtime.
-        let done = self.runtime.block_on(async move { tokio::time::timeout(limit, work).await });
-        done.map_err(|_| StoreError::Unreachable {
+    async fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
+        tokio::time::timeout(self.limit, work).await.map_err(|_| StoreError::Unreachable {
             store: NAME,
-            reason: format!("{} did not answer within {} ms", self.peer, limit.as_millis()),
+            reason: format!("{} did not answer within {} ms", self.peer, self.limit.as_millis()),
         })
     }
 
@@ -151,7 +118,7 @@ impl Window {
     ///
     /// A fetch ends at the first block that the peer does not have. The next one begins behind it, which
     /// takes a round trip each time.
-    fn bring(&self, keys: &[TierKey]) -> Result<Vec<Option<Export>>, StoreError> {
+    async fn bring(&self, keys: &[TierKey]) -> Result<Vec<Option<Export>>, StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();
         let (mut absent, mut attempts) = (Vec::new(), ATTEMPTS);
@@ -160,14 +127,15 @@ impl Window {
             if hashes.is_empty() {
                 return Ok(held);
             }
-            let carried = self.within(remote.fetch(0, hashes.clone()))?.map_err(|error| failed(&error))?;
+            let carried =
+                self.within(remote.fetch(0, hashes.clone())).await?.map_err(|error| failed(&error))?;
             for (key, held) in keys.iter().zip(&mut held).filter(|(_, held)| held.is_none()) {
                 *held = self.hold(key);
             }
             let lacking = self.lacking(keys, &held, &absent);
             let came = hashes.iter().take_while(|hash| !lacking.contains(hash)).count();
             if came < carried.blocks && attempts > 0 {
-                // Another thread needed the room before the blocks were held.
+                // Another call needed the room before the blocks were held.
                 attempts -= 1;
                 continue;
             }
@@ -215,68 +183,85 @@ impl Window {
     }
 }
 
-impl Session for Window {
-    fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
-        let places = keys.iter().map(place_of).collect();
-        let cached = self.within(remote.cached(places))?.map_err(|error| failed(&error))?;
-        let is_own = |key: &TierKey| key.fingerprint == self.fingerprint;
-        Ok(keys.iter().zip(cached).map(|(key, is_cached)| is_cached && is_own(key)).collect())
+impl Store for Peer {
+    fn name(&self) -> &'static str {
+        NAME
     }
 
-    fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
-        let mut stored = Vec::with_capacity(values.len());
-        let (mut hashes, mut held) = (Vec::new(), Vec::new());
-        for value in values {
-            let taken = self.take_in(value);
-            held.extend(self.hold(value.key()));
-            let place = place_of(value.key());
-            if taken.is_ok() && !hashes.contains(&place) {
-                hashes.push(place);
-            }
-            stored.push(taken);
-        }
-        let export = self.pool().export_prefix(0, &hashes).map_err(|error| failed(&error))?;
-        drop(held);
-        let sent = export.len();
-        if sent > 0 {
+    fn keys_per_call(&self) -> usize {
+        self.blocks_per_call()
+    }
+
+    fn lookups_per_call(&self) -> usize {
+        QUESTION_MAX
+    }
+
+    fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>> {
+        Box::pin(async move {
             let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
-            self.within(remote.send(export))?.map_err(|error| failed(&error.error))?;
-        }
-        for (value, stored) in values.iter().zip(&mut stored) {
-            // Another thread may have needed the room.
-            if stored.is_ok() && !hashes[..sent].contains(&place_of(value.key())) {
-                *stored = Err(refused("the window is full"));
-            }
-        }
-        Ok(stored)
+            let places = keys.iter().map(place_of).collect();
+            let cached = self.within(remote.cached(places)).await?.map_err(|error| failed(&error))?;
+            let is_own = |key: &TierKey| key.fingerprint == self.fingerprint;
+            Ok(keys.iter().zip(cached).map(|(key, is_cached)| is_cached && is_own(key)).collect())
+        })
     }
 
-    fn get(
-        &mut self,
-        keys: &[TierKey],
+    fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
+        Box::pin(async move {
+            let mut stored = Vec::with_capacity(values.len());
+            let (mut hashes, mut held) = (Vec::new(), Vec::new());
+            for value in &values {
+                let taken = self.take_in(value);
+                held.extend(self.hold(value.key()));
+                let place = place_of(value.key());
+                if taken.is_ok() && !hashes.contains(&place) {
+                    hashes.push(place);
+                }
+                stored.push(taken);
+            }
+            let export = self.pool().export_prefix(0, &hashes).map_err(|error| failed(&error))?;
+            drop(held);
+            let sent = export.len();
+            if sent > 0 {
+                let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
+                self.within(remote.send(export)).await?.map_err(|error| failed(&error.error))?;
+            }
+            for (value, stored) in values.iter().zip(&mut stored) {
+                // Another call may have needed the room.
+                if stored.is_ok() && !hashes[..sent].contains(&place_of(value.key())) {
+                    *stored = Err(refused("the window is full"));
+                }
+            }
+            Ok(stored)
+        })
+    }
+
+    fn get<'a>(
+        &'a self,
+        keys: &'a [TierKey],
         _bytes: usize,
-        answer: &mut dyn FnMut(usize, Answer<'_>),
-    ) -> Result<(), StoreError> {
-        let held = self.bring(keys)?;
-        for (place, (key, held)) in keys.iter().zip(held).enumerate() {
-            let Some(export) = held else {
-                answer(place, Ok(None));
-                continue;
-            };
-            let packed = export.packed(0, None).map_err(|error| failed(&error))?;
-            let fill = |bytes: &mut [u8]| {
-                bytes.copy_from_slice(&packed);
-                Ok::<_, StoreError>(())
-            };
-            let value = TierValue::new(*key, export.origins(0), packed.len(), fill)?;
-            answer(place, Ok(Some(value.bytes())));
-        }
-        Ok(())
+        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            for (place, (key, held)) in keys.iter().zip(self.bring(keys).await?).enumerate() {
+                let Some(export) = held else {
+                    answer(place, Ok(None));
+                    continue;
+                };
+                let packed = export.packed(0, None).map_err(|error| failed(&error))?;
+                let fill = |bytes: &mut [u8]| {
+                    bytes.copy_from_slice(&packed);
+                    Ok::<_, StoreError>(())
+                };
+                let value = TierValue::new(*key, export.origins(0), packed.len(), fill)?;
+                answer(place, Ok(Some(value.bytes())));
+            }
+            Ok(())
+        })
     }
 
     /// Drops them from the window: the peer may have the right bytes by now.
-    fn found_bad_values(&mut self, keys: &[TierKey]) {
+    fn found_bad_values(&self, keys: &[TierKey]) {
         let places: Vec<_> = keys.iter().map(place_of).collect();
         self.pool().uncache(&places);
     }

@@ -2,12 +2,11 @@
 //!
 //! The client is the crate `redis`. The other candidate, `fred`, was the faster one with values of
 //! 1 MiB in most measurements, although their ranges overlap. But `redis` has releases every few
-//! weeks, half of the dependencies, and calls that block with a time limit, as the threads of a tier
-//! need them. The last release of `fred` is 21 months older.
+//! weeks and half of the dependencies. The last release of `fred` is 21 months older.
 //!
-//! The answers to a batch of gets are read one by one: an array of values would be parsed again from its
-//! start with every piece that arrives. Only a few gets are written ahead of their answers: the server copies
-//! each value into the answer at once, and copies of a whole batch would leave its caches before they are sent.
+//! Each call has a connection of its own. The answers to a batch of gets are taken one by one. Only a few
+//! gets are written ahead of their answers: the server copies each value into the answer at once, and
+//! copies of a whole batch would leave its caches before they are sent.
 //!
 //! A get asks for one byte more than a value has: the answer is in memory before it is looked at, and
 //! a key may have up to 512 MiB.
@@ -15,18 +14,21 @@
 //! # State of a connection
 //!
 //! ```text
-//! open --[question]--> answers are due --[all read]--> open
-//!                            |
-//!                            +--[error, time limit]--> dropped: no later question takes a late answer for its own
+//! idle --[a call takes it]--> answers are due --[all came]--> idle
+//!                                    |
+//!                                    +--[error, time limit]--> dropped
 //! ```
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{Client, Connection, ErrorKind, RedisError, TlsCertificates, Value};
+use futures_util::{StreamExt, stream};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, TlsCertificates, Value};
 
 use super::error::TierError;
 use super::key::TierKey;
-use super::store::{Answer, Session, Store};
+use super::store::{Answer, Store, StoreFuture};
 use super::store_error::StoreError;
 use super::value::TierValue;
 use crate::settings::without_password;
@@ -42,7 +44,8 @@ const AHEAD: usize = 4;
 /// should have persistence. Without TLS (`rediss`) it belongs in a private network.
 pub struct Redis {
     client: Client,
-    limit: Duration,
+    config: AsyncConnectionConfig,
+    idle: Mutex<Vec<MultiplexedConnection>>,
 }
 
 impl Redis {
@@ -50,7 +53,7 @@ impl Redis {
     /// `rediss://...` for TLS, or `unix:///path`.
     ///
     /// `authorities` (PEM) are those of a server's certificate; without any, those of the system.
-    /// `limit` bounds connecting, and each wait for the server.
+    /// `limit` bounds connecting, and the wait for each answer.
     ///
     /// # Errors
     ///
@@ -68,7 +71,26 @@ impl Redis {
             address: without_password(address),
             reason: error.to_string(),
         })?;
-        Ok(Self { client, limit })
+        let config = AsyncConnectionConfig::new();
+        let config = config.set_connection_timeout(Some(limit)).set_response_timeout(Some(limit));
+        Ok(Self { client, config, idle: Mutex::default() })
+    }
+
+    /// Takes an idle connection, or opens one.
+    async fn take(&self) -> Result<MultiplexedConnection, StoreError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        match idle {
+            Some(connection) => Ok(connection),
+            None => {
+                let opened = self.client.get_multiplexed_async_connection_with_config(&self.config);
+                opened.await.map_err(|error| unreachable(&error))
+            }
+        }
+    }
+
+    /// Returns a connection to which no answer is due.
+    fn give_back(&self, connection: MultiplexedConnection) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
     }
 }
 
@@ -87,110 +109,96 @@ fn unexpected(value: &Value) -> StoreError {
     StoreError::Answer { store: NAME, reason: format!("{kind} to a question of another kind") }
 }
 
+/// Asks a question. The inner error is the server's, of this question alone.
+async fn ask(
+    mut connection: MultiplexedConnection,
+    question: Cmd,
+) -> Result<Result<Value, StoreError>, StoreError> {
+    let refused = |error: RedisError| StoreError::Refused { store: NAME, reason: error.to_string() };
+    match connection.req_packed_command(&question).await {
+        Ok(Value::ServerError(error)) => Ok(Err(refused(error.into()))),
+        Ok(value) => Ok(Ok(value)),
+        Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
+            Ok(Err(refused(error)))
+        }
+        Err(error) => Err(unreachable(&error)),
+    }
+}
+
 impl Store for Redis {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn open(&self) -> Result<Box<dyn Session>, StoreError> {
-        let open = || {
-            let connection = self.client.get_connection_with_timeout(self.limit)?;
-            connection.set_read_timeout(Some(self.limit))?;
-            connection.set_write_timeout(Some(self.limit))?;
-            Ok(connection)
-        };
-        let connection = open().map_err(|error: RedisError| unreachable(&error))?;
-        Ok(Box::new(Connected(connection)))
-    }
-}
-
-/// A connection to a server.
-struct Connected(Connection);
-
-impl Connected {
-    /// Writes questions at once.
-    fn ask(&mut self, questions: &[u8]) -> Result<(), StoreError> {
-        self.0.send_packed_command(questions).map_err(|error| unreachable(&error))
-    }
-
-    /// Reads the answer to one question.
-    fn answer(&mut self) -> Result<Result<Value, StoreError>, StoreError> {
-        match self.0.recv_response() {
-            Ok(Value::ServerError(error)) => {
-                let reason = RedisError::from(error).to_string();
-                Ok(Err(StoreError::Refused { store: NAME, reason }))
+    fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>> {
+        Box::pin(async move {
+            let mut connection = self.take().await?;
+            let mut questions = Pipeline::with_capacity(keys.len());
+            for key in keys {
+                questions.cmd("EXISTS").arg(key.to_string());
             }
-            Ok(value) => Ok(Ok(value)),
-            // The answer was read, and is an error of this question.
-            Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
-                Ok(Err(StoreError::Refused { store: NAME, reason: error.to_string() }))
+            let answers = connection.req_packed_commands(&questions, 0, keys.len()).await;
+            let answers = answers.map_err(|error| unreachable(&error))?;
+            let found: Result<_, _> = (answers.iter())
+                .map(|answer| match answer {
+                    Value::Int(count) => Ok(*count == 1),
+                    other => Err(unexpected(other)),
+                })
+                .collect();
+            if found.is_ok() {
+                self.give_back(connection);
             }
-            Err(error) => Err(unreachable(&error)),
-        }
+            found
+        })
     }
-}
 
-/// Returns a command for each key, with the same further arguments.
-fn questions(command: &str, keys: &[TierKey], further: &[usize]) -> Vec<u8> {
-    let mut all = Vec::new();
-    for key in keys {
-        all.extend(redis::cmd(command).arg(key.to_string()).arg(further).get_packed_command());
-    }
-    all
-}
-
-impl Session for Connected {
-    fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
-        self.ask(&questions("EXISTS", keys, &[]))?;
-        let mut found = Vec::with_capacity(keys.len());
-        for _ in keys {
-            match self.answer()?? {
-                Value::Int(count) => found.push(count == 1),
-                other => return Err(unexpected(&other)),
+    fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
+        Box::pin(async move {
+            let connection = self.take().await?;
+            let mut stored = Vec::with_capacity(values.len());
+            for value in values {
+                let mut command = redis::cmd("SET");
+                command.arg(value.key().to_string()).arg(value.bytes());
+                stored.push(match ask(connection.clone(), command).await? {
+                    Ok(Value::Okay) => Ok(()),
+                    Ok(other) => return Err(unexpected(&other)),
+                    Err(refused) => Err(refused),
+                });
             }
-        }
-        Ok(found)
+            self.give_back(connection);
+            Ok(stored)
+        })
     }
 
-    fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
-        let mut stored = Vec::with_capacity(values.len());
-        for value in values {
-            let mut command = redis::cmd("SET");
-            command.arg(value.key().to_string()).arg(value.bytes());
-            self.ask(&command.get_packed_command())?;
-            stored.push(match self.answer()? {
-                Ok(Value::Okay) => Ok(()),
-                Ok(other) => return Err(unexpected(&other)),
-                Err(refused) => Err(refused),
-            });
-        }
-        Ok(stored)
-    }
-
-    fn get(
-        &mut self,
-        keys: &[TierKey],
+    fn get<'a>(
+        &'a self,
+        keys: &'a [TierKey],
         bytes: usize,
-        answer: &mut dyn FnMut(usize, Answer<'_>),
-    ) -> Result<(), StoreError> {
-        // The end is inclusive.
-        let ask = |keys: &[TierKey]| questions("GETRANGE", keys, &[0, bytes]);
-        let (first, mut later) = keys.split_at(AHEAD.min(keys.len()));
-        self.ask(&ask(first))?;
-        for place in 0..keys.len() {
-            let answered = self.answer()?;
-            if let Some(next) = later.split_off(..1) {
-                self.ask(&ask(next))?;
+        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+    ) -> StoreFuture<'a, ()> {
+        Box::pin(async move {
+            let connection = self.take().await?;
+            let question = |key: &TierKey| {
+                let mut command = redis::cmd("GETRANGE");
+                // The end is inclusive.
+                command.arg(key.to_string()).arg(0).arg(bytes);
+                command
+            };
+            let asked: Vec<_> = keys.iter().map(|key| ask(connection.clone(), question(key))).collect();
+            let mut answers = stream::iter(asked).buffered(AHEAD).enumerate();
+            while let Some((place, answered)) = answers.next().await {
+                match answered? {
+                    // Of a key that is not there.
+                    Ok(Value::BulkString(bytes)) if bytes.is_empty() => answer(place, Ok(None)),
+                    Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(&bytes))),
+                    Ok(other) => return Err(unexpected(&other)),
+                    Err(refused) => answer(place, Err(refused)),
+                }
             }
-            match answered {
-                // Of a key that is not there.
-                Ok(Value::BulkString(bytes)) if bytes.is_empty() => answer(place, Ok(None)),
-                Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(&bytes))),
-                Ok(other) => return Err(unexpected(&other)),
-                Err(refused) => answer(place, Err(refused)),
-            }
-        }
-        Ok(())
+            drop(answers);
+            self.give_back(connection);
+            Ok(())
+        })
     }
 }
 

@@ -42,7 +42,7 @@ impl Reporter for TierReporter {
     }
 
     fn failures(&self) -> Option<Failures> {
-        self.link.upgrade()?.tier.failures()
+        Some(self.link.upgrade()?.tier.failures().clone())
     }
 
     fn scrape(&self, scrape: &mut Scrape) {

@@ -1,11 +1,11 @@
-//! Settings of a tier's threads, queue and memory of failures.
+//! Settings of a tier's calls and memory of failures.
 
 use std::time::{Duration, Instant};
 
 use super::error::TierError;
 
-/// The largest number of threads.
-const THREADS_MAX: usize = 1024;
+/// The largest number of calls.
+const CALLS_MAX: usize = 1024;
 
 /// The longest time that is added to the present: 30 years.
 const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
@@ -15,12 +15,12 @@ pub(super) fn after(now: Instant, time: Duration) -> Instant {
     now + time.min(FAR)
 }
 
-/// Settings of a [`StoreTier`](super::StoreTier).
+/// Settings of a [`SharedTier`](super::SharedTier).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TierSettings {
-    /// Number of threads, at most 1,024, each with a session of its own. Default 2.
-    pub threads: usize,
+    /// Number of calls of the store at a time, at most 1,024, each over a connection of its own. Default 2.
+    pub calls: usize,
     /// Number of values that may wait to be put; further ones are dropped. Default 64.
     pub puts_max: usize,
     /// Number of keys that may wait to be read or looked up; further ones fail. Default 16,384.
@@ -43,7 +43,7 @@ pub struct TierSettings {
 impl Default for TierSettings {
     fn default() -> Self {
         Self {
-            threads: 2,
+            calls: 2,
             puts_max: 64,
             reads_max: 16_384,
             patience: Duration::from_secs(1),
@@ -60,7 +60,7 @@ impl TierSettings {
     /// Checks that the tier can work.
     pub(super) fn check(&self) -> Result<(), TierError> {
         let counts = [
-            ("the number of threads", self.threads, THREADS_MAX),
+            ("the number of calls", self.calls, CALLS_MAX),
             ("the number of waiting puts", self.puts_max, usize::MAX),
             ("the number of waiting reads", self.reads_max, usize::MAX),
             ("the number of failures", self.failures as usize, u32::MAX as usize),

@@ -1,25 +1,42 @@
-//! The trait of all tiers.
+//! A tier over a store: calls in turn, deadlines, and what is remembered of failures.
+//!
+//! A call of a store can take for ever. So it runs in a task of its own, and the caller waits for its
+//! [outcomes](super::call) until the deadline. A few calls of the store run at a time; the others wait
+//! for their turn as a part of the caller's future, and end with it. When all that run are stuck, the
+//! circuit breaker opens.
 
-use std::pin::Pin;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::counters::TierCounters;
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Instrument;
+
+use super::breaker::Breaker;
+use super::call::{Call, Caller};
+use super::counters::{Counters, TierCounters, add};
+use super::error::TierError;
+use super::failed_keys::FailedKeys;
 use super::key::TierKey;
-use super::outcome::Outcome;
+use super::outcome::{Outcome, TierFailure};
+use super::settings::TierSettings;
+use super::store::{Answer, Store};
+use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
 
-/// Future of a call: one outcome per key, in order.
-pub type TierFuture = Pin<Box<dyn Future<Output = Vec<Outcome>> + Send>>;
-
 /// Memory for one value.
 ///
-/// The tier owns it from the call on, and drops it as soon as no byte can be written any more, which may
-/// be long after the call has returned. What keeps the memory from being reused belongs to it: of a
-/// frame, the [hold](kvpool::transport::Hold) of its piece.
+/// The tier owns it from the call on, and drops it before its outcome can be seen, or when the call is
+/// over: then no byte of it is written any more, unless a value is landing at that moment. What keeps
+/// the memory from being reused belongs to it: of a frame, the [hold](kvpool::transport::Hold) of its
+/// piece.
 pub trait Landing: Send {
-    /// Verifies a value, and writes its block into the memory. Called at most once, on a thread of the
-    /// tier.
+    /// Verifies a value, and writes its block into the memory. Called at most once.
     ///
     /// # Errors
     ///
@@ -37,34 +54,453 @@ pub struct TierRead {
     pub memory: Box<dyn Landing>,
 }
 
-/// A cluster-wide tier of cached blocks, by hash.
+/// A cluster-wide tier of cached blocks, by hash, over a [`Store`].
 ///
-/// It is not trusted: a hit is a value that was verified, and everything else is a miss to the caller.
-/// Each call returns by its deadline. Dropping its future ends the call; what the store does not know
-/// of yet is taken back. The futures need a tokio runtime with a timer.
-pub trait SharedTier: Send + Sync {
-    /// Returns a short name for reports.
-    fn name(&self) -> &'static str;
+/// The store is not trusted: a hit is a value that was verified, and everything else is a miss to the
+/// caller. Each call returns one outcome per key, in order, by its deadline. Dropping its future ends
+/// the call; what the store does not know of yet is taken back. Calls need a tokio runtime with a timer.
+///
+/// Dropping the tier closes it.
+pub struct SharedTier(Arc<Shared>);
+
+struct Shared {
+    store: Box<dyn Store>,
+    settings: TierSettings,
+    /// One permit for each call of the store at a time.
+    calls: Arc<Semaphore>,
+    /// For the one put that waits in line with the reads.
+    next_put: Semaphore,
+    /// Keys that wait for their turn.
+    reads_waiting: AtomicUsize,
+    puts_waiting: AtomicUsize,
+    /// Calls of the store that have taken longer than the patience.
+    stuck: AtomicUsize,
+    breaker: Mutex<Breaker>,
+    failed: Mutex<FailedKeys>,
+    counters: Counters,
+    failures: Failures,
+}
+
+/// What is asked of a store in one call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Operation {
+    Exists,
+    Put,
+    Get,
+}
+
+/// A call of the store.
+struct Work {
+    operation: Operation,
+    keys: Vec<TierKey>,
+    /// Of a put.
+    values: Vec<TierValue>,
+    /// Size of each value.
+    bytes: usize,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SharedTier {
+    /// Creates a tier. The store is connected to when it is first asked, and need not be there.
+    ///
+    /// # Errors
+    ///
+    /// [`TierError::OutOfRange`].
+    pub fn new(store: impl Store, settings: TierSettings) -> Result<Self, TierError> {
+        settings.check()?;
+        Ok(Self(Arc::new(Shared {
+            failures: Failures::new("tiers", store.name()),
+            store: Box::new(store),
+            calls: Arc::new(Semaphore::new(settings.calls)),
+            next_put: Semaphore::new(1),
+            reads_waiting: AtomicUsize::new(0),
+            puts_waiting: AtomicUsize::new(0),
+            stuck: AtomicUsize::new(0),
+            breaker: Mutex::new(Breaker::new(settings.failures, settings.rest, Instant::now())),
+            failed: Mutex::new(FailedKeys::new(settings.failed_keys, settings.failed_for)),
+            counters: Counters::default(),
+            settings,
+        })))
+    }
+
+    /// Returns the short name of the store, for reports.
+    pub fn name(&self) -> &'static str {
+        self.0.store.name()
+    }
 
     /// Asks for each key whether a get is worth a try: [`Outcome::Hit`] or [`Outcome::Miss`].
-    fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> TierFuture;
+    pub async fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> Vec<Outcome> {
+        add(&self.0.counters.lookups, keys.len());
+        let (call, now) = (Call::new(keys.iter().map(|_| None)), Instant::now());
+        // A get of these would fail, and a put replaces what is wrong there.
+        let (failed, asked): (Vec<_>, Vec<_>) = {
+            let failed = lock(&self.0.failed);
+            keys.into_iter().enumerate().partition(|(_, key)| failed.has(key, now))
+        };
+        failed.iter().for_each(|(place, _)| call.set(*place, Outcome::Miss));
+        // Where answers are small: in one call, as far as the queue permits.
+        let chunk = self.0.store.lookups_per_call().clamp(1, self.0.settings.reads_max);
+        let work = |keys| Work { operation: Operation::Exists, keys, values: Vec::new(), bytes: 0 };
+        self.0.serve(call, asked, chunk, work, deadline).await
+    }
 
-    /// Stores values: [`Outcome::Stored`]. A value is dropped if the queue is full.
-    fn put(&self, values: Vec<TierValue>, deadline: Instant) -> TierFuture;
+    /// Stores values: [`Outcome::Stored`]. A value is dropped if too many wait.
+    pub async fn put(&self, values: Vec<TierValue>, deadline: Instant) -> Vec<Outcome> {
+        let call = Call::new(values.iter().map(|_| None));
+        let chunk = self.0.chunk(values.len(), self.0.settings.puts_max);
+        let bytes = values.first().map_or(0, |value| value.bytes().len());
+        let work = |values: Vec<TierValue>| {
+            let keys = values.iter().map(|value| *value.key()).collect();
+            Work { operation: Operation::Put, keys, values, bytes }
+        };
+        self.0.serve(call, values.into_iter().enumerate().collect(), chunk, work, deadline).await
+    }
 
     /// Reads values: [`Outcome::Hit`] or [`Outcome::Miss`].
     ///
-    /// The memory of a hit was dropped before the future is ready.
-    fn get(&self, reads: Vec<TierRead>, deadline: Instant) -> TierFuture;
-
-    /// Returns counts since the tier began, and its state.
-    fn counters(&self) -> TierCounters;
-
-    /// Returns what failed, if the tier notes it.
-    fn failures(&self) -> Option<Failures> {
-        None
+    /// The memory of every key was dropped before the future is ready, unless it is
+    /// [in flight](Outcome::InFlight) and its value is landing.
+    pub async fn get(&self, reads: Vec<TierRead>, deadline: Instant) -> Vec<Outcome> {
+        let bytes = reads.iter().map(|read| read.bytes).max().unwrap_or_default();
+        let (keys, memory): (Vec<_>, Vec<_>) =
+            reads.into_iter().map(|read| (read.key, Some(read.memory))).unzip();
+        let (call, now) = (Call::new(memory.into_iter()), Instant::now());
+        let (failed, asked): (Vec<_>, Vec<_>) = {
+            let failed = lock(&self.0.failed);
+            keys.into_iter().enumerate().partition(|(_, key)| failed.has(key, now))
+        };
+        add(&self.0.counters.remembered, failed.len());
+        let places: Vec<usize> = failed.into_iter().map(|(place, _)| place).collect();
+        call.fail(&places, &TierFailure::Remembered);
+        let chunk = self.0.chunk(asked.len(), self.0.settings.reads_max);
+        let work = |keys| Work { operation: Operation::Get, keys, values: Vec::new(), bytes };
+        self.0.serve(call, asked, chunk, work, deadline).await
     }
 
-    /// Takes no further calls. Returns at once; calls under way end.
-    fn close(&self);
+    /// Returns counts since the tier began, and its state.
+    pub fn counters(&self) -> TierCounters {
+        let breaker = lock(&self.0.breaker);
+        self.0.counters.read(breaker.state(), breaker.opened())
+    }
+
+    /// Returns what failed.
+    pub fn failures(&self) -> &Failures {
+        &self.0.failures
+    }
+
+    /// Takes no further calls, and ends those that wait. Returns at once; calls of the store end when it
+    /// has answered.
+    pub fn close(&self) {
+        self.0.calls.close();
+        self.0.next_put.close();
+    }
+}
+
+impl Drop for SharedTier {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Returns the number of keys of a call of the store, so that all that run have a share of the
+    /// caller's keys, and that `waiting_max` keys have room for it.
+    fn chunk(&self, keys: usize, waiting_max: usize) -> usize {
+        keys.div_ceil(self.settings.calls).clamp(1, self.store.keys_per_call().clamp(1, waiting_max))
+    }
+
+    /// Asks the store for keys by their places, in chunks, and waits for the outcomes of the call.
+    async fn serve<T>(
+        self: &Arc<Self>,
+        call: Arc<Call>,
+        asked: Vec<(usize, T)>,
+        chunk: usize,
+        work: impl Fn(Vec<T>) -> Work,
+        deadline: Instant,
+    ) -> Vec<Outcome> {
+        let caller = Caller(call.clone());
+        if asked.is_empty() || self.admits() {
+            let (mut asked, mut chunks) = (asked.into_iter().peekable(), Vec::new());
+            while asked.peek().is_some() {
+                let (places, of): (Vec<_>, Vec<_>) = asked.by_ref().take(chunk).unzip();
+                chunks.push(self.take_turn(&call, places, work(of)));
+            }
+            // What is left at the deadline has its outcome at the end of the call.
+            let _ = tokio::time::timeout_at(deadline.into(), join_all(chunks)).await;
+        } else {
+            let places: Vec<usize> = asked.iter().map(|(place, _)| *place).collect();
+            call.fail(&places, &TierFailure::Open);
+        }
+        let outcomes = caller.end();
+        let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
+        add(&self.counters.failed, count(|outcome| matches!(outcome, Outcome::Failed(_))));
+        add(&self.counters.overdue, count(|outcome| matches!(outcome, Outcome::InFlight)));
+        outcomes
+    }
+
+    /// Returns whether a call may go to the store.
+    fn admits(&self) -> bool {
+        let (now, mut breaker) = (Instant::now(), lock(&self.breaker));
+        if self.stuck.load(Relaxed) >= self.settings.calls {
+            breaker.open(now);
+        }
+        breaker.admits(now)
+    }
+
+    /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time; the
+    /// store's answer is awaited then by the task alone.
+    async fn take_turn(self: &Arc<Self>, call: &Arc<Call>, places: Vec<usize>, work: Work) {
+        match self.turn(work.operation == Operation::Put, places.len()).await {
+            Ok(turn) => {
+                call.begin(&places);
+                // A panic was noted in it.
+                let _ = tokio::spawn(self.clone().run(call.clone(), places, work, turn)).await;
+            }
+            Err(failure) => call.fail(&places, &failure),
+        }
+    }
+
+    /// Waits for the turn of a call. Of the puts, one at a time is in line with the reads.
+    async fn turn(&self, is_put: bool, keys: usize) -> Result<OwnedSemaphorePermit, TierFailure> {
+        let (waiting, max) = if is_put {
+            (&self.puts_waiting, self.settings.puts_max)
+        } else {
+            (&self.reads_waiting, self.settings.reads_max)
+        };
+        if self.calls.is_closed() {
+            return Err(TierFailure::Closed);
+        }
+        let Some(_waiting) = Waiting::enter(waiting, keys, max) else {
+            add(&self.counters.dropped_puts, if is_put { keys } else { 0 });
+            return Err(TierFailure::Busy);
+        };
+        let next = if is_put { Some(self.next_put.acquire().await) } else { None };
+        next.transpose().map_err(|_| TierFailure::Closed)?;
+        self.calls.clone().acquire_owned().await.map_err(|_| TierFailure::Closed)
+    }
+
+    /// Asks the store, and notes its failures.
+    async fn run(
+        self: Arc<Self>,
+        call: Arc<Call>,
+        places: Vec<usize>,
+        work: Work,
+        _turn: OwnedSemaphorePermit,
+    ) {
+        let _in_flight = InFlight::enter(&self.counters.in_flight, places.len());
+        let mut asked = pin!(AssertUnwindSafe(self.ask(&call, &places, work)).catch_unwind());
+        let in_time = tokio::time::timeout(self.settings.patience, &mut asked).await;
+        let is_late = in_time.is_err();
+        let asked = match in_time {
+            Ok(asked) => asked,
+            Err(_) => {
+                self.is_late();
+                let asked = asked.await;
+                self.stuck.fetch_sub(1, Relaxed);
+                asked
+            }
+        };
+        let failure = match asked {
+            Ok(Ok(0)) => None,
+            Ok(Ok(_)) => return,
+            Ok(Err(error)) => Some(TierFailure::Store(error)),
+            Err(_) => Some(TierFailure::Panicked),
+        };
+        if !is_late {
+            lock(&self.breaker).failed(Instant::now());
+        }
+        if let Some(failure) = failure {
+            self.failures.note(&failure);
+            call.fail(&places, &failure);
+        }
+    }
+
+    /// Notes that a call takes longer than the patience.
+    fn is_late(&self) {
+        let stuck = self.stuck.fetch_add(1, Relaxed) + 1;
+        self.failures.note(format!("no answer within {} ms", self.settings.patience.as_millis()));
+        let mut breaker = lock(&self.breaker);
+        if stuck >= self.settings.calls {
+            breaker.open(Instant::now());
+        } else {
+            breaker.failed(Instant::now());
+        }
+    }
+
+    /// Asks the store. Returns for how many keys it did what it was asked for.
+    async fn ask(&self, call: &Call, places: &[usize], work: Work) -> Result<usize, StoreError> {
+        let span = tracing::info_span!(
+            parent: None,
+            "kvpool.tier",
+            tier = self.store.name(),
+            operation = work.operation.name(),
+            keys = places.len() as u64,
+            served = tracing::field::Empty,
+            error = tracing::field::Empty,
+            otel.kind = "client",
+            otel.status_code = tracing::field::Empty,
+        );
+        let served = self.ask_within(call, places, work).instrument(span.clone()).await;
+        match &served {
+            Ok(keys) => span.record("served", *keys as u64),
+            Err(error) => {
+                span.record("error", error.to_string());
+                span.record("otel.status_code", "ERROR")
+            }
+        };
+        served
+    }
+
+    async fn ask_within(&self, call: &Call, places: &[usize], work: Work) -> Result<usize, StoreError> {
+        let Work { operation, keys, values, bytes } = work;
+        let (began, mut served) = (Instant::now(), 0);
+        let mut tell = |at: usize, outcome: Outcome| {
+            let is_good = !matches!(outcome, Outcome::Failed(_));
+            if is_good && served == 0 && began.elapsed() <= self.settings.patience {
+                lock(&self.breaker).succeeded();
+            }
+            served += usize::from(is_good);
+            self.note(&keys[at], &outcome, bytes, operation == Operation::Get);
+            call.set(places[at], outcome);
+        };
+        match operation {
+            Operation::Exists => {
+                let found = self.store.exists(&keys).await?;
+                self.check_count(found.len(), keys.len())?;
+                let outcome = |is_there| if is_there { Outcome::Hit } else { Outcome::Miss };
+                found.into_iter().enumerate().for_each(|(at, found)| tell(at, outcome(found)));
+            }
+            Operation::Put => {
+                let stored = self.store.put(values).await?;
+                self.check_count(stored.len(), keys.len())?;
+                let outcome = |stored: Result<(), StoreError>| match stored {
+                    Ok(()) => Outcome::Stored,
+                    Err(error) => Outcome::Failed(error.into()),
+                };
+                stored.into_iter().enumerate().for_each(|(at, stored)| tell(at, outcome(stored)));
+            }
+            Operation::Get => self.get(call, places, &keys, bytes, &mut tell).await?,
+        }
+        Ok(served)
+    }
+
+    async fn get(
+        &self,
+        call: &Call,
+        places: &[usize],
+        keys: &[TierKey],
+        bytes: usize,
+        tell: &mut (dyn FnMut(usize, Outcome) + Send),
+    ) -> Result<(), StoreError> {
+        let (mut answered, mut bad) = (vec![false; keys.len()], Vec::new());
+        let mut answer = |at: usize, answer: Answer<'_>| {
+            // A second answer for one key is ignored.
+            if answered.get_mut(at).is_none_or(|answered| std::mem::replace(answered, true)) {
+                return;
+            }
+            let outcome = match answer {
+                Ok(None) => Outcome::Miss,
+                Ok(Some(value)) => match call.take_memory(places[at]).map(|mut memory| memory.land(value)) {
+                    Some(Ok(())) => Outcome::Hit,
+                    Some(Err(error)) => {
+                        bad.push(keys[at]);
+                        Outcome::Failed(error.into())
+                    }
+                    // The call is over.
+                    None => Outcome::InFlight,
+                },
+                Err(error) => Outcome::Failed(error.into()),
+            };
+            tell(at, outcome);
+        };
+        let done = self.store.get(keys, bytes, &mut answer).await;
+        if !bad.is_empty() {
+            self.store.found_bad_values(&bad);
+        }
+        done?;
+        self.check_count(answered.iter().filter(|is_answered| **is_answered).count(), keys.len())
+    }
+
+    fn check_count(&self, got: usize, want: usize) -> Result<(), StoreError> {
+        if got == want {
+            return Ok(());
+        }
+        let reason = format!("{got} keys, and was asked for {want}");
+        Err(StoreError::Answer { store: self.store.name(), reason })
+    }
+
+    /// Counts an outcome, and remembers a key that failed.
+    fn note(&self, key: &TierKey, outcome: &Outcome, bytes: usize, is_get: bool) {
+        let counters = &self.counters;
+        match outcome {
+            Outcome::Stored => {
+                add(&counters.stored, 1);
+                add(&counters.written_bytes, bytes);
+                lock(&self.failed).forget(key);
+            }
+            Outcome::Hit if is_get => {
+                add(&counters.hits, 1);
+                add(&counters.read_bytes, bytes);
+            }
+            Outcome::Miss if is_get => add(&counters.misses, 1),
+            Outcome::Failed(failure) => {
+                if *failure != TierFailure::Value(ValueError::Stale) {
+                    self.failures.note(failure);
+                }
+                if is_get {
+                    add(&counters.bad_values, usize::from(matches!(failure, TierFailure::Value(_))));
+                    lock(&self.failed).note(*key, Instant::now());
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Operation {
+    /// Returns the name of the call.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Exists => "exists",
+            Self::Put => "put",
+            Self::Get => "get",
+        }
+    }
+}
+
+/// Keys that wait for their turn.
+struct Waiting<'a>(&'a AtomicUsize, usize);
+
+impl<'a> Waiting<'a> {
+    /// Adds keys, unless there are more than `max` then.
+    fn enter(waiting: &'a AtomicUsize, keys: usize, max: usize) -> Option<Self> {
+        // Relaxed: the numbers order nothing.
+        let fits = |wait: usize| wait.checked_add(keys).filter(|wait| *wait <= max);
+        waiting.fetch_update(Relaxed, Relaxed, fits).ok().map(|_| Self(waiting, keys))
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Relaxed);
+    }
+}
+
+/// Keys of a call of the store.
+struct InFlight<'a>(&'a AtomicU64, usize);
+
+impl<'a> InFlight<'a> {
+    fn enter(in_flight: &'a AtomicU64, keys: usize) -> Self {
+        add(in_flight, keys);
+        Self(in_flight, keys)
+    }
+}
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1 as u64, Relaxed);
+    }
 }

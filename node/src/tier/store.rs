@@ -1,4 +1,6 @@
-//! Stores of values by key, whose calls block.
+//! The trait of stores of values by key.
+
+use std::pin::Pin;
 
 use super::key::TierKey;
 use super::store_error::StoreError;
@@ -7,19 +9,19 @@ use super::value::TierValue;
 /// What a store has under a key: the bytes of a value, nothing, or an error of this key alone.
 pub type Answer<'a> = Result<Option<&'a [u8]>, StoreError>;
 
-/// A store of values by key. Its calls block, and may take as long as they like.
+/// Future of a call of a store.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// A store of values by key. Its calls may take as long as they like, but block no thread of the
+/// runtime.
+///
+/// An error of a call as a whole ends the connection that it used. So no answer can be taken for that
+/// to a later question.
 pub trait Store: Send + Sync + 'static {
     /// Returns a short name for reports: `redis`, `mooncake`.
     fn name(&self) -> &'static str;
 
-    /// Connects. Called on a thread of the tier, again after each failure.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`].
-    fn open(&self) -> Result<Box<dyn Session>, StoreError>;
-
-    /// Returns the largest number of keys of one call of a session that reads or stores values.
+    /// Returns the largest number of keys of one call that reads or stores values.
     fn keys_per_call(&self) -> usize {
         16
     }
@@ -28,26 +30,20 @@ pub trait Store: Send + Sync + 'static {
     fn lookups_per_call(&self) -> usize {
         usize::MAX
     }
-}
 
-/// A connection to a store, of one thread.
-///
-/// An error of a call as a whole ends the session: it is dropped, and another one is opened. So no
-/// answer can be taken for that to a later question.
-pub trait Session: Send {
     /// Returns for each key whether the store claims to have it.
     ///
     /// # Errors
     ///
     /// [`StoreError`]; nothing is known of any key.
-    fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError>;
+    fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>>;
 
     /// Stores values. Returns a result for each.
     ///
     /// # Errors
     ///
     /// [`StoreError`]; nothing is known of any value.
-    fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError>;
+    fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>>;
 
     /// Reads values of `bytes` bytes, and calls `answer` with the place of each key and what the store
     /// has, in any order.
@@ -55,16 +51,16 @@ pub trait Session: Send {
     /// # Errors
     ///
     /// [`StoreError`]; the keys without an answer failed.
-    fn get(
-        &mut self,
-        keys: &[TierKey],
+    fn get<'a>(
+        &'a self,
+        keys: &'a [TierKey],
         bytes: usize,
-        answer: &mut dyn FnMut(usize, Answer<'_>),
-    ) -> Result<(), StoreError>;
+        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+    ) -> StoreFuture<'a, ()>;
 
     /// Takes note that answers of the last [`get`](Self::get) were not the values of these keys, so that
-    /// no copy of them is served again. A session without copies has nothing to do.
-    fn found_bad_values(&mut self, keys: &[TierKey]) {
+    /// no copy of them is served again. A store without copies has nothing to do.
+    fn found_bad_values(&self, keys: &[TierKey]) {
         let _ = keys;
     }
 }

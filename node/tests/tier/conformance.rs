@@ -8,7 +8,7 @@ use kvpool_node::tier::{BreakerState, Outcome, SharedTier, TierFailure, TierKey,
 use super::support::{all, get, in_process, keys, put, soon, value};
 
 /// The suite. The store is empty, and has room for all.
-pub async fn suite(tier: &dyn SharedTier) {
+pub async fn suite(tier: &SharedTier) {
     let (some, others) = (keys(0..40), keys(100..110));
     assert_eq!(tier.exists(some.clone(), soon()).await, all(Outcome::Miss, &some));
     assert_eq!(get(tier, &some).await, all(Outcome::Miss, &some));
@@ -49,7 +49,7 @@ pub async fn suite(tier: &dyn SharedTier) {
 }
 
 /// Calls that overlap have their own outcomes.
-async fn concurrent(tier: &dyn SharedTier) {
+async fn concurrent(tier: &SharedTier) {
     let [a, b, c] = [keys(200..220), keys(300..320), keys(400..420)];
     assert_eq!(put(tier, &a).await, all(Outcome::Stored, &a));
     let (got_a, put_b, got_c) = tokio::join!(get(tier, &a), put(tier, &b), get(tier, &c));
@@ -65,9 +65,9 @@ async fn in_the_process() {
 }
 
 #[tokio::test]
-async fn one_thread_on_a_runtime_of_one_thread() {
+async fn one_call_at_a_time_on_a_runtime_of_one_thread() {
     let mut settings = TierSettings::default();
-    settings.threads = 1;
+    settings.calls = 1;
     let (_store, tier) = in_process(settings);
     suite(&*tier).await;
 }

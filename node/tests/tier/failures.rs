@@ -1,11 +1,14 @@
 //! Stores that fail: deadlines, the breaker, the queue, keys that failed.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::FutureExt;
+
 use kvpool_node::tier::{
-    BreakerState, Fault, InProcess, Outcome, SharedTier, StoreError, StoreTier, TierError, TierFailure,
-    TierSettings, ValueError,
+    BreakerState, Fault, InProcess, Outcome, SharedTier, StoreError, TierError, TierFailure, TierSettings,
+    ValueError,
 };
 
 use super::support::{SLACK, WAIT, all, get, hasty, in_process, keys, put, reads, soon, until, values};
@@ -16,12 +19,12 @@ fn is_unreachable(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Unreachable { .. })))
 }
 
-/// A store that hangs: calls return at their deadline, memory stays with the thread until it returns,
-/// and what no thread has begun is taken back at once.
+/// A store that hangs: calls return at their deadline, and all memory with them. What the store answers
+/// later is dropped.
 #[tokio::test]
 async fn a_hang() {
     let mut settings = TierSettings::default();
-    settings.threads = 1;
+    settings.calls = 1;
     let (store, tier) = in_process(settings);
     let some = keys(0..40);
     put(&*tier, &some).await;
@@ -37,14 +40,15 @@ async fn a_hang() {
     let counters = tier.counters();
     assert_eq!((counters.in_flight, counters.overdue, counters.failed), (16, 16, 24));
     let held = || memory.iter().filter(|memory| Arc::strong_count(memory) > 1).count();
-    assert_eq!(held(), 16);
-    // A later call waits in the queue, and is taken back too.
+    assert_eq!(held(), 0);
+    // A later call waits for its turn, and is taken back too.
     let (second, memory_of_second) = reads(&some[..2]);
     assert_eq!(tier.get(second, Instant::now() + SHORT).await, all(late, &some[..2]));
-    assert!(memory_of_second.iter().all(|own| Arc::strong_count(own) == 1), "while the thread is stuck");
+    assert!(memory_of_second.iter().all(|own| Arc::strong_count(own) == 1), "while the call is stuck");
     store.set_fault(Fault::None);
-    until("memory is given back", || held() == 0).await;
-    assert!(memory_of_second.iter().all(|own| own.lock().unwrap().is_empty()), "it was never begun");
+    until("the store has answered", || tier.counters().in_flight == 0).await;
+    assert!(memory.iter().chain(&memory_of_second).all(|own| own.lock().unwrap().is_empty()));
+    assert_eq!(tier.counters().hits, 0);
     assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));
 }
 
@@ -60,7 +64,7 @@ async fn no_failure_is_silent() {
         (Fault::Corrupt, "checksum"),
     ] {
         let (store, tier) = in_process(hasty());
-        let failures = tier.failures().unwrap();
+        let failures = tier.failures();
         let some = keys(0..20);
         put(&*tier, &some).await;
         assert_eq!((failures.count(), failures.last_error()), (0, None));
@@ -81,7 +85,7 @@ async fn no_failure_is_silent() {
 #[tokio::test]
 async fn a_dropped_call() {
     let mut settings = TierSettings::default();
-    settings.threads = 1;
+    settings.calls = 1;
     let (store, tier) = in_process(settings);
     let some = keys(0..20);
     put(&*tier, &some).await;
@@ -123,9 +127,9 @@ async fn the_breaker_opens_and_closes() {
     assert_eq!(tier.counters().remembered, 0);
 }
 
-/// All threads in a call that does not return: further calls do not wait for their deadline.
+/// All calls of the store hang: further calls do not wait for their deadline.
 #[tokio::test]
-async fn stuck_threads_open_the_breaker() {
+async fn stuck_calls_open_the_breaker() {
     let (store, tier) = in_process(hasty());
     let some = keys(0..8);
     put(&*tier, &some).await;
@@ -135,33 +139,31 @@ async fn stuck_threads_open_the_breaker() {
         let outcomes = tier.get(reads, Instant::now() + SHORT).await;
         assert!(outcomes.iter().all(|outcome| *outcome != Outcome::Hit));
     }
-    until("both threads are stuck", || {
-        drop(tier.exists(some.clone(), Instant::now()));
-        tier.counters().breaker == BreakerState::Open
-    })
-    .await;
+    until("both calls are stuck", || tier.counters().breaker == BreakerState::Open).await;
     let (reads, memory) = reads(&some);
     let outcomes = tier.get(reads, soon()).await;
     assert!(outcomes.iter().all(|outcome| matches!(outcome, Outcome::Failed(_))), "{outcomes:?}");
     assert!(memory.iter().all(|own| Arc::strong_count(own) == 1));
     // It can be closed and dropped meanwhile.
     tier.close();
-    assert!(tier.threads_left() > 0);
+    assert!(tier.counters().in_flight > 0);
     store.set_fault(Fault::None);
-    until("the threads end", || tier.threads_left() == 0).await;
+    until("the calls end", || tier.counters().in_flight == 0).await;
 }
 
 #[tokio::test]
 async fn puts_that_find_no_room_are_dropped() {
     let mut settings = TierSettings::default();
-    (settings.threads, settings.puts_max) = (1, 10);
+    (settings.calls, settings.puts_max) = (1, 10);
     let (store, tier) = in_process(settings);
     store.set_fault(Fault::Hang);
     let some = keys(0..40);
-    // The first call keeps the thread, the second one the queue.
-    let first = tier.put(values(&some[..1]), soon());
-    until("the thread has begun", || tier.counters().in_flight == 1).await;
-    let second = tier.put(values(&some[1..11]), soon());
+    // The first call asks the store, the second one waits.
+    let mut first = pin!(tier.put(values(&some[..1]), soon()));
+    assert!(first.as_mut().now_or_never().is_none());
+    until("the store was asked", || tier.counters().in_flight == 1).await;
+    let mut second = pin!(tier.put(values(&some[1..11]), soon()));
+    assert!(second.as_mut().now_or_never().is_none());
     let busy = Outcome::Failed(TierFailure::Busy);
     assert_eq!(tier.put(values(&some[11..13]), soon()).await, all(busy, &some[11..13]));
     assert_eq!(tier.counters().dropped_puts, 2);
@@ -204,8 +206,6 @@ async fn times_without_an_end() {
     }
     store.set_fault(Fault::None);
     assert_eq!(get(&*tier, &some).await, all(Outcome::Failed(TierFailure::Open), &some));
-    tier.close();
-    until("the threads end", || tier.threads_left() == 0).await;
 }
 
 /// A key whose value is wrong is not asked for again for a while, or until it is put.
@@ -268,7 +268,7 @@ async fn wrong_answers() {
             let found = tier.exists(some.clone(), soon()).await;
             assert!(found.iter().all(|found| matches!(found, Outcome::Failed(_))), "{found:?}");
         }
-        // The threads live on.
+        // It goes on.
         store.set_fault(Fault::None);
         until("it works again", || tier.counters().in_flight == 0).await;
         let began = Instant::now();
@@ -282,8 +282,8 @@ async fn wrong_answers() {
 #[tokio::test]
 async fn settings_that_cannot_work() {
     let set: [fn(&mut TierSettings); 5] = [
-        |own| own.threads = 0,
-        |own| own.threads = usize::MAX,
+        |own| own.calls = 0,
+        |own| own.calls = usize::MAX,
         |own| own.puts_max = 0,
         |own| own.reads_max = 0,
         |own| own.failures = 0,
@@ -291,7 +291,7 @@ async fn settings_that_cannot_work() {
     for set in set {
         let mut settings = TierSettings::default();
         set(&mut settings);
-        let error = StoreTier::start(InProcess::new(1), settings).err();
+        let error = SharedTier::new(InProcess::new(1), settings).err();
         assert!(matches!(error, Some(TierError::OutOfRange { .. })), "{error:?}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::{Pool, SequenceError};
-use kvpool_node::tier::{Fault, SharedTier, StoreTier, TierPolicy, Tiered};
+use kvpool_node::tier::{Fault, SharedTier, TierPolicy, Tiered};
 
 use super::kv;
 use super::support::{bring_back, hasty, idle, in_process, tiered};
@@ -25,7 +25,7 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts four clients, which compute prompts, bring them back, and check every byte.
-    pub fn start(tier: &Arc<StoreTier>) -> Self {
+    pub fn start(tier: &Arc<SharedTier>) -> Self {
         let pools: [Pool; 2] = kv::pools(60).into();
         let policies = [TierPolicy::WriteThrough, TierPolicy::OnEviction];
         let tiered = [0, 1].map(|at| Arc::new(tiered(&pools[at], tier, policies[at])));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvpool_node::tier::mooncake::{Mooncake, MooncakeSettings};
 use kvpool_node::tier::{
-    Outcome, SharedTier, StoreError, StoreTier, TierError, TierFailure, TierPolicy, TierSettings, ValueError,
+    Outcome, SharedTier, StoreError, TierError, TierFailure, TierPolicy, TierSettings, ValueError,
 };
 use libloading::Library;
 use tempfile::TempDir;
@@ -72,7 +72,7 @@ impl Fake {
         settings
     }
 
-    fn tier(&self, settings: TierSettings) -> Arc<StoreTier> {
+    fn tier(&self, settings: TierSettings) -> Arc<SharedTier> {
         tier(Mooncake::connect(self.settings()).unwrap(), settings)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvpool::Pool;
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool_node::tier::{
-    Landing, Outcome, Peer, SharedTier, StoreTier, TierError, TierPolicy, TierRead, TierSettings, Tiered,
+    Landing, Outcome, Peer, SharedTier, TierError, TierPolicy, TierRead, TierSettings, Tiered,
     TieredSettings, ValueError,
 };
 use kvpool_node::transport::tcp::{Address, PeerSettings};
@@ -73,7 +73,7 @@ async fn namespaces_are_apart_in_one_node() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = |namespace| Peer::new(window.clone(), "cache", namespace, WAIT).unwrap();
     let (one, other) = (tier(store("one"), hasty()), tier(store("other"), hasty()));
-    let of = |pool: &Pool, tier: &Arc<StoreTier>, namespace| {
+    let of = |pool: &Pool, tier: &Arc<SharedTier>, namespace| {
         let settings = TieredSettings::new(namespace).policy(TierPolicy::Manual);
         Tiered::new(pool.clone(), tier.clone(), settings).unwrap()
     };

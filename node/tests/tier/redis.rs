@@ -10,8 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use kvpool_node::tier::{
-    Outcome, Redis, SharedTier, StoreError, StoreTier, TierFailure, TierPolicy, TierSettings, ValueError,
-    value_bytes,
+    Outcome, Redis, SharedTier, StoreError, TierFailure, TierPolicy, TierSettings, ValueError, value_bytes,
 };
 
 use super::kv;
@@ -90,7 +89,7 @@ impl Server {
         Redis::new(&format!("redis://127.0.0.1:{}", self.port), None, LIMIT).unwrap()
     }
 
-    fn tier(&self, settings: TierSettings) -> Arc<StoreTier> {
+    fn tier(&self, settings: TierSettings) -> Arc<SharedTier> {
         tier(self.store(), settings)
     }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use kvpool::Pool;
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool_node::tier::{
-    Fingerprint, InProcess, Landing, Outcome, SharedTier, Store, StoreTier, TierKey, TierPolicy, TierRead,
-    TierReport, TierSettings, TierValue, Tiered, TieredSettings, ValueError, value_bytes, verify,
+    Fingerprint, InProcess, Landing, Outcome, SharedTier, Store, TierKey, TierPolicy, TierRead, TierReport,
+    TierSettings, TierValue, Tiered, TieredSettings, ValueError, value_bytes, verify,
 };
 
 use super::kv;
@@ -29,11 +29,11 @@ pub fn hasty() -> TierSettings {
     settings
 }
 
-pub fn tier(store: impl Store, settings: TierSettings) -> Arc<StoreTier> {
-    Arc::new(StoreTier::start(store, settings).unwrap())
+pub fn tier(store: impl Store, settings: TierSettings) -> Arc<SharedTier> {
+    Arc::new(SharedTier::new(store, settings).unwrap())
 }
 
-pub fn in_process(settings: TierSettings) -> (InProcess, Arc<StoreTier>) {
+pub fn in_process(settings: TierSettings) -> (InProcess, Arc<SharedTier>) {
     let store = InProcess::new(64 << 20);
     (store.clone(), tier(store, settings))
 }
@@ -107,7 +107,7 @@ pub fn reads(keys: &[TierKey]) -> (Vec<TierRead>, Blocks) {
 }
 
 /// Reads keys. Checks the bytes of hits, and that their memory was given back.
-pub async fn get(tier: &dyn SharedTier, keys: &[TierKey]) -> Vec<Outcome> {
+pub async fn get(tier: &SharedTier, keys: &[TierKey]) -> Vec<Outcome> {
     let (reads, blocks) = reads(keys);
     let outcomes = tier.get(reads, soon()).await;
     assert_eq!(outcomes.len(), keys.len());
@@ -120,7 +120,7 @@ pub async fn get(tier: &dyn SharedTier, keys: &[TierKey]) -> Vec<Outcome> {
     outcomes
 }
 
-pub async fn put(tier: &dyn SharedTier, keys: &[TierKey]) -> Vec<Outcome> {
+pub async fn put(tier: &SharedTier, keys: &[TierKey]) -> Vec<Outcome> {
     tier.put(values(keys), soon()).await
 }
 
@@ -128,7 +128,7 @@ pub fn all(outcome: Outcome, keys: &[TierKey]) -> Vec<Outcome> {
     vec![outcome; keys.len()]
 }
 
-pub fn tiered(pool: &Pool, tier: &Arc<StoreTier>, policy: TierPolicy) -> Tiered {
+pub fn tiered(pool: &Pool, tier: &Arc<SharedTier>, policy: TierPolicy) -> Tiered {
     Tiered::new(pool.clone(), tier.clone(), TieredSettings::new(NAMESPACE).policy(policy)).unwrap()
 }
 
@@ -149,7 +149,7 @@ pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Waits until no thread of a tier holds a frame of a pool, and checks the pool.
+/// Waits until no call of a tier holds a frame of a pool, and checks the pool.
 pub async fn idle(pool: &Pool) {
     until("frames are given back", || pool.owners().transfers.is_empty()).await;
     kv::is_idle(pool);

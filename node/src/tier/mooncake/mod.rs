@@ -13,7 +13,7 @@
 //! | has no version function, and refuses no peer of another version | [`Mooncake::connect`] puts a probe and reads it back |
 //! | confirms puts that it does not store, for example behind a writer that died | a put counts once the key exists |
 //! | may have written memory of a get that failed | that memory is set aside (`staging`), and used again after a minute |
-//! | blocks for 30 seconds where a host stands still | only threads of a tier call it |
+//! | blocks for 30 seconds where a host stands still | each call has a thread of its own |
 //! | waits for ever for a dead master at its end | it is ended on a thread of its own |
 //!
 //! `api` the table of functions · `handle` one client, and the probe · `staging` memory for values ·

@@ -1,10 +1,10 @@
-//! The calls of one thread to a Mooncake store.
+//! Calls of a Mooncake store. They block.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use super::super::key::TierKey;
-use super::super::store::{Answer, Session};
+use super::super::store::Answer;
 use super::super::store_error::StoreError;
 use super::super::value::TierValue;
 use super::api::{NAME, NOT_FOUND, NOT_READY, is_uncertain, is_unreachable, meaning};
@@ -12,7 +12,42 @@ use super::handle::{Handle, Texts, refused};
 use super::staging::Memory;
 
 pub(super) struct Client {
+    pub(super) handle: Arc<Handle>,
+}
+
+/// Memory of one call. At its end it is set aside, unless no transfer can have it.
+pub(super) struct Lent {
     handle: Arc<Handle>,
+    memory: Option<Memory>,
+    is_certain: bool,
+}
+
+impl Lent {
+    fn take(handle: &Arc<Handle>, bytes: usize) -> Result<Self, StoreError> {
+        Ok(Self { memory: Some(handle.memory(bytes)?), handle: handle.clone(), is_certain: false })
+    }
+
+    fn memory(&mut self) -> &mut Memory {
+        self.memory.as_mut().expect("it is there until the end")
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        match self.memory.take() {
+            Some(memory) if self.is_certain => self.handle.give_back(memory),
+            Some(memory) => self.handle.set_aside(memory),
+            None => {}
+        }
+    }
+}
+
+/// The answers to a get.
+pub(super) struct Got {
+    lent: Lent,
+    bytes: usize,
+    /// For each key, the number of bytes, or a code.
+    got: Vec<i64>,
 }
 
 /// Parts of one memory, one for each key of a call.
@@ -39,10 +74,6 @@ fn texts(keys: impl IntoIterator<Item = TierKey>) -> Result<Texts, StoreError> {
 }
 
 impl Client {
-    pub(super) fn new(handle: &Arc<Handle>) -> Self {
-        Self { handle: handle.clone() }
-    }
-
     fn exist(&self, keys: &[*const c_char]) -> Result<Vec<bool>, StoreError> {
         let mut found: Vec<c_int> = vec![0; keys.len()];
         let (api, raw) = (self.handle.api(), self.handle.raw());
@@ -90,22 +121,19 @@ impl Client {
     }
 }
 
-impl Session for Client {
-    fn exists(&mut self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
+impl Client {
+    pub(super) fn exists(&self, keys: &[TierKey]) -> Result<Vec<bool>, StoreError> {
         self.exist(&texts(keys.iter().copied())?.pointers)
     }
 
-    fn put(&mut self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
+    pub(super) fn put(&self, values: &[TierValue]) -> Result<Vec<Result<(), StoreError>>, StoreError> {
         let Some(bytes) = values.iter().map(|value| value.bytes().len()).max() else { return Ok(Vec::new()) };
         let keys = texts(values.iter().map(|value| *value.key()))?;
-        let mut memory = self.handle.memory(bytes * values.len())?;
-        let (code, codes) = self.put_from(&mut memory, &keys, values);
+        let mut lent = Lent::take(&self.handle, bytes * values.len())?;
+        let (code, codes) = self.put_from(lent.memory(), &keys, values);
         let all = || codes.iter().map(|&code| i64::from(code));
-        if code < 0 || all().any(is_uncertain) {
-            self.handle.set_aside(memory);
-        } else {
-            self.handle.give_back(memory);
-        }
+        lent.is_certain = code >= 0 && !all().any(is_uncertain);
+        drop(lent);
         if let Some(code) = [i64::from(code)].into_iter().chain(all()).find(|code| is_unreachable(*code)) {
             return Err(unreachable("batch_put_from", code));
         }
@@ -122,39 +150,37 @@ impl Session for Client {
         Ok(stored.collect())
     }
 
-    fn get(
-        &mut self,
-        keys: &[TierKey],
-        bytes: usize,
-        answer: &mut dyn FnMut(usize, Answer<'_>),
-    ) -> Result<(), StoreError> {
+    pub(super) fn get(&self, keys: &[TierKey], bytes: usize) -> Result<Got, StoreError> {
         let names = texts(keys.iter().copied())?;
-        let memory = self.handle.memory(bytes * keys.len())?;
-        let (code, got) = self.get_into(&memory, &names, bytes);
+        let mut lent = Lent::take(&self.handle, bytes * keys.len())?;
+        let (code, got) = self.get_into(lent.memory(), &names, bytes);
         if code < 0 {
-            self.handle.set_aside(memory);
             return Err(unreachable("batch_get_into", code.into()));
         }
-        for (place, &got) in got.iter().enumerate() {
+        lent.is_certain = !got.iter().any(|&got| is_uncertain(got));
+        Ok(Got { lent, bytes, got })
+    }
+}
+
+impl Got {
+    /// Gives the answers out.
+    pub(super) fn answer(mut self, answer: &mut dyn FnMut(usize, Answer<'_>)) -> Result<(), StoreError> {
+        for (place, &got) in self.got.iter().enumerate() {
             match usize::try_from(got) {
-                Ok(len) if len <= bytes => {
+                Ok(len) if len <= self.bytes => {
                     // SAFETY: this get has ended well, and no other one has this part of the memory.
-                    answer(place, Ok(Some(unsafe { memory.bytes(place * bytes, len) })));
+                    let value = unsafe { self.lent.memory().bytes(place * self.bytes, len) };
+                    answer(place, Ok(Some(value)));
                 }
                 Ok(len) => {
-                    let reason = format!("{len} bytes for a buffer of {bytes}");
+                    let reason = format!("{len} bytes for a buffer of {}", self.bytes);
                     answer(place, Err(StoreError::Answer { store: NAME, reason }));
                 }
                 Err(_) if matches!(got, NOT_FOUND | NOT_READY) => answer(place, Ok(None)),
                 Err(_) => answer(place, Err(refused(meaning(got)))),
             }
         }
-        if got.iter().any(|&got| is_uncertain(got)) {
-            self.handle.set_aside(memory);
-        } else {
-            self.handle.give_back(memory);
-        }
-        match got.iter().find(|got| is_unreachable(**got)) {
+        match self.got.iter().find(|got| is_unreachable(**got)) {
             Some(&code) => Err(unreachable("batch_get_into", code)),
             None => Ok(()),
         }

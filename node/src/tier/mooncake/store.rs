@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+
+use tokio::sync::oneshot;
 
 use super::super::error::TierError;
-use super::super::store::{Session, Store};
+use super::super::key::TierKey;
+use super::super::store::{Answer, Store, StoreFuture};
 use super::super::store_error::StoreError;
+use super::super::value::TierValue;
 use super::api::NAME;
-use super::handle::{Handle, MooncakeSettings};
+use super::handle::{Handle, MooncakeSettings, refused};
 use super::session::Client;
 
 /// Mooncake Store as a [`Store`].
@@ -31,7 +36,7 @@ impl Mooncake {
             let _ = done.send(handle);
         };
         // Calls to a master that stands still do not return.
-        let thread = std::thread::Builder::new().name("kvpool-mooncake".into());
+        let thread = thread::Builder::new().name("kvpool-mooncake".into());
         thread.spawn(connect).map_err(|error| TierError::Thread { reason: error.to_string() })?;
         let probe_failed = |reason: String| TierError::Probe { store: NAME, reason };
         match result.recv_timeout(limit) {
@@ -44,17 +49,47 @@ impl Mooncake {
     }
 }
 
+impl Mooncake {
+    /// Makes a call on a thread of its own: it may block for half a minute.
+    async fn on_thread<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(Client) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        // One client serves all threads, and connects to the master by itself.
+        let (client, (done, result)) = (Client { handle: self.0.clone() }, oneshot::channel());
+        let thread = thread::Builder::new().name("kvpool-tier".into());
+        thread
+            .spawn(move || done.send(call(client)).map_err(drop))
+            .map_err(|error| refused(error.to_string()))?;
+        result.await.expect("the thread panicked")
+    }
+}
+
 impl Store for Mooncake {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn open(&self) -> Result<Box<dyn Session>, StoreError> {
-        // One client serves all threads, and connects to the master by itself.
-        Ok(Box::new(Client::new(&self.0)))
-    }
-
     fn keys_per_call(&self) -> usize {
         32
+    }
+
+    fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>> {
+        let keys = keys.to_vec();
+        Box::pin(self.on_thread(move |client| client.exists(&keys)))
+    }
+
+    fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
+        Box::pin(self.on_thread(move |client| client.put(&values)))
+    }
+
+    fn get<'a>(
+        &'a self,
+        keys: &'a [TierKey],
+        bytes: usize,
+        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+    ) -> StoreFuture<'a, ()> {
+        let keys = keys.to_vec();
+        Box::pin(async move { self.on_thread(move |client| client.get(&keys, bytes)).await?.answer(answer) })
     }
 }

@@ -92,7 +92,7 @@ pub(super) fn add(counter: &AtomicU64, count: usize) {
 pub(in super::super) struct Link {
     pub(super) pool: Pool,
     pub(super) storage: Arc<dyn Storage>,
-    pub(in super::super) tier: Arc<dyn SharedTier>,
+    pub(in super::super) tier: Arc<SharedTier>,
     pub(super) settings: TieredSettings,
     pub(super) counters: Counters,
     pub(super) packed_bytes: usize,
@@ -108,7 +108,7 @@ impl fmt::Debug for Link {
 impl Link {
     pub(super) fn new(
         pool: Pool,
-        tier: Arc<dyn SharedTier>,
+        tier: Arc<SharedTier>,
         settings: TieredSettings,
     ) -> Result<Self, TierError> {
         let fingerprint = Fingerprint::of(&pool, &settings.namespace)?;

@@ -26,9 +26,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # use std::sync::Arc;
 /// # use std::time::{Duration, Instant};
 /// # use kvpool::{AdmitRequest, Pool, SequenceId, prefix::PrefixKeys};
-/// # use kvpool_node::tier::{InProcess, StoreTier, TierSettings, Tiered, TieredSettings};
+/// # use kvpool_node::tier::{InProcess, SharedTier, TierSettings, Tiered, TieredSettings};
 /// # async fn run(pool: Pool, prompt: Vec<u32>) -> Result<(), Box<dyn std::error::Error>> {
-/// let tier = StoreTier::start(InProcess::new(1 << 30), TierSettings::default())?;
+/// let tier = SharedTier::new(InProcess::new(1 << 30), TierSettings::default())?;
 /// let tiered = Tiered::new(pool.clone(), Arc::new(tier), TieredSettings::new("qwen2.5-7b, revision 3"))?;
 /// let deadline = Instant::now() + Duration::from_millis(500);
 /// tiered.bring_back(&PrefixKeys::new(), &prompt, deadline).await?;
@@ -58,7 +58,7 @@ impl Tiered {
     /// # Panics
     ///
     /// Outside of a tokio runtime, unless the policy is [`TierPolicy::Manual`].
-    pub fn new(pool: Pool, tier: Arc<dyn SharedTier>, settings: TieredSettings) -> Result<Self, TierError> {
+    pub fn new(pool: Pool, tier: Arc<SharedTier>, settings: TieredSettings) -> Result<Self, TierError> {
         let link = Arc::new(Link::new(pool, tier, settings)?);
         let (flushes, asked) = mpsc::unbounded_channel();
         let task = match link.settings.policy {
@@ -80,7 +80,7 @@ impl Tiered {
     }
 
     /// Returns the tier.
-    pub fn tier(&self) -> &Arc<dyn SharedTier> {
+    pub fn tier(&self) -> &Arc<SharedTier> {
         &self.link.tier
     }
 
