@@ -9,7 +9,7 @@ use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{
     AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes, Storage,
 };
-use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError, Target};
+use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
 
 const FRAMES: usize = 8;
@@ -382,7 +382,7 @@ fn a_dropped_future_leaves_the_blocks_to_the_copy() {
         session.pause();
         let pending = session.pending();
         runtime.block_on(async {
-            let copy = here.replicate(&sequence, Target::Device(&there));
+            let copy = here.replicate(&sequence, &there);
             let enqueued = async {
                 while session.pending() == pending {
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -410,7 +410,7 @@ fn a_dropped_future_leaves_the_blocks_to_the_copy() {
         drop(others);
         there.audit().expect("a sound pool");
     }
-    let (copied, _) = runtime.block_on(here.replicate(&sequence, Target::Device(&there))).expect("blocks");
+    let (copied, _) = runtime.block_on(here.replicate(&sequence, &there)).expect("blocks");
     verify(&there, &copied, &rows);
     drop((copied, sequence));
     device.good().expect("a healthy device");
@@ -426,7 +426,7 @@ fn a_pool_that_is_dropped_during_a_copy_stays_until_its_end() {
     session.pause();
     let copying = runtime.spawn({
         let (here, there) = (here.clone(), there.clone());
-        async move { here.migrate(sequence, Target::Device(&there)).await.map(|_| ()) }
+        async move { here.migrate(sequence, &there).await.map(|_| ()) }
     });
     wait("the copy is enqueued", || session.pending() > 0);
     let memory = Arc::downgrade(there.storage().expect("a pool with bytes"));
@@ -448,7 +448,7 @@ fn blocks_of_a_copy_that_a_failure_ended_are_free() {
     session.pause();
     let copying = runtime.spawn({
         let (here, there) = (here.clone(), there.clone());
-        async move { here.replicate(&sequence, Target::Device(&there)).await.map(|_| ()) }
+        async move { here.replicate(&sequence, &there).await.map(|_| ()) }
     });
     wait("the copy is enqueued", || session.pending() > 0);
     session.fail(0, 719);
@@ -474,7 +474,7 @@ fn blocks_of_a_copy_whose_end_is_unknown_are_never_free() {
     }
     let enqueued = session.pending();
     let error = runtime
-        .block_on(here.replicate(&sequence, Target::Device(&there)))
+        .block_on(here.replicate(&sequence, &there))
         .map(|_| ())
         .expect_err("a device that says nothing");
     assert!(error.to_string().contains("may still be copying"), "{error}");
