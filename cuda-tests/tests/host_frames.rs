@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{
-    AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes, Storage,
+    AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes,
+    Storage,
 };
 use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
@@ -163,8 +164,9 @@ fn frames_whose_pages_cannot_be_locked_pass_through_buffers() {
         .iter()
         .map(|plane| AdoptedPlane { base: start.wrapping_add(plane.base), frame_stride: plane.frame_stride })
         .collect();
+    let tensors = AdoptedTensors::Planes(&planes);
     // SAFETY: the planes are in the memory, which the storage owns.
-    let host = unsafe { HostStorage::adopt(there.clone(), &planes, FRAMES, memory) }.expect("planes");
+    let host = unsafe { HostStorage::adopt_tensors(there.clone(), tensors, FRAMES, memory) }.expect("planes");
     there_and_back(&storage, &host, 6, "adopted");
     assert_eq!(registered(&session) - before, 0);
     // Memory of a device that an engine manages, too.
@@ -175,8 +177,9 @@ fn frames_whose_pages_cannot_be_locked_pass_through_buffers() {
         base.map(|base| AdoptedPlane { base: base.cast(), frame_stride: 64 << 10 }).collect()
     };
     let config = CudaConfig::default();
+    let tensors = AdoptedTensors::Planes(&planes);
     // SAFETY: the planes of a storage that lives, whose frames are not used otherwise.
-    let adopted = unsafe { CudaStorage::adopt(&device, here.clone(), &planes, FRAMES, (), config) };
+    let adopted = unsafe { CudaStorage::adopt_tensors(&device, here.clone(), tensors, FRAMES, (), config) };
     there_and_back(&adopted.expect("planes"), &host, 7, "adopted by the device");
     assert!(session.calls("cuLaunchKernel") > calls && registered(&session) - before == 1);
     drop(host);
