@@ -148,6 +148,11 @@ pub mod testing;
 pub mod cuda;
 
 #[doc(inline)]
+pub use migrate::{
+    Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits,
+    PackedForm, Piece, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
+};
+#[doc(inline)]
 pub use migrate::{heads, transport};
 #[doc(inline)]
 pub use pool::{
@@ -158,8 +163,8 @@ pub use pool::{
     LatencyBucket, LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts,
     MigrationReport, MoveCounts, MovedFrames, OffloadReport, Owners, PinOwner, PinnedBlock, Pool,
     PoolBuilder, PoolHandle, Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions,
-    ResizeReport, SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped, Target, Unaccounted,
-    Victim, VictimOrder, WaitCounts, flush_thread,
+    ResizeReport, SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped, Unaccounted, Victim,
+    VictimOrder, WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{
@@ -181,15 +186,6 @@ pub use {
     },
     prefix::PrefixConfig,
     storage::KvLayout,
-};
-#[doc(inline)]
-pub use {
-    migrate::{
-        Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits,
-        PackedForm, Piece, Process, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection,
-        TransferOwner,
-    },
-    pool::{Destination, NodeTarget},
 };
 
 /// The examples of the README, compiled and run as tests.

@@ -14,7 +14,7 @@ use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{
     AdmitRequest, AllocRequest, AuditError, BlockId, FrameGroup, FramePool, Lease, Pool, Priority, Sequence,
-    SequenceId, Target, Unaccounted,
+    SequenceId, Unaccounted,
 };
 use kvpool_testkit::prompts::{admit, pool_of, prompt};
 
@@ -455,11 +455,7 @@ fn work(
             }
             _ => {
                 let Some(sequence) = sequences.pop() else { continue };
-                match pollster::block_on(here.migrate_until(
-                    sequence,
-                    Target::from(there),
-                    std::time::Instant::now(),
-                )) {
+                match pollster::block_on(here.migrate_until(sequence, there, std::time::Instant::now())) {
                     Ok(_) => {}
                     Err(error) => drop(error.sequence),
                 }

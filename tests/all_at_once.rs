@@ -192,8 +192,9 @@ async fn bytes_stay_and_nothing_is_lost(device: DeviceId) {
             tokio::task::spawn_blocking(move || serve(&pool, &stop, seed))
         })
         .collect();
-    let config = DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300)).wave_bytes(1 << 12);
-    let task = pool.start_defragmenter(config.order(Order(3))).unwrap();
+    let moves = DefragOptions::new().wave_bytes(1 << 12).order(Order(3));
+    let config = DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300)).moves(moves);
+    let task = pool.start_defragmenter(config).unwrap();
     let (waited, resized) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let waiters: Vec<_> = (0..4)
         .map(|seed| {
@@ -225,7 +226,8 @@ async fn bytes_stay_and_nothing_is_lost(device: DeviceId) {
         tokio::spawn(async move {
             let mut rng = fastrand::Rng::with_seed(99);
             while !stop.load(Relaxed) {
-                let options = ResizeOptions::new().patience(Duration::from_millis(3)).wave_bytes(1 << 13);
+                let moves = DefragOptions::new().wave_bytes(1 << 13);
+                let options = ResizeOptions::new().patience(Duration::from_millis(3)).moves(moves);
                 match pool.resize_with(rng.usize(250..900), options).await {
                     Ok(_) => _ = resized.fetch_add(1, Relaxed),
                     Err(

@@ -13,7 +13,7 @@ use kvpool::compact::{DefragConfig, DefragError, DefragOptions, ResizeError, Res
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{
     AdmitRequest, AllocError, AllocRequest, BlockHandle, Lease, Pool, PoolBuilder, Preempt, SequenceError,
-    SequenceId, SettleError, Target, TransferError,
+    SequenceId, SettleError, TransferError,
 };
 use kvpool_testkit::threads;
 use pollster::block_on;
@@ -183,7 +183,7 @@ fn batches_are_waited_for() {
     let ticket = batch.ticket();
     let refused = late(|deadline| block_on(pool.settled(&sequence).until(deadline)));
     assert_eq!(refused, Err(SettleError::Deadline { batch: ticket }));
-    let to = Target::Device(&other);
+    let to = &other;
     let refused = late(|deadline| block_on(pool.replicate_until(&sequence, to, deadline))).unwrap_err();
     assert!(matches!(refused, TransferError::BeingWritten { batch, .. } if batch == ticket), "{refused}");
     let refused = late(|deadline| block_on(pool.migrate_until(sequence, to, deadline))).unwrap_err();

@@ -192,7 +192,8 @@ async fn a_late_copy_of_a_dropped_run_gives_up_the_lock() {
         }
         let begun = tokio::time::Instant::now();
         // Runs without moves continue then; this one needs moves.
-        let options = ResizeOptions::new().copy_deadline(3 * DEADLINE).patience(DEADLINE * 3 / 2);
+        let moves = DefragOptions::new().copy_deadline(3 * DEADLINE);
+        let options = ResizeOptions::new().moves(moves).patience(DEADLINE * 3 / 2);
         let refused = pool.resize_with(BLOCKS / 2, options).await.unwrap_err();
         assert!(matches!(refused, ResizeError::Defrag(DefragError::CopyOverdue { .. })), "{refused:?}");
         // The patience counts for the turn, and again for the moves.
@@ -231,7 +232,8 @@ async fn a_background_task_survives_a_late_copy() {
     let asked = Asked::default();
     let pool = pool(never(&asked));
     let _kept = checkerboard(&pool);
-    let config = DefragConfig::new().interval(Duration::from_millis(1)).copy_deadline(DEADLINE);
+    let config = DefragConfig::new().interval(Duration::from_millis(1));
+    let config = config.moves(DefragOptions::new().copy_deadline(DEADLINE));
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(2 * DEADLINE).await;
     assert!(task.totals().failed > 0);

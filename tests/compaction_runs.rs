@@ -180,7 +180,7 @@ async fn a_block_that_a_batch_may_see_is_not_dropped() {
 async fn the_background_task_keeps_to_its_share_and_says_why_it_rests() {
     let (pool, open) = scattered();
     assert_eq!(pool.compaction_state(), None);
-    let config = DefragConfig::new().break_price(0).share(0.0);
+    let config = DefragConfig::new().moves(DefragOptions::new().break_price(0)).share(0.0);
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(pool.compaction_state(), Some(CompactionState::Share));

@@ -6,9 +6,7 @@ use std::collections::BTreeSet;
 
 use kvpool::prefix::{BlockHash, Chain, ExtraKey, HashKey, KvEvent, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{
-    AdmitRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, Target, Tokens, TransferError,
-};
+use kvpool::{AdmitRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, Tokens, TransferError};
 use proptest::prelude::*;
 
 fn pool(block_tokens: usize, blocks: usize) -> Pool {
@@ -354,7 +352,7 @@ fn run(steps: Vec<Step>, block_tokens: usize) {
                 let Some(place) = pick(which) else { continue };
                 let Open { side, real, tokens, keys } = open.swap_remove(place);
                 cached[side].half.insert(contents(tokens, &keys));
-                let to = Target::Device(&pools[1 - side]);
+                let to = &pools[1 - side];
                 let (real, _) = runtime.block_on(pools[side].migrate(real, to)).unwrap();
                 open.push(Open { side: 1 - side, real, tokens, keys });
             }

@@ -283,7 +283,8 @@ fn a_background_task_whose_runtime_rests() {
     pool.free(&kept[50..]).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _task = runtime.block_on(async {
-        let config = DefragConfig::new().interval(Duration::from_micros(100)).wave_bytes(1);
+        let config = DefragConfig::new().interval(Duration::from_micros(100));
+        let config = config.moves(DefragOptions::new().wave_bytes(1));
         pool.start_defragmenter(config).unwrap()
     });
     for round in 0..10 {
@@ -311,9 +312,10 @@ async fn options_of_a_resize_are_checked() {
     let (pool, _kept) = holes(Duration::from_millis(50));
     for blocks in [150, 200, 210] {
         for (options, name) in [
-            (ResizeOptions::new().wave_bytes(0), "wave_bytes"),
-            (ResizeOptions::new().copy_deadline(Duration::ZERO), "copy_deadline"),
+            (DefragOptions::new().wave_bytes(0), "wave_bytes"),
+            (DefragOptions::new().copy_deadline(Duration::ZERO), "copy_deadline"),
         ] {
+            let options = ResizeOptions::new().moves(options);
             let error = pool.resize_with(blocks, options).await.unwrap_err().to_string();
             assert_eq!(error, format!("{name}: must not be zero"));
         }

@@ -5,7 +5,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, Metrics, PinOwner, Pool, Priority, SequenceId, SourcePlace, Target};
+use kvpool::{AllocRequest, Metrics, PinOwner, Pool, Priority, SequenceId, SourcePlace};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as caching_pool, prompt};
 
 fn pool(blocks: usize) -> Pool {
@@ -263,8 +263,8 @@ async fn moves_and_migrations_count() {
     let mut batch = here.begin_batch();
     batch.append(&mut sequence, 9).unwrap();
     batch.finish();
-    let (sequence, report) = here.migrate(sequence, Target::Device(&there)).await.unwrap();
-    let error = here.migrate(sequence, Target::Device(&there)).await.unwrap_err();
+    let (sequence, report) = here.migrate(sequence, &there).await.unwrap();
+    let error = here.migrate(sequence, &there).await.unwrap_err();
     drop(error);
     let migrations = here.metrics().migrations;
     assert_eq!((migrations.migrated, migrations.refused, migrations.replicated), (1, 1, 0));

@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 
-use kvpool::storage::{AdoptedPlane, Arrangement, HostStorage, KvLayout, Storage};
+use kvpool::storage::{AdoptedPlane, AdoptedTensors, Arrangement, HostStorage, KvLayout, Storage};
 use kvpool_testkit::conformance::{self, FRAMES, FRAMES_MAX, Op, Pair};
 use proptest::prelude::*;
 
@@ -82,8 +82,10 @@ impl Drop for Engine {
 fn adopted(layout: &KvLayout, frames: usize, _frames_max: usize) -> Box<dyn Storage> {
     let engine = Engine::new(layout, frames);
     let planes = engine.adopted();
+    let tensors = AdoptedTensors::Planes(&planes);
     // SAFETY: the storage owns the memory's owner; no other access happens meanwhile.
-    Box::new(unsafe { HostStorage::adopt(layout.clone(), &planes, frames, engine) }.expect("good planes"))
+    let storage = unsafe { HostStorage::adopt_tensors(layout.clone(), tensors, frames, engine) };
+    Box::new(storage.expect("good planes"))
 }
 
 #[test]

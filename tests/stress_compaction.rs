@@ -276,7 +276,7 @@ async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: R
         let is_less = blocks < pool.total_blocks();
         let options = ResizeOptions::new()
             .patience(Duration::from_millis(rng.u64(..20)))
-            .wave_bytes(rng.usize(1..40_000));
+            .moves(DefragOptions::new().wave_bytes(rng.usize(1..40_000)));
         match pool.resize_with(blocks, options).await {
             Ok(report) => {
                 assert_eq!((report.to, pool.total_blocks()), (blocks, blocks));
@@ -308,8 +308,7 @@ fn everything_at_once(reserve: usize, seed: u64) {
     let config = DefragConfig::new()
         .threshold(0.01)
         .interval(Duration::from_millis(1))
-        .wave_bytes(20_000)
-        .order(Order(3));
+        .moves(DefragOptions::new().wave_bytes(20_000).order(Order(3)));
     let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
     let rng = |thread: u64| Rng::with_seed(seed ^ thread << 40);
     let (served, shrinks) = (AtomicUsize::new(0), AtomicUsize::new(0));

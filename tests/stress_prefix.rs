@@ -14,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use kvpool::compact::{DefragConfig, ResizeError, ResizeOptions};
+use kvpool::compact::{DefragConfig, DefragOptions, ResizeError, ResizeOptions};
 use kvpool::prefix::policy::{CachePriority, PolicyKind};
 use kvpool::prefix::{Hashing, PrefixConfig, PrefixKeys};
 use kvpool::storage::{Dtype, KvLayout};
@@ -290,7 +290,8 @@ impl Stage {
         while !self.stop.load(Relaxed) {
             let blocks = rng.usize(BLOCKS * 2 / 3..=BLOCKS);
             let options = ResizeOptions::new().patience(Duration::from_millis(rng.u64(..20)));
-            match self.pool.resize_with(blocks, options.wave_bytes(rng.usize(1..4_000))).await {
+            let moves = DefragOptions::new().wave_bytes(rng.usize(1..4_000));
+            match self.pool.resize_with(blocks, options.moves(moves)).await {
                 Ok(_) => drop(self.sizes.fetch_add(1, Relaxed)),
                 Err(
                     ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. } | ResizeError::Blocked { .. },
@@ -310,8 +311,9 @@ fn everything_at_once(what: &str, config: PrefixConfig, hits_min: u64) {
     let pool = builder.threads(4).reserve(8).prefix_cache(config).build().unwrap();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
-    let config = DefragConfig::new().threshold(0.01).interval(Duration::from_millis(1)).order(Order(3));
-    let task = runtime.block_on(async { pool.start_defragmenter(config.wave_bytes(3_000)) }).unwrap();
+    let config = DefragConfig::new().threshold(0.01).interval(Duration::from_millis(1));
+    let config = config.moves(DefragOptions::new().order(Order(3)).wave_bytes(3_000));
+    let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
     let count = || AtomicUsize::new(0);
     let stage = Stage {
         pool: pool.clone(),

@@ -12,8 +12,8 @@ use kvpool::storage::{
     Scales, Storage,
 };
 use kvpool::{
-    AllocError, Batch, DefragConfig, DeviceId, Pool, Run, Sequence, SequenceError, SequenceId, StorageError,
-    Tokens,
+    AllocError, Batch, DefragConfig, DefragOptions, DeviceId, Pool, Run, Sequence, SequenceError, SequenceId,
+    StorageError, Tokens,
 };
 use kvpool_testkit::{conformance, threads};
 
@@ -524,7 +524,8 @@ fn tiles_stay_while_blocks_move() {
         .build()
         .unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    let config = DefragConfig::new().threshold(0.01).interval(Duration::from_millis(1)).wave_bytes(40_000);
+    let config = DefragConfig::new().threshold(0.01).interval(Duration::from_millis(1));
+    let config = config.moves(DefragOptions::new().wave_bytes(40_000));
     let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
     let (stop, ids, moved) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
     threads::scope(|scope| {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, Pool, SequenceId, Target};
+use kvpool::{AllocRequest, Pool, SequenceId};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
@@ -64,10 +64,10 @@ async fn each_operation_is_a_span() {
     let mut batch = here.begin_batch();
     batch.append(&mut sequence, 9).unwrap();
     batch.finish();
-    let (copy, _) = here.replicate(&sequence, Target::Device(&there)).await.unwrap();
+    let (copy, _) = here.replicate(&sequence, &there).await.unwrap();
     assert_eq!(entered(), ["kvpool.replicate"].into());
     drop(copy);
-    drop(here.migrate(sequence, Target::Device(&there)).await.unwrap());
+    drop(here.migrate(sequence, &there).await.unwrap());
     assert_eq!(entered(), ["kvpool.migrate"].into());
 
     let all = here.allocate_owned(AllocRequest::new(100)).unwrap();

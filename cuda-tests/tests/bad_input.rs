@@ -7,7 +7,9 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, StreamPriority, TableError};
-use kvpool::storage::{AdoptedPlane, DeviceStream, Dtype, ElementsMut, FrameMove, KvLayout, Storage};
+use kvpool::storage::{
+    AdoptedPlane, AdoptedTensors, DeviceStream, Dtype, ElementsMut, FrameMove, KvLayout, Storage,
+};
 use kvpool::{
     BuildError, DeviceId, FrameId, GrowError, LayoutError, Pool, ResizeError, Run, SequenceError, SequenceId,
     StorageError,
@@ -248,8 +250,9 @@ fn adopted_tensors_are_all_that_there_is() {
         frame_stride,
     };
     let adopt = |planes: &[AdoptedPlane], frames, owner| {
+        let (tensors, config) = (AdoptedTensors::Planes(planes), CudaConfig::default());
         // SAFETY: `owner` declares that the tensors outlive the storage.
-        unsafe { CudaStorage::adopt(&device, layout.clone(), planes, frames, owner, CudaConfig::default()) }
+        unsafe { CudaStorage::adopt_tensors(&device, layout.clone(), tensors, frames, owner, config) }
     };
     let before = session.live();
     let owner = Arc::new(());

@@ -4,7 +4,8 @@
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{
-    AdoptedPlane, Arrangement, Dtype, Elements, FrameMove, HostStorage, KvLayout, Plane, Scales, Storage,
+    AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, FrameMove, HostStorage, KvLayout, Plane,
+    Scales, Storage,
 };
 use kvpool::{FrameId, Run};
 use kvpool_cuda_tests::mock::{Rules, Style, session};
@@ -115,8 +116,10 @@ fn adopted_memory_conforms() {
         let engine = Engine::new(layout, frames);
         let planes = engine.adopted();
         let config = CudaConfig::default();
+        let tensors = AdoptedTensors::Planes(&planes);
         // SAFETY: the engine's memory lives as long as the storage, and is not accessed elsewhere.
-        let storage = unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, frames, engine, config) };
+        let storage =
+            unsafe { CudaStorage::adopt_tensors(&device, layout.clone(), tensors, frames, engine, config) };
         Box::new(storage.expect("good planes"))
     });
 }
@@ -153,9 +156,9 @@ fn frames_beyond_four_gibibytes_conform() {
         })
         .collect();
     {
+        let (tensors, config) = (AdoptedTensors::Planes(&adopted), CudaConfig::default());
         // SAFETY: the memory outlives the storage, and is not accessed elsewhere.
-        let far =
-            unsafe { CudaStorage::adopt(&device, layout.clone(), &adopted, 3, (), CudaConfig::default()) };
+        let far = unsafe { CudaStorage::adopt_tensors(&device, layout.clone(), tensors, 3, (), config) };
         let (far, near) =
             (far.expect("good planes"), HostStorage::new(layout.clone(), 3, 3).expect("frames"));
         let tokens = layout.block_tokens();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device};
-use kvpool::storage::{AdoptedPlane, DeviceStream, FrameMove, KvLayout, Storage};
+use kvpool::storage::{AdoptedPlane, AdoptedTensors, DeviceStream, FrameMove, KvLayout, Storage};
 use kvpool::{DeviceId, FrameId, Pool, Run, SequenceId, StorageError};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::{Kind, Style, forgotten, session};
@@ -55,9 +55,9 @@ fn adopted_memory_that_may_be_in_use_is_not_given_back() {
             .collect();
         let given_back = Arc::new(AtomicBool::new(false));
         let owner = Lent(context, address, given_back.clone());
+        let (tensors, config) = (AdoptedTensors::Planes(&planes), CudaConfig::default());
         // SAFETY: the memory lives until its owner is dropped.
-        let storage =
-            unsafe { CudaStorage::adopt(&device, tiny(), &planes, 4, owner, CudaConfig::default()) };
+        let storage = unsafe { CudaStorage::adopt_tensors(&device, tiny(), tensors, 4, owner, config) };
         let storage = storage.expect("memory of this device");
         let (tell, told) = mpsc::channel();
         session.pause();

@@ -152,7 +152,10 @@ fn lose(session: &Session, seed: u64, fail: impl FnOnce(&mut Rng)) {
     let defragmenter = rig
         .pool
         .start_defragmenter(
-            DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300)).wave_bytes(1),
+            DefragConfig::new()
+                .threshold(0.0)
+                .interval(Duration::from_micros(300))
+                .moves(DefragOptions::new().wave_bytes(1)),
         )
         .expect("a storage and a runtime");
     let waiting = runtime.spawn(wait_for_blocks(rig.pool.clone()));

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{
-    AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes, Storage,
+    AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes,
+    Storage,
 };
-use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError, Target};
+use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
 
 const FRAMES: usize = 8;
@@ -163,8 +164,9 @@ fn frames_whose_pages_cannot_be_locked_pass_through_buffers() {
         .iter()
         .map(|plane| AdoptedPlane { base: start.wrapping_add(plane.base), frame_stride: plane.frame_stride })
         .collect();
+    let tensors = AdoptedTensors::Planes(&planes);
     // SAFETY: the planes are in the memory, which the storage owns.
-    let host = unsafe { HostStorage::adopt(there.clone(), &planes, FRAMES, memory) }.expect("planes");
+    let host = unsafe { HostStorage::adopt_tensors(there.clone(), tensors, FRAMES, memory) }.expect("planes");
     there_and_back(&storage, &host, 6, "adopted");
     assert_eq!(registered(&session) - before, 0);
     // Memory of a device that an engine manages, too.
@@ -175,8 +177,9 @@ fn frames_whose_pages_cannot_be_locked_pass_through_buffers() {
         base.map(|base| AdoptedPlane { base: base.cast(), frame_stride: 64 << 10 }).collect()
     };
     let config = CudaConfig::default();
+    let tensors = AdoptedTensors::Planes(&planes);
     // SAFETY: the planes of a storage that lives, whose frames are not used otherwise.
-    let adopted = unsafe { CudaStorage::adopt(&device, here.clone(), &planes, FRAMES, (), config) };
+    let adopted = unsafe { CudaStorage::adopt_tensors(&device, here.clone(), tensors, FRAMES, (), config) };
     there_and_back(&adopted.expect("planes"), &host, 7, "adopted by the device");
     assert!(session.calls("cuLaunchKernel") > calls && registered(&session) - before == 1);
     drop(host);
@@ -382,7 +385,7 @@ fn a_dropped_future_leaves_the_blocks_to_the_copy() {
         session.pause();
         let pending = session.pending();
         runtime.block_on(async {
-            let copy = here.replicate(&sequence, Target::Device(&there));
+            let copy = here.replicate(&sequence, &there);
             let enqueued = async {
                 while session.pending() == pending {
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -410,7 +413,7 @@ fn a_dropped_future_leaves_the_blocks_to_the_copy() {
         drop(others);
         there.audit().expect("a sound pool");
     }
-    let (copied, _) = runtime.block_on(here.replicate(&sequence, Target::Device(&there))).expect("blocks");
+    let (copied, _) = runtime.block_on(here.replicate(&sequence, &there)).expect("blocks");
     verify(&there, &copied, &rows);
     drop((copied, sequence));
     device.good().expect("a healthy device");
@@ -426,7 +429,7 @@ fn a_pool_that_is_dropped_during_a_copy_stays_until_its_end() {
     session.pause();
     let copying = runtime.spawn({
         let (here, there) = (here.clone(), there.clone());
-        async move { here.migrate(sequence, Target::Device(&there)).await.map(|_| ()) }
+        async move { here.migrate(sequence, &there).await.map(|_| ()) }
     });
     wait("the copy is enqueued", || session.pending() > 0);
     let memory = Arc::downgrade(there.storage().expect("a pool with bytes"));
@@ -448,7 +451,7 @@ fn blocks_of_a_copy_that_a_failure_ended_are_free() {
     session.pause();
     let copying = runtime.spawn({
         let (here, there) = (here.clone(), there.clone());
-        async move { here.replicate(&sequence, Target::Device(&there)).await.map(|_| ()) }
+        async move { here.replicate(&sequence, &there).await.map(|_| ()) }
     });
     wait("the copy is enqueued", || session.pending() > 0);
     session.fail(0, 719);
@@ -474,7 +477,7 @@ fn blocks_of_a_copy_whose_end_is_unknown_are_never_free() {
     }
     let enqueued = session.pending();
     let error = runtime
-        .block_on(here.replicate(&sequence, Target::Device(&there)))
+        .block_on(here.replicate(&sequence, &there))
         .map(|_| ())
         .expect_err("a device that says nothing");
     assert!(error.to_string().contains("may still be copying"), "{error}");

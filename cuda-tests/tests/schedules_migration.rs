@@ -7,9 +7,7 @@ use std::time::{Duration, Instant};
 use kvpool::cuda::{CudaStorage, Device, StreamPriority};
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::{Elements, ElementsMut, HostStorage, KvLayout, Storage};
-use kvpool::{
-    MigrateError, MigrationReport, Pool, Sequence, SequenceError, SequenceId, Target, TransferError,
-};
+use kvpool::{MigrateError, MigrationReport, Pool, Sequence, SequenceError, SequenceId, TransferError};
 use kvpool_cuda_tests::engine::{Lane, Rig, Rows, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Style};
 use kvpool_testkit::rng::Rng;
@@ -94,7 +92,7 @@ fn cached_blocks_that_left_are_what_they_were_when_they_are_back() {
 async fn migrate(from: &Pool, sequence: Sequence, to: &Pool) -> (Sequence, MigrationReport) {
     let (mut sequence, start) = (sequence, Instant::now());
     loop {
-        match from.migrate(sequence, Target::Device(to)).await {
+        match from.migrate(sequence, to).await {
             Ok(moved) => return moved,
             Err(MigrateError {
                 error: TransferError::Sequence(SequenceError::AlreadyOpen { .. }),
@@ -140,9 +138,8 @@ fn sequences_go_from_device_to_device_and_to_the_host() {
         for to in pools {
             // A cancelled attempt has no effect.
             let patience = Duration::from_micros(rng.below(400) as u64);
-            let tried = runtime.block_on(async {
-                tokio::time::timeout(patience, here.replicate(&sequence, Target::Device(&to))).await
-            });
+            let tried = runtime
+                .block_on(async { tokio::time::timeout(patience, here.replicate(&sequence, &to)).await });
             drop(tried);
             let (there, report) = runtime.block_on(migrate(&here, sequence, &to));
             assert_eq!((there.len(), report.carried.blocks), (tokens.len(), there.block_count()));

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, result};
 use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, TableError};
 use kvpool::storage::{
-    AdoptedPlane, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, KvPlanes, Scales,
-    Storage,
+    AdoptedPlane, AdoptedTensors, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout,
+    KvPlanes, Scales, Storage,
 };
 use kvpool::{DeviceId, FrameId, MovedEntry, Run, StorageError};
 use kvpool_cuda_tests::mock::{Rules, Style, for_each_seed, session};
@@ -508,8 +508,9 @@ fn tensors_that_are_not_what_they_are_said_to_be_are_refused() {
             base: std::ptr::without_provenance_mut(base as usize),
             frame_stride: 64,
         });
+        let (tensors, config) = (AdoptedTensors::Planes(&planes), CudaConfig::default());
         // SAFETY: the planes are the engine's memory, which outlives the storage.
-        unsafe { CudaStorage::adopt(&device, layout.clone(), &planes, 4, (), CudaConfig::default()) }
+        unsafe { CudaStorage::adopt_tensors(&device, layout.clone(), tensors, 4, (), config) }
     };
     let good = adopt(engine.address, engine.address + 256).expect("good planes");
     let planes = good.planes().expect("a device's memory has addresses");

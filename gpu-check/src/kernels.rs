@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use kvpool::cuda::params::{PIECE_BYTES_MAX, PatchParams};
 use kvpool::cuda::{CudaConfig, CudaStorage, DeviceRows};
 use kvpool::storage::{
-    AdoptedPlane, Arrangement, Dtype, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales, Storage,
+    AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes,
+    Scales, Storage,
 };
 use kvpool::{FrameId, MovedEntry, Run};
 use kvpool_testkit::conformance::{self, FRAMES};
@@ -34,8 +35,9 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     conform(section, "an engine's tensors", &chosen, |layout, frames, _| {
         let (tensors, planes) = Tensors::new(gpu, layout, frames).expect("memory for a few frames");
         let config = CudaConfig::default();
+        let planes = AdoptedTensors::Planes(&planes);
         // SAFETY: the storage owns the tensors; no one else accesses them meanwhile.
-        unsafe { CudaStorage::adopt(&gpu.device, layout.clone(), &planes, frames, tensors, config) }
+        unsafe { CudaStorage::adopt_tensors(&gpu.device, layout.clone(), planes, frames, tensors, config) }
             .expect("valid planes")
     });
     pointers(gpu, section)?;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::transport::{Grant, Operation, RegionId, SourceState, Submission, Tag, TransferState, Transport};
-use kvpool::{FrameId, KvLayout, Pool, Run, Sequence, SequenceId, Target};
+use kvpool::{FrameId, KvLayout, Pool, Run, Sequence, SequenceId};
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
 };
@@ -322,7 +322,7 @@ impl Whole {
     async fn copy(&mut self) -> Times {
         let [(a, _), (b, arrivals)] = &mut self.nodes;
         let clock = Clock::start();
-        let report = a.pool().replicate(&self.sequence, Target::node("b")).await.unwrap();
+        let report = a.pool().replicate_to_node(&self.sequence, "b").await.unwrap();
         let arrived = arrivals.recv().await.unwrap().sequence;
         let times = clock.stop();
         assert_eq!(report.carried.blocks, self.frames as usize);

@@ -5,7 +5,7 @@
 //! names; sequences of peers arrive as a stream:
 //!
 //! ```no_run
-//! use kvpool::{Pool, Target, storage::KvLayout};
+//! use kvpool::{Pool, storage::KvLayout};
 //! use kvpool_node::Node;
 //! use kvpool_node::transport::tcp::{Address, PeerSettings};
 //!
@@ -19,7 +19,7 @@
 //!     .start()
 //!     .await?;
 //! // It continues there, with the same id, tokens and bytes, and is closed here.
-//! pool.migrate(sequence, Target::node("gpu-node-2")).await?;
+//! pool.migrate_to_node(sequence, "gpu-node-2").await?;
 //! while let Some(arrival) = arrivals.recv().await {
 //!     println!("{} came from {}", arrival.sequence.id(), arrival.from);
 //! }

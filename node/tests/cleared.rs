@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
-use kvpool::{DeviceId, GrowError, Pool, Run, SequenceId, StorageError, Target};
+use kvpool::{DeviceId, GrowError, Pool, Run, SequenceId, StorageError};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Arrivals, Node};
 
@@ -141,7 +141,7 @@ async fn a_sequence_arrives_and_its_blocks_are_not_found() {
     let [(a, _), (b, mut to_b)] = pair().await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    a.pool().migrate(sequence, Target::node("b")).await.unwrap();
+    a.pool().migrate_to_node(sequence, "b").await.unwrap();
     let arrived = tokio::time::timeout(WAIT, to_b.recv()).await.expect("an arrival").unwrap().sequence;
     assert_eq!((arrived.id(), arrived.len()), (SequenceId(7), 42));
     kv::check(b.pool(), &arrived, &tokens);
@@ -157,12 +157,12 @@ async fn cleared_blocks_do_not_arrive() {
     let [(a, _), (b, _)] = pair().await;
     let tokens = kv::prompt(1, 41);
     drop(kv::admit(a.pool(), 7, &tokens).unwrap());
-    let failed = a.pool().offload(Target::node("b"), 100).await.unwrap_err();
+    let failed = a.pool().offload_to_node("b", 100).await.unwrap_err();
     assert!(failed.to_string().contains("the cache of the source was cleared"), "{failed}");
     assert_eq!((kv::cached(a.pool(), &tokens), kv::cached(b.pool(), &tokens)), (0, 0));
     // The same when the target asks for them.
     drop(kv::admit(a.pool(), 7, &tokens).unwrap());
-    let failed = b.pool().bring_back(Target::node("a"), &PrefixKeys::new(), &tokens).await.unwrap_err();
+    let failed = b.pool().bring_back_from_node("a", &PrefixKeys::new(), &tokens).await.unwrap_err();
     assert!(failed.to_string().contains("the cache of the source was cleared"), "{failed}");
     assert_eq!((kv::cached(a.pool(), &tokens), kv::cached(b.pool(), &tokens)), (0, 0));
     idle(a.pool()).await;
@@ -201,12 +201,12 @@ async fn a_sequence_that_comes_back_after_a_clear() {
     let [(a, mut to_a), (b, mut to_b)] = plain_pair().await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    a.pool().migrate(sequence, Target::node("b")).await.unwrap();
+    a.pool().migrate_to_node(sequence, "b").await.unwrap();
     let mut there = tokio::time::timeout(WAIT, to_b.recv()).await.expect("an arrival").unwrap().sequence;
     a.pool().clear_prefix_cache();
     // Refused until the first source knows that the sequence arrived.
     let begun = Instant::now();
-    while let Err(refused) = b.pool().migrate(there, Target::node("a")).await {
+    while let Err(refused) = b.pool().migrate_to_node(there, "a").await {
         assert!(begun.elapsed() < WAIT, "{}", refused.error);
         there = *refused.sequence;
         tokio::time::sleep(Duration::from_millis(2)).await;
@@ -228,11 +228,11 @@ async fn cached_blocks_that_come_back_after_a_clear() {
     let [(a, _to_a), (b, _to_b)] = plain_pair().await;
     let (keys, tokens) = (PrefixKeys::new(), kv::prompt(1, 61));
     drop(kv::admit(a.pool(), 7, &tokens[..41]).unwrap());
-    a.pool().offload(Target::node("b"), 100).await.unwrap();
+    a.pool().offload_to_node("b", 100).await.unwrap();
     drop(kv::admit(b.pool(), 8, &tokens).unwrap());
     assert_eq!(kv::cached(b.pool(), &tokens), 15);
     a.pool().clear_prefix_cache();
-    let back = a.pool().bring_back(Target::node("b"), &keys, &tokens).await.unwrap();
+    let back = a.pool().bring_back_from_node("b", &keys, &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (0, 0));
     assert_eq!(kv::cached(a.pool(), &tokens), 0);
     assert!(a.pool().metrics().migrations.stale_blocks > 0);
@@ -240,13 +240,13 @@ async fn cached_blocks_that_come_back_after_a_clear() {
     let before = a.pool().metrics().migrations.stale_blocks;
     // The export of the question that was asked before holds them for a moment.
     until("the blocks are evictable", || b.pool().stats().evictable == 15).await;
-    b.pool().offload(Target::node("a"), 100).await.unwrap();
+    b.pool().offload_to_node("a", 100).await.unwrap();
     assert_eq!(kv::cached(a.pool(), &tokens), 0);
     assert_eq!(a.pool().metrics().migrations.stale_blocks, before + 15);
     drop(kv::admit(a.pool(), 7, &tokens[..41]).unwrap());
-    let there = a.pool().offload(Target::node("b"), 100).await.unwrap();
+    let there = a.pool().offload_to_node("b", 100).await.unwrap();
     assert_eq!((there.present_blocks, there.carried.blocks), (0, 10));
-    let back = a.pool().bring_back(Target::node("b"), &keys, &tokens).await.unwrap();
+    let back = a.pool().bring_back_from_node("b", &keys, &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, kv::cached(a.pool(), &tokens)), (10, 10));
     until("the blocks of a transfer are released", || a.pool().stats().used == 0).await;
     idle(a.pool()).await;

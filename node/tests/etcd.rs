@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
-use kvpool::Target;
 use kvpool_node::Node;
 use kvpool_node::admin::{Admin, PoolAdmin, Reporters};
 use kvpool_node::membership::{
@@ -643,7 +642,7 @@ async fn nodes_find_each_other_and_go_on_without_etcd() {
     tokio::time::sleep(2 * LEASE).await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    a.pool().migrate(sequence, Target::node("b")).await.unwrap();
+    a.pool().migrate_to_node(sequence, "b").await.unwrap();
     kv::check(b.pool(), &to_b.recv().await.unwrap().sequence, &tokens);
     server.run();
     entry.wait(|state| state.status == JoinStatus::Joined).await;

@@ -10,7 +10,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool::Target;
 use kvpool::prefix::PrefixKeys;
 use kvpool_node::admin::{Admin, PoolAdmin, Reporters};
 use kvpool_node::events::{KvEventPublisher, KvEventReporter, KvEventSettings};
@@ -159,7 +158,7 @@ async fn a_member_that_leaves_during_a_migration_is_dropped_after_it() {
     open.send_replace(false);
     let sequence = kv::admit(a.pool(), 7, &kv::prompt(1, 42)).unwrap();
     let pool = a.pool().clone();
-    let moving = tokio::spawn(async move { pool.migrate(sequence, Target::node("b")).await });
+    let moving = tokio::spawn(async move { pool.migrate_to_node(sequence, "b").await });
     until("a migration", async || !a.migrations().await.unwrap().is_empty()).await;
     list.set([]);
     tokio::time::sleep(Duration::from_millis(1_200)).await;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvpool::prefix::PrefixKeys;
-use kvpool::{Pool, Sequence, SequenceId, Target, TransferError};
+use kvpool::{Pool, Sequence, SequenceId, TransferError};
 use kvpool_node::transport::tcp::{Address, PeerSettings, Tls};
 use kvpool_node::{Arrivals, Node, NodeError, Offers, Spill};
 
@@ -68,7 +68,7 @@ async fn a_sequence_moves_and_continues_and_comes_back() {
     let [(a, mut to_a), (b, mut to_b)] = pair([100, 100]).await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    let report = a.pool().migrate(sequence, Target::node("b")).await.unwrap();
+    let report = a.pool().migrate_to_node(sequence, "b").await.unwrap();
     assert_eq!((report.tokens, report.carried.blocks), (42, 11));
     assert_eq!(a.pool().sequence_count(), 0);
     let mut sequence = arrival(&mut to_b).await;
@@ -84,11 +84,11 @@ async fn a_sequence_moves_and_continues_and_comes_back() {
     assert_eq!(kv::cached(b.pool(), &[&tokens[..], &[0]].concat()), 10);
     assert_eq!(kv::cached(a.pool(), &[&tokens[..], &[0]].concat()), 10);
     // Back, where the first blocks are still cached.
-    let mut moved = b.pool().migrate(sequence, Target::node("a")).await;
+    let mut moved = b.pool().migrate_to_node(sequence, "a").await;
     while let Err(failed) = moved {
         // Until the first source has forgotten.
         tokio::time::sleep(Duration::from_millis(5)).await;
-        moved = b.pool().migrate(*failed.sequence, Target::node("a")).await;
+        moved = b.pool().migrate_to_node(*failed.sequence, "a").await;
     }
     assert_eq!(moved.unwrap().shared_blocks, 10);
     let sequence = arrival(&mut to_a).await;
@@ -105,13 +105,13 @@ async fn a_copy_leaves_the_sequence_where_it_is() {
     let [(a, _), (b, mut to_b)] = pair([100, 100]).await;
     let tokens = kv::prompt(1, 30);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    let report = a.pool().replicate(&sequence, Target::node("b")).await.unwrap();
+    let report = a.pool().replicate_to_node(&sequence, "b").await.unwrap();
     assert_eq!((report.tokens, report.carried.blocks), (30, 8));
     let copy = arrival(&mut to_b).await;
     kv::check(a.pool(), &sequence, &tokens);
     kv::check(b.pool(), &copy, &tokens);
     // The id is open there.
-    let again = a.pool().replicate(&sequence, Target::node("b")).await.unwrap_err();
+    let again = a.pool().replicate_to_node(&sequence, "b").await.unwrap_err();
     assert!(again.to_string().contains("exists"), "{again}");
     drop((sequence, copy));
     idle(a.pool()).await;
@@ -123,10 +123,10 @@ async fn cached_blocks_move_and_come_back() {
     let [(a, _), (b, _)] = pair([100, 100]).await;
     let tokens = kv::prompt(1, 41);
     drop(kv::admit(a.pool(), 7, &tokens).unwrap());
-    let report = a.pool().offload(Target::node("b"), 100).await.unwrap();
+    let report = a.pool().offload_to_node("b", 100).await.unwrap();
     assert_eq!((report.carried.blocks, report.evicted_blocks + report.leaving_blocks), (10, 10));
     assert_eq!((kv::cached(a.pool(), &tokens), kv::cached(b.pool(), &tokens)), (0, 10));
-    let back = a.pool().bring_back(Target::node("b"), &PrefixKeys::new(), &tokens).await.unwrap();
+    let back = a.pool().bring_back_from_node("b", &PrefixKeys::new(), &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (10, 10));
     assert_eq!((kv::cached(a.pool(), &tokens), kv::cached(b.pool(), &tokens)), (10, 10));
     idle(a.pool()).await;
@@ -139,7 +139,7 @@ async fn of_an_offload_as_much_moves_as_there_is_room_for() {
     let held = kv::admit(b.pool(), 1, &kv::prompt(9, 24)).unwrap();
     let tokens = kv::prompt(1, 41);
     drop(kv::admit(a.pool(), 7, &tokens).unwrap());
-    let report = a.pool().offload(Target::node("b"), 100).await.unwrap();
+    let report = a.pool().offload_to_node("b", 100).await.unwrap();
     assert_eq!((report.carried.blocks, report.evicted_blocks + report.leaving_blocks), (4, 4));
     assert_eq!(kv::cached(a.pool(), &tokens), 6, "the end of the chain went");
     drop(held);
@@ -152,10 +152,10 @@ async fn a_refused_sequence_stays() {
     let [(a, _), (b, _to_b)] = pair([100, 4]).await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    let refused = a.pool().migrate(sequence, Target::node("b")).await.unwrap_err();
+    let refused = a.pool().migrate_to_node(sequence, "b").await.unwrap_err();
     assert!(refused.to_string().contains("11 blocks are needed; 4 blocks are free there"), "{refused}");
     kv::check(a.pool(), &refused.sequence, &tokens);
-    let unknown = a.pool().migrate(*refused.sequence, Target::node("c")).await.unwrap_err();
+    let unknown = a.pool().migrate_to_node(*refused.sequence, "c").await.unwrap_err();
     assert!(matches!(&unknown.error, TransferError::Node { node, .. } if node == "c"), "{unknown}");
     drop(unknown);
     idle(a.pool()).await;
@@ -174,7 +174,7 @@ async fn a_peer_that_ends_and_starts_again_is_linked_again() {
     linked(&a, "b", false).await;
     let tokens = kv::prompt(1, 42);
     let sequence = kv::admit(a.pool(), 7, &tokens).unwrap();
-    let lost = a.pool().migrate(sequence, Target::node("b")).await.unwrap_err();
+    let lost = a.pool().migrate_to_node(sequence, "b").await.unwrap_err();
     let again = async {
         loop {
             let node = Node::builder(kv::pool(kv::other(), 100)).name("b").listen(address.clone());
@@ -186,7 +186,7 @@ async fn a_peer_that_ends_and_starts_again_is_linked_again() {
     };
     let (b, mut to_b) = tokio::time::timeout(WAIT, again).await.expect("the address is free again");
     linked(&a, "b", true).await;
-    a.pool().migrate(*lost.sequence, Target::node("b")).await.unwrap();
+    a.pool().migrate_to_node(*lost.sequence, "b").await.unwrap();
     kv::check(b.pool(), &arrival(&mut to_b).await, &tokens);
 }
 
@@ -199,7 +199,7 @@ async fn dropped_requests_leak_nothing() {
     for id in 0..60 {
         let sequence = kv::admit(a.pool(), id, &kv::prompt(id as u32 + 1, 120)).unwrap();
         let pool = a.pool().clone();
-        let moving = tokio::spawn(async move { drop(pool.migrate(sequence, Target::node("b")).await) });
+        let moving = tokio::spawn(async move { drop(pool.migrate_to_node(sequence, "b").await) });
         tokio::time::sleep(Duration::from_micros(rng.u64(0..4_000))).await;
         moving.abort();
         let _ = moving.await;
@@ -219,7 +219,7 @@ async fn dropped_requests_leak_nothing() {
 /// Moves a sequence, again and again if links are lost, and returns it where it arrives.
 async fn until_moved(from: &Pool, mut sequence: Sequence, to: &str, arrivals: &mut Arrivals) -> Sequence {
     let id = sequence.id();
-    while let Err(failed) = from.migrate(sequence, Target::node(to)).await {
+    while let Err(failed) = from.migrate_to_node(sequence, to).await {
         sequence = *failed.sequence;
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
-use kvpool::{HeadRange, Pool, Run, Sequence, SequenceId, Target, TransferError};
+use kvpool::{HeadRange, Pool, Run, Sequence, SequenceId, TransferError};
 use kvpool_node::admin::{MigrationRecord, MigrationState};
 use kvpool_node::protocol::{MigrationId, Part, PartFault};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
@@ -395,7 +395,7 @@ async fn other_block_sizes_and_static_scales() {
     ] {
         let there = ranks(&to, "target", 1, &[]).await;
         let here = ranks(&from, "source", 1, &there).await;
-        let moved = here[0].pool().migrate(here[0].open(), Target::node("target0")).await.unwrap_err();
+        let moved = here[0].pool().migrate_to_node(here[0].open(), "target0").await.unwrap_err();
         assert_eq!(moved.error, TransferError::OtherLayout { node: "target0".into() });
         drop(moved);
         let part = refused(&here[0], part(0, 1), "target0").await.to_string();

@@ -78,7 +78,7 @@ impl DefragOptions {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), DefragError> {
+    pub(crate) fn check(&self) -> Result<(), DefragError> {
         if self.order.is_some_and(|order| u32::from(order.0) > FRAME_BITS) {
             return Err(DefragError::Option {
                 option: "order",

@@ -24,9 +24,9 @@ use crate::sync::runtime::{after, now, sleep_until, timeout_at};
 use super::compactor::Compactor;
 use super::copying::Failure;
 use super::error::Blocker;
-use super::options::{COPY_DEADLINE, DefragOptions};
+use super::options::DefragOptions;
 use super::turns::Turn;
-use super::{Bytes, DefragError, Goal, ResizeError, ResizeReport};
+use super::{Bytes, Goal, ResizeError, ResizeReport};
 
 /// Default of [`ResizeOptions::patience`].
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -42,15 +42,14 @@ pub struct ResizeOptions {
     /// end and for open blocks to be sealed; and before, as long again at most, for its turn to
     /// move blocks.
     pub patience: Duration,
-    /// Bytes copied per wave; by default, the storage's choice.
-    pub wave_bytes: Option<usize>,
-    /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
-    pub copy_deadline: Duration,
+    /// Options of the moves, of which [`wave_bytes`](DefragOptions::wave_bytes) and
+    /// [`copy_deadline`](DefragOptions::copy_deadline) apply.
+    pub moves: DefragOptions,
 }
 
 impl Default for ResizeOptions {
     fn default() -> Self {
-        Self { patience: PATIENCE, wave_bytes: None, copy_deadline: COPY_DEADLINE }
+        Self { patience: PATIENCE, moves: DefragOptions::default() }
     }
 }
 
@@ -66,23 +65,10 @@ impl ResizeOptions {
         self
     }
 
-    /// Sets how many bytes to copy per wave.
-    pub fn wave_bytes(mut self, bytes: usize) -> Self {
-        self.wave_bytes = Some(bytes);
+    /// Sets the options of the moves.
+    pub fn moves(mut self, options: DefragOptions) -> Self {
+        self.moves = options;
         self
-    }
-
-    /// Sets the time limit for the copy of a wave.
-    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
-        self.copy_deadline = deadline;
-        self
-    }
-
-    /// Returns the options of the moves, checked.
-    pub(crate) fn moves(&self) -> Result<DefragOptions, DefragError> {
-        let moves = DefragOptions::new().copy_deadline(self.copy_deadline);
-        let moves = DefragOptions { wave_bytes: self.wave_bytes, ..moves };
-        moves.check().map(|()| moves)
     }
 }
 
@@ -108,7 +94,8 @@ impl Compactor {
     ) -> Result<ResizeReport, ResizeError> {
         let started = Instant::now();
         let core: &Core = self.blocks();
-        let mut run = self.run(&options.moves()?, turn);
+        options.moves.check()?;
+        let mut run = self.run(&options.moves, turn);
         let mut progress = Progress::new();
         let shrinking = loop {
             // Before each await the shrink is left with the turn, and undone if that is passed
@@ -116,7 +103,7 @@ impl Compactor {
             let shrinking = match run.turn.resume() {
                 Some(shrinking) => shrinking,
                 None => {
-                    let taken = self.take(&run.turn, options.copy_deadline);
+                    let taken = self.take(&run.turn, options.moves.copy_deadline);
                     if timeout_at(after(options.patience), taken).await.is_none() {
                         return Err(ResizeError::NoTurn { asked: blocks, holder: self.turn_holder() });
                     }

@@ -26,13 +26,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::block::Blocks;
-use crate::ids::{Order, Ticket};
+use crate::ids::Ticket;
 use crate::sync::runtime::{Task, after, now, spawn, timeout_at, yield_now};
 
 use super::compactor::{Background, Compactor};
-use super::options::{COPY_DEADLINE, DefragOptions};
+use super::options::DefragOptions;
 use super::stop::Stop;
-use super::{BREAK_PRICE, CompactionState, DefragError, DefragReport, DefragTotals};
+use super::{CompactionState, DefragError, DefragReport, DefragTotals};
 
 /// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
@@ -84,16 +84,8 @@ pub struct DefragConfig {
     /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
     /// a change resets it to this value.
     pub interval: Duration,
-    /// Bytes copied per wave; by default, the storage's choice.
-    pub wave_bytes: Option<usize>,
-    /// Maximum number of bytes moved per run.
-    pub budget_bytes: Option<u64>,
-    /// Order of the free runs to gain; by default, the pool's.
-    pub order: Option<Order>,
-    /// Price of ending a run of a sequence; see [`DefragOptions::break_price`].
-    pub break_price: u32,
-    /// Time limit for the copy of a wave; see [`DefragOptions::copy_deadline`].
-    pub copy_deadline: Duration,
+    /// Options of each run: by default, all moves that gain a run of the pool's order.
+    pub moves: DefragOptions,
 }
 
 impl Default for DefragConfig {
@@ -102,11 +94,7 @@ impl Default for DefragConfig {
             threshold: 0.02,
             share: SHARE,
             interval: Duration::from_millis(2),
-            wave_bytes: None,
-            budget_bytes: None,
-            order: None,
-            break_price: BREAK_PRICE,
-            copy_deadline: COPY_DEADLINE,
+            moves: DefragOptions::default(),
         }
     }
 }
@@ -139,42 +127,10 @@ impl DefragConfig {
         self
     }
 
-    /// Sets how many bytes to copy per wave.
-    pub fn wave_bytes(mut self, bytes: usize) -> Self {
-        self.wave_bytes = Some(bytes);
+    /// Sets the options of each run.
+    pub fn moves(mut self, options: DefragOptions) -> Self {
+        self.moves = options;
         self
-    }
-
-    /// Sets the maximum number of bytes to move per run.
-    pub fn budget_bytes(mut self, bytes: u64) -> Self {
-        self.budget_bytes = Some(bytes);
-        self
-    }
-
-    /// Sets the order of the free runs to gain.
-    pub fn order(mut self, order: Order) -> Self {
-        self.order = Some(order);
-        self
-    }
-
-    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
-    pub fn break_price(mut self, frames: u32) -> Self {
-        self.break_price = frames;
-        self
-    }
-
-    /// Sets the time limit for the copy of a wave.
-    pub fn copy_deadline(mut self, deadline: Duration) -> Self {
-        self.copy_deadline = deadline;
-        self
-    }
-
-    fn options(&self) -> DefragOptions {
-        let mut options = DefragOptions::new().copy_deadline(self.copy_deadline);
-        options.wave_bytes = self.wave_bytes;
-        (options.order, options.budget_bytes) = (self.order, self.budget_bytes);
-        options.break_price = self.break_price;
-        options
     }
 
     fn check(&self) -> Result<(), DefragError> {
@@ -187,7 +143,7 @@ impl DefragConfig {
         if self.interval.is_zero() {
             return Err(DefragError::Option { option: "interval", reason: "must not be zero" });
         }
-        self.options().check()
+        self.moves.check()
     }
 }
 
@@ -248,7 +204,7 @@ impl Drop for Defragmenter {
 }
 
 async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, totals: Arc<Mutex<DefragTotals>>) {
-    let order = config.order.unwrap_or(compactor.order());
+    let order = config.moves.order.unwrap_or(compactor.order());
     let (mut patience, mut skipped, mut left) = (1, 0, Ticket(0));
     let mut trimmed: Option<Instant> = None;
     let (mut pause, mut idle) = (config.interval, None::<Idle>);
@@ -319,7 +275,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
             trimmed = Some(now());
         }
         let background = Background { stop: stop.clone(), trims_caches, moves_max };
-        let outcome = compactor.defragment_until(config.options(), Some(background)).await;
+        let outcome = compactor.defragment_until(config.moves, Some(background)).await;
         let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
         let report = match &outcome {
             Ok(report) => *report,

@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute, 
 
 use crate::error::StorageError;
 use crate::ids::DeviceId;
-use crate::storage::{AdoptedPlane, KvLayout, adopted};
+use crate::storage::{AdoptedTensors, KvLayout};
 
 use super::context::Context;
 use super::error::describe;
@@ -47,10 +47,10 @@ impl Drop for Owner {
 pub(super) fn placed(
     context: &Context,
     layout: &KvLayout,
-    planes: &[AdoptedPlane],
+    tensors: AdoptedTensors<'_>,
     frames: usize,
 ) -> Result<Vec<Placed>, StorageError> {
-    let checked = adopted::planes(layout, planes, frames)?;
+    let checked = tensors.checked(layout, frames)?;
     let _entered = context.enter()?;
     for (index, (base, plane)) in checked.iter().enumerate() {
         let needed = (frames - 1) * plane.frame_stride + plane.tile_bytes;

@@ -23,8 +23,8 @@ use crate::error::{GrowError, LayoutError, StorageError};
 use crate::ids::{DeviceId, Run};
 use crate::storage::host::check_count;
 use crate::storage::{
-    AdoptedPlane, CopyDone, DeviceStream, Elements, ElementsMut, Extent, FrameMove, HostStorage, KvLayout,
-    KvPlanes, Scales, Storage, StoragePlanes,
+    AdoptedPlane, AdoptedTensors, CopyDone, DeviceStream, Elements, ElementsMut, Extent, FrameMove,
+    HostStorage, KvLayout, KvPlanes, Scales, Storage, StoragePlanes,
 };
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -53,7 +53,7 @@ const CTAS_PER_MULTIPROCESSOR: u32 = 4;
 /// Frames in the memory of a CUDA device.
 ///
 /// [`new`](Self::new) reserves addresses for the maximum number of frames, and maps memory for the
-/// initial ones. [`adopt`](Self::adopt) uses tensors that an engine has allocated.
+/// initial ones. [`adopt_tensors`](Self::adopt_tensors) uses tensors that an engine has allocated.
 ///
 /// Dropping memory that was mapped here waits for all work on the device. Do not drop it while one
 /// of the device's streams is being captured: such a wait invalidates the capture.
@@ -153,9 +153,9 @@ impl CudaStorage {
         Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), service, config)
     }
 
-    /// Uses an engine's own memory, with its contents, as `frames` frames.
+    /// Uses an engine's own tensors, with their contents, as `frames` frames.
     ///
-    /// The `base` of each plane is a device address. The storage cannot grow beyond that, and
+    /// The `base` of each is a device address. The storage cannot grow beyond that, and
     /// [`shrink`](Storage::shrink) only reduces the number of frames. `owner` is kept until the
     /// storage and any [planes](Storage::planes) of it are dropped, and its work is complete: the
     /// tensors, a reference to them, or `()` if the memory is kept alive otherwise. If the device is
@@ -164,25 +164,25 @@ impl CudaStorage {
     /// # Errors
     ///
     /// A [`StorageError`] that names the plane: as for [host
-    /// memory](crate::storage::HostStorage::adopt), or a plane that is not in this device's memory,
-    /// or exceeds its allocation.
+    /// memory](crate::storage::HostStorage::adopt_tensors), or a plane that is not in this device's
+    /// memory, or exceeds its allocation.
     ///
     /// # Safety
     ///
-    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base must be
-    /// the device's memory while this storage or an owner of its [planes](Storage::planes) lives,
-    /// and all other accesses to the tiles must obey [the frame rule](Storage#the-frame-rule).
-    pub unsafe fn adopt(
+    /// Each tensor's bytes, and of each plane the `(frames - 1) * frame_stride + tile_bytes` bytes
+    /// from its base, must be the device's memory while this storage or an owner of its
+    /// [planes](Storage::planes) lives, and all other accesses to the tiles must obey [the frame rule](Storage#the-frame-rule).
+    pub unsafe fn adopt_tensors(
         device: &Device,
         layout: KvLayout,
-        planes: &[AdoptedPlane],
+        tensors: AdoptedTensors<'_>,
         frames: usize,
         owner: impl Send + Sync + 'static,
         config: CudaConfig,
     ) -> Result<Self, StorageError> {
         check_count(frames, frames)?;
         check_sizes(&layout, frames)?;
-        let placed = adopted::placed(&device.0.context, &layout, planes, frames)?;
+        let placed = adopted::placed(&device.0.context, &layout, tensors, frames)?;
         let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
         let bytes = Bytes::Adopted { _owner: Owner::new(&device.0.context, owner) };
         Self::over(device, layout, placed, bytes, (frames, frames), service, config)

@@ -1,4 +1,4 @@
-//! Carries the blocks of an export into an import within the process: in pieces, each in as few
+//! Copies the blocks of an export into an import within the process: in pieces, each in as few
 //! runs as the frames allow.
 
 use crate::error::{StorageError, TransferError};
@@ -8,9 +8,6 @@ use super::import::Import;
 use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
-use super::transport::{
-    Grant, Operation, SourceState, Submission, Tag, TransferState, Transport, TransportError,
-};
 
 /// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
 /// after the current piece.
@@ -31,8 +28,8 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned, or if a storage
-    /// panicked. The written bytes are then meaningless.
+    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned. The written bytes
+    /// are then meaningless.
     pub(super) fn carry(
         &self,
         export: &Export,
@@ -42,17 +39,11 @@ impl Route {
         let block_bytes = self.block_bytes();
         let mut carried = Carried::default();
         let missing = import.missing().to_vec();
-        let pieces = missing.chunks((PIECE_BYTES / block_bytes.max(1)).max(1));
-        for (piece, places) in (0..).zip(pieces) {
+        for places in missing.chunks((PIECE_BYTES / block_bytes.max(1)).max(1)) {
             if is_abandoned() {
                 return Err(TransferError::Dropped);
             }
-            let sent = self.send(export, import, piece, places);
-            carried.runs += sent.inspect_err(|error| {
-                if let TransferError::Storage(error) = error {
-                    self.note_loss(error);
-                }
-            })?;
+            carried.runs += self.copy(export, import, places)?;
             carried.blocks += places.len();
             carried.bytes += (places.len() * block_bytes) as u64;
         }
@@ -60,50 +51,19 @@ impl Route {
     }
 
     /// Copies a piece, and returns the number of runs.
-    fn send(
-        &self,
-        export: &Export,
-        import: &mut Import,
-        piece: u64,
-        places: &[u32],
-    ) -> Result<usize, TransferError> {
-        let (source, region) = self.from.transfers.process(&self.from.storage)?;
-        let (target, into) = self.to.transfers.process(&self.to.storage)?;
+    fn copy(&self, export: &Export, import: &mut Import, places: &[u32]) -> Result<usize, TransferError> {
         let (here, there) = (export.piece(places)?, import.piece(places)?);
-        let runs = here.runs.len().max(there.runs.len());
-        // Used once: by a piece of an import of this pool.
-        let (tag, remote) = (Tag(import.number() << 32 | piece), there.runs.clone());
-        let (peer, writer) = (source.connect(target), target.connect(source));
-        let grant = Grant { tag, region: *into, runs: there.runs, peer: writer, hold: there.hold };
-        // SAFETY: of a piece of an import; the region is that of its storage.
-        unsafe { target.grant(grant) }?;
-        let (operation, region, local, hold) = (Operation::Write, *region, here.runs, here.hold);
-        let remote_region = *into;
-        let submission = Submission { operation, region, peer, remote_region, local, remote, tag, hold };
-        // SAFETY: of a piece of an export; the region is that of its storage.
-        let sent = unsafe { source.submit(submission) };
-        let state = sent.map(|transfer| source.poll(transfer, None));
-        // This transport copies in `submit`: nothing is under way any more, except a copy whose end is
-        // not known, which keeps its grant.
-        let revoked = target.revoke(tag, SourceState::Over);
-        let state = state?;
-        debug_assert!(
-            matches!(
-                (&state, &revoked),
-                (_, TransferState::Done)
-                    | (
-                        TransferState::Failed(TransportError::LocalStorage(
-                            StorageError::LostWhileCopying { .. }
-                        )),
-                        TransferState::Quarantined(_)
-                    )
-            ),
-            "{state:?}, {revoked:?}"
-        );
-        match state {
-            TransferState::Done => Ok(runs),
-            TransferState::Failed(error) => Err(error.into()),
-            state => unreachable!("a copy within the process is over: {state:?}"),
+        // SAFETY: while the holds live, no thread writes the frames of the source's piece, and no
+        // other thread accesses those of the target's.
+        let copied = unsafe { self.to.storage.receive(&*self.from.storage, &here.runs, &there.runs) };
+        if let Err(error) = &copied {
+            self.note_loss(error);
         }
+        if matches!(copied, Err(StorageError::LostWhileCopying { .. })) {
+            // The bytes may still be read and written: the frames and the storages are kept for good.
+            std::mem::forget((here.hold, there.hold));
+        }
+        copied?;
+        Ok(here.runs.len().max(there.runs.len()))
     }
 }

@@ -199,11 +199,6 @@ impl HeldBlocks {
         places.iter().map(|place| arrived.get(&frame(place)?).copied()).collect()
     }
 
-    /// Returns the number of the transfer among those of the pool.
-    pub(super) fn number(&self) -> u64 {
-        self.number
-    }
-
     /// Returns the block at each place.
     pub(super) fn ids(&self) -> &[Option<BlockId>] {
         &self.ids

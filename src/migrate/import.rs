@@ -246,11 +246,6 @@ impl Import {
         Self { held, arriving, missing, stale: 0, unverified, checksums, is_stated, gather: None }
     }
 
-    /// Returns the number of the transfer, which no other of the pool has.
-    pub(super) fn number(&self) -> u64 {
-        self.held.number()
-    }
-
     /// Returns the places of the manifest whose bytes must be transferred, ascending.
     ///
     /// The other accepted ones are cached here.

@@ -6,8 +6,8 @@
 //! back from there ([`bring_back`]).
 //!
 //! Each runs over the same halves: an [`Export`] in the source, an [`Import`] in the target, and a
-//! [`transport`] in between. Within the process the transport is `process`. Between nodes it is one
-//! of the node's, and a [`Manifest`] says in advance what comes.
+//! copy in between. Within the process it is one call of the target's storage. Between nodes it is a
+//! [`transport`] of the node, and a [`Manifest`] says in advance what comes.
 //!
 //! # Protocol
 //!
@@ -26,7 +26,7 @@
 //! |---|---|---|---|
 //! | the caller | the sequence | the sequence, owned by the future or the export (`migrate`), or borrowed (`replicate`) | the new sequence, or the old one in the error |
 //! | export and import | a reference on each source block; fresh blocks and the id in the target | the same | - |
-//! | the transport | - | a [hold](transport::Hold) on each piece: the same references, and the pins of the source's blocks | - |
+//! | the copy or transport | - | a [hold](transport::Hold) on each piece: the same references, and the pins of the source's blocks | - |
 //!
 //! References are counted by holder: export, import and each hold keep them, and the last one to be
 //! dropped releases them. A transfer can therefore be given up at any time. Blocks whose bytes a
@@ -75,12 +75,11 @@
 //!
 //! # Files
 //!
-//! `transport` the trait for bytes between frames · `process` the one within the process · `form`,
-//! `heads` packed blocks, and parts of them · `manifest` · `checksum` · `transfers` the transfers
-//! of a pool · `route` the two pools and their common requirements · `held` references and pins ·
-//! `export`, `gather`, `import` the halves · `carry` from one to the other within the process ·
-//! `job` the thread of a transfer, and dropped futures · `sequence` and `cached` the operations ·
-//! `remote` other nodes · `report` results
+//! `transport` the trait for bytes between nodes · `form`, `heads` packed blocks, and parts of them ·
+//! `manifest` · `checksum` · `transfers` the transfers of a pool · `route` the two pools and their
+//! common requirements · `held` references and pins · `export`, `gather`, `import` the halves ·
+//! `carry` from one to the other within the process · `job` the thread of a transfer, and dropped
+//! futures · `sequence` and `cached` the operations · `remote` other nodes · `report` results
 
 mod cached;
 mod carry;
@@ -94,7 +93,6 @@ mod held;
 mod import;
 mod job;
 mod manifest;
-pub mod process;
 mod remote;
 mod report;
 mod route;
@@ -110,7 +108,6 @@ pub use heads::HeadRange;
 pub use held::{Arriving, Finished, Piece};
 pub use import::{Import, ImportError, Imported};
 pub use manifest::{Manifest, ManifestLimits};
-pub use process::Process;
 pub use remote::{Remote, RemoteFuture, Remotes, SendError, Sent};
 pub(crate) use report::Kind;
 pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};

@@ -9,7 +9,7 @@ use crate::prefix::BlockHash;
 
 use super::export::Export;
 use super::held::Finished;
-use super::report::Carried;
+use super::report::{Carried, MigrationReport};
 
 /// Future of an operation of a [`Remote`].
 pub type RemoteFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -57,6 +57,13 @@ pub struct Sent {
     pub carried: Carried,
     /// Result of [finishing](Export::finish) the export.
     pub finished: Finished,
+}
+
+impl Sent {
+    /// Returns the report of a sequence with this number of tokens.
+    pub(crate) fn report(&self, tokens: usize) -> MigrationReport {
+        MigrationReport { tokens, shared_blocks: self.shared_blocks, carried: self.carried }
+    }
 }
 
 /// A transfer that failed, with its export.

@@ -1,16 +1,11 @@
-//! The transfers of a pool: which blocks they hold, for reports, and its end of the transport
-//! within the process.
+//! The transfers of a pool and the blocks that they hold, for reports.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::block::Blocks;
 use crate::ids::{BlockId, SequenceId};
-use crate::storage::Storage;
-
-use super::process::Process;
-use super::transport::{RegionId, Transport, TransportError};
 
 /// TransferDirection of a transfer, as seen from the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -51,13 +46,7 @@ pub(crate) struct TransferCounts {
 
 /// The transfers of one pool. A clone refers to the same ones.
 #[derive(Clone, Default)]
-pub(crate) struct Transfers(Arc<Shared>);
-
-#[derive(Default)]
-struct Shared {
-    open: Mutex<Open>,
-    process: OnceLock<(Process, RegionId)>,
-}
+pub(crate) struct Transfers(Arc<Mutex<Open>>);
 
 #[derive(Default)]
 struct Open {
@@ -86,7 +75,7 @@ struct Entry {
 
 impl Transfers {
     fn open(&self) -> MutexGuard<'_, Open> {
-        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the list, and tells the pool how many blocks are in transfer.
@@ -143,16 +132,5 @@ impl Transfers {
     /// Returns the numbers of blocks under transfer.
     pub(crate) fn counts(&self) -> TransferCounts {
         self.open().counts()
-    }
-
-    /// Returns the pool's end of the transport within the process, and its region of `storage`.
-    pub(super) fn process(&self, storage: &Arc<dyn Storage>) -> Result<&(Process, RegionId), TransportError> {
-        if self.0.process.get().is_none() {
-            let process = Process::new();
-            let region = process.register(storage)?;
-            // Another thread may have been faster.
-            let _ = self.0.process.set((process, region));
-        }
-        Ok(self.0.process.get().unwrap_or_else(|| unreachable!("it was set above")))
     }
 }

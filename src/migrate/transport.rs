@@ -1,7 +1,7 @@
-//! How bytes of blocks get from the frames of one pool into those of another.
+//! How bytes of blocks get from the frames of one pool into those of another process's.
 //!
-//! A [`Transport`] writes frames of this process into frames of a peer: by a copy within the
-//! process, over a socket, or by remote direct memory access. It knows frames and runs of frames,
+//! A [`Transport`] writes frames of this process into frames of a peer: over a socket, or by remote
+//! direct memory access. It knows frames and runs of frames,
 //! but neither blocks nor sequences.
 //!
 //! # One transfer
@@ -142,7 +142,7 @@ pub enum TransferState {
 /// No method blocks, except as it says: the bytes move on threads or tasks of the transport, by the
 /// hardware, or in [`submit`](Self::submit). Every transfer ends or becomes quarantined by a deadline of the transport.
 pub trait Transport: Send + Sync {
-    /// Returns a short name for reports: `process`, `tcp`, `nixl`.
+    /// Returns a short name for reports: `tcp`, `nixl`.
     fn name(&self) -> &'static str;
 
     /// Makes the frames of a storage available for transfers. May block.

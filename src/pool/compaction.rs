@@ -152,7 +152,7 @@ impl Pool {
     }
 
     async fn resize_to(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
-        options.moves()?;
+        options.moves.check()?;
         let started = Instant::now();
         let _timing = self.0.blocks.latencies().time(Operation::Resize);
         loop {

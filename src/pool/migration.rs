@@ -1,4 +1,5 @@
-//! `Pool` methods that copy or move sequences and cached blocks to another pool and back.
+//! `Pool` methods that copy or move sequences and cached blocks to another pool of the process and
+//! back.
 
 use std::time::Instant;
 
@@ -11,10 +12,11 @@ use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
 
 use super::Pool;
-use super::destination::{Destination, Place};
 
 impl Pool {
-    /// Moves a sequence to another pool.
+    /// Moves a sequence to another pool of this process, on any device or on the host.
+    ///
+    /// [`migrate_to_node`](Self::migrate_to_node) moves one to another node.
     ///
     /// The blocks' bytes are copied, in as few runs as they occupy. The sequence continues there
     /// with the same id, tokens, committed length and priority, and is closed here. Blocks that the
@@ -48,7 +50,7 @@ impl Pool {
     /// get it back.
     ///
     /// ```
-    /// # use kvpool::{SequenceId, Pool, Target, storage::KvLayout};
+    /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layout = KvLayout::named("tiny")?;
@@ -58,7 +60,7 @@ impl Pool {
     /// let mut batch = busy.begin_batch();
     /// batch.append(&mut sequence, 42)?;
     /// batch.finish();
-    /// let (mut sequence, report) = busy.migrate(sequence, Target::Device(&idle)).await?;
+    /// let (mut sequence, report) = busy.migrate(sequence, &idle).await?;
     /// // This layout has blocks of 4 tokens.
     /// assert_eq!((sequence.len(), report.carried.blocks), (42, 11));
     /// assert_eq!(busy.free_blocks(), 100);
@@ -76,45 +78,28 @@ impl Pool {
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
     /// other pool, [`TransferError::Sequence`] if the id is open there, [`TransferError::Storage`]
     /// if the layouts differ or a copy fails.
-    ///
-    /// To a [node](super::Target::node): also [`TransferError::UnknownNode`],
-    /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if this
-    /// node ended before the other one said whether it has the sequence, which must then not go on
-    /// here.
-    pub async fn migrate<D: Destination>(
+    pub async fn migrate(
         &self,
         sequence: Sequence,
-        target: D,
-    ) -> Result<D::Arrived, MigrateError> {
-        self.migrate_by(sequence, target, None).await
+        to: &Self,
+    ) -> Result<(Sequence, MigrationReport), MigrateError> {
+        self.migrate_by(sequence, to, None).await
     }
 
     /// Moves a sequence, and waits for room until a deadline, if there is one.
-    async fn migrate_by<D: Destination>(
+    async fn migrate_by(
         &self,
         sequence: Sequence,
-        target: D,
+        to: &Self,
         deadline: Option<Instant>,
-    ) -> Result<D::Arrived, MigrateError> {
-        let mut comes_back = false;
-        let moved = async {
-            match target.place() {
-                Place::Pool(to) => {
-                    comes_back = sequence.swapped_from == Some(to.tag());
-                    // The sequence stays outside of what a deadline cuts short.
-                    let moved = self.move_to(&sequence, to, deadline).await;
-                    let moved = moved.map(|(sequence, report)| (Some(sequence), report));
-                    moved.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
-                }
-                Place::Node(name) => self.migrate_to_node(sequence, name).await.map(|report| (None, report)),
-            }
-        };
-        let moved = traced!("kvpool.migrate", moved).await;
-        let outcome = moved.as_ref().map(|(_, report)| (&report.carried, 0)).map_err(|failed| &failed.error);
+    ) -> Result<(Sequence, MigrationReport), MigrateError> {
+        // The sequence stays outside of what a deadline cuts short.
+        let moved = traced!("kvpool.migrate", self.move_to(&sequence, to, deadline)).await;
+        let comes_back = sequence.swapped_from == Some(to.tag());
         let kind: Kind =
             if comes_back { |counts| &mut counts.swapped_in } else { |counts| &mut counts.migrated };
-        self.0.migrations().ended(outcome, kind);
-        moved.map(|(sequence, report)| D::arrived(sequence, report))
+        self.0.migrations().ended(moved.as_ref().map(|(_, report)| (&report.carried, 0)), kind);
+        moved.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
     }
 
     async fn move_to(
@@ -157,35 +142,28 @@ impl Pool {
     ///
     /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no
     /// room; nothing changes.
-    pub async fn replicate<D: Destination>(
+    pub async fn replicate(
         &self,
         sequence: &Sequence,
-        target: D,
-    ) -> Result<D::Arrived, TransferError> {
-        self.replicate_as(sequence, target, |counts| &mut counts.replicated).await
+        to: &Self,
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
+        self.replicate_as(sequence, to, |counts| &mut counts.replicated).await
     }
 
-    async fn replicate_as<D: Destination>(
+    async fn replicate_as(
         &self,
         sequence: &Sequence,
-        target: D,
+        to: &Self,
         kind: Kind,
-    ) -> Result<D::Arrived, TransferError> {
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
         let copied = async {
-            match target.place() {
-                Place::Pool(to) => {
-                    let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
-                    copy.take_now(false)?;
-                    copy.copy().await.map(|(sequence, report)| (Some(sequence), report))
-                }
-                Place::Node(name) => {
-                    self.replicate_to_node(sequence, name).await.map(|report| (None, report))
-                }
-            }
+            let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
+            copy.take_now(false)?;
+            copy.copy().await
         };
         let copied = traced!("kvpool.replicate", copied).await;
         self.0.migrations().ended(copied.as_ref().map(|(_, report)| (&report.carried, 0)), kind);
-        copied.map(|(sequence, report)| D::arrived(sequence, report))
+        copied
     }
 
     fn party(&self) -> Party<'_> {
@@ -212,14 +190,14 @@ impl Pool {
     /// # Panics
     ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn migrate_until<D: Destination>(
+    pub async fn migrate_until(
         &self,
         mut sequence: Sequence,
-        target: D,
+        to: &Self,
         deadline: Instant,
-    ) -> Result<D::Arrived, MigrateError> {
+    ) -> Result<(Sequence, MigrationReport), MigrateError> {
         loop {
-            let mut refused = match self.migrate_by(sequence, target, Some(deadline)).await {
+            let mut refused = match self.migrate_by(sequence, to, Some(deadline)).await {
                 Err(error) if matches!(error.error, TransferError::BeingWritten { .. }) => error,
                 outcome => return outcome,
             };
@@ -243,26 +221,26 @@ impl Pool {
     /// # Panics
     ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn replicate_until<D: Destination>(
+    pub async fn replicate_until(
         &self,
         sequence: &Sequence,
-        target: D,
+        to: &Self,
         deadline: Instant,
-    ) -> Result<D::Arrived, TransferError> {
-        self.replicate_settled(sequence, target, Some(deadline), |counts| &mut counts.replicated).await
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
+        self.replicate_settled(sequence, to, Some(deadline), |counts| &mut counts.replicated).await
     }
 
     /// Waits only if the copy is refused because of a batch in flight, so that other refusals come
     /// at once.
-    pub(super) async fn replicate_settled<D: Destination>(
+    pub(super) async fn replicate_settled(
         &self,
         sequence: &Sequence,
-        target: D,
+        to: &Self,
         deadline: Option<Instant>,
         kind: Kind,
-    ) -> Result<D::Arrived, TransferError> {
+    ) -> Result<(Sequence, MigrationReport), TransferError> {
         loop {
-            let refused = match self.replicate_as(sequence, target, kind).await {
+            let refused = match self.replicate_as(sequence, to, kind).await {
                 Err(error @ TransferError::BeingWritten { .. }) => error,
                 outcome => return outcome,
             };
@@ -317,23 +295,17 @@ impl Pool {
     /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::OtherHashing`],
     /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
     /// [`TransferError::Storage`].
-    ///
-    /// To a [node](super::Target::node): also [`TransferError::UnknownNode`],
-    /// [`TransferError::Transport`], [`TransferError::Node`].
-    pub async fn offload<D: Destination>(
+    pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
+        let route = Route::between_caches(self.party(), to.party());
+        self.offloading(migrate::offload(route, blocks_max)).await
+    }
+
+    /// Traces and counts an offload.
+    pub(super) async fn offloading(
         &self,
-        to: D,
-        blocks_max: usize,
+        offload: impl Future<Output = Result<OffloadReport, TransferError>>,
     ) -> Result<OffloadReport, TransferError> {
-        let offloaded = async {
-            match to.place() {
-                Place::Pool(to) => {
-                    migrate::offload(Route::between_caches(self.party(), to.party()), blocks_max).await
-                }
-                Place::Node(name) => self.offload_to_node(name, blocks_max).await,
-            }
-        };
-        let offloaded = traced!("kvpool.offload", offloaded).await;
+        let offloaded = traced!("kvpool.offload", offload).await;
         let outcome = offloaded.as_ref().map(|report| (&report.carried, report.stale_blocks));
         self.0.migrations().ended(outcome, |counts| &mut counts.offloads);
         offloaded
@@ -353,20 +325,21 @@ impl Pool {
     ///
     /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty, or the
     /// range of an extra key is, or is not within the tokens; nothing is copied.
-    pub async fn bring_back<D: Destination>(
+    pub async fn bring_back(
         &self,
-        from: D,
+        from: &Self,
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        let came = async {
-            match from.place() {
-                Place::Pool(from) => {
-                    migrate::bring_back(Route::between_caches(from.party(), self.party()), keys, tokens).await
-                }
-                Place::Node(name) => self.bring_back_from_node(name, keys, tokens).await,
-            }
-        };
+        let route = Route::between_caches(from.party(), self.party());
+        self.bringing_back(migrate::bring_back(route, keys, tokens)).await
+    }
+
+    /// Traces and counts a return of cached blocks.
+    pub(super) async fn bringing_back(
+        &self,
+        came: impl Future<Output = Result<BringBackReport, TransferError>>,
+    ) -> Result<BringBackReport, TransferError> {
         let came = traced!("kvpool.bring_back", came).await;
         let outcome = came.as_ref().map(|report| (&report.carried, report.stale_blocks));
         self.0.migrations().ended(outcome, |counts| &mut counts.brought_back);

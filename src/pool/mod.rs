@@ -9,7 +9,6 @@ mod admission;
 mod allocate;
 mod builder;
 mod compaction;
-mod destination;
 mod frame_pool;
 mod handle;
 mod lease;
@@ -41,7 +40,6 @@ pub use crate::migrate::{
     BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,
 };
 pub use builder::{BuildError, PoolBuilder};
-pub use destination::{Destination, NodeTarget, Target};
 pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
     FrameShrink, MovedFrames,

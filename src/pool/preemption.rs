@@ -7,7 +7,7 @@ use crate::ids::{PoolTag, SequenceId};
 use crate::migrate::{Kind, MigrateError, MigrationReport};
 use crate::sequence::Sequence;
 
-use super::{Pool, Target};
+use super::Pool;
 
 /// Way in which a sequence is preempted.
 #[derive(Clone, Copy, Debug)]
@@ -132,7 +132,7 @@ impl Pool {
             Preempt::Recompute => None,
             Preempt::Swap(to) => {
                 let kind: Kind = |counts| &mut counts.swapped_out;
-                match self.replicate_settled(&sequence, Target::Device(to), deadline, kind).await {
+                match self.replicate_settled(&sequence, to, deadline, kind).await {
                     Ok((mut sequence, report)) => {
                         sequence.swapped_from = Some(self.tag());
                         Some(Swapped { sequence, pool: to.tag(), report })

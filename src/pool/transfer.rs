@@ -115,7 +115,7 @@ impl Pool {
         export.is_of(&self.0.sequences)
     }
 
-    /// Sets the nodes that the pool can [reach](super::Target::node).
+    /// Sets the nodes that the pool can [reach](Self::migrate_to_node).
     ///
     /// The pool keeps a weak reference: the nodes are unknown again once they are dropped, and the
     /// pool takes others only then.
@@ -132,7 +132,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns a node that the pool can [reach](super::Target::node), for transfers of exports and
+    /// Returns a node that the pool can [reach](Self::migrate_to_node), for transfers of exports and
     /// hashes.
     ///
     /// # Errors
@@ -144,77 +144,119 @@ impl Pool {
         remote.ok_or_else(|| TransferError::UnknownNode { name: name.into() })
     }
 
-    pub(super) async fn migrate_to_node(
+    /// Moves a sequence to a node that the pool [knows](Self::set_remotes), by its name.
+    ///
+    /// It continues there, and is closed here. Never waits for room, nor for the batches that write
+    /// the sequence. A dropped future closes the sequence, whether or not the transfer completes.
+    ///
+    /// # Errors
+    ///
+    /// As for [`migrate`](Self::migrate), and [`TransferError::UnknownNode`],
+    /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if this
+    /// node ended before the other one said whether it has the sequence, which must then not go on
+    /// here.
+    pub async fn migrate_to_node(
         &self,
         sequence: Sequence,
-        name: &str,
+        node: &str,
     ) -> Result<MigrationReport, MigrateError> {
-        let remote = match self.remote(name) {
-            Ok(remote) => remote,
-            Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
-        };
-        let tokens = sequence.len();
-        match remote.send(self.export(sequence)?).await {
-            Ok(sent) => {
-                let (shared_blocks, carried) = (sent.shared_blocks, sent.carried);
-                Ok(MigrationReport { tokens, shared_blocks, carried })
-            }
-            Err(failed) => {
+        let moved = async {
+            let remote = match self.remote(node) {
+                Ok(remote) => remote,
+                Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
+            };
+            let tokens = sequence.len();
+            let sent = remote.send(self.export(sequence)?).await.map_err(|failed| {
                 let sequence = failed.export.cancel();
                 let sequence = sequence.unwrap_or_else(|| unreachable!("the export owned it"));
-                Err(MigrateError { error: failed.error, sequence: Box::new(sequence) })
-            }
-        }
+                MigrateError { error: failed.error, sequence: Box::new(sequence) }
+            })?;
+            Ok(sent.report(tokens))
+        };
+        let moved = traced!("kvpool.migrate", moved).await;
+        let outcome = moved.as_ref().map(|report| (&report.carried, 0)).map_err(|failed| &failed.error);
+        self.0.migrations().ended(outcome, |counts| &mut counts.migrated);
+        moved
     }
 
-    pub(super) async fn replicate_to_node(
+    /// Copies a sequence to a node, and leaves the original open here.
+    ///
+    /// # Errors
+    ///
+    /// As for [`migrate_to_node`](Self::migrate_to_node); nothing changes here.
+    pub async fn replicate_to_node(
         &self,
         sequence: &Sequence,
-        name: &str,
+        node: &str,
     ) -> Result<MigrationReport, TransferError> {
-        let remote = self.remote(name)?;
-        let sent = remote.send(self.export_copy(sequence)?).await.map_err(|failed| failed.error)?;
-        let (shared_blocks, carried) = (sent.shared_blocks, sent.carried);
-        Ok(MigrationReport { tokens: sequence.len(), shared_blocks, carried })
+        let copied = async {
+            let remote = self.remote(node)?;
+            let sent = remote.send(self.export_copy(sequence)?).await.map_err(|failed| failed.error)?;
+            Ok(sent.report(sequence.len()))
+        };
+        let copied = traced!("kvpool.replicate", copied).await;
+        let outcome = copied.as_ref().map(|report| (&report.carried, 0));
+        self.0.migrations().ended(outcome, |counts| &mut counts.replicated);
+        copied
     }
 
-    pub(super) async fn offload_to_node(
+    /// Moves up to `blocks_max` evictable blocks to a node's prefix cache, as
+    /// [`offload`](Self::offload) does to a pool's.
+    ///
+    /// # Errors
+    ///
+    /// As for [`offload`](Self::offload), and [`TransferError::UnknownNode`],
+    /// [`TransferError::Transport`], [`TransferError::Node`]; the blocks stay where they were.
+    pub async fn offload_to_node(
         &self,
-        name: &str,
+        node: &str,
         blocks_max: usize,
     ) -> Result<OffloadReport, TransferError> {
-        let remote = self.remote(name)?;
-        let sent = remote.send(self.export_cached(blocks_max)?).await.map_err(|failed| failed.error)?;
-        Ok(OffloadReport {
-            present_blocks: sent.shared_blocks,
-            evicted_blocks: sent.finished.evicted_blocks,
-            leaving_blocks: sent.finished.leaving_blocks,
-            warm_blocks: sent.finished.warm_blocks,
-            stale_blocks: 0,
-            carried: sent.carried,
-        })
+        let offload = async {
+            let remote = self.remote(node)?;
+            let sent = remote.send(self.export_cached(blocks_max)?).await.map_err(|failed| failed.error)?;
+            Ok(OffloadReport {
+                present_blocks: sent.shared_blocks,
+                evicted_blocks: sent.finished.evicted_blocks,
+                leaving_blocks: sent.finished.leaving_blocks,
+                warm_blocks: sent.finished.warm_blocks,
+                stale_blocks: 0,
+                carried: sent.carried,
+            })
+        };
+        self.offloading(offload).await
     }
 
-    pub(super) async fn bring_back_from_node(
+    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, as
+    /// [`bring_back`](Self::bring_back) does from a pool's.
+    ///
+    /// # Errors
+    ///
+    /// As for [`offload_to_node`](Self::offload_to_node), and [`TransferError::Prefix`] if the keys
+    /// are invalid; nothing is copied.
+    pub async fn bring_back_from_node(
         &self,
-        name: &str,
+        node: &str,
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        let remote = self.remote(name)?;
-        let no_cache = TransferError::NoCache { pool: self.tag() };
-        let cache = self.prefix_cache().ok_or(no_cache)?;
-        let hashes = cache.hasher().hashes(keys, tokens)?;
-        // Kept until the rest has come.
-        let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
-        cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
-        let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());
-        let _kept = self.end().map(|end| end.keep(here));
-        let carried = match missing.len() {
-            0 => Carried::default(),
-            _ => remote.fetch(first as u32, missing).await?,
+        let came = async {
+            let remote = self.remote(node)?;
+            let no_cache = TransferError::NoCache { pool: self.tag() };
+            let cache = self.prefix_cache().ok_or(no_cache)?;
+            let hashes = cache.hasher().hashes(keys, tokens)?;
+            // Kept until the rest has come.
+            let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
+            cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
+            let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());
+            let _kept = self.end().map(|end| end.keep(here));
+            let carried = match missing.len() {
+                0 => Carried::default(),
+                _ => remote.fetch(first as u32, missing).await?,
+            };
+            let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
+            Ok(BringBackReport { cached_blocks, stale_blocks: 0, carried })
         };
-        let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
-        Ok(BringBackReport { cached_blocks, stale_blocks: 0, carried })
+        self.bringing_back(came).await
     }
 }

@@ -2,9 +2,9 @@
 
 use crate::error::StorageError;
 
-use super::adopted::AdoptedPlane;
+use super::adopted::{self, AdoptedPlane};
 use super::layout::{KvLayout, KvPlanes, Scales};
-use super::plane::PlaneKind;
+use super::plane::{Plane, PlaneKind};
 
 /// One contiguous tensor of an engine's own memory, on the host or a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,11 +22,10 @@ impl AdoptedTensor {
     }
 }
 
-/// An engine's tensors, one per layer in each list.
+/// An engine's tensors.
 ///
-/// All of them are contiguous and row-major, without gaps between frames. Layouts with dynamic
-/// scales, block-first tensors over all layers, and tensors with gaps are given as
-/// [planes](AdoptedPlane) instead.
+/// Except for [planes](Self::Planes), there is one per layer in each list, contiguous and
+/// row-major, without gaps between frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AdoptedTensors<'a> {
@@ -44,16 +43,29 @@ pub enum AdoptedTensors<'a> {
     FramesFirst(&'a [AdoptedTensor]),
     /// `[frames, block_tokens, latent]`: the latent vectors.
     Latent(&'a [AdoptedTensor]),
+    /// Planes in the order of [`KvLayout::planes`]: for layouts with dynamic scales, block-first
+    /// tensors over all layers, and tensors with gaps.
+    Planes(&'a [AdoptedPlane]),
 }
 
 impl AdoptedTensors<'_> {
-    /// Returns the planes of a layout in these tensors, for `frames` frames.
+    /// Checks the planes of a layout in these tensors, for `frames` frames, and returns them with
+    /// the tile sizes of the layout.
     ///
     /// # Errors
     /// [`StorageError::TensorForm`] if tensors of this form cannot hold the layout,
     /// [`StorageError::TensorCount`] if there is not one per layer, [`StorageError::TensorLength`]
-    /// for one of the wrong size, [`StorageError::Layout`] if no address space has room.
-    pub fn planes(&self, layout: &KvLayout, frames: usize) -> Result<Vec<AdoptedPlane>, StorageError> {
+    /// for one of the wrong size, [`StorageError::Layout`] if no address space has room; and an
+    /// error that names an impossible plane.
+    pub(crate) fn checked(
+        &self,
+        layout: &KvLayout,
+        frames: usize,
+    ) -> Result<Vec<(*mut u8, Plane)>, StorageError> {
+        adopted::planes(layout, &self.planes(layout, frames)?, frames)
+    }
+
+    fn planes(&self, layout: &KvLayout, frames: usize) -> Result<Vec<AdoptedPlane>, StorageError> {
         // The table also shows that no size below overflows.
         layout.planes(frames)?;
         self.check_form(layout)?;
@@ -84,6 +96,7 @@ impl AdoptedTensors<'_> {
                 check("k", latent, half)?;
                 Ok(latent.iter().map(|latent| plane(latent, 0, tile)).collect())
             }
+            Self::Planes(planes) => Ok(planes.to_vec()),
         }
     }
 
@@ -94,6 +107,7 @@ impl AdoptedTensors<'_> {
             Self::KvFirst(_) => ("[2, frames, ...]", parts == KvPlanes::Separate),
             Self::FramesFirst(_) => ("[frames, 2, ...]", parts != KvPlanes::Latent),
             Self::Latent(_) => ("latent", parts == KvPlanes::Latent),
+            Self::Planes(_) => return Ok(()),
         };
         if *layout.scales() == Scales::PerTokenHead {
             return Err(StorageError::TensorForm {

@@ -11,7 +11,7 @@ use crate::error::{GrowError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering};
 
-use super::adopted::{self, AdoptedPlane};
+use super::adopted::AdoptedPlane;
 use super::adopted_tensors::AdoptedTensors;
 use super::elements::{Elements, ElementsMut};
 use super::host_tile::HostTile;
@@ -30,7 +30,7 @@ use super::{FrameMove, Storage, check};
 ///
 /// [`new`](Self::new) reserves address space for the maximum number of frames. Physical memory is
 /// taken when bytes are first written, so that unused layers and frames cost none.
-/// [`adopt`](Self::adopt) uses memory that an engine has allocated.
+/// [`adopt_tensors`](Self::adopt_tensors) uses memory that an engine has allocated.
 pub struct HostStorage {
     layout: KvLayout,
     tiles: Tiles,
@@ -75,42 +75,11 @@ impl HostStorage {
         Ok(Self { layout, tiles, spans, frames, frames_max, memory, page_locks })
     }
 
-    /// Uses an engine's own memory, with its contents, as `frames` frames.
+    /// Uses an engine's own tensors, with their contents, as `frames` frames.
     ///
     /// The storage cannot grow beyond that, and [`shrink`](Storage::shrink) only reduces the number
     /// of frames. `owner` is kept until the storage, and any [planes](Storage::planes) of it, are
     /// dropped: the tensors, a reference to them, or `()` if the memory is kept alive otherwise.
-    ///
-    /// # Errors
-    /// A [`StorageError`] that names the plane: too few or too many planes, a plane that is null,
-    /// misaligned, has a stride below the tile size, extends beyond the address space, or overlaps
-    /// another. Planes may interleave if their strides are equal.
-    ///
-    /// # Safety
-    /// For each plane, the `(frames - 1) * frame_stride + tile_bytes` bytes from its base must lie
-    /// in one allocation and be readable, writable and initialised. Pointers to planes that
-    /// interleave must be derived from one pointer that covers all of them. Both must hold while
-    /// this storage or an owner of its [planes](Storage::planes) lives, and all other accesses to
-    /// the tiles must obey [the frame rule](Storage#the-frame-rule).
-    pub unsafe fn adopt(
-        layout: KvLayout,
-        planes: &[AdoptedPlane],
-        frames: usize,
-        owner: impl Send + Sync + 'static,
-    ) -> Result<Self, StorageError> {
-        check_count(frames, frames)?;
-        let tiles = Tiles::new(adopted::planes(&layout, planes, frames)?.into_iter(), frames);
-        let spans = merged(tiles.spans(frames).collect());
-        let memory = Arc::new(Memory::Adopted { _owner: Box::new(owner) });
-        let (page_locks, frames_max) = (PageLocks::default(), frames);
-        let frames = AtomicUsize::new(frames);
-        Ok(Self { layout, tiles, spans, frames, frames_max, memory, page_locks })
-    }
-
-    /// Uses an engine's contiguous tensors, one or two per layer, as `frames` frames.
-    ///
-    /// Does the same as [`adopt`](Self::adopt), and computes the planes from the tensors' addresses
-    /// and checks their lengths:
     ///
     /// ```
     /// use kvpool::storage::{AdoptedTensor, AdoptedTensors, Dtype, HostStorage, KvLayout};
@@ -127,12 +96,16 @@ impl HostStorage {
     ///
     /// # Errors
     /// [`StorageError::TensorForm`], [`StorageError::TensorCount`], [`StorageError::TensorLength`];
-    /// and as for [`adopt`](Self::adopt).
+    /// or an error that names the plane: too few or too many planes, a plane that is null,
+    /// misaligned, has a stride below the tile size, extends beyond the address space, or overlaps
+    /// another. Planes may interleave if their strides are equal.
     ///
     /// # Safety
-    /// Each tensor's bytes must be in one allocation, and be readable, writable and initialised
-    /// while this storage or an owner of its [planes](Storage::planes) lives. All other accesses to
-    /// them must obey [the frame rule](Storage#the-frame-rule).
+    /// Each tensor's bytes, and of each plane the `(frames - 1) * frame_stride + tile_bytes` bytes
+    /// from its base, must lie in one allocation and be readable, writable and initialised. Pointers
+    /// to planes that interleave must be derived from one pointer that covers all of them. Both must
+    /// hold while this storage or an owner of its [planes](Storage::planes) lives, and all other
+    /// accesses to the bytes must obey [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt_tensors(
         layout: KvLayout,
         tensors: AdoptedTensors<'_>,
@@ -140,9 +113,12 @@ impl HostStorage {
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, StorageError> {
         check_count(frames, frames)?;
-        let planes = tensors.planes(&layout, frames)?;
-        // SAFETY: the caller's promise, for planes within the tensors, whose lengths were checked.
-        unsafe { Self::adopt(layout, &planes, frames, owner) }
+        let tiles = Tiles::new(tensors.checked(&layout, frames)?.into_iter(), frames);
+        let spans = merged(tiles.spans(frames).collect());
+        let memory = Arc::new(Memory::Adopted { _owner: Box::new(owner) });
+        let (page_locks, frames_max) = (PageLocks::default(), frames);
+        let frames = AtomicUsize::new(frames);
+        Ok(Self { layout, tiles, spans, frames, frames_max, memory, page_locks })
     }
 
     /// Returns the lock of the pages of all usable frames, and makes it if necessary; `None` if there

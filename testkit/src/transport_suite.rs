@@ -1,12 +1,5 @@
 //! Conformance suite of transports: bytes arrive bit for bit, only where they were granted, and a
 //! hold is dropped exactly when the transfer is over.
-//!
-//! ```
-//! use std::sync::Arc;
-//! use kvpool::Process;
-//!
-//! kvpool_testkit::transport_suite::all(&|| Arc::new(Process::new()));
-//! ```
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};

@@ -2,7 +2,7 @@
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{Arrangement, KvPlanes};
-use kvpool::{Pool, Preempt, Sequence, SequenceId, Target};
+use kvpool::{Pool, Preempt, Sequence, SequenceId};
 
 use super::kv::{admit, check, is_idle, pool, prompt, sized, store};
 
@@ -27,7 +27,7 @@ fn three(block_tokens: usize) -> [Pool; 3] {
 }
 
 async fn go(from: &Pool, to: &Pool, sequence: Sequence) -> Sequence {
-    from.migrate(sequence, Target::Device(to)).await.unwrap().0
+    from.migrate(sequence, to).await.unwrap().0
 }
 
 /// Appends further tokens, and stores them.
@@ -182,7 +182,7 @@ async fn a_new_sequence_shares_no_old_blocks() {
         assert!(hits(&b, &tokens) > 0);
         a.clear_prefix_cache();
         let sequence = admit(&a, 8, &tokens).unwrap();
-        let (sequence, report) = a.migrate(sequence, Target::Device(&b)).await.unwrap();
+        let (sequence, report) = a.migrate(sequence, &b).await.unwrap();
         assert_eq!(report.shared_blocks, 0, "blocks of {block_tokens}");
         drop(go(&b, &a, sequence).await);
         assert_eq!(hits(&a, &tokens), 49 / block_tokens * block_tokens, "blocks of {block_tokens}");

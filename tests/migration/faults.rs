@@ -11,7 +11,7 @@ use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::{
     AllocError, AllocRequest, DeviceId, HandleError, Pool, Run, SequenceError, SequenceId, StorageError,
-    Target, TransferError,
+    TransferError,
 };
 
 use super::kv::{admit, builder, cached, check, config, is_idle, other, plain, pool, prompt, store};
@@ -110,7 +110,7 @@ fn a_panic_whose_payload_panics_is_an_error() {
     let fault = once(|| std::panic::panic_any(Payload));
     let (from, to) = (pool(plain(), 50), faulty(50, fault));
     let sequence = admit(&from, 7, &prompt(1, 42)).unwrap();
-    let mut migration = pin!(from.migrate(sequence, Target::Device(&to)));
+    let mut migration = pin!(from.migrate(sequence, &to));
     let outcome = migration.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(Err(failed)) = outcome else { panic!("it neither waits nor succeeds") };
     assert_eq!(failed.error, TransferError::Dropped);
@@ -128,7 +128,7 @@ async fn a_sequence_comes_back_with_the_error() {
     for (fault, want) in faults {
         let (from, to) = (pool(plain(), 50), faulty(50, once(fault)));
         let sequence = admit(&from, 7, &tokens).unwrap();
-        let failed = from.migrate(sequence, Target::Device(&to)).await.unwrap_err();
+        let failed = from.migrate(sequence, &to).await.unwrap_err();
         assert_eq!(failed.error, want);
         until_idle(&to);
         let mut sequence = *failed.sequence;
@@ -142,7 +142,7 @@ async fn a_sequence_comes_back_with_the_error() {
         assert!(appended.copied.is_none() && sequence.blocks().eq(blocks), "{appended:?}");
         let tokens = [&tokens[..], &[5]].concat();
         check(&from, &sequence, &tokens);
-        let (sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+        let (sequence, _) = from.migrate(sequence, &to).await.unwrap();
         check(&to, &sequence, &tokens);
         drop(sequence);
         [from, to].iter().for_each(until_idle);
@@ -192,11 +192,11 @@ async fn a_device_that_is_lost_during_a_transfer() {
     let (from, to) = (pool(plain(), 50), faulty(50, move || Err(lost())));
     let tokens = prompt(1, 42);
     let sequence = admit(&from, 7, &tokens).unwrap();
-    let failed = from.migrate(sequence, Target::Device(&to)).await.unwrap_err();
+    let failed = from.migrate(sequence, &to).await.unwrap_err();
     assert_eq!(failed.error, TransferError::Storage(lost()));
     assert!(to.is_lost() && !from.is_lost());
     check(&from, &failed.sequence, &tokens);
-    let failed = from.migrate(*failed.sequence, Target::Device(&to)).await.unwrap_err();
+    let failed = from.migrate(*failed.sequence, &to).await.unwrap_err();
     assert!(matches!(failed.error, TransferError::Alloc(_)), "{failed}");
     drop(failed);
     until_idle(&from);
@@ -212,18 +212,18 @@ async fn blocks_cached_on_a_lost_device_do_not_count() {
         (pool(plain(), 50), faulty(50, move || if fails.load(SeqCst) { Err(lost()) } else { Ok(()) }));
     let tokens = prompt(1, 40);
     let sequence = admit(&here, 1, &tokens).unwrap();
-    drop(here.replicate(&sequence, Target::Device(&there)).await.unwrap());
+    drop(here.replicate(&sequence, &there).await.unwrap());
     drop(sequence);
     assert_eq!([cached(&here, &tokens[..39]), cached(&there, &tokens[..39])], [9, 9]);
     is_lost.store(true, SeqCst);
     let other = admit(&here, 2, &prompt(2, 5)).unwrap();
-    drop(here.migrate(other, Target::Device(&there)).await.unwrap_err());
+    drop(here.migrate(other, &there).await.unwrap_err());
     assert!(there.is_lost());
     let want = TransferError::Alloc(AllocError::DeviceLost { device: DEVICE });
     assert_eq!(here.offload(&there, 50).await.unwrap_err(), want);
     assert_eq!(cached(&here, &tokens), 9, "they stay");
     let sequence = admit(&here, 1, &tokens).unwrap();
-    assert_eq!(here.migrate(sequence, Target::Device(&there)).await.unwrap_err().error, want);
+    assert_eq!(here.migrate(sequence, &there).await.unwrap_err().error, want);
     until_idle(&here);
 }
 
@@ -250,12 +250,12 @@ async fn a_dropped_migration() {
         let mut kept = Some(admit(&from, 7, &tokens).unwrap());
         let mut context = Context::from_waker(Waker::noop());
         if keeps {
-            let mut replica = pin!(from.replicate(kept.as_ref().unwrap(), Target::Device(&to)));
+            let mut replica = pin!(from.replicate(kept.as_ref().unwrap(), &to));
             assert!(replica.as_mut().poll(&mut context).is_pending());
             is_there.recv_timeout(LIMIT).unwrap();
         } else {
             let sequence = kept.take().unwrap();
-            let mut migration = Box::pin(from.migrate(sequence, Target::Device(&to)));
+            let mut migration = Box::pin(from.migrate(sequence, &to));
             assert!(migration.as_mut().poll(&mut context).is_pending());
             is_there.recv_timeout(LIMIT).unwrap();
             drop(migration);
@@ -299,7 +299,7 @@ async fn frees_during_a_transfer() {
     let before = frames(&from);
     let transfer = tokio::spawn({
         let (from, to) = (from.clone(), to.clone());
-        async move { from.migrate(sequence, Target::Device(&to)).await }
+        async move { from.migrate(sequence, &to).await }
     });
     is_there.recv_timeout(LIMIT).unwrap();
     for pool in [&from, &to] {
@@ -333,7 +333,7 @@ async fn a_block_with_all_its_pins() {
     let transfer = tokio::spawn({
         let (from, to) = (from.clone(), to.clone());
         async move {
-            let replica = from.replicate(&sequence, Target::Device(&to)).await;
+            let replica = from.replicate(&sequence, &to).await;
             (replica, sequence)
         }
     });
@@ -353,8 +353,8 @@ async fn dropped_before_it_began() {
     let (from, to) = (pool(plain(), 50), faulty(50, || panic!("nothing must be copied")));
     let tokens = prompt(1, 42);
     let sequence = admit(&from, 7, &tokens).unwrap();
-    drop(from.replicate(&sequence, Target::Device(&to)));
-    drop(from.migrate(sequence, Target::Device(&to)));
+    drop(from.replicate(&sequence, &to));
+    drop(from.migrate(sequence, &to));
     drop(from.offload(&to, 5));
     drop(to.bring_back(&from, &PrefixKeys::new(), &tokens));
     [from, to].iter().for_each(is_idle);

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{Arrangement, Dtype, Elements, ElementsMut, KvPlanes};
-use kvpool::{Pool, Preempt, Sequence, SequenceError, SequenceId, Target};
+use kvpool::{Pool, Preempt, Sequence, SequenceError, SequenceId};
 use proptest::prelude::*;
 
 use super::kv::{is_idle, pool, prompt, sized};
@@ -179,7 +179,7 @@ impl World {
             Step::Migrate(which, further) => {
                 let Some(Open { side, sequence, tokens }) = self.pick(which) else { return };
                 let to = (side + further) % POOLS;
-                let there = Target::Device(&self.pools[to]);
+                let there = &self.pools[to];
                 let moved = self.pools[side].migrate_until(sequence, there, Instant::now()).await;
                 let (side, sequence) =
                     moved.map_or_else(|error| (side, *error.sequence), |(sequence, _)| (to, sequence));
@@ -200,7 +200,7 @@ impl World {
             }
             Step::Replicate(which, further) => {
                 let Some(open) = self.pick(which) else { return };
-                let there = Target::Device(&self.pools[(open.side + further) % POOLS]);
+                let there = &self.pools[(open.side + further) % POOLS];
                 drop(self.pools[open.side].replicate(&open.sequence, there).await);
                 self.put(open);
             }

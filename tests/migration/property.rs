@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use kvpool::prefix::PrefixKeys;
 use kvpool::storage::{Arrangement, KvPlanes};
-use kvpool::{Pool, Sequence, SequenceError, SequenceId, Target, TransferError};
+use kvpool::{Pool, Sequence, SequenceError, SequenceId, TransferError};
 use proptest::prelude::*;
 
 use super::kv::{cached, check, extend, is_idle, pool, prompt, sized, store};
@@ -134,7 +134,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             };
             let lengths = (sequence.len(), sequence.committed(), sequence.id());
             // Without a wait for room.
-            let (to, now) = (Target::Device(&pools[1 - side]), Instant::now());
+            let (to, now) = (&pools[1 - side], Instant::now());
             let outcome = pools[side].migrate_until(sequence, to, now).await;
             let (side, sequence) = match outcome {
                 Ok((sequence, report)) => {
@@ -153,7 +153,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             let Some(id) = model.pick(which) else { return };
             let open = &model.open[&id];
             // The id is open there from then on, and closed at once.
-            match pools[open.side].replicate(&open.sequence, Target::Device(&pools[1 - open.side])).await {
+            match pools[open.side].replicate(&open.sequence, &pools[1 - open.side]).await {
                 Ok((replica, _)) => check(&pools[1 - open.side], &replica, &open.tokens),
                 Err(error) => assert!(is_full(&error), "{error}"),
             }

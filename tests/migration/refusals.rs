@@ -5,7 +5,7 @@ use std::time::Instant;
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{
-    AllocError, AllocRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, StorageError, Target,
+    AllocError, AllocRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, StorageError,
     TransferError,
 };
 
@@ -14,7 +14,7 @@ use super::kv::{admit, builder, check, config, extend, is_idle, plain, pool, poo
 /// Checks that a sequence is refused, and unchanged.
 async fn refused(from: &Pool, sequence: Sequence, to: &Pool, tokens: &[u32]) -> (TransferError, Sequence) {
     let before = [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count()));
-    let error = from.migrate_until(sequence, Target::Device(to), Instant::now()).await.unwrap_err();
+    let error = from.migrate_until(sequence, to, Instant::now()).await.unwrap_err();
     assert_eq!(before, [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count())), "{error}");
     assert!(error.to_string().contains(&error.sequence.id().to_string()), "{error}");
     let sequence = *error.sequence;
@@ -46,7 +46,7 @@ async fn a_foreign_sequence() {
     let owner = pool(plain(), 20);
     let tokens = prompt(1, 21);
     let sequence = admit(&owner, 7, &tokens).unwrap();
-    let error = from.migrate(sequence, Target::Device(&to)).await.unwrap_err();
+    let error = from.migrate(sequence, &to).await.unwrap_err();
     assert_eq!(error.error, TransferError::ForeignSequence { id: SequenceId(7), pool: from.tag() });
     check(&owner, &error.sequence, &tokens);
     drop(error);
@@ -62,7 +62,7 @@ async fn an_id_that_is_open_there() {
     let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
     assert_eq!(error, TransferError::Sequence(SequenceError::AlreadyOpen { id: SequenceId(7) }));
     drop(open);
-    drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
+    drop(from.migrate(sequence, &to).await.unwrap());
     [from, to].iter().for_each(is_idle);
 }
 
@@ -80,7 +80,7 @@ async fn a_sequence_that_is_being_written() {
     assert_eq!(error, TransferError::BeingWritten { id: SequenceId(7), batch: ticket });
     batch.finish();
     let later = from.begin_batch();
-    drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
+    drop(from.migrate(sequence, &to).await.unwrap());
     drop((older, later));
     [from, to].iter().for_each(is_idle);
 }
@@ -99,7 +99,7 @@ async fn a_sequence_that_two_batches_wrote_in_turn() {
     let (error, sequence) = refused(&from, sequence, &to, &tokens).await;
     assert_eq!(error, TransferError::BeingWritten { id: SequenceId(7), batch: ticket });
     newer.finish();
-    drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
+    drop(from.migrate(sequence, &to).await.unwrap());
     [from, to].iter().for_each(is_idle);
 }
 
@@ -110,7 +110,7 @@ async fn another_form() {
     let sequence = admit(&from, 7, &tokens).unwrap();
     let to =
         Pool::builder(KvLayout::named("tiny").unwrap()).blocks(20).prefix_cache(config()).build().unwrap();
-    let error = from.migrate(sequence, Target::Device(&to)).await.unwrap_err();
+    let error = from.migrate(sequence, &to).await.unwrap_err();
     let TransferError::Storage(StorageError::OtherForm { from: ours, to: theirs }) = &error.error else {
         panic!("{error}")
     };
@@ -128,7 +128,7 @@ async fn no_bytes_on_either_side() {
     let none = builder(plain(), 20).prefix_cache(config()).without_storage().build().unwrap();
     for (from, to) in [(&bytes, &none), (&none, &bytes)] {
         let sequence = from.sequence(SequenceId(7)).open().unwrap();
-        let error = from.migrate(sequence, Target::Device(to)).await.unwrap_err();
+        let error = from.migrate(sequence, to).await.unwrap_err();
         assert_eq!(error.error, TransferError::NoStorage { pool: none.tag() });
         assert_eq!(from.offload(to, 3).await.unwrap_err(), TransferError::NoStorage { pool: none.tag() });
     }
@@ -144,7 +144,7 @@ async fn no_room_in_the_target() {
     let want =
         AllocError::Deadline { asked: 6, free: 5, retired: 0, oldest_batch: None, head: None, turn: None };
     assert_eq!(error, TransferError::Alloc(want));
-    let error = from.replicate(&sequence, Target::Device(&to)).await.unwrap_err();
+    let error = from.replicate(&sequence, &to).await.unwrap_err();
     let want = AllocError::Exhausted {
         asked: 6,
         free: 5,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
 use kvpool::storage::{Arrangement, KvPlanes};
-use kvpool::{Pool, Priority, SequenceId, Target, Tokens};
+use kvpool::{Pool, Priority, SequenceId, Tokens};
 
 use super::kv::{
     BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,
@@ -24,7 +24,7 @@ async fn bytes_arrive_in_every_arrangement() {
         for to in all() {
             let (from, to) = (pool(from.clone(), 100), pool(to, 100));
             let sequence = admit(&from, 7, &tokens).unwrap();
-            let (sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+            let (sequence, report) = from.migrate(sequence, &to).await.unwrap();
             assert_eq!((sequence.id(), sequence.len(), sequence.committed()), (SequenceId(7), 42, 42));
             assert_eq!((report.tokens, report.shared_blocks, report.carried.blocks), (42, 0, 11));
             assert_eq!(report.carried.bytes, 11 * from.layout().packed_bytes() as u64);
@@ -41,7 +41,7 @@ async fn bytes_arrive_in_every_arrangement() {
 async fn consecutive_frames_go_in_one_run() {
     let (from, to) = pools(100);
     let sequence = admit(&from, 7, &prompt(1, 80)).unwrap();
-    let (_, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    let (_, report) = from.migrate(sequence, &to).await.unwrap();
     assert!(report.carried.runs <= 3, "{report:?}");
 }
 
@@ -50,7 +50,7 @@ async fn it_continues_in_the_target() {
     let (from, to) = pools(100);
     let tokens = prompt(1, 80);
     let sequence = admit(&from, 7, &tokens[..42]).unwrap();
-    let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    let (mut sequence, _) = from.migrate(sequence, &to).await.unwrap();
     assert_eq!((sequence.announced(), to.sequence_count(), from.sequence_count()), (42, 1, 0));
     let mut batch = to.begin_batch();
     batch.append(&mut sequence, &tokens[42..79]).unwrap();
@@ -76,13 +76,13 @@ async fn blocks_of_a_panicked_batch_are_found_nowhere() {
     }));
     assert!(panicked.is_err());
     assert_eq!(cached(&from, &tokens), 4);
-    let (replica, _) = from.replicate(&sequence, Target::Device(&to)).await.unwrap();
+    let (replica, _) = from.replicate(&sequence, &to).await.unwrap();
     assert_eq!((replica.len(), replica.announced(), cached(&to, &tokens)), (17, 17, 4));
     check(&to, &replica, &tokens);
     assert_eq!(sequence.len(), 17, "what the batch appended was withdrawn");
     let (moved, _) = {
         drop(replica);
-        from.migrate(sequence, Target::Device(&to)).await.unwrap()
+        from.migrate(sequence, &to).await.unwrap()
     };
     assert_eq!(cached(&to, &tokens), 4);
     drop(moved);
@@ -102,7 +102,7 @@ async fn drafts_and_announced_tokens_go_too() {
     let drafted = batch.append(&mut sequence, Tokens::Draft(7)).unwrap().tokens;
     store(&mut batch, &mut sequence, drafted.start, &tokens[drafted]);
     batch.finish();
-    let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    let (mut sequence, _) = from.migrate(sequence, &to).await.unwrap();
     assert_eq!((sequence.len(), sequence.committed(), sequence.announced()), (37, 30, 40));
     assert_eq!(sequence.priority(), Priority::High);
     check(&to, &sequence, &tokens);
@@ -126,7 +126,7 @@ async fn blocks_cached_in_the_target_are_shared() {
     drop(admit(&to, 1, &tokens[..22]).unwrap());
     let used = to.stats().evictable;
     let sequence = admit(&from, 7, &tokens).unwrap();
-    let (sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    let (sequence, report) = from.migrate(sequence, &to).await.unwrap();
     assert_eq!((used, report.shared_blocks, report.carried.blocks), (5, 5, 6));
     check(&to, &sequence, &tokens);
     assert_eq!(to.audit().unwrap().owned, 11);
@@ -140,7 +140,7 @@ async fn a_replica_is_independent() {
     let (from, to) = pools(100);
     let (tokens, other) = (prompt(1, 60), [&prompt(1, 42)[..], &prompt(2, 18)].concat());
     let mut here = admit(&from, 7, &tokens[..42]).unwrap();
-    let (mut there, _) = from.replicate(&here, Target::Device(&to)).await.unwrap();
+    let (mut there, _) = from.replicate(&here, &to).await.unwrap();
     for (pool, sequence, tokens) in [(&from, &mut here, &tokens), (&to, &mut there, &other)] {
         let mut batch = pool.begin_batch();
         batch.append(sequence, &tokens[42..]).unwrap();
@@ -160,8 +160,8 @@ async fn forks_stay() {
     let tokens = prompt(1, 42);
     let sequence = admit(&from, 7, &tokens).unwrap();
     let fork = sequence.fork(SequenceId(8)).unwrap();
-    let (went, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
-    let (forked, report) = from.migrate(fork, Target::Device(&to)).await.unwrap();
+    let (went, _) = from.migrate(sequence, &to).await.unwrap();
+    let (forked, report) = from.migrate(fork, &to).await.unwrap();
     assert_eq!(report.shared_blocks, 10, "the other sequence brought them");
     [&went, &forked].iter().for_each(|sequence| check(&to, sequence, &tokens));
     drop((went, forked));
@@ -188,7 +188,7 @@ async fn caches_that_do_not_agree() {
         if clears {
             from.clear_prefix_cache();
         }
-        let (mut sequence, _) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+        let (mut sequence, _) = from.migrate(sequence, &to).await.unwrap();
         check(&to, &sequence, &tokens);
         let mut batch = to.begin_batch();
         batch.append(&mut sequence, &tokens[..10]).unwrap();
@@ -213,7 +213,7 @@ async fn retention_uses_the_targets_clock() {
     let mut batch = from.begin_batch();
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     batch.finish();
-    drop(from.migrate(sequence, Target::Device(&to)).await.unwrap());
+    drop(from.migrate(sequence, &to).await.unwrap());
     let seen = seen.lock().unwrap();
     assert_eq!(*seen, [(CachePriority::High, Some(Millis(350))); 2]);
 }
@@ -247,7 +247,7 @@ impl Policy for Watcher {
 async fn an_empty_sequence_goes_too() {
     let (from, to) = pools(8);
     let sequence = from.sequence(SequenceId(7)).open().unwrap();
-    let (mut sequence, report) = from.migrate(sequence, Target::Device(&to)).await.unwrap();
+    let (mut sequence, report) = from.migrate(sequence, &to).await.unwrap();
     assert_eq!((sequence.len(), report.carried.blocks), (0, 0));
     let mut step = to.begin_batch();
     step.append(&mut sequence, 1).unwrap();
@@ -260,7 +260,7 @@ fn without_a_runtime() {
     let (from, to) = pools(100);
     let tokens = prompt(1, 42);
     let sequence = admit(&from, 7, &tokens).unwrap();
-    let mut migration = std::pin::pin!(from.migrate(sequence, Target::Device(&to)));
+    let mut migration = std::pin::pin!(from.migrate(sequence, &to));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let std::task::Poll::Ready(outcome) = migration.as_mut().poll(&mut context) else {
         panic!("there is nothing to wait for");

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use kvpool::compact::DefragOptions;
 use kvpool::prefix::PrefixKeys;
-use kvpool::{AllocRequest, Pool, Sequence, SequenceError, Target, TransferError};
+use kvpool::{AllocRequest, Pool, Sequence, SequenceError, TransferError};
 use kvpool_testkit::threads;
 
 use super::kv::{admit, check, is_idle, other, plain, pool, prompt, store};
@@ -112,7 +112,7 @@ impl Shared {
     ) -> Option<(usize, Sequence)> {
         // With a deadline: engines that wait for each other's blocks would wait for ever.
         let until = Instant::now() + Duration::from_millis(5);
-        let to = Target::Device(&self.pools[1 - side]);
+        let to = &self.pools[1 - side];
         let migration = self.pools[side].migrate_until(sequence, to, until);
         let outcome = if gives_up {
             let timeout = async { tokio::time::timeout(Duration::ZERO, migration).await };

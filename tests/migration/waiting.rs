@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::{
-    AdmitRequest, AllocError, AllocRequest, Pool, Preempt, Priority, SequenceError, SequenceId, Target,
-    TransferError,
+    AdmitRequest, AllocError, AllocRequest, Pool, Preempt, Priority, SequenceError, SequenceId, TransferError,
 };
 
 use super::kv::{admit, builder, check, config, is_idle, plain, pool, prompt};
@@ -42,7 +41,7 @@ async fn a_swapped_sequence_gets_in_beside_admissions() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let (before, began) = (admitted.load(Relaxed), Instant::now());
-    let back = host.migrate(swapped.sequence, Target::Device(&gpu)).await;
+    let back = host.migrate(swapped.sequence, &gpu).await;
     let passed = admitted.load(Relaxed) - before;
     stop.store(true, Relaxed);
     for task in tasks {
@@ -63,7 +62,7 @@ async fn a_deadline_returns_the_sequence() {
     let held = gpu.allocate(AllocRequest::new(13)).unwrap();
     for wait in [Duration::ZERO, Duration::from_millis(20)] {
         let (began, copy) = (Instant::now(), sequence.fork(SequenceId(8)).unwrap());
-        let failed = host.migrate_until(copy, Target::Device(&gpu), began + wait).await.unwrap_err();
+        let failed = host.migrate_until(copy, &gpu, began + wait).await.unwrap_err();
         assert!(began.elapsed() >= wait);
         let TransferError::Alloc(AllocError::Deadline { asked: 4, free: 3, head: None, .. }) = failed.error
         else {
@@ -100,7 +99,7 @@ fn a_dropped_future_leaves_the_line() {
     drop(admit(&gpu, 1, &prompt(1, 8)).unwrap());
     for polls in 0..4 {
         let sequence = admit(&host, 7, &prompt(1, 16)).unwrap();
-        let mut migration = Box::pin(host.migrate(sequence, Target::Device(&gpu)));
+        let mut migration = Box::pin(host.migrate(sequence, &gpu));
         for _ in 0..polls {
             assert!(poll(migration.as_mut()).is_none());
             assert_eq!((gpu.stats().waiting, gpu.stats().evictable, gpu.stats().used), (1, 2, 14));
@@ -119,12 +118,12 @@ fn a_dropped_future_leaves_the_line() {
 async fn a_sequence_that_is_larger_than_the_pool() {
     let (gpu, host) = (pool(plain(), 64), pool(plain(), 200));
     let big = admit(&host, 7, &prompt(1, 65 * 4)).unwrap();
-    let failed = host.migrate(big, Target::Device(&gpu)).await.unwrap_err();
+    let failed = host.migrate(big, &gpu).await.unwrap_err();
     assert_eq!(failed.error, TransferError::Alloc(AllocError::TooLarge { asked: 65, total: 64 }));
     drop(failed);
     let reserved = builder(plain(), 64).prefix_cache(config()).reserve(10).build().unwrap();
     let big = admit(&host, 7, &prompt(1, 55 * 4)).unwrap();
-    let failed = host.migrate(big, Target::Device(&reserved)).await.unwrap_err();
+    let failed = host.migrate(big, &reserved).await.unwrap_err();
     let want = AllocError::Reserved { asked: 55, total: 64, reserve: 10 };
     assert_eq!(failed.error, TransferError::Alloc(want));
     drop(failed);
@@ -146,7 +145,7 @@ async fn it_comes_before_admissions_of_its_priority() {
     let mut normal = Box::pin(gpu.admit_async(&requests[0]));
     assert!(poll(normal.as_mut()).is_none());
     let sequence = admit(&host, 1, &tokens[0]).unwrap();
-    let mut back = Box::pin(host.migrate(sequence, Target::Device(&gpu)));
+    let mut back = Box::pin(host.migrate(sequence, &gpu));
     assert!(poll(back.as_mut()).is_none());
     let mut high = Box::pin(gpu.admit_async(&requests[1]));
     assert!(poll(high.as_mut()).is_none());
@@ -155,7 +154,7 @@ async fn it_comes_before_admissions_of_its_priority() {
     let refused = gpu.admit(&AdmitRequest::new(SequenceId(4), &tokens[1][..1])).unwrap_err();
     assert!(matches!(refused, SequenceError::Alloc(AllocError::Behind { .. })), "{refused}");
     let other = admit(&host, 5, &prompt(5, 4)).unwrap();
-    let late = host.migrate_until(other, Target::Device(&gpu), Instant::now()).await.unwrap_err();
+    let late = host.migrate_until(other, &gpu, Instant::now()).await.unwrap_err();
     assert!(matches!(late.error, TransferError::Alloc(AllocError::Deadline { .. })), "{late}");
     assert!(poll(normal.as_mut()).is_none() && poll(back.as_mut()).is_none());
     let high = poll(high.as_mut()).expect("four blocks are free").unwrap();
@@ -177,7 +176,7 @@ async fn the_prefix_is_looked_up_in_each_turn() {
     let tokens = prompt(1, 33);
     let held = gpu.allocate_owned(AllocRequest::new(11)).unwrap().into_raw();
     let sequence = admit(&host, 1, &tokens).unwrap();
-    let mut back = Box::pin(host.migrate(sequence, Target::Device(&gpu)));
+    let mut back = Box::pin(host.migrate(sequence, &gpu));
     assert!(poll(back.as_mut()).is_none());
     // Three blocks that it needs are computed there meanwhile, and then two are free.
     drop(admit(&gpu, 2, &tokens[..12]).unwrap());
@@ -207,16 +206,16 @@ async fn swaps_are_counted() {
     let (went, blocks) = (counts(&gpu), counts(&gpu).blocks);
     assert_eq!((went.swapped_out, went.replicated, went.migrated, blocks), (1, 0, 0, 4));
     // Over a third pool, and back.
-    let failed = host.migrate(swapped.sequence, Target::Device(&small)).await.unwrap_err();
+    let failed = host.migrate(swapped.sequence, &small).await.unwrap_err();
     assert_eq!((counts(&host).refused, counts(&host).failed), (1, 0));
     let third = pool(plain(), 50);
-    let (sequence, _) = host.migrate(*failed.sequence, Target::Device(&third)).await.unwrap();
-    let (sequence, _) = third.migrate(sequence, Target::Device(&gpu)).await.unwrap();
+    let (sequence, _) = host.migrate(*failed.sequence, &third).await.unwrap();
+    let (sequence, _) = third.migrate(sequence, &gpu).await.unwrap();
     assert_eq!((counts(&host).migrated, counts(&host).swapped_in), (1, 0));
     assert_eq!((counts(&third).migrated, counts(&third).swapped_in), (0, 1));
     // It is at home: no swap any more.
-    let (sequence, _) = gpu.migrate(sequence, Target::Device(&host)).await.unwrap();
-    drop(host.migrate(sequence, Target::Device(&gpu)).await.unwrap());
+    let (sequence, _) = gpu.migrate(sequence, &host).await.unwrap();
+    drop(host.migrate(sequence, &gpu).await.unwrap());
     assert_eq!((counts(&host).migrated, counts(&host).swapped_in), (2, 0));
     [gpu, host, small, third].iter().for_each(is_idle);
 }

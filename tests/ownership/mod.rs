@@ -16,7 +16,7 @@ use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::KvLayout;
 use kvpool::{
     AllocRequest, Batch, BlockHandle, BlockId, BlockPin, DefragOptions, FrameId, Generation, HandleError,
-    Lease, Order, Pool, PoolHandle, Sequence, SequenceId, Target,
+    Lease, Order, Pool, PoolHandle, Sequence, SequenceId,
 };
 use kvpool_testkit::model::Pick;
 use proptest::collection::vec;

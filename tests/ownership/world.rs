@@ -409,7 +409,7 @@ impl World {
     fn migrate(&mut self, pick: Pick, stays: bool) {
         let Some(index) = pick.index(self.sequences.len()) else { return };
         let at = self.sequences[index].0;
-        let (from, to) = (&self.pools[at], Target::Device(&self.pools[1 - at]));
+        let (from, to) = (&self.pools[at], &self.pools[1 - at]);
         let arrived = if stays {
             now(from.replicate(&self.sequences[index].1, to)).ok().map(|(sequence, _)| (1 - at, sequence))
         } else {

@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use kvpool::{Preempt, SequenceError, SequenceId, Target, TransferError};
+use kvpool::{Preempt, SequenceError, SequenceId, TransferError};
 
 use super::kv::{admit, builder, cached, check, extend, is_idle, plain, pool, pools, prompt};
 use super::{far, near};
@@ -131,6 +131,6 @@ async fn dropped_while_waiting() {
     let sequence = admit(&pool, 7, &tokens).unwrap();
     drop(pool.preempt(sequence, Preempt::Swap(&host)));
     let sequence = admit(&pool, 7, &tokens).unwrap();
-    drop(pool.migrate(sequence, Target::Device(&host)).await.unwrap());
+    drop(pool.migrate(sequence, &host).await.unwrap());
     [pool, host].iter().for_each(is_idle);
 }

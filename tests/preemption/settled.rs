@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Context, Poll, Wake, Waker};
 
-use kvpool::{SequenceId, SettleError, Target, Ticket, TransferError};
+use kvpool::{SequenceId, SettleError, Ticket, TransferError};
 
 use super::kv::{admit, check, extend, is_idle, plain, pool, pools, prompt};
 use super::{far, near, past};
@@ -114,7 +114,7 @@ async fn the_pool_of_a_sequence() {
     let (here, there) = pools(20);
     let sequence = admit(&here, 7, &prompt(1, 9)).unwrap();
     assert_eq!(sequence.pool().unwrap().tag(), here.tag());
-    let (moved, _) = here.migrate(sequence, Target::Device(&there)).await.unwrap();
+    let (moved, _) = here.migrate(sequence, &there).await.unwrap();
     let pool = moved.pool().unwrap();
     assert!(pool.owns(&moved) && pool.tag() == there.tag());
     drop((there, pool));
@@ -156,14 +156,14 @@ async fn migrations_with_a_deadline() {
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     let want = TransferError::BeingWritten { id: SequenceId(7), batch: batch.ticket() };
     for deadline in [past(), near()] {
-        let error = from.replicate_until(&sequence, Target::Device(&to), deadline).await.unwrap_err();
+        let error = from.replicate_until(&sequence, &to, deadline).await.unwrap_err();
         assert_eq!(error, want);
-        let error = from.migrate_until(sequence, Target::Device(&to), deadline).await.unwrap_err();
+        let error = from.migrate_until(sequence, &to, deadline).await.unwrap_err();
         assert_eq!(error.error, want);
         sequence = *error.sequence;
         assert_eq!((sequence.len(), to.sequence_count()), (21, 0));
     }
-    let migration = from.migrate_until(sequence, Target::Device(&to), far());
+    let migration = from.migrate_until(sequence, &to, far());
     let (arrived, ()) = tokio::join!(migration, async { batch.finish() });
     check(&to, &arrived.unwrap().0, &tokens);
     older.finish();
@@ -180,12 +180,12 @@ async fn dropped_while_waiting() {
     let mut batch = from.begin_batch();
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     {
-        let mut waiting = pin!(from.replicate_until(&sequence, Target::Device(&to), far()));
+        let mut waiting = pin!(from.replicate_until(&sequence, &to, far()));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!(from.sequence_count(), 1);
     {
-        let mut waiting = pin!(from.migrate_until(sequence, Target::Device(&to), far()));
+        let mut waiting = pin!(from.migrate_until(sequence, &to, far()));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!((from.sequence_count(), to.sequence_count()), (0, 0));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use kvpool::{AllocRequest, LowestPriorityFirst, Pool, Preempt, Sequence, SequenceId, Target, TransferError};
+use kvpool::{AllocRequest, LowestPriorityFirst, Pool, Preempt, Sequence, SequenceId, TransferError};
 
 use super::far;
 use super::kv::{check, extend, is_idle, other, plain, pool, prompt};
@@ -98,7 +98,7 @@ async fn work(worker: u32, from: &Pool, host: &Pool, done: &Done) {
                 end.await.unwrap();
             }
         }
-        let target = Target::Device(host);
+        let target = host;
         drop(tokio::time::timeout(Duration::ZERO, from.replicate_until(&sequence, target, far())).await);
         if rng.bool() {
             done.closes.fetch_add(1, Relaxed);
@@ -119,7 +119,7 @@ async fn swap(sequence: Sequence, from: &Pool, host: &Pool, done: &Done, tokens:
     check(host, &there, tokens);
     let mut there = there;
     loop {
-        match host.migrate_until(there, Target::Device(from), far()).await {
+        match host.migrate_until(there, from, far()).await {
             Ok((back, _)) => {
                 check(from, &back, tokens);
                 return back;

@@ -90,7 +90,7 @@ impl World {
         };
         let options = ResizeOptions::new()
             .patience(Duration::from_millis(self.rng.u64(..50)))
-            .wave_bytes(1 + self.wave_bytes());
+            .moves(DefragOptions::new().wave_bytes(1 + self.wave_bytes()));
         let pool = self.pool.clone();
         self.spawn(
             Kind::Resize(blocks),
@@ -108,11 +108,10 @@ impl World {
             return;
         }
         let options = self.some_options();
-        let mut config = DefragConfig::new()
+        let config = DefragConfig::new()
             .threshold(self.rng.f64())
-            .interval(Duration::from_millis(self.rng.u64(1..20)));
-        config.wave_bytes = options.wave_bytes;
-        (config.order, config.budget_bytes) = (options.order, options.budget_bytes);
+            .interval(Duration::from_millis(self.rng.u64(1..20)))
+            .moves(options);
         self.note(format_args!("{config:?}"));
         self.defragmenter = Some(self.pool.start_defragmenter(config).unwrap());
     }

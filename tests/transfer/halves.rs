@@ -1,36 +1,20 @@
-//! A sequence leaves by an export and arrives by an import, over a transport.
+//! A sequence leaves by an export and arrives by an import.
 
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
-use kvpool::transport::{Grant, Operation, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{
-    AllocError, AllocRequest, Arriving, Export, Import, Piece, Pool, Process, Run, SequenceError, SequenceId,
+    AllocError, AllocRequest, Arriving, Export, Import, Piece, Pool, Run, SequenceError, SequenceId,
     TransferError,
 };
 
 use super::kv::{BLOCK_TOKENS, admit, cached, check, extend, is_idle, other, plain, pool, pools, prompt};
 
-/// Sends places over the transport within the process.
+/// Copies places as a transport does.
 pub fn send(export: &Export, import: &mut Import, places: &[u32]) {
-    let (source, target) = (Process::new(), Process::new());
-    let region = source.register(export.storage()).unwrap();
-    let into = target.register(import.storage()).unwrap();
-    let peer = source.add_peer(&target.metadata()).unwrap();
-    let writer = target.add_peer(&source.metadata()).unwrap();
     let (here, there) = (export.piece(places).unwrap(), import.piece(places).unwrap());
-    let (operation, tag, remote) = (Operation::Write, Tag(1), there.runs.clone());
-    // SAFETY: of a piece of an import.
-    unsafe { target.grant(Grant { tag, region: into, runs: there.runs, peer: writer, hold: there.hold }) }
-        .unwrap();
-    let (local, hold) = (here.runs, here.hold);
-    // SAFETY: of a piece of an export.
-    let sent = unsafe {
-        let remote_region = into;
-        source.submit(Submission { operation, region, peer, remote_region, local, remote, tag, hold })
-    };
-    assert!(matches!(source.poll(sent.unwrap(), None), TransferState::Done));
-    assert!(matches!(target.revoke(tag, SourceState::Over), TransferState::Done));
+    // SAFETY: frames of pieces, whose holds live.
+    unsafe { import.storage().receive(&**export.storage(), &here.runs, &there.runs) }.unwrap();
 }
 
 /// Sends all that is missing.

@@ -1,4 +1,4 @@
-//! The halves of a transfer: manifests, exports and imports, and the transport within the process.
+//! The halves of a transfer: manifests, exports and imports.
 //!
 //! | file | contents |
 //! |---|---|
@@ -8,7 +8,6 @@
 //! | `holds` | blocks that a transport holds longer than export and import |
 //! | `cached` | cached blocks go, and a prefix is fetched |
 //! | `heads` | ranks of one tensor-parallel split feed those of another |
-//! | `process` | the conformance suite over the transport within the process, and copies that stand still |
 //! | `nodes` | destinations on other nodes |
 #![cfg(not(kvpool_loom))]
 
@@ -19,6 +18,5 @@ mod holds;
 #[cfg(feature = "serde")]
 mod manifests;
 mod nodes;
-mod process;
 
 use super::migration::kv;

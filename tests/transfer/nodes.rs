@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool::{
     Carried, Export, Imported, Pool, Remote, RemoteFuture, Remotes, SendError, Sent, Sequence, SequenceId,
-    Target, TransferError,
+    TransferError,
 };
 
 use super::kv::{admit, cached, check, is_idle, pools, prompt};
@@ -74,17 +74,16 @@ async fn sequences_go_to_a_node() {
     let (here, there, node, _remotes) = nodes();
     let tokens = prompt(1, 42);
     let sequence = admit(&here, 7, &tokens).unwrap();
-    let report = here.replicate(&sequence, Target::node("other")).await.unwrap();
+    let report = here.replicate_to_node(&sequence, "other").await.unwrap();
     assert_eq!((report.tokens, report.carried.blocks, report.shared_blocks), (42, 11, 0));
     // The id is open there: the sequence comes back unchanged.
-    let failed = here.migrate(sequence, Target::node("other")).await.unwrap_err();
+    let failed = here.migrate_to_node(sequence, "other").await.unwrap_err();
     assert!(matches!(failed.error, TransferError::Sequence(_)), "{failed}");
     check(&here, &failed.sequence, &tokens);
     let copy = node.arrived.lock().unwrap().pop().unwrap();
     check(&there, &copy, &tokens);
     drop(copy);
-    let deadline = std::time::Instant::now();
-    let report = here.migrate_until(*failed.sequence, Target::node("other"), deadline).await.unwrap();
+    let report = here.migrate_to_node(*failed.sequence, "other").await.unwrap();
     assert_eq!((report.tokens, report.carried.blocks, report.shared_blocks), (42, 1, 10));
     assert_eq!(here.view(SequenceId(7)).map(|view| view.len()), None, "it is closed here");
     let sequence = node.arrived.lock().unwrap().pop().unwrap();
@@ -100,12 +99,12 @@ async fn cached_blocks_go_to_a_node_and_come_back() {
     let (here, there, _node, _remotes) = nodes();
     let tokens = prompt(1, 42);
     drop(admit(&here, 7, &tokens).unwrap());
-    let report = here.offload(Target::node("other"), 6).await.unwrap();
+    let report = here.offload_to_node("other", 6).await.unwrap();
     assert_eq!((report.carried.blocks, report.evicted_blocks), (6, 6));
     assert_eq!(cached(&here, &tokens), 4);
-    let back = here.bring_back(Target::node("other"), &PrefixKeys::new(), &tokens).await.unwrap();
+    let back = here.bring_back_from_node("other", &PrefixKeys::new(), &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (10, 6));
-    let back = here.bring_back(Target::node("other"), &PrefixKeys::new(), &tokens).await.unwrap();
+    let back = here.bring_back_from_node("other", &PrefixKeys::new(), &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (10, 0));
     assert_eq!(cached(&here, &tokens), 10);
     [here, there].iter().for_each(is_idle);
@@ -117,14 +116,14 @@ async fn nodes_that_are_not_known() {
     let tokens = prompt(1, 9);
     let unknown = |name: &str| TransferError::UnknownNode { name: name.into() };
     let sequence = admit(&here, 7, &tokens).unwrap();
-    let failed = here.migrate(sequence, Target::node("third")).await.unwrap_err();
+    let failed = here.migrate_to_node(sequence, "third").await.unwrap_err();
     assert_eq!(failed.error, unknown("third"));
     drop(remotes);
-    let failed = here.migrate(*failed.sequence, Target::node("other")).await.unwrap_err();
+    let failed = here.migrate_to_node(*failed.sequence, "other").await.unwrap_err();
     assert_eq!(failed.error, unknown("other"), "the node was dropped");
-    assert_eq!(here.offload(Target::node("other"), 1).await.unwrap_err(), unknown("other"));
+    assert_eq!(here.offload_to_node("other", 1).await.unwrap_err(), unknown("other"));
     let keys = PrefixKeys::new();
-    assert_eq!(here.bring_back(Target::node("other"), &keys, &tokens).await.unwrap_err(), unknown("other"));
+    assert_eq!(here.bring_back_from_node("other", &keys, &tokens).await.unwrap_err(), unknown("other"));
     drop(failed);
     [here, there].iter().for_each(is_idle);
 }

@@ -7,8 +7,7 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
-    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, Target,
-    TransferError,
+    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -148,12 +147,12 @@ async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Ins
         }
         To::Node(name) => {
             detached(async move {
-                let (sequence, target) = (lent.take(), Target::node(&name));
-                let moved = match until {
-                    Some(until) => pool.migrate_until(sequence, target, until).await,
-                    None => pool.migrate(sequence, target).await,
-                };
-                match moved {
+                let sequence = lent.take();
+                if let Some(until) = until {
+                    // At the deadline the migration refuses the sequence.
+                    let _ = pool.settled(&sequence).until(until).await;
+                }
+                match pool.migrate_to_node(sequence, &name).await {
                     Ok(report) => Ok(Moved { copy: None, report, source: None }),
                     Err(error) => Err(put_back(lent, error)),
                 }

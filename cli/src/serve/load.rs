@@ -96,7 +96,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use kvpool::prefix::PrefixConfig;
-    use kvpool::{Dtype, KvLayout, SequenceId, Target};
+    use kvpool::{Dtype, KvLayout, SequenceId};
     use kvpool_node::Offers;
     use kvpool_node::settings::LoadKind;
 
@@ -185,7 +185,7 @@ mod tests {
         });
         let sequence = sequence.unwrap();
         assert!(from.exchange().release(sequence.id()).is_none(), "it is given once");
-        let moved = here.migrate(sequence, Target::Device(&there)).await.unwrap();
+        let moved = here.migrate(sequence, &there).await.unwrap();
         to.exchange().arrive(moved.0);
         let at = &to.shared.counters;
         wait_until("it is completed there", || at.arrived_completed.load(Relaxed) == 1);

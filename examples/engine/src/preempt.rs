@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::{Pool, Preempt, Sequence, Target, TransferError};
+use kvpool::{Pool, Preempt, Sequence, TransferError};
 use tokio::runtime::Handle;
 
 use crate::error::EngineError;
@@ -57,7 +57,7 @@ impl Swap {
     /// [`TransferError`], other than a lack of room.
     pub fn swap_in(&self, pool: &Pool, parked: Sequence) -> Result<Result<Sequence, Sequence>, EngineError> {
         // Not a wait in line: meanwhile this worker would hold the blocks of its other sequences.
-        let now = self.host.migrate_until(parked, Target::Device(pool), Instant::now());
+        let now = self.host.migrate_until(parked, pool, Instant::now());
         match self.runtime.block_on(now) {
             Ok((sequence, _)) => Ok(Ok(sequence)),
             Err(refused) => match refused.error {

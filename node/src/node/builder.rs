@@ -310,8 +310,9 @@ impl NodeBuilder {
         let counters = Arc::new(Counters::default());
         let machines = Migrations::new(incarnation, self.timing, protocol::Limits::default());
         let stagings = |heads| {
-            let layout = storage.layout().clone();
-            PartCopies::new(heads, Stagings::new(tcp.clone(), layout, self.staging_bytes))
+            let (layout, tcp) = (storage.layout().clone(), tcp.clone());
+            let register = Box::new(move |storage: &_| tcp.register(storage));
+            PartCopies::new(heads, Stagings::new(register, layout, self.staging_bytes))
         };
         let parts = self.heads.map(stagings).unwrap_or_default();
         let fetch_blocks = || (self.pool.total_blocks() / 2).max(FETCH_BLOCKS_MIN);

@@ -20,7 +20,7 @@ use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 
 /// A pool with links to the pools of other processes.
 ///
-/// While it exists, its peers are [destinations](kvpool::Target::node) of the pool. Dropping it ends
+/// While it exists, its peers are [destinations](kvpool::Pool::migrate_to_node) of the pool. Dropping it ends
 /// the links, and migrations under way fail: their sequences go back to the requests. A request whose
 /// peer was told to commit gets its sequence with
 /// [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).

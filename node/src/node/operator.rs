@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use kvpool::{Pool, SequenceId, Target};
+use kvpool::{Pool, SequenceId};
 use tokio::sync::{mpsc, oneshot};
 
 use super::dialers::Dialers;
@@ -85,7 +85,7 @@ impl Operator {
         };
         let (pool, name) = (self.pool.clone(), to.to_owned());
         let mut task = tokio::spawn(async move {
-            let result = pool.migrate(sequence, Target::node(&name)).await;
+            let result = pool.migrate_to_node(sequence, &name).await;
             result.map(drop).map_err(|failed| {
                 let reason = failed.error.to_string();
                 spill::give_back(&*offers, failed);

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvpool::{MigrateError, Pool, Sequence, SequenceId, Target, TransferError};
+use kvpool::{MigrateError, Pool, Sequence, SequenceId, TransferError};
 
 /// Time between two looks at the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -136,7 +136,7 @@ async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> Option<Result<bool
     if pool.stats().evictable == 0 {
         return None;
     }
-    let moved = pool.offload(Target::node(&spill.to), blocks.min(BLOCKS_MAX)).await;
+    let moved = pool.offload_to_node(&spill.to, blocks.min(BLOCKS_MAX)).await;
     let moved = moved.inspect_err(|error| tracing::debug!(to = spill.to, %error, "cached blocks stay"));
     Some(moved.map(|report| report.evicted_blocks + report.leaving_blocks > 0))
 }
@@ -154,7 +154,7 @@ async fn sequence(
     // A task of its own: this one ends with the node, and a request that is dropped closes its
     // sequence. The request ends with the node too, and the engine has the sequence again.
     let moved = tokio::spawn(async move {
-        let moved = pool.migrate(sequence, Target::node(&to)).await;
+        let moved = pool.migrate_to_node(sequence, &to).await;
         moved.map(|_| true).map_err(|failed| {
             tracing::debug!(to, error = %failed, "a sequence stays");
             let error = failed.error.clone();

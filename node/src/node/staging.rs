@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales, Storage};
-use kvpool::transport::{RegionId, Transport, TransportError};
+use kvpool::transport::{RegionId, TransportError};
 use kvpool::{DeviceId, FrameId, GrowError, LayoutError, Run, StorageError};
 
 /// Frames of the largest staging; each is only a number.
@@ -43,9 +43,12 @@ pub(super) enum StagingError {
     Transport(#[from] TransportError),
 }
 
+/// Registers a storage with the transport whose peers write it.
+type Register = dyn Fn(&Arc<dyn Storage>) -> Result<RegionId, TransportError> + Send + Sync;
+
 /// The stagings of a node, by the number of heads of a source's blocks.
 pub(super) struct Stagings {
-    transport: Arc<dyn Transport>,
+    register: Box<Register>,
     /// Layout of the pool.
     layout: KvLayout,
     budget: Arc<Budget>,
@@ -59,9 +62,9 @@ struct Budget {
 }
 
 impl Stagings {
-    pub(super) fn new(transport: Arc<dyn Transport>, layout: KvLayout, bytes_max: u64) -> Self {
+    pub(super) fn new(register: Box<Register>, layout: KvLayout, bytes_max: u64) -> Self {
         let budget = Arc::new(Budget { max: bytes_max, used: Mutex::new(0) });
-        Self { transport, layout, budget, by_heads: Mutex::default() }
+        Self { register, layout, budget, by_heads: Mutex::default() }
     }
 
     /// Reserves frames for blocks with this number of heads, and the bytes of all of them.
@@ -87,7 +90,7 @@ impl Stagings {
         }
         let staging =
             Arc::new(Staging { layout: with_heads(&self.layout, heads)?, staged: Mutex::default() });
-        let region = self.transport.register(&(staging.clone() as Arc<dyn Storage>))?;
+        let region = (self.register)(&(staging.clone() as Arc<dyn Storage>))?;
         all.insert(heads, (region, staging.clone()));
         Ok((region, staging))
     }
@@ -263,13 +266,16 @@ impl Storage for Staging {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
-    use kvpool::Process;
     use kvpool::storage::Dtype;
 
     fn stagings(bytes_max: u64) -> Stagings {
         let layout = KvLayout::builder().layers(2).kv_heads(4).head_dim(8).block_tokens(4).dtype(Dtype::Bf16);
-        Stagings::new(Arc::new(Process::new()), layout.build().unwrap(), bytes_max)
+        let regions = AtomicU32::new(0);
+        let register = move |_: &Arc<dyn Storage>| Ok(RegionId(regions.fetch_add(1, Ordering::Relaxed)));
+        Stagings::new(Box::new(register), layout.build().unwrap(), bytes_max)
     }
 
     /// Two layers, K and V, four tokens, eight elements of two bytes.

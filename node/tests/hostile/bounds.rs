@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvpool::{Pool, Sequence, Target};
+use kvpool::{Pool, Sequence};
 use kvpool_node::NodeError;
 use kvpool_node::protocol::{Grant, Places, TermId, ToSource};
 
@@ -19,7 +19,7 @@ fn moving(
     to: &str,
 ) -> tokio::task::JoinHandle<Result<kvpool::MigrationReport, kvpool::MigrateError>> {
     let (pool, to) = (pool.clone(), to.to_owned());
-    tokio::spawn(async move { pool.migrate(sequence, Target::node(&to)).await })
+    tokio::spawn(async move { pool.migrate_to_node(sequence, &to).await })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,7 +54,7 @@ async fn more_places_than_the_manifest_has_end_the_migration() {
     drop(refused);
     // Of cached blocks, those that were accepted are counted first.
     let pool = node.pool().clone();
-    let offloaded = tokio::spawn(async move { pool.offload(Target::node("b"), 5).await });
+    let offloaded = tokio::spawn(async move { pool.offload_to_node("b", 5).await });
     let id = peer.prepare().await;
     peer.to_source(id, ToSource::Prepared { term, accepted: all, missing: Places::default(), grant }).await;
     let refused = soon("a violation", offloaded).await.unwrap().unwrap_err();
@@ -72,7 +72,7 @@ async fn a_message_that_the_peer_does_not_take_fails_its_migration_alone() {
     linked(&node, "b", true).await;
     let mut sequence = kv::admit(node.pool(), 7, &kv::prompt(1, 800)).unwrap();
     for _ in 0..2 {
-        let refused = soon("a refusal", node.pool().migrate(sequence, Target::node("b"))).await.unwrap_err();
+        let refused = soon("a refusal", node.pool().migrate_to_node(sequence, "b")).await.unwrap_err();
         assert!(refused.to_string().contains("the peer takes 2000"), "{refused}");
         sequence = *refused.sequence;
     }
@@ -88,16 +88,16 @@ async fn sequences_that_the_engine_does_not_take_are_refused() {
     let (b, mut arrivals) = b;
     let (a, _to_a) = start_beside("a", kv::pool(kv::plain(), 100), &[&b]).await;
     let admit = |id| kv::admit(a.pool(), id, &kv::prompt(id as u32, 30)).unwrap();
-    a.pool().migrate(admit(1), Target::node("b")).await.unwrap();
-    let refused = a.pool().migrate(admit(2), Target::node("b")).await.unwrap_err();
+    a.pool().migrate_to_node(admit(1), "b").await.unwrap();
+    let refused = a.pool().migrate_to_node(admit(2), "b").await.unwrap_err();
     assert!(refused.to_string().contains("1 sequences wait for its engine"), "{refused}");
     kv::check(a.pool(), &refused.sequence, &kv::prompt(2, 30));
     let taken = soon("an arrival", arrivals.recv()).await.unwrap();
-    a.pool().migrate(*refused.sequence, Target::node("b")).await.unwrap();
+    a.pool().migrate_to_node(*refused.sequence, "b").await.unwrap();
     let also = soon("an arrival", arrivals.recv()).await.unwrap();
     drop(arrivals);
     // Nothing is committed that would be closed.
-    let refused = a.pool().migrate(admit(3), Target::node("b")).await.unwrap_err();
+    let refused = a.pool().migrate_to_node(admit(3), "b").await.unwrap_err();
     assert!(refused.to_string().contains("takes no sequences"), "{refused}");
     kv::check(a.pool(), &refused.sequence, &kv::prompt(3, 30));
     assert_eq!(b.pool().sequence_count(), 2);
@@ -173,12 +173,12 @@ async fn a_panic_of_a_storage_fails_its_migration() {
     // In the export; in the verification; where bytes arrive.
     for (place, access) in [(&fails, Access::Pack), (&there, Access::Pack), (&there, Access::Unpack)] {
         *place.lock().unwrap() = Some(access);
-        let failed = soon("a failure", a.pool().migrate(sequence, Target::node("b"))).await.unwrap_err();
+        let failed = soon("a failure", a.pool().migrate_to_node(sequence, "b")).await.unwrap_err();
         *place.lock().unwrap() = None;
         kv::check(a.pool(), &failed.sequence, &tokens);
         sequence = *failed.sequence;
         until("the target is free", async || b.pool().stats().used == 0).await;
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    soon("a migration", a.pool().migrate(sequence, Target::node("b"))).await.unwrap();
+    soon("a migration", a.pool().migrate_to_node(sequence, "b")).await.unwrap();
 }

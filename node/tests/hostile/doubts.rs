@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use kvpool::{MigrateError, MigrationReport, Target};
+use kvpool::{MigrateError, MigrationReport};
 use kvpool_node::protocol::ToSource;
 use kvpool_node::transport::tcp::PeerSettings;
 use kvpool_node::wire::Denial;
@@ -22,7 +22,7 @@ async fn in_doubt(process: &Process, restarts: Restarts) -> (Node, Arrivals, Mov
     linked(&node, "b", true).await;
     let sequence = kv::admit(node.pool(), 7, &kv::prompt(1, 42)).unwrap();
     let pool = node.pool().clone();
-    let mut moving: Moving = Box::pin(async move { pool.migrate(sequence, Target::node("b")).await });
+    let mut moving: Moving = Box::pin(async move { pool.migrate_to_node(sequence, "b").await });
     tokio::select! {
         moved = &mut moving => panic!("{moved:?}"),
         _ = peer.up_to_commit(11) => {}
@@ -55,7 +55,7 @@ async fn another_process_of_a_name_proves_nothing() {
     // The second one serves, and cannot answer for the first.
     let other = kv::admit(node.pool(), 8, &kv::prompt(2, 10)).unwrap();
     let pool = node.pool().clone();
-    let also = tokio::spawn(async move { pool.migrate(other, Target::node("b")).await });
+    let also = tokio::spawn(async move { pool.migrate_to_node(other, "b").await });
     let (id, term) = second.up_to_commit(3).await;
     second.to_source(id, ToSource::Committed { term }).await;
     soon("a migration", also).await.unwrap().unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::{Target, TransferError};
+use kvpool::TransferError;
 
 use crate::kv;
 use crate::storage::{self, Access, Gate};
@@ -26,7 +26,7 @@ fn a_runtime_that_ends_gives_sequences_back() {
     let sequence = kv::admit(&pool, 7, &tokens).unwrap();
     let moving = {
         let pool = pool.clone();
-        of_engine.spawn(async move { pool.migrate(sequence, Target::node("b")).await })
+        of_engine.spawn(async move { pool.migrate_to_node(sequence, "b").await })
     };
     of_engine.block_on(peer.prepare());
     of_node.shutdown_timeout(Duration::from_secs(5));
@@ -48,7 +48,7 @@ async fn a_node_that_ends_in_doubt_says_so() {
     let sequence = kv::admit(&pool, 7, &kv::prompt(1, 42)).unwrap();
     let moving = {
         let pool = pool.clone();
-        tokio::spawn(async move { pool.migrate(sequence, Target::node("b")).await })
+        tokio::spawn(async move { pool.migrate_to_node(sequence, "b").await })
     };
     peer.up_to_commit(11).await;
     let began = Instant::now();
@@ -82,7 +82,7 @@ async fn a_shutdown_ends_by_its_deadline() {
     let sequence = kv::admit(&pool, 7, &tokens).unwrap();
     let moving = {
         let pool = pool.clone();
-        tokio::spawn(async move { pool.migrate(sequence, Target::node("b")).await })
+        tokio::spawn(async move { pool.migrate_to_node(sequence, "b").await })
     };
     until("it begins", async || !node.migrations().await.unwrap().is_empty()).await;
     let began = Instant::now();

@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use kvpool::TransferError;
 use kvpool::storage::{Arrangement, KvPlanes};
-use kvpool::{Target, TransferError};
 use kvpool_node::admin::{AdminServer, Client, Limits};
 use kvpool_node::wire::Denial;
 use kvpool_node::{Node, NodeBuilder};
@@ -92,11 +92,11 @@ async fn blocks_of_another_layout_are_refused_at_once_and_the_link_stays() {
 
     let typed = TransferError::OtherLayout { node: "b".into() };
     let sequence = kv::admit(a.pool(), 7, &kv::prompt(1, 42)).unwrap();
-    let stays = soon("a refusal", a.pool().migrate(sequence, Target::node("b"))).await.unwrap_err();
+    let stays = soon("a refusal", a.pool().migrate_to_node(sequence, "b")).await.unwrap_err();
     assert_eq!(stays.error, typed);
     kv::check(a.pool(), &stays.sequence, &kv::prompt(1, 42));
     drop(stays);
-    assert_eq!(a.pool().offload(Target::node("b"), 5).await.unwrap_err(), typed);
+    assert_eq!(a.pool().offload_to_node("b", 5).await.unwrap_err(), typed);
     assert!(a.migrations().await.unwrap().is_empty() && b.migrations().await.unwrap().is_empty());
     linked(&a, "b", true).await;
 }

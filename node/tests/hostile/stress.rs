@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use kvpool::{Manifest, Pool, Sequence, Target};
+use kvpool::{Manifest, Pool, Sequence};
 use kvpool_node::protocol::{
     AbortReason, Attempt, Bytes, Envelope, Grant, Incarnation, Kind, List, Message, MigrationId, Part, Phase,
     Places, Range, Refusal, TermId, Text, Timing, ToSource, ToTarget,
@@ -221,7 +221,7 @@ fn manifests() -> Vec<Vec<u8>> {
 async fn carry(from: &Pool, mut sequence: Sequence, to: &str, arrivals: &mut Arrivals) -> Sequence {
     let id = sequence.id();
     loop {
-        match from.migrate(sequence, Target::node(to)).await {
+        match from.migrate_to_node(sequence, to).await {
             Ok(_) => break,
             Err(failed) if failed.to_string().contains("does not know yet") => sequence = *failed.sequence,
             Err(failed) => panic!("an honest migration failed: {failed}"),

@@ -15,7 +15,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvpool::{Sequence, Target};
+use kvpool::Sequence;
 use kvpool_node::protocol::Timing;
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::wire::Limits;
@@ -137,7 +137,7 @@ impl Engine {
         let (pool, open, request) = (self.node.pool().clone(), self.open.clone(), self.requests.clone());
         let peer = peer.to_owned();
         tokio::spawn(async move {
-            match pool.migrate(sequence, Target::node(&peer)).await {
+            match pool.migrate_to_node(sequence, &peer).await {
                 Ok(_) => tell(What::Moved, id, ""),
                 Err(failed) => {
                     let why = failed.error.to_string();
@@ -154,7 +154,7 @@ impl Engine {
         let (pool, open, request) = (self.node.pool().clone(), self.open.clone(), self.requests.clone());
         let peer = peer.to_owned();
         tokio::spawn(async move {
-            let copied = pool.replicate(&sequence, Target::node(&peer)).await;
+            let copied = pool.replicate_to_node(&sequence, &peer).await;
             // Before the event, behind which the parent checks it.
             open.lock().unwrap().insert(id, sequence);
             match copied {
@@ -171,7 +171,7 @@ impl Engine {
         let (pool, request) = (self.node.pool().clone(), self.requests.clone());
         let peer = peer.to_owned();
         tokio::spawn(async move {
-            match pool.offload(Target::node(&peer), BLOCKS).await {
+            match pool.offload_to_node(&peer, BLOCKS).await {
                 Ok(report) => tell(What::Copied, id, format!("{report:?}")),
                 Err(error) => tell(What::Uncopied, id, error),
             }

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvpool::{Pool, Sequence, Target};
+use kvpool::{Pool, Sequence};
 use kvpool_node::protocol::Timing;
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::wire::Limits;
@@ -67,7 +67,7 @@ async fn move_to(pool: &Pool, mut sequence: Sequence, to: &str) {
     let (id, mut pause) = (sequence.id().0, PAUSE.0);
     loop {
         tell(What::Leaves, id, "");
-        match pool.migrate(sequence, Target::node(to)).await {
+        match pool.migrate_to_node(sequence, to).await {
             Ok(_) => return tell(What::Moved, id, ""),
             Err(failed) => {
                 tell(What::Owns, id, &failed.error);

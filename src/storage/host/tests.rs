@@ -1,6 +1,6 @@
 use super::*;
 use crate::ids::FrameId;
-use crate::storage::{Arrangement, Dtype};
+use crate::storage::{AdoptedPlane, Arrangement, Dtype};
 
 const fn run(start: u32, len: u32) -> Run {
     Run { start: FrameId(start), len }
@@ -77,7 +77,8 @@ fn buffers_inside_the_frames_are_refused() {
         .collect();
     // SAFETY: the memory outlives the storage; while the storage is used, no slice of the memory
     // is.
-    let storage = unsafe { HostStorage::adopt(layout, &planes, 3, ()) }.unwrap();
+    let storage =
+        unsafe { HostStorage::adopt_tensors(layout, AdoptedTensors::Planes(&planes), 3, ()) }.unwrap();
     // SAFETY: initialised, and only its address is used.
     let inside = unsafe { std::slice::from_raw_parts(base, storage.layout().packed_bytes()) };
     // SAFETY: one thread; the call is refused.
