@@ -68,7 +68,7 @@ for line in "${list[@]}"; do
     fi
     planted=$((planted + 1))
     # Bounded: an ordering bug may also make a thread wait forever.
-    if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" src; then
+    if ! grep -rqF "cfg!(kvpool_mutant = \"$mutant\")" src cuda/src; then
         echo "BROKEN    $mutant: is in no patch"
         survivors=$((survivors + 1))
     elif output=$(KVPOOL_MUTANT=$mutant timeout 900 \

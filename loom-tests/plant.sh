@@ -14,7 +14,7 @@ exec 9>target/planted/lock
 flock 9
 
 sources() { # identifies the sources that patches are made against
-    find src node/src Cargo.toml -type f | sort | xargs cat | git hash-object --stdin
+    find src cuda/src node/src Cargo.toml -type f | sort | xargs cat | git hash-object --stdin
 }
 
 if [[ $mode == save ]]; then
@@ -22,7 +22,7 @@ if [[ $mode == save ]]; then
         echo "plant.sh: the copy was not planted from these sources; plant or mend it first" >&2
         exit 1
     fi
-    if find "$copy/src" "$copy/node/src" -name '*.rej' | grep .; then
+    if find "$copy/src" "$copy/cuda/src" "$copy/node/src" -name '*.rej' | grep .; then
         echo "plant.sh: plant the bugs of these rejected hunks, and remove the files" >&2
         exit 1
     fi
@@ -30,12 +30,13 @@ if [[ $mode == save ]]; then
     # others.
     device=$(sed -n "/<<'LIST'/,/^LIST/p" cuda-tests/mutants.sh | awk 'NF == 3 { print $1 }' | paste -sd '|')
     rm -rf loom-tests/mutants cuda-tests/mutants node/mutants
-    (cd "$copy" && find src node/src Cargo.toml -type f | sort) | while read -r file; do
+    (cd "$copy" && find src cuda/src node/src Cargo.toml -type f | sort) | while read -r file; do
         ! cmp -s "$copy/$file" "$file" || continue
         suite=loom-tests name=planted
+        [[ $file != cuda/* ]] || suite=cuda-tests
         [[ $file != node/* ]] || suite=node
         if grep -q kvpool_mutant "$copy/$file" && [[ $file != */planted.rs ]]; then
-            name=${file#node/} && name=${name#src/} && name=${name%.rs}
+            name=${file#node/} && name=${name/src\//} && name=${name%.rs}
             ! grep -qE "kvpool_mutant = \"($device)\"" "$copy/$file" || suite=cuda-tests
         fi
         mkdir -p "$(dirname "$suite/mutants/$name")"

@@ -55,7 +55,7 @@
 //! - [`storage`]: the bytes, in host or device memory, or the engine's own.
 //! - [`compact`]: snapshots and plans, for tools.
 //! - [`testing`]: model checks of your own concurrent code on a pool.
-//! - `cuda`, with the feature of that name: pools in the memory of CUDA devices.
+//! - The crate `kvpool-cuda`: pools in the memory of CUDA devices.
 //!
 //! The repository's `docs/tour.md` has examples of all of these, and `ARCHITECTURE.md` explains how
 //! the pool works.
@@ -143,9 +143,6 @@ mod migrate;
 mod pool;
 
 pub mod testing;
-
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub mod cuda;
 
 #[doc(inline)]
 pub use migrate::{

@@ -86,15 +86,6 @@ pub(crate) fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// Starts a detached thread.
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub(crate) fn spawn_detached(name: String, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
-    std::thread::Builder::new().name(name).spawn(work).map(drop)
-}
-
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub(crate) use std::thread::sleep;
-
 /// The primitives that `kvpool::testing` offers to the code of a model: those that the pool itself
 /// uses.
 pub mod testing {

@@ -23,7 +23,7 @@ pub enum Backend {
     Host,
     /// The memory of a device.
     #[cfg(feature = "cuda")]
-    Cuda(kvpool::cuda::Device),
+    Cuda(kvpool_cuda::Device),
 }
 
 impl Backend {
@@ -32,7 +32,7 @@ impl Backend {
         match device {
             DeviceId::Host => Ok(Self::Host),
             #[cfg(feature = "cuda")]
-            DeviceId::Cuda(ordinal) => kvpool::cuda::Device::open(usize::from(ordinal))
+            DeviceId::Cuda(ordinal) => kvpool_cuda::Device::open(usize::from(ordinal))
                 .map(Self::Cuda)
                 .map_err(|error| error.to_string()),
             _ => Err(crate::output::not_built("cuda")),
@@ -67,7 +67,7 @@ impl Backend {
             Self::Host => Arc::new(HostStorage::new(layout, frames, frames_max)?),
             #[cfg(feature = "cuda")]
             Self::Cuda(device) => {
-                Arc::new(kvpool::cuda::CudaStorage::new(device, layout, frames, frames_max)?)
+                Arc::new(kvpool_cuda::CudaStorage::new(device, layout, frames, frames_max)?)
             }
         })
     }

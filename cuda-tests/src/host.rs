@@ -7,7 +7,7 @@
 use std::ffi::{CString, c_char, c_uint, c_void};
 
 use kvpool::Dtype;
-use kvpool::cuda::params::THREADS;
+use kvpool_cuda::params::THREADS;
 
 /// Order of a launch's CTAs, and of a CTA's threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ unsafe extern "C" {
 /// If no kernel has this name, or its parameter struct has another size.
 ///
 /// # Safety
-/// The requirements of [`kvpool::cuda::params`] on a launch; addresses are those of this process.
+/// The requirements of [`kvpool_cuda::params`] on a launch; addresses are those of this process.
 pub unsafe fn launch<P: Copy>(kernel: &str, ctas: u32, params: P, order: Order) {
     // SAFETY: the caller's promise.
     unsafe { launch_with(kernel, ctas, THREADS, params, order) }

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool::cuda::{CudaStorage, Device};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{DeviceStream, KvLayout};
 use kvpool::{Pool, Sequence, SequenceId, Tokens};
+use kvpool_cuda::{CudaStorage, Device};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::session;
 

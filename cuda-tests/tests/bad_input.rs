@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, result};
-use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, StreamPriority, TableError};
 use kvpool::storage::{
     AdoptedPlane, AdoptedTensors, DeviceStream, Dtype, ElementsMut, FrameMove, KvLayout, Storage,
 };
@@ -14,6 +13,7 @@ use kvpool::{
     BuildError, DeviceId, FrameId, GrowError, LayoutError, Pool, ResizeError, Run, SequenceError, SequenceId,
     StorageError,
 };
+use kvpool_cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, StreamPriority, TableError};
 use kvpool_cuda_tests::engine::{Buffers, Rig, Shape, drained};
 use kvpool_cuda_tests::mock::{self, Kind, Live, Session};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use kvpool::cuda::{CudaStorage, Device, DeviceTable};
 use kvpool::storage::{KvLayout, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::{CudaStorage, Device, DeviceTable};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::{Kind, session};
 

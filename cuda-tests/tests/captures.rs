@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUresult, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, result};
-use kvpool::cuda::{CudaStorage, Device, DeviceRows, DeviceTable};
 use kvpool::storage::{DeviceStream, Dtype, FrameMove, HostStorage, KvLayout, Storage};
 use kvpool::{DeviceId, FrameId, Run, StorageError};
+use kvpool_cuda::{CudaStorage, Device, DeviceRows, DeviceTable};
 use kvpool_cuda_tests::mock::{for_each_seed, session};
 
 const FRAMES: usize = 4;

@@ -2,12 +2,12 @@
 //! bytes as on the host.
 
 use cudarc::driver::{CudaContext, result};
-use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{
     AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, FrameMove, HostStorage, KvLayout, Plane,
     Scales, Storage,
 };
 use kvpool::{FrameId, Run};
+use kvpool_cuda::{CudaConfig, CudaStorage, Device};
 use kvpool_cuda_tests::mock::{Rules, Style, session};
 use kvpool_testkit::conformance::{self, FRAMES};
 

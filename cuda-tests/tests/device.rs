@@ -6,9 +6,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, result};
-use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{AdoptedPlane, AdoptedTensors, DeviceStream, FrameMove, KvLayout, Storage};
 use kvpool::{DeviceId, FrameId, Pool, Run, SequenceId, StorageError};
+use kvpool_cuda::{CudaConfig, CudaStorage, Device};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::{Kind, Style, forgotten, session};
 
@@ -156,7 +156,7 @@ fn memory_that_others_cannot_access_is_taken_if_the_driver_refuses_more() {
 fn a_growth_that_fails_in_the_middle_changes_nothing() {
     let session = session();
     let device = Device::open(0).expect("a device");
-    let config = kvpool::cuda::CudaConfig::default().segment_frames(1);
+    let config = kvpool_cuda::CudaConfig::default().segment_frames(1);
     // Layer-first, with several regions; added frames take chunks of their own.
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(256).block_tokens(64).build().unwrap();
     let storage = CudaStorage::with_config(&device, layout.clone(), 1, 64, config).expect("one frame");

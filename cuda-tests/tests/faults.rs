@@ -7,9 +7,9 @@ use std::sync::{Once, mpsc};
 use std::time::{Duration, Instant};
 
 use kvpool::compact::DefragOptions;
-use kvpool::cuda::{Device, StreamPriority};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::{AllocError, AllocRequest, DefragConfig, DefragError, Pool, ResizeOptions};
+use kvpool_cuda::{Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Kind, Live, Session, Style};
 use kvpool_testkit::rng::Rng;

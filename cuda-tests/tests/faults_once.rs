@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, result};
 use kvpool::compact::DefragOptions;
-use kvpool::cuda::{CudaStorage, Device, StreamPriority};
 use kvpool::storage::Storage;
 use kvpool::{DefragError, FrameId, GrowError, Pool, ResizeError, Run, SequenceId, StorageError};
+use kvpool_cuda::{CudaStorage, Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock;
 

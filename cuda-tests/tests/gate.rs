@@ -6,9 +6,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
-use kvpool::cuda::{CudaConfig, CudaStorage, Device, DeviceTable};
 use kvpool::storage::{DeviceStream, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run, StorageError};
+use kvpool_cuda::{CudaConfig, CudaStorage, Device, DeviceTable};
 use kvpool_cuda_tests::mock::{Rules, Session, session};
 
 const FRAMES: usize = 4;

@@ -6,7 +6,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::CudaError;
+use kvpool_cuda::CudaError;
 use kvpool_cuda_tests::mock::session;
 use kvpool_gpu_check::clocks::{self, Moment, Sampler};
 use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_section};

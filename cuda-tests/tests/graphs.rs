@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUgraphExec, CUresult, CUstreamCaptureMode};
 use kvpool::compact::DefragOptions;
-use kvpool::cuda::{Device, DeviceTable, StreamPriority};
 use kvpool::storage::{DeviceStream, Elements, KvLayout, Storage};
 use kvpool::{DefragConfig, MovedEntry, Sequence, SequenceId, Since, Ticket};
+use kvpool_cuda::{Device, DeviceTable, StreamPriority};
 use kvpool_cuda_tests::engine::{Buffers, Gather, Lane, Mark, Rig, Rows, Shape, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Style};
 use kvpool_testkit::rng::Rng;

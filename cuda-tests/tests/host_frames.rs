@@ -5,12 +5,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::{CudaConfig, CudaStorage, Device};
 use kvpool::storage::{
     AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes,
     Storage,
 };
 use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError};
+use kvpool_cuda::{CudaConfig, CudaStorage, Device};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
 
 const FRAMES: usize = 8;

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use kvpool::cuda::{CudaError, Device, KernelImage, StreamPriority, Version, devices};
 use kvpool::storage::DeviceStream;
+use kvpool_cuda::{CudaError, Device, KernelImage, StreamPriority, Version, devices};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::session;
 

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
 use half::bf16;
-use kvpool::cuda::{CudaStorage, Device};
 use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, Dtype, Elements, ElementsMut, FrameMove, KvLayout, Storage};
 use kvpool::{Batch, FrameId, Pool, Run, Sequence, SequenceId};
+use kvpool_cuda::{CudaStorage, Device};
 use kvpool_cuda_tests::engine::drained;
 use kvpool_cuda_tests::mock::{Session, Style, session};
 

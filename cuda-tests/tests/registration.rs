@@ -6,9 +6,9 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, sys};
-use kvpool::cuda::{CudaStorage, Device};
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::{CudaStorage, Device};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, session};
 
 const FRAMES: usize = 8;

@@ -15,8 +15,8 @@ use std::pin::Pin;
 use std::time::Instant;
 
 use kvpool::compact::{DefragError, DefragOptions, DefragReport};
-use kvpool::cuda::{CudaError, Device, StreamPriority};
 use kvpool::{AllocError, AllocRequest};
+use kvpool_cuda::{CudaError, Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of, poll};
 use kvpool_cuda_tests::mock::{self, Rules, Session, Style};
 use kvpool_testkit::rng::Rng;

@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::{CudaStorage, Device, StreamPriority};
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::{Elements, ElementsMut, HostStorage, KvLayout, Storage};
 use kvpool::{MigrateError, MigrationReport, Pool, Sequence, SequenceError, SequenceId, TransferError};
+use kvpool_cuda::{CudaStorage, Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Rows, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Style};
 use kvpool_testkit::rng::Rng;

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::{Device, StreamPriority};
 use kvpool::{DefragConfig, ResizeError, ResizeOptions, SequenceId};
+use kvpool_cuda::{Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Rules, Session, Style};
 use kvpool_testkit::rng::Rng;

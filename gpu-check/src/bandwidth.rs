@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result};
 use half::bf16;
-use kvpool::cuda::params::{
+use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
+use kvpool::{FrameId, Run};
+use kvpool_cuda::params::{
     CopyParams, Lane, Move, NO_MOVES, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
     SCALES_PER_TOKEN_HEAD, THREADS, ZeroParams,
 };
-use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
-use kvpool::{FrameId, Run};
 use kvpool_testkit::rng::Rng;
 
 use crate::Options;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragOptions, DefragReport};
-use kvpool::cuda::CudaStorage;
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, Lease, Order, Pool, Run};
+use kvpool_cuda::CudaStorage;
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch};

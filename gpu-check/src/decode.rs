@@ -7,8 +7,8 @@ use cudarc::driver::sys;
 use half::bf16;
 use kvpool::FrameId;
 use kvpool::Run;
-use kvpool::cuda::{CudaStorage, DeviceRows};
 use kvpool::storage::{Dtype, KvLayout, Storage};
+use kvpool_cuda::{CudaStorage, DeviceRows};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch};

@@ -10,9 +10,9 @@ use cudarc::driver::{
 };
 use cudarc::nvrtc::Ptx;
 use kvpool::DeviceId;
-use kvpool::cuda::params::{Piece, THREADS};
-use kvpool::cuda::{CudaError, Device};
 use kvpool::storage::DeviceStream;
+use kvpool_cuda::params::{Piece, THREADS};
+use kvpool_cuda::{CudaError, Device};
 
 use sys::CUdevice_attribute as Attribute;
 
@@ -431,7 +431,7 @@ impl Drop for Buffer {
 /// KiB.
 #[must_use]
 pub fn layer_first(base: u64, planes: usize, frames: usize, tile_bytes: u32) -> Vec<Piece> {
-    use kvpool::cuda::params::PIECE_BYTES_MAX;
+    use kvpool_cuda::params::PIECE_BYTES_MAX;
     let stride = u64::from(tile_bytes);
     let mut pieces = Vec::new();
     for plane in 0..planes as u64 {

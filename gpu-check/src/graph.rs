@@ -5,8 +5,8 @@
 use std::thread;
 
 use cudarc::driver::{DeviceRepr, result, sys};
-use kvpool::cuda::params::THREADS;
-use kvpool::cuda::{CudaStorage, DeviceRows};
+use kvpool_cuda::params::THREADS;
+use kvpool_cuda::{CudaStorage, DeviceRows};
 
 use crate::Options;
 use crate::compaction::{Scattered, Sizes, pattern};

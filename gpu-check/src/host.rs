@@ -4,9 +4,9 @@
 use std::time::Instant;
 
 use cudarc::driver::{result, sys};
-use kvpool::cuda::{CudaConfig, CudaStorage};
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome};

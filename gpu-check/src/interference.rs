@@ -7,7 +7,7 @@
 //! the highest priority. Both are timed alone and together.
 
 use cudarc::driver::{CudaFunction, sys};
-use kvpool::cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, THREADS};
+use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, THREADS};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};

@@ -3,13 +3,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvpool::cuda::params::{PIECE_BYTES_MAX, PatchParams};
-use kvpool::cuda::{CudaConfig, CudaStorage, DeviceRows};
 use kvpool::storage::{
     AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes,
     Scales, Storage,
 };
 use kvpool::{FrameId, MovedEntry, Run};
+use kvpool_cuda::params::{PIECE_BYTES_MAX, PatchParams};
+use kvpool_cuda::{CudaConfig, CudaStorage, DeviceRows};
 use kvpool_testkit::conformance::{self, FRAMES};
 use kvpool_testkit::rng::Rng;
 

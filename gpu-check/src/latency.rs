@@ -6,9 +6,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::result;
-use kvpool::cuda::CudaStorage;
 use kvpool::storage::{FrameMove, KvLayout};
 use kvpool::{AllocRequest, FrameId, Pool};
+use kvpool_cuda::CudaStorage;
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome};

@@ -25,7 +25,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::CudaError;
+use kvpool_cuda::CudaError;
 
 mod bandwidth;
 pub mod clocks;

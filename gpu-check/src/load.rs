@@ -46,7 +46,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         let loaded = load(times, aligned.as_ptr().cast())?;
         section.ratio("machine code loaded", loaded, "ms", loaded / compiled, COMPILED);
         let image = gpu.device.kernel_image();
-        let is_code = image == kvpool::cuda::KernelImage::Cubin;
+        let is_code = image == kvpool_cuda::KernelImage::Cubin;
         section.check("the pool has loaded machine code", is_code, image.to_string());
     }
     Ok(())

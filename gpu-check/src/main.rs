@@ -7,7 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kvpool::cuda::CudaError;
+use kvpool_cuda::CudaError;
 use kvpool_gpu_check::report::{self, Summary};
 use kvpool_gpu_check::supervise::{self, Job};
 use kvpool_gpu_check::{LIMITS_S, Options, Part, SECTIONS, run};
@@ -104,7 +104,7 @@ fn say(text: &str) {
 /// Looks for the device, and says why it cannot be used.
 fn probe(args: &Args) -> ExitCode {
     if let Err(error) =
-        kvpool::cuda::devices().and_then(|devices| match devices.get(usize::from(args.device)) {
+        kvpool_cuda::devices().and_then(|devices| match devices.get(usize::from(args.device)) {
             None => Err(CudaError::NoDevice { ordinal: args.device.into(), count: devices.len() }),
             Some(device) => device.unusable.clone().map_or(Ok(()), Err),
         })
@@ -122,7 +122,7 @@ fn probe(args: &Args) -> ExitCode {
 /// Keeps the device open. Without a process that has it open, a driver that is not persistent starts
 /// the device again for each section, which takes seconds of its limit.
 fn hold(args: &Args) -> ExitCode {
-    let held = kvpool::cuda::Device::open(args.device.into());
+    let held = kvpool_cuda::Device::open(args.device.into());
     // The parent writes nothing.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     drop(held);

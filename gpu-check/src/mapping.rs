@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::cuda::params::{CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX, Piece};
-use kvpool::cuda::{CudaConfig, CudaStorage};
 use kvpool::storage::{Arrangement, Dtype, KvLayout, Storage};
+use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX, Piece};
+use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, launch};

@@ -2,7 +2,7 @@
 //! stale, without them some are.
 
 use cudarc::driver::result;
-use kvpool::cuda::params::{CopyParams, Move, NO_MOVES, PackParams};
+use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PackParams};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};

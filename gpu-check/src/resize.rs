@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
 use half::bf16;
-use kvpool::cuda::{CudaConfig, CudaStorage};
 use kvpool::storage::{DeviceStream, Dtype, Elements, ElementsMut, KvLayout};
 use kvpool::{AllocRequest, Pool, Sequence, SequenceId};
+use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
 use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch};

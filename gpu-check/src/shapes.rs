@@ -2,7 +2,7 @@
 //! driver's copies of the same pieces.
 
 use cudarc::driver::{result, sys};
-use kvpool::cuda::params::{
+use kvpool_cuda::params::{
     BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX,
 };
 

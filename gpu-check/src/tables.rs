@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use cudarc::driver::DeviceRepr;
 use half::bf16;
 use kvpool::compact::DefragOptions;
-use kvpool::cuda::{CudaConfig, CudaStorage, DeviceTable};
 use kvpool::storage::{Dtype, Elements, KvLayout, Storage as _};
 use kvpool::{Order, Pool, Sequence, SequenceError, SequenceId};
+use kvpool_cuda::{CudaConfig, CudaStorage, DeviceTable};
 use kvpool_testkit::rng::Rng;
 
 use crate::Options;

@@ -21,7 +21,11 @@ pub struct AdoptedPlane {
 }
 
 /// Checks an engine's planes, and returns them with the tile sizes of the layout.
-pub(crate) fn planes(
+///
+/// # Errors
+/// [`StorageError::Layout`], [`StorageError::PlaneCount`]; a plane that is null, misaligned, too
+/// long, or overlaps another one.
+pub fn check_planes(
     layout: &KvLayout,
     adopted: &[AdoptedPlane],
     frames: usize,
@@ -122,7 +126,7 @@ mod tests {
     }
 
     fn refused(planes: [(usize, usize); 4], frames: usize) -> StorageError {
-        super::planes(&layout(), &at(planes), frames).unwrap_err()
+        check_planes(&layout(), &at(planes), frames).unwrap_err()
     }
 
     #[test]
@@ -133,7 +137,7 @@ mod tests {
             [(4096, 128), (4128, 128), (4160, 128), (4192, 128)],
             [(9000, 48), (4096, 64), (4128, 64), (8000, 32)],
         ] {
-            assert!(super::planes(&layout(), &at(tensors), 4).is_ok(), "{tensors:?}");
+            assert!(check_planes(&layout(), &at(tensors), 4).is_ok(), "{tensors:?}");
         }
         for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {
             for parts in [KvPlanes::Separate, KvPlanes::Joined] {
@@ -147,7 +151,7 @@ mod tests {
                         frame_stride: plane.frame_stride,
                     })
                     .collect();
-                assert!(super::planes(&layout, &adopted, 5).is_ok());
+                assert!(check_planes(&layout, &adopted, 5).is_ok());
             }
         }
     }
@@ -155,7 +159,7 @@ mod tests {
     #[test]
     fn impossible_tensors_are_named() {
         assert_eq!(
-            super::planes(&layout(), &at([(64, 32); 4])[..3], 4),
+            check_planes(&layout(), &at([(64, 32); 4])[..3], 4),
             Err(StorageError::PlaneCount { got: 3, want: 4 })
         );
         assert_eq!(

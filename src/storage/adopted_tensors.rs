@@ -57,12 +57,8 @@ impl AdoptedTensors<'_> {
     /// [`StorageError::TensorCount`] if there is not one per layer, [`StorageError::TensorLength`]
     /// for one of the wrong size, [`StorageError::Layout`] if no address space has room; and an
     /// error that names an impossible plane.
-    pub(crate) fn checked(
-        &self,
-        layout: &KvLayout,
-        frames: usize,
-    ) -> Result<Vec<(*mut u8, Plane)>, StorageError> {
-        adopted::planes(layout, &self.planes(layout, frames)?, frames)
+    pub fn checked(&self, layout: &KvLayout, frames: usize) -> Result<Vec<(*mut u8, Plane)>, StorageError> {
+        adopted::check_planes(layout, &self.planes(layout, frames)?, frames)
     }
 
     fn planes(&self, layout: &KvLayout, frames: usize) -> Result<Vec<AdoptedPlane>, StorageError> {

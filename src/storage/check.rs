@@ -1,20 +1,83 @@
-//! Validation of lists of slots, moves and runs, before any byte moves.
+//! Checks of arguments before any byte moves: rows, and lists of slots, moves and runs.
 //!
 //! Common lists pass in one sweep: ascending slots and destinations cannot repeat. Only other lists
 //! are sorted, in a scratch copy.
 
+use crate::dtype::Dtype;
 use crate::error::StorageError;
-use crate::ids::{FrameId, Run};
+use crate::ids::{FRAMES_MAX, FrameId, Run};
 
 use super::FrameMove;
+use super::elements::Elements;
+use super::layout::{KvLayout, KvPlanes, Scales};
+
+/// Checks the numbers of frames of a storage: at least one, and no more than can be addressed.
+///
+/// # Errors
+/// [`StorageError::FrameCount`].
+pub fn frames(frames: usize, frames_max: usize) -> Result<(), StorageError> {
+    if frames == 0 || frames > frames_max || frames_max > FRAMES_MAX {
+        return Err(StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
+    }
+    Ok(())
+}
+
+/// Checks K and V of `slots` tokens: the layer exists, types match or convert, lengths fit.
+///
+/// # Errors
+/// [`StorageError::Layer`], [`StorageError::Length`]; as for [`dtype`](self::dtype).
+pub fn rows(
+    layout: &KvLayout,
+    layer: usize,
+    k: Elements<'_>,
+    v: Elements<'_>,
+    slots: usize,
+) -> Result<(), StorageError> {
+    if layer >= layout.layers() {
+        return Err(StorageError::Layer { layer, layers: layout.layers() });
+    }
+    let want = slots.saturating_mul(layout.row_elements());
+    let want_v = if layout.parts() == KvPlanes::Latent { 0 } else { want };
+    for (which, rows, want) in [("k", k, want), ("v", v, want_v)] {
+        // Empty rows need no type check: `Elements::none()` fits every layout.
+        if want > 0 || !rows.is_empty() {
+            self::dtype(layout, which, rows.dtype())?;
+        }
+        if rows.len() != want {
+            return Err(StorageError::Length { which, got: rows.len(), want });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that rows of this type can be stored in the layout, or loaded from it.
+///
+/// # Errors
+/// [`StorageError::BareCodes`], [`StorageError::DtypeMismatch`].
+pub fn dtype(layout: &KvLayout, which: &'static str, dtype: Dtype) -> Result<(), StorageError> {
+    if dtype == layout.dtype() {
+        let bare = dtype.is_quantised() && *layout.scales() == Scales::PerTokenHead;
+        return if bare { Err(StorageError::BareCodes { which, dtype }) } else { Ok(()) };
+    }
+    if layout.dtype().is_quantised() && !dtype.is_quantised() {
+        return Ok(());
+    }
+    Err(StorageError::DtypeMismatch { which, got: dtype, layout: layout.dtype() })
+}
 
 /// Checks slots to read: each must be negative or below `frames * block_tokens`.
-pub(crate) fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+///
+/// # Errors
+/// [`StorageError::SlotOutOfRange`].
+pub fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
     scan_slots(slots, frames, block_tokens).map(|_| ())
 }
 
 /// Checks slots to write: in range, and not repeated.
-pub(crate) fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+///
+/// # Errors
+/// [`StorageError::SlotOutOfRange`], [`StorageError::SlotRepeated`].
+pub fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
     if scan_slots(list, frames, block_tokens)? {
         return Ok(());
     }
@@ -66,7 +129,11 @@ fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool,
 }
 
 /// Checks moves: frames in range, and destinations distinct and different from all sources.
-pub(crate) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
+///
+/// # Errors
+/// [`StorageError::FrameOutOfRange`], [`StorageError::DestinationRepeated`],
+/// [`StorageError::DestinationIsSource`].
+pub fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
     for (index, step) in moves.iter().enumerate() {
         for frame in [step.src, step.dst] {
             if frame.index() >= frames {
@@ -92,7 +159,10 @@ pub(crate) fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageErr
 }
 
 /// Checks that runs to read are in range. Returns their total number of frames.
-pub(crate) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
+///
+/// # Errors
+/// [`StorageError::RunOutOfRange`].
+pub fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
     let mut count = 0usize;
     for (index, &run) in runs.iter().enumerate() {
         if run.start.index() + run.len as usize > frames {
@@ -104,7 +174,10 @@ pub(crate) fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
 }
 
 /// Checks runs to write: in range and disjoint. Returns their total number of frames.
-pub(crate) fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
+///
+/// # Errors
+/// [`StorageError::RunOutOfRange`], [`StorageError::RunsOverlap`].
+pub fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
     let count = runs(list, frames)?;
     let mut scratch: Vec<(Run, usize)> =
         list.iter().copied().zip(0..).filter(|(run, _)| run.len > 0).collect();

@@ -4,11 +4,10 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
 use std::time::Instant;
 
 use crate::error::{GrowError, StorageError};
-use crate::ids::{DeviceId, FRAMES_MAX, FrameId, Run};
+use crate::ids::{DeviceId, FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering};
 
 use super::adopted::AdoptedPlane;
@@ -17,13 +16,10 @@ use super::elements::{Elements, ElementsMut};
 use super::host_tile::HostTile;
 use super::layout::KvLayout;
 use super::memory::Reservation;
-use super::page_lock::PageLocks;
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-use super::page_lock::{PageLock, Pages, Refusal};
-use super::rows;
+use super::page_lock::{PageLock, PageLocks, Pages, Refusal};
 use super::storage::{check_runs, through_host};
 use super::tensors::StoragePlanes;
-use super::tiles::Tiles;
+use super::tiles::{Extent, Tiles};
 use super::{FrameMove, Storage, check};
 
 /// Frames in host memory.
@@ -59,7 +55,7 @@ impl HostStorage {
     /// [`StorageError::FrameCount`] for zero frames or more than can be addressed,
     /// [`StorageError::Layout`] or [`StorageError::Memory`] if the address space has no room.
     pub fn new(layout: KvLayout, frames: usize, frames_max: usize) -> Result<Self, StorageError> {
-        check_count(frames, frames_max)?;
+        check::frames(frames, frames_max)?;
         let table = layout.planes(frames_max)?;
         let memory = Reservation::new(table.bytes)?;
         let base = memory.base();
@@ -112,7 +108,7 @@ impl HostStorage {
         frames: usize,
         owner: impl Send + Sync + 'static,
     ) -> Result<Self, StorageError> {
-        check_count(frames, frames)?;
+        check::frames(frames, frames)?;
         let tiles = Tiles::new(tensors.checked(&layout, frames)?.into_iter(), frames);
         let spans = merged(tiles.spans(frames).collect());
         let memory = Arc::new(Memory::Adopted { _owner: Box::new(owner) });
@@ -125,8 +121,7 @@ impl HostStorage {
     /// is none, or they cannot be locked now.
     ///
     /// Only memory that was reserved here is locked: an engine manages its own.
-    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
-    pub(crate) fn page_lock<L: Any + Send + Sync>(
+    pub fn page_lock<L: Any + Send + Sync>(
         &self,
         lock: impl FnOnce(Pages) -> Result<L, Refusal>,
     ) -> Option<PageLock> {
@@ -139,8 +134,7 @@ impl HostStorage {
     }
 
     /// Returns the contiguous parts of a frame, in packed order.
-    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
-    pub(crate) fn extents(&self) -> impl Iterator<Item = super::tiles::Extent> {
+    pub fn extents(&self) -> impl Iterator<Item = Extent> {
         self.tiles.extents()
     }
 
@@ -161,7 +155,7 @@ impl HostStorage {
         v: Elements<'_>,
         slots: usize,
     ) -> Result<(), StorageError> {
-        rows::check_rows(&self.layout, layer, k, v, slots)?;
+        check::rows(&self.layout, layer, k, v, slots)?;
         self.outside("k", k.as_bytes())?;
         self.outside("v", v.as_bytes())
     }
@@ -173,13 +167,6 @@ impl HostStorage {
         }
         self.outside(which, buffer)
     }
-}
-
-pub(crate) fn check_count(frames: usize, frames_max: usize) -> Result<(), StorageError> {
-    if frames == 0 || frames > frames_max || frames_max > FRAMES_MAX {
-        return Err(StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
-    }
-    Ok(())
 }
 
 /// Merges ranges that overlap or touch.

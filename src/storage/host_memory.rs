@@ -1,4 +1,4 @@
-//! The host's memory: how much of it is available, and which pages of this process have some.
+//! The host's memory: how much of it is available.
 //!
 //! | limit | source |
 //! |---|---|
@@ -50,57 +50,6 @@ fn left_in(folder: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64>
     Some(max.saturating_sub(current.saturating_sub(files.unwrap_or(0))))
 }
 
-/// Returns the number of bytes of these page-aligned ranges that have physical memory; 0 if unknown.
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub(crate) fn resident_bytes(ranges: &[std::ops::Range<usize>]) -> usize {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    {
-        /// Pages of one question.
-        const PAGES: usize = 1 << 16;
-        let page = super::memory::page_size();
-        let mut states = vec![0u8; PAGES];
-        let mut resident = 0;
-        for range in ranges {
-            for start in range.clone().step_by(PAGES * page) {
-                let bytes = (range.end - start).min(PAGES * page);
-                let at = std::ptr::with_exposed_provenance_mut(start);
-                // SAFETY: the call only looks up the pages; the list has a place for each.
-                if unsafe { libc::mincore(at, bytes, states.as_mut_ptr()) } == 0 {
-                    let states = &states[..bytes.div_ceil(page)];
-                    resident += states.iter().filter(|&&state| state & 1 != 0).count() * page;
-                }
-            }
-        }
-        resident
-    }
-    #[cfg(not(all(target_os = "linux", not(miri))))]
-    {
-        let _ = ranges;
-        0
-    }
-}
-
-/// Sets whether child processes get the pages of a page-aligned range when this process forks. Returns
-/// false if the system refuses.
-///
-/// After a fork, the process that writes a shared page first gets a copy: the pages that a device
-/// accesses would be the child's.
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub(crate) fn set_inherited(range: &std::ops::Range<usize>, is_inherited: bool) -> bool {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    {
-        let advice = if is_inherited { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
-        let at = std::ptr::with_exposed_provenance_mut(range.start);
-        // SAFETY: changes nothing in this process.
-        unsafe { libc::madvise(at, range.len(), advice) == 0 }
-    }
-    #[cfg(not(all(target_os = "linux", not(miri))))]
-    {
-        let _ = (range, is_inherited);
-        true
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,21 +90,5 @@ mod tests {
         assert_eq!(of(&[pod[0], pod[1], root[0], root[1]]), Some(0));
         let wide = [("memory.max", "99999999"), ("memory.current", "0")];
         assert_eq!(of(&wide), Some(1_024_000));
-    }
-
-    #[test]
-    #[cfg(all(feature = "cuda", not(kvpool_loom), target_os = "linux", not(miri)))]
-    fn pages_have_memory_once_they_were_written() {
-        use crate::storage::memory::Reservation;
-
-        let memory = Reservation::new(512 << 10).unwrap();
-        let base = memory.base().expose_provenance();
-        let page = crate::storage::memory::page_size();
-        let ranges = [memory.pages_of(base..base + (512 << 10))];
-        let before = resident_bytes(&ranges);
-        // SAFETY: memory of this reservation.
-        unsafe { memory.base().add(5 * page).write(1) };
-        assert!(before < 512 << 10 && resident_bytes(&ranges) > before);
-        assert!(set_inherited(&ranges[0], false) && set_inherited(&ranges[0], true));
     }
 }

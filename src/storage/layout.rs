@@ -406,7 +406,7 @@ impl KvLayout {
 
     /// Returns the bytes per token of K, V or latent vector in a plane of this kind.
     #[inline]
-    pub(crate) fn row_bytes(&self, kind: PlaneKind) -> usize {
+    pub fn row_bytes(&self, kind: PlaneKind) -> usize {
         match kind {
             PlaneKind::Values => self.row_elements() * self.dtype.bytes(),
             PlaneKind::Scales => self.heads * size_of::<f32>(),

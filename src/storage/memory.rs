@@ -8,8 +8,6 @@
 use crate::error::StorageError;
 
 pub(super) use imp::Reservation;
-#[cfg(all(feature = "cuda", not(kvpool_loom), target_os = "linux", not(miri)))]
-pub(super) use imp::page_size;
 
 #[cfg(not(miri))]
 mod imp {
@@ -60,7 +58,6 @@ mod imp {
         }
 
         /// Returns the addresses of the pages that contain a range of addresses.
-        #[cfg(all(feature = "cuda", not(kvpool_loom)))]
         pub(in crate::storage) fn pages_of(&self, range: Range<usize>) -> Range<usize> {
             // The mapping consists of whole pages.
             #[cfg(target_os = "linux")]
@@ -101,7 +98,7 @@ mod imp {
     }
 
     #[cfg(target_os = "linux")]
-    pub(in crate::storage) fn page_size() -> usize {
+    fn page_size() -> usize {
         // SAFETY: a query that passes no pointers.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         usize::try_from(page).unwrap_or(HUGE_PAGE)
@@ -144,7 +141,6 @@ mod imp {
             self.layout.size()
         }
 
-        #[cfg(all(feature = "cuda", not(kvpool_loom)))]
         pub(in crate::storage) fn pages_of(&self, range: Range<usize>) -> Range<usize> {
             range
         }

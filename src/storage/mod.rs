@@ -9,14 +9,14 @@
 //! | `elements`, `fp8`, `quant` | typed views of rows, 8-bit floats, codes and scales |
 //! | `plane`, `layout`, `models`, `model_config`, `planes` | planes, the shape of a block, presets, shapes from configurations, the table of planes |
 //! | `sizing` | the number of frames that fit into memory |
-//! | `check`, `rows` | validation, before any byte moves |
+//! | `check` | validation, before any byte moves |
 //! | `host_memory` | the memory that the system and the container have left, and its pages |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
 //! | `memory`, `page_lock`, `adopted`, `adopted_tensors`, `host` | a reservation, its locked pages, an engine's memory, the host backend |
 //! | `tensors`, `host_tile` | planes for other libraries, one frame's memory in reach of the processor |
 //! | `frame_move`, `storage` | a copy between frames, the trait of all backends |
 //! | `exchange` | the form and the runs of copies between storages |
-//! | `device_stream` | a device's work queue, for device backends |
+//! | `device_stream`, [`backend`] | a device's work queue; what backends in other crates use |
 //!
 //! # Exclusion
 //!
@@ -41,15 +41,16 @@
 //! this: a frame is reused once every batch that could access it has ended, and a batch on a stream
 //! ends when the stream reaches its end.
 
-pub(crate) mod adopted;
+mod adopted;
 mod adopted_tensors;
-pub(crate) mod check;
+pub mod backend;
+mod check;
 mod device_stream;
 mod elements;
 mod exchange;
 mod fp8;
 mod frame_move;
-pub(crate) mod host;
+mod host;
 mod host_memory;
 mod host_tile;
 mod layout;
@@ -61,7 +62,6 @@ mod page_lock;
 mod plane;
 mod planes;
 mod quant;
-pub(crate) mod rows;
 mod sizing;
 #[expect(clippy::module_inception, reason = "the floor is named after its main trait")]
 mod storage;
@@ -85,10 +85,3 @@ pub use planes::PlaneTable;
 pub use sizing::{Sizing, check_balance};
 pub use storage::{Storage, WAVE_BYTES};
 pub use tensors::{LayerPlanes, PlaneTensor, StoragePlanes};
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
-pub(crate) use {
-    host_memory::{resident_bytes, set_inherited},
-    page_lock::{PageLock, Pages, Refusal},
-    storage::{check_runs, through_host},
-    tiles::Extent,
-};

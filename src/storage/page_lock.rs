@@ -18,12 +18,9 @@
 //! - pages are locked again only after they were unlocked: when the retired lock is *gone*, and not when
 //!   its last owner begins to drop it. Until then the driver would say that they are locked by others;
 //! - a lock owns the reservation. While a driver may know the addresses, no other mapping gets them.
-#![cfg_attr(
-    not(all(feature = "cuda", not(kvpool_loom))),
-    allow(dead_code, reason = "only a device's backend locks pages")
-)]
 
 use std::any::Any;
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -34,26 +31,32 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Longest time for which a refusal for now holds.
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
-/// Locked pages; dropping the last owner unlocks them.
-pub(crate) type PageLock = Arc<Locked>;
+/// Locked pages of a [`HostStorage`](super::HostStorage); dropping the last clone unlocks them.
+#[derive(Clone)]
+pub struct PageLock(Arc<Locked>);
 
 /// A lock, with a witness that outlives it: fields are dropped in order.
-pub(crate) struct Locked {
+struct Locked {
     lock: Box<dyn Any + Send + Sync>,
     witness: Arc<()>,
 }
 
-impl Locked {
-    /// Returns the lock as it was made.
-    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
-    pub(crate) fn lock<L: Any>(&self) -> Option<&L> {
-        (*self.lock).downcast_ref()
+impl PageLock {
+    /// Returns the lock as it was made; `None` if it is of another type.
+    pub fn lock<L: Any>(&self) -> Option<&L> {
+        (*self.0.lock).downcast_ref()
+    }
+}
+
+impl fmt::Debug for PageLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageLock").finish_non_exhaustive()
     }
 }
 
 /// Why pages were not locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// Until their number changes.
     Final,
     /// May succeed later.
@@ -63,9 +66,12 @@ pub(crate) enum Refusal {
 }
 
 /// Page-aligned address ranges to lock, and the owner of their memory.
-pub(crate) struct Pages {
-    pub(crate) ranges: Vec<Range<usize>>,
-    pub(crate) memory: Arc<dyn Any + Send + Sync>,
+#[derive(Debug)]
+pub struct Pages {
+    /// Addresses of whole pages.
+    pub ranges: Vec<Range<usize>>,
+    /// Keeps the addresses reserved.
+    pub memory: Arc<dyn Any + Send + Sync>,
 }
 
 /// The lock of a storage's pages; see the [module](self).
@@ -97,7 +103,7 @@ enum Slot {
 impl State {
     fn retire(&mut self) {
         if let Slot::Locked { lock, .. } = std::mem::take(&mut self.slot) {
-            self.retired = Some(Arc::downgrade(&lock.witness));
+            self.retired = Some(Arc::downgrade(&lock.0.witness));
         }
     }
 }
@@ -133,7 +139,7 @@ impl PageLocks {
         let refused = |again| Slot::Refused { frames, again };
         state.slot = match made {
             Ok(lock) => {
-                let lock = Arc::new(Locked { lock: Box::new(lock), witness: Arc::new(()) });
+                let lock = PageLock(Arc::new(Locked { lock: Box::new(lock), witness: Arc::new(()) }));
                 Slot::Locked { frames, lock }
             }
             Err(Refusal::Final) => refused(None),

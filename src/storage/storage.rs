@@ -299,8 +299,12 @@ pub trait Storage: Send + Sync + fmt::Debug {
     }
 }
 
-/// Checks the layouts and the runs before any byte moves. Returns the number of frames.
-pub(crate) fn check_runs<S: Storage + ?Sized>(
+/// Checks the layouts and the runs of a [`Storage::receive`]. Returns the number of frames.
+///
+/// # Errors
+/// [`StorageError::OtherForm`], [`StorageError::RunsDiffer`]; a run out of range, runs of `to` that
+/// overlap.
+pub fn check_runs<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
     from: &[Run],
@@ -316,11 +320,15 @@ pub(crate) fn check_runs<S: Storage + ?Sized>(
     Ok(frames)
 }
 
-/// Implements [`Storage::receive`] through a host buffer.
+/// Implements [`Storage::receive`] through a host buffer, by [`Storage::pack`] and
+/// [`Storage::unpack`].
+///
+/// # Errors
+/// As for [`Storage::receive`].
 ///
 /// # Safety
 /// The frame rule, for the frames of both storages.
-pub(crate) unsafe fn through_host<S: Storage + ?Sized>(
+pub unsafe fn through_host<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
     from: &[Run],

@@ -34,13 +34,15 @@ struct Tile {
     bytes: usize,
 }
 
-/// Address, stride and size of one contiguous part of each frame.
-#[cfg(all(feature = "cuda", not(kvpool_loom)))]
+/// One contiguous part of each frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Extent {
-    pub(crate) base: u64,
-    pub(crate) frame_stride: usize,
-    pub(crate) bytes: usize,
+pub struct Extent {
+    /// Address in frame 0.
+    pub base: u64,
+    /// Bytes from one frame's part to the next frame's.
+    pub frame_stride: usize,
+    /// Size of the part.
+    pub bytes: usize,
 }
 
 impl Tile {
@@ -119,7 +121,6 @@ impl Tiles {
     }
 
     /// Returns the extents, in packed order. A device writes through their addresses.
-    #[cfg(all(feature = "cuda", not(kvpool_loom)))]
     pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
         self.extents.iter().map(|&Tile { base, frame_stride, bytes }| Extent {
             base: base.expose_provenance() as u64,

@@ -205,7 +205,7 @@ fn steps(count: u64, is_at_once: bool) {
         if is_at_once {
             let sequences = sequences.iter_mut().zip(&tokens);
             let mut all: Vec<Append> =
-                sequences.map(|(sequence, token)| Append::new(sequence, slice::from_ref(token))).collect();
+                sequences.map(|(sequence, token)| Append::new(sequence, std::slice::from_ref(token))).collect();
             batch.step(&mut all).expect("there is room");
         } else {
             for (sequence, token) in sequences.iter_mut().zip(&tokens) {

@@ -130,10 +130,10 @@ fn on_device(
     device: &str,
     frames: (usize, usize),
 ) -> Outcome<PoolBuilder> {
-    use kvpool::cuda::{CudaStorage, Device};
+    use kvpool_cuda::{CudaStorage, Device};
     let ordinal = device.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
     let ordinal: usize = ordinal.ok_or_else(|| unknown_device(device))?;
-    let failed = |error: kvpool::cuda::CudaError| raise("StorageError", error, fields![device: device]);
+    let failed = |error: kvpool_cuda::CudaError| raise("StorageError", error, fields![device: device]);
     let device = Device::open(ordinal).map_err(failed)?;
     let storage = CudaStorage::new(&device, layout.clone(), frames.0, frames.1)?;
     Ok(builder.storage(Arc::new(storage)))

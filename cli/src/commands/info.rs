@@ -58,7 +58,7 @@ fn cuda() -> Result<Vec<Value>, String> {
 
 #[cfg(feature = "cuda")]
 fn cuda() -> Result<Vec<Value>, String> {
-    use kvpool::cuda::{Device, DeviceInfo, devices};
+    use kvpool_cuda::{Device, DeviceInfo, devices};
 
     let describe = |info: DeviceInfo| {
         // Errors of its context, and its free memory, are known only after opening it.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUfunction};
 use cudarc::driver::{CudaContext, DriverError};
-use kvpool::cuda::params::{PackParams, Piece, THREADS, unit};
-use kvpool::cuda::{CudaStorage, DeviceTable};
 use kvpool::storage::{ElementsMut, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::params::{PackParams, Piece, THREADS, unit};
+use kvpool_cuda::{CudaStorage, DeviceTable};
 
 use super::rows::Rows;
 

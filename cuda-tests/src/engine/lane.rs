@@ -13,9 +13,9 @@ use std::ops::Range;
 use std::pin::pin;
 
 use cudarc::driver::sys;
-use kvpool::cuda::{DeviceRows, DeviceTable};
 use kvpool::storage::{DeviceStream, Storage};
 use kvpool::{Batch, Finish, Sequence, SequenceError, SequenceId};
+use kvpool_cuda::{DeviceRows, DeviceTable};
 use kvpool_testkit::rng::Rng;
 
 use super::buffer::{BYTES, Buffer, Buffers, Mark};

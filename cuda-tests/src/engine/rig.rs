@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaContext;
-use kvpool::cuda::{CudaConfig, CudaStorage, Device, StreamPriority};
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{DeviceStream, KvLayout, Storage};
 use kvpool::{Order, Pool};
+use kvpool_cuda::{CudaConfig, CudaStorage, Device, StreamPriority};
 use kvpool_testkit::conformance::layouts;
 
 use crate::mock::Session;

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use cudarc::driver::DriverError;
-use kvpool::cuda::TableError;
 use kvpool::{SequenceError, StorageError};
+use kvpool_cuda::TableError;
 
 /// Why a lane cannot continue.
 #[derive(Debug)]

@@ -1,8 +1,8 @@
 //! The frames of a layout in memory, as a device would hold them, and the reference beside them.
 
-use kvpool::cuda::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
 use kvpool::storage::{KvLayout, KvPlanes, PlaneKind, PlanePart, Scales};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
 use kvpool_testkit::rng::Rng;
 use kvpool_testkit::scalar::ScalarStorage;
 

@@ -1,10 +1,10 @@
 //! Whole frames: copy, zero, pack, unpack.
 
-use kvpool::cuda::params::{
-    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, PackParams, Piece, ZeroParams, unit,
-};
 use kvpool::storage::{FrameMove, KvLayout};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::params::{
+    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, PackParams, Piece, ZeroParams, unit,
+};
 use kvpool_cuda_tests::host::{Order, launch, launch_with};
 use kvpool_testkit::rng::Rng;
 

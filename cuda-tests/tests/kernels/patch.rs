@@ -1,7 +1,7 @@
 //! Block tables patched in place.
 
 use kvpool::MovedEntry;
-use kvpool::cuda::params::PatchParams;
+use kvpool_cuda::params::PatchParams;
 use kvpool_cuda_tests::host::launch;
 use kvpool_testkit::rng::Rng;
 

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kvpool::cuda::params::{CopyParams, Lane, Move, NO_MOVES, Piece, RowsParams};
+use kvpool_cuda::params::{CopyParams, Lane, Move, NO_MOVES, Piece, RowsParams};
 use kvpool_cuda_tests::host::{Order, launch};
 
 /// Names the error that a child makes.

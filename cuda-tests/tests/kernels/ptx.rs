@@ -1,7 +1,7 @@
 //! The PTX in the repository contains every kernel, and each takes the struct that the host passes.
 
 use kvpool::Dtype;
-use kvpool::cuda::params::{CopyParams, PackParams, PatchParams, QuantParams, RowsParams, ZeroParams};
+use kvpool_cuda::params::{CopyParams, PackParams, PatchParams, QuantParams, RowsParams, ZeroParams};
 use kvpool_cuda_tests::host::{dequantise_name, quantise_name};
 
 const PTX: [(&str, &str); 2] = [

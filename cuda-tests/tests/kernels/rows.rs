@@ -1,10 +1,10 @@
 //! Rows of single tokens: stored and loaded unconverted, converted to codes and back.
 
 use kvpool::Dtype;
-use kvpool::cuda::params::{
+use kvpool::storage::{KvLayout, PlaneKind, Scales};
+use kvpool_cuda::params::{
     QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, unit,
 };
-use kvpool::storage::{KvLayout, PlaneKind, Scales};
 use kvpool_cuda_tests::host::{dequantise_name, launch, quantise_name};
 use kvpool_testkit::rng::Rng;
 use kvpool_testkit::scalar::{Rows, narrow, same};

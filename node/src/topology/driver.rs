@@ -6,7 +6,7 @@
 use std::ffi::{c_char, c_int};
 use std::path::Path;
 
-use kvpool::cuda::{self, DeviceInfo};
+use kvpool_cuda::DeviceInfo;
 use libloading::{Library, Symbol};
 
 use super::machine::{Device, DeviceLink, Machine};
@@ -23,7 +23,7 @@ type P2pAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_i
 
 /// Adds the devices and the links between them to the record, or a note why there are none.
 pub(super) fn read_devices(sysfs: &Path, machine: &mut Machine) {
-    match cuda::devices() {
+    match kvpool_cuda::devices() {
         Err(error) => machine.notes.push(format!("devices: {error}")),
         Ok(infos) => match Driver::open() {
             Ok(driver) => driver.read(sysfs, &infos, machine),

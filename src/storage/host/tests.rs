@@ -1,5 +1,5 @@
 use super::*;
-use crate::ids::FrameId;
+use crate::ids::{FRAMES_MAX, FrameId};
 use crate::storage::{AdoptedPlane, Arrangement, Dtype};
 
 const fn run(start: u32, len: u32) -> Run {

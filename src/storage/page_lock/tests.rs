@@ -14,8 +14,8 @@ fn lock(_: usize) -> Result<(), Refusal> {
 fn pages_are_locked_once_and_again_for_more_frames() {
     let locks = PageLocks::default();
     let first = locks.get_now(4, lock).unwrap();
-    assert!(Arc::ptr_eq(&first, &locks.get_now(4, |_| unreachable!()).unwrap()));
-    assert!(Arc::ptr_eq(&first, &locks.get_now(3, |_| unreachable!()).unwrap()));
+    assert!(Arc::ptr_eq(&first.0, &locks.get_now(4, |_| unreachable!()).unwrap().0));
+    assert!(Arc::ptr_eq(&first.0, &locks.get_now(3, |_| unreachable!()).unwrap().0));
     // A copy in progress still has the lock of fewer frames.
     assert!(locks.get_now(5, |_| unreachable!()).is_none());
     assert!(locks.get_now(4, |_| unreachable!()).is_none());

@@ -1,0 +1,289 @@
+//! Frames between a device and a storage in host memory.
+//!
+//! | the host's pages | both cut a frame alike | copies |
+//! |---|---|---|
+//! | locked | yes | copy engine: frames <-> frames |
+//! | locked | no | kernel: frames <-> scratch; copy engine: scratch <-> the host's frames |
+//! | not locked, or the copies would be short | | kernel: frames <-> scratch; copy engine: scratch <-> pinned buffer; host: pinned buffer <-> frames |
+//!
+//! Neighbouring frames are one copy per contiguous part of a frame. The last way has several lots in
+//! flight, so that the engines and the host work in parallel.
+//!
+//! # Late copies
+//!
+//! A copy engine writes the host's frames when it gets to it, whatever the host believes meanwhile.
+//! The invariant: **a direct copy returns when its commands are complete, or when the device runs
+//! nothing any more.** Until then the caller owns the frames (the frame rule), their pages are locked
+//! by the registration that the copy holds, and no wait ends earlier: a dropped future leaves the
+//! frames with the thread that copies. If the context is stuck, the end is never known. The copy then
+//! returns [`StorageError::LostWhileCopying`], after which its caller keeps the frames for good, and
+//! so does the registration their addresses.
+
+use std::collections::VecDeque;
+
+use kvpool::StorageError;
+use kvpool::storage::backend::{Extent, PageLock, Refusal, check_runs, through_host};
+use kvpool::storage::{HostStorage, Storage, host_free_bytes};
+use kvpool::{FrameId, Run};
+
+use super::command_scope::{CommandScope, PinnedAt};
+use super::host_pages::resident_bytes;
+use super::host_rows::{Pairs, Rows, Way, between, count, fit};
+use super::kernels::Kernel;
+use super::packed::{DEPTH, LOT_BYTES, Lot, frames_of, lots};
+use super::registered::Registered;
+use super::staging::BYTES_MAX;
+use super::storage::CudaStorage;
+
+/// Mean size of a copy below which the frames pass through a pinned buffer: the driver takes
+/// microseconds for each.
+const COPY_BYTES_MIN: usize = 64 << 10;
+
+/// A direct copy.
+struct Direct<'a> {
+    way: Way,
+    host: Vec<Extent>,
+    pairs: Pairs<'a>,
+    /// Locks the host's pages.
+    _registered: PageLock,
+}
+
+/// Runs of frames on the device, and of as many on the host.
+pub(super) type Sides<'a> = (&'a [Run], &'a [Run]);
+
+impl CudaStorage {
+    /// Copies frames from this storage to one in host memory, or from there.
+    ///
+    /// # Errors
+    /// As for [`Storage::receive`].
+    ///
+    /// # Safety
+    /// The frame rule, for the frames of both storages.
+    pub(super) unsafe fn exchange(
+        &self,
+        host: &HostStorage,
+        way: Way,
+        (here, there): Sides<'_>,
+    ) -> Result<(), StorageError> {
+        match way {
+            Way::Down => check_runs(host, self, here, there)?,
+            Way::Up => check_runs(self, host, there, here)?,
+        };
+        self.inner.device.good()?;
+        let pairs: Vec<(u32, u32)> = frames_of(here).into_iter().zip(frames_of(there)).collect();
+        if pairs.is_empty() {
+            return Ok(());
+        }
+        let (extents, own) = (host.extents().collect::<Vec<_>>(), self.extents());
+        let packed_bytes = self.inner.layout.packed_bytes();
+        let is_long = |copies: usize| pairs.len() * packed_bytes / copies >= COPY_BYTES_MIN;
+        let is_straight = fit(&own, &extents) && is_long(count(&pairs, own.len()));
+        // The numbers of the packed frames ascend.
+        let numbered: Vec<(u32, u32)> = (0..).zip(&pairs).map(|(at, &(_, host))| (at, host)).collect();
+        let is_near = fit(&extents, &extents);
+        let is_direct =
+            is_straight || (packed_bytes <= LOT_BYTES && is_near && is_long(count(&numbered, extents.len())));
+        if let Some(registered) = is_direct.then(|| self.registered(host)).flatten() {
+            let direct = Direct { way, host: extents, pairs: &pairs, _registered: registered };
+            // SAFETY: the caller's promise; the frames are checked.
+            let copied =
+                unsafe { if is_straight { self.straight(&direct, &own) } else { self.packed(&direct) } };
+            // The driver has refused, for example for lack of memory, and nothing is under way.
+            if !matches!(copied, Err(StorageError::Device { .. })) {
+                return copied;
+            }
+        }
+        if packed_bytes > BYTES_MAX {
+            // SAFETY: the caller's promise.
+            return unsafe {
+                match way {
+                    Way::Down => through_host(host, self, here, there),
+                    Way::Up => through_host(self, host, there, here),
+                }
+            };
+        }
+        // SAFETY: as above.
+        unsafe { self.staged(host, way, &pairs) }
+    }
+
+    /// Returns the registration of the host's pages; makes it if necessary. `None` if there is none,
+    /// or a device that is lost has made it.
+    fn registered(&self, host: &HostStorage) -> Option<PageLock> {
+        let lock = host.page_lock(|pages| {
+            let bytes: usize = pages.ranges.iter().map(|range| range.len()).sum();
+            if bytes > self.host_bytes_max {
+                return Err(Refusal::OfCaller);
+            }
+            // Locked pages take memory, which unused ones of a pool do not.
+            let missing = bytes.saturating_sub(resident_bytes(&pages.ranges));
+            if host_free_bytes().is_some_and(|free| missing as u64 > free) {
+                return Err(Refusal::ForNow);
+            }
+            Registered::new(&self.inner.device.0.context, pages)
+        })?;
+        lock.lock::<Registered>().is_some_and(Registered::is_good).then_some(lock)
+    }
+
+    /// Copies frames as they are.
+    ///
+    /// # Safety
+    /// As for [`exchange`](Self::exchange); the frames exist, and the extents fit.
+    unsafe fn straight(&self, direct: &Direct<'_>, own: &[Extent]) -> Result<(), StorageError> {
+        // SAFETY: the stream lives as long as the storage.
+        let mut commands = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
+        // SAFETY: the caller's promise; the registration outlives the scope.
+        let copied = unsafe {
+            between(own, &direct.host, direct.pairs)
+                .try_for_each(|rows| commands.copy_rows(direct.way, &rows))
+                .and_then(|()| commands.mark().map(drop))
+        };
+        self.ended([commands].into(), copied)
+    }
+
+    /// Copies frames through their packed form on the device, a lot at a time.
+    ///
+    /// # Safety
+    /// As for [`exchange`](Self::exchange); the frames exist.
+    unsafe fn packed(&self, direct: &Direct<'_>) -> Result<(), StorageError> {
+        let inner = &*self.inner;
+        let frames: Vec<u32> = direct.pairs.iter().map(|pair| pair.0).collect();
+        let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
+        let mut one = |lot: Lot| {
+            if under_way.len() == DEPTH
+                && let Some(oldest) = under_way.front_mut()
+            {
+                oldest.wait_marked()?;
+                under_way.pop_front();
+            }
+            // SAFETY: the stream lives as long as the storage.
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
+            // SAFETY: the caller's promise.
+            let enqueued = unsafe { self.enqueue(&mut commands, direct, &frames, &lot) };
+            // Also after an error: some of its commands may be under way.
+            under_way.push_back(commands);
+            enqueued
+        };
+        let lots = lots(&inner.pieces, inner.layout.packed_bytes(), frames.len(), LOT_BYTES);
+        let copied = lots.into_iter().try_for_each(&mut one);
+        self.ended(under_way, copied)
+    }
+
+    /// Enqueues the commands for a lot of `frames`.
+    ///
+    /// # Safety
+    /// As for [`packed`](Self::packed), until the [end](CommandScope::end) of the scope.
+    unsafe fn enqueue(
+        &self,
+        commands: &mut CommandScope<'_>,
+        direct: &Direct<'_>,
+        frames: &[u32],
+        lot: &Lot,
+    ) -> Result<(), StorageError> {
+        let inner = &*self.inner;
+        let packed = commands.scratch(lot.bytes)?;
+        let grid = self.grid(lot.frames.len() * lot.pieces.len());
+        // SAFETY: the caller's promise, for frames that exist. The registration and the scratch memory
+        // outlive the scope.
+        unsafe {
+            if direct.way == Way::Down {
+                inner.launch_lot(commands, Kernel::Pack, frames, lot, packed, grid)?;
+            }
+            for rows in direct.rows(lot, packed, inner.layout.packed_bytes()) {
+                commands.copy_rows(direct.way, &rows)?;
+            }
+            if direct.way == Way::Up {
+                inner.launch_lot(commands, Kernel::Unpack, frames, lot, packed, grid)?;
+            }
+        }
+        commands.mark().map(drop)
+    }
+
+    /// Waits for the commands under way. After an error, and if their end is not known, the error is
+    /// [`StorageError::LostWhileCopying`].
+    fn ended(
+        &self,
+        under_way: VecDeque<CommandScope<'_>>,
+        copied: Result<(), StorageError>,
+    ) -> Result<(), StorageError> {
+        let (mut copied, mut unended) = (copied, None);
+        for mut commands in under_way {
+            if copied.is_ok() {
+                copied = commands.wait_marked();
+            }
+            unended = commands.end().err().or(unended);
+        }
+        match (copied, unended) {
+            (copied, None) => copied,
+            (copied, Some(error)) => {
+                let (error, device) = (copied.err().unwrap_or(error), self.device());
+                // The frames are lost to both pools, and the device with them.
+                let lost = self.inner.device.0.context.lose_stuck(error.to_string().into());
+                Err(StorageError::LostWhileCopying { device, reason: lost.to_string().into() })
+            }
+        }
+    }
+
+    /// Copies frames through pinned buffers.
+    ///
+    /// # Safety
+    /// As for [`exchange`](Self::exchange); the frames exist, and fit into a buffer.
+    unsafe fn staged(&self, host: &HostStorage, way: Way, pairs: Pairs<'_>) -> Result<(), StorageError> {
+        let inner = &*self.inner;
+        let frames: Vec<u32> = pairs.iter().map(|pair| pair.0).collect();
+        let hosts = |lot: &Lot| {
+            let frames = pairs[lot.frames.clone()].iter().map(|&(_, host)| host);
+            frames.map(|frame| Run { start: FrameId(frame), len: 1 }).collect::<Vec<_>>()
+        };
+        let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
+        let arrive = |(commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
+            let buffers = commands.wait_and_return()?;
+            if way == Way::Up {
+                return Ok(());
+            }
+            // SAFETY: the caller's promise.
+            unsafe { host.unpack(&hosts(&lot), &buffers.bytes(pinned)[..lot.bytes]) }
+        };
+        for lot in lots(&inner.pieces, inner.layout.packed_bytes(), frames.len(), BYTES_MAX) {
+            if under_way.len() == DEPTH {
+                under_way.pop_front().map_or(Ok(()), arrive)?;
+            }
+            let mut pinned = inner.device.0.staging.pinned(lot.bytes)?;
+            if way == Way::Up {
+                // SAFETY: the caller's promise.
+                unsafe { host.pack(&hosts(&lot), &mut pinned.bytes_mut()[..lot.bytes])? };
+            }
+            // SAFETY: the stream lives as long as the storage.
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
+            let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
+            let grid = self.grid(lot.frames.len() * lot.pieces.len());
+            // SAFETY: the caller's promise, for frames that exist; the buffers are the scope's.
+            unsafe {
+                if way == Way::Down {
+                    inner.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
+                    commands.fetch(pinned, packed, lot.bytes)?;
+                } else {
+                    commands.send(packed, pinned, lot.bytes)?;
+                    inner.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)?;
+                }
+            }
+            commands.mark()?;
+            under_way.push_back((commands, pinned, lot));
+        }
+        under_way.into_iter().try_for_each(arrive)
+    }
+}
+
+impl Direct<'_> {
+    /// Returns the copies of a lot's frames, whose packed form is at `packed`.
+    fn rows(&self, lot: &Lot, packed: u64, packed_bytes: usize) -> Vec<Rows> {
+        let mut at = packed;
+        let mut cut = Vec::with_capacity(self.host.len());
+        for extent in &self.host {
+            cut.push(Extent { base: at, frame_stride: packed_bytes, bytes: extent.bytes });
+            at += extent.bytes as u64;
+        }
+        let hosts = self.pairs[lot.frames.clone()].iter().map(|&(_, host)| host);
+        let pairs: Vec<(u32, u32)> = (0..).zip(hosts).collect();
+        between(&cut, &self.host, &pairs).collect()
+    }
+}

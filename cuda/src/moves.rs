@@ -1,0 +1,250 @@
+//! Copies and zeroing of whole frames.
+
+use cudarc::driver::sys::CUstream;
+
+use kvpool::Run;
+use kvpool::StorageError;
+use kvpool::storage::backend::check;
+use kvpool::storage::{CopyDone, DeviceStream, FrameMove, Storage};
+
+use super::command_scope::CommandScope;
+use super::device::raw;
+use super::kernels::{Kernel, Shape};
+use super::memory::bytes_of;
+use super::params::{
+    BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, ZeroParams,
+};
+use super::staging::BYTES_MAX;
+use super::storage::CudaStorage;
+
+/// Other work of the device during a copy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Beside {
+    Nothing,
+    Batches,
+}
+
+impl CudaStorage {
+    /// Implements [`Storage::copy`].
+    ///
+    /// # Safety
+    /// The frame rule.
+    pub(super) unsafe fn copy_here(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        check::moves(moves, self.frames())?;
+        self.inner.pending.wait(moves.iter().map(|step| step.src.0))?;
+        // SAFETY: the frames exist; destinations are distinct and no destination is a source; the
+        // rest is the caller's promise.
+        unsafe { self.enqueue_copy(moves, self.service.raw(), Beside::Nothing)?.wait() }
+    }
+
+    /// Implements [`Storage::copy_then`].
+    ///
+    /// # Safety
+    /// The frame rule, until `done` is called or dropped.
+    pub(super) unsafe fn copy_behind(&self, moves: &[FrameMove], done: CopyDone) {
+        if let Err(error) = check::moves(moves, self.frames()) {
+            return done(Err(error));
+        }
+        // SAFETY: as above. The commands keep the memory and the kernels alive.
+        match unsafe { self.enqueue_wave(moves) } {
+            Ok(commands) => commands.then(self.inner.clone(), done),
+            // The command scope has waited for the commands that it had enqueued.
+            Err(error) => done(Err(error)),
+        }
+    }
+
+    /// Enqueues the copy of a wave, with its mark, and a nudge behind that on a stream of nudges.
+    ///
+    /// # Safety
+    /// As for [`copy_behind`](Self::copy_behind).
+    unsafe fn enqueue_wave(&self, moves: &[FrameMove]) -> Result<CommandScope<'_>, StorageError> {
+        let device = &self.inner.device.0;
+        let _entered = device.context.enter()?;
+        let beside = if device.watch.is_engine_busy() { Beside::Batches } else { Beside::Nothing };
+        // SAFETY: the caller's promise; the stream lives as long as the storage.
+        let mut commands = unsafe { self.enqueue_copy(moves, self.moving.raw(), beside)? };
+        let mark = commands.mark()?;
+        device.watch.nudge_of_wave(mark);
+        Ok(commands)
+    }
+
+    /// Implements [`Storage::copy_on`].
+    ///
+    /// # Safety
+    /// The frame rule, until the stream has executed the copy.
+    pub(super) unsafe fn copy_in_order(
+        &self,
+        stream: &DeviceStream,
+        moves: &[FrameMove],
+    ) -> Result<(), StorageError> {
+        let _entered = self.inner.device.0.context.enter()?;
+        self.inner.device.check_stream(stream, "copying frames")?;
+        check::moves(moves, self.frames())?;
+        let on = raw(stream);
+        // SAFETY: as above; the stream is of this device.
+        let mut commands = unsafe { self.enqueue_copy(moves, on, Beside::Nothing)? };
+        // Under another batch, the host may store to the copy before this stream has executed
+        // it.
+        let mark = commands.mark()?.clone();
+        self.inner.pending.begin(moves, &mark);
+        let inner = self.inner.clone();
+        let done = move |_| inner.pending.end(&mark);
+        commands.then(stream.clone(), Box::new(done));
+        Ok(())
+    }
+
+    /// # Safety
+    /// The stream lives as long as the command scope; the moves are checked; the frame rule, until
+    /// the command scope ends.
+    unsafe fn enqueue_copy(
+        &self,
+        moves: &[FrameMove],
+        stream: CUstream,
+        beside: Beside,
+    ) -> Result<CommandScope<'_>, StorageError> {
+        let inner = &*self.inner;
+        let n_pieces = inner.pieces.list.len();
+        let (pieces, n_pieces) = (inner.table.address(), n_pieces as u32);
+        inner.device.good()?;
+        // SAFETY: the stream lives.
+        let mut commands = unsafe { CommandScope::on(&inner.device, stream) };
+        let _entered = inner.device.0.context.enter()?;
+        // Jobs are counted in 31 bits.
+        let most = (i32::MAX as usize / n_pieces.max(1) as usize).clamp(1, BYTES_MAX / size_of::<Move>());
+        for moves in moves.chunks(most) {
+            let mut params = CopyParams {
+                pieces,
+                moves: 0,
+                n_pieces,
+                n_moves: moves.len() as u32,
+                unit: inner.pieces.copy_unit,
+                reserved: 0,
+                few: NO_MOVES,
+            };
+            let list = moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 });
+            if moves.len() <= MOVES_INLINE {
+                params.few.iter_mut().zip(list).for_each(|(place, step)| *place = step);
+            } else {
+                params.moves = commands.upload(bytes_of(&list.collect::<Vec<Move>>()))?;
+            }
+            let (kernel, shape) = self.copy_shape(moves.len().saturating_mul(n_pieces as usize), beside);
+            // SAFETY: the tables live until the command scope ends; the unit fits the kernel; the
+            // rest is the caller's promise.
+            unsafe { commands.launch_as(kernel, shape, &params)? };
+        }
+        Ok(commands)
+    }
+
+    /// Returns the kernel that copies `jobs` pieces, and the shape of its launch.
+    ///
+    /// Beside batches, few CTAs leave most multiprocessors to the model. Alone, the copy occupies all
+    /// of them, with about as many bytes in flight as the memory needs.
+    fn copy_shape(&self, jobs: usize, beside: Beside) -> (Kernel, Shape) {
+        let device = &self.inner.device;
+        let is_bulk = device.0.kernels.has_bulk() && self.inner.pieces.copy_unit == 16;
+        let processors = device.info().multiprocessors.max(1);
+        let (kernel, teams, threads, shared_bytes, per_processor) = match (is_bulk, beside) {
+            // Three rings of 64 KiB fit into a multiprocessor's shared memory.
+            (true, Beside::Nothing) => (Kernel::CopyBulk, 1, BULK_THREADS, BULK_SHARED_BYTES, 3),
+            (true, Beside::Batches) => (Kernel::CopyBulk, 1, BULK_THREADS, BULK_SHARED_BYTES, 1),
+            (false, Beside::Nothing) => (Kernel::Copy, 8, 8 * COPY_TEAM, 0, 1),
+            (false, Beside::Batches) => (Kernel::Copy, 2, 2 * COPY_TEAM, 0, 1),
+        };
+        let most = match beside {
+            Beside::Nothing => processors * per_processor,
+            Beside::Batches => self.moving_ctas,
+        };
+        let ctas = jobs.div_ceil(teams).min(most as usize) as u32;
+        (kernel, Shape { ctas, threads, shared_bytes })
+    }
+
+    /// Implements [`Storage::zero`].
+    ///
+    /// # Safety
+    /// The frame rule.
+    pub(super) unsafe fn zero_runs(&self, runs: &[Run]) -> Result<(), StorageError> {
+        check::runs_disjoint(runs, self.frames())?;
+        self.inner.device.good()?;
+        // SAFETY: frames that exist and are distinct; the rest is the caller's promise.
+        unsafe { self.enqueue_zeroes(runs) }.and_then(CommandScope::wait)
+    }
+
+    /// Implements [`Storage::zero_then`].
+    ///
+    /// # Safety
+    /// The frame rule, until `done` is called or dropped.
+    pub(super) unsafe fn zero_behind(&self, runs: &[Run], done: CopyDone) {
+        if let Err(error) = check::runs_disjoint(runs, self.frames()) {
+            return done(Err(error));
+        }
+        // SAFETY: as in `zero_runs`. The commands keep the memory alive.
+        match unsafe { self.enqueue_zeroes(runs) } {
+            Ok(commands) => commands.then(self.inner.clone(), done),
+            Err(error) => done(Err(error)),
+        }
+    }
+
+    /// Enqueues the zeroing of these frames. The caller frees them, and must not fail for lack of a
+    /// buffer or a kernel; on the watcher's thread it must not wait for the device either.
+    ///
+    /// # Safety
+    /// The frames exist and are distinct; the frame rule, until the scope ends.
+    unsafe fn enqueue_zeroes(&self, runs: &[Run]) -> Result<CommandScope<'_>, StorageError> {
+        let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
+        let _entered = self.inner.device.0.context.enter()?;
+        // SAFETY: the stream lives as long as the storage.
+        let mut commands = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
+        // SAFETY: the caller's promise.
+        match unsafe { self.launch_zeroes(&mut commands, &frames) } {
+            // In the same scope, which keeps the buffers of a part that was enqueued. SAFETY: as above.
+            Err(error) if !error.is_lost() => unsafe { self.fill_zeroes(&mut commands, &frames)? },
+            outcome => outcome?,
+        }
+        Ok(commands)
+    }
+
+    /// # Safety
+    /// The frames exist and are distinct; the frame rule.
+    unsafe fn launch_zeroes(
+        &self,
+        commands: &mut CommandScope<'_>,
+        frames: &[u32],
+    ) -> Result<(), StorageError> {
+        let inner = &*self.inner;
+        let n_pieces = inner.pieces.list.len();
+        let most = (i32::MAX as usize / n_pieces).clamp(1, BYTES_MAX / size_of::<u32>());
+        for frames in frames.chunks(most) {
+            let params = ZeroParams {
+                pieces: inner.table.address(),
+                frames: commands.upload(bytes_of(frames))?,
+                n_pieces: n_pieces as u32,
+                n_frames: frames.len() as u32,
+                unit: inner.pieces.copy_unit,
+                reserved: 0,
+            };
+            // SAFETY: the caller's promise.
+            unsafe { commands.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
+        }
+        Ok(())
+    }
+
+    /// Zeroes frames piece by piece: slower, but without a buffer or a kernel.
+    ///
+    /// # Safety
+    /// As for [`launch_zeroes`](Self::launch_zeroes).
+    #[cold]
+    unsafe fn fill_zeroes(
+        &self,
+        commands: &mut CommandScope<'_>,
+        frames: &[u32],
+    ) -> Result<(), StorageError> {
+        let pieces = &self.inner.pieces.list;
+        for (&frame, piece) in frames.iter().flat_map(|frame| pieces.iter().map(move |piece| (frame, piece)))
+        {
+            let at = piece.base + u64::from(frame) * piece.frame_stride;
+            // SAFETY: the piece of a frame that exists and that the caller owns.
+            unsafe { commands.zero(at, piece.bytes as usize)? };
+        }
+        Ok(())
+    }
+}

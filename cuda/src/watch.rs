@@ -1,0 +1,319 @@
+//! One thread per device that detects completed events and notifies their waiters.
+//!
+//! ```text
+//! watch(event, done) ──channel──> pending: [(event, done)]
+//!                                  │  on each message, and every 2 ms while any is pending:
+//!                                  ├─ complete        done(Ok)
+//!                                  ├─ not yet         stays
+//!                                  └─ query failed    the device is lost: done(Err) for all events
+//! ```
+//!
+//! On some streams no event can be recorded for now: the stream is being captured, or the driver
+//! refuses. The recording is tried again with every sweep. A capture may take any time. Refusals may
+//! be permanent (the stream was destroyed), so that after [`PATIENCE`] the stream itself is asked:
+//!
+//! ```text
+//! refused < 200 ms ──> try again
+//! refused longer ──cuStreamQuery──> idle       its work is complete: done(Ok)
+//!                                   no answer, or busy
+//!                                              try again, for at most 5 s; then the device is lost
+//! ```
+//!
+//! A nudge is a host function behind the event. It is a hint: a nudge that comes late, or never
+//! because the context has failed, costs one tick. A stream executes its work in order, so that
+//! events of different streams must not share one stream of nudges: the nudge of a wave would wait
+//! for those of the batches before it.
+//!
+//! | event on | nudge on |
+//! |---|---|
+//! | an engine's stream | one of [`NUDGES`] streams: while few engine streams have pending events, one each |
+//! | the stream of moves | one stream for all storages of the device |
+//! | others | none: only buffers wait for these events |
+//!
+//! A host function on the stream of moves itself would save a call per wave (seven instead of eight).
+//! But the next wave then begins after that function has returned, and CUDA may run the host functions
+//! of all streams on one thread: one of the engine that takes long would hold up compaction.
+//!
+//! Callbacks run on this thread, and delay each other: a pool that wipes freed frames only begins the
+//! wipes here. A callback may drop the last reference to a storage, which waits for the device, or to
+//! the device. No thread therefore joins this one: it ends by itself once no sender is left and no
+//! event is pending.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SendError, Sender};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::sys::{self, CUstream};
+
+use kvpool::StorageError;
+use kvpool::storage::{CopyDone, DeviceStream};
+
+use super::context::Context;
+use super::engines::{Engines, NUDGES};
+use super::error::CudaError;
+use super::event::Event;
+use super::stream::{Stream, StreamPriority, is_capturing, is_idle};
+
+/// Maximum delay of a notification whose nudge was lost.
+const TICK: Duration = Duration::from_millis(2);
+
+/// Time for which the driver may refuse an event before the stream is asked instead.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Time for which the driver may refuse an event on a stream that stays busy.
+const PATIENCE_BUSY: Duration = Duration::from_secs(5);
+
+/// Watches events; see the [module](self).
+#[derive(Debug)]
+pub(super) struct Watch {
+    context: Arc<Context>,
+    sender: Arc<Sender<Message>>,
+    nudges: [Stream; NUDGES],
+    /// Nudges of waves.
+    waves: Stream,
+    /// The engine streams with pending events.
+    engines: Arc<Engines>,
+}
+
+enum Message {
+    Watch(Mark, CopyDone),
+    Nudge,
+}
+
+/// An event to wait for.
+struct Mark {
+    /// `None` while the stream is being captured, or the driver refuses; the event is recorded as
+    /// soon as possible.
+    event: Option<Arc<Event>>,
+    /// The engine's stream; `None` for the backend's own streams, which no one captures.
+    stream: Option<DeviceStream>,
+    /// Time since which the driver has refused to record the event, other than for a capture.
+    refused_since: Option<Instant>,
+}
+
+impl Watch {
+    /// Starts the thread.
+    pub(super) fn start(context: Arc<Context>) -> Result<Self, CudaError> {
+        let nudge = || Stream::new(context.clone(), StreamPriority::Highest).map_err(CudaError::of);
+        let (nudges, waves) = ([nudge()?, nudge()?, nudge()?, nudge()?], nudge()?);
+        let (sender, receiver) = mpsc::channel();
+        let watched = context.clone();
+        let thread = thread::Builder::new().name(format!("kvpool-{}", context.id()));
+        (thread.spawn(move || run(&watched, &receiver)))
+            .map_err(|error| CudaError::NoThread { reason: error.kind() })?;
+        Ok(Self { context, sender: Arc::new(sender), nudges, waves, engines: Arc::default() })
+    }
+
+    /// Calls `done` on the watcher's thread once the event, recorded on an engine's stream, is
+    /// complete, or can never be.
+    pub(super) fn watch(&self, event: Arc<Event>, stream: DeviceStream, done: CopyDone) {
+        let (place, done) = self.engines.counted(&stream, done);
+        // Before the event is given away. If this fails, the tick remains; if the context has
+        // failed, the thread will notice.
+        let _ = self.nudge_behind(&event, self.nudges[place].raw());
+        let stream = Some(stream);
+        self.send(Message::Watch(Mark { event: Some(event), stream, refused_since: None }, done));
+    }
+
+    /// Does the same for an event on a stream of this backend. Without a
+    /// [nudge](Self::nudge_of_wave), up to a tick later.
+    pub(super) fn watch_own(&self, event: Arc<Event>, done: CopyDone) {
+        self.send(Message::Watch(Mark { event: Some(event), stream: None, refused_since: None }, done));
+    }
+
+    /// Does the same for a stream on which no event can be recorded now.
+    ///
+    /// The stream is being captured, or the driver refuses.
+    pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
+        let (_, done) = self.engines.counted(&stream, done);
+        self.send(Message::Watch(Mark { event: None, stream: Some(stream), refused_since: None }, done));
+    }
+
+    /// Returns true if batches on engine streams have been finished by the host, and not by the
+    /// device.
+    pub(super) fn is_engine_busy(&self) -> bool {
+        self.engines.is_busy()
+    }
+
+    fn send(&self, message: Message) {
+        // The thread runs while there is a sender. If it has ended, completion cannot be detected
+        // any more: the device is then marked as stuck, and its memory is neither used nor given back
+        // any more, so that work in progress does no harm.
+        if let Err(SendError(Message::Watch(mark, done))) = self.sender.send(message) {
+            let lost = self.context.lose_stuck("the thread that watches it has ended".into());
+            drop(mark);
+            done(Err(lost));
+        }
+    }
+
+    /// Enqueues a nudge behind the event of a wave.
+    pub(super) fn nudge_of_wave(&self, event: &Event) {
+        // A nudge is a hint.
+        let _ = self.nudge_behind(event, self.waves.raw());
+    }
+
+    fn nudge_behind(&self, event: &Event, nudges: CUstream) -> Result<(), StorageError> {
+        let _entered = self.context.enter()?;
+        // SAFETY: the stream lives, and is of this context.
+        unsafe { event.hold_back(&self.context, nudges)? };
+        // Weak: a nudge that is never called, in a failed context, must not keep the thread
+        // running.
+        let told = Box::into_raw(Box::new(Arc::downgrade(&self.sender)));
+        // SAFETY: the stream lives; the function takes the box back, and calls no function of the
+        // driver.
+        let launched = unsafe { sys::cuLaunchHostFunc(nudges, Some(nudge), told.cast()) };
+        let launched = self.context.check(launched, "calling back");
+        if launched.is_err() {
+            // SAFETY: the driver did not take it.
+            drop(unsafe { Box::from_raw(told) });
+        }
+        launched
+    }
+}
+
+/// Host function, called by the driver.
+///
+/// # Safety
+/// `told` comes from [`Watch::nudge_behind`], and is passed once.
+unsafe extern "C" fn nudge(told: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let sender = unsafe { Box::from_raw(told.cast::<Weak<Sender<Message>>>()) };
+    if let Some(sender) = sender.upgrade() {
+        let _ = sender.send(Message::Nudge);
+    }
+}
+
+thread_local! {
+    static IS_WATCHER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns true on the threads of watchers, which must not wait for a device: the reports of all
+/// events would wait with them.
+pub(super) fn is_watcher() -> bool {
+    IS_WATCHER.get()
+}
+
+fn run(context: &Arc<Context>, receiver: &Receiver<Message>) {
+    IS_WATCHER.set(true);
+    let mut pending = Vec::new();
+    loop {
+        let message = if pending.is_empty() {
+            receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        } else {
+            receiver.recv_timeout(TICK)
+        };
+        match message {
+            Ok(message) => take(message, &mut pending),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) if pending.is_empty() => return,
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(TICK),
+        }
+        // Handle a burst of messages in one sweep.
+        while let Ok(message) = receiver.try_recv() {
+            take(message, &mut pending);
+        }
+        sweep(context, &mut pending);
+    }
+}
+
+/// Calls user code. Neither a panic of it nor one of the payload's destructor goes any further.
+fn caught(call: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
+        std::mem::forget(catch_unwind(AssertUnwindSafe(|| drop(payload))));
+    }
+}
+
+fn take(message: Message, pending: &mut Vec<(Mark, CopyDone)>) {
+    if let Message::Watch(mark, done) = message {
+        pending.push((mark, done));
+    }
+}
+
+/// Notifies the waiters of all completed events, in order of arrival.
+fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
+    let mut over = Vec::new();
+    // Around the queries, not around the callbacks.
+    let entered = context.enter_anyhow();
+    for (mut mark, done) in std::mem::take(pending) {
+        match mark.is_reached(context) {
+            Ok(false) => pending.push((mark, done)),
+            Ok(true) => over.push((mark, done, Ok(()))),
+            Err(error) => over.push((mark, done, Err(error))),
+        }
+    }
+    // A failure found by one query also applies to events queried before it.
+    if let Err(lost) = context.good() {
+        over.extend(pending.drain(..).map(|(mark, done)| (mark, done, Err(lost.clone()))));
+    }
+    drop(entered);
+    for (mark, done, outcome) in over {
+        // A panic in a callback, or in the owner of a stream, must not affect the other callbacks.
+        caught(|| done(outcome));
+        caught(|| drop(mark));
+    }
+}
+
+impl Mark {
+    fn is_reached(&mut self, context: &Arc<Context>) -> Result<bool, StorageError> {
+        if self.event.is_none() {
+            let Some(stream) = &self.stream else { return Ok(false) };
+            let raw: CUstream = stream.as_raw().cast();
+            // SAFETY: by the contract of `DeviceStream`, a stream of this device while it lives.
+            let marked = unsafe {
+                match is_capturing(context, raw) {
+                    Ok(true) => {
+                        self.refused_since = None;
+                        return Ok(false);
+                    }
+                    Ok(false) => Event::record(context, raw),
+                    Err(error) => Err(error),
+                }
+            };
+            match marked {
+                Ok(event) => (self.event, self.refused_since) = (Some(Arc::new(event)), None),
+                Err(error) if error.is_lost() => return Err(error),
+                Err(error) => {
+                    let refused = self.refused_since.get_or_insert_with(Instant::now).elapsed();
+                    // SAFETY: as above.
+                    return unsafe { ask_stream(context, raw, refused, &error) };
+                }
+            }
+        }
+        let Some(event) = &self.event else { return Ok(false) };
+        match event.is_complete() {
+            // A capture began between the check and the recording; the event is part of the graph.
+            Err(error) if !error.is_lost() && self.stream.is_some() => {
+                self.event = None;
+                Ok(false)
+            }
+            answer => answer,
+        }
+    }
+}
+
+/// Asks a stream on which the driver refuses to record an event, because of `error`, for its state.
+///
+/// # Safety
+/// The stream lives, and is one of this context.
+unsafe fn ask_stream(
+    context: &Context,
+    stream: CUstream,
+    refused: Duration,
+    error: &StorageError,
+) -> Result<bool, StorageError> {
+    if refused < PATIENCE {
+        return Ok(false);
+    }
+    // SAFETY: the caller's promise.
+    match unsafe { is_idle(context, stream) } {
+        Err(error) if error.is_lost() => Err(error),
+        Ok(false) | Err(_) if refused >= PATIENCE_BUSY => {
+            Err(context.lose_stuck(format!("the end of a stream's work cannot be detected: {error}").into()))
+        }
+        answer => Ok(answer.unwrap_or(false)),
+    }
+}
