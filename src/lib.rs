@@ -145,12 +145,12 @@ mod pool;
 pub mod testing;
 
 #[doc(inline)]
-pub use migrate::{
-    Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, ManifestLimits,
-    PackedForm, Piece, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
-};
+pub use migrate::transport;
 #[doc(inline)]
-pub use migrate::{heads, transport};
+pub use migrate::{
+    Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm, Piece,
+    Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
+};
 #[doc(inline)]
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,

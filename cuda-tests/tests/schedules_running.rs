@@ -5,7 +5,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kvpool::{DefragConfig, ResizeError, ResizeOptions, SequenceId};
+use kvpool::{DefragConfig, DefragOptions, ResizeError, ResizeOptions, SequenceId};
 use kvpool_cuda::{Device, StreamPriority};
 use kvpool_cuda_tests::engine::{Lane, Rig, Shape, Wrong, drained, layout_of};
 use kvpool_cuda_tests::mock::{self, Rules, Session, Style};
@@ -42,7 +42,8 @@ fn run(session: &Session, device: &Device, seed: u64) -> Result<(u64, u64, u64),
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     let _entered = runtime.enter();
     let config = DefragConfig::new().threshold(0.0).interval(Duration::from_micros(300));
-    let config = config.wave_bytes(2 * rig.pool.layout().bytes_per_block());
+    let moves = DefragOptions::new().wave_bytes(2 * rig.pool.layout().bytes_per_block());
+    let config = config.moves(moves);
     let defragmenter = rig.pool.start_defragmenter(config).expect("a storage and a runtime");
     let (rig, at_work) = (&rig, AtomicUsize::new(streams.len()));
     let (mut compared, mut resized, mut wrong) = (0, 0, None);

@@ -59,7 +59,7 @@ fn check(pool: &Pool) {
     for client in 0..CLIENTS {
         for hash in hashes(client) {
             let export = pool.export_prefix(0, &[hash]).unwrap();
-            assert_eq!(export.packed(0, None).unwrap(), bytes_of(pool, hash), "a wrong byte");
+            assert_eq!(export.packed(0).unwrap(), bytes_of(pool, hash), "a wrong byte");
         }
     }
 }

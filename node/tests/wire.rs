@@ -8,7 +8,7 @@ mod kv;
 use decoders::decode_all;
 use kvpool::prefix::{BlockHash, Origin};
 use kvpool::transport::Tag;
-use kvpool::{FrameId, Manifest, ManifestLimits, Run};
+use kvpool::{FrameId, Manifest, Run};
 use kvpool_node::protocol::{CacheAnswer, CacheQuestion, List};
 use kvpool_node::tier::{Fingerprint, TierKey, TierValue, origins_of};
 use kvpool_node::wire::{
@@ -35,7 +35,7 @@ fn manifest(is_sequence: bool) -> Manifest {
         json["contents"]["Cached"]["blocks"][1]["origins"] = serde_json::json!([]);
     }
     let manifest: Manifest = serde_json::from_value(json).unwrap();
-    manifest.check(&ManifestLimits::default()).unwrap();
+    manifest.check().unwrap();
     manifest
 }
 

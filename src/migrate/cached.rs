@@ -26,11 +26,8 @@ use super::route::Route;
 /// # Errors
 ///
 /// [`TransferError`]; all blocks are left in place.
-pub(crate) async fn offload(
-    route: Result<Route, TransferError>,
-    blocks_max: usize,
-) -> Result<OffloadReport, TransferError> {
-    let route = route?;
+pub(crate) async fn offload(route: Route, blocks_max: usize) -> Result<OffloadReport, TransferError> {
+    route.check_caches()?;
     if blocks_max == 0 {
         return Err(AllocError::Zero.into());
     }
@@ -49,11 +46,11 @@ pub(crate) async fn offload(
 ///
 /// [`TransferError`]; no block was copied.
 pub(crate) async fn bring_back(
-    route: Result<Route, TransferError>,
+    route: Route,
     keys: &PrefixKeys<'_>,
     tokens: &[u32],
 ) -> Result<BringBackReport, TransferError> {
-    let route = route?;
+    route.check_caches()?;
     let hashes = route.to.cache()?.hasher().hashes(keys, tokens)?;
     let prompt = Prompt { tokens: tokens.into(), hashes, extra_keys: keys.extra().into() };
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
@@ -105,14 +102,8 @@ impl Route {
         let (_, refs) = import.commit_as(&|_, _| None)?;
         let finished = export.finish();
         drop(refs);
-        Ok(OffloadReport {
-            present_blocks,
-            evicted_blocks: finished.evicted_blocks,
-            leaving_blocks: finished.leaving_blocks,
-            warm_blocks: finished.warm_blocks,
-            stale_blocks,
-            carried: Carried { took: began.elapsed(), ..carried },
-        })
+        let carried = Carried { took: began.elapsed(), ..carried };
+        Ok(OffloadReport { stale_blocks, ..OffloadReport::new(carried, present_blocks, finished) })
     }
 
     fn bring_back(

@@ -9,16 +9,16 @@
 
 use std::sync::Arc;
 
-use crate::error::{FormError, ManifestError, TransferError};
+use crate::error::{FormError, TransferError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::{BlockHash, ColdBlock, Origin};
 use crate::sequence::{BlockRefs, Outline, Sequence, Sequences};
 use crate::storage::Storage;
 
-use super::checksum::{checksum, checksums};
+use super::checksum::checksums;
 use super::error::MigrateError;
 use super::form::PackedForm;
-use super::heads::{self, HeadRange, PackedBlock};
+use super::heads::HeadRange;
 use super::held::{ColdBlocks, Finished, HeldBlocks, Piece, Refs};
 use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest};
 use super::route::End;
@@ -35,7 +35,8 @@ const PIECE_BYTES: usize = 64 << 20;
 /// on stay owned until it drops that.
 #[must_use = "dropping an export closes its sequence"]
 pub struct Export {
-    held: Option<Arc<HeldBlocks>>,
+    /// Dropped before the sequence.
+    held: Arc<HeldBlocks>,
     contents: Contents,
     sequence: Option<Sequence>,
     heads: Option<HeadRange>,
@@ -125,15 +126,11 @@ impl Export {
     }
 
     fn new(held: HeldBlocks, contents: Contents, era: u64) -> Self {
-        Self { held: Some(Arc::new(held)), contents, sequence: None, heads: None, era }
-    }
-
-    fn held(&self) -> &Arc<HeldBlocks> {
-        self.held.as_ref().unwrap_or_else(|| unreachable!("only `finish` and `cancel` take it"))
+        Self { held: Arc::new(held), contents, sequence: None, heads: None, era }
     }
 
     fn end(&self) -> &End {
-        self.held().end()
+        self.held.end()
     }
 
     pub(crate) fn is_of(&self, sequences: &Sequences) -> bool {
@@ -178,8 +175,8 @@ impl Export {
     pub fn manifest(&self) -> Result<Manifest, TransferError> {
         let end = self.end();
         let form = PackedForm::of(end.storage.layout());
-        let mut sums = Vec::with_capacity(self.held().ids().len());
-        let places: Vec<u32> = (0..self.held().ids().len() as u32).collect();
+        let mut sums = Vec::with_capacity(self.held.ids().len());
+        let places: Vec<u32> = (0..self.held.ids().len() as u32).collect();
         // A piece keeps its blocks in their frames, so that it is a small part of the whole.
         for places in places.chunks((PIECE_BYTES / end.storage.layout().packed_bytes()).max(1)) {
             let piece = self.piece(places)?;
@@ -201,53 +198,25 @@ impl Export {
         let (Contents::Cached(cached), Ok(cache)) = (&self.contents, self.end().cache()) else {
             return Vec::new();
         };
-        let blocks = self.held().ids().iter().zip(manifest.checksums()).zip(&cached.blocks);
+        let blocks = self.held.ids().iter().zip(manifest.checksums()).zip(&cached.blocks);
         let is_damaged = |id: &Option<BlockId>, got: u64| {
             id.and_then(|id| cache.sum(id)).is_some_and(|arrived| arrived != got)
         };
         blocks.filter(|((id, got), _)| is_damaged(id, **got)).map(|(_, block)| block.hash).collect()
     }
 
-    /// Returns the manifest of some of the heads of each block, for a target that holds no others.
-    ///
-    /// The bytes that belong to it are those of [`packed`](Self::packed) for the same heads.
+    /// Returns the packed bytes of a block.
     ///
     /// # Errors
     ///
-    /// As for [`packed`](Self::packed).
-    pub fn manifest_of(&self, heads: HeadRange) -> Result<Manifest, TransferError> {
-        let (end, mut checksums) = (self.end(), Vec::new());
-        let form = PackedForm::of(end.storage.layout());
-        for place in 0..self.held().ids().len() as u32 {
-            checksums.push(checksum(&self.packed(place, Some(heads))?));
-        }
-        let own = self.own_heads()?;
-        let form = heads::part(&form, own, heads).map_err(ManifestError::from)?;
-        let hashing = end.sequences.cache().map(|cache| cache.hasher().fingerprint());
-        Ok(Manifest::new(form, hashing, Some(heads), self.contents.clone(), checksums))
-    }
-
-    fn own_heads(&self) -> Result<HeadRange, ManifestError> {
-        Ok(self.heads.ok_or(FormError::HeadsUnknown { end: "source" })?)
-    }
-
-    /// Returns the packed bytes of a block, or of some of its heads.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Storage`], [`TransferError::NotTransferred`]; [`TransferError::Manifest`]
-    /// for heads that the block does not hold, or whose place in it was not
-    /// [stated](Self::set_heads).
-    pub fn packed(&self, place: u32, heads: Option<HeadRange>) -> Result<Vec<u8>, TransferError> {
+    /// [`TransferError::Storage`], [`TransferError::NotTransferred`].
+    pub fn packed(&self, place: u32) -> Result<Vec<u8>, TransferError> {
         let (end, piece) = (self.end(), self.piece(&[place])?);
-        let form = PackedForm::of(end.storage.layout());
         let mut bytes = vec![0; end.storage.layout().packed_bytes()];
         // SAFETY: no thread writes the block, which stays in its frame while the piece lives.
         let done = unsafe { end.storage.pack(&piece.runs, &mut bytes) };
         done.inspect_err(|error| end.note_loss(error))?;
-        let Some(heads) = heads else { return Ok(bytes) };
-        let block = PackedBlock { form: &form, heads: self.own_heads()?, bytes: &bytes };
-        Ok(heads::extract(block, heads).map_err(ManifestError::from)?)
+        Ok(bytes)
     }
 
     /// Returns the id of the exported sequence; `None` for cached blocks.
@@ -263,7 +232,7 @@ impl Export {
 
     /// Returns the number of blocks.
     pub fn len(&self) -> usize {
-        self.held().ids().iter().flatten().count()
+        self.held.ids().iter().flatten().count()
     }
 
     /// Returns whether it has no blocks.
@@ -273,7 +242,7 @@ impl Export {
 
     /// Returns its blocks, in the order of the manifest.
     pub fn blocks(&self) -> Vec<BlockId> {
-        self.held().ids().iter().flatten().copied().collect()
+        self.held.ids().iter().flatten().copied().collect()
     }
 
     /// Returns the hashes of cached blocks, in the order of the manifest; none for a sequence.
@@ -311,7 +280,7 @@ impl Export {
     ///
     /// [`TransferError::NotTransferred`].
     pub fn piece(&self, places: &[u32]) -> Result<Piece, TransferError> {
-        self.held().pinned_piece(places)
+        self.held.pinned_piece(places)
     }
 
     /// Keeps only these cached blocks, by their places in the manifest: those that the target has
@@ -325,10 +294,7 @@ impl Export {
     ///
     /// [`TransferError::NotTransferred`], [`TransferError::InTransfer`]; nothing changes.
     pub fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
-        match &mut self.held {
-            Some(held) => held.exclusive()?.retain(places),
-            None => Ok(()),
-        }
+        self.held.exclusive()?.retain(places)
     }
 
     /// Returns whether the prefix cache was not cleared since the export began.
@@ -342,30 +308,21 @@ impl Export {
     /// Ends the export after the target has committed: closes the sequence, or evicts the cached
     /// blocks. Leaves the blocks of a copy and of a prefix alone.
     pub fn finish(mut self) -> Finished {
-        let finished = self.held.as_mut().map(HeldBlocks::give_up);
-        self.release();
-        finished.unwrap_or_default()
+        self.held.give_up()
     }
 
     /// Ends the export without a transfer. Returns the sequence, if it has one; cached blocks
     /// return to their places.
     pub fn cancel(mut self) -> Option<Sequence> {
-        self.release();
         self.sequence.take()
-    }
-
-    /// Releases the references, except those that a transport holds. Before the sequence is closed
-    /// or continues, so that it finds its blocks unshared.
-    fn release(&mut self) {
-        if let Some(held) = self.held.take() {
-            held.quarantine();
-        }
     }
 }
 
 impl Drop for Export {
+    /// Leaves the blocks to the transports that hold them. The references are released before the
+    /// sequence is closed or continues, so that it finds its blocks unshared.
     fn drop(&mut self) {
-        self.release();
+        self.held.quarantine();
     }
 }
 

@@ -171,19 +171,6 @@ impl PackedForm {
         Ok(())
     }
 
-    /// Returns this form with another number of heads: `count` of its heads from `first` on.
-    pub(super) fn with_heads(&self, first: u32, count: u32) -> Self {
-        let of = |scales: &[u32]| {
-            let layers = scales.chunks_exact(self.heads.max(1) as usize);
-            layers.flat_map(|layer| &layer[first as usize..(first + count) as usize]).copied().collect()
-        };
-        let scales = match &self.scales {
-            FormScales::PerHead { k, v } => FormScales::PerHead { k: of(k), v: of(v) },
-            scales => scales.clone(),
-        };
-        Self { heads: count, scales, ..self.clone() }
-    }
-
     /// Returns the number of rows of a token in each layer and kind: K and V, or the latent vector.
     pub(super) fn halves(&self) -> usize {
         if self.is_latent { 1 } else { 2 }

@@ -6,7 +6,7 @@ use crate::error::{FormError, ManifestError, TransferError};
 
 use super::checksum::checksum;
 use super::form::PackedForm;
-use super::heads::{self, HeadRange, PackedBlock, check_split};
+use super::heads::{HeadRange, check_split, copy_shared};
 use super::manifest::Manifest;
 
 /// The sources of an import that hold other heads than it, and what has arrived from them.
@@ -39,36 +39,34 @@ impl Gather {
         Ok(())
     }
 
-    /// Checks the bytes of a block from the source with these heads, and returns their form.
-    pub(super) fn source(
+    /// Checks the bytes of a block from the source with these heads.
+    pub(super) fn check(
         &self,
         from: Option<HeadRange>,
         place: u32,
         bytes: &[u8],
-    ) -> Result<(PackedForm, HeadRange), TransferError> {
+    ) -> Result<HeadRange, TransferError> {
         let unknown = || ManifestError::from(FormError::HeadsUnknown { end: "source" });
         let from = from.ok_or_else(unknown)?;
         let source = self.sources.iter().find(|source| source.heads() == Some(from)).ok_or_else(unknown)?;
         if source.checksums().get(place as usize) != Some(&checksum(bytes)) {
             return Err(TransferError::Checksum { place });
         }
-        Ok((source.form().clone(), from))
+        match (bytes.len(), source.form().packed_bytes()) {
+            (got, want) if got == want => Ok(from),
+            (got, want) => Err(ManifestError::from(FormError::Bytes { got, want }).into()),
+        }
     }
 
-    /// Copies the heads of a source's block into a packed block of this end.
-    pub(super) fn insert(
-        &self,
-        block: PackedBlock<'_>,
-        packed: &mut [u8],
-    ) -> Result<Option<HeadRange>, TransferError> {
-        let inserted = heads::insert(block, &self.form, self.own, packed);
-        inserted.map_err(|error| ManifestError::from(error).into())
+    /// Copies the heads that this end holds from a checked block into a packed block of this end.
+    pub(super) fn insert(&self, from: HeadRange, bytes: &[u8], packed: &mut [u8]) {
+        copy_shared(&self.form, (from, bytes), (self.own, packed));
     }
 
-    /// Records that heads of a block have arrived. Returns whether it is complete.
-    pub(super) fn arrived(&mut self, place: u32, heads: HeadRange) -> bool {
+    /// Records that a block has arrived from a source. Returns whether it is complete.
+    pub(super) fn arrived(&mut self, place: u32, from: HeadRange) -> bool {
         let arrived = self.arrived.entry(place).or_default();
-        arrived.extend(heads.heads());
+        arrived.extend(from.common(&self.own).iter().flat_map(HeadRange::heads));
         arrived.len() == self.own.heads().len()
     }
 }

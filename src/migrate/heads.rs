@@ -68,79 +68,6 @@ impl HeadRange {
         }
         Ok(())
     }
-
-    /// Checks that a range lies within this one, and returns its first head counted from this
-    /// range's.
-    fn offset_of(&self, part: &Self) -> Result<usize, FormError> {
-        if self.common(part) != Some(Self { total: self.total, ..*part }) || self.total != part.total {
-            let Self { first, total, .. } = *part;
-            return Err(FormError::HeadRange { first, end: part.heads().end, total, heads: self.count });
-        }
-        Ok((part.first - self.first) as usize)
-    }
-}
-
-/// A packed block: its form, the heads that it holds, and its bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct PackedBlock<'a> {
-    /// Form of the block.
-    pub form: &'a PackedForm,
-    /// Heads of the block.
-    pub heads: HeadRange,
-    /// Bytes of the block.
-    pub bytes: &'a [u8],
-}
-
-fn check(form: &PackedForm, heads: HeadRange, bytes: usize) -> Result<(), FormError> {
-    form.check()?;
-    heads.check(form.heads())?;
-    match form.packed_bytes() {
-        want if want == bytes => Ok(()),
-        want => Err(FormError::Bytes { got: bytes, want }),
-    }
-}
-
-/// Returns the packed block of some of a block's heads.
-///
-/// # Errors
-///
-/// [`FormError::HeadRange`] if the block does not hold them, [`FormError::Bytes`].
-pub fn extract(block: PackedBlock<'_>, heads: HeadRange) -> Result<Vec<u8>, FormError> {
-    check(block.form, block.heads, block.bytes.len())?;
-    let first = block.heads.offset_of(&heads)?;
-    let form = part(block.form, block.heads, heads)?;
-    let mut out = vec![0; form.packed_bytes()];
-    let pieces = Pieces { from: (block.form.heads() as usize, first), to: (heads.count as usize, 0) };
-    pieces.copy(&form, heads.count as usize, block.bytes, &mut out);
-    Ok(out)
-}
-
-/// Returns the form of the blocks that hold only some of a block's heads.
-pub(super) fn part(form: &PackedForm, own: HeadRange, heads: HeadRange) -> Result<PackedForm, FormError> {
-    Ok(form.with_heads(own.offset_of(&heads)? as u32, heads.count))
-}
-
-/// Copies the heads that two blocks share from the first into the second, and returns them.
-///
-/// `None`, without effect, if they share none.
-///
-/// # Errors
-///
-/// [`FormError`] if the forms differ in more than their heads, or the static scales of a shared
-/// head differ; nothing was copied.
-pub fn insert(
-    block: PackedBlock<'_>,
-    form: &PackedForm,
-    heads: HeadRange,
-    out: &mut [u8],
-) -> Result<Option<HeadRange>, FormError> {
-    check(block.form, block.heads, block.bytes.len())?;
-    check(form, heads, out.len())?;
-    let Some(common) = check_split(block.form, block.heads, form, heads)? else { return Ok(None) };
-    let (from, to) = (block.heads.offset_of(&common)?, heads.offset_of(&common)?);
-    let pieces = Pieces { from: (block.form.heads() as usize, from), to: (form.heads() as usize, to) };
-    pieces.copy(form, common.count as usize, block.bytes, out);
-    Ok(Some(common))
 }
 
 /// Checks that blocks of one rank can give heads to those of another. Returns the shared heads.
@@ -163,23 +90,24 @@ pub(super) fn check_split(
     Ok(common)
 }
 
-/// Where a range of heads begins in the rows of two blocks: the heads of a row, and the first one.
-struct Pieces {
-    from: (usize, usize),
-    to: (usize, usize),
-}
-
-impl Pieces {
-    /// Copies `count` heads of each row. Both blocks have the form, apart from their heads.
-    fn copy(&self, form: &PackedForm, count: usize, from: &[u8], to: &mut [u8]) {
-        let (mut read, mut written) = (0, 0);
-        for _ in 0..form.layers() {
-            for unit in form.units() {
-                for _ in 0..form.rows() {
-                    let source = &from[read + self.from.1 * unit..][..count * unit];
-                    to[written + self.to.1 * unit..][..count * unit].copy_from_slice(source);
-                    (read, written) = (read + self.from.0 * unit, written + self.to.0 * unit);
-                }
+/// Copies the heads that two packed blocks share from the first into the second. The first one's form
+/// is `form`, apart from its heads, and both have the bytes of their forms.
+pub(super) fn copy_shared(
+    form: &PackedForm,
+    (from, bytes): (HeadRange, &[u8]),
+    (to, out): (HeadRange, &mut [u8]),
+) {
+    let Some(shared) = from.common(&to) else { return };
+    let [read, written] = [from, to].map(|range| (shared.first - range.first) as usize);
+    let [from, to, count] = [from, to, shared].map(|range| range.count as usize);
+    let (mut source, mut target) = (bytes, out);
+    for _ in 0..form.layers() {
+        for unit in form.units() {
+            for _ in 0..form.rows() {
+                let row;
+                (row, target) = std::mem::take(&mut target).split_at_mut(to * unit);
+                row[written * unit..][..count * unit].copy_from_slice(&source[read * unit..][..count * unit]);
+                source = &source[from * unit..];
             }
         }
     }

@@ -22,11 +22,10 @@ use crate::storage::Storage;
 use super::checksum::{checksum, checksums};
 use super::form::PackedForm;
 use super::gather::Gather;
-use super::heads::{HeadRange, PackedBlock};
+use super::heads::HeadRange;
 use super::held::{HeldBlocks, Piece, Refs};
 use super::manifest::{
-    CachedBlock, CachedBlocks, Contents, Manifest, ManifestLimits, check_distinct, check_origins,
-    check_same_form,
+    CachedBlock, CachedBlocks, Contents, Manifest, check_distinct, check_origins, check_same_form,
 };
 use super::route::End;
 use super::transfers::TransferDirection;
@@ -100,7 +99,7 @@ impl Import {
     ///
     /// [`TransferError`]; nothing was reserved.
     pub(crate) fn new(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
-        manifest.check(&ManifestLimits::default())?;
+        manifest.check()?;
         let form = PackedForm::of(end.storage.layout());
         check_same_form(manifest.form(), &form).map_err(ManifestError::from)?;
         Self::of_form(end, manifest)
@@ -112,7 +111,7 @@ impl Import {
     ///
     /// [`TransferError`]; nothing was reserved.
     pub(crate) fn of_heads(end: &End, manifest: &Manifest, own: HeadRange) -> Result<Self, TransferError> {
-        manifest.check(&ManifestLimits::default())?;
+        manifest.check()?;
         let form = PackedForm::of(end.storage.layout());
         let mut gather = Gather::new(form, own)?;
         gather.add(manifest)?;
@@ -367,7 +366,7 @@ impl Import {
     /// [`TransferError::Manifest`] if it is not the same sequence, or its heads do not fit, or this
     /// import was not [prepared](crate::Pool::import_heads) for several sources; nothing changes.
     pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
-        manifest.check(&ManifestLimits::default())?;
+        manifest.check()?;
         match &mut self.gather {
             Some(gather) => {
                 gather.add(manifest)?;
@@ -411,17 +410,16 @@ impl Import {
             self.unverified.remove(&place);
             return Ok(());
         };
-        let (form, heads) = gather.source(from, place, bytes)?;
+        let from = gather.check(from, place, bytes)?;
         let mut packed = vec![0; end.storage.layout().packed_bytes()];
         // SAFETY: as above.
         let done = unsafe { end.storage.pack(&runs, &mut packed) };
         done.inspect_err(|error| end.note_loss(error))?;
-        let block = PackedBlock { form: &form, heads, bytes };
-        let inserted = gather.insert(block, &mut packed)?;
+        gather.insert(from, bytes, &mut packed);
         // SAFETY: as above.
         let done = unsafe { end.storage.unpack(&runs, &packed) };
         done.inspect_err(|error| end.note_loss(error))?;
-        if inserted.is_some_and(|heads| gather.arrived(place, heads)) {
+        if gather.arrived(place, from) {
             self.unverified.remove(&place);
         }
         Ok(())

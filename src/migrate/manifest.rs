@@ -7,7 +7,7 @@
 
 use crate::config::FRAME_BITS;
 use crate::error::{FormError, ManifestError};
-use crate::ids::{Priority, SequenceId};
+use crate::ids::SequenceId;
 use crate::prefix::{BlockHash, ChainHash, ORIGINS_MAX, Origin, PrefixHasher};
 use crate::sequence::{Outline, TOKENS_MAX};
 
@@ -65,22 +65,6 @@ pub(super) struct CachedBlock {
     pub(super) origins: Vec<Origin>,
 }
 
-/// Lengths that a target accepts in a manifest.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ManifestLimits {
-    /// Number of tokens of a sequence, or announced for it.
-    pub tokens_max: u32,
-    /// Number of blocks.
-    pub blocks_max: u32,
-}
-
-impl Default for ManifestLimits {
-    /// The limits of a pool of any size.
-    fn default() -> Self {
-        Self { tokens_max: TOKENS_MAX as u32, blocks_max: u32::MAX }
-    }
-}
-
 impl Manifest {
     pub(super) fn new(
         form: PackedForm,
@@ -92,12 +76,12 @@ impl Manifest {
         Self { version: VERSION, form, hashing, heads, contents, checksums }
     }
 
-    /// Checks that the manifest does not contradict itself and stays within limits.
+    /// Checks that the manifest does not contradict itself, and that a pool could hold its blocks.
     ///
     /// # Errors
     ///
     /// [`ManifestError`], which names the first contradiction.
-    pub fn check(&self, limits: &ManifestLimits) -> Result<(), ManifestError> {
+    pub fn check(&self) -> Result<(), ManifestError> {
         if self.version != VERSION {
             return Err(ManifestError::Version { got: self.version, want: VERSION });
         }
@@ -106,13 +90,13 @@ impl Manifest {
             heads.check(self.form.heads())?;
         }
         let blocks = self.blocks() as u64;
-        at_most("blocks", blocks, limits.blocks_max)?;
+        at_most("blocks", blocks, u32::MAX)?;
         exactly("checksums", self.checksums.len() as u64, blocks)?;
         if self.bytes() == u64::MAX {
             return Err(ManifestError::TooLarge { what: "bytes", got: u64::MAX, max: u64::MAX - 1 });
         }
         match &self.contents {
-            Contents::Sequence(outline) => self.check_outline(outline, limits),
+            Contents::Sequence(outline) => self.check_outline(outline),
             Contents::Cached(cached) => {
                 if self.hashing.is_none() {
                     return Err(ManifestError::Hashing);
@@ -125,8 +109,8 @@ impl Manifest {
         }
     }
 
-    fn check_outline(&self, outline: &Outline, limits: &ManifestLimits) -> Result<(), ManifestError> {
-        let tokens_max = limits.tokens_max.min(TOKENS_MAX as u32);
+    fn check_outline(&self, outline: &Outline) -> Result<(), ManifestError> {
+        let tokens_max = TOKENS_MAX as u32;
         at_most("tokens", u64::from(outline.length), tokens_max)?;
         at_most("committed tokens", u64::from(outline.committed), outline.length)?;
         let Some(known) = &outline.known else { return Ok(()) };
@@ -191,29 +175,12 @@ impl Manifest {
         &self.contents
     }
 
-    /// Returns the version of its format.
-    pub fn version(&self) -> u32 {
-        self.version
-    }
-
     /// Returns the id of the sequence; `None` for cached blocks.
     pub fn sequence(&self) -> Option<SequenceId> {
-        self.outline().map(|outline| outline.id)
-    }
-
-    /// Returns the number of tokens of the sequence, including drafted ones; 0 for cached blocks.
-    pub fn tokens(&self) -> usize {
-        self.outline().map_or(0, |outline| outline.length as usize)
-    }
-
-    /// Returns the number of final tokens of the sequence; 0 for cached blocks.
-    pub fn committed(&self) -> usize {
-        self.outline().map_or(0, |outline| outline.committed as usize)
-    }
-
-    /// Returns the priority of the sequence.
-    pub fn priority(&self) -> Priority {
-        self.outline().map_or_else(Priority::default, |outline| outline.priority)
+        match &self.contents {
+            Contents::Sequence(outline) => Some(outline.id),
+            Contents::Cached(_) => None,
+        }
     }
 
     /// Returns the number of blocks.
@@ -230,16 +197,6 @@ impl Manifest {
         (self.blocks() as u64).saturating_mul(self.form.packed_bytes() as u64)
     }
 
-    /// Returns the hash of each block that has one, in order.
-    pub fn hashes(&self) -> Vec<BlockHash> {
-        match &self.contents {
-            Contents::Sequence(outline) => {
-                outline.known.as_ref().map_or_else(Vec::new, |known| known.hashes.clone())
-            }
-            Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
-        }
-    }
-
     /// Returns the packed form of the blocks.
     pub fn form(&self) -> &PackedForm {
         &self.form
@@ -247,7 +204,7 @@ impl Manifest {
 
     /// Returns the [fingerprint](PrefixHasher::fingerprint) of the source's hashing, in a pool
     /// with a prefix cache.
-    pub fn hashing(&self) -> Option<[u8; 16]> {
+    pub(super) fn hashing(&self) -> Option<[u8; 16]> {
         self.hashing
     }
 
@@ -259,13 +216,6 @@ impl Manifest {
     /// Returns the XXH3-64 of each packed block.
     pub fn checksums(&self) -> &[u64] {
         &self.checksums
-    }
-
-    fn outline(&self) -> Option<&Outline> {
-        match &self.contents {
-            Contents::Sequence(outline) => Some(outline),
-            Contents::Cached(_) => None,
-        }
     }
 }
 

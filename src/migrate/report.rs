@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use crate::error::TransferError;
 
+use super::held::Finished;
+
 /// Bytes copied from one pool to another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -54,6 +56,14 @@ pub struct OffloadReport {
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
+}
+
+impl OffloadReport {
+    /// Creates the report of copied blocks, from the result of finishing their export.
+    pub(crate) fn new(carried: Carried, present_blocks: usize, finished: Finished) -> Self {
+        let Finished { evicted_blocks, leaving_blocks, warm_blocks } = finished;
+        Self { present_blocks, evicted_blocks, leaving_blocks, warm_blocks, stale_blocks: 0, carried }
+    }
 }
 
 /// Result of copying a prompt's blocks back from another pool's cache.

@@ -62,9 +62,6 @@ impl End {
     }
 }
 
-/// The sequences and transfers of a pool.
-pub(crate) type Party<'a> = (&'a Sequences, &'a Transfers);
-
 /// A source pool and a target pool whose blocks have the same layout.
 #[derive(Clone)]
 pub(crate) struct Route {
@@ -77,30 +74,28 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// [`TransferError::SamePool`], [`TransferError::NoStorage`], [`StorageError::OtherForm`];
-    /// [`AllocError::DeviceLost`] of the target's device.
-    pub(crate) fn new(from: Party<'_>, to: Party<'_>) -> Result<Self, TransferError> {
-        if from.0.same(to.0) {
-            return Err(TransferError::SamePool { pool: from.0.blocks().tag() });
+    /// [`TransferError::SamePool`], [`StorageError::OtherForm`]; [`AllocError::DeviceLost`] of the
+    /// target's device.
+    pub(crate) fn new(from: End, to: End) -> Result<Self, TransferError> {
+        if from.sequences.same(&to.sequences) {
+            return Err(TransferError::SamePool { pool: from.sequences.blocks().tag() });
         }
-        let (from, to) = (End::new(from.0, from.1)?, End::new(to.0, to.1)?);
         check_form(from.storage.layout(), to.storage.layout())?;
         to.check_alive()?;
         Ok(Self { from, to })
     }
 
-    /// Like [`new`](Self::new), for pools that find each other's cached blocks.
+    /// Checks that the pools find each other's cached blocks.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new); [`TransferError::NoCache`], [`TransferError::OtherHashing`].
-    pub(crate) fn between_caches(from: Party<'_>, to: Party<'_>) -> Result<Self, TransferError> {
-        let route = Self::new(from, to)?;
-        if !route.from.cache()?.hasher().agrees_with(route.to.cache()?.hasher()) {
-            let [from, to] = [from, to].map(|(sequences, _)| sequences.blocks().tag());
-            return Err(TransferError::OtherHashing { from, to });
+    /// [`TransferError::NoCache`], [`TransferError::OtherHashing`].
+    pub(super) fn check_caches(&self) -> Result<(), TransferError> {
+        if self.from.cache()?.hasher().agrees_with(self.to.cache()?.hasher()) {
+            return Ok(());
         }
-        Ok(route)
+        let [from, to] = [&self.from, &self.to].map(|end| end.sequences.blocks().tag());
+        Err(TransferError::OtherHashing { from, to })
     }
 
     /// Returns the packed bytes of a block.

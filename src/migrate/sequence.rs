@@ -39,11 +39,8 @@ impl SequenceCopy {
     /// # Errors
     ///
     /// [`TransferError`], without effect.
-    pub(crate) fn begin(
-        route: Result<Route, TransferError>,
-        sequence: &Sequence,
-    ) -> Result<Self, TransferError> {
-        let (began, route) = (Instant::now(), route?);
+    pub(crate) fn begin(route: Route, sequence: &Sequence) -> Result<Self, TransferError> {
+        let began = Instant::now();
         // Read before the source's: what is cleared here first, and then there, is not found there.
         let era = route.to.era();
         let export = Export::copy_of(&route.from, sequence)?;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::block::Blocks;
 use crate::ids::{BlockId, SequenceId};
 
-/// TransferDirection of a transfer, as seen from the pool.
+/// Direction of a transfer, as seen from the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum TransferDirection {
@@ -22,7 +22,7 @@ pub enum TransferDirection {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TransferOwner {
-    /// TransferDirection of the transfer.
+    /// Its direction.
     pub direction: TransferDirection,
     /// Its sequence; `None` for cached blocks.
     pub sequence: Option<SequenceId>,
@@ -58,18 +58,17 @@ impl Open {
     fn counts(&self) -> TransferCounts {
         let mut counts = TransferCounts::default();
         for entry in self.entries.values() {
-            let count = if entry.quarantined { &mut counts.quarantined } else { &mut counts.in_transfer };
-            *count += entry.blocks.len();
+            let TransferOwner { blocks, quarantined, .. } = &entry.owner;
+            let count = if *quarantined { &mut counts.quarantined } else { &mut counts.in_transfer };
+            *count += blocks.len();
         }
         counts
     }
 }
 
 struct Entry {
-    direction: TransferDirection,
-    sequence: Option<SequenceId>,
-    blocks: Vec<BlockId>,
-    quarantined: bool,
+    /// Its time is computed when it is read.
+    owner: TransferOwner,
     since: Instant,
 }
 
@@ -98,14 +97,15 @@ impl Transfers {
         self.change(pool, |open| {
             let number = open.next;
             open.next += 1;
-            let entry = Entry { direction, sequence, blocks, quarantined: false, since: Instant::now() };
-            open.entries.insert(number, entry);
+            let held_for = Duration::ZERO;
+            let owner = TransferOwner { direction, sequence, blocks, quarantined: false, held_for };
+            open.entries.insert(number, Entry { owner, since: Instant::now() });
             number
         })
     }
 
     pub(super) fn relist(&self, pool: &Blocks, number: u64, blocks: Vec<BlockId>) {
-        self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.blocks = blocks));
+        self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.owner.blocks = blocks));
     }
 
     pub(super) fn unlist(&self, pool: &Blocks, number: u64) {
@@ -114,18 +114,12 @@ impl Transfers {
 
     /// Records that only transports hold the blocks of a transfer.
     pub(super) fn quarantine(&self, pool: &Blocks, number: u64) {
-        self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.quarantined = true));
+        self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.owner.quarantined = true));
     }
 
     /// Returns the transfers, oldest first.
     pub(crate) fn owners(&self) -> Vec<TransferOwner> {
-        let owner = |entry: &Entry| TransferOwner {
-            direction: entry.direction,
-            sequence: entry.sequence,
-            blocks: entry.blocks.clone(),
-            quarantined: entry.quarantined,
-            held_for: entry.since.elapsed(),
-        };
+        let owner = |entry: &Entry| TransferOwner { held_for: entry.since.elapsed(), ..entry.owner.clone() };
         self.open().entries.values().map(owner).collect()
     }
 

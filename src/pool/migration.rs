@@ -6,7 +6,7 @@ use std::time::Instant;
 use crate::block::Class;
 use crate::error::{AllocError, SettleError, TransferError};
 use crate::migrate::{
-    self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Party, Route, SequenceCopy,
+    self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Route, SequenceCopy,
 };
 use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
@@ -108,7 +108,7 @@ impl Pool {
         to: &Self,
         deadline: Option<Instant>,
     ) -> Result<(Sequence, MigrationReport), TransferError> {
-        let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
+        let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence)?;
         match copy.take_now(true) {
             Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {
                 let request = copy.request();
@@ -157,7 +157,7 @@ impl Pool {
         kind: Kind,
     ) -> Result<(Sequence, MigrationReport), TransferError> {
         let copied = async {
-            let mut copy = SequenceCopy::begin(self.route_to(to), sequence)?;
+            let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence)?;
             copy.take_now(false)?;
             copy.copy().await
         };
@@ -166,12 +166,8 @@ impl Pool {
         copied
     }
 
-    fn party(&self) -> Party<'_> {
-        (&self.0.sequences, &self.0.transfers)
-    }
-
     fn route_to(&self, to: &Self) -> Result<Route, TransferError> {
-        Route::new(self.party(), to.party())
+        Route::new(self.end()?, to.end()?)
     }
 
     /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have
@@ -296,8 +292,7 @@ impl Pool {
     /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
     /// [`TransferError::Storage`].
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
-        let route = Route::between_caches(self.party(), to.party());
-        self.offloading(migrate::offload(route, blocks_max)).await
+        self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }
 
     /// Traces and counts an offload.
@@ -331,8 +326,7 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        let route = Route::between_caches(from.party(), self.party());
-        self.bringing_back(migrate::bring_back(route, keys, tokens)).await
+        self.bringing_back(async { migrate::bring_back(from.route_to(self)?, keys, tokens).await }).await
     }
 
     /// Traces and counts a return of cached blocks.

@@ -13,7 +13,7 @@ use crate::sequence::{BlockRefs, Sequence};
 use super::Pool;
 
 impl Pool {
-    fn end(&self) -> Result<End, TransferError> {
+    pub(super) fn end(&self) -> Result<End, TransferError> {
         End::new(&self.0.sequences, &self.0.transfers)
     }
 
@@ -215,14 +215,7 @@ impl Pool {
         let offload = async {
             let remote = self.remote(node)?;
             let sent = remote.send(self.export_cached(blocks_max)?).await.map_err(|failed| failed.error)?;
-            Ok(OffloadReport {
-                present_blocks: sent.shared_blocks,
-                evicted_blocks: sent.finished.evicted_blocks,
-                leaving_blocks: sent.finished.leaving_blocks,
-                warm_blocks: sent.finished.warm_blocks,
-                stale_blocks: 0,
-                carried: sent.carried,
-            })
+            Ok(OffloadReport::new(sent.carried, sent.shared_blocks, sent.finished))
         };
         self.offloading(offload).await
     }

@@ -93,7 +93,7 @@ fn hashes_without_a_manifest() {
     // A block is missing until its bytes are stated, and again once its frame is given out.
     for place in [3, 4, 5] {
         let piece = import.piece(&[place]).unwrap();
-        let packed = export.packed(place, None).unwrap();
+        let packed = export.packed(place).unwrap();
         assert_eq!(import.arrived(place), Err(TransferError::InTransfer { holds: 1 }));
         // SAFETY: of a piece of an import, whose hold lives.
         unsafe { import.storage().unpack(&piece.runs, &packed) }.unwrap();
@@ -105,7 +105,7 @@ fn hashes_without_a_manifest() {
     assert_eq!(import.verify(), Ok(vec![5, 6]));
     import = *import.commit().unwrap_err().import;
     import.arrived(5).unwrap();
-    import.write(6, None, &export.packed(6, None).unwrap()).unwrap();
+    import.write(6, None, &export.packed(6).unwrap()).unwrap();
     assert!(matches!(import.commit().unwrap(), Imported::Cached(7)));
     assert_eq!(cached(&to, &[&tokens[..], &[0]].concat()), 7);
     // With a manifest its checksums decide.

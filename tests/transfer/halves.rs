@@ -63,7 +63,7 @@ fn checksums_of_bytes_that_arrive_are_void_from_the_next_write_on() {
     let (from, to) = pools(50);
     let export = from.export(admit(&from, 7, &prompt(1, 8)).unwrap()).unwrap();
     let mut import = to.import(&export.manifest().unwrap()).unwrap();
-    let bytes = [0, 1].map(|place| export.packed(place, None).unwrap());
+    let bytes = [0, 1].map(|place| export.packed(place).unwrap());
     let piece = import.piece(&[0, 1]).unwrap();
     let (run, hold) = (piece.runs[0], piece.hold);
     assert_eq!((piece.runs.len(), run.len), (1, 2));
@@ -202,7 +202,7 @@ fn damaged_blocks_are_sent_again() {
     // Bytes that are written one block at a time are verified at once.
     let mut import = to.import(&export.manifest().unwrap()).unwrap();
     for place in 0..11 {
-        let mut bytes = export.packed(place, None).unwrap();
+        let mut bytes = export.packed(place).unwrap();
         bytes[0] ^= 1;
         assert_eq!(import.write(place, None, &bytes), Err(TransferError::Checksum { place }));
         assert!(matches!(import.write(place, None, &bytes[1..]), Err(TransferError::Manifest(_))));

@@ -89,11 +89,10 @@ fn exports(builder: &KvLayoutBuilder, ranks: usize, blocks: &[Vec<u8>]) -> Vec<(
 }
 
 /// Sends all blocks of the sources that have heads of the target.
-fn feed(sources: &[(Pool, Export, HeadRange)], target: &Pool, own: HeadRange, exact: bool) -> Import {
+fn feed(sources: &[(Pool, Export, HeadRange)], target: &Pool, own: HeadRange) -> Import {
     let mut import: Option<Import> = None;
     for (_, export, heads) in sources.iter().filter(|(.., heads)| heads.common(&own).is_some()) {
-        let part = if exact { heads.common(&own).unwrap() } else { *heads };
-        let manifest = if exact { export.manifest_of(part) } else { export.manifest() }.unwrap();
+        let manifest = export.manifest().unwrap();
         let import = match &mut import {
             None => import.insert(target.import_heads(&manifest, own).unwrap()),
             Some(import) => {
@@ -103,11 +102,11 @@ fn feed(sources: &[(Pool, Export, HeadRange)], target: &Pool, own: HeadRange, ex
             }
         };
         for place in import.missing().to_vec() {
-            let mut bytes = export.packed(place, exact.then_some(part)).unwrap();
+            let mut bytes = export.packed(place).unwrap();
             bytes[1] ^= 1;
-            assert_eq!(import.write(place, Some(part), &bytes), Err(TransferError::Checksum { place }));
+            assert_eq!(import.write(place, Some(*heads), &bytes), Err(TransferError::Checksum { place }));
             bytes[1] ^= 1;
-            import.write(place, Some(part), &bytes).unwrap();
+            import.write(place, Some(*heads), &bytes).unwrap();
         }
     }
     import.unwrap()
@@ -116,26 +115,24 @@ fn feed(sources: &[(Pool, Export, HeadRange)], target: &Pool, own: HeadRange, ex
 fn between(from: KvLayoutBuilder, to: KvLayoutBuilder, source_ranks: usize, target_ranks: usize) {
     let all = from.clone().build().unwrap();
     let blocks = whole(&all);
-    for exact in [false, true] {
-        let sources = exports(&from, source_ranks, &blocks);
-        for rank in 0..target_ranks {
-            let layout = to.clone().tensor_parallel(target_ranks).build().unwrap();
-            let own = HeadRange::of_rank(&layout, rank).unwrap();
-            let target = pool(layout);
-            let mut import = feed(&sources, &target, own, exact);
-            assert!(import.verify().unwrap().is_empty());
-            let sequence = import.commit().unwrap().sequence().unwrap();
-            assert_eq!(sequence.len(), TOKENS);
-            let count = HEADS / target_ranks;
-            let want: Vec<_> = blocks.iter().map(|block| cut(&all, block, rank * count, count)).collect();
-            assert!(contents(&target, &sequence) == want, "rank {rank} of {target_ranks}");
-            drop(sequence);
-            is_idle(&target);
-        }
-        for (pool, export, _) in sources {
-            export.finish();
-            is_idle(&pool);
-        }
+    let sources = exports(&from, source_ranks, &blocks);
+    for rank in 0..target_ranks {
+        let layout = to.clone().tensor_parallel(target_ranks).build().unwrap();
+        let own = HeadRange::of_rank(&layout, rank).unwrap();
+        let target = pool(layout);
+        let mut import = feed(&sources, &target, own);
+        assert!(import.verify().unwrap().is_empty());
+        let sequence = import.commit().unwrap().sequence().unwrap();
+        assert_eq!(sequence.len(), TOKENS);
+        let count = HEADS / target_ranks;
+        let want: Vec<_> = blocks.iter().map(|block| cut(&all, block, rank * count, count)).collect();
+        assert!(contents(&target, &sequence) == want, "rank {rank} of {target_ranks}");
+        drop(sequence);
+        is_idle(&target);
+    }
+    for (pool, export, _) in sources {
+        export.finish();
+        is_idle(&pool);
     }
 }
 

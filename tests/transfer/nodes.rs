@@ -31,7 +31,7 @@ fn carry(export: &mut Export, to: &Pool) -> Result<(Imported, Sent), TransferErr
     export.retain(&import.accepted())?;
     let mut sent = Sent { shared_blocks: import.shared_blocks(), ..Sent::default() };
     for place in import.missing().to_vec() {
-        import.write(place, None, &export.packed(place, None)?)?;
+        import.write(place, None, &export.packed(place)?)?;
         sent.carried.blocks += 1;
     }
     Ok((import.commit().map_err(|failed| failed.error)?, sent))

@@ -109,7 +109,7 @@ impl Peer {
     /// Returns whether the window has this value, with these packed bytes.
     fn has(&self, value: &TierValue, packed: &[u8]) -> bool {
         self.hold(value.key()).is_some_and(|export| {
-            export.packed(0, None).is_ok_and(|bytes| *bytes == *packed)
+            export.packed(0).is_ok_and(|bytes| *bytes == *packed)
                 && *export.origins(0) == *origins_of(value.bytes())
         })
     }
@@ -248,7 +248,7 @@ impl Store for Peer {
                     answer(place, Ok(None));
                     continue;
                 };
-                let packed = export.packed(0, None).map_err(|error| failed(&error))?;
+                let packed = export.packed(0).map_err(|error| failed(&error))?;
                 let fill = |bytes: &mut [u8]| {
                     bytes.copy_from_slice(&packed);
                     Ok::<_, StoreError>(())

@@ -95,7 +95,7 @@ async fn a_checksum_that_was_computed_on_arrival_is_void_after_a_further_write()
     batch.finish();
     let export = from.export(sequence).unwrap();
     let manifest = export.manifest().unwrap();
-    let body: Vec<u8> = (0..FRAMES).flat_map(|place| export.packed(place, None).unwrap()).collect();
+    let body: Vec<u8> = (0..FRAMES).flat_map(|place| export.packed(place).unwrap()).collect();
     for (part, bad) in [(0, 0), (ITEM_HEAD, 0), (ITEM_HEAD + 1, 1), (ITEM_HEAD + body.len() - 1, 2)] {
         let mut import = to.import(&manifest).unwrap();
         let (mut raw, link) = Raw::link(&endpoint, 2).await;
