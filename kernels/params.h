@@ -1,4 +1,4 @@
-// Parameters of each kernel launch: one struct, passed by value. `src/cuda/params.rs` declares the
+// Parameters of each kernel launch: one struct, passed by value. `cuda/src/params.rs` declares the
 // same structs and asserts the same sizes and offsets; the field names agree.
 //
 // A *piece* is at most 16 KiB of one plane's tile. The host splits a layout's planes into pieces

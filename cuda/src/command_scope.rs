@@ -71,8 +71,8 @@ pub(super) struct PinnedAt(usize);
 
 impl Buffers {
     /// Returns the bytes of a pinned buffer.
-    pub(super) fn bytes(&self, at: PinnedAt) -> &[u8] {
-        self.pinned[at.0].bytes()
+    pub(super) fn bytes_mut(&mut self, at: PinnedAt) -> &mut [u8] {
+        self.pinned[at.0].bytes_mut()
     }
 }
 

@@ -26,11 +26,11 @@ use kvpool::storage::backend::{Extent, PageLock, Refusal, check_runs, through_ho
 use kvpool::storage::{HostStorage, Storage, host_free_bytes};
 use kvpool::{FrameId, Run};
 
-use super::command_scope::{CommandScope, PinnedAt};
+use super::command_scope::CommandScope;
 use super::host_pages::resident_bytes;
 use super::host_rows::{Pairs, Rows, Way, between, count, fit};
 use super::kernels::Kernel;
-use super::packed::{DEPTH, LOT_BYTES, Lot, frames_of, lots};
+use super::packed::{DEPTH, LOT_BYTES, Lot, frames_of};
 use super::registered::Registered;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
@@ -102,8 +102,16 @@ impl CudaStorage {
                 }
             };
         }
-        // SAFETY: as above.
-        unsafe { self.staged(host, way, &pairs) }
+        let frames: Vec<u32> = pairs.iter().map(|pair| pair.0).collect();
+        // SAFETY: the caller's promise; the frames are checked.
+        unsafe {
+            self.through_pinned(way, &frames, &mut |lot, bytes| {
+                let hosts: Vec<Run> = (pairs[lot.frames.clone()].iter())
+                    .map(|&(_, host)| Run { start: FrameId(host), len: 1 })
+                    .collect();
+                if way == Way::Down { host.unpack(&hosts, bytes) } else { host.pack(&hosts, bytes) }
+            })
+        }
     }
 
     /// Returns the registration of the host's pages; makes it if necessary. `None` if there is none,
@@ -163,7 +171,7 @@ impl CudaStorage {
             under_way.push_back(commands);
             enqueued
         };
-        let lots = lots(&inner.pieces, inner.layout.packed_bytes(), frames.len(), LOT_BYTES);
+        let lots = inner.lots(frames.len(), LOT_BYTES);
         let copied = lots.into_iter().try_for_each(&mut one);
         self.ended(under_way, copied)
     }
@@ -221,55 +229,6 @@ impl CudaStorage {
                 Err(StorageError::LostWhileCopying { device, reason: lost.to_string().into() })
             }
         }
-    }
-
-    /// Copies frames through pinned buffers.
-    ///
-    /// # Safety
-    /// As for [`exchange`](Self::exchange); the frames exist, and fit into a buffer.
-    unsafe fn staged(&self, host: &HostStorage, way: Way, pairs: Pairs<'_>) -> Result<(), StorageError> {
-        let inner = &*self.inner;
-        let frames: Vec<u32> = pairs.iter().map(|pair| pair.0).collect();
-        let hosts = |lot: &Lot| {
-            let frames = pairs[lot.frames.clone()].iter().map(|&(_, host)| host);
-            frames.map(|frame| Run { start: FrameId(frame), len: 1 }).collect::<Vec<_>>()
-        };
-        let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
-        let arrive = |(commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
-            let buffers = commands.wait_and_return()?;
-            if way == Way::Up {
-                return Ok(());
-            }
-            // SAFETY: the caller's promise.
-            unsafe { host.unpack(&hosts(&lot), &buffers.bytes(pinned)[..lot.bytes]) }
-        };
-        for lot in lots(&inner.pieces, inner.layout.packed_bytes(), frames.len(), BYTES_MAX) {
-            if under_way.len() == DEPTH {
-                under_way.pop_front().map_or(Ok(()), arrive)?;
-            }
-            let mut pinned = inner.device.0.staging.pinned(lot.bytes)?;
-            if way == Way::Up {
-                // SAFETY: the caller's promise.
-                unsafe { host.pack(&hosts(&lot), &mut pinned.bytes_mut()[..lot.bytes])? };
-            }
-            // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
-            let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
-            let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: the caller's promise, for frames that exist; the buffers are the scope's.
-            unsafe {
-                if way == Way::Down {
-                    inner.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
-                    commands.fetch(pinned, packed, lot.bytes)?;
-                } else {
-                    commands.send(packed, pinned, lot.bytes)?;
-                    inner.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)?;
-                }
-            }
-            commands.mark()?;
-            under_way.push_back((commands, pinned, lot));
-        }
-        under_way.into_iter().try_for_each(arrive)
     }
 }
 

@@ -47,8 +47,11 @@ pub(super) struct Lot {
     pub(super) bytes: usize,
 }
 
+/// Writes a lot's packed bytes to a buffer, or reads them from it.
+pub(super) type Host<'a> = &'a mut dyn FnMut(&Lot, &mut [u8]) -> Result<(), StorageError>;
+
 /// Cuts the packed form of `frames` frames into lots of at most `most` bytes.
-pub(super) fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
+fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: usize) -> Vec<Lot> {
     let mut lots = Vec::new();
     if packed_bytes <= most {
         // The list of a lot's frames passes through a buffer, too.
@@ -74,7 +77,8 @@ pub(super) fn lots(pieces: &Pieces, packed_bytes: usize, frames: usize, most: us
 }
 
 impl StorageInner {
-    fn lots(&self, frames: usize, most: usize) -> Vec<Lot> {
+    /// Cuts the packed form of `frames` frames of this storage.
+    pub(super) fn lots(&self, frames: usize, most: usize) -> Vec<Lot> {
         lots(&self.pieces, self.layout.packed_bytes(), frames, most)
     }
 
@@ -134,32 +138,13 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn pack_runs(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
         self.check_packed(check::runs(runs, self.frames())?, out.len())?;
-        let (inner, frames) = (&*self.inner, frames_of(runs));
-        let _entered = inner.device.0.context.enter()?;
-        let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
-        let mut arrive = |(commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
-            let buffers = commands.wait_and_return()?;
-            out[lot.at..][..lot.bytes].copy_from_slice(&buffers.bytes(pinned)[..lot.bytes]);
-            Ok::<(), StorageError>(())
-        };
-        for lot in inner.lots(frames.len(), BYTES_MAX) {
-            if under_way.len() == DEPTH {
-                under_way.pop_front().map_or(Ok(()), &mut arrive)?;
-            }
-            let pinned = inner.device.0.staging.pinned(lot.bytes)?;
-            // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
-            let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
-            let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: the frames exist; the buffers are the scope's; the rest is the caller's promise.
-            unsafe {
-                inner.launch_lot(&mut commands, Kernel::Pack, &frames, &lot, packed, grid)?;
-                commands.fetch(pinned, packed, lot.bytes)?;
-            }
-            commands.mark()?;
-            under_way.push_back((commands, pinned, lot));
+        // SAFETY: the caller's promise; the frames exist.
+        unsafe {
+            self.through_pinned(Way::Down, &frames_of(runs), &mut |lot, bytes| {
+                out[lot.at..][..lot.bytes].copy_from_slice(bytes);
+                Ok(())
+            })
         }
-        under_way.into_iter().try_for_each(arrive)
     }
 
     /// Implements [`Storage::unpack`].
@@ -168,23 +153,60 @@ impl CudaStorage {
     /// The frame rule.
     pub(super) unsafe fn unpack_runs(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
         self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes.len())?;
-        let (inner, frames) = (&*self.inner, frames_of(runs));
+        // SAFETY: the caller's promise; the frames exist and are distinct.
+        unsafe {
+            self.through_pinned(Way::Up, &frames_of(runs), &mut |lot, buffer| {
+                buffer.copy_from_slice(&bytes[lot.at..][..lot.bytes]);
+                Ok(())
+            })
+        }
+    }
+
+    /// Copies frames through pinned buffers, one for each lot.
+    ///
+    /// `host` writes the packed bytes of a lot on the way up, and reads them on the way down.
+    ///
+    /// # Safety
+    /// The frames exist, and are distinct on the way up; the frame rule.
+    pub(super) unsafe fn through_pinned(
+        &self,
+        way: Way,
+        frames: &[u32],
+        host: Host<'_>,
+    ) -> Result<(), StorageError> {
+        let inner = &*self.inner;
         let _entered = inner.device.0.context.enter()?;
-        let mut under_way: VecDeque<CommandScope<'_>> = VecDeque::new();
+        let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
+        let arrive = |host: Host<'_>, (commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
+            let mut buffers = commands.wait_and_return()?;
+            if way == Way::Up { Ok(()) } else { host(&lot, &mut buffers.bytes_mut(pinned)[..lot.bytes]) }
+        };
         for lot in inner.lots(frames.len(), BYTES_MAX) {
             if under_way.len() == DEPTH {
-                under_way.pop_front().map_or(Ok(()), CommandScope::wait)?;
+                under_way.pop_front().map_or(Ok(()), |oldest| arrive(host, oldest))?;
+            }
+            let mut pinned = inner.device.0.staging.pinned(lot.bytes)?;
+            if way == Way::Up {
+                host(&lot, &mut pinned.bytes_mut()[..lot.bytes])?;
             }
             // SAFETY: the stream lives as long as the storage.
             let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
-            let packed = commands.upload(&bytes[lot.at..][..lot.bytes])?;
+            let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
-            // SAFETY: the frames exist and are distinct; the rest is the caller's promise.
-            unsafe { inner.launch_lot(&mut commands, Kernel::Unpack, &frames, &lot, packed, grid)? };
+            // SAFETY: the caller's promise; the buffers are the scope's.
+            unsafe {
+                if way == Way::Down {
+                    inner.launch_lot(&mut commands, Kernel::Pack, frames, &lot, packed, grid)?;
+                    commands.fetch(pinned, packed, lot.bytes)?;
+                } else {
+                    commands.send(packed, pinned, lot.bytes)?;
+                    inner.launch_lot(&mut commands, Kernel::Unpack, frames, &lot, packed, grid)?;
+                }
+            }
             commands.mark()?;
-            under_way.push_back(commands);
+            under_way.push_back((commands, pinned, lot));
         }
-        under_way.into_iter().try_for_each(CommandScope::wait)
+        under_way.into_iter().try_for_each(|lot| arrive(host, lot))
     }
 
     /// Implements [`Storage::receive`] between devices, or within one, without the host.

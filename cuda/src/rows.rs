@@ -90,11 +90,11 @@ impl CudaStorage {
                 self.launch_parts(&mut commands, layer, Way::Load, dtypes, scratch, &at)?;
                 commands.fetch(pinned, scratch, at.end)?;
             }
-            let buffers = commands.wait_and_return()?;
+            let mut buffers = commands.wait_and_return()?;
             let targets = [(k.as_bytes_mut(), at.k, k_bytes), (v.as_bytes_mut(), at.v, v_bytes)];
             for (rows, at, row_bytes) in targets.into_iter().take(inner.halves()) {
                 let target = rows[part * most * row_bytes..].chunks_exact_mut(row_bytes);
-                let loaded = buffers.bytes(pinned)[at..].chunks_exact(row_bytes);
+                let loaded = buffers.bytes_mut(pinned)[at..].chunks_exact(row_bytes);
                 for ((target, loaded), _) in target.zip(loaded).zip(slots).filter(|(_, slot)| **slot >= 0) {
                     target.copy_from_slice(loaded);
                 }

@@ -283,15 +283,9 @@ impl Pinned {
         self.start.as_ptr()
     }
 
-    /// Returns the bytes. The device must not be writing them.
-    pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: this many bytes were allocated and initialised, and only the owner has them.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), bytes_of(self.class)) }
-    }
-
     /// Returns the bytes. The device must not be reading or writing them.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above.
+        // SAFETY: this many bytes were allocated and initialised, and only the owner has them.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), bytes_of(self.class)) }
     }
 }

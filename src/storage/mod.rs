@@ -10,7 +10,7 @@
 //! | `plane`, `layout`, `models`, `model_config`, `planes` | planes, the shape of a block, presets, shapes from configurations, the table of planes |
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check` | validation, before any byte moves |
-//! | `host_memory` | the memory that the system and the container have left, and its pages |
+//! | `host_memory` | the memory that the system and the container have left |
 //! | `tiles`, `stream` | routines that move bytes, for every layout |
 //! | `memory`, `page_lock`, `adopted`, `adopted_tensors`, `host` | a reservation, its locked pages, an engine's memory, the host backend |
 //! | `tensors`, `host_tile` | planes for other libraries, one frame's memory in reach of the processor |
