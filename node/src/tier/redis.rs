@@ -98,6 +98,15 @@ fn unreachable(error: &RedisError) -> StoreError {
     StoreError::Unreachable { store: NAME, reason: error.to_string() }
 }
 
+/// Whether the server answered with an error.
+fn is_refusal(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
+}
+
+fn refused(error: &RedisError) -> StoreError {
+    StoreError::Refused { store: NAME, reason: error.to_string() }
+}
+
 fn unexpected(value: &Value) -> StoreError {
     let kind = match value {
         Value::Nil => "nothing",
@@ -114,13 +123,10 @@ async fn ask(
     mut connection: MultiplexedConnection,
     question: Cmd,
 ) -> Result<Result<Value, StoreError>, StoreError> {
-    let refused = |error: RedisError| StoreError::Refused { store: NAME, reason: error.to_string() };
     match connection.req_packed_command(&question).await {
-        Ok(Value::ServerError(error)) => Ok(Err(refused(error.into()))),
+        Ok(Value::ServerError(error)) => Ok(Err(refused(&error.into()))),
         Ok(value) => Ok(Ok(value)),
-        Err(error) if matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
-            Ok(Err(refused(error)))
-        }
+        Err(error) if is_refusal(&error) => Ok(Err(refused(&error))),
         Err(error) => Err(unreachable(&error)),
     }
 }
@@ -138,17 +144,17 @@ impl Store for Redis {
                 questions.cmd("EXISTS").arg(key.to_string());
             }
             let answers = connection.req_packed_commands(&questions, 0, keys.len()).await;
-            let answers = answers.map_err(|error| unreachable(&error))?;
-            let found: Result<_, _> = (answers.iter())
-                .map(|answer| match answer {
-                    Value::Int(count) => Ok(*count == 1),
-                    other => Err(unexpected(other)),
-                })
-                .collect();
-            if found.is_ok() {
-                self.give_back(connection);
+            let failed = |error| if is_refusal(&error) { refused(&error) } else { unreachable(&error) };
+            let mut found = Vec::with_capacity(keys.len());
+            for answer in answers.map_err(failed)? {
+                found.push(match answer {
+                    Value::Int(count) => count == 1,
+                    Value::ServerError(error) => return Err(refused(&error.into())),
+                    other => return Err(unexpected(&other)),
+                });
             }
-            found
+            self.give_back(connection);
+            Ok(found)
         })
     }
 

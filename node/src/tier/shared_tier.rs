@@ -7,7 +7,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -71,10 +71,10 @@ struct Shared {
     /// For the one put that waits in line with the reads.
     next_put: Semaphore,
     /// Keys that wait for their turn.
-    reads_waiting: AtomicUsize,
-    puts_waiting: AtomicUsize,
+    reads_waiting: AtomicU64,
+    puts_waiting: AtomicU64,
     /// Calls of the store that have taken longer than the patience.
-    stuck: AtomicUsize,
+    stuck: AtomicU64,
     breaker: Mutex<Breaker>,
     failed: Mutex<FailedKeys>,
     counters: Counters,
@@ -116,9 +116,9 @@ impl SharedTier {
             store: Box::new(store),
             calls: Arc::new(Semaphore::new(settings.calls)),
             next_put: Semaphore::new(1),
-            reads_waiting: AtomicUsize::new(0),
-            puts_waiting: AtomicUsize::new(0),
-            stuck: AtomicUsize::new(0),
+            reads_waiting: AtomicU64::new(0),
+            puts_waiting: AtomicU64::new(0),
+            stuck: AtomicU64::new(0),
             breaker: Mutex::new(Breaker::new(settings.failures, settings.rest, Instant::now())),
             failed: Mutex::new(FailedKeys::new(settings.failed_keys, settings.failed_for)),
             counters: Counters::default(),
@@ -134,13 +134,10 @@ impl SharedTier {
     /// Asks for each key whether a get is worth a try: [`Outcome::Hit`] or [`Outcome::Miss`].
     pub async fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> Vec<Outcome> {
         add(&self.0.counters.lookups, keys.len());
-        let (call, now) = (Call::new(keys.iter().map(|_| None)), Instant::now());
+        let call = Call::new(keys.iter().map(|_| None));
+        let (failed, asked) = self.0.remembered(keys);
         // A get of these would fail, and a put replaces what is wrong there.
-        let (failed, asked): (Vec<_>, Vec<_>) = {
-            let failed = lock(&self.0.failed);
-            keys.into_iter().enumerate().partition(|(_, key)| failed.has(key, now))
-        };
-        failed.iter().for_each(|(place, _)| call.set(*place, Outcome::Miss));
+        failed.into_iter().for_each(|place| call.set(place, Outcome::Miss));
         // Where answers are small: in one call, as far as the queue permits.
         let chunk = self.0.store.lookups_per_call().clamp(1, self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Exists, keys, values: Vec::new(), bytes: 0 };
@@ -167,14 +164,10 @@ impl SharedTier {
         let bytes = reads.iter().map(|read| read.bytes).max().unwrap_or_default();
         let (keys, memory): (Vec<_>, Vec<_>) =
             reads.into_iter().map(|read| (read.key, Some(read.memory))).unzip();
-        let (call, now) = (Call::new(memory.into_iter()), Instant::now());
-        let (failed, asked): (Vec<_>, Vec<_>) = {
-            let failed = lock(&self.0.failed);
-            keys.into_iter().enumerate().partition(|(_, key)| failed.has(key, now))
-        };
+        let call = Call::new(memory.into_iter());
+        let (failed, asked) = self.0.remembered(keys);
         add(&self.0.counters.remembered, failed.len());
-        let places: Vec<usize> = failed.into_iter().map(|(place, _)| place).collect();
-        call.fail(&places, &TierFailure::Remembered);
+        call.fail(&failed, &TierFailure::Remembered);
         let chunk = self.0.chunk(asked.len(), self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Get, keys, values: Vec::new(), bytes };
         self.0.serve(call, asked, chunk, work, deadline).await
@@ -206,6 +199,14 @@ impl Drop for SharedTier {
 }
 
 impl Shared {
+    /// Returns the places of keys that failed a short time ago, and the other keys with theirs.
+    fn remembered(&self, keys: Vec<TierKey>) -> (Vec<usize>, Vec<(usize, TierKey)>) {
+        let (now, failed) = (Instant::now(), lock(&self.failed));
+        let has = |(_, key): &(usize, TierKey)| failed.has(key, now);
+        let (failed, others): (Vec<_>, Vec<_>) = keys.into_iter().enumerate().partition(has);
+        (failed.into_iter().map(|(place, _)| place).collect(), others)
+    }
+
     /// Returns the number of keys of a call of the store, so that all that run have a share of the
     /// caller's keys, and that `waiting_max` keys have room for it.
     fn chunk(&self, keys: usize, waiting_max: usize) -> usize {
@@ -244,10 +245,15 @@ impl Shared {
     /// Returns whether a call may go to the store.
     fn admits(&self) -> bool {
         let (now, mut breaker) = (Instant::now(), lock(&self.breaker));
-        if self.stuck.load(Relaxed) >= self.settings.calls {
+        if self.is_stuck() {
             breaker.open(now);
         }
         breaker.admits(now)
+    }
+
+    /// Returns whether all calls of the store take longer than the patience.
+    fn is_stuck(&self) -> bool {
+        self.stuck.load(Relaxed) >= self.settings.calls as u64
     }
 
     /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time; the
@@ -273,7 +279,7 @@ impl Shared {
         if self.calls.is_closed() {
             return Err(TierFailure::Closed);
         }
-        let Some(_waiting) = Waiting::enter(waiting, keys, max) else {
+        let Some(_waiting) = Counted::add(waiting, keys, max) else {
             add(&self.counters.dropped_puts, if is_put { keys } else { 0 });
             return Err(TierFailure::Busy);
         };
@@ -290,17 +296,16 @@ impl Shared {
         work: Work,
         _turn: OwnedSemaphorePermit,
     ) {
-        let _in_flight = InFlight::enter(&self.counters.in_flight, places.len());
+        let _in_flight = Counted::add(&self.counters.in_flight, places.len(), usize::MAX);
         let mut asked = pin!(AssertUnwindSafe(self.ask(&call, &places, work)).catch_unwind());
         let in_time = tokio::time::timeout(self.settings.patience, &mut asked).await;
         let is_late = in_time.is_err();
         let asked = match in_time {
             Ok(asked) => asked,
             Err(_) => {
+                let _stuck = Counted::add(&self.stuck, 1, usize::MAX);
                 self.is_late();
-                let asked = asked.await;
-                self.stuck.fetch_sub(1, Relaxed);
-                asked
+                asked.await
             }
         };
         let failure = match asked {
@@ -320,10 +325,9 @@ impl Shared {
 
     /// Notes that a call takes longer than the patience.
     fn is_late(&self) {
-        let stuck = self.stuck.fetch_add(1, Relaxed) + 1;
         self.failures.note(format!("no answer within {} ms", self.settings.patience.as_millis()));
         let mut breaker = lock(&self.breaker);
-        if stuck >= self.settings.calls {
+        if self.is_stuck() {
             breaker.open(Instant::now());
         } else {
             breaker.failed(Instant::now());
@@ -471,36 +475,21 @@ impl Operation {
     }
 }
 
-/// Keys that wait for their turn.
-struct Waiting<'a>(&'a AtomicUsize, usize);
+/// A part of a counter, until it is dropped.
+struct Counted<'a>(&'a AtomicU64, u64);
 
-impl<'a> Waiting<'a> {
-    /// Adds keys, unless there are more than `max` then.
-    fn enter(waiting: &'a AtomicUsize, keys: usize, max: usize) -> Option<Self> {
+impl<'a> Counted<'a> {
+    /// Adds to a counter, unless it were more than `max` then.
+    fn add(counter: &'a AtomicU64, count: usize, max: usize) -> Option<Self> {
+        let (count, max) = (count as u64, max as u64);
         // Relaxed: the numbers order nothing.
-        let fits = |wait: usize| wait.checked_add(keys).filter(|wait| *wait <= max);
-        waiting.fetch_update(Relaxed, Relaxed, fits).ok().map(|_| Self(waiting, keys))
+        let sum = |now: u64| now.checked_add(count).filter(|sum| *sum <= max);
+        counter.fetch_update(Relaxed, Relaxed, sum).ok().map(|_| Self(counter, count))
     }
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(self.1, Relaxed);
-    }
-}
-
-/// Keys of a call of the store.
-struct InFlight<'a>(&'a AtomicU64, usize);
-
-impl<'a> InFlight<'a> {
-    fn enter(in_flight: &'a AtomicU64, keys: usize) -> Self {
-        add(in_flight, keys);
-        Self(in_flight, keys)
-    }
-}
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1 as u64, Relaxed);
     }
 }
