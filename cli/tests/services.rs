@@ -94,7 +94,7 @@ fn bad_settings_are_named() {
         ),
         (
             "--membership etcd://127.0.0.1:1/x --membership-ca ca.pem",
-            "--membership-ca: membership_ca needs membership as well",
+            "--membership-ca: membership_ca = \"ca.pem\": it is for servers of an etcds:// address",
         ),
         (
             "--membership etcds://127.0.0.1:1/x --membership-key key.pem",

@@ -2,18 +2,20 @@
 
 use super::{AllocError, SequenceError, StepError, TransferError};
 
-/// What must happen before an operation that failed can succeed.
+/// What must happen before an operation that failed can succeed: an estimate from the numbers in
+/// the error. Another request may take the blocks first, and a reserve is filled up before others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum Retry {
     /// Nothing that the pool does by itself: the call, or the size of the pool, must change.
     Never,
-    /// Batches in flight must end: their end frees as many blocks as are missing.
+    /// Batches in flight must end, the caller's own among them: their end frees as many blocks as are
+    /// missing.
     AfterBatch,
     /// Transfers must end: their end, with that of the batches, frees as many blocks as are missing.
     AfterTransfer,
-    /// Owners must release blocks, or waiting requests of higher priority must be served:
-    /// [preempt](crate::Pool::victims) a sequence, or wait.
+    /// Owners must release blocks, moves must end, or waiting requests of higher priority must be
+    /// served: [preempt](crate::Pool::victims) a sequence, or wait.
     AfterFree,
 }
 
@@ -21,17 +23,21 @@ impl AllocError {
     /// Returns what must happen before the request can succeed.
     pub const fn retry(&self) -> Retry {
         match *self {
-            Self::Exhausted { asked, free, retired, evictable, held, in_transfer, .. } => {
-                let after_batches = free + retired + evictable + held;
-                if asked <= after_batches {
+            Self::Exhausted { asked, free, retired, evictable, in_transfer, oldest_batch, .. } => {
+                let after_batches = free + retired + evictable;
+                if asked <= after_batches && oldest_batch.is_some() {
                     Retry::AfterBatch
-                } else if asked <= after_batches + in_transfer {
+                } else if in_transfer > 0 && asked <= after_batches + in_transfer {
                     Retry::AfterTransfer
                 } else {
                     Retry::AfterFree
                 }
             }
-            Self::Deadline { asked, free, retired, .. } if asked <= free + retired => Retry::AfterBatch,
+            Self::Deadline { asked, free, retired, oldest_batch: Some(_), head: None, turn: None }
+                if asked <= free + retired =>
+            {
+                Retry::AfterBatch
+            }
             Self::Deadline { .. } | Self::NoRun { .. } | Self::Behind { .. } => Retry::AfterFree,
             Self::Zero
             | Self::TooLarge { .. }
@@ -54,7 +60,8 @@ impl SequenceError {
 }
 
 impl StepError {
-    /// Returns what must happen before the step can succeed.
+    /// Returns what must happen before the first sequence that failed gets its tokens. Others of the
+    /// step may lack blocks too.
     pub const fn retry(&self) -> Retry {
         match self {
             Self::Lacking { error, .. } => error.retry(),
@@ -82,16 +89,18 @@ mod tests {
 
     #[test]
     fn the_nearest_end_that_suffices_is_named() {
-        let of = |asked| AllocError::Exhausted {
+        let with = |asked, oldest_batch| AllocError::Exhausted {
             asked,
             free: 1,
             retired: 2,
             evictable: 3,
             held: 4,
             in_transfer: 5,
-            oldest_batch: None,
+            oldest_batch,
         };
-        for (asked, retry) in [(10, Retry::AfterBatch), (15, Retry::AfterTransfer), (16, Retry::AfterFree)] {
+        let of = |asked| with(asked, Some(Ticket(1)));
+        assert_eq!(with(6, None).retry(), Retry::AfterTransfer, "no batch is in flight");
+        for (asked, retry) in [(6, Retry::AfterBatch), (11, Retry::AfterTransfer), (12, Retry::AfterFree)] {
             assert_eq!(of(asked).retry(), retry, "{asked}");
             let step = StepError::Lacking { sequences: vec![SequenceId(1)], error: of(asked) };
             assert_eq!(step.retry(), retry);

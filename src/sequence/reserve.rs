@@ -76,6 +76,7 @@ impl Sequence {
         let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();
         self.note_reserved();
         self.release_reserved(&released);
+        self.spare_end();
     }
 
     fn release_reserved(&mut self, released: &[BlockId]) {

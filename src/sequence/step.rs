@@ -41,7 +41,7 @@ struct Planned {
     /// Its place in the step.
     place: usize,
     growth: Growth,
-    /// Blocks reserved for this step. The sequence had no others.
+    /// Blocks reserved for this step, beside those that the sequence had.
     reserved: usize,
 }
 
@@ -70,7 +70,7 @@ impl Batch {
     /// # Errors
     ///
     /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
-    /// the step; [`StepError::Sequence`] for another error. No sequence has changed, except that
+    /// the step, in which they are tried; [`StepError::Sequence`] for another error. No sequence has changed, except that
     /// if a copy on write failed, those made before it stay, in blocks that may have been reserved.
     ///
     /// # Panics
@@ -145,12 +145,12 @@ impl Batch {
     fn plan_step(&mut self, appends: &mut [Append<'_>]) -> Result<Vec<Planned>, StepError> {
         let mut step = Vec::new();
         let mut lacking = Vec::<SequenceId>::new();
-        let mut refusal: Option<AllocError> = None;
+        let mut refusal: Option<(usize, AllocError)> = None;
         for place in 0..appends.len() {
             let Append { ref mut sequence, tokens } = appends[place];
             let error = match self.plan_one(sequence, tokens) {
                 Ok(None) => continue,
-                Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal.as_ref()) {
+                Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal) {
                     Ok(reserved) => {
                         step.push(Planned { place, growth, reserved });
                         continue;
@@ -161,8 +161,11 @@ impl Batch {
             };
             let id = sequence.id();
             match error {
-                SequenceError::Alloc(error @ (AllocError::Exhausted { .. } | AllocError::Behind { .. })) => {
-                    refusal = Some(error);
+                SequenceError::Alloc(
+                    error @ (AllocError::Exhausted { asked, .. } | AllocError::Behind { asked, .. }),
+                ) => {
+                    let (least, first) = refusal.unwrap_or((asked, error));
+                    refusal = Some((least.min(asked), first));
                     lacking.push(id);
                 }
                 error => {
@@ -171,7 +174,7 @@ impl Batch {
                 }
             }
         }
-        let Some(error) = refusal else { return Ok(step) };
+        let Some((_, error)) = refusal else { return Ok(step) };
         Self::unreserve(appends, &step);
         Err(StepError::Lacking { sequences: lacking, error })
     }
@@ -197,17 +200,17 @@ impl Batch {
     }
 
     /// Reserves the blocks by which a sequence has fewer than `needed`, and returns their number.
-    /// Once the pool has refused a block, the rest of the step lacks its own too.
+    /// Once the pool has refused some number of blocks, the rest of the step lacks as many too.
     fn provide(
         &self,
         sequence: &mut Sequence,
         needed: usize,
-        refused: Option<&AllocError>,
+        refused: Option<(usize, AllocError)>,
     ) -> Result<usize, AllocError> {
         match (sequence.lacking(needed)?, refused) {
             (None, _) => Ok(0),
-            (Some(_), Some(&error)) => Err(error),
-            (Some(request), None) => {
+            (Some(request), Some((least, error))) if request.blocks >= least => Err(error),
+            (Some(request), _) => {
                 sequence.allocate_reserved(&self.step.sequences.0.blocks, &request)?;
                 Ok(request.blocks)
             }

@@ -204,8 +204,9 @@ fn steps(count: u64, is_at_once: bool) {
         let mut batch = pool.begin_batch();
         if is_at_once {
             let sequences = sequences.iter_mut().zip(&tokens);
-            let mut all: Vec<Append> =
-                sequences.map(|(sequence, token)| Append::new(sequence, std::slice::from_ref(token))).collect();
+            let mut all: Vec<Append> = sequences
+                .map(|(sequence, token)| Append::new(sequence, std::slice::from_ref(token)))
+                .collect();
             batch.step(&mut all).expect("there is room");
         } else {
             for (sequence, token) in sequences.iter_mut().zip(&tokens) {

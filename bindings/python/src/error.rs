@@ -230,14 +230,14 @@ impl From<SequenceError> for Failure {
 impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
         match &error {
-            StepError::Lacking { sequences, error: reason } => {
+            StepError::Lacking { sequences, .. } => {
                 let lacking: Vec<u64> = sequences.iter().map(|id| id.0).collect();
-                let class =
-                    if matches!(reason, AllocError::DeviceLost { .. }) { "PoolLost" } else { "OutOfBlocks" };
-                raise(class, &error, fields![kind: "Lacking", sequences: lacking])
+                raise("OutOfBlocks", &error, fields![kind: "Lacking", sequences: lacking])
             }
             StepError::Sequence { id, error: reason } => {
-                raise("SequenceError", &error, fields![kind: kind(reason), sequence: id.0])
+                let is_lost = matches!(reason, SequenceError::Alloc(AllocError::DeviceLost { .. }));
+                let class = if is_lost { "PoolLost" } else { "SequenceError" };
+                raise(class, &error, fields![kind: kind(reason), sequence: id.0])
             }
             _ => plain("SequenceError", &error),
         }

@@ -198,7 +198,7 @@ impl Loaded {
             restarts: read.required("restarts", str::parse)?,
             doubt_limit: read.value("doubt-limit", |text| value::time(text, SECOND..=DAY))?,
             tier: read.tier()?,
-            membership: read.membership()?,
+            membership: read.membership(&mut warnings)?,
             kv_events: read.kv_events(&mut warnings)?,
             load: read.load(&pool)?,
             drain: read.required("drain", |text| value::time(text, Duration::ZERO..=HOUR))?,

@@ -42,6 +42,12 @@ impl EtcdLocation {
         self.user.as_ref().map(|(name, password)| (name.as_str(), password.as_str()))
     }
 
+    /// Returns whether the password goes to another host without TLS.
+    pub(super) fn sends_password_in_clear(&self) -> bool {
+        let is_here = |server: &String| server.parse().is_ok_and(|address: Address| address.is_loopback());
+        self.user.is_some() && !self.is_tls && !self.endpoints.iter().all(is_here)
+    }
+
     /// Returns the prefix of the keys of members.
     #[cfg(any(feature = "etcd", test))]
     pub(crate) fn prefix(&self) -> String {
@@ -121,6 +127,11 @@ mod tests {
         assert_eq!(location.user(), Some(("kv", "p@ss,/:1")));
         assert_eq!(location.to_string(), "etcds://a:1,b:2/prod");
         assert_eq!(format!("{location:?}"), "\"etcds://a:1,b:2/prod\"");
+        assert!(!location.sends_password_in_clear());
+        for (servers, is_clear) in [("localhost:1,[::1]:2", false), ("localhost:1,b:2", true)] {
+            let location: EtcdLocation = format!("etcd://kv:x@{servers}/prod").parse().unwrap();
+            assert_eq!(location.sends_password_in_clear(), is_clear, "{servers}");
+        }
     }
 
     #[test]

@@ -58,7 +58,9 @@ impl Reader<'_> {
 
 /// Returns an address without its user and password; other texts as they are.
 pub(crate) fn without_password(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
+    let Some((scheme, rest)) = text.split_once("://") else {
+        return text.rsplit_once('@').map_or(text, |(_, host)| host).to_owned();
+    };
     // Of a Unix socket, they are in the query.
     let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{}", rest.split('?').next().unwrap_or_default())

@@ -124,7 +124,7 @@ impl Reader<'_> {
         let address = self.value("tier", |text| store(text).map(|()| StoreAddress(text.to_owned())))?;
         let ca = self.value("tier-ca", |text| Ok::<_, String>(PathBuf::from(text)))?;
         if ca.is_some() && !address.as_ref().is_some_and(|StoreAddress(text)| is_tls(text)) {
-            return Err(self.needs("tier-ca", "tier", "it checks the server of a rediss:// address"));
+            return Err(self.refuse("tier-ca", "it is for the server of a rediss:// address in `tier`"));
         }
         let Some(address) = address else {
             if namespace.is_some() {
@@ -144,7 +144,10 @@ impl Reader<'_> {
         Ok(Some(SharedTierSettings { address, ca, namespace, policy, wait, patience, threads }))
     }
 
-    pub(super) fn membership(&self) -> Result<Option<MembershipSettings>, SettingsError> {
+    pub(super) fn membership(
+        &self,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<MembershipSettings>, SettingsError> {
         let lease = |text: &str| value::time(text, Duration::from_secs(1)..=HOUR);
         let lease = self.required("membership-lease", lease)?;
         let advertise = self.value("advertise", str::parse::<Address>)?;
@@ -171,7 +174,17 @@ impl Reader<'_> {
             Some(Address::Tcp { port: 0, .. }) if matches!(listen, Address::Unix(_)) => {
                 Err(self.refuse("advertise", "`listen` is a Unix socket and has no port"))
             }
-            _ => Ok(Some(MembershipSettings { location, ca, certificate, lease, advertise })),
+            _ => {
+                if let (Some((_, entry)), true) =
+                    (self.entry("membership"), location.sends_password_in_clear())
+                {
+                    warnings.push(format!(
+                        "{}: the password is sent unencrypted to other hosts: use etcds://",
+                        entry.origin
+                    ));
+                }
+                Ok(Some(MembershipSettings { location, ca, certificate, lease, advertise }))
+            }
         }
     }
 
@@ -182,7 +195,7 @@ impl Reader<'_> {
         for (file, name) in files.iter_mut().zip(NAMES) {
             *file = self.value(name, |text| Ok::<_, String>(PathBuf::from(text)))?;
             if file.is_some() && !is_tls {
-                return Err(self.needs(name, "membership", "it is for servers of an etcds:// address"));
+                return Err(self.refuse(name, "it is for servers of an etcds:// address in `membership`"));
             }
         }
         match files {

@@ -446,6 +446,13 @@ fn a_password_of_a_tier_is_not_repeated() {
         let error = refused(&[("tier", address)]);
         assert!(error.contains("tier = ") && error.contains("host") && !error.contains("secret"), "{error}");
     }
+    for address in ["etcd://kv:secret@host/prod", "kv:secret@host:1/prod", "etcds://secret@host:1/prod"] {
+        let error = refused(&[("membership", address)]);
+        assert!(
+            error.contains("membership = ") && error.contains("host") && !error.contains("secret"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
