@@ -12,7 +12,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::outcome::{Outcome, TierFailure};
-use super::shared_tier::Landing;
+use super::read::Landing;
 
 /// State of one key.
 enum Progress {

@@ -1,7 +1,5 @@
 //! What a tier did.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use serde::{Deserialize, Serialize};
 
 use super::breaker::BreakerState;
@@ -38,49 +36,4 @@ pub struct TierCounters {
     pub in_flight: u64,
     /// State of the circuit breaker now.
     pub breaker: BreakerState,
-}
-
-/// The same, while they change.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) stored: AtomicU64,
-    pub(super) hits: AtomicU64,
-    pub(super) misses: AtomicU64,
-    pub(super) failed: AtomicU64,
-    pub(super) bad_values: AtomicU64,
-    pub(super) remembered: AtomicU64,
-    pub(super) overdue: AtomicU64,
-    pub(super) dropped_puts: AtomicU64,
-    pub(super) lookups: AtomicU64,
-    pub(super) read_bytes: AtomicU64,
-    pub(super) written_bytes: AtomicU64,
-    pub(super) in_flight: AtomicU64,
-}
-
-/// Adds to a counter.
-pub(super) fn add(counter: &AtomicU64, count: usize) {
-    // Relaxed: counters order nothing.
-    counter.fetch_add(count as u64, Relaxed);
-}
-
-impl Counters {
-    pub(super) fn read(&self, breaker: BreakerState, breaker_opened: u64) -> TierCounters {
-        let of = |counter: &AtomicU64| counter.load(Relaxed);
-        TierCounters {
-            stored: of(&self.stored),
-            hits: of(&self.hits),
-            misses: of(&self.misses),
-            failed: of(&self.failed),
-            bad_values: of(&self.bad_values),
-            remembered: of(&self.remembered),
-            overdue: of(&self.overdue),
-            dropped_puts: of(&self.dropped_puts),
-            lookups: of(&self.lookups),
-            read_bytes: of(&self.read_bytes),
-            written_bytes: of(&self.written_bytes),
-            in_flight: of(&self.in_flight),
-            breaker_opened,
-            breaker,
-        }
-    }
 }

@@ -32,7 +32,7 @@
 //!
 //! # Files
 //!
-//! `key`, `value` names and bytes · `outcome`, `error`, `store_error` · `store` the trait of stores ·
+//! `key`, `value` names and bytes · `read` memory for values · `outcome`, `error`, `store_error` · `store` the trait of stores ·
 //! `shared_tier` a tier over a store · `call` one call and its outcomes · `breaker` and `failed_keys` what is
 //! remembered of failures · `counters`, `settings` · `in_process`, `peer`, `redis`, `mooncake` the stores · `connect`
 //! stores by address · `tiered` the
@@ -50,6 +50,7 @@ mod key;
 pub mod mooncake;
 mod outcome;
 mod peer;
+mod read;
 #[cfg(feature = "redis")]
 mod redis;
 mod reporter;
@@ -70,9 +71,10 @@ pub use in_process::{Fault, InProcess};
 pub use key::{Fingerprint, TierKey};
 pub use outcome::{Outcome, TierFailure};
 pub use peer::Peer;
+pub use read::{Landing, TierRead};
 pub use reporter::TierReporter;
 pub use settings::TierSettings;
-pub use shared_tier::{Landing, SharedTier, TierRead};
+pub use shared_tier::SharedTier;
 pub use store::{Answer, Store, StoreFuture};
 pub use store_error::StoreError;
 pub use tiered::{TierPolicy, TierReport, Tiered, TieredCounters, TieredSettings};

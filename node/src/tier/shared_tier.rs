@@ -18,41 +18,17 @@ use tracing::Instrument;
 
 use super::breaker::Breaker;
 use super::call::{Call, Caller};
-use super::counters::{Counters, TierCounters, add};
+use super::counters::TierCounters;
 use super::error::TierError;
 use super::failed_keys::FailedKeys;
 use super::key::TierKey;
 use super::outcome::{Outcome, TierFailure};
+use super::read::TierRead;
 use super::settings::TierSettings;
 use super::store::{Answer, Store};
 use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
-
-/// Memory for one value.
-///
-/// The tier owns it from the call on, and drops it before its outcome can be seen, or when the call is
-/// over: then no byte of it is written any more, unless a value is landing at that moment. What keeps
-/// the memory from being reused belongs to it: of a frame, the [hold](kvpool::transport::Hold) of its
-/// piece.
-pub trait Landing: Send {
-    /// Verifies a value, and writes its block into the memory. Called at most once.
-    ///
-    /// # Errors
-    ///
-    /// [`ValueError`]; what the memory then has is meaningless.
-    fn land(&mut self, value: &[u8]) -> Result<(), ValueError>;
-}
-
-/// A value to be read.
-pub struct TierRead {
-    /// Its name.
-    pub key: TierKey,
-    /// Size of the value in bytes: [`value_bytes`](super::value_bytes) of the block.
-    pub bytes: usize,
-    /// Where its block goes.
-    pub memory: Box<dyn Landing>,
-}
 
 /// A cluster-wide tier of cached blocks, by hash, over a [`Store`].
 ///
@@ -73,11 +49,14 @@ struct Shared {
     /// Keys that wait for their turn.
     reads_waiting: AtomicU64,
     puts_waiting: AtomicU64,
+    /// Keys of calls that the store has not answered.
+    in_flight: AtomicU64,
     /// Calls of the store that have taken longer than the patience.
     stuck: AtomicU64,
     breaker: Mutex<Breaker>,
     failed: Mutex<FailedKeys>,
-    counters: Counters,
+    /// All but the state, which is elsewhere.
+    counters: Mutex<TierCounters>,
     failures: Failures,
 }
 
@@ -118,10 +97,11 @@ impl SharedTier {
             next_put: Semaphore::new(1),
             reads_waiting: AtomicU64::new(0),
             puts_waiting: AtomicU64::new(0),
+            in_flight: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
             breaker: Mutex::new(Breaker::new(settings.failures, settings.rest, Instant::now())),
             failed: Mutex::new(FailedKeys::new(settings.failed_keys, settings.failed_for)),
-            counters: Counters::default(),
+            counters: Mutex::default(),
             settings,
         })))
     }
@@ -133,7 +113,7 @@ impl SharedTier {
 
     /// Asks for each key whether a get is worth a try: [`Outcome::Hit`] or [`Outcome::Miss`].
     pub async fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> Vec<Outcome> {
-        add(&self.0.counters.lookups, keys.len());
+        lock(&self.0.counters).lookups += keys.len() as u64;
         let call = Call::new(keys.iter().map(|_| None));
         let (failed, asked) = self.0.remembered(keys);
         // A get of these would fail, and a put replaces what is wrong there.
@@ -166,7 +146,7 @@ impl SharedTier {
             reads.into_iter().map(|read| (read.key, Some(read.memory))).unzip();
         let call = Call::new(memory.into_iter());
         let (failed, asked) = self.0.remembered(keys);
-        add(&self.0.counters.remembered, failed.len());
+        lock(&self.0.counters).remembered += failed.len() as u64;
         call.fail(&failed, &TierFailure::Remembered);
         let chunk = self.0.chunk(asked.len(), self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Get, keys, values: Vec::new(), bytes };
@@ -175,8 +155,9 @@ impl SharedTier {
 
     /// Returns counts since the tier began, and its state.
     pub fn counters(&self) -> TierCounters {
+        let (counters, in_flight) = (*lock(&self.0.counters), self.0.in_flight.load(Relaxed));
         let breaker = lock(&self.0.breaker);
-        self.0.counters.read(breaker.state(), breaker.opened())
+        TierCounters { in_flight, breaker: breaker.state(), breaker_opened: breaker.opened(), ..counters }
     }
 
     /// Returns what failed.
@@ -236,9 +217,12 @@ impl Shared {
             call.fail(&places, &TierFailure::Open);
         }
         let outcomes = caller.end();
-        let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
-        add(&self.counters.failed, count(|outcome| matches!(outcome, Outcome::Failed(_))));
-        add(&self.counters.overdue, count(|outcome| matches!(outcome, Outcome::InFlight)));
+        let mut counters = lock(&self.counters);
+        for outcome in &outcomes {
+            counters.failed += u64::from(matches!(outcome, Outcome::Failed(_)));
+            counters.overdue += u64::from(matches!(outcome, Outcome::InFlight));
+        }
+        drop(counters);
         outcomes
     }
 
@@ -280,7 +264,7 @@ impl Shared {
             return Err(TierFailure::Closed);
         }
         let Some(_waiting) = Counted::add(waiting, keys, max) else {
-            add(&self.counters.dropped_puts, if is_put { keys } else { 0 });
+            lock(&self.counters).dropped_puts += if is_put { keys as u64 } else { 0 };
             return Err(TierFailure::Busy);
         };
         let next = if is_put { Some(self.next_put.acquire().await) } else { None };
@@ -296,7 +280,7 @@ impl Shared {
         work: Work,
         _turn: OwnedSemaphorePermit,
     ) {
-        let _in_flight = Counted::add(&self.counters.in_flight, places.len(), usize::MAX);
+        let _in_flight = Counted::add(&self.in_flight, places.len(), usize::MAX);
         let mut asked = pin!(AssertUnwindSafe(self.ask(&call, &places, work)).catch_unwind());
         let in_time = tokio::time::timeout(self.settings.patience, &mut asked).await;
         let is_late = in_time.is_err();
@@ -438,25 +422,26 @@ impl Shared {
 
     /// Counts an outcome, and remembers a key that failed.
     fn note(&self, key: &TierKey, outcome: &Outcome, bytes: usize, is_get: bool) {
-        let counters = &self.counters;
+        let mut counters = lock(&self.counters);
         match outcome {
             Outcome::Stored => {
-                add(&counters.stored, 1);
-                add(&counters.written_bytes, bytes);
+                counters.stored += 1;
+                counters.written_bytes += bytes as u64;
                 lock(&self.failed).forget(key);
             }
             Outcome::Hit if is_get => {
-                add(&counters.hits, 1);
-                add(&counters.read_bytes, bytes);
+                counters.hits += 1;
+                counters.read_bytes += bytes as u64;
             }
-            Outcome::Miss if is_get => add(&counters.misses, 1),
+            Outcome::Miss if is_get => counters.misses += 1,
             Outcome::Failed(failure) => {
+                if is_get {
+                    counters.bad_values += u64::from(matches!(failure, TierFailure::Value(_)));
+                    lock(&self.failed).note(*key, Instant::now());
+                }
+                drop(counters);
                 if *failure != TierFailure::Value(ValueError::Stale) {
                     self.failures.note(failure);
-                }
-                if is_get {
-                    add(&counters.bad_values, usize::from(matches!(failure, TierFailure::Value(_))));
-                    lock(&self.failed).note(*key, Instant::now());
                 }
             }
             _ => {}

@@ -18,9 +18,9 @@ use kvpool::Import;
 use kvpool::prefix::{BlockHash, Origin};
 
 use super::super::outcome::Outcome;
-use super::super::shared_tier::TierRead;
+use super::super::read::TierRead;
 use super::super::value::value_bytes;
-use super::link::{FrameLanding, Link, TierReport, add};
+use super::link::{FrameLanding, Link, TierReport};
 
 /// Place of a read among those of a prefix, and where its block was computed, once it has landed.
 type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
@@ -34,7 +34,7 @@ impl Link {
         let rest = &hashes[first..];
         let rest = &rest[..rest.len().min(self.settings.blocks_max)];
         if !rest.is_empty() {
-            add(&self.counters.asked, 1);
+            self.count(|counters| counters.asked += 1);
             self.fetch(first, rest, deadline, &mut report).await;
         }
         // Counts them, and releases them in the order of the prefix: its end is evicted first.
@@ -70,7 +70,7 @@ impl Link {
         let moved = commit(imports, &read_of, &outcomes);
         report.moved_blocks = moved;
         report.bytes = (moved * self.packed_bytes) as u64;
-        add(&self.counters.fetched, moved);
+        self.count(|counters| counters.fetched_blocks += moved as u64);
     }
 
     /// Reserves a block for each hash, as far as there is room.

@@ -24,7 +24,7 @@ use super::super::outcome::{Outcome, TierFailure};
 use super::super::settings::after;
 use super::super::store_error::StoreError;
 use super::super::value::TierValue;
-use super::link::{Link, PUTS_AT_ONCE, add};
+use super::link::{Link, PUTS_AT_ONCE};
 
 /// Time between a block's event and the look-up of its bytes: the event comes shortly before the block
 /// can be found.
@@ -149,7 +149,7 @@ impl Link {
     /// Adds a block, or counts it as dropped.
     fn push(&self, waiting: &mut Waiting, hash: BlockHash) {
         let is_noted = waiting.push(hash);
-        add(&self.counters.dropped, usize::from(!is_noted));
+        self.count(|counters| counters.dropped_blocks += u64::from(!is_noted));
     }
 
     fn note(&self, event: &KvEvent, waiting: &mut Waiting) {
@@ -157,7 +157,7 @@ impl Link {
             KvEvent::Stored { hash, .. } => self.push(waiting, *hash),
             KvEvent::Cleared => waiting.clear(),
             KvEvent::Resync { .. } => {
-                add(&self.counters.resyncs, 1);
+                self.count(|counters| counters.resyncs += 1);
                 self.list(waiting);
             }
             _ => {}
@@ -174,7 +174,7 @@ impl Link {
         let deadline = after(Instant::now(), self.settings.put_limit);
         let claimed = self.tier.exists(self.keys(&hashes), deadline).await;
         let present = claimed.iter().filter(|outcome| **outcome == Outcome::Hit).count();
-        add(&self.counters.present, present);
+        self.count(|counters| counters.present_blocks += present as u64);
         let is_missing =
             |(hash, claimed): (&BlockHash, &Outcome)| (*claimed == Outcome::Miss).then_some(*hash);
         let missing: Vec<BlockHash> = hashes.iter().zip(&claimed).filter_map(is_missing).collect();

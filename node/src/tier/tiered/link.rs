@@ -1,8 +1,7 @@
 //! A pool, a tier, and blocks between them.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::{BlockHash, Origin};
@@ -13,7 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::super::error::TierError;
 use super::super::key::{Fingerprint, TierKey};
 use super::super::outcome::Outcome;
-use super::super::shared_tier::{Landing, SharedTier};
+use super::super::read::Landing;
+use super::super::shared_tier::SharedTier;
 use super::super::value::{TierValue, ValueError, origins_of, verify};
 use super::settings::TieredSettings;
 
@@ -72,29 +72,13 @@ pub struct TieredCounters {
     pub resyncs: u64,
 }
 
-/// The same, while they change.
-#[derive(Debug, Default)]
-pub(super) struct Counters {
-    pub(super) asked: AtomicU64,
-    pub(super) fetched: AtomicU64,
-    pub(super) stored: AtomicU64,
-    pub(super) present: AtomicU64,
-    pub(super) dropped: AtomicU64,
-    pub(super) resyncs: AtomicU64,
-}
-
-/// Adds to a counter.
-pub(super) fn add(counter: &AtomicU64, count: usize) {
-    // Relaxed: counters order nothing.
-    counter.fetch_add(count as u64, Relaxed);
-}
-
 pub(in super::super) struct Link {
     pub(super) pool: Pool,
     pub(super) storage: Arc<dyn Storage>,
     pub(in super::super) tier: Arc<SharedTier>,
     pub(super) settings: TieredSettings,
-    pub(super) counters: Counters,
+    /// All but the bytes.
+    counters: Mutex<TieredCounters>,
     pub(super) packed_bytes: usize,
     fingerprint: Fingerprint,
 }
@@ -114,7 +98,7 @@ impl Link {
         let fingerprint = Fingerprint::of(&pool, &settings.namespace)?;
         let storage = pool.storage().cloned().ok_or(TransferError::NoStorage { pool: pool.tag() })?;
         let packed_bytes = storage.layout().packed_bytes();
-        let counters = Counters::default();
+        let counters = Mutex::default();
         Ok(Self { pool, storage, tier, settings, counters, packed_bytes, fingerprint })
     }
 
@@ -144,22 +128,21 @@ impl Link {
     pub(super) async fn put(&self, values: Vec<TierValue>, deadline: Instant) -> Vec<Outcome> {
         let outcomes = self.tier.put(values, deadline).await;
         let stored = outcomes.iter().filter(|outcome| **outcome == Outcome::Stored).count();
-        add(&self.counters.stored, stored);
+        self.count(|counters| counters.stored_blocks += stored as u64);
         outcomes
     }
 
+    /// Changes the counters, or reads them.
+    pub(super) fn count<T>(&self, change: impl FnOnce(&mut TieredCounters) -> T) -> T {
+        change(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     pub(in super::super) fn read_counters(&self) -> TieredCounters {
-        let of = |counter: &AtomicU64| counter.load(Relaxed);
-        let (fetched, stored) = (of(&self.counters.fetched), of(&self.counters.stored));
+        let counters = self.count(|counters| *counters);
         TieredCounters {
-            asked: of(&self.counters.asked),
-            fetched_blocks: fetched,
-            fetched_bytes: fetched * self.packed_bytes as u64,
-            stored_blocks: stored,
-            stored_bytes: stored * self.packed_bytes as u64,
-            present_blocks: of(&self.counters.present),
-            dropped_blocks: of(&self.counters.dropped),
-            resyncs: of(&self.counters.resyncs),
+            fetched_bytes: counters.fetched_blocks * self.packed_bytes as u64,
+            stored_bytes: counters.stored_blocks * self.packed_bytes as u64,
+            ..counters
         }
     }
 }

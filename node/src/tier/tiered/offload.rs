@@ -9,7 +9,7 @@ use kvpool::{Export, TransferError};
 use super::super::outcome::Outcome;
 use super::super::settings::after;
 use super::super::value::TierValue;
-use super::link::{Link, PUTS_AT_ONCE, TierReport, add};
+use super::link::{Link, PUTS_AT_ONCE, TierReport};
 
 /// Time between two looks at the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -88,7 +88,7 @@ impl Link {
             .map(|(at, _)| at)
             .collect();
         report.present_blocks = leaving.len();
-        add(&self.counters.present, leaving.len());
+        self.count(|counters| counters.present_blocks += leaving.len() as u64);
         let places: Vec<usize> = missing.iter().map(|(place, _)| *place).collect();
         let (mut export, values) = pack(self, export, missing).await?;
         let outcomes = if values.is_empty() { Vec::new() } else { self.put(values, deadline).await };
