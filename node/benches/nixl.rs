@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
-use kvpool::transport::{Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport};
+use kvpool::transport::{PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport};
 use kvpool::{FrameId, KvLayout, Run};
 use kvpool_node::transport::nixl::{NixlSettings, NixlTransport, check};
 
@@ -140,7 +140,6 @@ impl Source {
         self.target.grant(tag);
         let start = Instant::now();
         let submission = Submission {
-            operation: Operation::Write,
             region: self.region,
             peer: self.peer,
             remote_region: RegionId(0),

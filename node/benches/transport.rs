@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
-use kvpool::transport::{Grant, Operation, RegionId, SourceState, Submission, Tag, TransferState, Transport};
+use kvpool::transport::{Grant, RegionId, SourceState, Submission, Tag, TransferState, Transport};
 use kvpool::{FrameId, KvLayout, Pool, Run, Sequence, SequenceId};
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, ListenSettings, PeerSettings, TcpTransport, Tls,
@@ -246,7 +246,6 @@ impl Nodes {
         // SAFETY: the frames are read after the grant.
         unsafe { target.grant(grant) }.unwrap();
         let submission = Submission {
-            operation: Operation::Write,
             region: self.regions[0],
             peer: self.peers[0],
             remote_region: RegionId(0),

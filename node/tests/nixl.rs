@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{HostStorage, Storage};
 use kvpool::transport::{
-    Grant, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
     TransportError,
 };
 use kvpool::{Dtype, FrameId, KvLayout, Run};
@@ -192,7 +192,6 @@ impl Pair {
         let hold = Arc::new(());
         let held = Arc::downgrade(&hold);
         let submission = Submission {
-            operation: Operation::Write,
             region: self.region,
             peer: self.peer,
             remote_region: RegionId(0),

@@ -10,7 +10,7 @@
 //!   target                              source
 //!   grant(tag, runs, hold)
 //!        |---- tag and runs, by another way ---->|
-//!                                        submit(write, local runs, remote runs, tag, hold)
+//!                                        submit(local runs, remote runs, tag, hold)
 //!        |<=============== bytes ================|
 //!                                        poll -> Done | Failed | Quarantined
 //!        |<------ done or failed, by another way ------|
@@ -66,23 +66,11 @@ pub struct TransferId(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tag(pub u64);
 
-/// Direction of a transfer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum Operation {
-    /// From local frames to frames of the peer.
-    Write,
-    /// From frames of the peer to local frames. Not every transport can.
-    Read,
-}
-
-/// A transfer to be submitted.
+/// A transfer to be submitted, from local frames to frames of the peer.
 ///
 /// Both lists of runs have the same number of frames; the first local frame corresponds to the
 /// first remote one, and so on.
 pub struct Submission {
-    /// Its direction.
-    pub operation: Operation,
     /// The registered storage whose frames `local` are.
     pub region: RegionId,
     /// The peer.
@@ -188,8 +176,7 @@ pub trait Transport: Send + Sync {
     /// [`TransportError`]; the hold is dropped, and no byte was moved.
     ///
     /// # Safety
-    /// While the hold lives, the local frames keep their bytes; for [`Operation::Read`], no other
-    /// thread reads or writes them.
+    /// While the hold lives, the local frames keep their bytes.
     unsafe fn submit(&self, submission: Submission) -> Result<TransferId, TransportError>;
 
     /// Returns the state of a transfer. Wakes `waker`, if given, when the state changes.

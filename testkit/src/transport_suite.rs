@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, KvPlanes, Scales, Storage};
 use kvpool::transport::{
-    Grant, Hold, Operation, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState,
-    Transport, TransportError,
+    Grant, Hold, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
+    TransportError,
 };
 use kvpool::{FrameId, Run};
 
@@ -84,7 +84,6 @@ impl Rig {
 
     fn submission(&self, tag: u64, local: &[Run], remote: &[Run]) -> Submission {
         Submission {
-            operation: Operation::Write,
             region: self.region,
             peer: self.peer,
             remote_region: self.into,

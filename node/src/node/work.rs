@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use kvpool::prefix::BlockHash;
 use kvpool::transport::{
-    Hold, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
+    Hold, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
 };
 use kvpool::{AllocError, FrameId, Pool, Run, TransferError};
 use kvpool::{Carried, Export, Import, Imported, Manifest};
@@ -253,7 +253,6 @@ pub(super) async fn transfer(
         let runs = remote.take(places.len() as u32);
         carried.runs += piece.runs.len().max(runs.len());
         let submission = Submission {
-            operation: Operation::Write,
             region: carrier.region,
             peer,
             remote_region: RegionId(grant.region),

@@ -139,7 +139,6 @@ async fn an_item_is_cut_at_every_point_on_its_way_out() {
         let region = transport.register(&from).unwrap();
         let (hold, held) = hold();
         let submission = kvpool::transport::Submission {
-            operation: kvpool::transport::Operation::Write,
             region,
             peer,
             remote_region: RegionId(0),

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvPlanes, Scales, Storage};
 use kvpool::transport::{
-    Grant, Hold, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport,
-    TransportError,
+    Grant, Hold, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
 };
 use kvpool::{FrameId, KvLayout, Run};
 use kvpool_node::transport::tcp::{
@@ -148,7 +147,6 @@ impl Node {
     ) -> Result<(TransferId, Watch), TransportError> {
         let (hold, token) = hold();
         let submission = Submission {
-            operation: Operation::Write,
             region,
             peer: self.peer,
             remote_region: RegionId(0),

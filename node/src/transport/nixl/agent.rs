@@ -6,7 +6,7 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
-use kvpool::transport::{Operation, TransportError};
+use kvpool::transport::TransportError;
 
 use super::api::{self, AgentConfig, Api, IN_PROGRESS, Raw, Status};
 use super::span::{Memory, Pair, Span};
@@ -187,20 +187,18 @@ impl Agent {
         unsafe { (self.api.invalidate_remote_md)(self.raw, name.as_ptr()) };
     }
 
-    /// Posts a request for these pairs of memory.
+    /// Posts a request to write these pairs of memory.
     ///
     /// # Safety
     ///
-    /// The memory exists, and its bytes may be read (or written, as the operation says) until the
-    /// request is done, failed, or the agent is dropped.
+    /// The memory exists, and its bytes may be read until the request is done, failed, or the agent
+    /// is dropped.
     pub(super) unsafe fn post(
         &self,
-        operation: Operation,
         (local, remote): (Memory, Memory),
         pairs: &[Pair],
         peer: &CStr,
     ) -> Result<Request, TransportError> {
-        let operation = if operation == Operation::Read { api::READ } else { api::WRITE };
         let here = self.list(local, pairs.iter().map(|pair| pair.local()))?;
         let there = self.list(remote, pairs.iter().map(|pair| pair.remote()));
         let request = there.and_then(|there| {
@@ -210,7 +208,7 @@ impl Agent {
                 let peer = peer.as_ptr();
                 let created = (self.api.create_xfer_req)(
                     self.raw,
-                    operation,
+                    api::WRITE,
                     here,
                     there,
                     peer,

@@ -27,8 +27,7 @@ pub(super) const IN_PROGRESS: Status = 1;
 /// Memory types.
 pub(super) const DRAM: c_int = 0;
 pub(super) const VRAM: c_int = 1;
-/// Operations.
-pub(super) const READ: c_int = 0;
+/// The operation: a write.
 pub(super) const WRITE: c_int = 1;
 
 /// Settings of an agent, as the library declares them.

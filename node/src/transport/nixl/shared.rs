@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
-use kvpool::transport::{Hold, Operation, PeerId, RegionId, Submission, Tag, TransferId, TransportError};
+use kvpool::transport::{Hold, PeerId, RegionId, Submission, Tag, TransferId, TransportError};
 
 use super::span::{Memory, Pair, Region, requests};
 
@@ -51,7 +51,6 @@ pub(super) struct Transfer {
 pub(super) struct Job {
     pub(super) id: TransferId,
     pub(super) peer: PeerId,
-    pub(super) operation: Operation,
     /// Here, and at the peer.
     pub(super) memory: (Memory, Memory),
     pub(super) requests: VecDeque<Vec<Pair>>,
@@ -120,7 +119,7 @@ impl State {
     /// Checks a submission, and makes a job of it.
     pub(super) fn job(&mut self, submission: Submission) -> Result<Job, TransportError> {
         self.open()?;
-        let Submission { operation, region, peer, remote_region, local, remote, hold, .. } = submission;
+        let Submission { region, peer, remote_region, local, remote, hold, .. } = submission;
         let here = self.region(region)?;
         let number = u64::from(remote_region.0);
         let there = (self.peer_regions(peer)?.get(remote_region.0 as usize))
@@ -135,6 +134,6 @@ impl State {
         let id = TransferId(self.next_transfer);
         self.next_transfer += 1;
         self.transfers.insert(id, Transfer { phase: Phase::InFlight, waker: None });
-        Ok(Job { id, peer, operation, memory, requests: requests.into(), _hold: hold })
+        Ok(Job { id, peer, memory, requests: requests.into(), _hold: hold })
     }
 }

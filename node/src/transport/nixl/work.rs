@@ -265,7 +265,7 @@ impl Active {
             };
             // SAFETY: the hold keeps the memory until this transfer is over, which is when no request
             // is in flight.
-            match unsafe { agent.post(self.job.operation, self.job.memory, &pairs, &peer.name) } {
+            match unsafe { agent.post(self.job.memory, &pairs, &peer.name) } {
                 Ok(request) => {
                     self.posted.push(request);
                     self.moved_at = Instant::now();

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use kvpool::transport::{Operation, PeerId, RegionId, Submission, TransferId, TransportError};
+use kvpool::transport::{PeerId, RegionId, Submission, TransferId, TransportError};
 use tokio::runtime::Handle;
 
 use super::error::LinkError;
 use super::grants::{Claim, Grants};
 use super::link_state::{LinkShared, Peer};
 use super::lock::lock;
-use super::region::{NAME, Region, Signal};
+use super::region::{Region, Signal};
 use super::stream::Stream;
 use super::transfers::{Item, Remains, Sent, Transfers};
 use crate::wire::{ItemHead, ItemStatus, Limits};
@@ -158,9 +158,6 @@ impl Inner {
         let mut state = lock(&self.state);
         if state.closed {
             return Err(TransportError::Closed);
-        }
-        if submission.operation != Operation::Write {
-            return Err(TransportError::Unsupported { name: NAME, what: "read frames of a peer".into() });
         }
         let region = Self::region(&state, submission.region)?;
         let entry = Self::peer(&state, submission.peer)?;

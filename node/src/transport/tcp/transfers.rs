@@ -244,7 +244,7 @@ fn refusal(sent: Sent, status: ItemStatus) -> TransportError {
 #[cfg(test)]
 mod tests {
     use kvpool::storage::HostStorage;
-    use kvpool::transport::{Operation, RegionId};
+    use kvpool::transport::RegionId;
     use kvpool::{FrameId, KvLayout};
 
     use super::*;
@@ -258,7 +258,6 @@ mod tests {
         let region = Arc::new(Region::new(storage).unwrap());
         let runs = vec![Run { start: FrameId(0), len: frames }];
         let submission = Submission {
-            operation: Operation::Write,
             region: RegionId(0),
             peer: PeerId(0),
             remote_region: RegionId(0),
