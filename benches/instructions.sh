@@ -15,7 +15,7 @@ collected() {
 }
 
 if [ $# -eq 0 ]; then
-    set -- lease raw handle ten ten-lease sequence sequence-ten cached-sequence cached-sequence-ten \
+    set -- lease ten-lease sequence sequence-ten cached-sequence cached-sequence-ten \
         cached-request open admit batch decode appends decode-step std-mutex parking-lot array-queue
 fi
 n=100000

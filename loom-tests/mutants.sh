@@ -50,13 +50,10 @@ depot_relaxed magazines
 release_relaxed share_release
 same_generation share_release
 unchecked_retry share_release
-unguarded_retry guarded
-unguard_relaxed guarded
-unguard_store guarded
 private_sealed unseen
 seen_unnoted unseen
 seen_forgotten unseen
-raw_unseen unseen
+shared_unseen unseen
 begin_no_fence retire_reclaim
 late_slot retire_reclaim
 mark_unraised retire_reclaim
@@ -169,7 +166,7 @@ reopened_frame_kept kept_frames
 own_relaxed share_release
 handle_relaxed share_release
 left_uncounted moves_of_sequences
-shared_uncounted guarded
+shared_uncounted unseen
 end_unheard settled
 end_awaited_relaxed settled
 ended_relaxed settled

@@ -315,27 +315,6 @@ pub enum HandleError {
         /// Current generation of the block.
         now: Generation,
     },
-    /// The block belongs to a lease or to sequences. Only they may share, seal, reopen, unpin or
-    /// free it.
-    #[error(
-        "{handle} names a block owned by a lease or a sequence; drop the lease, or convert it with `Lease::into_raw`"
-    )]
-    Guarded {
-        /// The refused handle.
-        handle: BlockHandle,
-    },
-    /// The block has other references. A lease can take over a block only by its sole reference.
-    #[error("block {id} is shared; a lease can take over only a sole reference")]
-    Shared {
-        /// Id of the block.
-        id: BlockId,
-    },
-    /// A list of blocks to free names a block more often than it has references.
-    #[error("{handle} appears more often in one call than it has references")]
-    Repeated {
-        /// The repeated handle.
-        handle: BlockHandle,
-    },
     /// The block has the maximum number of references.
     #[error("block {id} already has the maximum of {max} references")]
     TooManyReferences {
@@ -351,12 +330,6 @@ pub enum HandleError {
         id: BlockId,
         /// Maximum number of pins.
         max: u32,
-    },
-    /// The block is not pinned.
-    #[error("block {id} is not pinned")]
-    NotPinned {
-        /// Id of the block.
-        id: BlockId,
     },
 }
 

@@ -164,8 +164,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// A counted reference to one block, for an engine that manages its own tables. It does not free on
-/// drop.
+/// Names a block in one generation, for inspection and pins. It holds no reference.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockHandle {

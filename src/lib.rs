@@ -9,7 +9,7 @@
 //! list of blocks with the tokens of one request; its **block table** lists their frames for
 //! kernels.
 //!
-//! Blocks are owned by a [`Lease`], by a [`Sequence`], or by counted [handles](BlockHandle).
+//! Blocks are owned by a [`Lease`] or by a [`Sequence`]. A [handle](BlockHandle) names a block.
 //! Freeing a block *retires* its frame while a **batch**, one step of the engine, may still read
 //! it: the frame is reused when every batch that could see it has ended. A block is *sealed* when
 //! its bytes are final; only then can it be moved, shared by its contents, or found in the prefix
@@ -159,9 +159,9 @@ pub use pool::{
     FrameLease, FrameMoves, FramePlace, FramePool, FramePoolBuilder, FrameShrink, Latencies, Latency,
     LatencyBucket, LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts,
     MigrationReport, MoveCounts, MovedFrames, OffloadReport, Owners, PinOwner, PinnedBlock, Pool,
-    PoolBuilder, PoolHandle, Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions,
-    ResizeReport, SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped, Unaccounted, Victim,
-    VictimOrder, WaitCounts, flush_thread,
+    PoolBuilder, Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport,
+    SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped, Unaccounted, Victim, VictimOrder,
+    WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{

@@ -228,7 +228,7 @@ pub fn end_exploring() {
     testing::skip_branch();
 }
 
-/// Waits until at most `others` threads and handles besides this thread have a cache in the pool. A
+/// Waits until at most `others` threads besides this thread have a cache in the pool. A
 /// thread that ends returns its cache. Call it before an audit, because a thread's destructors may
 /// run after the end of its scope, and, in a model, after `join` returned.
 ///

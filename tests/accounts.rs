@@ -26,7 +26,7 @@ fn pool(blocks: usize) -> Pool {
 /// What a sequence does with blocks, without a sequence.
 fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {
     let mut taken = None;
-    blocks.allocate_guarded(request, None, &mut |id| taken = Some(id)).ok().and(taken)
+    blocks.allocate_listed(request, None, &mut |id| taken = Some(id)).ok().and(taken)
 }
 
 fn share_listed(blocks: &Blocks, ids: &[BlockId]) {
@@ -68,7 +68,7 @@ fn is_found(pool: &Pool, block: BlockId) {
     let lost = found(pool);
     assert_eq!((lost.references, &lost.blocks[..]), (1, &[block][..]), "{lost}");
     let owners = pool.owners();
-    assert!(owners.leases.iter().chain(&owners.handles).all(|owner| !owner.blocks.contains(&block)));
+    assert!(owners.leases.iter().all(|owner| !owner.blocks.contains(&block)));
     release_listed(pool.blocks(), &[block]);
     sound(pool);
 }
@@ -86,7 +86,7 @@ fn a_cached_block_without_an_owner() {
     let lost = found(&pool);
     assert_eq!((lost.references, lost.blocks), (2, blocks));
     let owners = pool.owners();
-    assert!(owners.leases.is_empty() && owners.handles.is_empty() && owners.blocks() == 0, "{owners:?}");
+    assert!(owners.leases.is_empty() && owners.blocks() == 0, "{owners:?}");
     let message = pool.audit().unwrap_err().to_string();
     assert!(message.starts_with("owners account for all but 2 references; wrong blocks: 2, ["), "{message}");
 }
@@ -153,38 +153,38 @@ fn blocks_that_no_owner_lists() {
     let lease = pool.allocate(AllocRequest::new(3)).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     sequence.reserve(9).unwrap();
-    let mut raw = Vec::new();
-    pool.allocate_raw(AllocRequest::new(2), &mut raw).unwrap();
-    pool.share(&raw).unwrap();
+    let shared = pool.allocate(AllocRequest::new(2)).unwrap();
+    let more = shared.share().unwrap();
     let among = found(&pool);
-    assert_eq!((among.references, among.blocks.len(), among.candidates.len()), (1, 0, 7), "{among}");
+    assert_eq!((among.references, among.blocks.len(), among.candidates.len()), (1, 0, 9), "{among}");
     assert!(
         among.candidates.contains(&lost) && lease.blocks().iter().all(|id| among.candidates.contains(id))
     );
-    assert!(raw.iter().all(|handle| !among.candidates.contains(&handle.id)));
     release_listed(pool.blocks(), &[lost]);
     sound(&pool);
-    pool.free(&raw).unwrap();
+    drop((shared, more));
     sound(&pool);
-    is_found(&pool, lease.blocks()[0]);
+    // A lease's block may have any number of references: the number is wrong, and it is a candidate.
+    share_listed(pool.blocks(), &lease.blocks()[..1]);
+    let lost = found(&pool);
+    assert_eq!((lost.references, lost.blocks.len()), (1, 0), "{lost}");
+    assert!(lost.candidates.contains(&lease.blocks()[0]));
+    release_listed(pool.blocks(), &lease.blocks()[..1]);
+    sound(&pool);
 }
 
-/// A user who forgets a lease or handles owns them: that is no fault of the pool, and is reported
-/// as what it is.
+/// A user who forgets a lease owns its blocks: that is no fault of the pool, and is reported as what
+/// it is.
 #[test]
 fn forgotten_leases_are_leases() {
     let pool = pool(60);
     forget(pool.allocate(AllocRequest::new(3)).unwrap());
     let mut lease = pool.allocate_owned(AllocRequest::new(9)).unwrap();
     forget(lease.split_off(5));
-    forget(lease.into_raw());
-    let mut raw = Vec::new();
-    pool.allocate_raw(AllocRequest::new(4), &mut raw).unwrap();
-    forget(Lease::from_raw(&pool, &raw[..1]).unwrap());
+    forget(lease.share().unwrap());
+    drop(lease);
     sound(&pool);
-    let owners = pool.owners();
-    let count = |all: &[kvpool::BlockOwner]| all.iter().map(|owner| owner.blocks.len()).sum::<usize>();
-    assert_eq!((count(&owners.leases), count(&owners.handles)), (3 + 4 + 1, 5 + 3));
+    assert_eq!(pool.owners().leases.iter().map(|owner| owner.blocks.len()).sum::<usize>(), 3 + 9);
 }
 
 /// Copies on write that the batch keeps, reservations, and requests in line.
@@ -256,27 +256,25 @@ fn every_step_is_counted() {
         let builder = Pool::builder(layout).blocks(300).magazine_blocks(4);
         let here =
             if is_cached { builder.prefix_cache(PrefixConfig::new()) } else { builder }.build().unwrap();
-        let handle = here.handle();
         for blocks in [1, 3, 16, 17, 90] {
             drop(here.allocate(AllocRequest::new(blocks)).unwrap());
-            handle.release(handle.allocate(AllocRequest::new(blocks)).unwrap());
             sound(&here);
-            let mut raw = Vec::new();
-            handle.allocate_raw(AllocRequest::new(blocks), &mut raw).unwrap();
-            here.share(&raw).unwrap();
+            let lease = here.allocate(AllocRequest::new(blocks)).unwrap();
+            let mut shared = lease.share().unwrap();
             sound(&here);
-            let twice: Vec<_> = raw.iter().chain(&raw).copied().collect();
-            here.free(&raw[..1]).unwrap();
+            drop(shared.split_off(blocks / 2));
             sound(&here);
-            assert!(here.free(&twice).is_err(), "one reference too many");
-            here.free(&twice[1..]).unwrap();
+            drop(lease);
+            sound(&here);
+            drop(shared);
             sound(&here);
             let mut lease = here.allocate(AllocRequest::new(blocks)).unwrap();
             let elsewhere = lease.split_off(blocks / 2).into_owned();
             thread::scope(|scope| scope.spawn(move || drop(elsewhere)).join().unwrap());
             lease.seal(..);
-            let raw = lease.into_raw();
-            thread::scope(|scope| scope.spawn(|| here.free(&raw).unwrap()).join().unwrap());
+            let shared = lease.share().unwrap().into_owned();
+            drop(lease);
+            thread::scope(|scope| scope.spawn(move || drop(shared)).join().unwrap());
             sound(&here);
             let mut sequence = here.sequence(SequenceId(1)).open().unwrap();
             sequence.reserve(blocks).unwrap();
@@ -299,14 +297,15 @@ fn every_step_is_counted() {
 #[test]
 fn refusals_count_nothing() {
     let pool = pool(20);
-    let mut raw = Vec::new();
-    pool.allocate_raw(AllocRequest::new(3), &mut raw).unwrap();
-    let full = [raw[2]; 8_190];
-    pool.share(&full).unwrap();
-    assert!(pool.share(&raw).is_err());
+    let lease = pool.allocate(AllocRequest::new(3)).unwrap();
+    let mut shares: Vec<_> = std::iter::from_fn(|| lease.share().ok()).collect();
+    assert_eq!(shares.len(), 8_190);
+    // The first block has room for one more, the others do not.
+    let rest = shares[0].split_off(1);
+    drop(shares.swap_remove(0));
+    assert!(lease.share().is_err());
     sound(&pool);
-    pool.free(&full).unwrap();
-    pool.free(&raw).unwrap();
+    drop((lease, shares, rest));
     let (sequence, _) = admit(&pool, 1, &prompt(1, 9));
     let last = sequence.blocks().last().unwrap();
     (0..8_190).for_each(|_| share_listed(pool.blocks(), &[last]));
@@ -369,13 +368,13 @@ fn threads_leave_every_reference_with_an_owner() {
         .build()
         .unwrap();
     let there = pool(600);
-    let (leases, handles) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let leases = Mutex::new(Vec::new());
     for round in 0..rounds {
         thread::scope(|scope| {
             let threads: Vec<_> = (0..4)
                 .map(|number| {
-                    let (here, there, leases, handles) = (&here, &there, &leases, &handles);
-                    scope.spawn(move || work(round * 4 + number, here, there, leases, handles))
+                    let (here, there, leases) = (&here, &there, &leases);
+                    scope.spawn(move || work(round * 4 + number, here, there, leases))
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
@@ -388,13 +387,7 @@ fn threads_leave_every_reference_with_an_owner() {
     }
 }
 
-fn work(
-    number: u64,
-    here: &Pool,
-    there: &Pool,
-    leases: &Mutex<Vec<Lease<'static>>>,
-    handles: &Mutex<Vec<kvpool::BlockHandle>>,
-) {
+fn work(number: u64, here: &Pool, there: &Pool, leases: &Mutex<Vec<Lease<'static>>>) {
     let mut random = fastrand::Rng::with_seed(number);
     let mut sequences = Vec::new();
     for step in 0..300 {
@@ -409,19 +402,19 @@ fn work(
                 drop(dropped);
             }
             4 => {
-                let mut raw = Vec::new();
-                if here.allocate_raw(AllocRequest::new(random.usize(1..20)), &mut raw).is_ok() {
-                    here.share(&raw).unwrap();
-                    handles.lock().unwrap().extend(raw.iter().chain(&raw));
+                let mut leases = leases.lock().unwrap();
+                if let Some(lease) = leases.last() {
+                    let shared = lease.share().unwrap();
+                    leases.push(shared);
                 }
             }
             5 => {
                 let freed: Vec<_> = {
-                    let mut all = handles.lock().unwrap();
-                    let keep = all.len() - random.usize(..=all.len().min(60));
+                    let mut all = leases.lock().unwrap();
+                    let keep = all.len() - random.usize(..=all.len().min(4));
                     all.drain(keep..).collect()
                 };
-                freed.iter().for_each(|handle| here.free(&[*handle]).unwrap());
+                drop(freed);
             }
             6 | 7 => {
                 let prompt = prompt(random.u32(..4), random.usize(1..60));

@@ -12,9 +12,10 @@ use std::time::{Duration, Instant};
 use kvpool::compact::{DefragConfig, DefragError, DefragOptions, ResizeError, ResizeOptions};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{
-    AdmitRequest, AllocError, AllocRequest, BlockHandle, Lease, Pool, PoolBuilder, Preempt, SequenceError,
-    SequenceId, SettleError, TransferError,
+    AdmitRequest, AllocError, AllocRequest, Lease, Pool, PoolBuilder, Preempt, SequenceError, SequenceId,
+    SettleError, TransferError,
 };
+use kvpool_testkit::leases::checkerboard;
 use kvpool_testkit::threads;
 use pollster::block_on;
 
@@ -60,16 +61,6 @@ fn in_line(pool: &Pool, count: usize) {
         assert!(Instant::now() < limit, "{} requests in line", pool.stats().waiting);
         thread::yield_now();
     }
-}
-
-/// Allocates all blocks by handle, frees every other one and seals the rest.
-fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
-    kept
 }
 
 #[test]
@@ -133,7 +124,7 @@ fn a_run_is_made_for_a_waiting_request() {
         batch.finish();
         assert_eq!(waiting.join().unwrap().unwrap().runs().count(), 1);
     });
-    pool.free(&kept).unwrap();
+    drop(kept);
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
 
@@ -217,7 +208,7 @@ fn batches_are_waited_for() {
 #[test]
 fn compactions_and_resizes_take_turns() {
     let pool = builder(1_000).blocks_max(2_000).build().unwrap();
-    let kept = checkerboard(&pool);
+    let mut kept = checkerboard(&pool);
     threads::scope(|scope| {
         let runs: Vec<_> = (0..4).map(|_| scope.spawn(|| block_on(pool.defragment()).unwrap())).collect();
         let moved: usize = runs.into_iter().map(|run| run.join().unwrap().moved_blocks).sum();
@@ -227,7 +218,7 @@ fn compactions_and_resizes_take_turns() {
     assert!(after < 0.05, "{after}");
     // The shrink waits for a batch that may read the frames above the new end.
     let batch = pool.begin_batch();
-    pool.free(&kept[400..]).unwrap();
+    kept.truncate(400);
     threads::scope(|scope| {
         let options = ResizeOptions::new().patience(LIMIT);
         let resize =
@@ -241,7 +232,7 @@ fn compactions_and_resizes_take_turns() {
         assert!(matches!(blocked, Err(ResizeError::NoRoom { asked: 410, .. })), "{blocked:?}");
         drop(open);
         block_on(pool.resize(2_000)).unwrap();
-        pool.free(&kept[..400]).unwrap();
+        drop(kept);
         assert_eq!((pool.free_blocks(), pool.audit().unwrap().owned), (2_000, 0));
     });
 }
@@ -271,7 +262,7 @@ fn a_copy_past_its_deadline_is_reported() {
             done(Ok(()));
         }
         assert_eq!((pool.stats().held, pool.stats().overdue_copy), (0, None));
-        pool.free(&kept).unwrap();
+        drop(kept);
         assert_eq!(pool.audit().unwrap().owned, 0);
     }
 }

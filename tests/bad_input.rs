@@ -8,9 +8,10 @@ use std::sync::Arc;
 use kvpool::storage::{HostStorage, KvLayout, Sizing, Storage};
 use kvpool::{
     AllocError, AllocRequest, BlockHandle, BlockTable, BuildError, CsrTable, DeviceId, FRAMES_MAX, GrowError,
-    HandleError, LayoutError, Order, Pool, PoolBuilder, SequenceError, SequenceId, SizingError, StorageError,
-    TOKENS_MAX, Tokens,
+    HandleError, LayoutError, Lease, Order, Pool, PoolBuilder, SequenceError, SequenceId, SizingError,
+    StorageError, TOKENS_MAX, Tokens,
 };
+use kvpool_testkit::leases::{block, handle, singles};
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").unwrap()
@@ -27,14 +28,13 @@ fn refused(builder: PoolBuilder) -> BuildError {
 /// A pool with some allocated blocks, which must be unchanged when this is dropped.
 struct Unchanged {
     pool: Pool,
-    held: Vec<BlockHandle>,
+    held: Vec<Lease<'static>>,
 }
 
 impl Unchanged {
     fn new() -> Self {
         let pool = Pool::builder(layout()).blocks(100).blocks_max(150).build().unwrap();
-        let mut held = Vec::new();
-        pool.allocate_raw(AllocRequest::new(10), &mut held).unwrap();
+        let held = singles(&pool, AllocRequest::new(10));
         Self { pool, held }
     }
 }
@@ -46,11 +46,11 @@ impl Drop for Unchanged {
         }
         assert_eq!((self.pool.free_blocks(), self.pool.total_blocks()), (90, 100));
         self.pool.audit().unwrap();
-        for &handle in &self.held {
+        for handle in self.held.iter().map(handle) {
             let info = self.pool.info(handle).unwrap();
             assert_eq!((info.refs, info.pins), (1, 0), "{handle}");
         }
-        self.pool.free(&self.held).unwrap();
+        self.held.clear();
         drop(self.pool.allocate(AllocRequest::new(100)).unwrap());
         self.pool.audit().unwrap();
     }
@@ -207,7 +207,6 @@ fn storage_that_is_too_small() {
 fn requests_that_no_pool_can_meet() {
     let test = Unchanged::new();
     let pool = &test.pool;
-    let handle = pool.handle();
     let device = DeviceId::Cuda(3);
     for (request, refusal) in [
         (AllocRequest::new(0), AllocError::Zero),
@@ -246,29 +245,21 @@ fn requests_that_no_pool_can_meet() {
             AllocError::WrongDevice { asked: device, device: DeviceId::Host },
         ),
     ] {
-        let mut out = test.held.clone();
         assert_eq!(pool.allocate(request).map(drop), Err(refusal), "{request:?}");
         assert_eq!(pool.allocate_owned(request).map(drop), Err(refusal));
-        assert_eq!(pool.allocate_raw(request, &mut out), Err(refusal));
-        assert_eq!(handle.allocate(request).map(drop), Err(refusal));
-        assert_eq!(handle.allocate_owned(request).map(drop), Err(refusal));
-        assert_eq!(handle.allocate_raw(request, &mut out), Err(refusal));
-        assert_eq!(out, test.held, "the list is unchanged");
     }
 }
 
 #[test]
 fn runs_that_do_not_exist() {
     let pool = builder().blocks(64).magazine_blocks(0).build().unwrap();
-    let mut all = Vec::new();
-    pool.allocate_raw(AllocRequest::new(64), &mut all).unwrap();
-    let (even, odd): (Vec<_>, Vec<_>) = all.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&even).unwrap();
+    let mut odd = singles(&pool, AllocRequest::new(64));
+    odd.retain(|lease| block(lease).0 % 2 == 1);
     let refusal = AllocError::NoRun { asked: 2, longest_run: 1, free: 32 };
     assert_eq!(pool.allocate(AllocRequest::new(2).contiguous()).map(drop), Err(refusal));
     assert_eq!(pool.free_blocks(), 32);
     pool.audit().unwrap();
-    pool.free(&odd).unwrap();
+    drop(odd);
 }
 
 /// Arbitrary numbers: none is a good handle, and none causes a panic.
@@ -285,8 +276,6 @@ fn forged_handles() {
         }
         let forged = BlockHandle::from_bits(bits);
         assert_eq!(forged.to_bits(), bits);
-        let mut list = test.held.clone();
-        list.insert(rng.usize(..=list.len()), forged);
         let refusal = pool.info(forged).unwrap_err();
         let is_there = forged.pool == pool.tag() && (1..=100).contains(&forged.id.0);
         match refusal {
@@ -297,53 +286,35 @@ fn forged_handles() {
             HandleError::Stale { handle, .. } => assert!(handle == forged && is_there),
             other => panic!("{forged}: {other}"),
         }
-        assert_eq!(pool.free(&list), Err(refusal));
-        assert_eq!(pool.share(&list), Err(refusal));
-        assert_eq!(pool.pin(forged), Err(refusal));
-        assert_eq!(pool.unpin(forged), Err(refusal));
+        assert_eq!(pool.pin_scoped(forged).map(drop), Err(refusal));
     }
-}
-
-#[test]
-fn handles_that_are_freed_twice_in_one_list() {
-    let test = Unchanged::new();
-    let twice = [test.held[3], test.held[1], test.held[3]];
-    assert_eq!(test.pool.free(&twice), Err(HandleError::Repeated { handle: test.held[3] }));
-    assert_eq!(test.pool.free(&[test.held[0]; 2]), Err(HandleError::Repeated { handle: test.held[0] }));
 }
 
 #[test]
 fn more_references_than_a_word_counts() {
     let test = Unchanged::new();
-    let (full, other) = (test.held[0], test.held[1]);
-    let mut shared = 0;
-    let refusal = loop {
-        match test.pool.share(&[other, full]) {
-            Ok(()) => shared += 1,
-            Err(error) => break error,
-        }
-        test.pool.free(&[other]).unwrap();
-    };
-    assert!(
-        matches!(refusal, HandleError::TooManyReferences { id, max } if id == full.id && max == shared + 1)
-    );
-    assert_eq!(test.pool.info(other).unwrap().refs, 1, "the block before it in the list is unchanged");
-    // In one list, more often than references are available.
-    test.pool.free(&[full]).unwrap();
-    assert!(test.pool.share(&[full, other, full]).is_err());
-    assert_eq!(test.pool.info(full).unwrap().refs, shared);
-    (1..shared).for_each(|_| test.pool.free(&[full]).unwrap());
+    let lease = test.pool.allocate(AllocRequest::new(2)).unwrap();
+    let mut shares: Vec<_> = std::iter::from_fn(|| lease.share().ok()).collect();
+    let max = shares.len() as u32 + 1;
+    // One more of the first block fits, and none of the second.
+    let mut last = shares.pop().unwrap();
+    let tail = last.split_off(1);
+    drop(last);
+    let id = lease.blocks()[1];
+    assert_eq!(lease.share().map(drop), Err(HandleError::TooManyReferences { id, max }));
+    let refs: Vec<_> = lease.handles().map(|handle| test.pool.info(handle).unwrap().refs).collect();
+    assert_eq!(refs, [max - 1, max], "the block before it in the lease is unchanged");
+    drop((lease, shares, tail));
 }
 
 #[test]
 fn more_pins_than_a_word_counts() {
     let test = Unchanged::new();
-    let handle = test.held[0];
-    assert_eq!(test.pool.unpin(handle), Err(HandleError::NotPinned { id: handle.id }));
-    let pins = (0..).take_while(|_| test.pool.pin(handle).is_ok()).count() as u32;
-    assert_eq!(test.pool.pin(handle), Err(HandleError::TooManyPins { id: handle.id, max: pins }));
-    (0..pins).for_each(|_| test.pool.unpin(handle).unwrap());
-    assert_eq!(test.pool.unpin(handle), Err(HandleError::NotPinned { id: handle.id }));
+    let handle = handle(&test.held[0]);
+    let pins: Vec<_> = std::iter::from_fn(|| test.pool.pin_scoped(handle).ok()).collect();
+    let max = pins.len() as u32;
+    assert_eq!(test.pool.info(handle).unwrap().pins, max);
+    assert_eq!(test.pool.pin_scoped(handle).map(drop), Err(HandleError::TooManyPins { id: handle.id, max }));
 }
 
 #[test]
@@ -469,12 +440,4 @@ fn sequences_of_another_pool() {
     assert_eq!((test.pool.free_blocks(), other.pool.free_blocks()), free);
     assert_eq!(theirs.len(), 9);
     batch.finish();
-}
-
-/// A lease of another pool, dropped into a handle, returns to its own pool.
-#[test]
-fn leases_of_another_pool() {
-    let (test, other) = (Unchanged::new(), Unchanged::new());
-    let handle = test.pool.handle();
-    handle.release(other.pool.allocate(AllocRequest::new(5)).unwrap());
 }

@@ -8,9 +8,10 @@ use std::time::Duration;
 use kvpool::compact::{DefragConfig, DefragError, DefragOptions, DefragReport};
 use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, KvLayout};
 use kvpool::{
-    AllocError, AllocRequest, BlockHandle, BlockTable, Order, Pool, Priority, Sequence, SequenceError,
-    SequenceId, StorageError,
+    AllocError, AllocRequest, BlockTable, Lease, Order, Pool, Priority, Sequence, SequenceError, SequenceId,
+    StorageError,
 };
+use kvpool_testkit::leases::{block, checkerboard, handle, singles};
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").expect("the layout of the examples")
@@ -18,16 +19,6 @@ fn layout() -> KvLayout {
 
 fn pool(blocks: usize) -> Pool {
     Pool::builder(layout()).blocks(blocks).build().unwrap()
-}
-
-/// Allocates all blocks by handle, frees every other one and seals the rest: maximal fragmentation.
-fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
-    kept
 }
 
 /// Returns the value stored for token `token` of a sequence.
@@ -109,10 +100,8 @@ async fn a_checkerboard_becomes_two_halves() {
     assert!(report.runs_gained >= 30, "{report:?}");
     pool.audit().unwrap();
     assert!(pool.defragment().await.unwrap().moved_blocks < 8, "there is little left to do");
-    for &handle in &kept {
-        assert!(pool.info(handle).unwrap().sealed);
-    }
-    pool.free(&kept).unwrap();
+    assert!(kept.iter().all(|lease| pool.info(handle(lease)).unwrap().sealed));
+    drop(kept);
     assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 1_000));
     let all = pool.allocate(AllocRequest::new(1_000).contiguous());
     assert!(all.is_ok(), "every id is allocated, in any order: {all:?}");
@@ -149,18 +138,18 @@ async fn sequences_keep_their_bytes() {
 #[tokio::test]
 async fn pinned_and_open_blocks_stay() {
     let pool = pool(256);
-    let kept = checkerboard(&pool);
-    for (i, &handle) in kept.iter().enumerate() {
+    let (mut kept, mut pins) = (checkerboard(&pool), Vec::new());
+    for (i, lease) in kept.iter_mut().enumerate() {
         match i % 3 {
-            0 => pool.pin(handle).unwrap(),
-            1 => assert!(pool.reopen(handle).unwrap()),
+            0 => pins.push(pool.pin_scoped(handle(lease)).unwrap()),
+            1 => assert!(lease.reopen(0)),
             _ => {}
         }
     }
-    let before: Vec<_> = kept.iter().map(|&handle| pool.info(handle).unwrap()).collect();
+    let before: Vec<_> = kept.iter().map(|lease| pool.info(handle(lease)).unwrap()).collect();
     pool.defragment_with(DefragOptions::new().order(Order(1))).await.unwrap();
-    for (i, (&handle, before)) in kept.iter().zip(&before).enumerate() {
-        let now = pool.info(handle).unwrap();
+    for (i, (lease, before)) in kept.iter().zip(&before).enumerate() {
+        let now = pool.info(handle(lease)).unwrap();
         assert!(i % 3 == 2 || now.frame == before.frame, "{before:?} moved: {now:?}");
     }
     pool.audit().unwrap();
@@ -248,9 +237,9 @@ async fn a_dropped_run_leaves_its_wave_to_the_copy() {
     assert!(again.is_err() && held.take().is_none());
     done(Ok(()));
     assert_eq!(pool.audit().unwrap().held, 0);
-    let moved = kept.iter().filter(|&&handle| pool.info(handle).unwrap().frame.0 != handle.id.0).count();
+    let moved = kept.iter().filter(|lease| lease.frames().next().unwrap().0 != block(lease).0).count();
     assert_eq!(moved, moves.len());
-    pool.free(&kept).unwrap();
+    drop(kept);
     assert_eq!(pool.free_blocks(), 256);
 }
 
@@ -275,7 +264,7 @@ async fn a_failed_copy_puts_everything_back() {
     let dropped = pool.defragment().await;
     assert!(matches!(dropped, Err(DefragError::CopyDropped { .. })), "{dropped:?}");
     assert_eq!(pool.audit().unwrap().held, 0);
-    pool.free(&kept).unwrap();
+    drop(kept);
     assert_eq!(pool.free_blocks(), 256);
 }
 
@@ -371,13 +360,13 @@ async fn a_run_is_made_for_a_waiting_request() {
         assert_eq!(pool.blocks().frame(block).0, first.0 + i as u32);
     }
     // Too few blocks are free: nothing is moved for it.
-    let before = kept.iter().map(|&handle| pool.info(handle).unwrap().frame).collect::<Vec<_>>();
+    let before = kept.iter().flat_map(Lease::frames).collect::<Vec<_>>();
     let request = AllocRequest::new(65).contiguous();
     let waits = tokio::time::timeout(Duration::from_millis(30), pool.allocate_async(request)).await;
     assert!(waits.is_err());
-    assert_eq!(before, kept.iter().map(|&handle| pool.info(handle).unwrap().frame).collect::<Vec<_>>());
+    assert_eq!(before, kept.iter().flat_map(Lease::frames).collect::<Vec<_>>());
     drop(lease);
-    pool.free(&kept).unwrap();
+    drop(kept);
     assert_eq!((pool.audit().unwrap().owned, pool.free_blocks()), (0, 256));
 }
 
@@ -386,10 +375,8 @@ async fn a_run_is_made_for_a_waiting_request() {
 #[tokio::test]
 async fn a_run_that_was_waited_for_long_is_still_granted() {
     let pool = pool(256);
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(256), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
+    let mut kept = singles(&pool, AllocRequest::new(256));
+    kept.retain(|lease| block(lease).0 % 2 == 0);
     let other = pool.clone();
     let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(64).contiguous()).await });
     for _ in 0..200 {
@@ -397,11 +384,11 @@ async fn a_run_that_was_waited_for_long_is_still_granted() {
         tokio::time::sleep(Duration::from_micros(50)).await;
     }
     assert!(!waiting.is_finished(), "nothing is sealed, so that nothing can move");
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept.iter_mut().for_each(|lease| lease.seal(..));
     let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(lease.blocks().len(), 64);
     drop(lease);
-    pool.free(&kept).unwrap();
+    drop(kept);
     assert_eq!(pool.free_blocks(), 256);
 }
 
@@ -410,17 +397,17 @@ async fn a_run_that_was_waited_for_long_is_still_granted() {
 async fn a_resting_request_does_not_overtake_the_new_head() {
     let held = Arc::new(Held::default());
     let pool = held.pool(256);
-    let kept = checkerboard(&pool);
+    let mut kept = checkerboard(&pool);
     let mut other = Box::pin(pool.defragment_with(DefragOptions::new().wave_bytes(1)));
     assert!(poll(&mut other).is_pending(), "its wave of one block is being copied");
     let mut first = Box::pin(pool.allocate_async(AllocRequest::new(5).contiguous()));
     assert!(poll(&mut first).is_pending());
-    pool.free(&kept[60..61]).unwrap();
+    drop(kept.remove(60));
     assert!(poll(&mut first).is_pending(), "it searched, and rests");
     let large = AllocRequest::new(200).priority(Priority::High);
     let mut urgent = Box::pin(pool.allocate_async(large));
     assert!(poll(&mut urgent).is_pending());
-    pool.free(&kept[61..64]).unwrap();
+    kept.drain(60..63);
     assert!(poll(&mut urgent).is_pending(), "there is a run now, and not enough for this one");
     tokio::time::advance(Duration::from_millis(200)).await;
     assert!(poll(&mut first).is_pending(), "it is not its turn");
@@ -443,22 +430,20 @@ fn a_report_reads_well() {
 async fn a_block_that_becomes_movable_wakes_requests_for_runs() {
     const LIMIT: Duration = Duration::from_secs(5);
     let pool = pool(256);
-    let kept = checkerboard(&pool);
-    for &handle in &kept {
-        assert!(pool.reopen(handle).unwrap());
-    }
+    let mut kept = checkerboard(&pool);
+    kept.iter_mut().for_each(|lease| assert!(lease.reopen(0)));
     let waits = |blocks| {
         let pool = pool.clone();
         tokio::spawn(async move { pool.allocate_async(AllocRequest::new(blocks).contiguous()).await })
     };
     let waiting = waits(32);
     tokio::time::sleep(Duration::from_millis(20)).await;
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept.iter_mut().for_each(|lease| lease.seal(..));
     let first = tokio::time::timeout(LIMIT, waiting).await.expect("sealed blocks move").unwrap().unwrap();
-    kept.iter().for_each(|&handle| pool.pin(handle).unwrap());
+    let pins: Vec<_> = kept.iter().map(|lease| pool.pin_scoped(handle(lease)).unwrap()).collect();
     let waiting = waits(64);
     tokio::time::sleep(Duration::from_millis(20)).await;
-    kept.iter().for_each(|&handle| pool.unpin(handle).unwrap());
+    drop(pins);
     let second = tokio::time::timeout(LIMIT, waiting).await.expect("unpinned blocks move").unwrap().unwrap();
     drop((first, second));
 }
@@ -476,7 +461,7 @@ async fn a_request_for_a_run_is_not_held_up_by_another_compaction() {
     let waiting =
         tokio::spawn(async move { other.allocate_async(AllocRequest::new(100).contiguous()).await });
     tokio::time::sleep(Duration::from_millis(20)).await;
-    pool.free(&kept).unwrap();
+    drop(kept);
     let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("the run is free");
     assert_eq!(lease.unwrap().unwrap().runs().count(), 1);
 }

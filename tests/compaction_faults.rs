@@ -12,7 +12,8 @@ use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragError, DefragOptions, FrameCopier};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
-use kvpool::{AllocRequest, BlockHandle, FrameId, Pool, ResizeError, ResizeOptions};
+use kvpool::{AllocRequest, FrameId, Lease, Pool, ResizeError, ResizeOptions};
+use kvpool_testkit::leases::{checkerboard, handle};
 
 const BLOCKS: usize = 128;
 
@@ -21,30 +22,20 @@ fn pool(copier: FrameCopier) -> Pool {
     Pool::builder(layout).blocks(BLOCKS).engine_copies(copier).build().unwrap()
 }
 
-/// Allocates and seals every other block.
-fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
-    kept
-}
-
 fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-fn frames(pool: &Pool, handles: &[BlockHandle]) -> Vec<FrameId> {
-    handles.iter().map(|&handle| pool.info(handle).unwrap().frame).collect()
+fn frames(leases: &[Lease<'_>]) -> Vec<FrameId> {
+    leases.iter().flat_map(Lease::frames).collect()
 }
 
 /// Checks that all blocks are in their old frames, and that all free ones can be allocated.
-fn is_whole(pool: &Pool, kept: &[BlockHandle], before: &[FrameId]) {
+fn is_whole(pool: &Pool, kept: Vec<Lease<'_>>, before: &[FrameId]) {
     let report = pool.audit().unwrap();
     assert_eq!((report.held, report.owned), (0, kept.len()), "{report:?}");
-    assert_eq!(frames(pool, kept), before);
-    pool.free(kept).unwrap();
+    assert_eq!(frames(&kept), before);
+    drop(kept);
     let all = pool.allocate(AllocRequest::new(BLOCKS)).unwrap();
     drop(all);
     assert_eq!(pool.audit().unwrap().owned, 0);
@@ -62,14 +53,14 @@ fn a_copier_that_panics_puts_the_wave_back() {
         drop(done);
     }));
     let kept = checkerboard(&pool);
-    let before = frames(&pool, &kept);
+    let before = frames(&kept);
     let panicked = catch_unwind(AssertUnwindSafe(|| poll(pin!(pool.defragment())).is_ready()));
     assert!(panicked.is_err());
     assert_eq!(pool.audit().unwrap().held, 0, "the unwinding dropped the wave");
     let again = poll(pin!(pool.defragment()));
     assert!(matches!(again, Poll::Ready(Err(DefragError::CopyDropped { .. }))), "{again:?}");
     assert_eq!(calls.load(Relaxed), 2);
-    is_whole(&pool, &kept, &before);
+    is_whole(&pool, kept, &before);
 }
 
 /// A background task whose copier panics ends, and its `stop` reports the panic.
@@ -77,13 +68,13 @@ fn a_copier_that_panics_puts_the_wave_back() {
 async fn a_background_task_ends_with_its_copier() {
     let pool = pool(Arc::new(|_: &[FrameMove], _: CopyDone| panic!("on purpose")));
     let kept = checkerboard(&pool);
-    let before = frames(&pool, &kept);
+    let before = frames(&kept);
     let config = DefragConfig::new().interval(Duration::from_millis(1));
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
     let stopped = tokio::spawn(tokio::time::timeout(Duration::from_secs(30), task.stop())).await;
     assert!(stopped.is_err_and(|error| error.is_panic()), "the error is not the copier's panic");
-    is_whole(&pool, &kept, &before);
+    is_whole(&pool, kept, &before);
 }
 
 type Asked = Arc<Mutex<Vec<CopyDone>>>;
@@ -103,7 +94,7 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         let copier = never(&asked);
         let is_alive: Weak<_> = Arc::downgrade(&copier);
         let pool = pool(copier);
-        let kept = checkerboard(&pool);
+        let mut kept = checkerboard(&pool);
         {
             let mut run = pin!(pool.defragment());
             assert!(poll(run.as_mut()).is_pending());
@@ -111,8 +102,8 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         let moving = pool.audit().unwrap().held;
         assert!(moving > 0);
         // No thread waits for it to free or allocate; only another run does.
-        let (first, second) = kept.split_at(kept.len() / 2);
-        pool.free(first).unwrap();
+        let second = kept.split_off(kept.len() / 2);
+        drop(kept);
         let report = pool.audit().unwrap();
         let left = report.held - moving;
         assert!(left > 0, "the mover holds frames of released blocks: {report:?}");
@@ -120,7 +111,7 @@ fn a_copy_that_never_ends_holds_its_frames_and_nothing_else() {
         assert!(poll(pin!(pool.defragment())).is_pending(), "the copy has the compaction lock");
         let rest = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
         drop(rest);
-        pool.free(second).unwrap();
+        drop(second);
         assert_eq!(pool.audit().unwrap().owned, 0);
         let done = asked.lock().unwrap().pop().unwrap();
         if ends_late {
@@ -174,7 +165,7 @@ async fn a_copy_past_its_deadline_is_reported_and_holds_up_no_other() {
     done.pop().unwrap()(Ok(()));
     assert_eq!((pool.stats().held, pool.stats().overdue_copy), (0, None));
     pool.audit().unwrap();
-    pool.free(&kept).unwrap();
+    drop(kept);
     pool.resize(BLOCKS / 2).await.unwrap();
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
@@ -205,7 +196,7 @@ async fn a_late_copy_of_a_dropped_run_gives_up_the_lock() {
             done(Ok(()))
         }
         assert_eq!((pool.audit().unwrap().held, pool.stats().overdue_copy), (0, None));
-        pool.free(&kept).unwrap();
+        drop(kept);
         pool.resize(BLOCKS / 2).await.unwrap();
     }
 }
@@ -248,20 +239,20 @@ async fn a_background_task_survives_a_late_copy() {
 #[test]
 fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
     let pool = pool(Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(()))));
-    let kept = checkerboard(&pool);
+    let mut kept = checkerboard(&pool);
     let free: Vec<FrameId> = {
         let mut free = Vec::new();
         pool.trim();
         pool.blocks().for_each_free_run(&mut |run| free.extend(run.frames()));
         free
     };
-    let pairs: Vec<_> = frames(&pool, &kept[..5]).into_iter().zip(free).collect();
+    let pairs: Vec<_> = frames(&kept[..5]).into_iter().zip(free).collect();
     let wave = pool.blocks().begin_wave(pairs, &mut |frame, why| panic!("{frame}: {why:?}"));
     assert_eq!(wave.len(), 5);
     std::mem::forget(wave);
     assert_eq!(pool.audit().unwrap().held, 5);
     // A marked block is not moved by others, and not reopened.
-    let before = frames(&pool, &kept[..5]);
+    let before = frames(&kept[..5]);
     let report = {
         let mut run = pin!(pool.defragment());
         // Between waves it yields.
@@ -272,14 +263,12 @@ fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
     };
     let report = report.expect("it hangs");
     assert!(report.moved_blocks > 10, "{report:?}");
-    assert_eq!(frames(&pool, &kept[..5]), before);
-    assert_eq!(pool.reopen(kept[0]), Ok(false));
+    assert_eq!(frames(&kept[..5]), before);
+    assert!(!kept[0].reopen(0));
     // Pins and shares work as always.
-    pool.pin(kept[1]).unwrap();
-    pool.share(&[kept[2]]).unwrap();
-    pool.unpin(kept[1]).unwrap();
-    pool.free(&kept).unwrap();
-    pool.free(&[kept[2]]).unwrap();
+    let (pin, shared) = (pool.pin_scoped(handle(&kept[1])).unwrap(), kept[2].share().unwrap());
+    drop((pin, kept));
+    drop(shared);
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held), (0, 10), "sources and destinations");
     assert_eq!(pool.free_blocks(), BLOCKS - 10);
@@ -296,7 +285,7 @@ fn a_forgotten_wave_holds_its_frames_and_nothing_else() {
 fn a_thread_that_dies_in_a_wave_cancels_it() {
     let pool = pool(Arc::new(|_: &[FrameMove], done: CopyDone| done(Ok(()))));
     let kept = checkerboard(&pool);
-    let before = frames(&pool, &kept);
+    let before = frames(&kept);
     pool.trim();
     let mut free = Vec::new();
     pool.blocks().for_each_free_run(&mut |run| free.extend(run.frames()));
@@ -312,5 +301,5 @@ fn a_thread_that_dies_in_a_wave_cancels_it() {
             .join()
     });
     assert!(died.is_err());
-    is_whole(&pool, &kept, &before);
+    is_whole(&pool, kept, &before);
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use kvpool::compact::{DefragConfig, DefragOptions, FrameKind};
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, CompactionState, Order, Pool, Sequence, SequenceId};
+use kvpool::{CompactionState, Order, Pool, Sequence, SequenceId};
+use kvpool_testkit::leases::{checkerboard, handle};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as cached_pool, prompt};
 
 fn pool(blocks: usize) -> Pool {
@@ -63,17 +64,12 @@ async fn a_defragmentation_does_not_shorten_the_runs_of_sequences() {
 #[tokio::test]
 async fn unsealed_and_pinned_blocks_are_counted() {
     let pool = pool(256);
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(256), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
-    kept[..100].iter().for_each(|&handle| pool.seal(handle).unwrap());
-    pool.pin(kept[0]).unwrap();
+    let mut kept = checkerboard(&pool);
+    kept[100..].iter_mut().for_each(|lease| assert!(lease.reopen(0)));
+    let pin = pool.pin_scoped(handle(&kept[0])).unwrap();
     let report = pool.defragment().await.unwrap();
     assert_eq!(report.fixed_blocks, 29, "28 unsealed, 1 pinned: {report:?}");
-    pool.free(&kept[1..]).unwrap();
-    pool.unpin(kept[0]).unwrap();
-    pool.free(&kept[..1]).unwrap();
+    drop(pin);
 }
 
 #[test]

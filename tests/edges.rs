@@ -6,9 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use kvpool::storage::{HostStorage, KvLayout, Storage};
-use kvpool::{
-    AllocRequest, AuditError, BlockHandle, BuildError, Generation, HandleError, Lease, Pool, SequenceId,
-};
+use kvpool::{AllocRequest, AuditError, BlockHandle, BuildError, Generation, Lease, Pool, SequenceId};
 use kvpool_testkit::threads;
 
 fn layout() -> KvLayout {
@@ -81,7 +79,7 @@ fn the_bytes_go_with_the_pool() {
     drop(lease);
 }
 
-/// A new block can be freed by handle as soon as it is allocated, also before `grow` has returned.
+/// A new block can be freed as soon as it is allocated, also before `grow` has returned.
 #[test]
 fn new_blocks_can_be_freed_at_once() {
     const ROUNDS: usize = if cfg!(miri) { 20 } else { 300 };
@@ -91,12 +89,8 @@ fn new_blocks_can_be_freed_at_once() {
         let stop = AtomicBool::new(false);
         threads::scope(|scope| {
             scope.spawn(|| {
-                let mut handles = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
-                    let count = pool.total_blocks();
-                    let _ = pool.allocate_raw(AllocRequest::new(count), &mut handles);
-                    pool.free(&handles).unwrap();
-                    handles.clear();
+                    drop(pool.allocate(AllocRequest::new(pool.total_blocks())));
                 }
             });
             for _ in 0..399 {
@@ -108,10 +102,9 @@ fn new_blocks_can_be_freed_at_once() {
     }
 }
 
-/// A handle can be forged, or be stale. Blocks of a lease or a sequence do not depend on that: a
-/// handle can read and temporarily pin them, and nothing else.
+/// A handle can be forged, or be stale. It can read and temporarily pin a block, and nothing else.
 #[test]
-fn no_handle_changes_an_owned_block() {
+fn handles_read_and_pin() {
     let pool = Pool::builder(layout()).blocks(8).build().unwrap();
     let mut lease = pool.allocate(AllocRequest::new(4).pinned()).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
@@ -126,30 +119,15 @@ fn no_handle_changes_an_owned_block() {
     };
     let of_sequence: Vec<_> = sequence.blocks().map(|id| made_up(id).expect("an owned block")).collect();
     for (handles, pins, sealed) in [(lease.handles().collect::<Vec<_>>(), 1, false), (of_sequence, 0, true)] {
-        for &handle in &handles {
-            let refused = HandleError::Guarded { handle };
-            assert_eq!(pool.free(&[handle]), Err(refused));
-            assert_eq!(pool.free(&[handle, handle]), Err(refused));
-            assert_eq!(pool.handle().free(&[handle]), Err(refused));
-            assert_eq!(pool.share(&[handle]), Err(refused));
-            assert_eq!(pool.seal(handle), Err(refused));
-            assert_eq!(pool.reopen(handle), Err(refused));
-            assert_eq!(pool.pin(handle), Err(refused));
-            assert_eq!(pool.unpin(handle), Err(refused));
-            assert_eq!(Lease::from_raw(&pool, &[handle]).map(drop), Err(refused));
+        for handle in handles {
             let pin = pool.pin_scoped(handle).unwrap();
             assert_eq!(pool.info(handle).unwrap().pins, pins + 1);
-            assert_eq!(pool.unpin(handle), Err(refused));
             drop(pin);
             let info = pool.info(handle).unwrap();
             assert_eq!((info.refs, info.pins, info.sealed), (1, pins, sealed));
         }
-        let refused = HandleError::Guarded { handle: handles[0] };
-        assert_eq!(pool.free(&handles), Err(refused), "as a list");
-        assert_eq!(pool.share(&handles), Err(refused), "as a list");
     }
     assert_eq!(pool.audit().unwrap().references, 8);
-    // Its owner may.
     lease.seal(1..3);
     let sealed: Vec<_> = lease.handles().map(|handle| pool.info(handle).unwrap().sealed).collect();
     assert_eq!(sealed, [false, true, true, false]);
@@ -157,47 +135,40 @@ fn no_handle_changes_an_owned_block() {
     lease.seal(..);
     lease.truncate(2);
     let fork = sequence.fork(SequenceId(2)).unwrap();
+    let late = pool.pin_scoped(lease.handles().next().unwrap()).unwrap();
     drop((sequence, fork, lease));
-    assert_eq!(pool.audit().unwrap().references, 0);
-}
-
-#[test]
-fn a_lease_gives_its_blocks_to_handles_and_takes_them_back() {
-    let pool = Pool::builder(layout()).blocks(8).build().unwrap();
-    let lease = pool.allocate(AllocRequest::new(3).pinned()).unwrap();
-    let before: Vec<_> = lease.handles().collect();
-    let scoped = pool.pin_scoped(before[0]).unwrap();
-    let handles = lease.into_raw();
-    assert_eq!(handles, before);
-    // Handles count their references now.
-    pool.unpin(handles[1]).unwrap();
-    pool.share(&handles[2..]).unwrap();
-    assert_eq!(
-        Lease::from_raw(&pool, &handles).map(drop),
-        Err(HandleError::Shared { id: handles[2].id }),
-        "the block is shared"
-    );
-    pool.free(&handles[2..]).unwrap();
-    let twice = [handles[0], handles[1], handles[0]];
-    assert_eq!(Lease::from_raw(&pool, &twice).map(drop), Err(HandleError::Guarded { handle: handles[0] }));
-    pool.seal(handles[0]).expect("the refusal has changed nothing");
-    let lease = Lease::from_raw(&pool, &handles).unwrap();
-    assert!(lease.handles().eq(before.iter().copied()));
-    assert_eq!(pool.free(&handles), Err(HandleError::Guarded { handle: handles[0] }));
-    assert_eq!(pool.info(handles[0]).unwrap().pins, 2);
-    drop(scoped);
-    assert_eq!(pool.info(handles[0]).unwrap().pins, 1, "the pin that it was allocated with");
-    let late = pool.pin_scoped(handles[0]).unwrap();
-    drop(lease);
     let next = pool.allocate(AllocRequest::new(8).pinned()).unwrap();
     drop(late);
     assert!(
         next.handles().all(|handle| pool.info(handle).unwrap().pins == 1),
         "the pin is of another generation"
     );
-    assert!(matches!(Lease::from_raw(&pool, &handles), Err(HandleError::Stale { .. })));
     drop(next);
     assert_eq!(pool.audit().unwrap().references, 0);
+}
+
+#[test]
+fn a_shared_lease_keeps_its_blocks() {
+    let pool = Pool::builder(layout()).blocks(40).build().unwrap();
+    for blocks in [1, 3, 20] {
+        let mut lease = pool.allocate(AllocRequest::new(blocks)).unwrap();
+        lease.seal(..);
+        let mut other = lease.share().unwrap();
+        assert_eq!(lease.blocks(), other.blocks());
+        let refs =
+            |of: &Lease<'_>| of.handles().map(|handle| pool.info(handle).unwrap().refs).collect::<Vec<_>>();
+        assert_eq!((refs(&other), pool.audit().unwrap().references), (vec![2; blocks], 2 * blocks as u64));
+        assert!(!other.reopen(0) && !lease.reopen(0), "each is read by the other");
+        let tail = other.split_off(blocks / 2).into_owned();
+        drop(other);
+        assert_eq!((pool.free_blocks(), tail.blocks()), (40 - blocks, &lease.blocks()[blocks / 2..]));
+        drop(lease);
+        assert_eq!(refs(&tail), vec![1; blocks - blocks / 2]);
+        let mut tail = tail;
+        assert!(tail.reopen(0));
+        drop(tail);
+        assert_eq!((pool.free_blocks(), pool.audit().unwrap().references), (40, 0));
+    }
 }
 
 #[test]

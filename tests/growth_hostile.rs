@@ -5,7 +5,8 @@
 use fastrand::Rng;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, BlockHandle, BlockTable, Pool, Priority, Sequence, SequenceId};
+use kvpool::{AllocRequest, BlockTable, Lease, Pool, Priority, Sequence, SequenceId};
+use kvpool_testkit::leases::singles;
 use kvpool_testkit::prompts::{admit, pool, prompt};
 
 const UNIT: u32 = 64;
@@ -17,14 +18,11 @@ fn evicted(pool: &Pool) -> u64 {
 }
 
 /// Allocates all free blocks, keeps those whose frames are chosen, and frees the others.
-fn keep_owned(pool: &Pool, mut keeps: impl FnMut(u32) -> bool) -> Vec<BlockHandle> {
-    let lease = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
-    let frames: Vec<u32> = lease.frames().map(|frame| frame.0).collect();
-    let all = lease.into_raw().into_iter().zip(frames);
-    let (kept, free): (Vec<_>, Vec<_>) = all.partition(|&(_, frame)| keeps(frame));
-    pool.free(&free.into_iter().map(|(handle, _)| handle).collect::<Vec<_>>()).unwrap();
+fn keep_owned(pool: &Pool, mut keeps: impl FnMut(u32) -> bool) -> Vec<Lease<'static>> {
+    let mut kept = singles(pool, AllocRequest::new(pool.free_blocks()));
+    kept.retain(|lease| keeps(lease.frames().next().unwrap().0));
     pool.trim();
-    kept.into_iter().map(|(handle, _)| handle).collect()
+    kept
 }
 
 fn grow(pool: &Pool, sequence: &mut Sequence, blocks: usize) {
@@ -72,16 +70,14 @@ fn idle_batches_do_not_drain_the_cache() {
     }
     let cached = pool.counts().evictable;
     assert!(cached > 19_000, "{cached}");
-    let whole = |handle: &BlockHandle| pool.info(*handle).unwrap().frame.0 / UNIT == 5;
-    let (freed, rest): (Vec<_>, Vec<_>) = owned.drain(..).partition(whole);
-    pool.free(&freed).unwrap();
+    owned.retain(|lease| lease.frames().next().unwrap().0 / UNIT != 5);
     pool.trim();
     let mut sequence = pool.sequence(SequenceId(1_000)).open().unwrap();
     grow(&pool, &mut sequence, UNIT as usize);
     (0..50).for_each(|_| drop(pool.begin_batch()));
     let left = pool.counts().evictable;
     assert!(left + 1_024 > cached, "{cached} blocks were cached, and {left} are");
-    drop(rest);
+    drop(owned);
 }
 
 /// A share of the blocks, at random places, has owners: the rest is cached nevertheless.
@@ -110,13 +106,10 @@ fn the_reserve_is_filled_from_spared_frames() {
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     grow(&pool, &mut sequence, 49);
     // All but the rest of the sequence's unit, which has the reserve's frames 1 to 8.
-    let lease = pool.allocate(AllocRequest::new(pool.free_blocks() - 6)).unwrap();
-    let owned: Vec<(u32, BlockHandle)> = lease.frames().map(|frame| frame.0).zip(lease.handles()).collect();
-    assert!(owned.iter().all(|&(frame, _)| frame >= UNIT));
-    drop(lease.into_raw());
-    let two: Vec<_> =
-        owned.iter().filter(|(frame, _)| [300, 500].contains(frame)).map(|&(_, handle)| handle).collect();
-    pool.free(&two).unwrap();
+    let mut owned = singles(&pool, AllocRequest::new(pool.free_blocks() - 6));
+    let frame = |lease: &Lease<'_>| lease.frames().next().unwrap().0;
+    assert!(owned.iter().all(|lease| frame(lease) >= UNIT));
+    owned.retain(|lease| ![300, 500].contains(&frame(lease)));
     pool.trim();
     let run = pool.allocate(AllocRequest::new(8).contiguous()).unwrap();
     drop(pool.begin_batch());

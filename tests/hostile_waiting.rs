@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use kvpool::compact::{DefragConfig, DefragOptions, FrameCopier, ResizeError, ResizeOptions};
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
-use kvpool::{AllocError, AllocRequest, BlockHandle, Pool, Priority, SequenceId, TurnTask};
+use kvpool::{AllocError, AllocRequest, BlockPin, Lease, Pool, Priority, SequenceId, TurnTask};
+use kvpool_testkit::leases::{block, checkerboard, handle};
 use tokio::time::timeout;
 
 type Asked = Arc<Mutex<Vec<CopyDone>>>;
@@ -19,14 +20,6 @@ fn never(asked: &Asked) -> FrameCopier {
 }
 fn stuck(asked: &Asked) -> Pool {
     Pool::builder(KvLayout::named("tiny").unwrap()).blocks(128).engine_copies(never(asked)).build().unwrap()
-}
-fn checkerboard(pool: &Pool) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
-    kept
 }
 fn poll<F: Future>(future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
@@ -59,8 +52,8 @@ async fn head_in_the_making(takes_signal: bool) {
     assert_eq!(pool.stats().waiting, 1);
     // The last block is not moving, or its move is cancelled: one more is free afterwards.
     let still = pool.free_blocks();
-    for handle in kept {
-        pool.free(&[handle]).unwrap();
+    for lease in kept {
+        drop(lease);
         if pool.free_blocks() > still {
             break;
         }
@@ -154,7 +147,7 @@ fn a_waker_of_events_panics_in_finish() {
 }
 
 /// A pool of 200 blocks, every second of which is owned and sealed; moves are copied at once.
-fn holes(patience: Duration) -> (Pool, Vec<BlockHandle>) {
+fn holes(patience: Duration) -> (Pool, Vec<Lease<'static>>) {
     let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(200).turn_patience(patience);
     let pool = pool.build().unwrap();
     let kept = checkerboard(&pool);
@@ -165,8 +158,8 @@ fn holes(patience: Duration) -> (Pool, Vec<BlockHandle>) {
 /// the patience.
 #[test]
 fn a_contiguous_request_that_is_kept_after_its_copy() {
-    let (pool, kept) = holes(Duration::from_millis(50));
-    pool.free(&kept[..1]).unwrap();
+    let (pool, mut kept) = holes(Duration::from_millis(50));
+    drop(kept.remove(0));
     let request = AllocRequest::new(30).contiguous().priority(Priority::High);
     let mut first = Box::pin(pool.allocate_async(request));
     assert!(poll(first.as_mut()).is_pending());
@@ -219,11 +212,11 @@ async fn a_contiguous_request_during_its_copy() {
 
 /// A pool with a resize to 120 of 200 blocks that was polled once: it holds free frames beyond the
 /// new end, and waits for a pinned block.
-fn pinned(patience: Duration) -> (Pool, BlockHandle) {
+fn pinned(patience: Duration) -> (Pool, Vec<Lease<'static>>, BlockPin) {
     let (pool, kept) = holes(patience);
-    let pinned = *kept.iter().max_by_key(|handle| handle.id.0).unwrap();
-    pool.pin(pinned).unwrap();
-    (pool, pinned)
+    let last = kept.iter().max_by_key(|lease| block(lease)).unwrap();
+    let pinned = pool.pin_scoped(handle(last)).unwrap();
+    (pool, kept, pinned)
 }
 fn patient() -> ResizeOptions {
     ResizeOptions::new().patience(Duration::from_secs(20))
@@ -232,7 +225,7 @@ fn patient() -> ResizeOptions {
 /// The loop of a server: the branch that is taken waits for blocks that the other one holds.
 #[tokio::test]
 async fn a_resize_in_a_select_beside_a_request() {
-    let (pool, _pinned) = pinned(Duration::from_millis(50));
+    let (pool, _kept, _pinned) = pinned(Duration::from_millis(50));
     let mut resize = Box::pin(pool.resize_with(120, ResizeOptions::new()));
     let mut tick = tokio::time::interval(Duration::from_millis(20));
     tick.tick().await;
@@ -261,7 +254,7 @@ async fn a_resize_in_a_select_beside_a_request() {
 /// Other runs and resizes have their turn, or learn whose turn it is.
 #[tokio::test]
 async fn a_resize_that_is_kept_passes_its_turn_on() {
-    let (pool, pinned) = pinned(Duration::from_millis(50));
+    let (pool, _kept, pinned) = pinned(Duration::from_millis(50));
     let mut resize = Box::pin(pool.resize_with(120, patient()));
     assert!(poll(resize.as_mut()).is_pending());
     let second = Duration::from_secs(3);
@@ -270,7 +263,7 @@ async fn a_resize_that_is_kept_passes_its_turn_on() {
         timeout(second, pool.resize_with(199, patient().patience(Duration::from_millis(100)))).await;
     assert!(outcome.is_ok(), "no turn: {:?}", pool.stats());
     pool.audit().unwrap();
-    pool.unpin(pinned).unwrap();
+    drop(pinned);
     let report = timeout(second, resize).await.unwrap().unwrap();
     assert_eq!((report.to, pool.total_blocks(), pool.stats().held), (120, 120, 0));
     pool.audit().unwrap();
@@ -279,8 +272,8 @@ async fn a_resize_that_is_kept_passes_its_turn_on() {
 /// A runtime that nobody drives keeps its background task from being polled.
 #[test]
 fn a_background_task_whose_runtime_rests() {
-    let (pool, kept) = holes(Duration::from_millis(50));
-    pool.free(&kept[50..]).unwrap();
+    let (pool, mut kept) = holes(Duration::from_millis(50));
+    kept.truncate(50);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _task = runtime.block_on(async {
         let config = DefragConfig::new().interval(Duration::from_micros(100));
@@ -298,12 +291,8 @@ fn a_background_task_whose_runtime_rests() {
         });
         let outcome = said.recv_timeout(Duration::from_secs(3));
         assert!(outcome.is_ok_and(|outcome| outcome.is_ok()), "round {round}: {:?}", pool.stats());
-        let mut handles = Vec::new();
-        pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).unwrap();
-        let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-        kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
-        pool.free(&gone).unwrap();
-        pool.free(&kept[..kept.len() / 4]).unwrap();
+        let mut more = checkerboard(&pool);
+        kept.extend(more.split_off(more.len() / 4));
     }
 }
 
@@ -325,7 +314,7 @@ async fn options_of_a_resize_are_checked() {
 /// A refused request names the blocks that a shrink holds, and statistics whose turn it is.
 #[tokio::test]
 async fn held_blocks_and_the_turn_are_named() {
-    let (pool, pinned) = pinned(Duration::from_secs(60));
+    let (pool, _kept, pinned) = pinned(Duration::from_secs(60));
     assert_eq!(pool.stats().turn, None);
     let mut resize = Box::pin(pool.resize_with(120, patient()));
     assert!(poll(resize.as_mut()).is_pending());
@@ -346,7 +335,7 @@ async fn held_blocks_and_the_turn_are_named() {
     let other = pool.resize_with(150, patient().patience(Duration::from_millis(1))).await.unwrap_err();
     assert!(matches!(&other, ResizeError::NoTurn { asked: 150, holder: Some(_) }), "{other:?}");
     assert!(other.to_string().contains("150 blocks: a resize has had the turn"), "{other}");
-    pool.unpin(pinned).unwrap();
+    drop(pinned);
     drop(resize);
     assert_eq!((pool.stats().turn, pool.stats().held), (None, 0));
     pool.audit().unwrap();
@@ -357,7 +346,7 @@ async fn held_blocks_and_the_turn_are_named() {
 #[tokio::test]
 async fn a_resize_that_is_rarely_polled_ends() {
     for polls in 0..4 {
-        let (pool, _pinned) = pinned(Duration::from_millis(5));
+        let (pool, _kept, _pinned) = pinned(Duration::from_millis(5));
         let mut resize =
             Box::pin(pool.resize_with(120, ResizeOptions::new().patience(Duration::from_millis(15))));
         for _ in 0..polls {
@@ -373,7 +362,7 @@ async fn a_resize_that_is_rarely_polled_ends() {
         assert_eq!((pool.stats().held, pool.stats().turn, pool.total_blocks()), (0, None, 200));
         pool.audit().unwrap();
     }
-    let (pool, _pinned) = pinned(Duration::from_millis(5));
+    let (pool, _kept, _pinned) = pinned(Duration::from_millis(5));
     let mut resize =
         Box::pin(pool.resize_with(120, ResizeOptions::new().patience(Duration::from_millis(15))));
     let began = Instant::now();

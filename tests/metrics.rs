@@ -5,7 +5,8 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, Metrics, PinOwner, Pool, Priority, SequenceId, SourcePlace};
+use kvpool::{AllocRequest, Lease, Metrics, PinOwner, Pool, Priority, SequenceId, SourcePlace};
+use kvpool_testkit::leases::checkerboard;
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as caching_pool, prompt};
 
 fn pool(blocks: usize) -> Pool {
@@ -34,7 +35,6 @@ fn since(pool: &Pool, before: &Metrics) -> (u64, u64, u64) {
 #[test]
 fn each_kind_of_allocation_counts_once() {
     let pool = pool(2_000);
-    let handle = pool.handle();
     let mut counted = balanced(&pool);
     assert_eq!(counted.allocations.requests, 0);
     let mut expect = |what: &str, counts| {
@@ -51,15 +51,11 @@ fn each_kind_of_allocation_counts_once() {
         expect("an owned lease", (1, count, count));
         drop(pool.allocate(AllocRequest::new(blocks).contiguous()).unwrap());
         expect("a run", (1, count, count));
-        handle.release(handle.allocate(AllocRequest::new(blocks)).unwrap());
-        expect("a lease of a handle", (1, count, count));
-        let mut raw = Vec::new();
-        pool.allocate_raw(AllocRequest::new(blocks), &mut raw).unwrap();
-        expect("handles", (1, count, 0));
-        pool.share(&raw).unwrap();
-        pool.free(&raw).unwrap();
+        let lease = pool.allocate(AllocRequest::new(blocks)).unwrap();
+        expect("a lease to share", (1, count, 0));
+        drop(lease.share().unwrap());
         expect("a reference that is not the last", (0, 0, 0));
-        pool.free(&raw).unwrap();
+        drop(lease);
         expect("the last references", (0, 0, count));
         let mut lease = pool.allocate(AllocRequest::new(blocks)).unwrap();
         lease.truncate(blocks / 2);
@@ -245,11 +241,7 @@ fn hits_and_evictions_count() {
 #[tokio::test]
 async fn moves_and_migrations_count() {
     let (here, there) = (pool(1_000), pool(1_000));
-    let mut handles = Vec::new();
-    here.allocate_raw(AllocRequest::new(1_000), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.iter().partition(|handle| handle.id.0 % 2 == 0);
-    here.free(&gone).unwrap();
-    kept.iter().for_each(|&handle| here.seal(handle).unwrap());
+    let kept = checkerboard(&here);
     let report = here.defragment().await.unwrap();
     assert!(report.moved_blocks > 0);
     let moves = here.metrics().moves;
@@ -258,7 +250,7 @@ async fn moves_and_migrations_count() {
     assert_eq!(moves.runs, 1);
     here.resize(600).await.unwrap();
     assert_eq!(here.metrics().moves.runs, 2);
-    here.free(&kept).unwrap();
+    drop(kept);
     let mut sequence = here.sequence(SequenceId(1)).open().unwrap();
     let mut batch = here.begin_batch();
     batch.append(&mut sequence, 9).unwrap();
@@ -279,8 +271,7 @@ fn owners_are_listed_with_their_blocks() {
     let pool = pool(200);
     let lease = pool.allocate(AllocRequest::new(3).sequence(SequenceId(9)).priority(Priority::High)).unwrap();
     let lease_line = line!() - 1;
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(2).pinned(), &mut handles).unwrap();
+    let fixed = pool.allocate(AllocRequest::new(2).pinned()).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).priority(Priority::Urgent).open().unwrap();
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 9).unwrap();
@@ -301,13 +292,12 @@ fn owners_are_listed_with_their_blocks() {
     assert_eq!(first.blocks, second.blocks);
     assert_eq!(first.priority, Some(Priority::Urgent));
     assert!(first.held_for >= second.held_for);
-    let [owner] = &owners.leases[..] else { panic!("{owners:?}") };
-    assert_eq!(owner.blocks, lease.blocks());
+    assert_eq!(owners.leases.len(), 2);
+    let owner = |of: &Lease<'_>| owners.leases.iter().find(|owner| owner.blocks == of.blocks()).unwrap();
+    let (other, owner) = (owner(&fixed), owner(&lease));
     assert_eq!((owner.sequence, owner.priority), (Some(SequenceId(9)), Priority::High));
-    let [raw] = &owners.handles[..] else { panic!("{owners:?}") };
-    assert_eq!(raw.blocks, handles.iter().map(|handle| handle.id).collect::<Vec<_>>());
-    assert_eq!((raw.sequence, raw.priority), (None, Priority::Normal));
-    let mut pinned: Vec<_> = handles.iter().map(|handle| (handle.id, 1, PinOwner::Handles)).collect();
+    assert_eq!((other.sequence, other.priority), (None, Priority::Normal));
+    let mut pinned: Vec<_> = fixed.blocks().iter().map(|&block| (block, 1, PinOwner::Lease)).collect();
     pinned.push((block, 1, PinOwner::Sequence(SequenceId(1))));
     pinned.sort_unstable_by_key(|&(block, ..)| block);
     let listed: Vec<_> =
@@ -324,7 +314,7 @@ fn owners_are_listed_with_their_blocks() {
 
     drop((lease, fork, pin, batch, sequence));
     let owners = pool.owners();
-    assert!(owners.sequences.is_empty() && owners.leases.is_empty());
+    assert_eq!((owners.sequences.len(), owners.leases.len()), (0, 1));
     assert_eq!((owners.blocks(), owners.pinned.len()), (2, 2));
 }
 
@@ -342,34 +332,30 @@ fn an_evictable_block_has_no_owner() {
     assert_eq!(pool.stats().evictable, 2);
 }
 
-/// Every way to make a lease or a handle names the line that called it.
+/// Every way to make a lease names the line that called it.
 #[cfg(debug_assertions)]
 #[tokio::test]
 async fn an_audit_names_the_line_that_leaked() {
     let pool = pool(100);
-    let handle = pool.handle();
     let mut lines = Vec::new();
     let leak = |lease| std::mem::forget(lease);
     leak(pool.allocate_owned(AllocRequest::new(1)).unwrap());
     lines.push((line!() - 1, 1));
     leak(pool.allocate(AllocRequest::new(20)).unwrap().into_owned());
     lines.push((line!() - 1, 20));
-    leak(handle.allocate_owned(AllocRequest::new(2)).unwrap());
-    lines.push((line!() - 1, 2));
     leak(pool.allocate_async(AllocRequest::new(3)).await.unwrap());
     lines.push((line!() - 1, 3));
     let soon = std::time::Instant::now() + Duration::from_secs(5);
     leak(pool.allocate_until(AllocRequest::new(4), soon).await.unwrap());
     lines.push((line!() - 1, 4));
-    let mut raw = Vec::new();
-    pool.allocate_raw(AllocRequest::new(5), &mut raw).unwrap();
+    let lease = pool.allocate(AllocRequest::new(5)).unwrap();
     lines.push((line!() - 1, 5));
     drop(pool.allocate(AllocRequest::new(6)).unwrap());
     let named = pool.audit().unwrap().allocated_at;
     assert!(named.iter().all(|(place, _)| place.file == file!()), "{named:?}");
     let named: Vec<_> = named.into_iter().map(|(place, blocks)| (place.line, blocks)).collect();
     assert_eq!(named, lines);
-    pool.free(&raw).unwrap();
+    drop(lease);
     // The same blocks, owned by a sequence now, have no line.
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let mut batch = pool.begin_batch();

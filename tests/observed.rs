@@ -6,6 +6,7 @@ use std::time::Duration;
 use kvpool::compact::{DefragConfig, Goal, plan};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket, Tokens};
+use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::prompts::{admit, pool as caching_pool, prompt};
 
 fn layout() -> KvLayout {
@@ -29,14 +30,14 @@ async fn the_events_end_with_the_pool() {
     let pool = caching_pool(20);
     let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();
     drop(admit(&pool, 1, &prompt(1, 9)));
-    let (handle, lease) = (pool.handle(), pool.allocate_owned(AllocRequest::new(1)).unwrap());
+    let (clone, lease) = (pool.clone(), pool.allocate_owned(AllocRequest::new(1)).unwrap());
     assert!(soon("stored", events.recv()).await.is_some());
     assert!(soon("stored", events.recv()).await.is_some());
     let waiting = tokio::spawn(async move { events.recv().await.is_none() });
     drop(pool);
     tokio::task::yield_now().await;
-    assert!(!waiting.is_finished(), "a handle keeps the pool alive");
-    drop(handle);
+    assert!(!waiting.is_finished(), "a clone keeps the pool alive");
+    drop(clone);
     assert!(soon("the end", waiting).await.unwrap());
     drop(lease);
 }
@@ -81,8 +82,8 @@ fn access(pool: &Pool, handle: BlockHandle) -> Ticket {
 #[test]
 fn a_share_and_a_fork_are_accesses() {
     let pool = pool(20);
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(2), &mut handles).unwrap();
+    let leases = singles(&pool, AllocRequest::new(2));
+    let handles: Vec<_> = leases.iter().map(handle).collect();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let mut batch = pool.begin_batch();
     batch.append(&mut sequence, 6).unwrap();
@@ -94,15 +95,13 @@ fn a_share_and_a_fork_are_accesses() {
     }
     assert_eq!((access(&pool, handles[0]), access(&pool, block)), (Ticket(0), before));
     let now = pool.blocks().clock().newest();
-    pool.share(&handles[..1]).unwrap();
+    let shared = leases[0].share().unwrap();
     assert_eq!((access(&pool, handles[0]), access(&pool, handles[1])), (now, Ticket(0)));
     let fork = sequence.fork(SequenceId(2)).unwrap();
     assert!(before < now);
     assert_eq!(access(&pool, block), now);
     assert_eq!(pool.info(block).unwrap().sequence, Some(SequenceId(1)), "the rest is as it was");
-    pool.blocks().share(&[handles[1].id]).unwrap();
-    assert_eq!(access(&pool, handles[1]), now);
-    drop(fork);
+    drop((fork, shared));
 }
 
 /// One allocation in so many is timed, of every kind; appends that need no block do not count.
@@ -123,7 +122,7 @@ fn appends_are_timed_as_allocations_are() {
     batch.append(&mut fork, Tokens::Draft(1)).unwrap();
     batch.finish();
     assert_eq!(samples(), 3);
-    drop(pool.handle().allocate_owned(AllocRequest::new(1)).unwrap());
+    drop(pool.allocate_owned(AllocRequest::new(1)).unwrap());
     drop(pool.allocate(AllocRequest::new(3)).unwrap());
     assert_eq!(samples(), 5);
 }
@@ -132,10 +131,9 @@ fn appends_are_timed_as_allocations_are() {
 #[test]
 fn one_in_so_many_is_timed_on_every_path() {
     const EVERY: usize = 8;
-    let ways: [fn(&Pool); 4] = [
+    let ways: [fn(&Pool); 3] = [
         |pool| drop(pool.allocate_owned(AllocRequest::new(1)).unwrap()),
-        |pool| drop(pool.handle().allocate_owned(AllocRequest::new(1)).unwrap()),
-        |pool| drop(pool.handle().allocate(AllocRequest::new(3)).unwrap()),
+        |pool| drop(pool.allocate(AllocRequest::new(3)).unwrap()),
         |pool| {
             let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
             let mut batch = pool.begin_batch();
@@ -161,28 +159,25 @@ async fn an_idle_task_checks_rarely_and_wakes_up() {
     let idle = task.totals();
     assert!((100..=700).contains(&idle.looks), "{idle:?}");
     // A fragmented pool whose blocks are all open: also idle.
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(1_023), &mut handles).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|handle| handle.id.0 % 2 == 0);
-    pool.free(&gone).unwrap();
+    let mut kept = singles(&pool, AllocRequest::new(1_023));
+    kept.retain(|lease| block(lease).0 % 2 == 0);
     tokio::time::sleep(Duration::from_secs(60)).await;
     let vain = task.totals();
     assert!((100..=700).contains(&(vain.looks - idle.looks)), "{idle:?} {vain:?}");
     // Seals by hand, which free nothing: detected within two seconds.
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+    kept.iter_mut().for_each(|lease| lease.seal(..));
     tokio::time::sleep(Duration::from_secs(2)).await;
     let sealed = task.totals();
     assert!(sealed.moved_blocks > 200, "{sealed:?}");
     // Frees are detected within a fifth of a second.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let before = task.totals();
-    let (kept, gone): (Vec<_>, Vec<_>) = kept.into_iter().partition(|handle| handle.id.0 % 4 == 0);
-    pool.free(&gone).unwrap();
+    kept.retain(|lease| block(lease).0 % 4 == 0);
     tokio::time::sleep(Duration::from_millis(200)).await;
     let after = task.totals();
     assert!(after.moved_blocks > before.moved_blocks, "{before:?} {after:?}");
     assert_eq!(task.stop().await.failed, 0);
-    pool.free(&kept).unwrap();
+    drop(kept);
     pool.audit().unwrap();
 }
 
@@ -222,12 +217,12 @@ fn a_pool_is_fragmented_where_a_move_would_help() {
             builder = builder.without_null_block();
         }
         let pool = builder.build().unwrap();
-        let mut handles = Vec::new();
-        pool.allocate_raw(AllocRequest::new(blocks), &mut handles).unwrap();
+        let mut kept = singles(&pool, AllocRequest::new(blocks));
         let density = random.f64();
-        let (kept, gone): (Vec<_>, Vec<_>) = handles.into_iter().partition(|_| random.f64() < density);
-        pool.free(&gone).unwrap();
-        kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+        kept.retain_mut(|lease| {
+            lease.seal(..);
+            random.f64() < density
+        });
         let snapshot = pool.snapshot();
         let rate = pool.fragmentation().rate;
         assert_eq!(

@@ -4,6 +4,7 @@ use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, Pool, PrefixError, Priority, SequenceError, SequenceId, Tokens};
+use kvpool_testkit::leases::singles;
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, prompt};
 
 fn serve(pool: &Pool, prompt: &[u32]) -> usize {
@@ -301,15 +302,11 @@ fn a_run_is_made_through_the_reserve_and_evictable_blocks() {
     let builder = Pool::builder(layout).blocks(40).reserve(4).prefix_cache(PrefixConfig::new());
     let pool = builder.without_null_block().magazine_blocks(0).build().unwrap();
     // While it is short, the reserve takes freed frames: here, from the middle.
-    let urgent = pool.allocate(AllocRequest::new(40).priority(Priority::Urgent)).unwrap();
-    let mut ids = urgent.into_raw();
-    ids.sort_by_key(|handle| pool.blocks().frame(handle.id));
-    for reserved in [18, 19, 20, 21] {
-        pool.free(&ids[reserved..=reserved]).unwrap();
-    }
+    let mut urgent = singles(&pool, AllocRequest::new(40).priority(Priority::Urgent));
+    urgent.sort_by_key(|lease| lease.frames().next());
+    urgent.drain(18..22);
     assert_eq!(pool.stats().reserved, 4);
-    ids.drain(18..22);
-    pool.free(&ids).unwrap();
+    drop(urgent);
     serve(&pool, &prompt(1, 17));
     assert_eq!((pool.stats().reserved, pool.stats().evictable), (4, 4));
     drop(pool.allocate(AllocRequest::new(36).contiguous()).unwrap());

@@ -7,9 +7,10 @@ use std::time::Duration;
 use kvpool::compact::Blocker;
 use kvpool::storage::KvLayout;
 use kvpool::{
-    AllocError, AllocRequest, BlockHandle, GrowError, Pool, Priority, ResizeError, ResizeOptions, SequenceId,
+    AllocError, AllocRequest, GrowError, Lease, Pool, Priority, ResizeError, ResizeOptions, SequenceId,
     ShrinkError,
 };
+use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::threads;
 
 fn pool(blocks: usize, blocks_max: usize) -> Pool {
@@ -18,13 +19,11 @@ fn pool(blocks: usize, blocks_max: usize) -> Pool {
 }
 
 /// Seals `blocks` blocks in the last frames of the pool, and frees all others.
-fn at_the_end(pool: &Pool, blocks: usize) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(pool.total_blocks()), &mut handles).unwrap();
-    handles.sort_by_key(|&handle| pool.info(handle).unwrap().frame);
-    let kept = handles.split_off(handles.len() - blocks);
-    pool.free(&handles).unwrap();
-    kept.iter().for_each(|&handle| pool.seal(handle).unwrap());
+fn at_the_end(pool: &Pool, blocks: usize) -> Vec<Lease<'static>> {
+    let mut all = singles(pool, AllocRequest::new(pool.total_blocks()));
+    all.sort_by_key(|lease| lease.frames().next());
+    let mut kept = all.split_off(all.len() - blocks);
+    kept.iter_mut().for_each(|lease| lease.seal(..));
     kept
 }
 
@@ -35,8 +34,8 @@ async fn blocks_in_use_move_down_and_keep_their_ids() {
     let report = pool.resize(300).await.unwrap();
     assert_eq!((report.from, report.to, report.moved.moved_blocks), (1_000, 300, 200));
     assert_eq!((pool.total_blocks(), pool.free_blocks()), (300, 100));
-    for &handle in &kept {
-        let info = pool.info(handle).unwrap();
+    for lease in &kept {
+        let info = pool.info(handle(lease)).unwrap();
         assert!(info.id.0 > 800 && info.frame.0 <= 300, "{info:?}");
     }
     pool.audit().unwrap();
@@ -44,7 +43,7 @@ async fn blocks_in_use_move_down_and_keep_their_ids() {
     assert!(matches!(refused, AllocError::Exhausted { asked: 101, free: 100, .. }), "{refused:?}");
     let rest = pool.allocate(AllocRequest::new(100)).unwrap();
     drop(rest);
-    pool.free(&kept).unwrap();
+    drop(kept);
     let grown = pool.resize(1_000).await.unwrap();
     assert_eq!((grown.from, grown.to), (300, 1_000));
     assert_eq!((pool.free_blocks(), pool.audit().unwrap().owned), (1_000, 0));
@@ -54,13 +53,13 @@ async fn blocks_in_use_move_down_and_keep_their_ids() {
 #[tokio::test]
 async fn immovable_blocks_are_named_and_the_pool_is_unchanged() {
     let pool = pool(500, 500);
-    let kept = at_the_end(&pool, 10);
-    pool.pin(kept[3]).unwrap();
-    pool.reopen(kept[7]).unwrap();
+    let mut kept = at_the_end(&pool, 10);
+    let pin = pool.pin_scoped(handle(&kept[3])).unwrap();
+    assert!(kept[7].reopen(0));
     let options = ResizeOptions::new().patience(Duration::from_millis(20));
     let refused = pool.resize_with(100, options).await.unwrap_err();
     let ResizeError::Blocked { asked: 100, blocks, retired: 0 } = &refused else { panic!("{refused:?}") };
-    assert_eq!(*blocks, [(kept[3].id, Blocker::Pinned), (kept[7].id, Blocker::Open)]);
+    assert_eq!(*blocks, [(block(&kept[3]), Blocker::Pinned), (block(&kept[7]), Blocker::Open)]);
     let text = refused.to_string();
     assert!(
         text.contains("2 blocks are in the way") && text.contains("pinned") && text.contains("not sealed"),
@@ -68,11 +67,11 @@ async fn immovable_blocks_are_named_and_the_pool_is_unchanged() {
     );
     assert_eq!((pool.total_blocks(), pool.free_blocks()), (500, 490));
     pool.audit().unwrap();
-    pool.unpin(kept[3]).unwrap();
-    pool.seal(kept[7]).unwrap();
+    drop(pin);
+    kept[7].seal(..);
     pool.resize(100).await.unwrap();
     assert_eq!((pool.total_blocks(), pool.free_blocks()), (100, 90));
-    pool.free(&kept).unwrap();
+    drop(kept);
 }
 
 #[tokio::test]
@@ -95,7 +94,7 @@ async fn a_batch_in_flight_is_waited_for() {
     let pool = pool(500, 500);
     let kept = at_the_end(&pool, 50);
     let batch = pool.begin_batch();
-    pool.free(&kept).unwrap();
+    drop(kept);
     let options = ResizeOptions::new().patience(Duration::from_millis(10));
     let refused = pool.resize_with(100, options).await;
     assert!(
@@ -116,7 +115,7 @@ async fn a_batch_in_flight_is_waited_for() {
 async fn a_dropped_resize_leaves_the_pool_as_it_was() {
     let pool = pool(500, 600);
     let kept = at_the_end(&pool, 10);
-    pool.pin(kept[0]).unwrap();
+    let _pin = pool.pin_scoped(handle(&kept[0])).unwrap();
     let resize = pool.resize_with(100, ResizeOptions::new().patience(Duration::from_secs(60)));
     assert!(tokio::time::timeout(Duration::from_millis(20), resize).await.is_err());
     assert_eq!((pool.total_blocks(), pool.free_blocks(), pool.audit().unwrap().held), (500, 490, 0));
@@ -130,9 +129,7 @@ async fn a_dropped_resize_leaves_the_pool_as_it_was() {
 async fn a_reserve_moves_with_the_end() {
     let layout = KvLayout::named("tiny").unwrap();
     let pool = Pool::builder(layout).blocks(500).reserve(20).build().unwrap();
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(480), &mut handles).unwrap();
-    pool.free(&handles).unwrap();
+    drop(pool.allocate(AllocRequest::new(480)).unwrap());
     for blocks in [300, 100, 40] {
         pool.resize(blocks).await.unwrap();
         let audit = pool.audit().unwrap();
@@ -140,11 +137,10 @@ async fn a_reserve_moves_with_the_end() {
     }
     // The first freed frames fill the reserve: here, the last ones of the pool.
     pool.resize(500).await.unwrap();
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(500).priority(Priority::Urgent), &mut handles).unwrap();
-    handles.sort_by_key(|&handle| pool.info(handle).unwrap().frame);
-    pool.free(&handles[450..]).unwrap();
-    pool.free(&handles[..450]).unwrap();
+    let mut all = singles(&pool, AllocRequest::new(500).priority(Priority::Urgent));
+    all.sort_by_key(|lease| lease.frames().next());
+    all.truncate(450);
+    drop(all);
     assert_eq!(pool.audit().unwrap().reserved, 20);
     pool.resize(300).await.unwrap();
     assert_eq!((pool.audit().unwrap().reserved, pool.free_blocks()), (20, 280));

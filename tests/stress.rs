@@ -12,7 +12,8 @@ use std::thread;
 
 use fastrand::Rng;
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{AllocError, AllocRequest, BlockHandle, BlockId, Generation, Pool, Ticket};
+use kvpool::{AllocError, AllocRequest, BlockHandle, BlockId, Generation, Lease, Pool, Ticket};
+use kvpool_testkit::leases::{block, split};
 use kvpool_testkit::threads;
 
 const THREADS: usize = if cfg!(miri) { 2 } else { 4 };
@@ -60,26 +61,28 @@ impl Oracle {
         Self((0..=BLOCKS_MAX).map(|_| AtomicUsize::new(0)).collect())
     }
 
-    /// Records handles that the pool handed out: no thread may hold one already.
-    fn allocated(&self, handles: &[BlockHandle]) {
-        for handle in handles {
-            let before = self.0[handle.id.index()].fetch_add(1, Relaxed);
-            assert_eq!(before, 0, "{handle} was handed out while a thread held it");
+    /// Records a lease that the pool handed out: no thread may hold one of its blocks already.
+    fn allocated(&self, lease: &Lease<'_>) {
+        for id in lease.blocks() {
+            let before = self.0[id.index()].fetch_add(1, Relaxed);
+            assert_eq!(before, 0, "{id} was handed out while a thread held it");
         }
     }
 
-    fn shared(&self, handles: &[BlockHandle]) {
-        for handle in handles {
-            let before = self.0[handle.id.index()].fetch_add(1, Relaxed);
-            assert_ne!(before, 0, "{handle} was shared without a reference");
+    fn shared(&self, lease: &Lease<'_>) {
+        for id in lease.blocks() {
+            let before = self.0[id.index()].fetch_add(1, Relaxed);
+            assert_ne!(before, 0, "{id} was shared without a reference");
         }
     }
 
-    /// Records handles about to be freed.
-    fn freeing(&self, handles: &[BlockHandle]) {
-        for handle in handles {
-            let before = self.0[handle.id.index()].fetch_sub(1, Relaxed);
-            assert_ne!(before, 0, "{handle} is freed without a reference");
+    /// Drops leases.
+    fn free<'p>(&self, leases: impl IntoIterator<Item = Lease<'p>>) {
+        for lease in leases {
+            for id in lease.blocks() {
+                let before = self.0[id.index()].fetch_sub(1, Relaxed);
+                assert_ne!(before, 0, "{id} is freed without a reference");
+            }
         }
     }
 }
@@ -88,15 +91,16 @@ impl Oracle {
 /// again.
 fn everything_can_be_got(pool: &Pool) {
     let free = pool.free_blocks();
-    let mut handles = Vec::new();
-    while handles.len() < free {
-        let ask = 17.min(free - handles.len());
-        let before = handles.len();
-        pool.allocate_raw(AllocRequest::new(ask), &mut handles)
-            .unwrap_or_else(|error| panic!("{before} of {free} free blocks were allocated: {error}"));
+    let (mut leases, mut got) = (Vec::new(), 0);
+    while got < free {
+        let ask = 17.min(free - got);
+        let lease = pool.allocate(AllocRequest::new(ask));
+        leases.push(
+            lease.unwrap_or_else(|error| panic!("{got} of {free} free blocks were allocated: {error}")),
+        );
+        got += ask;
     }
     assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { free: 0, .. })));
-    pool.free(&handles).unwrap();
 }
 
 fn quiescent(pool: &Pool, expected_free: usize) {
@@ -107,27 +111,23 @@ fn quiescent(pool: &Pool, expected_free: usize) {
     assert_eq!(pool.free_blocks(), expected_free);
 }
 
-/// Every thread performs every operation; handles pass between threads through mailboxes.
+/// Every thread performs every operation; leases pass between threads through mailboxes.
 #[test]
 fn threads_mix_everything() {
     let (pool, oracle, seed) = (pool(), Oracle::new(), seed());
-    let mailboxes: Vec<Mutex<Vec<BlockHandle>>> = (0..THREADS).map(|_| Mutex::default()).collect();
+    let mailboxes: Vec<Mutex<Vec<Lease<'static>>>> = (0..THREADS).map(|_| Mutex::default()).collect();
     threads::scope(|scope| {
         for thread in 0..THREADS {
             let (pool, oracle, mailboxes) = (&pool, &oracle, &mailboxes);
             scope.spawn(move || mix(pool, oracle, mailboxes, thread, Rng::with_seed(seed ^ thread as u64)));
         }
     });
-    let left: Vec<BlockHandle> =
-        mailboxes.into_iter().flat_map(|mailbox| mailbox.into_inner().unwrap()).collect();
-    oracle.freeing(&left);
-    pool.free(&left).unwrap();
+    oracle.free(mailboxes.into_iter().flat_map(|mailbox| mailbox.into_inner().unwrap()));
     quiescent(&pool, BLOCKS);
 }
 
-fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thread: usize, mut rng: Rng) {
-    let cache = pool.handle();
-    let mut held: Vec<BlockHandle> = Vec::new();
+fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<Lease<'static>>>], thread: usize, mut rng: Rng) {
+    let mut held: Vec<Lease<'static>> = Vec::new();
     let mut batches = Vec::new();
     for _ in 0..steps() {
         match rng.u32(..16) {
@@ -136,28 +136,19 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
                 let mut request = AllocRequest::new(rng.usize(1..=many));
                 request.contiguous = rng.u32(..6) == 0;
                 request.pinned = rng.bool();
-                let first = held.len();
-                let got = if rng.bool() {
-                    pool.allocate_raw(request, &mut held)
-                } else {
-                    cache.allocate_raw(request, &mut held)
-                };
-                match got {
-                    Ok(_) => oracle.allocated(&held[first..]),
-                    Err(_) => assert_eq!(held.len(), first, "a refused allocation left handles"),
+                if let Ok(lease) = pool.allocate_owned(request) {
+                    oracle.allocated(&lease);
+                    held.extend(if rng.bool() { split(lease) } else { vec![lease] });
                 }
             }
             5..10 => {
                 let given = rng.usize(..=held.len().min(40));
                 rng.shuffle(&mut held);
-                let freed = held.split_off(held.len() - given);
-                oracle.freeing(&freed);
-                if rng.bool() { pool.free(&freed) } else { cache.free(&freed) }.unwrap();
+                oracle.free(held.split_off(held.len() - given));
             }
             10 if !held.is_empty() => {
-                let shared = held[rng.usize(..held.len())];
-                pool.share(&[shared]).unwrap();
-                oracle.shared(&[shared]);
+                let shared = held[rng.usize(..held.len())].share().unwrap();
+                oracle.shared(&shared);
                 held.push(shared);
             }
             11 if !held.is_empty() => {
@@ -169,19 +160,17 @@ fn mix(pool: &Pool, oracle: &Oracle, mailboxes: &[Mutex<Vec<BlockHandle>>], thre
             14 if !batches.is_empty() => batches.swap_remove(rng.usize(..batches.len())).finish(),
             15 if held.len() < 100 => {
                 let Ok(lease) = pool.allocate(AllocRequest::new(rng.usize(1..=10))) else { continue };
-                oracle.allocated(&lease.handles().collect::<Vec<_>>());
+                oracle.allocated(&lease);
                 if rng.bool() {
-                    held.extend(lease.into_raw());
+                    held.push(lease.into_owned());
                 } else {
-                    oracle.freeing(&lease.handles().collect::<Vec<_>>());
-                    drop(lease);
+                    oracle.free([lease]);
                 }
             }
             _ => {}
         }
     }
-    oracle.freeing(&held);
-    cache.free(&held).unwrap();
+    oracle.free(held);
 }
 
 /// The pool grows while threads allocate; they finally own blocks in every part of it.
@@ -196,17 +185,14 @@ fn threads_allocate_while_the_pool_grows() {
                 let mut rng = Rng::with_seed(seed ^ thread as u64);
                 let mut held = Vec::new();
                 while !grown.load(Relaxed) || rng.u32(..200) != 0 {
-                    let first = held.len();
-                    if pool.allocate_raw(AllocRequest::new(rng.usize(1..=20)), &mut held).is_ok() {
-                        oracle.allocated(&held[first..]);
+                    if let Ok(lease) = pool.allocate(AllocRequest::new(rng.usize(1..=20))) {
+                        oracle.allocated(&lease);
+                        held.push(lease);
                     } else {
-                        let freed = held.split_off(held.len() / 2);
-                        oracle.freeing(&freed);
-                        pool.free(&freed).unwrap();
+                        oracle.free(held.split_off(held.len() / 2));
                     }
                 }
-                oracle.freeing(&held);
-                pool.free(&held).unwrap();
+                oracle.free(held);
             });
         }
         let _raise = Raise(&grown);
@@ -234,16 +220,18 @@ fn a_block_that_a_batch_saw_is_not_reused() {
     // The block's id in the low bits, its stamp in the high bits.
     let slot = AtomicU64::new(0);
     let replace = |stamp: u64| {
-        let mut handles = Vec::new();
-        while let Err(error) = pool.allocate_raw(AllocRequest::new(1), &mut handles) {
-            // A reader was stopped in its batch for so long that all other blocks are retired.
-            assert!(matches!(error, AllocError::Exhausted { retired: 1.., .. }), "{error}");
-            thread::yield_now();
-        }
-        let id = handles[0].id;
+        let lease = loop {
+            match pool.allocate(AllocRequest::new(1)) {
+                Ok(lease) => break lease,
+                // A reader was stopped in its batch for so long that all other blocks are retired.
+                Err(AllocError::Exhausted { retired: 1.., .. }) => thread::yield_now(),
+                Err(error) => panic!("{error}"),
+            }
+        };
+        let id = block(&lease);
         stamps[id.index()].store(stamp, Relaxed);
         slot.store(u64::from(id.get()) | stamp << 32, Release);
-        handles[0]
+        lease
     };
     let mut old = replace(1);
     threads::scope(|scope| {
@@ -266,15 +254,14 @@ fn a_block_that_a_batch_saw_is_not_reused() {
             let new = replace(stamp);
             // The slot no longer names the old block; pairs with the fence of batches that begin.
             fence(SeqCst);
-            pool.free(&[old]).unwrap();
             old = new;
         }
     });
-    pool.free(&[old]).unwrap();
+    drop(old);
     quiescent(&pool, BLOCKS);
 }
 
-/// Threads that end while they hold leases, handles and batches: unwinding gives all of them back,
+/// Threads that end while they hold leases and batches: unwinding gives all of them back,
 /// and only the blocks leaked on purpose stay owned.
 #[test]
 fn threads_that_die_leak_nothing() {
@@ -286,27 +273,20 @@ fn threads_that_die_leak_nothing() {
             scope.spawn(move || {
                 let mut rng = Rng::with_seed(seed ^ thread as u64);
                 let lease = pool.allocate(AllocRequest::new(10)).unwrap();
-                let cache = pool.handle();
-                let mut handles = Vec::new();
                 for _ in 0..rng.usize(1..50) {
-                    cache.allocate_raw(AllocRequest::new(2), &mut handles).unwrap();
-                    cache.free(&handles.split_off(1)).unwrap();
-                    cache.free(&mem::take(&mut handles)).unwrap();
+                    let mut lease = pool.allocate(AllocRequest::new(2)).unwrap();
+                    drop(lease.split_off(1));
                 }
-                match thread % 4 {
-                    // The cache is never dropped: other threads must be able to allocate its blocks
-                    // nevertheless.
-                    0 => mem::forget(cache),
+                match thread % 3 {
                     // These are never freed.
-                    1 => {
+                    0 => {
                         forgotten.fetch_add(10, Relaxed);
                         mem::forget(lease);
                     }
-                    2 => {
+                    1 => {
                         let died = catch_unwind(AssertUnwindSafe(|| {
                             let _batch = pool.begin_batch();
                             let _lease = lease;
-                            let _cache = cache;
                             std::panic::resume_unwind(Box::new("on purpose"));
                         }));
                         assert!(died.is_err());
@@ -319,7 +299,7 @@ fn threads_that_die_leak_nothing() {
     quiescent(&pool, BLOCKS - forgotten.into_inner());
 }
 
-/// A thread that is stopped forever, with a loaded cache and an explicit one, strands no block.
+/// A thread that is stopped forever, with a loaded cache, strands no block.
 #[test]
 fn a_stopped_thread_strands_no_block() {
     let pool = pool();
@@ -329,18 +309,14 @@ fn a_stopped_thread_strands_no_block() {
     threads::scope(|scope| {
         let (pool, done) = (&pool, done);
         scope.spawn(move || {
-            let cache = pool.handle();
-            let mut handles = Vec::new();
-            for _ in 0..100 {
-                pool.allocate_raw(AllocRequest::new(1), &mut handles).unwrap();
-                cache.allocate_raw(AllocRequest::new(1), &mut handles).unwrap();
-                if handles.len() == 40 {
-                    let second = handles.split_off(20);
-                    pool.free(&mem::take(&mut handles)).unwrap();
-                    cache.free(&second).unwrap();
+            let mut leases = Vec::new();
+            for _ in 0..200 {
+                leases.push(pool.allocate(AllocRequest::new(1)).unwrap());
+                if leases.len() == 40 {
+                    leases.clear();
                 }
             }
-            pool.free(&handles).unwrap();
+            drop(leases);
             loaded.send(()).unwrap();
             is_done.recv().unwrap_err();
         });

@@ -13,9 +13,10 @@ use kvpool::block::{Moved, Since};
 use kvpool::compact::{DefragConfig, DefragOptions, ResizeError, ResizeOptions};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{
-    AllocError, AllocRequest, BlockHandle, BlockTable, Order, Pool, Priority, Run, Sequence, SequenceError,
-    SequenceId, Ticket, Tokens,
+    AllocError, AllocRequest, BlockHandle, BlockPin, BlockTable, FrameId, Lease, Order, Pool, Priority, Run,
+    Sequence, SequenceError, SequenceId, Ticket, Tokens,
 };
+use kvpool_testkit::leases::{handle, split};
 use kvpool_testkit::threads;
 
 const BLOCKS: usize = 1200;
@@ -172,81 +173,77 @@ fn patch(
     *frames = table.row(0).to_vec();
 }
 
-/// A block by handle, and the value of all its bytes.
-struct Raw {
-    handle: BlockHandle,
+/// A leased block, and the value of all its bytes.
+struct Held {
+    lease: Lease<'static>,
     stamp: u8,
-    pins: u32,
+    pin: Option<BlockPin>,
 }
 
-fn write(pool: &Pool, raw: &Raw) {
-    let bytes = vec![raw.stamp; pool.layout().packed_bytes()];
+impl Held {
+    fn frame(&self) -> FrameId {
+        self.lease.frames().next().unwrap()
+    }
+}
+
+fn write(pool: &Pool, held: &Held) {
+    let bytes = vec![held.stamp; pool.layout().packed_bytes()];
     let batch = pool.begin_batch();
-    let run = Run { start: pool.info(raw.handle).unwrap().frame, len: 1 };
+    let run = Run { start: held.frame(), len: 1 };
     // SAFETY: only this thread owns the block, which is open, so that it does not move.
     unsafe { pool.storage().unwrap().unpack(&[run], &bytes) }.unwrap();
     batch.finish();
 }
 
-fn check(pool: &Pool, raw: &Raw) {
+fn check(pool: &Pool, held: &Held) {
     let mut bytes = vec![0; pool.layout().packed_bytes()];
     let batch = pool.begin_batch();
-    let run = Run { start: pool.info(raw.handle).unwrap().frame, len: 1 };
+    let run = Run { start: held.frame(), len: 1 };
     // SAFETY: this thread owns the block and does not write it here; the batch keeps the frame.
     unsafe { pool.storage().unwrap().pack(&[run], &mut bytes) }.unwrap();
     batch.finish();
-    assert!(bytes.iter().all(|&byte| byte == raw.stamp), "{} in {run} lost its bytes", raw.handle);
+    assert!(bytes.iter().all(|&byte| byte == held.stamp), "{:?} in {run} lost its bytes", held.lease);
 }
 
-/// Raw handles: written, sealed, pinned, reopened and written again, shared, freed.
+/// Leased blocks: written, sealed, pinned, reopened and written again, shared, freed.
 fn hold(pool: &Pool, stop: &AtomicBool, mut rng: Rng) {
-    let mut held: Vec<Raw> = Vec::new();
+    let mut all: Vec<Held> = Vec::new();
     while !stop.load(Relaxed) {
-        let mut handles = Vec::new();
-        let _ = pool.allocate_raw(AllocRequest::new(rng.usize(1..30)), &mut handles);
-        for handle in handles {
-            let raw = Raw { handle, stamp: rng.u8(1..), pins: 0 };
-            write(pool, &raw);
-            pool.seal(handle).unwrap();
-            held.push(raw);
+        let leases = pool.allocate_owned(AllocRequest::new(rng.usize(1..30))).map(split);
+        for lease in leases.unwrap_or_default() {
+            let mut held = Held { lease, stamp: rng.u8(1..), pin: None };
+            write(pool, &held);
+            held.lease.seal(..);
+            all.push(held);
         }
-        rng.shuffle(&mut held);
-        for raw in held.iter_mut().take(10) {
+        rng.shuffle(&mut all);
+        for held in all.iter_mut().take(10) {
             match rng.u8(..5) {
-                0 if pool.reopen(raw.handle).unwrap() => {
-                    raw.stamp = rng.u8(1..);
-                    write(pool, raw);
-                    pool.seal(raw.handle).unwrap();
+                0 if held.lease.reopen(0) => {
+                    held.stamp = rng.u8(1..);
+                    write(pool, held);
+                    held.lease.seal(..);
                 }
-                1 if raw.pins == 0 => {
-                    pool.pin(raw.handle).unwrap();
-                    raw.pins = 1;
-                    let before = pool.info(raw.handle).unwrap().frame;
-                    check(pool, raw);
-                    assert_eq!(pool.info(raw.handle).unwrap().frame, before, "pinned blocks stay");
+                1 if held.pin.is_none() => {
+                    held.pin = Some(pool.pin_scoped(handle(&held.lease)).unwrap());
+                    let before = held.frame();
+                    check(pool, held);
+                    assert_eq!(held.frame(), before, "pinned blocks stay");
                 }
-                2 if raw.pins == 1 => {
-                    pool.unpin(raw.handle).unwrap();
-                    raw.pins = 0;
-                }
+                2 => held.pin = None,
                 3 => {
-                    pool.share(&[raw.handle]).unwrap();
-                    check(pool, raw);
-                    pool.free(&[raw.handle]).unwrap();
+                    let shared = held.lease.share().unwrap();
+                    check(pool, held);
+                    held.lease = shared;
                 }
-                _ => check(pool, raw),
+                _ => check(pool, held),
             }
         }
-        while held.len() > rng.usize(50..300) {
-            let raw = held.swap_remove(rng.usize(..held.len()));
-            check(pool, &raw);
-            pool.free(&[raw.handle]).unwrap();
+        while all.len() > rng.usize(50..300) {
+            check(pool, &all.swap_remove(rng.usize(..all.len())));
         }
     }
-    for raw in held {
-        check(pool, &raw);
-        pool.free(&[raw.handle]).unwrap();
-    }
+    all.iter().for_each(|held| check(pool, held));
 }
 
 /// Waiting requests, also for runs, with deadlines, and dropped futures.

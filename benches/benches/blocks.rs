@@ -5,14 +5,12 @@ use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use kvpool::AllocRequest;
-use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, pool};
+use kvpool_benches::subject::{Leases, Listed, Parking, Queued, Standard, pool};
 use kvpool_benches::{BLOCKS, measure};
 
 fn one_block(c: &mut Criterion) {
     let mut group = c.benchmark_group("one block");
     measure::one_block::<Leases>(&mut group);
-    measure::one_block::<RawHandles>(&mut group);
-    measure::one_block::<Handles>(&mut group);
     measure::one_block::<Listed<Standard>>(&mut group);
     measure::one_block::<Listed<Parking>>(&mut group);
     measure::one_block::<Listed<Queued>>(&mut group);
@@ -47,8 +45,6 @@ fn in_flight(c: &mut Criterion) {
 fn ten_blocks(c: &mut Criterion) {
     let mut group = c.benchmark_group("ten blocks with metadata");
     measure::ten_blocks::<Leases>(&mut group);
-    measure::ten_blocks::<RawHandles>(&mut group);
-    measure::ten_blocks::<Handles>(&mut group);
     measure::ten_blocks::<Listed<Standard>>(&mut group);
     measure::ten_blocks::<Listed<Parking>>(&mut group);
     measure::ten_blocks::<Listed<Queued>>(&mut group);
@@ -57,8 +53,6 @@ fn ten_blocks(c: &mut Criterion) {
 fn bursts(c: &mut Criterion) {
     let mut group = c.benchmark_group("bursts of 64");
     measure::bursts::<Leases>(&mut group);
-    measure::bursts::<RawHandles>(&mut group);
-    measure::bursts::<Handles>(&mut group);
     measure::bursts::<Listed<Standard>>(&mut group);
     measure::bursts::<Listed<Parking>>(&mut group);
     measure::bursts::<Listed<Queued>>(&mut group);

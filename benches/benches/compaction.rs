@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragReport, Goal, plan};
 use kvpool::storage::FrameMove;
-use kvpool::{BlockHandle, Pool};
-use kvpool_benches::bytes::{Plain, check, pool_of_bytes, write};
+use kvpool::{Lease, Pool};
+use kvpool_benches::bytes::{Plain, check, place, pool_of_bytes, write};
 use kvpool_benches::report::median;
 use tokio::runtime::{Builder, Runtime};
 
@@ -89,18 +89,13 @@ fn report(model: &str, bytes: usize) {
 }
 
 /// Frees every other block, in the order of their frames.
-fn thin(pool: &Pool, all: &mut Vec<BlockHandle>) {
-    all.sort_unstable_by_key(|&handle| pool.info(handle).expect("a block that is owned").frame);
-    let mut gone = Vec::new();
+fn thin(pool: &Pool, all: &mut Vec<Lease<'_>>) {
+    all.sort_unstable_by_key(|lease| place(lease).start);
     let mut keep = false;
-    all.retain(|&handle| {
+    all.retain(|_| {
         keep = !keep;
-        if !keep {
-            gone.push(handle);
-        }
         keep
     });
-    pool.free(&gone).expect("blocks that are owned");
     pool.trim();
 }
 

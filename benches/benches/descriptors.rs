@@ -16,7 +16,8 @@
 #[allow(dead_code)]
 mod kv;
 
-use kvpool::{AllocRequest, Pool, Sequence, SequenceId};
+use kvpool::{Pool, Sequence, SequenceId};
+use kvpool_benches::bytes::{place, singles};
 use kvpool_benches::report::mean;
 use tokio::runtime::{Builder, Runtime};
 
@@ -85,20 +86,16 @@ fn churn(runtime: &Runtime, name: &str, pool: Pool) {
 
 fn holes(runtime: &Runtime) {
     let pool = kv::builder(kv::plain(), BLOCKS).build().expect("memory");
-    let mut all = Vec::new();
-    pool.allocate_raw(AllocRequest::new(BLOCKS), &mut all).expect("an empty pool");
-    all.iter().for_each(|&handle| pool.seal(handle).expect("an owned block"));
-    all.sort_unstable_by_key(|&handle| pool.info(handle).expect("an owned block").frame);
-    let (between, gone): (Vec<_>, Vec<_>) = all.iter().enumerate().partition(|(place, _)| place % 2 == 0);
-    let handles = |part: Vec<(usize, &_)>| part.into_iter().map(|(_, &handle)| handle).collect::<Vec<_>>();
-    let (between, gone) = (handles(between), handles(gone));
-    pool.free(&gone).expect("owned blocks");
+    let mut all = singles(&pool, BLOCKS);
+    all.iter_mut().for_each(|lease| lease.seal(..));
+    all.sort_unstable_by_key(|lease| place(lease).start);
+    let between: Vec<_> = all.into_iter().step_by(2).collect();
     pool.trim();
     let tokens = IN_HOLES * kv::BLOCK_TOKENS;
     let live: Vec<Open> =
         (0..(BLOCKS / 4 / IN_HOLES) as u32).map(|id| open(&pool, id, tokens, tokens)).collect();
     compare(runtime, "single holes, a quarter free", &pool, &live);
-    pool.free(&between).expect("owned blocks");
+    drop(between);
     pool.trim();
     compare(runtime, "the same once their neighbours ended", &pool, &live);
     drop(live);

@@ -1,4 +1,4 @@
-//! A frame pool beside the raw path of a pool: allocate and free by frame number, against handles.
+//! A frame pool beside leases of a pool: allocate and free by frame number, against leases.
 //!
 //! First as ratios within each round, where both take turns, then one by one; then what an engine
 //! with its own hashes does per block: derive a key, look up, register, and evict.
@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use kvpool::{AllocRequest, BlockHandle, FrameGroup, FrameKey, FramePool, Pool};
+use kvpool::{AllocRequest, FrameGroup, FrameKey, FramePool, Pool};
 use kvpool_benches::report::median;
 use kvpool_benches::{BLOCKS, subject};
 
@@ -15,17 +15,8 @@ const SIZES: [usize; 4] = [1, 10, 64, 256];
 const ROUNDS: usize = 51;
 const CALLS: usize = 2_000;
 
-struct Raw {
-    pool: Pool,
-    handles: Vec<BlockHandle>,
-}
-
-impl Raw {
-    fn turn(&mut self, blocks: usize) {
-        self.pool.allocate_raw(AllocRequest::new(blocks), &mut self.handles).expect("enough are free");
-        self.pool.free(black_box(&self.handles)).expect("allocated just now");
-        self.handles.clear();
-    }
+fn turn(pool: &Pool, blocks: usize) {
+    drop(black_box(pool.allocate(AllocRequest::new(blocks)).expect("enough are free")));
 }
 
 struct Frames {
@@ -41,10 +32,9 @@ impl Frames {
     }
 }
 
-fn both() -> (Raw, Frames) {
+fn both() -> (Pool, Frames) {
     let frames = FramePool::builder(BLOCKS).build().expect("a valid shape");
-    let raw = Raw { pool: subject::pool(BLOCKS), handles: Vec::new() };
-    (raw, Frames { pool: frames, frames: Vec::new() })
+    (subject::pool(BLOCKS), Frames { pool: frames, frames: Vec::new() })
 }
 
 fn nanos(mut turn: impl FnMut()) -> f64 {
@@ -54,24 +44,24 @@ fn nanos(mut turn: impl FnMut()) -> f64 {
 }
 
 fn allocate_and_free(c: &mut Criterion) {
-    let (mut raw, mut frames) = both();
+    let (pool, mut frames) = both();
     for blocks in SIZES {
         let ratios: Vec<f64> = (0..ROUNDS)
             .map(|_| {
-                let base = nanos(|| raw.turn(blocks));
+                let base = nanos(|| turn(&pool, blocks));
                 nanos(|| frames.turn(blocks)) / base
             })
             .collect();
-        println!("{blocks} frames: {:.2} of the raw path (median of {ROUNDS} rounds)", median(ratios));
+        println!("{blocks} frames: {:.2} of a lease (median of {ROUNDS} rounds)", median(ratios));
     }
     let mut group = c.benchmark_group("allocate and free");
     for blocks in SIZES {
         group.throughput(Throughput::Elements(blocks as u64));
-        group.bench_function(format!("raw/{blocks}"), |bencher| bencher.iter(|| raw.turn(blocks)));
+        group.bench_function(format!("lease/{blocks}"), |bencher| bencher.iter(|| turn(&pool, blocks)));
         group.bench_function(format!("frames/{blocks}"), |bencher| bencher.iter(|| frames.turn(blocks)));
     }
     drop(group);
-    assert_eq!((raw.pool.free_blocks(), frames.pool.available()), (BLOCKS, BLOCKS));
+    assert_eq!((pool.free_blocks(), frames.pool.available()), (BLOCKS, BLOCKS));
     frames.pool.audit().expect("a sound pool");
 }
 

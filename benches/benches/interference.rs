@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::compact::{DefragConfig, DefragTotals};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
-use kvpool::{AllocRequest, BlockHandle, Pool, SequenceId};
-use kvpool_benches::bytes::Plain;
+use kvpool::{AllocRequest, Pool, SequenceId};
+use kvpool_benches::bytes::{Plain, singles};
 use kvpool_benches::quiet::{Quiet, alone_on};
 use kvpool_benches::report::{Times, median};
 use tokio::runtime::{Builder, Runtime};
@@ -182,24 +182,22 @@ fn timed(pool: &Pool) -> (Vec<Duration>, Vec<Duration>) {
 /// Keeps half of the pool allocated, in random order, and changes which half.
 fn fragment(pool: &Pool, stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(1);
-    let mut held: Vec<BlockHandle> = Vec::new();
-    let take = |held: &mut Vec<BlockHandle>, count: usize| {
-        let from = held.len();
-        pool.allocate_raw(AllocRequest::new(count), held).expect("half of the pool is free");
-        held[from..].iter().for_each(|&handle| pool.seal(handle).expect("a block that is owned"));
+    let mut held = Vec::new();
+    let take = |held: &mut Vec<_>, count: usize| {
+        let mut taken = singles(pool, count);
+        taken.iter_mut().for_each(|lease| lease.seal(..));
+        held.append(&mut taken);
     };
     take(&mut held, BLOCKS * 3 / 4);
     random.shuffle(&mut held);
-    pool.free(&held.split_off(BLOCKS / 2)).expect("blocks that are owned");
+    held.truncate(BLOCKS / 2);
     while !stop.load(Relaxed) {
         for _ in 0..16 {
-            let gone = held.swap_remove(random.usize(..held.len()));
-            pool.free(&[gone]).expect("a block that is owned");
+            held.swap_remove(random.usize(..held.len()));
         }
         take(&mut held, 16);
         thread::sleep(Duration::from_micros(200));
     }
-    pool.free(&held).expect("blocks that are owned");
 }
 
 /// Copies at this rate, a piece at a time; returns the number of bytes.

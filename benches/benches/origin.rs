@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use kvpool_benches::check::{Owners, check};
 use kvpool_benches::report::{Times, fragmentation};
-use kvpool_benches::subject::{Handles, Listed, Parking, Queued, RawHandles, Splits, Standard};
+use kvpool_benches::subject::{Leases, Listed, Parking, Queued, Splits, Standard};
 use kvpool_benches::{Subject, Worker};
 
 const BLOCKS: usize = 10_000;
@@ -26,8 +26,7 @@ fn main() {
         "{:<24} {:<16} {:>7} {:>7} {:>9}   {:>7} {:>7} {:>9}  fragmented",
         "", "", "median", "p99", "max", "median", "p99", "max"
     );
-    report::<RawHandles>();
-    report::<Handles>();
+    report::<Leases>();
     report::<Listed<Standard>>();
     report::<Listed<Parking>>();
     report::<Listed<Queued>>();

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use kvpool_benches::check::{Owners, check};
 use kvpool_benches::report::{free_in_units, mean_run};
-use kvpool_benches::subject::{Listed, Parking, Queued, RawHandles};
+use kvpool_benches::subject::{Leases, Listed, Parking, Queued};
 use kvpool_benches::{Subject, Worker};
 
 const BLOCKS: usize = 131_072;
@@ -21,7 +21,7 @@ const UNIT: usize = 64;
 fn main() {
     println!("{BLOCKS} blocks, 85 % in use, {ROUNDS} rounds of growth by one block a sequence");
     println!("{:<24} {:>16} {:>22} {:>14}", "", "mean prompt run", "free in units of 64", "ns/block");
-    report::<RawHandles>();
+    report::<Leases>();
     report::<Listed<Parking>>();
     report::<Listed<Queued>>();
 }

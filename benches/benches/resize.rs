@@ -6,8 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::Pool;
-use kvpool_benches::bytes::{check, pool_of_bytes, resident_bytes, write};
+use kvpool::{Lease, Pool};
+use kvpool_benches::bytes::{check, place, pool_of_bytes, resident_bytes, singles, write};
 use kvpool_benches::report::median;
 use tokio::runtime::Builder;
 
@@ -39,7 +39,7 @@ fn report(model: &str) {
         let mut kept = write(&pool, total);
         random.shuffle(&mut kept);
         let gone = kept.split_off(total / 2);
-        pool.free(&gone).expect("blocks that are owned");
+        drop(gone);
         pool.trim();
         copied.push(copy(&pool, &kept));
         shrunk.push(resize(&pool, total / 2 + 8));
@@ -63,21 +63,15 @@ fn resize(pool: &Pool, blocks: usize) -> Change {
 }
 
 /// Copies the bytes of these blocks into the first frames of a new pool.
-fn copy(pool: &Pool, blocks: &[kvpool::BlockHandle]) -> Change {
+fn copy(pool: &Pool, blocks: &[Lease<'_>]) -> Change {
     let before = resident_bytes().unwrap_or(0);
     let start = Instant::now();
     let next =
         Pool::builder(pool.layout().clone()).blocks(blocks.len()).build().expect("memory for the pool");
     let (from, to) = (pool.storage().expect("memory"), next.storage().expect("memory"));
     let mut packed = vec![0; pool.layout().packed_bytes()];
-    let runs = |pool: &Pool, handles: &[kvpool::BlockHandle]| -> Vec<_> {
-        let frame = |&handle| pool.info(handle).expect("a block that is owned").frame;
-        handles.iter().map(frame).map(|start| kvpool::Run { start, len: 1 }).collect()
-    };
-    let mut handles = Vec::new();
-    let request = kvpool::AllocRequest::new(blocks.len());
-    next.allocate_raw(request, &mut handles).expect("all are free");
-    for (source, target) in runs(pool, blocks).into_iter().zip(runs(&next, &handles)) {
+    let targets = singles(&next, blocks.len());
+    for (source, target) in blocks.iter().map(place).zip(targets.iter().map(place)) {
         // SAFETY: only this thread uses the two pools.
         unsafe { from.pack(&[source], &mut packed) }.expect("a frame of the pool");
         // SAFETY: as above.

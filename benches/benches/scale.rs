@@ -16,7 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, BlockHandle, Pool};
+use kvpool::{Lease, Pool};
+use kvpool_benches::bytes::singles;
 use kvpool_benches::report::median;
 
 const STEPS: usize = 20_000;
@@ -143,18 +144,15 @@ fn moved(blocks: usize, seed: u64) -> [f64; 4] {
     [each(&defragmented), defragmented.moved_blocks as f64, each(&shrunk), shrunk.moved_blocks as f64]
 }
 
-fn fill(pool: &Pool, count: usize) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(count), &mut handles).expect("enough blocks are free");
-    handles.iter().for_each(|&handle| pool.seal(handle).expect("an owned block"));
-    handles
+fn fill(pool: &Pool, count: usize) -> Vec<Lease<'static>> {
+    let mut leases = singles(pool, count);
+    leases.iter_mut().for_each(|lease| lease.seal(..));
+    leases
 }
 
-fn free_unless(pool: &Pool, all: &mut Vec<BlockHandle>, mut is_kept: impl FnMut(BlockHandle) -> bool) {
-    let (kept, gone): (Vec<_>, Vec<_>) = all.iter().partition(|&&handle| is_kept(handle));
-    pool.free(&gone).expect("owned blocks");
+fn free_unless(pool: &Pool, all: &mut Vec<Lease<'_>>, is_kept: impl FnMut(&Lease<'_>) -> bool) {
+    all.retain(is_kept);
     pool.trim();
-    *all = kept;
 }
 
 /// Polls a future that needs no other task.

@@ -2,7 +2,7 @@
 //! from one thread to another.
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard};
+use kvpool_benches::subject::{Leases, Listed, Parking, Queued, Standard};
 use kvpool_benches::{measure, threads};
 
 fn one_block(c: &mut Criterion) {
@@ -10,8 +10,6 @@ fn one_block(c: &mut Criterion) {
     let mut group = c.benchmark_group("threads, one block");
     for threads in [1, 2] {
         measure::threads_one_block::<Leases>(&mut group, threads);
-        measure::threads_one_block::<RawHandles>(&mut group, threads);
-        measure::threads_one_block::<Handles>(&mut group, threads);
         measure::threads_one_block::<Listed<Standard>>(&mut group, threads);
         measure::threads_one_block::<Listed<Parking>>(&mut group, threads);
         measure::threads_one_block::<Listed<Queued>>(&mut group, threads);
@@ -22,8 +20,6 @@ fn bursts(c: &mut Criterion) {
     let mut group = c.benchmark_group("threads, bursts of 64");
     for threads in [1, 2] {
         measure::threads_bursts::<Leases>(&mut group, threads);
-        measure::threads_bursts::<RawHandles>(&mut group, threads);
-        measure::threads_bursts::<Handles>(&mut group, threads);
         measure::threads_bursts::<Listed<Standard>>(&mut group, threads);
         measure::threads_bursts::<Listed<Parking>>(&mut group, threads);
         measure::threads_bursts::<Listed<Queued>>(&mut group, threads);
@@ -34,8 +30,6 @@ fn producer_consumer(c: &mut Criterion) {
     let mut group = c.benchmark_group("producer and consumer");
     measure::ring_alone(&mut group);
     measure::producer_consumer::<Leases>(&mut group);
-    measure::producer_consumer::<RawHandles>(&mut group);
-    measure::producer_consumer::<Handles>(&mut group);
     measure::producer_consumer::<Listed<Standard>>(&mut group);
     measure::producer_consumer::<Listed<Parking>>(&mut group);
     measure::producer_consumer::<Listed<Queued>>(&mut group);

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, BlockHandle, Pool, Run};
+use kvpool::{AllocRequest, BlockId, Lease, Pool, Run};
 use memmap2::{Advice, MmapMut};
 
 /// Creates a pool with memory, of as many blocks of a well-known model as fit into a number of
@@ -14,19 +14,27 @@ pub fn pool_of_bytes(model: &str, bytes: usize) -> Pool {
     Pool::builder(layout).blocks(blocks).build().expect("memory for the pool")
 }
 
+/// Allocates blocks, and returns a lease for each.
+pub fn singles(pool: &Pool, count: usize) -> Vec<Lease<'static>> {
+    let mut rest = pool.allocate_owned(AllocRequest::new(count)).expect("enough blocks are free");
+    let mut singles: Vec<_> = (1..count).rev().map(|at| rest.split_off(at)).collect();
+    singles.push(rest);
+    singles.reverse();
+    singles
+}
+
 /// Allocates blocks, writes the bytes that [`check`] expects, and seals them.
-pub fn write(pool: &Pool, count: usize) -> Vec<BlockHandle> {
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(count), &mut handles).expect("enough blocks are free");
+pub fn write(pool: &Pool, count: usize) -> Vec<Lease<'static>> {
+    let mut leases = singles(pool, count);
     let storage = pool.storage().expect("a pool with memory");
     let mut packed = vec![0; pool.layout().packed_bytes()];
-    for &handle in &handles {
-        content(handle, &mut packed);
+    for lease in &mut leases {
+        content(lease.blocks()[0], &mut packed);
         // SAFETY: the block belongs to this function alone until it is returned.
-        unsafe { storage.unpack(&[place(pool, handle)], &packed) }.expect("a frame of the pool");
-        pool.seal(handle).expect("an owned block");
+        unsafe { storage.unpack(&[place(lease)], &packed) }.expect("a frame of the pool");
+        lease.seal(..);
     }
-    handles
+    leases
 }
 
 /// Checks that the blocks hold the bytes written by [`write()`], wherever they are now.
@@ -34,26 +42,26 @@ pub fn write(pool: &Pool, count: usize) -> Vec<BlockHandle> {
 /// # Panics
 ///
 /// If one does not.
-pub fn check(pool: &Pool, handles: &[BlockHandle]) {
+pub fn check(pool: &Pool, leases: &[Lease<'_>]) {
     let storage = pool.storage().expect("a pool with memory");
     let mut packed = vec![0; pool.layout().packed_bytes()];
     let mut expected = packed.clone();
-    for &handle in handles {
-        content(handle, &mut expected);
+    for lease in leases {
+        content(lease.blocks()[0], &mut expected);
         // SAFETY: the block is sealed, so no thread writes it, and no block is being moved.
-        unsafe { storage.pack(&[place(pool, handle)], &mut packed) }.expect("a frame of the pool");
-        assert!(packed == expected, "{handle:?} has unexpected bytes");
+        unsafe { storage.pack(&[place(lease)], &mut packed) }.expect("a frame of the pool");
+        assert!(packed == expected, "{lease:?} has unexpected bytes");
     }
 }
 
-fn place(pool: &Pool, handle: BlockHandle) -> Run {
-    let start = pool.info(handle).expect("an owned block").frame;
-    Run { start, len: 1 }
+/// Returns the frame of a lease of one block.
+pub fn place(lease: &Lease<'_>) -> Run {
+    lease.runs().next().expect("one block")
 }
 
-fn content(handle: BlockHandle, packed: &mut [u8]) {
+fn content(block: BlockId, packed: &mut [u8]) {
     for (at, word) in (0_u64..).zip(packed.chunks_mut(8)) {
-        let bytes = (u64::from(handle.id.0) << 32 | at).to_le_bytes();
+        let bytes = (u64::from(block.0) << 32 | at).to_le_bytes();
         word.copy_from_slice(&bytes[..word.len()]);
     }
 }

@@ -5,7 +5,7 @@ mod pool;
 mod runs;
 
 pub use lists::{FreeList, ListWorker, Listed, Parking, Queued, Standard};
-pub use pool::{Handles, Leases, RawHandles, RawWorker, Way, layout, pool};
+pub use pool::{Leases, layout, pool};
 pub use runs::{Bitmap, Contiguous, OffsetRuns, PoolRuns};
 
 /// An allocator of blocks.

@@ -6,7 +6,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, BlockHandle, FrameId, Pool, PoolHandle, Priority};
+use kvpool::{AllocRequest, FrameId, Pool, Priority, flush_thread};
 use kvpool_loom_tests::{block_on, check_wide, conclude, join_last};
 use loom::thread;
 
@@ -37,13 +37,6 @@ fn close(pool: &Pool) {
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.stats().waiting), (0, 0), "{report:?}");
     assert!(!pool.blocks().is_awaited());
-}
-
-/// A handle, and a block from its magazine.
-fn handle_with_a_block(pool: &Pool) -> (PoolHandle, Vec<BlockHandle>) {
-    let (handle, mut taken) = (pool.handle(), vec![]);
-    handle.allocate_raw(one(), &mut taken).unwrap();
-    (handle, taken)
 }
 
 /// A wave holds the only free frame, and is dropped.
@@ -88,13 +81,13 @@ fn a_wave_that_is_published() {
 /// to the magazines, which finds nothing. (A request that needs no run counts once more in that
 /// case.)
 #[test]
-fn magazines_of_a_handle_that_is_dropped() {
-    check_wide(3, "announced::magazines_of_a_handle_that_is_dropped", || {
+fn magazines_that_are_flushed() {
+    check_wide(3, "announced::magazines_that_are_flushed", || {
         let pool = open(2, 1, 0);
-        let (handle, taken) = handle_with_a_block(&pool);
+        let taken = pool.allocate_owned(one()).unwrap();
         let thread = thread::spawn(move || {
-            handle.free(&taken).unwrap();
-            drop(handle);
+            drop(taken);
+            flush_thread();
         });
         drop(block_on(pool.allocate_async(two_in_a_row())).unwrap());
         join_last(thread);

@@ -32,18 +32,20 @@ fn beside_allocate() {
     });
 }
 
-/// A handle is valid from the moment that its block was allocated, even if the growing thread has
-/// not returned yet.
+/// A handle is valid, and its block can be freed, from the moment that the block was allocated, even
+/// if the growing thread has not returned yet.
 #[test]
-fn beside_free_by_handle() {
-    check("growth_of_the_pool::beside_free_by_handle", || {
+fn beside_a_new_block() {
+    check("growth_of_the_pool::beside_a_new_block", || {
         let pool = TouchedBlocks::growing(3, 6, 0);
         let held = pool.take(3).unwrap();
         let other = pool.clone();
         let thread = thread::spawn(move || other.blocks.grow(3, &mut |_| Ok(())).unwrap());
         let mut got = None;
         if pool.blocks.allocate(&AllocRequest::new(1), &mut |id| got = Some(id)).is_ok() {
-            pool.blocks.free(&[pool.blocks.handle(got.unwrap())]).unwrap();
+            let id = got.unwrap();
+            pool.blocks.info(pool.blocks.handle(id)).unwrap();
+            pool.blocks.release(&[id]);
         }
         thread.join().unwrap();
         pool.put(&held);

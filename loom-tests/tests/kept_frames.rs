@@ -158,7 +158,7 @@ fn a_wrapped_log() {
         let other = model.pool.take(1).unwrap()[0];
         model.pool.write(other);
         let handle = model.pool.blocks.handle(other);
-        model.pool.blocks.seal(handle).unwrap();
+        model.pool.blocks.seal(handle);
         assert_eq!(model.pool.relocate(0, 2), Ok(()));
         assert_eq!(model.pool.relocate(1, 0), Ok(()));
         let mover = model.pool.clone();

@@ -3,10 +3,9 @@
 //! the magazine of a thread that sleeps, has ended, or is using its magazine at that moment.
 #![cfg(kvpool_loom)]
 
+use kvpool::FrameId;
 use kvpool::frame::{Depot, Magazine};
-use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, FrameId, Pool};
-use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, conclude, settle};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, settle};
 use loom::thread;
 
 /// The depot alone: a magazine is taken and put back while another thread is about to take it.
@@ -125,29 +124,5 @@ fn a_thread_cache_left_and_taken_over() {
         // Takes over an abandoned thread cache, beside the end of the thread that left it.
         settle(&pool.blocks, 0);
         pool.check_all_free();
-    });
-}
-
-/// A handle moves between threads, and is visited meanwhile.
-#[test]
-fn a_handle_on_its_way() {
-    check_wide(1, "magazines::a_handle_on_its_way", || {
-        let layout = KvLayout::named("tiny").unwrap();
-        let pool = Pool::builder(layout).blocks(4).without_null_block().without_storage().magazine_blocks(2);
-        let pool = pool.build().unwrap();
-        let handle = pool.handle();
-        drop(handle.allocate(AllocRequest::new(1)).unwrap());
-        let other = pool.clone();
-        let visitor = thread::spawn(move || drop(other.allocate(AllocRequest::new(3)).unwrap()));
-        thread::spawn(move || {
-            let lease = handle.allocate(AllocRequest::new(1)).unwrap();
-            handle.release(lease);
-        })
-        .join()
-        .unwrap();
-        visitor.join().unwrap();
-        conclude(pool.blocks());
-        pool.audit().unwrap();
-        assert_eq!(pool.free_blocks(), 4);
     });
 }

@@ -83,9 +83,9 @@ fn beside_another_move() {
     check("moved_since::beside_another_move", || {
         let pool = TouchedBlocks::new(3, 0);
         let (block, other) = (pool.take_sealed(), pool.take_sealed());
-        pool.blocks.reopen(other).unwrap();
+        assert!(pool.blocks.reopen(other.id));
         pool.write(other.id);
-        pool.blocks.seal(other).unwrap();
+        pool.blocks.seal(other);
         let mut entry = Entry::new(&pool, block);
         assert_eq!(pool.relocate(0, 2), Ok(()));
         let (mover, probed) = (pool.clone(), Arc::new(AtomicU32::new(0)));
@@ -111,9 +111,9 @@ fn overtaken() {
     check("moved_since::overtaken", || {
         let pool = TouchedBlocks::new(3, 0);
         let (block, other) = (pool.take_sealed(), pool.take_sealed());
-        pool.blocks.reopen(other).unwrap();
+        assert!(pool.blocks.reopen(other.id));
         pool.write(other.id);
-        pool.blocks.seal(other).unwrap();
+        pool.blocks.seal(other);
         let mut entry = Entry::new(&pool, block);
         assert_eq!(pool.relocate(0, 2), Ok(()));
         assert_eq!(pool.relocate(1, 0), Ok(()));

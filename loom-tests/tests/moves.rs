@@ -50,7 +50,7 @@ fn left_to_the_mover() {
         });
         pool.blocks.pin(block).unwrap();
         assert_eq!(pool.read(block.id), 1);
-        pool.blocks.unpin(block).unwrap();
+        pool.blocks.unpin(block);
         pool.blocks.release(&[block.id]);
         join_last(thread);
         pool.finish();
@@ -106,7 +106,7 @@ fn pinned() {
         let frame = pool.blocks.frame(block.id);
         assert_eq!(pool.read_frame(frame), 1);
         assert_eq!(pool.blocks.frame(block.id), frame, "it moved while it was pinned");
-        pool.blocks.unpin(block).unwrap();
+        pool.blocks.unpin(block);
         let moved = join_last(thread);
         assert!(matches!(moved, Ok(()) | Err(GaveWay::Pinned)));
         assert_eq!(pool.blocks.frame(block.id), FrameId(if moved.is_ok() { THERE } else { HERE }));
@@ -141,7 +141,7 @@ fn reopened() {
         let block = pool.take_sealed();
         let mover = pool.clone();
         let thread = thread::spawn(move || mover.relocate(HERE, THERE));
-        let is_open = pool.blocks.reopen(block).unwrap();
+        let is_open = pool.blocks.reopen(block.id);
         if is_open {
             pool.write(block.id);
         }
@@ -161,13 +161,13 @@ fn reopened_behind_a_copy() {
         let pool = TouchedBlocks::new(2, 0);
         let block = models::allocate_listed(&pool.blocks, &AllocRequest::new(1)).unwrap();
         pool.write_frame(FrameId(HERE));
-        models::seal_guarded(&pool.blocks, block);
+        pool.blocks.seal(pool.blocks.handle(block));
         let mover = pool.clone();
         let thread = thread::spawn(move || {
             let wave = mover.blocks.begin_wave([(FrameId(HERE), FrameId(THERE))], &mut |_, _| ());
             mover.copy(&wave);
         });
-        if models::reopen_guarded(&pool.blocks, block) {
+        if pool.blocks.reopen(block) {
             pool.write_frame(FrameId(HERE));
         }
         join_last(thread);
@@ -285,7 +285,7 @@ fn given_up() {
             mover.copy(&wave);
             drop(wave);
         });
-        if pool.blocks.reopen(block).unwrap() {
+        if pool.blocks.reopen(block.id) {
             pool.write(block.id);
         }
         pool.blocks.release(&[block.id]);

@@ -70,10 +70,9 @@ fn is_exhausted(error: AllocError) -> bool {
 /// Admits a prompt of `prompt` blocks, decodes into one more, and frees all. Preempts itself when
 /// the pool is exhausted. Returns whether it finished.
 fn serve(pool: &Pool, prompt: usize) -> bool {
-    let cache = pool.handle();
     let mut leases = Vec::new();
     for blocks in [prompt, 1] {
-        match cache.allocate(AllocRequest::new(blocks)) {
+        match pool.allocate(AllocRequest::new(blocks)) {
             Ok(lease) => leases.push(lease),
             Err(error) => {
                 assert!(is_exhausted(error), "{error}");
@@ -83,7 +82,7 @@ fn serve(pool: &Pool, prompt: usize) -> bool {
     }
     let finished = leases.len() == 2;
     // Dropping the leases frees the blocks, also on preemption.
-    leases.into_iter().for_each(|lease| cache.release(lease));
+    drop(leases);
     finished
 }
 
@@ -96,7 +95,7 @@ fn two_schedulers(magazine_blocks: usize, prompts: [usize; 2]) {
     if prompts.iter().sum::<usize>() + 2 <= 4 {
         assert!(mine && theirs, "both requests fit");
     }
-    close(&pool);
+    close_beside(&pool, 1);
 }
 
 #[test]
@@ -186,26 +185,26 @@ impl Memory {
 fn beside_a_compaction() {
     check_wide(1, "user_scheduler::beside_a_compaction", || {
         let (pool, memory) = Memory::pool();
-        let mut handles = Vec::new();
-        pool.allocate_raw(AllocRequest::new(3), &mut handles).unwrap();
-        for (i, &handle) in handles.iter().enumerate() {
-            memory.write(pool.info(handle).unwrap().frame, 7 + i as u32);
-            pool.seal(handle).unwrap();
+        let mut first = pool.allocate(AllocRequest::new(3)).unwrap();
+        for (i, frame) in first.frames().enumerate() {
+            memory.write(frame, 7 + i as u32);
         }
-        pool.free(&[handles[1]]).unwrap();
+        first.seal(..);
+        let last = first.split_off(2);
+        first.truncate(1);
+        let frame = || last.frames().next().unwrap();
         let compacted = pool.clone();
         // A compaction exceeds the stack that loom gives a thread in a build with little
         // optimization.
         let thread = thread::Builder::new().stack_size(1 << 15);
         let thread = thread.spawn(move || block_on(compacted.defragment()).unwrap()).unwrap();
-        pool.free(&[handles[0]]).unwrap();
+        drop(first);
         let batch = pool.begin_batch();
-        let frame = pool.info(handles[2]).unwrap().frame;
-        assert_eq!(memory.read(frame), 9);
+        assert_eq!(memory.read(frame()), 9);
         batch.finish();
         join_last(thread);
-        assert_eq!(memory.read(pool.info(handles[2]).unwrap().frame), 9);
-        pool.free(&[handles[2]]).unwrap();
+        assert_eq!(memory.read(frame()), 9);
+        drop(last);
         close_beside(&pool, 1);
     });
 }
@@ -215,10 +214,9 @@ fn beside_a_compaction() {
 fn awaited() {
     check_wide(1, "user_scheduler::awaited", || {
         let pool = open(0);
-        let mut handles = Vec::new();
-        pool.allocate_raw(AllocRequest::new(4), &mut handles).unwrap();
-        let other = pool.clone();
-        let thread = thread::spawn(move || other.free(&handles[..2]).unwrap());
+        let mut held = pool.allocate_owned(AllocRequest::new(4)).unwrap();
+        let freed = held.split_off(2);
+        let thread = thread::spawn(move || drop(freed));
         let lease = block_on(pool.allocate_async(AllocRequest::new(2))).unwrap();
         join_last(thread);
         assert_eq!((lease.blocks().len(), pool.free_blocks()), (2, 0));

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | an open sequence, a pinned prefix, an export, an import | it lists its blocks |
 //! | a reservation, the copies on write of a batch in flight | their number |
-//! | a lease, a handle, the engine of a frame pool | threads [count](super::state) them with plain stores |
+//! | a lease, the engine of a frame pool | threads [count](super::state) them with plain stores |
 //!
 //! A request in line holds no reference. The equation holds whenever no thread is inside a call.
 //! What remains on the left has an owner that does not exist: it would never be released.
@@ -33,8 +33,8 @@ pub struct Unaccounted {
     pub references: i64,
     /// Blocks that have more or fewer references than owners for certain, ascending.
     pub blocks: Vec<BlockId>,
-    /// Other blocks that may have more, ascending: each has one reference, which may be a lease's
-    /// or one of a reservation. While a batch copies blocks, and in a frame pool, all are
+    /// Other blocks that may have more, ascending: their references may be leases' or
+    /// reservations'. While a batch copies blocks, and in a frame pool, all are
     /// candidates.
     pub candidates: Vec<BlockId>,
 }

@@ -110,8 +110,7 @@ pub enum AuditError {
         /// Number of open sequences.
         sequences: usize,
     },
-    /// A referenced frame of a frame pool is not pinned by its references, or not guarded, so that
-    /// it could move.
+    /// A referenced frame of a frame pool is not pinned by its references, so that it could move.
     #[error("frame {frame} has references and {pins} pins")]
     NotInPlace {
         /// The frame.
@@ -247,9 +246,9 @@ impl Core {
                 let word = self.word(id);
                 let others = i64::from(word.refs()) - owned;
                 references += others;
-                // A lease has one reference on its block, which is in no list and not cached.
-                let is_leasable = owned == 0 && others == 1 && !word.is_cached();
-                if others < 0 || (others > 0 && word.is_guarded()) {
+                // A lease's block is in no list and not cached.
+                let is_leasable = owned == 0 && others > 0 && !word.is_cached();
+                if others != 0 {
                     let is_sure = lists_shared && !is_leasable;
                     if is_sure { blocks.push(id) } else { candidates.push(id) }
                 }
@@ -320,7 +319,7 @@ impl Core {
         Ok(report)
     }
 
-    /// Checks that all owned blocks are guarded and pinned once, as in a pool whose ids are frames.
+    /// Checks that all owned blocks are pinned once, as in a pool whose ids are frames.
     /// Returns their number. Must be called as [`audit`](Self::audit).
     ///
     /// # Errors
@@ -329,7 +328,7 @@ impl Core {
     pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
         let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));
         words.filter(|word| word.is_owned()).try_fold(0, |owned, word| {
-            let is_in_place = word.is_guarded() && word.pins() == 1;
+            let is_in_place = word.pins() == 1;
             if is_in_place {
                 Ok(owned + 1)
             } else {

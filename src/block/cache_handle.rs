@@ -1,6 +1,4 @@
-//! Cache handles: how a thread or task finds its thread cache.
-//!
-//! A thread finds its cache through a thread-local; a task carries its own ([`CacheHandle`]).
+//! Cache handles: how a thread finds its thread cache, through a thread-local.
 //!
 //! # Lifetimes
 //!
@@ -25,11 +23,9 @@
 use std::cell::{Cell, RefCell};
 use std::ptr;
 
-use crate::error::{AllocError, HandleError};
-use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Arc, thread_local, thread_local_const};
 
-use super::{AllocRequest, Blocks, INLINE_BLOCKS, Owned, Owner, Ownership};
+use super::Blocks;
 use crate::block::core::Core;
 use crate::block::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
@@ -45,86 +41,29 @@ impl KeepAlive {
     }
 }
 
-/// Ownership of a thread cache, by a thread or by a task with an explicit handle.
-pub(crate) struct CacheHandle {
+/// Ownership of a thread cache.
+struct CacheHandle {
     keep_alive: Arc<KeepAlive>,
     thread_cache: *const ThreadCache,
 }
 
-// SAFETY: the owner of the cache handle owns the thread cache, which lives as long as the
-// keep-alive.
-unsafe impl Send for CacheHandle {}
-
 impl CacheHandle {
-    pub(crate) fn new(blocks: &Blocks) -> Self {
+    fn new(blocks: &Blocks) -> Self {
         let keep_alive = Arc::new(KeepAlive(blocks.clone()));
         let thread_cache: *const ThreadCache =
             blocks.thread_caches.take(blocks.config.magazine_blocks, |index| blocks.shard(index));
         Self { keep_alive, thread_cache }
     }
 
-    pub(crate) fn keep_alive(&self) -> &Arc<KeepAlive> {
-        &self.keep_alive
-    }
-
-    /// Returns a reference to the thread cache. `CacheHandle` is not `Sync`: one thread at a time
-    /// has it.
+    /// Returns a reference to the thread cache.
     #[inline]
-    pub(super) fn cache(&self) -> CacheRef<'_> {
+    fn cache(&self) -> CacheRef<'_> {
         // SAFETY: the thread cache lives as long as the blocks, which the keep-alive keeps alive.
         unsafe { CacheRef::new(&*self.thread_cache) }
     }
-}
-
-/// Allocation from an explicit thread cache, as [`Blocks`] allocates from the thread's own.
-impl CacheHandle {
-    pub(crate) fn allocate(
-        &self,
-        request: &AllocRequest,
-        guarded: bool,
-        take: &mut dyn FnMut(BlockId),
-    ) -> Result<(), AllocError> {
-        self.cache().counted(|cache| {
-            self.keep_alive.0.allocate_at(Some(cache), request, None, Ownership::of(guarded), take)
-        })
-    }
-
-    #[inline]
-    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
-        self.keep_alive.0.allocate_one_at::<GUARDED>(self.cache(), request)
-    }
-
-    #[inline]
-    pub(crate) fn allocate_inline<'a, const GUARDED: bool>(
-        &'a self,
-        request: &AllocRequest,
-        take: impl FnMut(usize, Owned<'a>),
-    ) -> bool {
-        self.keep_alive.0.allocate_inline_at::<GUARDED>(self.cache(), request, take)
-    }
-
-    pub(crate) fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        match handles {
-            [handle] => self.keep_alive.0.free_one(Some(self.cache()), handle),
-            _ if handles.len() <= INLINE_BLOCKS => self.keep_alive.0.free_inline(Some(self.cache()), handles),
-            _ => self.cache().counted(|cache| self.keep_alive.0.free_many(Some(cache), handles)),
-        }
-    }
-
-    /// Drops a lease's references.
-    #[inline]
-    pub(crate) fn release_leased(&self, ids: &[BlockId], owner: Owner) {
-        if let [id] = ids {
-            self.keep_alive.0.release_one(Some(self.cache()), *id, owner);
-        } else if ids.len() <= INLINE_BLOCKS {
-            self.keep_alive.0.release_inline(Some(self.cache()), ids, owner);
-        } else {
-            self.cache().counted(|cache| self.keep_alive.0.release_at(Some(cache), ids, owner));
-        }
-    }
 
     /// Gives all free frames of the cache back to the bitmaps.
-    pub(crate) fn flush(&self) {
+    fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
         // A search reads the bitmaps first and then visits the thread cache: in between, all frames
         // can pass from the second to the first. So they are announced.
@@ -243,7 +182,7 @@ impl Core {
         ptr::eq(pool, self).then(|| unsafe { CacheRef::new(&*thread_cache) })
     }
 
-    /// Adds to the [further references](super::state) of leases and handles.
+    /// Adds to the [further references](super::state) of leases.
     #[inline]
     pub(crate) fn count_further(&self, references: isize) {
         match self.recent_thread_cache() {

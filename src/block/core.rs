@@ -250,12 +250,6 @@ impl Core {
         ids.into_iter().for_each(|id| self.sites.note(what, id, self.handle(id).generation, site));
     }
 
-    /// Notes which place in the program allocated blocks as handles.
-    #[cfg(debug_assertions)]
-    pub(crate) fn note_handles(&self, handles: &[BlockHandle], site: Site) {
-        self.note_sites(Noted::Allocated, handles.iter().map(|handle| handle.id), site);
-    }
-
     /// Returns the place that allocated or pinned an owned block, and the time since. `None` if it
     /// is not known, as always in release builds.
     pub(crate) fn site(&self, what: Noted, id: BlockId) -> Option<Note> {
@@ -310,7 +304,7 @@ impl Core {
         BlockHandle { id, pool: self.tag, generation }
     }
 
-    /// Returns the number of threads and handles that have a cache here.
+    /// Returns the number of threads that have a cache here.
     ///
     /// A thread leaves when its destructors run, which is after the end of a
     /// [scope](std::thread::scope) that it was spawned in and, under loom, after it was joined: an

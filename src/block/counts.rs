@@ -52,7 +52,7 @@ impl Core {
         self.sum_counts().0
     }
 
-    /// Returns the number of references of leases and handles, and in a frame pool of its engine,
+    /// Returns the number of references of leases, and in a frame pool of its engine,
     /// as threads count them: O(threads).
     pub fn counted_references(&self) -> i64 {
         let (sum, further) = self.sum_counts();

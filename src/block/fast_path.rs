@@ -5,32 +5,31 @@
 //! `release`) handles all of these.
 
 use crate::frame::MagazinePair;
-use crate::ids::FrameId;
+use crate::ids::{BlockId, FrameId};
 
 use super::allocate::own;
 use super::thread_cache::CacheRef;
-use super::{AllocRequest, Blocks, INLINE_BLOCKS, Owned, Ownership};
+use super::{AllocRequest, Blocks, INLINE_BLOCKS};
+
+/// A block that has just become owned.
+pub(crate) struct Owned {
+    pub(crate) id: BlockId,
+    pub(crate) frame: FrameId,
+}
 
 impl Blocks {
-    /// Allocates one block, guarded or not. `None`: nothing was done, take the slow path.
+    /// Allocates one block. `None`: nothing was done, take the slow path.
     #[inline]
-    pub(crate) fn allocate_one<const GUARDED: bool>(&self, request: &AllocRequest) -> Option<Owned<'_>> {
-        self.allocate_one_at::<GUARDED>(self.recent_thread_cache()?, request)
-    }
-
-    #[inline]
-    pub(super) fn allocate_one_at<const GUARDED: bool>(
-        &self,
-        cache: CacheRef<'_>,
-        request: &AllocRequest,
-    ) -> Option<Owned<'_>> {
+    pub(crate) fn allocate_one(&self, request: &AllocRequest) -> Option<Owned> {
+        let cache = self.recent_thread_cache()?;
         let clock = self.space.clock.read();
         if request.device.is_some() || clock.is_lost() {
             return None;
         }
         let frame = cache.enter_magazines(|magazines| magazines.pop_loaded())??;
         cache.counters().allocated_one();
-        Some(own(self.space.table.view(), frame, request, clock.newest(), Ownership::of(GUARDED)))
+        let id = own(self.space.table.view(), frame, request, clock.newest());
+        Some(Owned { id, frame })
     }
 
     /// Puts a free frame into the loaded magazine. False: nothing was done, take the slow path.
@@ -42,24 +41,8 @@ impl Blocks {
     /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index.
     /// False: nothing was done, take the slow path.
     #[inline]
-    pub(crate) fn allocate_inline<'a, const GUARDED: bool>(
-        &'a self,
-        request: &AllocRequest,
-        take: impl FnMut(usize, Owned<'a>),
-    ) -> bool {
-        match self.recent_thread_cache() {
-            Some(cache) => self.allocate_inline_at::<GUARDED>(cache, request, take),
-            None => false,
-        }
-    }
-
-    #[inline]
-    pub(super) fn allocate_inline_at<'a, const GUARDED: bool>(
-        &'a self,
-        cache: CacheRef<'_>,
-        request: &AllocRequest,
-        mut take: impl FnMut(usize, Owned<'a>),
-    ) -> bool {
+    pub(crate) fn allocate_inline(&self, request: &AllocRequest, mut take: impl FnMut(usize, Owned)) -> bool {
+        let Some(cache) = self.recent_thread_cache() else { return false };
         let (count, clock) = (request.blocks, self.space.clock.read());
         if clock.is_lost() {
             return false;
@@ -77,7 +60,7 @@ impl Blocks {
         cache.counters().allocated(count);
         let (table, now) = (self.space.table.view(), clock.newest());
         for (i, &frame) in frames[..count].iter().enumerate() {
-            take(i, own(table, frame, request, now, Ownership::of(GUARDED)));
+            take(i, Owned { id: own(table, frame, request, now), frame });
         }
         true
     }

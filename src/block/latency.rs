@@ -1,9 +1,9 @@
 //! Latencies of operations: one in so many per thread and kind is timed, the others pay one
 //! increment. Waits and resizes are rare, and all of them are timed.
 //!
-//! An allocation is one request for blocks: a lease or handles; an append counts if it needs
+//! An allocation is one request for blocks: a lease; an append counts if it needs
 //! blocks. The release of a lease whose allocation was timed is timed too, so that other releases
-//! pay nothing. The release of handles is not timed.
+//! pay nothing.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ const OPERATIONS: usize = 6;
 /// An operation that is timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
-    /// A request for a lease or for handles.
+    /// A request for a lease.
     Allocate,
     /// The allocation of an append.
     Append,

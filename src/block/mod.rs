@@ -12,7 +12,7 @@
 //! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared limbo |
 //! | `thread_cache`, `cache_handle` | per-thread magazines and limbo; how a thread finds its own |
 //! | `core` | [`Core`], the state that all references to a pool share |
-//! | `allocate`, `release` | the allocation ladder; releases by owner and by handle |
+//! | `allocate`, `release` | the allocation ladder; releases, and pins by handle |
 //! | `fast_path` | both for few blocks, through the loaded magazine |
 //! | `wait` | the line of waiting requests, and announcements to it |
 //! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
@@ -35,17 +35,17 @@
 //!   that the audit can tell such a frame from a lost one.
 //! - refs == 0, cached: a thread that hits or evicts the block, by compare-exchange only
 //!   (`allocate/evict.rs`).
-//! - refs > 0: a thread with a reference or a handle, by compare-exchange only. A handle's
-//!   generation is compared with the word's before each attempt, and operations reserved to the
-//!   owners of a guarded block are refused in the same step. One exception: the *private release*.
+//! - refs > 0: a thread with a reference, or with a handle if it pins, by compare-exchange only. A
+//!   handle's generation is compared with the word's before each attempt. One exception: the
+//!   *private release*.
 //!
 //! # Private release
 //!
-//! A lease that gave out no handle of its blocks releases an unsealed, unpinned block by a load and
-//! a plain store. Nothing that other threads do is lost between the two:
+//! A lease that gave out no handle and no second lease of its blocks releases an unsealed, unpinned
+//! block by a load and a plain store. Nothing that other threads do is lost between the two:
 //!
-//! - The lease has the only reference, of a guarded block. No list and no handle shares, seals,
-//!   reopens or releases it, and only the lease seals it, whose owner is here.
+//! - The lease has the only reference. Nothing else shares, seals, reopens or releases its block,
+//!   and the lease's owner is here.
 //! - Movers exchange words of sealed blocks, and the prefix cache those of cached ones.
 //! - What remains is a pin by handle. The lease gave none out, so that the handle was forged. The
 //!   release clears the pins of a block in any case: if a pin or unpin is overwritten, the word is
@@ -59,10 +59,8 @@
 //!
 //! # Who may release a reference
 //!
-//! Each reference has one owner: a lease or a sequence's list (the block is *guarded*), or handles,
-//! which the engine counts. A lease and a list release their own references by id; a handle
-//! releases references that no lease and no list owns. One bit of the word says which of the two
-//! applies, and both kinds of release check that bit in the word that they replace.
+//! Each reference has one owner: a lease or a sequence's list, which releases it by id. A handle
+//! owns none: it reads and pins.
 //!
 //! # Conservation
 //!
@@ -95,15 +93,14 @@ pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted}
 pub(crate) use accounts::Accounts;
 pub use accounts::Unaccounted;
 pub use allocate::ListEnd;
-pub(crate) use allocate::{Owned, unit_of};
+pub(crate) use allocate::unit_of;
 pub use audit::{AuditError, AuditReport, FramePlace};
-pub(crate) use cache_handle::CacheHandle;
 pub use cache_handle::{KeepAlive, flush_thread};
 pub use counts::Counts;
 pub use latency::{Latency, LatencyBucket, LatencyHistogram};
 pub(crate) use latency::{Operation, Sampler};
 pub use moving::{FrameUse, GaveWay, Wave};
-pub(crate) use release::Owner;
+pub(crate) use release::Exposure;
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;
 pub use space::Scrub;
@@ -112,7 +109,7 @@ pub(crate) use state::Class;
 pub(crate) use state::Site;
 pub use state::SourcePlace;
 pub use state::{AllocationCounts, Refusals, WaitCounts};
-pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Ownership, Released, Since};
+pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Released, Since};
 pub(crate) use state::{GrowTable, Noted, TablePart};
 pub(crate) use thread_cache::INLINE_BLOCKS;
 pub(crate) use wait::{BatchesEnd, Waiting};

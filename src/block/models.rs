@@ -5,12 +5,12 @@ use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{Frozen, Ordering::*};
 
 use super::allocate::own;
-use super::{AllocRequest, Blocks, GrowTable, Ownership, TablePart};
+use super::{AllocRequest, Blocks, GrowTable, TablePart};
 
 /// Allocates a block for a list; `None` if there is none.
 pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {
     let mut taken = None;
-    blocks.allocate_guarded(request, None, &mut |id| taken = Some(id)).ok().and(taken)
+    blocks.allocate_listed(request, None, &mut |id| taken = Some(id)).ok().and(taken)
 }
 
 /// Drops a reference on each block of a list.
@@ -23,16 +23,6 @@ pub fn before_the_turn(blocks: &Blocks, id: BlockId) {
     let word = blocks.word(id);
     assert!(word.is_available());
     blocks.space.table.word(id).store(word.before_the_turn().to_bits(), Release);
-}
-
-/// Seals a block of a list.
-pub fn seal_guarded(blocks: &Blocks, id: BlockId) {
-    blocks.seal_guarded(blocks.handle(id));
-}
-
-/// Makes a sealed block of a list writable again, if possible.
-pub fn reopen_guarded(blocks: &Blocks, id: BlockId) -> bool {
-    blocks.reopen_guarded(id)
 }
 
 /// Evicts a block, passes its frame to `used`, and frees it; false if none could be evicted. This
@@ -59,7 +49,7 @@ pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let request = AllocRequest::new(1);
     let evicted = blocks.evict_some(1, &mut |frames| {
         let now = blocks.clock().newest();
-        taken = Some(own(blocks.space.table.view(), frames[0], &request, now, Ownership::Guarded).id);
+        taken = Some(own(blocks.space.table.view(), frames[0], &request, now));
     });
     if evicted > 0 { taken } else { None }
 }

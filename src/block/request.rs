@@ -19,8 +19,7 @@ pub struct AllocRequest {
     pub sequence: Option<SequenceId>,
     /// Order among waiting requests, and access to the reserve; recorded in the blocks' info.
     pub priority: Priority,
-    /// Whether the blocks start with one pin: neither evicted nor moved until they are free, or
-    /// unpinned by handle.
+    /// Whether the blocks start with one pin: neither evicted nor moved until they are free.
     pub pinned: bool,
     /// Whether the blocks must lie in consecutive frames.
     pub contiguous: bool,

@@ -326,7 +326,7 @@ impl Pinned {
         for &block in blocks {
             let pool = all.held.end.sequences.blocks();
             let handle = pool.handle(block);
-            if pool.pin_any(handle).is_ok() {
+            if pool.pin(handle).is_ok() {
                 all.pinned.push(handle);
             } else if all.batch.is_none() {
                 all.batch = Some(pool.begin_batch());
@@ -339,7 +339,7 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let pool = self.held.end.sequences.blocks();
-        self.pinned.iter().for_each(|&handle| pool.unpin_any(handle));
+        self.pinned.iter().for_each(|&handle| pool.unpin(handle));
         if let Some(batch) = self.batch.take() {
             pool.end_batch(batch);
             // As at the end of every batch: frames left by moves, which it may have been the last

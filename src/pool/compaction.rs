@@ -16,9 +16,8 @@ impl Pool {
     /// Moves blocks so that free and evictable frames form aligned runs of the pool's order.
     ///
     /// Runs concurrently with all other operations; no thread waits for a move. Only sealed,
-    /// unpinned blocks move: those that a finished batch filled, and those sealed
-    /// [by handle](Self::seal) or by their [lease](crate::Lease::seal). A pool of unsealed leases
-    /// stays as it is, and the report says that no block moved.
+    /// unpinned blocks move: those that a finished batch filled, and those that their
+    /// [lease](crate::Lease::seal) sealed. A pool of unsealed leases stays as it is, and the report says that no block moved.
     ///
     /// Evictable blocks stay, since allocations get their frames by eviction. Where a block moves
     /// to the frame of an evictable one, that is evicted.
@@ -43,13 +42,9 @@ impl Pool {
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;
-    /// let mut handles = Vec::new();
-    /// pool.allocate_raw(AllocRequest::new(1_000), &mut handles)?;
-    /// let (kept, gone): (Vec<_>, Vec<_>) = handles.iter().partition(|h| h.id.0 % 2 == 0);
-    /// pool.free(&gone)?;
-    /// for &handle in &kept {
-    ///     pool.seal(handle)?;
-    /// }
+    /// let leases: Result<Vec<_>, _> = (0..1_000).map(|_| pool.allocate(AllocRequest::new(1))).collect();
+    /// let mut kept: Vec<_> = leases?.into_iter().step_by(2).collect();
+    /// kept.iter_mut().for_each(|lease| lease.seal(..));
     /// let report = pool.defragment().await?;
     /// assert!(report.fragmentation_before > 0.9, "{report:?}");
     /// assert!(report.fragmentation_after < 0.05, "{report:?}");

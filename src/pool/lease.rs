@@ -3,24 +3,20 @@
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 
-use crate::block::{Blocks, Operation, Owner};
+use crate::block::{Blocks, Exposure, Operation};
 #[cfg(debug_assertions)]
 use crate::block::{Noted, Site};
 #[cfg(debug_assertions)]
 use crate::error::AllocError;
 use crate::error::HandleError;
-use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, Run};
+use crate::ids::{BlockHandle, BlockId, FrameId, Run};
 
-use super::Pool;
-use super::leased::{Leased, Root, Seen};
+use super::leased::{Leased, Root};
 
-/// Owns its blocks: holds the only reference on each, and releases it when dropped, on any thread.
+/// Owns its blocks: holds a reference on each, and releases it when dropped, on any thread.
 ///
 /// The [handles](Self::handles) of a lease's blocks can be inspected and
-/// [pinned](super::Pool::pin_scoped). All other changes go through the lease: freeing, sharing,
-/// sealing or reopening its blocks by handle is refused with [`HandleError::Guarded`].
-/// [`into_raw`](Self::into_raw) and [`from_raw`](Self::from_raw) convert a lease to handles and
-/// back.
+/// [pinned](super::Pool::pin_scoped). All other changes go through the lease.
 ///
 /// [`Pool::allocate`](super::Pool::allocate) returns a lease that borrows the pool, which costs no
 /// reference count. [`Pool::allocate_owned`](super::Pool::allocate_owned) returns a
@@ -75,7 +71,7 @@ impl<'p> Lease<'p> {
 
     /// Returns a handle for each block, for inspection and pins; valid while the lease lives.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + '_ {
-        self.0.note_handles();
+        self.0.note_seen();
         self.blocks().iter().map(|&id| self.pool_blocks().handle(id))
     }
 
@@ -103,7 +99,7 @@ impl<'p> Lease<'p> {
             // Remove the blocks first: a release may run a storage's or a waker's code, which may
             // panic.
             let tail = self.0.split_off(keep);
-            self.pool_blocks().release_leased(tail.ids(), tail.owner());
+            self.pool_blocks().release_exposed(tail.ids(), tail.exposure());
         }
     }
 
@@ -116,6 +112,19 @@ impl<'p> Lease<'p> {
         Self::new(self.0.split_off(at))
     }
 
+    /// Returns a second lease of the same blocks, which stay allocated until both are dropped.
+    ///
+    /// As [`Arc::clone`](std::sync::Arc::clone): one more reference on each block. Neither lease can
+    /// [reopen](Self::reopen) a block while the other has it.
+    ///
+    /// # Errors
+    ///
+    /// [`HandleError::TooManyReferences`] if a block has 8,191 references; nothing changes.
+    pub fn share(&self) -> Result<Self, HandleError> {
+        self.pool_blocks().share(self.blocks())?;
+        Ok(Self::new(self.0.shared()))
+    }
+
     /// Marks the bytes of the blocks in this index range as final.
     ///
     /// They are not written again, and compaction may move the blocks.
@@ -126,50 +135,21 @@ impl<'p> Lease<'p> {
     pub fn seal(&mut self, places: impl RangeBounds<usize>) {
         let blocks = self.pool_blocks();
         let sealed = &self.blocks()[(places.start_bound().cloned(), places.end_bound().cloned())];
-        sealed.iter().for_each(|&id| blocks.seal_guarded(blocks.handle(id)));
+        sealed.iter().for_each(|&id| blocks.seal(blocks.handle(id)));
         // Wakes a request that waits for a run: these blocks can be moved out of its way now.
         blocks.announce();
     }
 
     /// Makes the sealed block at index `place` writable again, and returns true if it is open now.
     ///
-    /// Returns false if a move is reading its bytes; in that case, write to another block.
+    /// Returns false if another lease [shares](Self::share) it, or if a move is reading its bytes; in
+    /// that case, write to another block.
     ///
     /// # Panics
     ///
     /// If `place` is past the end of the lease.
     pub fn reopen(&mut self, place: usize) -> bool {
-        self.pool_blocks().reopen_guarded(self.blocks()[place])
-    }
-
-    /// Turns the references into handles.
-    ///
-    /// Blocks stay allocated until their handles are passed to [`Pool::free`](super::Pool::free).
-    /// Blocks that were allocated [pinned](super::AllocRequest::pinned) stay pinned until they are
-    /// [unpinned](super::Pool::unpin).
-    pub fn into_raw(self) -> Vec<BlockHandle> {
-        let handles = self.handles().collect();
-        self.pool_blocks().unguard(self.blocks().iter().copied());
-        self.take();
-        handles
-    }
-
-    /// Takes over the references of handles. The handles must not be freed after that.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`]: [`Shared`](HandleError::Shared) for a block with other references,
-    /// [`Guarded`](HandleError::Guarded) for a block that a lease or a sequence owns or that is
-    /// listed twice. Nothing changes.
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub fn from_raw(pool: &'p Pool, handles: &[BlockHandle]) -> Result<Self, HandleError> {
-        let blocks = pool.blocks();
-        let ids = handles.iter().map(|handle| handle.id).collect();
-        blocks.guard(handles)?;
-        let lease = Self::new(Leased::new(Root::Borrowed(blocks), ids, Seen::new(true)));
-        #[cfg(debug_assertions)]
-        lease.note_site(Site::here());
-        Ok(lease)
+        self.pool_blocks().reopen(self.blocks()[place])
     }
 
     /// Takes the blocks out of the lease; the caller owns their references.
@@ -178,10 +158,6 @@ impl<'p> Lease<'p> {
         // SAFETY: the lease is not dropped, so that its field is moved out once.
         unsafe { ManuallyDrop::take(&mut lease.0) }
     }
-
-    pub(super) fn tag(&self) -> PoolTag {
-        self.pool_blocks().tag()
-    }
 }
 
 impl Drop for Lease<'_> {
@@ -189,7 +165,9 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         match &*self.0 {
             // On its own: the id stays in a register, and nothing else is left to drop.
-            Leased::One { id, seen, blocks } if seen.owner() == Owner::Unseen => blocks.release_unseen(*id),
+            Leased::One { id, seen, blocks } if seen.exposure() == Exposure::Private => {
+                blocks.release_unseen(*id)
+            }
             _ => drop_more(&mut self.0),
         }
     }
@@ -201,7 +179,7 @@ fn drop_more(leased: &mut ManuallyDrop<Leased<'_>>) {
     let leased = unsafe { ManuallyDrop::take(leased) };
     let blocks = leased.pool_blocks();
     let _timing = leased.is_timed().then(|| blocks.latencies().time(Operation::Free));
-    blocks.release_leased(leased.ids(), leased.owner());
+    blocks.release_exposed(leased.ids(), leased.exposure());
 }
 
 impl std::fmt::Debug for Lease<'_> {

@@ -3,12 +3,13 @@
 //! A lease of one block, the most frequent one, is an id and a pointer: it is created, moved and
 //! dropped in registers. Several blocks lie behind a pointer.
 //!
-//! A lease remembers whether it gave out handles of its blocks. Without a handle, no other thread
-//! changes their words, and the lease releases them with plain stores ([`Owner::Unseen`]).
+//! A lease remembers whether it gave out handles or a second lease of its blocks. Otherwise no other
+//! thread changes their words, and the lease releases them with plain stores
+//! ([`Exposure::Private`]).
 
 use smallvec::SmallVec;
 
-use crate::block::{Blocks, INLINE_BLOCKS, KeepAlive, Owner};
+use crate::block::{Blocks, Exposure, INLINE_BLOCKS, KeepAlive};
 use crate::ids::BlockId;
 use crate::sync::{Arc, AtomicU8, Ordering::*};
 
@@ -42,12 +43,13 @@ pub(super) enum Root<'p> {
     Owned(Arc<KeepAlive>),
 }
 
-/// Whether a handle of a lease's blocks was given out, and whether the lease's release is timed.
+/// Whether a handle or a second lease of a lease's blocks was given out, and whether the lease's
+/// release is timed.
 pub(super) struct Seen(AtomicU8);
 
-/// A handle was given out.
+/// A handle or a second lease was given out.
 const SEEN: u8 = 1;
-/// No handle was given out, and the release is timed.
+/// Neither was given out, and the release is timed.
 const TIMED: u8 = 2;
 
 impl Seen {
@@ -56,7 +58,7 @@ impl Seen {
         Self(AtomicU8::new(if is_seen { SEEN } else { 0 }))
     }
 
-    /// Notes that a handle is given out.
+    /// Notes that a handle or a second lease is given out.
     #[inline]
     fn note(&self) {
         // Relaxed: the lease is borrowed here, and released when no borrow is left.
@@ -64,8 +66,8 @@ impl Seen {
     }
 
     #[inline]
-    pub(super) fn owner(&self) -> Owner {
-        if self.0.load(Relaxed) & SEEN != 0 { Owner::Guarded } else { Owner::Unseen }
+    pub(super) fn exposure(&self) -> Exposure {
+        if self.0.load(Relaxed) & SEEN != 0 { Exposure::Shared } else { Exposure::Private }
     }
 }
 
@@ -153,10 +155,10 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns on whose behalf the blocks are released.
+    /// Returns whether other threads may change the words of the blocks.
     #[inline]
-    pub(super) fn owner(&self) -> Owner {
-        self.seen().owner()
+    pub(super) fn exposure(&self) -> Exposure {
+        self.seen().exposure()
     }
 
     /// Returns whether the release is timed.
@@ -165,14 +167,20 @@ impl<'p> Leased<'p> {
         matches!(self, Self::Several(several) if several.seen.0.load(Relaxed) == TIMED)
     }
 
-    /// Notes that handles of the blocks are given out.
-    pub(super) fn note_handles(&self) {
+    /// Notes that handles or a second lease of the blocks are given out.
+    pub(super) fn note_seen(&self) {
         self.seen().note();
     }
 
     /// Returns the same knowledge about handles, for other leases of these blocks.
     fn same_seen(&self) -> Seen {
-        Seen::new(self.owner() == Owner::Guarded)
+        Seen::new(self.exposure() == Exposure::Shared)
+    }
+
+    /// Returns the same blocks for a second lease.
+    pub(super) fn shared(&self) -> Self {
+        self.note_seen();
+        Self::new(self.root(), Ids::from_slice(self.ids()), Seen::new(true))
     }
 
     /// Returns a path to the same pool.

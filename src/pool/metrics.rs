@@ -60,7 +60,7 @@ pub struct Latencies {
     /// Number of operations per timed one; 0: none is timed. See
     /// [`PoolBuilder::latency_sample`](super::PoolBuilder::latency_sample).
     pub sampled_every: u64,
-    /// Requests for leases and handles that did not wait, including refused ones.
+    /// Requests for leases that did not wait, including refused ones.
     pub allocate: LatencyHistogram,
     /// The allocations of appends and drafts that needed blocks, including refused ones.
     pub append: LatencyHistogram,
@@ -69,7 +69,7 @@ pub struct Latencies {
     /// Waits in line that ended with blocks, from joining the line. Not sampled: every wait counts.
     pub wait: LatencyHistogram,
     /// Releases of leases, if their allocation was timed and they gave out no handle, and closings
-    /// of sequences. Releases of handles are not timed, because a check would cost each of them.
+    /// of sequences.
     pub free: LatencyHistogram,
     /// Resizes, including refused ones and their waits for batches. Not sampled.
     pub resize: LatencyHistogram,

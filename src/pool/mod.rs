@@ -1,8 +1,7 @@
 //! Pools: the interface over all floors below.
 //!
 //! A [`Pool`] clones cheaply, and all clones are the same pool. [`PoolBuilder`] checks a
-//! configuration and builds a pool. A [`Lease`] owns blocks. A [`PoolHandle`] is an explicit cache
-//! for a task that moves between threads. [`Stats`], [`Metrics`], [`Fragmentation`],
+//! configuration and builds a pool. A [`Lease`] owns blocks. [`Stats`], [`Metrics`], [`Fragmentation`],
 //! [`SequenceRuns`], [`Owners`] and the [audit](Pool::audit) report a pool's state.
 
 mod admission;
@@ -10,7 +9,6 @@ mod allocate;
 mod builder;
 mod compaction;
 mod frame_pool;
-mod handle;
 mod lease;
 mod leased;
 mod metrics;
@@ -44,7 +42,6 @@ pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
     FrameShrink, MovedFrames,
 };
-pub use handle::PoolHandle;
 pub use lease::Lease;
 pub use metrics::{Latencies, Metrics};
 pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};

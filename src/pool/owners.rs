@@ -1,4 +1,4 @@
-//! Who holds a pool's blocks: sequences, leases, handles, transfers, pins and batches.
+//! Who holds a pool's blocks: sequences, leases, transfers, pins and batches.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -23,8 +23,6 @@ pub struct Owners {
     /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes). They include blocks
     /// that are in no sequence's list for the moment of an append.
     pub leases: Vec<BlockOwner>,
-    /// Blocks whose references the engine counts by handle.
-    pub handles: Vec<BlockOwner>,
     /// Transfers to and from other pools and nodes, oldest first. A block of a sequence that is
     /// being copied is listed with the sequence too.
     pub transfers: Vec<TransferOwner>,
@@ -70,7 +68,7 @@ pub struct SequenceOwner {
     pub held_for: Duration,
 }
 
-/// Blocks of leases or handles that one place of the program allocated for one purpose.
+/// Blocks of leases that one place of the program allocated for one purpose.
 ///
 /// In release builds the place and the time are not recorded, and blocks are grouped by sequence
 /// and priority alone.
@@ -101,8 +99,6 @@ pub enum PinOwner {
     Sequence(SequenceId),
     /// A lease.
     Lease,
-    /// Handles.
-    Handles,
     /// A transfer to or from another pool or node.
     Transfer,
     /// None: the block is cached.
@@ -131,14 +127,14 @@ impl Owners {
     pub fn blocks(&self) -> usize {
         let listed =
             self.sequences.iter().flat_map(|sequence| sequence.blocks.iter().chain(&sequence.reserved));
-        let others = self.leases.iter().chain(&self.handles).flat_map(|owner| &owner.blocks);
+        let others = self.leases.iter().flat_map(|owner| &owner.blocks);
         let transfers = self.transfers.iter().flat_map(|transfer| &transfer.blocks);
         listed.chain(others).chain(transfers).chain(&self.closing).collect::<HashSet<_>>().len()
     }
 }
 
 /// What the blocks of a [`BlockOwner`] have in common.
-type Group = (bool, Option<SourcePlace>, Option<SequenceId>, Priority);
+type Group = (Option<SourcePlace>, Option<SequenceId>, Priority);
 
 impl Pool {
     /// Returns the references of all owners that list them.
@@ -193,8 +189,7 @@ impl Pool {
                     Some(&sequence) => PinOwner::Sequence(sequence),
                     None if !word.is_owned() => PinOwner::Cache,
                     None if in_transfer.contains(&id) => PinOwner::Transfer,
-                    None if word.is_guarded() => PinOwner::Lease,
-                    None => PinOwner::Handles,
+                    None => PinOwner::Lease,
                 };
                 let (pinned_at, pinned_for) = blocks.site(Noted::Pinned, id).unzip();
                 pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
@@ -205,13 +200,13 @@ impl Pool {
                 continue;
             }
             let (info, note) = (blocks.info_of(id, word), blocks.site(Noted::Allocated, id));
-            let reserving = info.sequence.filter(|_| word.is_guarded()).and_then(|id| reserving.get(&id));
+            let reserving = info.sequence.and_then(|id| reserving.get(&id));
             if let Some(&place) = reserving {
                 sequences[place].reserved.push(id);
                 continue;
             }
             let (allocated_at, held_for) = note.unzip();
-            let group = (word.is_guarded(), allocated_at.clone(), info.sequence, info.priority);
+            let group = (allocated_at.clone(), info.sequence, info.priority);
             let owner = groups.entry(group).or_insert(BlockOwner {
                 blocks: Vec::new(),
                 sequence: info.sequence,
@@ -224,14 +219,9 @@ impl Pool {
             owner.held_for = owner.held_for.max(held_for);
             owner.last_access = owner.last_access.min(info.last_access);
         }
-        let (mut leases, mut handles) = (Vec::new(), Vec::new());
-        for ((is_guarded, ..), owner) in groups {
-            if is_guarded { leases.push(owner) } else { handles.push(owner) }
-        }
         Owners {
             sequences,
-            leases,
-            handles,
+            leases: groups.into_values().collect(),
             transfers,
             pinned,
             batches_in_flight: blocks.clock().in_flight(),

@@ -14,9 +14,7 @@ use super::Pool;
 /// A pinned block is neither evicted nor moved. The pin holds no reference: a cached block without
 /// an owner can be evicted, and a later hit on it is not pinned.
 ///
-/// It pins blocks of leases and sequences as well as blocks of handles. No other call removes its
-/// pin from blocks of leases and sequences. An engine that [unpins](Pool::unpin) its own blocks by
-/// handle has to count the pins on them itself.
+/// It pins blocks of leases and sequences, and no other call removes it.
 #[must_use = "dropping it unpins the block"]
 pub struct BlockPin {
     keep_alive: Arc<KeepAlive>,
@@ -44,7 +42,7 @@ impl Pool {
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_scoped(&self, handle: BlockHandle) -> Result<BlockPin, HandleError> {
         let keep_alive = self.0.blocks.keep_alive();
-        self.0.blocks.pin_any(handle)?;
+        self.0.blocks.pin(handle)?;
         #[cfg(debug_assertions)]
         self.0.blocks.note_sites(Noted::Pinned, [handle.id], Site::here());
         Ok(BlockPin { keep_alive, handle })
@@ -62,7 +60,7 @@ impl Drop for BlockPin {
     fn drop(&mut self) {
         // Only in this generation of the block: a free block has no pins, and the pins of its next
         // owner are not this one's.
-        self.keep_alive.blocks().unpin_any(self.handle);
+        self.keep_alive.blocks().unpin(self.handle);
     }
 }
 

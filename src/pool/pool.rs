@@ -1,8 +1,6 @@
 //! The pool type: shared state, block handles, sequences, batches and counters.
 
 use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Counts, Sampler};
-#[cfg(debug_assertions)]
-use crate::block::{Noted, Site};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -18,7 +16,7 @@ use crate::sync::Arc;
 /// from any number of threads at once.
 ///
 /// A block has at most 8,191 references: of sequences that share it, forks, pinned prefixes, and
-/// [shared](Self::share) handles. A sequence whose prompt contains a cached block that has as many
+/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block that has as many
 /// gets no cached tokens from that block on and computes them, and later ones share its blocks;
 /// [`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks) counts it.
 ///
@@ -73,80 +71,6 @@ impl Pool {
     pub(super) fn own_sequences(&self) {
         let own: std::sync::Weak<Shared> = Arc::downgrade(&self.0);
         self.0.sequences.set_owner(own);
-    }
-
-    /// Drops one reference on each block. A block that is listed twice loses two references.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`] if a handle is foreign, out of range, stale (its block has been freed
-    /// since), of a block that a lease or a sequence owns, or listed more often than the block has
-    /// references. In that case no block is freed, with one exception: if another thread
-    /// concurrently frees one of the blocks through a handle of the same reference, or turns it
-    /// into a [lease](super::Lease::from_raw), that block is reported and the others are freed.
-    #[inline]
-    pub fn free(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        self.0.blocks.free(handles)
-    }
-
-    /// Adds one reference to each block.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`], also if a lease or a sequence owns one of the blocks; no reference is
-    /// added.
-    pub fn share(&self, handles: &[BlockHandle]) -> Result<(), HandleError> {
-        self.0.blocks.share_handles(handles)
-    }
-
-    /// Adds one pin to a block, which excludes it from eviction and from moves.
-    ///
-    /// The pin ends with a matching [`unpin`](Self::unpin), or when the block loses its last owner.
-    /// To pin a block of a lease or a sequence, use [`pin_scoped`](Self::pin_scoped).
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.0.blocks.pin(handle)?;
-        #[cfg(debug_assertions)]
-        self.0.blocks.note_sites(Noted::Pinned, [handle.id], Site::here());
-        Ok(())
-    }
-
-    /// Removes one pin from a block.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`], also if a lease or a sequence owns the block, because the pin may be
-    /// theirs; nothing changes.
-    pub fn unpin(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.0.blocks.unpin(handle)
-    }
-
-    /// Marks a block's bytes as final: they are not written again, and compaction may move the
-    /// block.
-    ///
-    /// Sequences seal their blocks themselves, and leases use [`Lease::seal`](super::Lease::seal).
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
-    pub fn seal(&self, handle: BlockHandle) -> Result<(), HandleError> {
-        self.0.blocks.seal(handle)
-    }
-
-    /// Makes a sealed block writable again, and returns true if it is open now.
-    ///
-    /// Returns false if the block has another owner, or if a move is reading its bytes; in that
-    /// case, write to another block.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`], also if a lease or a sequence owns the block; nothing changes.
-    pub fn reopen(&self, handle: BlockHandle) -> Result<bool, HandleError> {
-        self.0.blocks.reopen(handle)
     }
 
     /// Returns the current state of a block.
@@ -286,7 +210,7 @@ impl Pool {
         self.0.blocks.counts().available()
     }
 
-    /// Returns the number of threads and pool handles that cache free blocks of this pool.
+    /// Returns the number of threads that cache free blocks of this pool.
     ///
     /// A thread gives its cache back when its thread-local destructors run, which can be after the
     /// end of its scope: see [`testing::wait_for_threads`](crate::testing::wait_for_threads).
@@ -403,9 +327,8 @@ impl Pool {
     /// owner. Call it while no thread allocates or frees; leases, batches, transfers and requests
     /// that wait may be open.
     ///
-    /// A lease that was [forgotten](std::mem::forget), and a handle that is never freed, are
-    /// owners: [`AuditReport::allocated_at`] and [`owners`](Self::owners) name them. A reference
-    /// that no owner will release is an error.
+    /// A lease that was [forgotten](std::mem::forget) is an owner: [`AuditReport::allocated_at`] and
+    /// [`owners`](Self::owners) name it. A reference that no owner will release is an error.
     ///
     /// # Errors
     ///

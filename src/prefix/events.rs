@@ -18,7 +18,7 @@
 //! - After a [`KvEvent::Cleared`] no event concerns a block that was noted before the clear: such a
 //!   block is never found, and its removal is not announced.
 //! - The stream ends when no block can be stored, found or evicted any more: when the last `Pool`,
-//!   `PoolHandle`, `Sequence`, `SequenceView` and `Batch` is dropped, and any migration or manual
+//!   `Sequence`, `SequenceView` and `Batch` is dropped, and any migration or manual
 //!   compaction in progress has ended. Leases, block handles, a running `Defragmenter`, and threads
 //!   that have used the pool do not keep it open; a clone of the pool's `Compactor` does.
 //!

@@ -178,7 +178,7 @@ impl Admission<'_> {
         self.check_fits()?;
         self.blocks_of_pool().check_is_first(&self.allocation(self.blocks))?;
         let blocks = self.blocks_of_pool().clone();
-        self.attempt(false, &mut |request, end, take| blocks.allocate_guarded(request, Some(end), take))
+        self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
     }
 
     /// Tries once, in the turn of a place in line.

@@ -166,7 +166,7 @@ impl BatchInner {
             cache.register(blocks, self.since, noted.map(|promise| (promise.handle, promise.stored.take())));
         }
         for promise in self.promised.drain(..).filter(|promise| !promise.is_noted) {
-            blocks.seal_guarded(promise.handle);
+            blocks.seal(promise.handle);
         }
         if let Some(lease) = self.lease.take() {
             blocks.end_batch(lease);

@@ -25,7 +25,7 @@
 //! who could write            why not, while `&[T]` lives
 //! this sequence              it is borrowed: no append, store, truncate, or drop. A fork may begin: a second reference
 //! a sequence that shares     this sequence's reference is one of two, so that the other is refused, and copies
-//! a handle, a lease          a block in a sequence's list is guarded
+//! a handle, a lease          a handle changes no bytes, and no lease has a block of a sequence's list
 //! a move                     reads the old frame. The batch read the block's word after it began, so that this frame, if
 //!                            the block leaves it, is retired until the batch ends; it is borrowed
 //! a shrink, an eviction      take frames without owner and not retired

@@ -103,7 +103,7 @@ impl Batch {
         let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
         // Being moved, so its bytes are being read: copy it after all. Reached by the model
         // `moves`.
-        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen_guarded(tail.id);
+        let open = |tail: &Tail| self.step.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
             copy = sequence.reserved.pop();
@@ -153,7 +153,7 @@ impl Batch {
     ) -> Result<(), AllocError> {
         let shared = &self.step.sequences.0;
         let _timing = shared.sampler.start(Operation::Append);
-        shared.blocks.allocate_guarded(request, Some(end), take)
+        shared.blocks.allocate_listed(request, Some(end), take)
     }
 
     /// Returns whether a copy is complete when the call returns.

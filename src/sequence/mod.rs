@@ -46,8 +46,7 @@
 //! Only the sequence that holds the block's single reference, through `&mut`, while the block is
 //! neither sealed nor about to be. Any other write goes to a copy. This makes [`Batch::store`] and
 //! [`Batch::load`] safe to call. It rests on one rule of the whole interface: a reference is
-//! released only by its holder. Sequences do not hand out their references as handles, and no
-//! handle can share, seal, reopen, unpin or free a block that a sequence's list guards.
+//! released only by its holder. A handle holds none: it can read and pin a block, and nothing else.
 //!
 //! # Nothing waits
 //!

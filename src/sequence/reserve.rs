@@ -50,7 +50,7 @@ impl Sequence {
         request: &AllocRequest,
     ) -> Result<(), AllocError> {
         let end = self.list_end();
-        self.take_reserved(|take| pool.allocate_guarded(request, Some(end), take))
+        self.take_reserved(|take| pool.allocate_listed(request, Some(end), take))
     }
 
     /// Releases the reserved blocks, and returns their number.

@@ -40,7 +40,7 @@ impl Sequence {
         let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));
         let Some((known, cache)) = self.token_hashes() else {
-            return places.for_each(|place| pool.seal_guarded(handle(place)));
+            return places.for_each(|place| pool.seal(handle(place)));
         };
         let end = places.end;
         let registered = places.filter_map(|place| {
@@ -51,7 +51,7 @@ impl Sequence {
             }
             let handle = handle(place);
             let Some(hash) = known.hash(place) else {
-                pool.seal_guarded(handle);
+                pool.seal(handle);
                 return None;
             };
             // A fork may have registered it first.

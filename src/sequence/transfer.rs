@@ -53,7 +53,7 @@ impl BlockRefs {
         let (pool, mut blocks) = (self.sequences.0.blocks.clone(), wanted);
         loop {
             let request = AllocRequest::new(blocks);
-            let Err(error) = pool.allocate_guarded(&request, None, &mut |id| self.blocks.push(id)) else {
+            let Err(error) = pool.allocate_listed(&request, None, &mut |id| self.blocks.push(id)) else {
                 return Ok(blocks);
             };
             let most = match error {
@@ -210,7 +210,7 @@ impl Arrival {
                 pool.check_is_first(&whole)?;
             }
         }
-        self.take(false, &mut |request, end, take| pool.allocate_guarded(request, Some(end), take))
+        self.take(false, &mut |request, end, take| pool.allocate_listed(request, Some(end), take))
     }
 
     /// Takes its blocks in the turn of a place in line, as [`take_now`](Self::take_now).

@@ -2,6 +2,7 @@
 //! conformance suite.
 
 pub mod conformance;
+pub mod leases;
 pub mod model;
 pub mod prefix;
 pub mod prompts;

@@ -136,7 +136,7 @@ async fn a_sequence_that_is_larger_than_the_pool() {
 #[tokio::test]
 async fn it_comes_before_admissions_of_its_priority() {
     let (gpu, host) = (pool(plain(), 16), pool(plain(), 100));
-    let held = gpu.allocate_owned(AllocRequest::new(16)).unwrap();
+    let mut held = gpu.allocate_owned(AllocRequest::new(16)).unwrap();
     let tokens = [prompt(1, 16), prompt(2, 16), prompt(3, 16)];
     let requests = [
         AdmitRequest::new(SequenceId(2), &tokens[1]),
@@ -149,8 +149,7 @@ async fn it_comes_before_admissions_of_its_priority() {
     assert!(poll(back.as_mut()).is_none());
     let mut high = Box::pin(gpu.admit_async(&requests[1]));
     assert!(poll(high.as_mut()).is_none());
-    let blocks = held.into_raw();
-    gpu.free(&blocks[..4]).unwrap();
+    held.truncate(12);
     let refused = gpu.admit(&AdmitRequest::new(SequenceId(4), &tokens[1][..1])).unwrap_err();
     assert!(matches!(refused, SequenceError::Alloc(AllocError::Behind { .. })), "{refused}");
     let other = admit(&host, 5, &prompt(5, 4)).unwrap();
@@ -158,12 +157,12 @@ async fn it_comes_before_admissions_of_its_priority() {
     assert!(matches!(late.error, TransferError::Alloc(AllocError::Deadline { .. })), "{late}");
     assert!(poll(normal.as_mut()).is_none() && poll(back.as_mut()).is_none());
     let high = poll(high.as_mut()).expect("four blocks are free").unwrap();
-    gpu.free(&blocks[4..8]).unwrap();
+    held.truncate(8);
     assert!(poll(normal.as_mut()).is_none());
     let (back, report) = poll(back.as_mut()).expect("four blocks are free").unwrap();
     assert_eq!(report.carried.blocks, 4);
     check(&gpu, &back, &tokens[0]);
-    gpu.free(&blocks[8..]).unwrap();
+    drop(held);
     let normal = poll(normal.as_mut()).expect("eight blocks are free").unwrap();
     drop((high, back, normal, late));
     [&gpu, &host].iter().for_each(|pool| is_idle(pool));
@@ -174,7 +173,7 @@ async fn it_comes_before_admissions_of_its_priority() {
 async fn the_prefix_is_looked_up_in_each_turn() {
     let (gpu, host) = (pool(plain(), 16), pool(plain(), 100));
     let tokens = prompt(1, 33);
-    let held = gpu.allocate_owned(AllocRequest::new(11)).unwrap().into_raw();
+    let mut held = gpu.allocate_owned(AllocRequest::new(11)).unwrap();
     let sequence = admit(&host, 1, &tokens).unwrap();
     let mut back = Box::pin(host.migrate(sequence, &gpu));
     assert!(poll(back.as_mut()).is_none());
@@ -183,11 +182,11 @@ async fn the_prefix_is_looked_up_in_each_turn() {
     assert_eq!((gpu.stats().free, gpu.stats().evictable), (2, 3));
     assert!(poll(back.as_mut()).is_none());
     assert_eq!((gpu.stats().free, gpu.stats().evictable), (2, 3));
-    gpu.free(&held[..4]).unwrap();
+    held.truncate(7);
     let (back, report) = poll(back.as_mut()).expect("six are free").unwrap();
     assert_eq!((report.shared_blocks, report.carried.blocks), (3, 6));
     check(&gpu, &back, &tokens);
-    gpu.free(&held[4..]).unwrap();
+    drop(held);
     drop(back);
     [&gpu, &host].iter().for_each(|pool| is_idle(pool));
 }

@@ -16,50 +16,32 @@ use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::KvLayout;
 use kvpool::{
     AllocRequest, Batch, BlockHandle, BlockId, BlockPin, DefragOptions, FrameId, Generation, HandleError,
-    Lease, Order, Pool, PoolHandle, Sequence, SequenceId,
+    Lease, Order, Pool, Sequence, SequenceId,
 };
 use kvpool_testkit::model::Pick;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
-use world::{Checked, World, new_pool};
+use world::{Checked, World};
 
 const BLOCKS: usize = 48;
 const POOLS: usize = 2;
 /// Number of handles that are kept for misuse.
 const KNOWN_MAX: usize = 200;
 
-/// Operation on a handle.
-#[derive(Clone, Copy, Debug)]
-enum Act {
-    Free { through_handle: bool },
-    FreeTwice,
-    Share,
-    Pin,
-    Unpin,
-    Seal,
-    Reopen,
-    PinScoped,
-    Lease,
-}
-
 #[derive(Clone, Debug)]
 enum Operation {
-    Lease { pool: bool, blocks: u8, pinned: bool, contiguous: bool, through_handle: bool },
-    Raw { pool: bool, blocks: u8, pinned: bool },
+    Lease { pool: bool, blocks: u8, pinned: bool, contiguous: bool },
     Drop(Pick),
     DropElsewhere(Pick),
-    Release(Pick, bool),
     Forget(Pick),
     Truncate(Pick, Pick),
     SplitOff(Pick, Pick),
     SealLease(Pick, Pick),
     ReopenLease(Pick, Pick),
-    IntoRaw(Pick),
-    FromRaw(Vec<Pick>),
-    ByHandle(Pick, Act),
-    ByList(Vec<Pick>),
+    Share(Pick),
+    Pin(Pick),
     Unpin(Pick),
     Open { pool: bool, prompt: u8, tokens: u8 },
     Append { sequence: Pick, tokens: u8, draft: bool },
@@ -77,37 +59,19 @@ enum Operation {
 fn operations() -> impl Strategy<Value = Operation> {
     let pick = any::<Pick>;
     let size = || prop_oneof![6 => 1..6_u8, 3 => 1..24_u8];
-    let act = prop_oneof![
-        4 => any::<bool>().prop_map(|through_handle| Act::Free { through_handle }),
-        1 => Just(Act::FreeTwice),
-        2 => Just(Act::Share),
-        2 => Just(Act::Pin),
-        3 => Just(Act::Unpin),
-        2 => Just(Act::Seal),
-        2 => Just(Act::Reopen),
-        2 => Just(Act::PinScoped),
-        1 => Just(Act::Lease),
-    ];
     prop_oneof![
-        8 => (any::<bool>(), size(), any::<[bool; 3]>()).prop_map(
-            |(pool, blocks, [pinned, contiguous, through_handle])| Operation::Lease {
-                pool, blocks, pinned, contiguous, through_handle
-            }
+        13 => (any::<bool>(), size(), any::<[bool; 2]>()).prop_map(
+            |(pool, blocks, [pinned, contiguous])| Operation::Lease { pool, blocks, pinned, contiguous }
         ),
-        5 => (any::<bool>(), size(), any::<bool>())
-            .prop_map(|(pool, blocks, pinned)| Operation::Raw { pool, blocks, pinned }),
         3 => pick().prop_map(Operation::Drop),
         1 => pick().prop_map(Operation::DropElsewhere),
-        2 => (pick(), any::<bool>()).prop_map(|(lease, pool)| Operation::Release(lease, pool)),
         1 => pick().prop_map(Operation::Forget),
         2 => (pick(), pick()).prop_map(|(lease, keep)| Operation::Truncate(lease, keep)),
         2 => (pick(), pick()).prop_map(|(lease, at)| Operation::SplitOff(lease, at)),
         3 => (pick(), pick()).prop_map(|(lease, place)| Operation::SealLease(lease, place)),
         2 => (pick(), pick()).prop_map(|(lease, place)| Operation::ReopenLease(lease, place)),
-        2 => pick().prop_map(Operation::IntoRaw),
-        2 => vec(pick(), 1..6).prop_map(Operation::FromRaw),
-        14 => (pick(), act).prop_map(|(handle, act)| Operation::ByHandle(handle, act)),
-        2 => vec(pick(), 1..8).prop_map(Operation::ByList),
+        4 => pick().prop_map(Operation::Share),
+        8 => pick().prop_map(Operation::Pin),
         2 => pick().prop_map(Operation::Unpin),
         4 => (any::<bool>(), 0..3_u8, 1..40_u8)
             .prop_map(|(pool, prompt, tokens)| Operation::Open { pool, prompt, tokens }),
@@ -152,20 +116,4 @@ proptest! {
     fn no_block_has_two_owners(operations in vec(operations(), 1..160)) {
         run(&operations)?;
     }
-}
-
-/// Regression: a lease's blocks were freed by handle, and then had two owners.
-#[test]
-fn a_leases_handles_free_nothing() {
-    let pool = new_pool();
-    let request = AllocRequest::new(3);
-    let first = pool.allocate(request).unwrap();
-    let handles: Vec<_> = first.handles().collect();
-    assert_eq!(pool.free(&handles), Err(HandleError::Guarded { handle: handles[0] }));
-    let second = pool.allocate(request).unwrap();
-    drop(first);
-    let third = pool.allocate(request).unwrap();
-    assert!(second.blocks().iter().all(|id| !third.blocks().contains(id)), "{second:?} {third:?}");
-    drop((second, third));
-    assert_eq!(pool.audit().unwrap().owned, 0);
 }

@@ -2,20 +2,16 @@
 
 use super::*;
 
-/// The model's knowledge of a block that a lease or handles own.
+/// The model's knowledge of a block that leases own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Owned {
     refs: u32,
     sealed: bool,
-    is_leased: bool,
 }
 
 pub(super) struct World {
     pools: [Pool; POOLS],
-    handles: [PoolHandle; POOLS],
     leases: Vec<(usize, Lease<'static>)>,
-    /// One entry per reference.
-    raw: Vec<Block>,
     sequences: Vec<(usize, Sequence)>,
     batches: Vec<(usize, Batch)>,
     pins: Vec<(usize, BlockPin)>,
@@ -55,12 +51,9 @@ fn made_up(pool: &Pool, id: BlockId) -> BlockHandle {
 
 impl World {
     pub(super) fn new() -> Self {
-        let pools = [new_pool(), new_pool()];
         Self {
-            handles: pools.each_ref().map(Pool::handle),
-            pools,
+            pools: [new_pool(), new_pool()],
             leases: Vec::new(),
-            raw: Vec::new(),
             sequences: Vec::new(),
             batches: Vec::new(),
             pins: Vec::new(),
@@ -73,24 +66,12 @@ impl World {
 
     pub(super) fn step(&mut self, operation: &Operation) -> Checked {
         match *operation {
-            Operation::Lease { pool, blocks, pinned, contiguous, through_handle } => {
+            Operation::Lease { pool, blocks, pinned, contiguous } => {
                 let at = usize::from(pool);
                 let request = AllocRequest { pinned, contiguous, ..AllocRequest::new(blocks.into()) };
-                let lease = match through_handle {
-                    true => self.handles[at].allocate(request).map(Lease::into_owned),
-                    false => self.pools[at].allocate_owned(request),
-                };
-                if let Ok(lease) = lease {
-                    self.handed_out(at, lease.handles().collect(), pinned, true)?;
+                if let Ok(lease) = self.pools[at].allocate_owned(request) {
+                    self.handed_out(at, lease.handles().collect(), pinned)?;
                     self.leases.push((at, lease));
-                }
-            }
-            Operation::Raw { pool, blocks, pinned } => {
-                let (at, mut got) = (usize::from(pool), Vec::new());
-                let request = AllocRequest { pinned, ..AllocRequest::new(blocks.into()) };
-                if self.pools[at].allocate_raw(request, &mut got).is_ok() {
-                    self.raw.extend(got.iter().map(|&handle| (at, handle)));
-                    self.handed_out(at, got, pinned, false)?;
                 }
             }
             Operation::Drop(pick) => drop(self.take_lease(pick)),
@@ -99,12 +80,6 @@ impl World {
                 kvpool_testkit::threads::scope(|scope| {
                     scope.spawn(|| drop(lease)).join().expect("the lease is released without a panic")
                 });
-            }
-            Operation::Release(pick, pool) => {
-                // Through a random pool's handle: it may be another pool's.
-                if let Some(lease) = self.take_lease(pick) {
-                    self.handles[usize::from(pool)].release(lease);
-                }
             }
             Operation::Forget(pick) => {
                 if let Some(index) = pick.index(self.leases.len()) {
@@ -127,31 +102,23 @@ impl World {
             }
             Operation::SealLease(pick, from) => self.seal_lease(pick, from),
             Operation::ReopenLease(pick, place) => self.reopen_lease(pick, place)?,
-            Operation::IntoRaw(pick) => {
-                if let Some(index) = pick.index(self.leases.len()) {
-                    let (at, lease) = self.leases.swap_remove(index);
-                    for handle in lease.into_raw() {
-                        self.raw.push((at, handle));
-                        self.owned.get_mut(&(at, handle)).expect("a lease's").is_leased = false;
+            Operation::Share(pick) => {
+                if let Some(&(at, ref lease)) = pick.of(&self.leases) {
+                    let shared = lease.share().expect("there are few references");
+                    for handle in shared.handles() {
+                        self.owned.get_mut(&(at, handle)).expect("a lease's").refs += 1;
                     }
+                    self.leases.push((at, shared));
                 }
             }
-            Operation::FromRaw(ref picks) => {
-                let list: Vec<Block> = picks.iter().filter_map(|pick| pick.of(&self.raw).copied()).collect();
-                let Some(&(at, _)) = list.first() else { return Ok(()) };
-                let handles: Vec<_> = list.iter().map(|&(_, handle)| handle).collect();
-                let lease = Lease::from_raw(&self.pools[at], &handles).map(Lease::into_owned);
-                if let Ok(lease) = lease {
-                    self.leases.push((at, lease));
-                    handles.iter().for_each(|&handle| self.became_leased(at, handle));
+            Operation::Pin(pick) => {
+                if let Some(block @ (at, handle)) = self.any_handle(pick)
+                    && let Ok(pin) = self.pools[at].pin_scoped(handle)
+                {
+                    self.pins.push((at, pin));
+                    self.got_pinned(block);
                 }
             }
-            Operation::ByHandle(pick, act) => {
-                if let Some(block) = self.any_handle(pick) {
-                    self.by_handle(block, act)?;
-                }
-            }
-            Operation::ByList(ref picks) => self.free_list(picks)?,
             Operation::Unpin(pick) => {
                 if let Some(index) = pick.index(self.pins.len()) {
                     let (at, pin) = self.pins.swap_remove(index);
@@ -217,11 +184,11 @@ impl World {
     }
 
     /// Records new blocks, which have no owner in the model.
-    fn handed_out(&mut self, at: usize, handles: Vec<BlockHandle>, pinned: bool, is_leased: bool) -> Checked {
+    fn handed_out(&mut self, at: usize, handles: Vec<BlockHandle>, pinned: bool) -> Checked {
         for handle in handles {
             let owner = self.owned.keys().find(|&&(of, other)| of == at && other.id == handle.id);
             prop_assert_eq!(owner, None, "{} is handed out, and owned", handle);
-            self.owned.insert((at, handle), Owned { refs: 1, sealed: false, is_leased });
+            self.owned.insert((at, handle), Owned { refs: 1, sealed: false });
             if pinned {
                 self.got_pinned((at, handle));
             }
@@ -241,8 +208,7 @@ impl World {
     fn any_handle(&self, pick: Pick) -> Option<Block> {
         match pick.0 % 4 {
             0 => pick.of(&self.known).copied(),
-            1 => pick.of(&self.raw).copied(),
-            2 => {
+            1 | 2 => {
                 let (at, lease) = pick.of(&self.leases)?;
                 let handles: Vec<_> = lease.handles().collect();
                 Some((*at, *pick.of(&handles)?))
@@ -255,77 +221,8 @@ impl World {
         }
     }
 
-    fn by_handle(&mut self, block: Block, act: Act) -> Checked {
-        let (at, handle) = block;
-        let pool = &self.pools[at];
-        if let Act::PinScoped = act {
-            if let Ok(pin) = pool.pin_scoped(handle) {
-                self.pins.push((at, pin));
-                self.got_pinned(block);
-            }
-            return Ok(());
-        }
-        let done = match act {
-            Act::Free { through_handle: false } => pool.free(&[handle]).is_ok(),
-            Act::Free { through_handle: true } => self.handles[at].free(&[handle]).is_ok(),
-            Act::FreeTwice => pool.free(&[handle, handle]).is_ok(),
-            Act::Share => pool.share(&[handle]).is_ok(),
-            Act::Pin => pool.pin(handle).is_ok(),
-            Act::Unpin => pool.unpin(handle).is_ok(),
-            Act::Seal => pool.seal(handle).is_ok(),
-            Act::Reopen => pool.reopen(handle) == Ok(true),
-            Act::Lease => {
-                let lease = Lease::from_raw(pool, &[handle]).map(Lease::into_owned);
-                lease.map(|lease| self.leases.push((at, lease))).is_ok()
-            }
-            Act::PinScoped => unreachable!("above"),
-        };
-        if !done {
-            return Ok(());
-        }
-        let is_raw = self.owned.get(&block).is_some_and(|owned| !owned.is_leased);
-        prop_assert!(is_raw, "{:?} by {}, whose block handles do not own", act, handle);
-        match act {
-            Act::Free { .. } => self.freed(block),
-            Act::FreeTwice => (0..2).for_each(|_| self.freed(block)),
-            Act::Share => {
-                self.owned.get_mut(&block).expect("raw").refs += 1;
-                self.raw.push(block);
-            }
-            Act::Pin => self.got_pinned(block),
-            Act::Unpin => self.unpinned(block),
-            Act::Seal => self.owned.get_mut(&block).expect("raw").sealed = true,
-            Act::Reopen => self.owned.get_mut(&block).expect("raw").sealed = false,
-            Act::Lease => self.became_leased(at, handle),
-            Act::PinScoped => unreachable!("above"),
-        }
-        Ok(())
-    }
-
-    /// Frees a list in which some handles are good and others are not: all or nothing.
-    fn free_list(&mut self, picks: &[Pick]) -> Checked {
-        let list: Vec<Block> = picks.iter().filter_map(|&pick| self.any_handle(pick)).collect();
-        let Some(&(at, _)) = list.first() else { return Ok(()) };
-        let handles: Vec<_> = list.iter().map(|&(_, handle)| handle).collect();
-        if self.pools[at].free(&handles).is_ok() {
-            for block in list {
-                let is_raw = self.owned.get(&block).is_some_and(|owned| !owned.is_leased);
-                prop_assert!(is_raw, "freed {} in a list", block.1);
-                self.freed(block);
-            }
-        }
-        Ok(())
-    }
-
-    fn became_leased(&mut self, at: usize, handle: BlockHandle) {
-        let block = (at, handle);
-        self.raw.retain(|raw| *raw != block);
-        self.owned.get_mut(&block).expect("owned by handles before").is_leased = true;
-    }
-
+    /// Drops a reference of a lease.
     fn freed(&mut self, block: Block) {
-        let place = self.raw.iter().position(|raw| *raw == block).expect("a reference of the model");
-        self.raw.swap_remove(place);
         let owned = self.owned.get_mut(&block).expect("owned in the model");
         owned.refs -= 1;
         if owned.refs == 0 {
@@ -345,7 +242,7 @@ impl World {
     }
 
     fn unpinned(&mut self, block: Block) {
-        // Dropped with the block, or by handle.
+        // Dropped with the block.
         let Some((pins, _)) = self.pinned.get_mut(&block) else { return };
         *pins -= 1;
         if *pins == 0 {
@@ -355,7 +252,7 @@ impl World {
 
     fn take_lease(&mut self, pick: Pick) -> Option<Lease<'static>> {
         let (at, lease) = self.leases.swap_remove(pick.index(self.leases.len())?);
-        lease.handles().for_each(|handle| self.gone((at, handle)));
+        lease.handles().for_each(|handle| self.freed((at, handle)));
         Some(lease)
     }
 
@@ -369,7 +266,7 @@ impl World {
         before
             .into_iter()
             .filter(|handle| !left.contains(&handle.id))
-            .for_each(|handle| self.gone((at, handle)));
+            .for_each(|handle| self.freed((at, handle)));
     }
 
     fn seal_lease(&mut self, pick: Pick, from: Pick) {
@@ -387,8 +284,9 @@ impl World {
         let (at, lease) = &mut self.leases[index];
         let Some(place) = place.index(lease.blocks().len()) else { return Ok(()) };
         let handle = lease.handles().nth(place).expect("a place in the lease");
-        prop_assert!(lease.reopen(place), "no move of {}", handle);
-        self.owned.get_mut(&(*at, handle)).expect("a lease's").sealed = false;
+        let owned = self.owned.get_mut(&(*at, handle)).expect("a lease's");
+        prop_assert_eq!(lease.reopen(place), owned.refs == 1, "no move of {}", handle);
+        owned.sealed &= owned.refs > 1;
         Ok(())
     }
 
@@ -424,29 +322,9 @@ impl World {
 
     /// Checks that the owners, the pools and the model agree on the ownership of every block.
     pub(super) fn check(&self) -> Checked {
-        let mut owners: HashMap<(usize, BlockId), String> = HashMap::new();
         let mut lists: HashMap<(usize, BlockId), u32> = HashMap::new();
-        for (number, (at, lease)) in self.leases.iter().enumerate() {
-            for handle in lease.handles() {
-                let other = owners.insert((*at, handle.id), format!("lease {number}"));
-                prop_assert_eq!(other, None, "lease {} has {} too", number, handle);
-                let owned = self.owned.get(&(*at, handle)).copied();
-                prop_assert!(
-                    owned.is_some_and(|owned| owned.is_leased),
-                    "{} of lease {}: {:?}",
-                    handle,
-                    number,
-                    owned
-                );
-            }
-        }
-        for (at, handle) in &self.raw {
-            let other = owners.entry((*at, handle.id)).or_insert_with(|| format!("handle {handle}"));
-            prop_assert_eq!(&*other, &format!("handle {handle}"), "two owners");
-        }
         for (at, sequence) in &self.sequences {
             for id in sequence.blocks() {
-                prop_assert_eq!(owners.get(&(*at, id)), None, "{} is in {:?} too", id, sequence);
                 *lists.entry((*at, id)).or_default() += 1;
             }
         }
@@ -485,16 +363,14 @@ impl World {
         while !self.leases.is_empty() {
             drop(self.take_lease(Pick(0)));
         }
-        while let Some(&block) = self.raw.last() {
-            prop_assert_eq!(self.pools[block.0].free(&[block.1]), Ok(()));
-            self.freed(block);
-        }
         self.pins.clear();
         self.pinned.clear();
         for (at, pool) in self.pools.iter().enumerate() {
-            let forgotten = self.owned.keys().filter(|&&(of, _)| of == at).count();
+            let refs: Vec<_> =
+                self.owned.iter().filter(|&(&(of, _), _)| of == at).map(|(_, owned)| owned.refs).collect();
+            let (forgotten, references) = (refs.len(), u64::from(refs.iter().sum::<u32>()));
             let report = pool.audit().map_err(|finding| TestCaseError::fail(finding.to_string()))?;
-            prop_assert_eq!((report.owned, report.references), (forgotten, forgotten as u64), "pool {}", at);
+            prop_assert_eq!((report.owned, report.references), (forgotten, references), "pool {}", at);
             prop_assert_eq!(pool.available_blocks(), BLOCKS - forgotten);
         }
         Ok(())

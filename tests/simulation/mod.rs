@@ -2,7 +2,7 @@
 //! seed.
 //!
 //! Loom explores all executions of a few steps. Here a schedule has some hundreds of steps, and
-//! there are thousands of them: sequences, batches that overlap and end out of order, raw handles,
+//! there are thousands of them: sequences, batches that overlap and end out of order, leases,
 //! waiting allocations, compaction, waves by hand and resizes, interleaved at every point at which
 //! one of them yields: at awaits, in the middle of a copy, and between enqueueing on the device and
 //! execution there.
@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`world`] | the pool, the engine's state, and the steps |
 //! | [`device`] | the engine's memory: a stream that lags behind, and a copy engine beside it |
-//! | [`sequences`], [`prefix`], [`raw`], [`waiting`] | steps, by subject |
+//! | [`sequences`], [`prefix`], [`leased`], [`waiting`] | steps, by subject |
 //! | [`tasks`] | futures, polled by hand after they are woken |
 //!
 //! # What is checked
@@ -44,8 +44,8 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 mod device;
+mod leased;
 mod prefix;
-mod raw;
 mod sequences;
 mod tasks;
 mod waiting;

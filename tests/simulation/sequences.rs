@@ -343,8 +343,8 @@ impl World {
                 real.blocks().map(|block| self.pool.blocks().frame(block).index()).collect();
             self.read_through(batch, index, &frames);
         }
-        for index in 0..self.raws.len() {
-            self.read_raw_in(batch, index);
+        for index in 0..self.all_leased.len() {
+            self.read_leased_in(batch, index);
         }
     }
 

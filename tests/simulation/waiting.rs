@@ -163,8 +163,7 @@ impl World {
                 match outcome {
                     Ok(lease) => {
                         self.is_first(&task);
-                        let handles = lease.into_raw();
-                        self.take_in(request, &handles);
+                        self.take_in(request, lease);
                     }
                     Err(AllocError::Deadline { asked, .. }) => {
                         assert!(asked == request.blocks && has_deadline);

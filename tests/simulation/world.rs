@@ -9,12 +9,12 @@ use std::time::Duration;
 use fastrand::Rng;
 use kvpool::compact::{Defragmenter, FrameKind};
 use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
-use kvpool::{AllocRequest, Batch, BlockId, FrameId, Order, Pool, PoolHandle, StorageError};
+use kvpool::{AllocRequest, Batch, BlockId, FrameId, Order, Pool, StorageError};
 use tokio::runtime::Runtime;
 
 use super::device::Device;
+use super::leased::Leased;
 use super::prefix;
-use super::raw::Raw;
 use super::sequences::{Remembered, Written};
 use super::tasks::Task;
 
@@ -105,14 +105,13 @@ impl Tally {
 pub struct World {
     pub rng: Rng,
     pub pool: Pool,
-    pub handles: Vec<PoolHandle>,
     pub device: Device,
     pub batches: Vec<InFlight>,
     pub sequences: Vec<Written>,
     /// Beginnings of prompts.
     pub prompts: Vec<Vec<u32>>,
     pub remembered: Vec<Remembered>,
-    pub raws: Vec<Raw>,
+    pub all_leased: Vec<Leased>,
     pub tasks: Vec<Task>,
     pub defragmenter: Option<Defragmenter>,
     pub runtime: Rc<Runtime>,
@@ -157,16 +156,16 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (8, "read", World::read),
     (3, "remember a table", World::remember),
     (5, "patch a table", World::patch),
-    (10, "allocate raw", World::allocate_raw),
-    (2, "scatter raw", World::scatter_raw),
-    (6, "write raw", World::write_raw),
-    (16, "seal raw", World::seal_raw),
-    (2, "reopen raw", World::reopen_raw),
-    (3, "share raw", World::share_raw),
-    (3, "pin raw", World::pin_raw),
-    (3, "unpin raw", World::unpin_raw),
-    (6, "free raw", World::free_raw),
-    (4, "read raw", World::read_raw),
+    (10, "allocate leased", World::allocate_leased),
+    (2, "scatter leased", World::scatter_leased),
+    (6, "write leased", World::write_leased),
+    (16, "seal leased", World::seal_leased),
+    (2, "reopen leased", World::reopen_leased),
+    (3, "share leased", World::share_leased),
+    (3, "pin leased", World::pin_leased),
+    (3, "unpin leased", World::unpin_leased),
+    (6, "free leased", World::free_leased),
+    (4, "read leased", World::read_leased),
     (6, "allocate and wait", World::allocate_and_wait),
     (5, "defragment", World::defragment),
     (2, "resize", World::resize),
@@ -225,7 +224,6 @@ impl World {
         let pool = builder.build().unwrap();
         let device = Device::new(pool.blocks().total_frames(), blocks_max + 1, block_tokens);
         let mut world = Self {
-            handles: (0..2).map(|_| pool.handle()).collect(),
             failing: if rng.bool() { 0 } else { rng.u8(..100) },
             ceiling: [50, 65, 80, 100][rng.usize(..4)],
             rng,
@@ -235,7 +233,7 @@ impl World {
             sequences: Vec::new(),
             prompts: prefix::some_prompts(&mut Rng::with_seed(!seed), scale),
             remembered: Vec::new(),
-            raws: Vec::new(),
+            all_leased: Vec::new(),
             tasks: Vec::new(),
             defragmenter: None,
             runtime,
@@ -269,7 +267,7 @@ impl World {
         let used = self.pool.blocks().counts().used();
         if used * 100 > self.ceiling * self.pool.total_blocks() && self.rng.bool() {
             return if self.rng.bool() {
-                ("make room", World::free_raw)
+                ("make room", World::free_leased)
             } else {
                 ("make room", World::close)
             };
@@ -470,9 +468,9 @@ impl World {
             owned.insert(block);
             references += 1;
         }
-        for raw in &self.raws {
-            owned.insert(raw.handle.id);
-            references += u64::from(raw.refs);
+        for leased in &self.all_leased {
+            owned.insert(leased.handle.id);
+            references += leased.leases.len() as u64;
         }
         let reserved: usize = self.sequences.iter().map(|written| written.real.reserved_blocks()).sum();
         let expected = (owned.len() + reserved, references + reserved as u64);

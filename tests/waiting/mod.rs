@@ -16,6 +16,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{
     AllocError, AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
+use kvpool_testkit::leases::{block, singles, split};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -266,7 +267,7 @@ async fn the_end_of_a_batch_wakes() {
 /// Allocates all free blocks, and frees them when called.
 type Way = fn(Pool) -> Box<dyn FnOnce()>;
 
-const WAYS: [(&str, Way); 7] = [
+const WAYS: [(&str, Way); 6] = [
     ("drop of a lease", |pool| {
         let lease = all(&pool);
         Box::new(move || drop(lease))
@@ -275,17 +276,13 @@ const WAYS: [(&str, Way); 7] = [
         let mut lease = all(&pool);
         Box::new(move || lease.truncate(1))
     }),
-    ("a list of handles", |pool| {
-        let handles = all(&pool).into_raw();
-        Box::new(move || pool.free(&handles).unwrap())
+    ("block by block", |pool| {
+        let singles = split(all(&pool));
+        Box::new(move || drop(singles))
     }),
-    ("handle by handle", |pool| {
-        let handles = all(&pool).into_raw();
-        Box::new(move || handles.iter().for_each(|&handle| pool.free(&[handle]).unwrap()))
-    }),
-    ("into an explicit cache that is dropped", |pool| {
+    ("drop on a thread that ends", |pool| {
         let lease = all(&pool);
-        Box::new(move || pool.handle().release(lease))
+        Box::new(move || std::thread::spawn(move || drop(lease)).join().unwrap())
     }),
     ("close of a sequence", |pool| {
         let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
@@ -296,10 +293,9 @@ const WAYS: [(&str, Way); 7] = [
         Box::new(move || drop(sequence))
     }),
     ("the last reference of several", |pool| {
-        let shared = all(&pool).into_raw();
-        pool.share(&shared).unwrap();
-        pool.free(&shared).unwrap();
-        Box::new(move || pool.free(&shared).unwrap())
+        let lease = all(&pool);
+        drop(lease.share().unwrap());
+        Box::new(move || drop(lease))
     }),
 ];
 

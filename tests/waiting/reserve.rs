@@ -119,12 +119,10 @@ async fn a_pool_shrinks_below_its_reserve_and_waiting_requests() {
 async fn the_reserve_makes_way_for_a_run() {
     let pool = builder(12).without_null_block().reserve(3).magazine_blocks(0).build().unwrap();
     let urgent = AllocRequest::new(12).priority(Priority::Urgent);
-    let mut all = Vec::new();
-    pool.allocate_raw(urgent, &mut all).unwrap();
+    let mut all = singles(&pool, urgent);
     // The first freed frames, in the middle of the pool, are set aside.
-    let (first, rest): (Vec<_>, Vec<_>) = all.iter().partition(|handle| [2, 5, 8].contains(&handle.id.get()));
-    pool.free(&first).unwrap();
-    pool.free(&rest).unwrap();
+    all.retain(|lease| ![2, 5, 8].contains(&block(lease).get()));
+    drop(all);
     assert_eq!((pool.stats().reserved, pool.free_blocks()), (3, 9));
     for _ in 0..2 {
         let run = soon(pool.allocate_async(AllocRequest::new(9).contiguous())).await.unwrap();

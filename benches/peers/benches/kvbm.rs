@@ -2,26 +2,23 @@
 
 use kvpool_benches::criterion::{Criterion, criterion_group, criterion_main};
 use kvpool_benches::measure;
-use kvpool_benches::subject::{Leases, RawHandles};
+use kvpool_benches::subject::Leases;
 use kvpool_peers::{Kvbm, KvbmRegistered};
 
 fn one_thread(c: &mut Criterion) {
     let mut group = c.benchmark_group("one block");
     measure::one_block::<Leases>(&mut group);
-    measure::one_block::<RawHandles>(&mut group);
     measure::one_block::<Kvbm>(&mut group);
     drop(group);
 
     let mut group = c.benchmark_group("ten blocks with metadata");
     measure::ten_blocks::<Leases>(&mut group);
-    measure::ten_blocks::<RawHandles>(&mut group);
     measure::ten_blocks::<Kvbm>(&mut group);
     measure::ten_blocks::<KvbmRegistered>(&mut group);
     drop(group);
 
     let mut group = c.benchmark_group("bursts of 64");
     measure::bursts::<Leases>(&mut group);
-    measure::bursts::<RawHandles>(&mut group);
     measure::bursts::<Kvbm>(&mut group);
 }
 
@@ -29,14 +26,12 @@ fn two_threads(c: &mut Criterion) {
     let mut group = c.benchmark_group("threads, one block");
     for threads in [1, 2] {
         measure::threads_one_block::<Leases>(&mut group, threads);
-        measure::threads_one_block::<RawHandles>(&mut group, threads);
         measure::threads_one_block::<Kvbm>(&mut group, threads);
     }
     drop(group);
 
     let mut group = c.benchmark_group("producer and consumer");
     measure::producer_consumer::<Leases>(&mut group);
-    measure::producer_consumer::<RawHandles>(&mut group);
     measure::producer_consumer::<Kvbm>(&mut group);
 }
 

@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, DefragConfig, Pool};
+use kvpool::{DefragConfig, Pool};
+use kvpool_benches::bytes::singles;
 
 /// Returns the processor time of this process.
 fn cpu_time() -> Duration {
@@ -31,18 +32,14 @@ fn main() {
     for blocks in [65_535, 1_000_000] {
         let layout = KvLayout::named("tiny").expect("a known name");
         let pool = Pool::builder(layout).blocks(blocks).build().expect("a pool");
-        let mut handles = Vec::new();
+        let mut leases = Vec::new();
         for state in ["empty", "half full", "every other one, open"] {
             match state {
                 "empty" => {}
-                "half full" => pool
-                    .allocate_raw(AllocRequest::new(blocks / 2), &mut handles)
-                    .expect("half of the pool is free"),
+                "half full" => leases.append(&mut singles(&pool, blocks / 2)),
                 _ => {
-                    pool.allocate_raw(AllocRequest::new(pool.free_blocks()), &mut handles).expect("the rest");
-                    let gone: Vec<_> =
-                        handles.iter().copied().filter(|handle| handle.id.0 % 2 == 0).collect();
-                    pool.free(&gone).expect("owned blocks");
+                    leases.append(&mut singles(&pool, pool.free_blocks()));
+                    leases.retain(|lease| lease.blocks()[0].0 % 2 == 1);
                 }
             }
             let share = runtime.block_on(async {

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::{AdmitRequest, AllocRequest, Append, FramePool, Pool, Sequence, SequenceError, SequenceId};
-use kvpool_benches::subject::{Handles, Leases, Listed, Parking, Queued, RawHandles, Standard, layout};
+use kvpool_benches::subject::{Leases, Listed, Parking, Queued, Standard, layout};
 use kvpool_benches::{Subject, Worker};
 
 fn main() {
@@ -15,9 +15,6 @@ fn main() {
     let Some(count) = count else { usage() };
     match path.as_str() {
         "lease" => one::<Leases>(count),
-        "raw" => one::<RawHandles>(count),
-        "handle" => one::<Handles>(count),
-        "ten" => ten::<RawHandles>(count),
         "ten-lease" => ten::<Leases>(count),
         "sequence" => sequence(count, false, 0),
         "sequence-ten" => sequence(count, false, 10),
@@ -43,7 +40,7 @@ fn main() {
 
 fn usage() -> ! {
     eprintln!(
-        "usage: loops <lease | raw | handle | ten | ten-lease | sequence | sequence-ten | \
+        "usage: loops <lease | ten-lease | sequence | sequence-ten | \
          cached-sequence | cached-sequence-ten | cached-request | open | admit | batch | \
          decode | appends | decode-step | std-mutex | parking-lot | array-queue | \
          frames-<blocks> | free-list-<blocks>> <count>"

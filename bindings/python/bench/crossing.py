@@ -72,9 +72,6 @@ def main() -> None:
             lease.blocks_into(ids)
             lease.close()
 
-        def handles(count: int = count) -> None:
-            pool.free(pool.allocate_handles(count))
-
         def frames_list(count: int = count) -> None:
             frames.free(frames.allocate(count))
 
@@ -86,7 +83,6 @@ def main() -> None:
         rows.append((f"lease {blocks} and close it", lease))
         rows.append(("the same with its ids, list", lease_list))
         rows.append(("the same with its ids, buffer", lease_buffer))
-        rows.append((f"allocate {blocks} and free, handles", handles))
         rows.append((f"FramePool: allocate {blocks} and free, list", frames_list))
         rows.append((f"FramePool: allocate {blocks} and free, buffer", frames_buffer))
 

@@ -139,8 +139,6 @@ impl From<HandleError> for Failure {
                 ("StaleHandle", fields![block: handle.id.0, generation: handle.generation.0, now: now.0])
             }
             E::OutOfRange { handle, total } => ("HandleError", fields![block: handle.id.0, total: total]),
-            E::Guarded { handle } | E::Repeated { handle } => ("HandleError", fields![block: handle.id.0]),
-            E::Shared { id } | E::NotPinned { id } => ("HandleError", fields![block: id.0]),
             E::TooManyReferences { id, max } | E::TooManyPins { id, max } => {
                 ("HandleError", fields![block: id.0, max: max])
             }

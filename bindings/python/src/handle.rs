@@ -1,4 +1,4 @@
-//! `Handle`: a counted reference on a block, by number.
+//! `Handle`: a block in one generation, by number.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::record::record;
 
-/// A counted reference on a block, for engines that keep their own tables.
+/// Names a block of a lease, for inspection.
 ///
-/// It frees nothing by itself: pass it to `Pool.free`. Each use is checked: a handle of a block that
-/// was freed raises StaleHandle, one of another pool ForeignHandle. Handles are equal if they name
-/// the same block in the same generation.
+/// It holds no reference. Each use is checked: a handle of a block that was freed raises StaleHandle,
+/// one of another pool ForeignHandle. Handles are equal if they name the same block in the same
+/// generation.
 #[pyclass(frozen, eq, from_py_object, name = "Handle", module = "kvpool._kvpool")]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PyHandle(pub BlockHandle);

@@ -105,7 +105,8 @@ impl PyLease {
         Ok(())
     }
 
-    /// Makes a sealed block writable again. Returns False if a move is reading its bytes.
+    /// Makes a sealed block writable again. Returns False if another lease shares it, or if a move is
+    /// reading its bytes.
     fn reopen(&self, place: Place) -> Outcome<bool> {
         let mut lease = self.lease.enter()?;
         self.views.check("reopen a block")?;
@@ -113,12 +114,12 @@ impl PyLease {
         Ok(lease.reopen(range.start))
     }
 
-    /// Turns the lease into handles: the blocks stay allocated until `Pool.free`. Closes the lease.
-    #[pyo3(name = "into_handles")]
-    fn give_handles(&self) -> Outcome<Vec<PyHandle>> {
+    /// Returns a second lease of the same blocks, which stay allocated until both are closed. Views
+    /// of the blocks count for both.
+    fn share(&self) -> Outcome<Self> {
         let lease = self.lease.enter()?;
-        self.views.check("turn the lease into handles")?;
-        Ok(lease.take().into_raw().into_iter().map(PyHandle).collect())
+        let shared = lease.share()?;
+        Ok(Self { lease: Exclusive::new("lease", shared), views: Arc::clone(&self.views) })
     }
 
     /// Frees the blocks. Does nothing if the lease is closed already.
@@ -130,7 +131,7 @@ impl PyLease {
         Ok(())
     }
 
-    /// Whether the lease was closed, or turned into handles.
+    /// Whether the lease was closed.
     #[getter]
     fn closed(&self) -> Outcome<bool> {
         self.lease.is_gone()

@@ -1,10 +1,4 @@
 //! `Pool`: construction, and the calls that do not wait.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `handles` | blocks by handle |
-
-mod handles;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +16,7 @@ use crate::batch::{PyBatch, check_batches};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, invalid, raise};
 use crate::exclusive::{InUse, Open};
+use crate::handle::{BlockState, PyHandle};
 use crate::layout::PyLayout;
 use crate::lease::PyLease;
 use crate::sequence::PySequence;
@@ -458,6 +453,11 @@ impl PyPool {
     fn victims(&self) -> Outcome<Vec<Candidate>> {
         let victims = self.get()?.victims(&LowestPriorityFirst);
         Ok(victims.into_iter().map(Candidate::from).collect())
+    }
+
+    /// Returns the state of a block.
+    fn info(&self, handle: PyHandle) -> Outcome<BlockState> {
+        Ok(self.get()?.info(handle.0)?.into())
     }
 
     /// Recounts every frame, and the references by their owners, while no thread uses the pool.

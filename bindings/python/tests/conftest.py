@@ -12,6 +12,13 @@ import pytest
 TOKENS = 4  # tokens per block of the layout below
 
 
+def singles(pool: kvpool.Pool, blocks: int) -> list[kvpool.Lease]:
+    """Leases of one block each, allocated together."""
+    rest = pool.try_allocate(blocks)
+    leases = [rest.split_off(at) for at in range(blocks - 1, 0, -1)]
+    return [rest, *reversed(leases)]
+
+
 def layout(dtype: str = "f32", **more: object) -> kvpool.Layout:
     return kvpool.Layout(layers=2, kv_heads=2, head_dim=8, block_tokens=TOKENS, dtype=dtype, **more)
 

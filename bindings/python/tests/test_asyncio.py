@@ -11,7 +11,7 @@ from typing import Any
 
 import kvpool
 import pytest
-from conftest import layout
+from conftest import layout, singles
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -198,21 +198,23 @@ def test_reserving_for_a_running_sequence(pool: kvpool.Pool) -> None:
 
 def test_compaction_and_resizes(pool: kvpool.Pool) -> None:
     async def main() -> None:
-        handles = pool.allocate_handles(100)
-        pool.free(handles[::2])
+        leases = singles(pool, 100)
+        for lease in leases[::2]:
+            lease.close()
         with pytest.raises(kvpool.ResizeError, match="not sealed") as blocked:
             await pool.resize(60, patience=0.01)
         assert blocked.value.kind == "Blocked" and blocked.value.blocks[0][1] == "not sealed"
         with pytest.raises(kvpool.ResizeError, match="do not fit"):
             await pool.resize(40)
-        for handle in handles[1::2]:
-            pool.seal(handle)
+        for lease in leases[1::2]:
+            lease.seal()
         report, run_of = await asyncio.gather(pool.defragment(), pool.allocate(32, contiguous=True))
         assert len(run_of.runs) == 1 and report.seconds >= 0
         run_of.close()
         assert (await pool.resize(60)).after == 60
         assert (await pool.resize(150)).after == 150
-        pool.free(handles[1::2])
+        for lease in leases[1::2]:
+            lease.close()
         task = pool.start_defragmenter(interval=0.005)
         await asyncio.sleep(0.02)
         assert (await task.stop()).failed == 0

@@ -28,11 +28,11 @@ def test_four_threads_on_one_pool() -> None:
                         kept.pop(rng.randrange(len(kept))).close()
                     case 3:
                         try:
-                            handles = pool.allocate_handles(4)
+                            lease = pool.try_allocate(4)
                         except kvpool.OutOfBlocks:
                             continue
-                        pool.share_handles(handles[:2])
-                        pool.free(handles + handles[:2])
+                        kept.append(lease.share())
+                        lease.close()
                     case _:
                         prompt = [rng.randrange(3)] * 9
                         with pool.sequence(number * 1000 + step, prompt) as sequence, pool.begin_batch() as batch:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import kvpool
 import numpy as np
 import pytest
-from conftest import TOKENS, layout
+from conftest import TOKENS, layout, singles
 
 
 def test_a_lease_frees_its_blocks(pool: kvpool.Pool) -> None:
@@ -38,16 +38,17 @@ def test_lists_and_buffers_agree(pool: kvpool.Pool) -> None:
             assert out[:10].tolist() == lease.frames
 
 
-def test_handles_are_counted_references(pool: kvpool.Pool) -> None:
-    handles = pool.allocate_handles(3)
-    pool.share_handles(handles)
-    assert pool.info(handles[0]).references == 2
-    pool.free(handles)
-    pool.pin(handles[0])
-    assert pool.info(handles[0]).pins == 1
-    pool.unpin(handles[0])
-    assert len({*handles, *handles}) == 3
-    pool.free(handles)
+def test_a_shared_lease_keeps_its_blocks(pool: kvpool.Pool) -> None:
+    lease = pool.try_allocate(3)
+    shared = lease.share()
+    handles = lease.handles
+    assert (shared.blocks, pool.info(handles[0]).references) == (lease.blocks, 2)
+    lease.seal()
+    assert not shared.reopen(0)
+    lease.close()
+    assert (len({*handles, *shared.handles}), pool.info(handles[0]).references) == (3, 1)
+    assert shared.reopen(0)
+    shared.close()
     assert pool.free_blocks == 100
 
 
@@ -268,17 +269,19 @@ def test_a_batch_that_is_dropped_is_abandoned(pool: kvpool.Pool) -> None:
 
 
 def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:
-    handles = pool.allocate_handles(100)
-    pool.free(handles[::2])
-    for handle in handles[1::2]:
-        pool.seal(handle)
+    leases = singles(pool, 100)
+    for lease in leases[::2]:
+        lease.close()
+    for lease in leases[1::2]:
+        lease.seal()
     assert pool.fragmentation().rate > 0.5
     report = pool.defragment_blocking()
     assert report.moved_blocks > 0 and report.fragmentation_after < 0.1
     resized = pool.resize_blocking(60)
     assert (resized.before, resized.after, pool.total_blocks) == (100, 60, 60)
     assert pool.resize_blocking(200).after == 200
-    pool.free(handles[1::2])
+    for lease in leases[1::2]:
+        lease.close()
     assert pool.compaction_state is None
     with pool.start_defragmenter(threshold=0.5, interval=0.01, share=0.1) as task:
         assert task.totals().failed == 0

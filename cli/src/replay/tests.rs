@@ -308,8 +308,7 @@ fn one_fault_anywhere_is_found() {
         }
     }
     let leaking = pool(60, Fault::None);
-    let mut leaked = Vec::new();
-    leaking.allocate_raw(AllocRequest::new(1), &mut leaked).unwrap();
+    let _leaked = leaking.allocate(AllocRequest::new(1)).unwrap();
     let outcome = run(&leaking, &trace, 2);
     assert_eq!((outcome.blocks_leaked, outcome.is_sound(100)), (1, false));
     assert!(outcome.tally.findings[0].starts_with("not every block can be allocated"), "{outcome:?}");

@@ -98,8 +98,7 @@ async fn answers_are_as_described() {
     let mut description = Description::new();
     let pool = served.pool.clone();
     let _lease = pool.allocate(AllocRequest::new(7)).unwrap();
-    let mut handles = Vec::new();
-    pool.allocate_raw(AllocRequest::new(3).pinned(), &mut handles).unwrap();
+    let _pinned = pool.allocate(AllocRequest::new(3).pinned()).unwrap();
     let _sequence = pool.sequence(SequenceId(9)).open().unwrap();
     let _batch = pool.begin_batch();
     const JSON: &str = "Content-Type: application/json\r\n";

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::{AllocRequest, KvLayout, Pool};
+use kvpool_testkit::leases::singles;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -139,13 +140,9 @@ async fn routes_act_on_the_pool() {
     assert_eq!(stats.metrics.stats.used, 50);
 
     // Every other block of 100 is freed, which leaves holes that a compaction closes.
-    let mut blocks = Vec::new();
-    served.pool.allocate_raw(AllocRequest::new(100), &mut blocks).unwrap();
-    let (kept, gone): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
-    let [kept, gone] =
-        [kept, gone].map(|part| part.into_iter().map(|(_, handle)| handle).collect::<Vec<_>>());
-    served.pool.free(&gone).unwrap();
-    kept.iter().for_each(|&handle| served.pool.seal(handle).unwrap());
+    let blocks = singles(&served.pool, AllocRequest::new(100));
+    let mut kept: Vec<_> = blocks.into_iter().step_by(2).collect();
+    kept.iter_mut().for_each(|lease| lease.seal(..));
     let outcome = client.post("/defrag", &json!({})).await.unwrap();
     let outcome: DefragOutcome = serde_json::from_value(outcome).unwrap();
     assert!(outcome.moved_blocks > 0 && outcome.time_ms > 0.0, "{outcome:?}");
@@ -159,7 +156,7 @@ async fn routes_act_on_the_pool() {
     assert_eq!((outcome.sound, outcome.report.unwrap().owned), (true, 50 + kept.len()));
     assert_eq!(client.get("/migrations").await.unwrap(), json!({ "migrations": [] }));
     assert_eq!(client.get("/healthz").await.unwrap()["state"], "ok");
-    drop(lease);
+    drop((lease, kept));
     served.stop().await;
 }
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use kvpool::{BlockOwner, Owners, PinOwner, Priority, TransferDirection};
+use kvpool::{Owners, PinOwner, Priority, TransferDirection};
 use serde::{Deserialize, Serialize};
 
 /// Whether a node should get work.
@@ -113,7 +113,7 @@ pub struct OwnerRecord {
     pub tokens: Option<usize>,
     /// Priority of its last request: normal, high or urgent.
     pub priority: Option<String>,
-    /// Seconds since it has had the first of them, if known: for leases and handles in debug builds
+    /// Seconds since it has had the first of them, if known: for leases in debug builds
     /// only.
     pub held_s: Option<f64>,
     /// Place in the program that allocated them, in debug builds only.
@@ -129,8 +129,6 @@ pub enum OwnerKind {
     Sequence,
     /// Leases, and pinned prefixes.
     Lease,
-    /// Handles whose references the engine counts.
-    Handles,
     /// A transfer that reads the blocks.
     Export,
     /// A transfer that writes the blocks.
@@ -163,16 +161,12 @@ impl OwnersReport {
             ..OwnerRecord::new(OwnerKind::Sequence, Some(sequence.id.0), sequence.blocks.len())
         }));
         let pinned: std::collections::HashSet<_> = found.pinned.iter().map(|pinned| pinned.block).collect();
-        let kinds = [(OwnerKind::Lease, &found.leases), (OwnerKind::Handles, &found.handles)];
-        owners.extend(kinds.into_iter().flat_map(|(kind, all)| {
-            let pinned = &pinned;
-            all.iter().map(move |owner: &BlockOwner| OwnerRecord {
-                pinned_blocks: owner.blocks.iter().filter(|block| pinned.contains(block)).count(),
-                priority: Some(word(owner.priority)),
-                held_s: owner.held_for.map(|held| held.as_secs_f64()),
-                allocated_at: owner.allocated_at.as_ref().map(ToString::to_string),
-                ..OwnerRecord::new(kind, owner.sequence.map(|id| id.0), owner.blocks.len())
-            })
+        owners.extend(found.leases.iter().map(|owner| OwnerRecord {
+            pinned_blocks: owner.blocks.iter().filter(|block| pinned.contains(block)).count(),
+            priority: Some(word(owner.priority)),
+            held_s: owner.held_for.map(|held| held.as_secs_f64()),
+            allocated_at: owner.allocated_at.as_ref().map(ToString::to_string),
+            ..OwnerRecord::new(OwnerKind::Lease, owner.sequence.map(|id| id.0), owner.blocks.len())
         }));
         owners.extend(found.transfers.iter().map(|transfer| {
             let kind = match transfer.direction {

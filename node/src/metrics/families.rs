@@ -48,7 +48,7 @@ families! {
     WAIT: Histogram "wait_seconds" [] "Waits in line that ended with blocks; every wait is timed";
     WAITS: Counter "waits" [] "Requests that joined the line";
     MISSED_DEADLINES: Counter "missed_deadlines" [] "Waits that ended at their deadline without blocks";
-    ALLOCATION: Histogram "allocation_seconds" ["operation"] "Sampled times of allocations: allocate for leases and handles, append for sequences that grow";
+    ALLOCATION: Histogram "allocation_seconds" ["operation"] "Sampled times of allocations: allocate for leases, append for sequences that grow";
     ADMISSION: Histogram "admission_seconds" [] "Sampled times to open sequences with a prompt, with the lookup of its prefix";
     RELEASE: Histogram "release_seconds" [] "Sampled times to release leases and to close sequences";
     SAMPLED_EVERY: Gauge "sampled_every" [] "Operations per timed one in the sampled histograms; 0 if none is timed";

@@ -37,7 +37,6 @@ use crate::sync::Ordering::*;
 
 use super::complete::note_units;
 use crate::block::core::Core;
-use crate::block::release::By;
 use crate::block::space::FreedFrames;
 use crate::block::{BlockWord, Evictable, NotEvicted};
 
@@ -86,8 +85,7 @@ impl Core {
     /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
     /// nothing, if the handle is stale: the sequence has released the block.
     pub(crate) fn seal_cached(&self, handle: BlockHandle) -> bool {
-        self.update(&handle, By::Owner, |word| word.seal_cached().map(|next| (next, ())))
-            .is_ok_and(|done| done.is_some())
+        self.update(&handle, BlockWord::seal_cached) == Ok(true)
     }
 
     /// Takes a reference for a sequence's list on a block whose contents were read under `word`.

@@ -1,7 +1,7 @@
 //! Allocation for an engine whose ids are frames: with the runs that were found, or of frames by
 //! name.
 //!
-//! The blocks are guarded and pinned, see [`release::in_place`](crate::block). Frames are taken by
+//! The blocks are pinned, see [`release::in_place`](crate::block). Frames are taken by
 //! name as a mover takes its destinations (model: `loom-tests/tests/named_claim.rs`), and evicted
 //! by name as for a contiguous request.
 
@@ -14,7 +14,7 @@ use super::own::own_row;
 use crate::block::core::Core;
 use crate::block::release::repeats;
 use crate::block::thread_cache::CountedRef;
-use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS, Ownership};
+use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS};
 
 impl Blocks {
     /// Allocates exactly `request.blocks` frames, each with one reference, or none. Passes their
@@ -33,13 +33,13 @@ impl Blocks {
         take: &mut dyn FnMut(Run),
     ) -> Result<(), AllocError> {
         if request.blocks == 1
-            && let Some(owned) = self.allocate_one::<true>(request)
+            && let Some(owned) = self.allocate_one(request)
         {
-            take(Run { start: owned.frame(), len: 1 });
+            take(Run { start: owned.frame, len: 1 });
             return Ok(());
         }
         let mut few = [FrameId(0); INLINE_BLOCKS];
-        if !prefers_runs && self.allocate_inline::<true>(request, |i, owned| few[i] = owned.frame()) {
+        if !prefers_runs && self.allocate_inline(request, |i, owned| few[i] = owned.frame) {
             let mut runs = RunList::new();
             few[..request.blocks].iter().for_each(|&start| runs.append(Run { start, len: 1 }));
             runs.iter().for_each(|&run| take(run));
@@ -161,8 +161,8 @@ impl Core {
         debug_assert!(request.pinned, "a block that stays in its frame");
         let (table, now) = (self.space.table.view(), self.space.clock.newest());
         for &run in grab.runs.iter() {
-            table.visit_run(run, |frame, id, row| {
-                own_row(row, id, frame, request, now, Ownership::Guarded);
+            table.visit_run(run, |frame, _, row| {
+                own_row(row, frame, request, now);
                 true
             });
         }

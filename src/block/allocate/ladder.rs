@@ -28,7 +28,7 @@ use super::own::own;
 use super::{Grab, ListEnd};
 use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
-use crate::block::{AllocRequest, Blocks, Ownership, Priority};
+use crate::block::{AllocRequest, Blocks, Priority};
 
 /// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
@@ -49,13 +49,13 @@ const FEW_CACHES: usize = 16;
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
-    /// Allocates exactly `request.blocks` blocks for handles, each with one reference, or none.
+    /// Allocates exactly `request.blocks` blocks for a lease, each with one reference, or none.
     ///
     /// # Errors
     ///
     /// [`AllocError`]; no block was allocated.
     pub fn allocate(&self, request: &AllocRequest, take: &mut dyn FnMut(BlockId)) -> Result<(), AllocError> {
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, None, Ownership::ByHandle, take))
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, None, take))
     }
 
     /// As [`allocate`](Self::allocate), for owners that list their blocks: for the list of a
@@ -65,7 +65,7 @@ impl Blocks {
     /// # Errors
     ///
     /// As for [`allocate`](Self::allocate).
-    pub fn allocate_guarded(
+    pub fn allocate_listed(
         &self,
         request: &AllocRequest,
         list: Option<ListEnd>,
@@ -74,19 +74,18 @@ impl Blocks {
         if list.is_some() {
             self.check_turn(request)?;
         }
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, list, Ownership::Guarded, take))?;
+        self.with_thread_cache(|cache| self.allocate_at(cache, request, list, take))?;
         self.count_further(-(request.blocks as isize));
         Ok(())
     }
 }
 
 impl Core {
-    pub(in crate::block) fn allocate_at(
+    fn allocate_at(
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
         list: Option<ListEnd>,
-        ownership: Ownership,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
         let mut grab = Grab::new();
@@ -97,7 +96,7 @@ impl Core {
         drop(custody);
         gathered.inspect_err(|error| self.counters.refused(error))?;
         self.count_allocated(cache, grab.frames);
-        self.hand_out(&grab, request, ownership, take);
+        self.hand_out(&grab, request, take);
         Ok(())
     }
 
@@ -114,13 +113,12 @@ impl Core {
         &self,
         grab: &Grab,
         request: &AllocRequest,
-        ownership: Ownership,
         take: &mut dyn FnMut(BlockId),
     ) {
         let (table, now) = (self.space.table.view(), self.space.clock.newest());
         for run in grab.runs.iter() {
             for frame in run.frames() {
-                take(own(table, frame, request, now, ownership).id);
+                take(own(table, frame, request, now));
             }
         }
     }

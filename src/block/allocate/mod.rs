@@ -32,5 +32,4 @@ mod window;
 pub(in crate::block) use grab::Grab;
 pub use growth::ListEnd;
 pub(crate) use growth::unit_of;
-pub(crate) use own::Owned;
 pub(in crate::block) use own::own;

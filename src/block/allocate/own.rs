@@ -1,57 +1,28 @@
 //! The last step of each allocation: the block at a frame of the caller's becomes owned.
 
-use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
+use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
 use crate::sync::Ordering::*;
 
-use crate::block::state::{InfoCell, Row, TableView};
-use crate::block::{AllocRequest, BlockWord, Ownership};
-
-/// A block that has just become owned.
-pub(crate) struct Owned<'a> {
-    /// Id of the block.
-    pub(crate) id: BlockId,
-    word: BlockWord,
-    info: &'a InfoCell,
-}
-
-impl Owned<'_> {
-    /// Returns its frame.
-    #[inline]
-    pub(crate) fn frame(&self) -> FrameId {
-        self.word.frame()
-    }
-
-    /// Returns a handle of the block, in the pool with this tag.
-    #[inline]
-    pub(crate) fn handle(&self, pool: PoolTag) -> BlockHandle {
-        BlockHandle { id: self.id, pool, generation: self.info.generation(self.word) }
-    }
-}
+use crate::block::state::{Row, TableView};
+use crate::block::{AllocRequest, BlockWord};
 
 /// Makes the block at a frame of the caller's owned, by a request in which `now` was the newest
 /// ticket.
 #[inline(always)]
-pub(in crate::block) fn own<'a>(
-    table: TableView<'a>,
+pub(in crate::block) fn own(
+    table: TableView<'_>,
     frame: FrameId,
     request: &AllocRequest,
     now: Ticket,
-    ownership: Ownership,
-) -> Owned<'a> {
+) -> BlockId {
     let id = table.block_at(frame);
-    own_row(table.row(id), id, frame, request, now, ownership)
+    own_row(table.row(id), frame, request, now);
+    id
 }
 
 /// As [`own`], with the row of the frame's block.
 #[inline(always)]
-pub(in crate::block) fn own_row<'a>(
-    row: Row<'a>,
-    id: BlockId,
-    frame: FrameId,
-    request: &AllocRequest,
-    now: Ticket,
-    ownership: Ownership,
-) -> Owned<'a> {
+pub(in crate::block) fn own_row(row: Row<'_>, frame: FrameId, request: &AllocRequest, now: Ticket) {
     let Row { word: atomic, info } = row;
     // Relaxed: the frame came to us by an Acquire, and with it the word of its last owner.
     let word = BlockWord::from_bits(atomic.load(Relaxed));
@@ -59,12 +30,11 @@ pub(in crate::block) fn own_row<'a>(
         handed_out_twice(frame, word);
     }
     info.allocate(request.sequence.unwrap_or(SequenceId::NONE), request.priority, now);
-    let word = word.allocate(request.pinned, ownership);
+    let word = word.allocate(request.pinned);
     // A plain store: no other thread writes the word of a free block whose frame is ours.
     // Release: pairs with the Acquire of a handle check, which then reads the info of this
     // generation.
     atomic.store(word.to_bits(), Release);
-    Owned { id, word, info }
 }
 
 #[cold]

@@ -2,8 +2,8 @@ use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 
 use super::*;
-use crate::block::{BlocksConfig, Evictable, Evictor};
-use crate::ids::{DeviceId, FrameId, Ticket};
+use crate::block::{AllocRequest, BlocksConfig, Evictable, Evictor};
+use crate::ids::{BlockId, DeviceId, FrameId, Ticket};
 use crate::sync::{AtomicBool, Ordering::Relaxed};
 
 const CONFIG: BlocksConfig = BlocksConfig {
@@ -87,7 +87,7 @@ fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     let hostile = Arc::new(Hostile::default());
     let pool = Blocks::with_evictor(CONFIG, None, Some(Box::new(hostile.clone())));
     let mut cached = Vec::new();
-    pool.allocate_guarded(&AllocRequest::new(40), None, &mut |id| cached.push(id)).unwrap();
+    pool.allocate_listed(&AllocRequest::new(40), None, &mut |id| cached.push(id)).unwrap();
     assert!(cached.iter().all(|&id| pool.seal_cached(pool.handle(id))));
     pool.release_listed(&cached);
     let mut given = Vec::new();

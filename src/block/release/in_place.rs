@@ -1,11 +1,11 @@
 //! Operations by frame number, for an engine whose ids are frames.
 //!
-//! Such an engine's blocks are guarded, and pinned while they have references: allocations and hits
+//! Such an engine's blocks are pinned while they have references: allocations and hits
 //! pin them, the last release unpins them. A frame with references therefore keeps its block, and
 //! its number names the block as an id does. Only blocks without references move.
 //!
 //! A list is checked as a whole before anything is changed. Each step then checks the word that it
-//! replaces: it is guarded, has references, and names the caller's frame. What a frame number lacks
+//! replaces: it has references, and names the caller's frame. What a frame number lacks
 //! is a generation: a second free of a frame is refused while the frame is free or cached, and not
 //! if another owner has got it meanwhile.
 //!

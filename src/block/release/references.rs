@@ -11,7 +11,7 @@ use crate::block::space::FreedFrames;
 use crate::block::state::TableView;
 use crate::block::thread_cache::Returning;
 use crate::block::thread_cache::{CacheRef, CountedRef};
-use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Ownership, Released};
+use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS, Released};
 
 /// The ordering of a release. Release: this owner's use of the bytes happens before the
 /// next owner's. Acquire: the last release sees what all other owners did, and every batch that
@@ -24,33 +24,17 @@ const RELEASED_AHEAD: usize = 8;
 #[cold]
 #[inline(never)]
 fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
-    let whose = if word.is_free() {
-        "free"
-    } else if word.is_evictable() {
-        "evictable"
-    } else {
-        "owned otherwise"
-    };
+    let whose = if word.is_free() { "free" } else { "evictable" };
     panic!("block {id} released while {whose}: {word:?}")
 }
 
-/// On whose behalf references are released by id.
+/// Whether other threads may change the words of a lease's blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Owner {
-    /// An engine that counts references by handle.
-    Handles,
-    /// A lease, or the list of a sequence.
-    Guarded,
-    /// A lease that gave out no handle of its blocks: its release may be
-    /// [private](crate::block).
-    Unseen,
-}
-
-impl Owner {
-    #[inline]
-    pub(super) fn ownership(self) -> Ownership {
-        Ownership::of(self != Self::Handles)
-    }
+pub(crate) enum Exposure {
+    /// They may: a handle or a second lease of the blocks was given out.
+    Shared,
+    /// They may not: the release may be [private](crate::block).
+    Private,
 }
 
 /// What remains to be done after the release of a listed block.
@@ -64,32 +48,28 @@ pub(super) enum ListRelease {
 }
 
 impl Blocks {
-    /// Drops one reference of the caller's on each block, in the given order. Blocks without other
+    /// Drops one reference of a lease on each block, in the given order. Blocks without other
     /// references become free, or are retired while a batch is in flight.
     ///
     /// # Panics
     ///
-    /// If a block is free or guarded: the caller does not own the reference.
+    /// If a block is free: the caller does not own the reference.
     #[inline]
     pub fn release(&self, ids: &[BlockId]) {
-        match ids {
-            [id] => self.release_one(self.recent_thread_cache(), *id, Owner::Handles),
-            _ => self.release_leased(ids, Owner::Handles),
-        }
+        self.release_exposed(ids, Exposure::Shared);
     }
 
-    /// As [`release`](Self::release), for a lease's blocks.
+    /// As [`release`](Self::release), for a lease that knows whether the release may be private.
     #[inline]
-    pub(crate) fn release_leased(&self, ids: &[BlockId], owner: Owner) {
+    pub(crate) fn release_exposed(&self, ids: &[BlockId], exposure: Exposure) {
         if ids.len() <= INLINE_BLOCKS {
-            self.release_inline(self.recent_thread_cache(), ids, owner);
+            self.release_inline(ids, exposure);
         } else {
-            self.with_thread_cache(|cache| self.release_at(cache, ids, owner));
+            self.with_thread_cache(|cache| self.release_at(cache, ids, exposure));
         }
     }
 
-    /// As [`release_leased`](Self::release_leased), for the block of a lease that gave out no
-    /// handle of it.
+    /// As [`release`](Self::release), for the block of a lease whose release may be private.
     #[inline]
     pub(crate) fn release_unseen(&self, id: BlockId) {
         match self.release_privately(self.space.table.view(), id) {
@@ -107,7 +87,7 @@ impl Blocks {
     #[cold]
     #[inline(never)]
     fn release_unseen_slow(&self, id: BlockId) {
-        self.release_one(self.recent_thread_cache(), id, Owner::Guarded);
+        self.release_inline(&[id], Exposure::Shared);
     }
 
     #[cold]
@@ -193,22 +173,8 @@ impl Blocks {
         }
     }
 
-    #[inline]
-    pub(in crate::block) fn release_one(&self, cache: Option<CacheRef<'_>>, id: BlockId, owner: Owner) {
-        if let Some(frame) = self.release_word(self.space.table.view(), id, owner)
-            && !self.give_back_one(cache, frame)
-        {
-            self.give_back_frames(cache, &[frame]);
-        }
-    }
-
     #[inline(never)]
-    pub(in crate::block) fn release_inline(
-        &self,
-        cache: Option<CacheRef<'_>>,
-        ids: &[BlockId],
-        owner: Owner,
-    ) {
+    fn release_inline(&self, ids: &[BlockId], exposure: Exposure) {
         let mut frames = [FrameId(0); INLINE_BLOCKS];
         let mut count = 0;
         let mut push = |frame| {
@@ -218,7 +184,7 @@ impl Blocks {
         let table = self.space.table.view();
         // Two loops, each of which keeps in registers what it needs.
         let mut rest = ids.iter();
-        if owner == Owner::Unseen {
+        if exposure == Exposure::Private {
             while let Some(&id) = rest.as_slice().first()
                 && let Some(frame) = self.release_privately(table, id)
             {
@@ -227,11 +193,11 @@ impl Blocks {
             }
         }
         for &id in rest {
-            if let Some(frame) = self.release_word(table, id, owner) {
+            if let Some(frame) = self.release_word(table, id, exposure) {
                 push(frame);
             }
         }
-        let frames = &frames[..count];
+        let (frames, cache) = (&frames[..count], self.recent_thread_cache());
         if !frames.is_empty() && !self.give_back_inline(cache, frames) {
             self.give_back_frames(cache, frames);
         }
@@ -250,11 +216,11 @@ impl Blocks {
 }
 
 impl Core {
-    pub(in crate::block) fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], owner: Owner) {
+    fn release_at(&self, cache: Option<CountedRef<'_>>, ids: &[BlockId], exposure: Exposure) {
         let mut freed = RunList::new();
         let table = self.space.table.view();
         for &id in ids {
-            if let Some(frame) = self.release_word(table, id, owner) {
+            if let Some(frame) = self.release_word(table, id, exposure) {
                 freed.push(frame);
             }
         }
@@ -263,22 +229,22 @@ impl Core {
 
     /// Drops a reference; returns the frame if it was the last.
     #[inline(always)]
-    fn release_word(&self, table: TableView<'_>, id: BlockId, owner: Owner) -> Option<FrameId> {
-        if owner == Owner::Unseen
+    fn release_word(&self, table: TableView<'_>, id: BlockId, exposure: Exposure) -> Option<FrameId> {
+        if exposure == Exposure::Private
             && let Some(frame) = self.release_privately(table, id)
         {
             return Some(frame);
         }
         let atomic = table.row(id).word;
         let word = BlockWord::from_bits(atomic.load(Relaxed));
-        match word.release_only(owner.ownership()) {
+        match word.release_only() {
             Some(next) if Self::is_released(atomic, word, next) => Some(next.frame()),
-            _ => self.release_shared(id, owner.ownership()),
+            _ => self.release_shared(id),
         }
     }
 
-    /// Drops the only reference, of a lease that gave out no handle, and returns the frame. `None`:
-    /// nothing was done, take the slow path.
+    /// Drops the only reference, of a lease whose release may be private, and returns the frame.
+    /// `None`: nothing was done, take the slow path.
     #[inline(always)]
     fn release_privately(&self, table: TableView<'_>, id: BlockId) -> Option<FrameId> {
         let atomic = table.row(id).word;
@@ -299,19 +265,27 @@ impl Core {
     /// As [`release_word`](Self::release_word), for a block that has other references, is moving,
     /// or is being changed by another thread.
     #[inline(never)]
-    fn release_shared(&self, id: BlockId, ownership: Ownership) -> Option<FrameId> {
+    fn release_shared(&self, id: BlockId) -> Option<FrameId> {
+        let released = self.drop_reference(id);
+        if let Released::Shared(_) = released {
+            self.count_further(-1);
+        }
+        self.released(id, released)
+    }
+
+    /// Drops a reference in any state of its block.
+    pub(super) fn drop_reference(&self, id: BlockId) -> Released {
         let atomic = self.space.table.word(id);
         let mut word = BlockWord::from_bits(atomic.load(Relaxed));
         loop {
-            let released = word.release().filter(|_| word.ownership() == ownership);
-            let released = released.unwrap_or_else(|| not_the_callers(id, word));
+            let released = word.release().unwrap_or_else(|| not_the_callers(id, word));
             match atomic.compare_exchange_weak(
                 word.to_bits(),
                 released.word().to_bits(),
                 RELEASE_ORDER,
                 Relaxed,
             ) {
-                Ok(_) => return self.released(id, released),
+                Ok(_) => return released,
                 // Another thread shared, pinned or released in between. Reached by the model
                 // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
@@ -336,7 +310,7 @@ impl Core {
     ///
     /// # Errors
     ///
-    /// The word that is not guarded, has no reference, or failed the check; nothing has changed.
+    /// The word that has no reference, or failed the check; nothing has changed.
     #[inline]
     pub(super) fn release_listed_if(
         &self,
@@ -358,7 +332,7 @@ impl Core {
                 word = self.outlive(id, word, next);
                 continue;
             }
-            let released = word.release().filter(|_| word.is_guarded() && is_right(word)).ok_or(word)?;
+            let released = word.release().filter(|_| is_right(word)).ok_or(word)?;
             if let Released::Evictable { .. } = released {
                 counts();
             }

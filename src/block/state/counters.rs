@@ -7,7 +7,7 @@
 //!
 //! # References that are counted
 //!
-//! No list names the references of leases and handles, and in a frame pool those of the engine.
+//! No list names the references of leases, and in a frame pool those of the engine.
 //! Their number follows from counts that are kept in any case, and from one more that changes off
 //! the fast paths:
 //!
@@ -15,10 +15,10 @@
 //!
 //! | step | `blocks` | `freed` | `further` |
 //! |---|---|---|---|
-//! | a lease, a handle or a frame is allocated | 1 | | |
+//! | a block of a lease, or a frame, is allocated | 1 | | |
 //! | its last reference is released | | 1 | |
-//! | a handle is shared; a frame is shared or hit | | | 1 |
-//! | a handle is freed, a frame is freed, and other references or the cache keep it | | | -1 |
+//! | a lease is shared; a frame is shared or hit | | | 1 |
+//! | a lease is dropped, a frame is freed, and other references or the cache keep the block | | | -1 |
 //! | a block is allocated for a list | 1 | | -1 |
 //! | a list releases the last reference of a block that is not cached | | 1 | 1 |
 //!
@@ -36,7 +36,7 @@ use crate::sync::{Ordering::*, StatisticU64};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocationCounts {
-    /// Requests that got their blocks: leases, handles, and appends that needed blocks.
+    /// Requests that got their blocks: leases, and appends that needed blocks.
     pub requests: u64,
     /// Blocks that were handed out.
     pub blocks: u64,

@@ -73,17 +73,6 @@ impl InfoCell {
         self.touched.store(now.0 as u32 & TOUCHED_MASK | priority, Relaxed);
     }
 
-    /// As [`touch`](Self::touch), for a caller that may have lost its reference meanwhile: keeps
-    /// the priority that a new owner stored.
-    #[inline]
-    pub(in crate::block) fn touch_loosely(&self, now: Ticket) {
-        let touched = self.touched.load(Relaxed);
-        let next = now.0 as u32 & TOUCHED_MASK | touched & !TOUCHED_MASK;
-        if next != touched {
-            let _ = self.touched.compare_exchange(touched, next, Relaxed, Relaxed);
-        }
-    }
-
     /// Counts a wrap-around of the generation's low bits. The block must be free and its frame the
     /// caller's.
     pub(in crate::block) fn carry_generation(&self) {

@@ -42,4 +42,4 @@ pub(in crate::block) use sites::Sites;
 pub use sites::SourcePlace;
 pub(crate) use sites::{Note, Noted};
 pub(in crate::block) use table::{Row, Table, TableView};
-pub use word::{BlockWord, Ownership, Released};
+pub use word::{BlockWord, Released};

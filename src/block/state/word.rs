@@ -9,29 +9,19 @@
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
 //! | 61 | moving | of an owned or evictable block: the bytes are being copied to another frame. Of a free block: the frame is held, as a destination or for good |
 //! | 62 | cached | known to the prefix cache. Without references: evictable, the bytes stay until the frame is needed |
-//! | 63 | guarded | the references belong to a lease or to sequences' lists, and only these share, seal, reopen, unpin and release the block; a handle can read it |
+//! | 63 | | unused |
 //!
 //! # Transitions
 //!
 //! ```text
 //! free (references 0) --allocate--> owned --share/release--> owned --release of the last--> free, generation + 1
-//! owned, by handles --guard, of the only reference--> guarded --unguard, of the only reference--> owned, by handles
 //! owned --seal--> sealed --begin_move--> moving --publish--> sealed, in another frame
 //!                 sealed --reopen--> owned        moving --end_move--> sealed, where it was
 //!                                                 moving --last release--> held: the frame is the mover's
-//! guarded --seal_cached--> cached --release of the last--> evictable, generation + 1
-//!                          cached <--hit-- evictable --evict--> free        cached --uncache--> guarded
+//! owned --seal_cached--> cached --release of the last--> evictable, generation + 1
+//!                        cached <--hit-- evictable --evict--> free        cached --uncache--> owned
 //! free --hold--> held (free, moving) --unhold--> free        only by the owner of the frame
 //! ```
-//!
-//! # Guarded blocks
-//!
-//! An allocation determines whether its blocks are guarded. This holds until the block is free,
-//! except for the two steps above. A lease's block has one reference, the lease's, which is
-//! released by id: without the bit, a handle could release the same reference first, and the lease
-//! would then release a block of another owner. So each transition by handle checks the bit in the
-//! word that it replaces, and each transition by an owner requires it. Moves ignore the bit and
-//! keep it. Model: `loom-tests/tests/guarded.rs`.
 //!
 //! # Moving blocks
 //!
@@ -54,11 +44,11 @@
 //!
 //! | operation | what prevents the word from recurring meanwhile |
 //! |---|---|
-//! | release, share, pin, reopen by an owner | its own reference: the generation does not change while there is one |
+//! | release, share, reopen by an owner | its own reference: the generation does not change while there is one |
 //! | `begin_move`, `publish_move`, `end_move` | nothing is needed: they decide by the word that they exchange. The moving flag, and a held frame, belong to the mover |
-//! | free, share, pin, seal by handle | the reference that the handle stands for. Exposed: a handle whose only reference another thread frees at the same moment, which is an error of the caller |
+//! | pin, unpin by handle | the reference of the block's owner. Exposed: an owner that releases it at that very moment |
 //! | `uncache` | the reference of the caller. If it has none, nothing is needed: it decides by the word that it exchanges |
-//! | `seal_cached`, `seal_guarded` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block at that very moment |
+//! | `seal_cached`, `seal` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block at that very moment |
 //! | `hit` | nothing. Therefore the cache compares the block's contents once more, under the reference that the hit took, and gives the reference back if they differ |
 //! | `evict` | nothing. Exposed: the evicting thread, between its look at the tag and the exchange |
 //! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable and whose newest tag is old enough: the cache loses that block, and nothing else breaks |
@@ -86,7 +76,7 @@ const REFS_SHIFT: u32 = FRAME_BITS;
 const GENERATION_SHIFT: u32 = REFS_SHIFT + REFS_BITS;
 const PINS_SHIFT: u32 = GENERATION_SHIFT + GENERATION_BITS;
 const FLAGS_SHIFT: u32 = PINS_SHIFT + PINS_BITS;
-const _: () = assert!(FLAGS_SHIFT + 4 == u64::BITS, "four bits remain for flags");
+const _: () = assert!(FLAGS_SHIFT + 3 <= u64::BITS, "three bits remain for flags");
 
 const FRAME_MASK: u64 = (1 << FRAME_BITS) - 1;
 const REFS_MASK: u64 = ((1 << REFS_BITS) - 1) << REFS_SHIFT;
@@ -95,29 +85,10 @@ const PINS_MASK: u64 = ((1 << PINS_BITS) - 1) << PINS_SHIFT;
 const SEALED: u64 = 1 << FLAGS_SHIFT;
 const MOVING: u64 = 1 << (FLAGS_SHIFT + 1);
 const CACHED: u64 = 1 << (FLAGS_SHIFT + 2);
-const GUARDED: u64 = 1 << (FLAGS_SHIFT + 3);
 
 const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_GENERATION: u64 = 1 << GENERATION_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
-
-/// Kind of owner that a block's references belong to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
-pub enum Ownership {
-    /// Handles, whose references the engine counts.
-    ByHandle = 0,
-    /// A lease, or sequences' lists: handles cannot change the block.
-    Guarded = GUARDED,
-}
-
-impl Ownership {
-    /// Returns the ownership for a compile-time choice between guarded blocks and blocks by handle.
-    #[inline]
-    pub const fn of(is_guarded: bool) -> Self {
-        if is_guarded { Self::Guarded } else { Self::ByHandle }
-    }
-}
 
 /// A block's packed state: frame, references, generation, pins and flags. Transitions are pure
 /// functions that return the next word, or `None` where the transition is not allowed.
@@ -149,6 +120,18 @@ pub enum Released {
         /// Word of the block: evictable.
         word: BlockWord,
     },
+}
+
+impl Released {
+    /// Returns the word after the release.
+    pub const fn word(self) -> BlockWord {
+        match self {
+            Self::Shared(word)
+            | Self::Last { word, .. }
+            | Self::ToMover { word, .. }
+            | Self::Evictable { word } => word,
+        }
+    }
 }
 
 impl BlockWord {
@@ -277,39 +260,8 @@ impl BlockWord {
     /// Allocates: free -> owned by one reference, with one pin if `pinned`. Only valid on a free
     /// word.
     #[inline]
-    pub const fn allocate(self, pinned: bool, ownership: Ownership) -> Self {
-        let owned = ONE_REF | ownership as u64;
-        Self(self.0 + owned + if pinned { ONE_PIN } else { 0 })
-    }
-
-    /// Returns whether the references belong to a lease or to sequences' lists.
-    #[inline]
-    pub const fn is_guarded(self) -> bool {
-        self.0 & GUARDED != 0
-    }
-
-    /// Returns the kind of owner that the block's references belong to.
-    #[inline]
-    pub const fn ownership(self) -> Ownership {
-        Ownership::of(self.is_guarded())
-    }
-
-    /// Passes the only reference from a handle to a lease. `None`: free, shared, or already
-    /// guarded.
-    #[inline]
-    pub const fn guard(self) -> Option<Self> {
-        if self.refs() == 1 && !self.is_guarded() { Some(Self(self.0 | GUARDED)) } else { None }
-    }
-
-    /// Passes the only reference from a lease to a handle. `None`: free, shared, cached, or not
-    /// guarded.
-    #[inline]
-    pub const fn unguard(self) -> Option<Self> {
-        if self.refs() == 1 && self.is_guarded() && !self.is_cached() {
-            Some(Self(self.0 & !GUARDED))
-        } else {
-            None
-        }
+    pub const fn allocate(self, pinned: bool) -> Self {
+        Self(self.0 + ONE_REF + if pinned { ONE_PIN } else { 0 })
     }
 
     /// Adds a reference. `None`: not owned, or full.
@@ -324,7 +276,7 @@ impl BlockWord {
     pub fn hit(self) -> Option<Self> {
         let full = self.0 & REFS_MASK == REFS_MASK;
         let cached = self.is_cached();
-        if !cached || full { None } else { Some(Self((self.0 + ONE_REF) | GUARDED)) }
+        if !cached || full { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
     /// Adds a reference to a block that stays in its frame while it has one: the first also pins
@@ -391,16 +343,14 @@ impl BlockWord {
     /// Performs the most frequent [`release`](Self::release) in one comparison.
     ///
     /// Drops the only reference of a block that is neither moving nor cached, and returns the word
-    /// of the free block. `None`: any other word, another kind of owner, or the generation's low
-    /// bits wrap around.
+    /// of the free block. `None`: any other word, or the generation's low bits wrap around.
     #[inline]
-    pub fn release_only(self, ownership: Ownership) -> Option<Self> {
-        let only = ONE_REF | ownership as u64;
-        let is_only = self.0 & (REFS_MASK | MOVING | CACHED | GUARDED) == only;
+    pub fn release_only(self) -> Option<Self> {
+        let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;
         if is_only && !self.freed().carries() { Some(self.freed()) } else { None }
     }
 
-    /// As [`release_only`](Self::release_only), of a guarded block in this frame. `None` also if it
+    /// As [`release_only`](Self::release_only), of a block in this frame. `None` also if it
     /// is in another frame.
     #[inline]
     pub fn release_only_in(self, frame: FrameId) -> Option<Self> {
@@ -408,22 +358,20 @@ impl BlockWord {
         if self.is_only_in(frame) && generation != 0 { Some(Self(generation | frame.0 as u64)) } else { None }
     }
 
-    /// Returns whether it is the word of a guarded block in this frame, with one reference and
+    /// Returns whether it is the word of a block in this frame, with one reference and
     /// neither moving nor cached.
     #[inline]
     pub fn is_only_in(self, frame: FrameId) -> bool {
-        let only = ONE_REF | GUARDED | frame.0 as u64;
-        self.0 & (FRAME_MASK | REFS_MASK | MOVING | CACHED | GUARDED) == only
+        self.0 & (FRAME_MASK | REFS_MASK | MOVING | CACHED) == ONE_REF | frame.0 as u64
     }
 
-    /// As [`release_only`](Self::release_only), for a guarded block that is neither sealed nor
+    /// As [`release_only`](Self::release_only), for a lease's block that is neither sealed nor
     /// pinned: without a handle, no other thread changes its word (see [`block`](crate::block)).
     #[inline]
     pub fn release_private(self) -> Option<Self> {
-        const OWNED: u64 = ONE_REF | GUARDED;
-        let next = self.0.wrapping_sub(OWNED).wrapping_add(ONE_GENERATION);
+        let next = self.0.wrapping_sub(ONE_REF).wrapping_add(ONE_GENERATION);
         // Above the generation, nothing remains: unless it wraps around into the pins.
-        let differs = (self.0 & !(FRAME_MASK | GENERATION_MASK)) ^ OWNED | next >> PINS_SHIFT;
+        let differs = (self.0 & !(FRAME_MASK | GENERATION_MASK)) ^ ONE_REF | next >> PINS_SHIFT;
         if differs == 0 { Some(Self(next)) } else { None }
     }
 
@@ -433,7 +381,7 @@ impl BlockWord {
     #[inline]
     pub fn release_kept(self) -> Option<Self> {
         let freed = self.freed();
-        let is_only = self.0 & (REFS_MASK | CACHED | GUARDED) == ONE_REF | CACHED | GUARDED;
+        let is_only = self.0 & (REFS_MASK | CACHED) == ONE_REF | CACHED;
         (is_only && !freed.carries()).then_some(Self(freed.0 | self.0 & (SEALED | MOVING | CACHED)))
     }
 
@@ -469,10 +417,10 @@ impl BlockWord {
         if self.is_owned() { Some(Self(self.0 | SEALED)) } else { None }
     }
 
-    /// Marks the bytes as final and the block as cached. `None`: not owned, or not guarded.
+    /// Marks the bytes as final and the block as cached. `None`: not owned.
     #[inline]
     pub const fn seal_cached(self) -> Option<Self> {
-        if self.is_owned() && self.is_guarded() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
+        if self.is_owned() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
     }
 
     /// Makes the bytes writable again. `None`: free, shared, cached or being copied; the writer
@@ -542,7 +490,6 @@ impl fmt::Debug for BlockWord {
             .field("sealed", &self.is_sealed())
             .field("moving", &self.is_moving())
             .field("cached", &self.is_cached())
-            .field("guarded", &self.is_guarded())
             .finish()
     }
 }

@@ -73,7 +73,7 @@
 //! |---|---|
 //! | a block becomes evictable, or an eviction that passed over it puts it back | `Core::release_cached`, `allocate_at` |
 //! | blocks are evicted by their ids, also those that a batch may see | `Core::evict_these` |
-//! | a free on the slow path, by release, by handle, of a sequence or a lease | `Core::give_back` |
+//! | a free on the slow path, of a sequence or a lease | `Core::give_back` |
 //! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_at`, `Waiting::allocate` |
 //! | magazines are flushed: `flush`, the end of a thread, the drop of a handle | `CacheHandle` |
 //! | a trim, or an audit | `Core::trim`, `audit` |

@@ -13,7 +13,7 @@ use crate::sync::heavy_fence;
 
 use crate::block::allocate::Grab;
 use crate::block::state::{Absence, Class, Key, Line, LinePlace};
-use crate::block::{AllocRequest, Blocks, ListEnd, Operation, Ownership};
+use crate::block::{AllocRequest, Blocks, ListEnd, Operation};
 
 /// A place in line. Dropping it leaves the line and hands on the turn.
 #[must_use = "dropping the place leaves the line"]
@@ -141,7 +141,7 @@ impl Waiting<'_> {
                     self.blocks.count_further(-(grab.frames as isize));
                 }
                 self.blocks.latencies().record(Operation::Wait, self.entered);
-                self.blocks.hand_out(&grab, request, Ownership::Guarded, take);
+                self.blocks.hand_out(&grab, request, take);
             }
             // Without its fences it may sleep beside a free block, and would search forever.
             // Reached by `fence_refused`.

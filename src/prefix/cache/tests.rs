@@ -28,7 +28,7 @@ fn one_block() -> (Blocks, Arc<PrefixCache>) {
 /// Replaces the contents of the block, evicting the previous ones.
 fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     let mut taken = None;
-    blocks.allocate_guarded(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
+    blocks.allocate_listed(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
     let id = taken.unwrap();
     cache.note(id, hash(n), cache.era(), 0, 0);
     cache.register(blocks, 0, [(blocks.handle(id), None)]);

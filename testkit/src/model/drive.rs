@@ -1,12 +1,12 @@
 //! Runs the real pool and the model side by side.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{
-    AllocError, AllocRequest, Batch, BlockHandle, BlockId, Generation, GrowError, HandleError, Lease, Pool,
-    PoolHandle, PoolTag, Sequence, SequenceId,
+    AllocError, AllocRequest, Batch, BlockHandle, BlockId, BlockPin, Generation, GrowError, HandleError,
+    Lease, Pool, PoolTag, Sequence, SequenceId,
 };
 
 use super::{Alien, Doing, Model, Operation, Pick};
@@ -85,11 +85,9 @@ pub(super) struct Opened {
 pub(super) struct Drive {
     pub(super) pool: Pool,
     pub(super) block_tokens: usize,
-    handle: PoolHandle,
     pub(super) model: Model,
     leases: Vec<Lease<'static>>,
-    /// One entry for each raw reference.
-    raw: Vec<BlockHandle>,
+    pins: Vec<BlockPin>,
     pub(super) batches: Vec<(u64, Batch)>,
     pub(super) sequences: Vec<Opened>,
     pub(super) tokens_stored: u32,
@@ -114,13 +112,12 @@ impl Drive {
             .build()
             .expect("a valid pool");
         Self {
-            handle: pool.handle(),
             model: Model::new(setup.blocks, setup.blocks_max),
             tag: pool.tag(),
             pool,
             block_tokens: setup.block_tokens,
             leases: Vec::new(),
-            raw: Vec::new(),
+            pins: Vec::new(),
             batches: Vec::new(),
             sequences: Vec::new(),
             tokens_stored: 0,
@@ -135,14 +132,10 @@ impl Drive {
                 let sequence = sequence.map(|sequence| SequenceId(sequence.into()));
                 self.lease(request(blocks, contiguous, pinned, sequence))
             }
-            Operation::Raw { blocks, contiguous, pinned, through_handle } => {
-                self.raw(request(blocks, contiguous, pinned, None), through_handle)
-            }
             Operation::Drop(pick) => self.drop_lease(pick),
-            Operation::IntoRaw(pick) => self.lease_to_raw(pick),
-            Operation::FromRaw(ref picks) => self.raw_to_lease(picks),
-            Operation::Free { ref picks, through_handle } => self.free(picks, through_handle),
-            Operation::Share(ref picks) => self.share(picks),
+            Operation::SplitLease(pick, at) => self.split_lease(pick, at),
+            Operation::TruncateLease(pick, keep) => self.truncate_lease(pick, keep),
+            Operation::Share(pick) => self.share(pick),
             Operation::Pin(pick) => self.pin(pick),
             Operation::Unpin(pick) => self.unpin(pick),
             Operation::Info(pick) => pick.of(&self.held()).map_or(Ok(()), |&handle| self.info(handle)),
@@ -172,10 +165,6 @@ impl Drive {
                 self.resize(least.max(to.into()))
             }
             Operation::Seal(pick, count) => self.seal(pick, count.into()),
-            Operation::RenewHandle => {
-                self.handle = self.pool.handle();
-                Ok(())
-            }
             Operation::Open(id) => self.open(SequenceId(id.into())),
             Operation::Append { sequence, batch, tokens, draft } => {
                 self.append(sequence, batch, tokens.into(), draft)
@@ -199,25 +188,6 @@ impl Drive {
         let Ok(lease) = got else { return Ok(()) };
         self.handed_out(request, &lease.handles().collect::<Vec<_>>())?;
         self.leases.push(lease);
-        Ok(())
-    }
-
-    fn raw(&mut self, request: AllocRequest, through_handle: bool) -> Checked {
-        let expected = self.model.may_allocate(request.blocks, request.contiguous);
-        let mut handles = Vec::new();
-        let got = if through_handle {
-            self.handle.allocate_raw(request, &mut handles)
-        } else {
-            self.pool.allocate_raw(request, &mut handles)
-        };
-        same("allocate_raw", &expected, &got.map_err(without_batch))?;
-        if got.is_err() && !handles.is_empty() {
-            return Err(format!("a refused allocation returned {handles:?}"));
-        }
-        if got.is_ok() {
-            self.handed_out(request, &handles)?;
-        }
-        self.raw.extend(handles);
         Ok(())
     }
 
@@ -249,40 +219,26 @@ impl Drive {
         Ok(())
     }
 
-    fn lease_to_raw(&mut self, pick: Pick) -> Checked {
-        if let Some(index) = pick.index(self.leases.len()) {
-            let lease = self.leases.swap_remove(index);
-            let expected = lease.handles().collect::<Vec<_>>();
-            let got = lease.into_raw();
-            same("into_raw", &expected[..], &got[..])?;
-            self.raw.extend(got);
-        }
+    fn split_lease(&mut self, pick: Pick, at: Pick) -> Checked {
+        let Some(index) = pick.index(self.leases.len()) else { return Ok(()) };
+        let lease = &mut self.leases[index];
+        let all = lease.blocks().to_vec();
+        let at = at.index(all.len() + 1).expect("a place");
+        let tail = lease.split_off(at);
+        same("the parts of a lease", &(&all[..at], &all[at..]), &(lease.blocks(), tail.blocks()))?;
+        self.leases.push(tail);
         Ok(())
     }
 
-    fn raw_to_lease(&mut self, picks: &[Pick]) -> Checked {
-        let list: Vec<BlockHandle> = picks.iter().filter_map(|pick| pick.of(&self.raw).copied()).collect();
-        let mut taken = HashSet::new();
-        let refusal = list.iter().find_map(|&handle| {
-            let is_shared = self.model.owned(handle.id).is_some_and(|owned| owned.refs > 1);
-            if is_shared {
-                Some(HandleError::Shared { id: handle.id })
-            } else {
-                (!taken.insert(handle.id)).then_some(HandleError::Guarded { handle })
-            }
-        });
-        let got = Lease::from_raw(&self.pool, &list).map(Lease::into_owned);
-        same("from_raw", &refusal.map_or(Ok(()), Err), &got.as_ref().map(drop).map_err(|error| *error))?;
-        if let Ok(lease) = got {
-            self.raw.retain(|handle| !list.contains(handle));
-            self.leases.push(lease);
-        }
+    fn truncate_lease(&mut self, pick: Pick, keep: Pick) -> Checked {
+        let Some(index) = pick.index(self.leases.len()) else { return Ok(()) };
+        let lease = &mut self.leases[index];
+        let keep = keep.index(lease.blocks().len() + 1).expect("a place");
+        let gone: Vec<_> = lease.handles().skip(keep).collect();
+        lease.truncate(keep);
+        same("the rest of a lease", &keep, &lease.blocks().len())?;
+        gone.into_iter().for_each(|handle| self.released(handle));
         Ok(())
-    }
-
-    /// Returns whether a lease owns the block.
-    fn is_leased(&self, handle: BlockHandle) -> bool {
-        self.leases.iter().any(|lease| lease.blocks().contains(&handle.id))
     }
 
     /// The model's part of releasing one reference.
@@ -296,81 +252,41 @@ impl Drive {
         }
     }
 
-    fn free(&mut self, picks: &[Pick], through_handle: bool) -> Checked {
-        let mut list: Vec<BlockHandle> =
-            picks.iter().filter_map(|pick| pick.of(&self.raw).copied()).collect();
-        let counts = count(&list);
-        let repeated: Vec<HandleError> = counts
-            .iter()
-            .filter(|(handle, times)| **times > self.model.owned(handle.id).map_or(0, |owned| owned.refs))
-            .map(|(&handle, _)| HandleError::Repeated { handle })
-            .collect();
-        if !repeated.is_empty() {
-            let got = self.free_list(&list, through_handle);
-            return refused(&got, &repeated);
-        }
-        // Only the lease may release its reference.
-        let mut left = count(&self.raw);
-        list.retain(|handle| left.get_mut(handle).is_some_and(take_one));
-        if list.is_empty() {
-            return Ok(());
-        }
-        same("free", &Ok(()), &self.free_list(&list, through_handle))?;
-        for handle in list {
-            let held = self.raw.iter().position(|raw| *raw == handle).expect("picked from the held handles");
-            self.raw.swap_remove(held);
-            self.released(handle);
-        }
-        Ok(())
-    }
-
-    fn free_list(&mut self, list: &[BlockHandle], through_handle: bool) -> Result<(), HandleError> {
-        if through_handle { self.handle.free(list) } else { self.pool.free(list) }
-    }
-
-    fn share(&mut self, picks: &[Pick]) -> Checked {
-        let held = self.held();
-        let list: Vec<BlockHandle> = picks.iter().filter_map(|pick| pick.of(&held).copied()).collect();
-        if let Some(&handle) = list.iter().find(|&&handle| self.is_leased(handle)) {
-            return same("share", &Err(HandleError::Guarded { handle }), &self.pool.share(&list));
-        }
-        same("share", &Ok(()), &self.pool.share(&list))?;
-        list.iter().for_each(|handle| self.model.share(handle.id));
-        self.raw.extend(list);
+    fn share(&mut self, pick: Pick) -> Checked {
+        let Some(lease) = pick.of(&self.leases) else { return Ok(()) };
+        let shared = lease.share().map_err(|error| format!("share: {error}"))?;
+        same("shared blocks", lease.blocks(), shared.blocks())?;
+        shared.blocks().iter().for_each(|&id| self.model.share(id));
+        shared.handles().try_for_each(|handle| self.info(handle))?;
+        self.leases.push(shared);
         Ok(())
     }
 
     fn pin(&mut self, pick: Pick) -> Checked {
         const PINS_MAX: u32 = 15;
         let Some(&handle) = pick.of(&self.held()) else { return Ok(()) };
-        let pins = self.model.owned(handle.id).map_or(0, |owned| owned.pins);
-        if self.is_leased(handle) {
-            let pin = if pins < PINS_MAX { self.pool.pin_scoped(handle).ok() } else { None };
-            let now = self.pool.info(handle).map(|info| info.pins);
-            same("pins in a scope", &Ok(pins + u32::from(pin.is_some())), &now)?;
-            same("pin by handle", &Err(HandleError::Guarded { handle }), &self.pool.pin(handle))?;
-            drop(pin);
-            return self.info(handle);
+        let is_full = self.model.owned(handle.id).is_some_and(|owned| owned.pins == PINS_MAX);
+        let full = HandleError::TooManyPins { id: handle.id, max: PINS_MAX };
+        let expected = if is_full { Err(full) } else { Ok(()) };
+        let got = self.pool.pin_scoped(handle);
+        same("pin", &expected, &got.as_ref().map(drop).map_err(|error| *error))?;
+        if let Ok(pin) = got {
+            self.model.pin(handle.id);
+            self.pins.push(pin);
         }
-        if pins == PINS_MAX {
-            let expected = HandleError::TooManyPins { id: handle.id, max: PINS_MAX };
-            return same("pin", &Err(expected), &self.pool.pin(handle));
-        }
-        same("pin", &Ok(()), &self.pool.pin(handle))?;
-        self.model.pin(handle.id);
         self.info(handle)
     }
 
     fn unpin(&mut self, pick: Pick) -> Checked {
-        let Some(&handle) = pick.of(&self.held()) else { return Ok(()) };
-        if self.is_leased(handle) {
-            return same("unpin", &Err(HandleError::Guarded { handle }), &self.pool.unpin(handle));
+        let Some(index) = pick.index(self.pins.len()) else { return Ok(()) };
+        let pin = self.pins.swap_remove(index);
+        let handle = pin.handle();
+        drop(pin);
+        // The pins of a freed block ended with it.
+        let is_owned = self.model.owned(handle.id).is_some();
+        if !is_owned || self.model.generation(handle.id) != handle.generation {
+            return Ok(());
         }
-        if self.model.owned(handle.id).is_some_and(|owned| owned.pins == 0) {
-            let expected = HandleError::NotPinned { id: handle.id };
-            return same("unpin", &Err(expected), &self.pool.unpin(handle));
-        }
-        same("unpin", &Ok(()), &self.pool.unpin(handle))?;
         self.model.unpin(handle.id);
         self.info(handle)
     }
@@ -380,15 +296,10 @@ impl Drive {
         let first = pick.index(held.len()).unwrap_or(0);
         for &handle in held.iter().cycle().skip(first).take(count.min(held.len())) {
             let mut leases = self.leases.iter_mut();
-            match leases
+            let (place, lease) = leases
                 .find_map(|lease| Some((lease.blocks().iter().position(|&id| id == handle.id)?, lease)))
-            {
-                Some((place, lease)) => {
-                    same("seal", &Err(HandleError::Guarded { handle }), &self.pool.seal(handle))?;
-                    lease.seal(place..=place);
-                }
-                None => same("seal", &Ok(()), &self.pool.seal(handle))?,
-            }
+                .expect("a lease's block");
+            lease.seal(place..=place);
             let sealed = self.pool.info(handle).is_ok_and(|info| info.sealed);
             same("sealed", &true, &sealed)?;
         }
@@ -408,17 +319,8 @@ impl Drive {
 
     fn misuse(&mut self, alien: Alien, doing: Doing) -> Checked {
         let Some((handle, expected)) = self.alien(alien) else { return Ok(()) };
-        // Valid handles precede it, to detect a pool that makes changes before it has checked the
-        // whole list. Each raw one may be freed once; all of them may be shared.
-        let list = |handles: &[BlockHandle], first: u8| {
-            handles.iter().copied().take(first.into()).chain([handle]).collect::<Vec<_>>()
-        };
         let got = match doing {
-            Doing::Free(first) => self.pool.free(&list(&self.raw, first)),
-            Doing::Share(first) => self.pool.share(&list(&self.raw, first)),
-            Doing::Pin => self.pool.pin(handle),
-            Doing::Unpin => self.pool.unpin(handle),
-            Doing::Info if matches!(alien, Alien::Leased(_)) => return self.info(handle),
+            Doing::Pin => self.pool.pin_scoped(handle).map(drop),
             Doing::Info => self.pool.info(handle).map(drop),
         };
         refused(&got, &expected)?;
@@ -446,7 +348,6 @@ impl Drive {
                 let id = BlockId((self.model.ever() as u32 + 1).saturating_add(by));
                 BlockHandle { id, pool: self.tag, generation: Generation(0) }
             }
-            Alien::Leased(pick) => pick.of(&self.leases)?.handles().last()?,
             Alien::Null => BlockHandle { id: BlockId(0), pool: self.tag, generation: Generation(0) },
         };
         let stale = HandleError::Stale { handle, now: self.model.generation(handle.id) };
@@ -454,7 +355,6 @@ impl Drive {
         let expected = match alien {
             Alien::Foreign(_) => HandleError::Foreign { handle, pool: self.tag },
             Alien::Beyond(_) | Alien::Null => outside,
-            Alien::Leased(_) => HandleError::Guarded { handle },
             _ => stale,
         };
         Some((handle, vec![expected]))
@@ -497,10 +397,9 @@ impl Drive {
         self.audit()
     }
 
-    /// Every reference, of leases and raw.
+    /// Every reference.
     fn held(&self) -> Vec<BlockHandle> {
-        let leased = self.leases.iter().flat_map(|lease| lease.handles().collect::<Vec<_>>());
-        leased.chain(self.raw.iter().copied()).collect()
+        self.leases.iter().flat_map(Lease::handles).collect()
     }
 
     /// Checks the fast counters. Blocks held back by a batch that has just ended may still count as
@@ -522,7 +421,6 @@ impl Drive {
         self.read_all()?;
         self.sequences.clear();
         self.leases.clear();
-        same("free", &Ok(()), &self.pool.free(&self.raw))?;
         std::mem::take(&mut self.batches).into_iter().for_each(|(_, batch)| batch.finish());
         self.audit()?;
         same("free blocks at the end", &self.model.total(), &self.pool.free_blocks())
@@ -539,20 +437,6 @@ fn request(blocks: u16, contiguous: bool, pinned: bool, sequence: Option<Sequenc
     request.pinned = pinned;
     request.sequence = sequence;
     request
-}
-
-fn count(handles: &[BlockHandle]) -> HashMap<BlockHandle, u32> {
-    let mut counts = HashMap::new();
-    for &handle in handles {
-        *counts.entry(handle).or_default() += 1;
-    }
-    counts
-}
-
-fn take_one(left: &mut u32) -> bool {
-    let some = *left > 0;
-    *left = left.saturating_sub(1);
-    some
 }
 
 /// Removes the fields that the model does not know: the oldest batch, and blocks held by a shrink.

@@ -36,22 +36,14 @@ pub enum Alien {
     Beyond(u32),
     /// Of the null block.
     Null,
-    /// Of a block that a lease owns: valid for queries only.
-    Leased(Pick),
 }
 
 /// Use of a handle that should be refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "arbitrary", derive(arbitrary::Arbitrary))]
 pub enum Doing {
-    /// Free it, after a number of valid handles.
-    Free(u8),
-    /// Share it, after a number of valid handles.
-    Share(u8),
     /// Pin it.
     Pin,
-    /// Unpin it.
-    Unpin,
     /// Query its info.
     Info,
 }
@@ -72,38 +64,17 @@ pub enum Operation {
         /// For this sequence.
         sequence: Option<u8>,
     },
-    /// Allocate blocks as raw handles.
-    Raw {
-        /// Number of blocks; 0 and more than the pool has must be refused.
-        blocks: u16,
-        /// As one run.
-        contiguous: bool,
-        /// Pinned from the start.
-        pinned: bool,
-        /// Through the explicit cache handle instead of the thread's own cache.
-        through_handle: bool,
-    },
     /// Drop a lease.
     Drop(Pick),
-    /// Convert a lease to raw handles.
-    IntoRaw(Pick),
-    /// Convert raw handles to a lease. If a block has other references, the whole list must be
-    /// refused.
-    FromRaw(Vec<Pick>),
-    /// Free raw handles in one call. If one is picked more often than it has references, the whole
-    /// list must be refused.
-    Free {
-        /// Handles to free.
-        picks: Vec<Pick>,
-        /// Through the explicit cache handle.
-        through_handle: bool,
-    },
-    /// Add a reference to each of these blocks. If a lease owns one, the whole list must be
-    /// refused.
-    Share(Vec<Pick>),
-    /// Pin a block; a lease's block in a scope, which unpins it at its end.
+    /// Split a lease at one of its blocks.
+    SplitLease(Pick, Pick),
+    /// Free the blocks of a lease from one on.
+    TruncateLease(Pick, Pick),
+    /// Add a reference to each block of a lease: a second lease.
+    Share(Pick),
+    /// Pin a block.
     Pin(Pick),
-    /// Unpin a block, pinned or not; a lease's block must be refused.
+    /// Drop one of the pins.
     Unpin(Pick),
     /// Query the info of a block.
     Info(Pick),
@@ -142,10 +113,8 @@ pub enum Operation {
         /// Count `to` in addition to the blocks in use.
         fits: bool,
     },
-    /// Seal a number of raw or leased blocks, from one on.
+    /// Seal a number of blocks, from one on.
     Seal(Pick, u8),
-    /// Drop the explicit cache handle and create a new one: its cached blocks are flushed.
-    RenewHandle,
     /// Open a sequence with this id, already open or not.
     Open(u8),
     /// Append tokens to a sequence in one of the batches in flight (one begins if there is none),
@@ -174,7 +143,6 @@ pub enum Operation {
 
 #[cfg(feature = "proptest")]
 mod strategy {
-    use proptest::collection::vec;
     use proptest::option;
     use proptest::prelude::*;
 
@@ -202,7 +170,6 @@ mod strategy {
                 1 => any::<Pick>().prop_map(Alien::Free),
                 1 => any::<u32>().prop_map(Alien::Beyond),
                 1 => Just(Alien::Null),
-                3 => any::<Pick>().prop_map(Alien::Leased),
             ]
             .boxed()
         }
@@ -213,14 +180,7 @@ mod strategy {
         type Strategy = BoxedStrategy<Self>;
 
         fn arbitrary_with((): ()) -> Self::Strategy {
-            prop_oneof![
-                (0..4_u8).prop_map(Doing::Free),
-                (0..4_u8).prop_map(Doing::Share),
-                Just(Doing::Pin),
-                Just(Doing::Unpin),
-                Just(Doing::Info),
-            ]
-            .boxed()
+            prop_oneof![Just(Doing::Pin), Just(Doing::Info),].boxed()
         }
     }
 
@@ -234,20 +194,16 @@ mod strategy {
         type Strategy = BoxedStrategy<Self>;
 
         fn arbitrary_with((): ()) -> Self::Strategy {
-            let few = || any::<[bool; 3]>();
             prop_oneof![
-                6 => (size(), few(), option::of(0..4_u8)).prop_map(|(blocks, [contiguous, pinned, _], sequence)| {
-                    Operation::Lease { blocks, contiguous, pinned, sequence }
-                }),
-                6 => (size(), few()).prop_map(|(blocks, [contiguous, pinned, through_handle])| {
-                    Operation::Raw { blocks, contiguous, pinned, through_handle }
-                }),
-                5 => any::<Pick>().prop_map(Operation::Drop),
-                2 => any::<Pick>().prop_map(Operation::IntoRaw),
-                2 => vec(any::<Pick>(), 1..20).prop_map(Operation::FromRaw),
-                7 => (vec(any::<Pick>(), 1..40), any::<bool>())
-                    .prop_map(|(picks, through_handle)| Operation::Free { picks, through_handle }),
-                3 => vec(any::<Pick>(), 1..8).prop_map(Operation::Share),
+                12 => (size(), any::<[bool; 2]>(), option::of(0..4_u8)).prop_map(
+                    |(blocks, [contiguous, pinned], sequence)| {
+                        Operation::Lease { blocks, contiguous, pinned, sequence }
+                    }
+                ),
+                9 => any::<Pick>().prop_map(Operation::Drop),
+                3 => any::<[Pick; 2]>().prop_map(|[lease, at]| Operation::SplitLease(lease, at)),
+                3 => any::<[Pick; 2]>().prop_map(|[lease, keep]| Operation::TruncateLease(lease, keep)),
+                3 => any::<Pick>().prop_map(Operation::Share),
                 2 => any::<Pick>().prop_map(Operation::Pin),
                 2 => any::<Pick>().prop_map(Operation::Unpin),
                 2 => any::<Pick>().prop_map(Operation::Info),
@@ -262,7 +218,6 @@ mod strategy {
                 2 => (prop_oneof![8 => 1..200_u16, 1 => any::<u16>(), 1 => Just(0)], any::<bool>())
                     .prop_map(|(to, fits)| Operation::Resize { to, fits }),
                 4 => (any::<Pick>(), any::<u8>()).prop_map(|(pick, count)| Operation::Seal(pick, count)),
-                1 => Just(Operation::RenewHandle),
                 3 => (0..12_u8).prop_map(Operation::Open),
                 9 => (any::<[Pick; 2]>(), prop_oneof![8 => 0..10_u8, 2 => any::<u8>()], any::<bool>()).prop_map(
                     |([sequence, batch], tokens, draft)| Operation::Append { sequence, batch, tokens, draft }

@@ -56,8 +56,7 @@ async fn a_follower_sees_the_whole_and_then_each_change() {
     let Notice::Migrations(list) = next(&mut follower).await else { panic!("then migrations") };
     assert!(list.migrations.is_empty());
 
-    let mut handles = Vec::new();
-    served.pool.allocate_raw(AllocRequest::new(20), &mut handles).unwrap();
+    let _lease = served.pool.allocate_owned(AllocRequest::new(20)).unwrap();
     // One period may lie between the statistics and the map.
     let mut used = 0;
     while used != 20 || map.cells.matches('f').count() != 21 {

@@ -31,7 +31,7 @@ proptest! {
         let Some(Released::Last { word: freed, carry }) = word.release() else { panic!("{word:?}") };
         prop_assert_eq!(freed.frame(), word.frame());
         prop_assert!(freed.is_free() && freed.pins() == 0);
-        prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached() && !freed.is_guarded());
+        prop_assert!(!freed.is_sealed() && !freed.is_moving() && !freed.is_cached());
         prop_assert_eq!(freed.generation_low(), (word.generation_low() + 1) % (1 << GENERATION_BITS));
         prop_assert_eq!(carry, freed.generation_low() == 0);
         prop_assert_eq!(freed.release(), None);
@@ -44,7 +44,7 @@ proptest! {
             let evictable = BlockWord(word.0 & !PINS_MASK);
             let shared = evictable.share_in_place().unwrap();
             prop_assert_eq!((shared.refs(), shared.pins()), (1, 1));
-            prop_assert!(shared.is_guarded() && shared.is_moving() == word.is_moving());
+            prop_assert!(shared.is_moving() == word.is_moving());
             prop_assert_eq!(shared.publish_move(FrameId(7)), None, "a pinned block stays");
             if let Some(kept) = shared.release_kept() {
                 prop_assert_eq!((kept.is_evictable(), kept.pins()), (true, 0));
@@ -63,18 +63,14 @@ proptest! {
     #[test]
     fn the_frequent_releases_are_releases(word in words()) {
         if let Some(kept) = word.release_kept() {
-            prop_assert!(word.is_guarded());
             prop_assert_eq!(word.outlived(), None);
             prop_assert_eq!(word.release(), Some(Released::Evictable { word: kept }));
         }
-        for ownership in [Ownership::ByHandle, Ownership::Guarded] {
-            if let Some(freed) = word.release_only(ownership) {
-                prop_assert_eq!(word.is_guarded(), ownership == Ownership::Guarded);
-                prop_assert_eq!(word.release(), Some(Released::Last { word: freed, carry: false }));
-            }
+        if let Some(freed) = word.release_only() {
+            prop_assert_eq!(word.release(), Some(Released::Last { word: freed, carry: false }));
         }
         // The generator of words seldom makes one of them.
-        let kept = BlockWord(word.0 & !REFS_MASK | ONE_REF | CACHED | GUARDED);
+        let kept = BlockWord(word.0 & !REFS_MASK | ONE_REF | CACHED);
         prop_assert_eq!(kept.release_kept().is_none(), kept.outlived().is_some());
     }
 
@@ -84,38 +80,18 @@ proptest! {
         kept in prop_oneof![Just(0), Just(SEALED), Just(MOVING), Just(CACHED), Just(ONE_PIN), Just(ONE_REF)],
         is_last: bool,
     ) {
-        prop_assert!(word.release_private().is_none_or(|next| word.release_only(Ownership::Guarded) == Some(next)));
-        let plain = BlockWord(word.0 & (FRAME_MASK | GENERATION_MASK) | ONE_REF | GUARDED);
+        prop_assert!(word.release_private().is_none_or(|next| word.release_only() == Some(next)));
+        let plain = BlockWord(word.0 & (FRAME_MASK | GENERATION_MASK) | ONE_REF);
         let plain = if is_last { BlockWord(plain.0 | GENERATION_MASK) } else { plain };
         let Some(Released::Last { word: freed, carry }) = plain.release() else { panic!("{plain:?}") };
         prop_assert_eq!(plain.release_private(), (!carry).then_some(freed));
-        prop_assert_eq!(plain.release_only(Ownership::Guarded), (!carry).then_some(freed));
-        for word in [word, plain, BlockWord(plain.0 + kept), BlockWord(plain.0 & !GUARDED)] {
-            prop_assert_eq!(word.release_only_in(word.frame()), word.release_only(Ownership::Guarded));
+        prop_assert_eq!(plain.release_only(), (!carry).then_some(freed));
+        for word in [word, plain, BlockWord(plain.0 + kept)] {
+            prop_assert_eq!(word.release_only_in(word.frame()), word.release_only());
             let elsewhere = FrameId((word.frame().0 + 1) & FRAME_MASK as u32);
             prop_assert_eq!(word.release_only_in(elsewhere), None);
         }
         prop_assert!(kept == 0 || BlockWord(plain.0 + kept).release_private().is_none());
-        prop_assert_eq!(BlockWord(plain.0 & !GUARDED).release_private(), None);
-    }
-
-    #[test]
-    fn a_lease_and_a_handle_hand_over_the_only_reference(word in words()) {
-        match (word.guard(), word.unguard()) {
-            (Some(guarded), None) => {
-                prop_assert!(word.refs() == 1 && !word.is_guarded() && guarded.is_guarded());
-                prop_assert_eq!(guarded.to_bits() ^ word.to_bits(), GUARDED);
-                prop_assert!(word.is_cached() || guarded.unguard() == Some(word));
-                prop_assert_eq!(guarded.release_only(Ownership::ByHandle), None);
-            }
-            (None, Some(raw)) => {
-                prop_assert!(word.refs() == 1 && word.is_guarded() && !word.is_cached());
-                prop_assert_eq!(raw.guard(), Some(word));
-                prop_assert_eq!(raw.release_only(Ownership::Guarded), None);
-            }
-            (None, None) => prop_assert!(word.refs() != 1 || word.is_cached()),
-            both => prop_assert!(false, "{:?}: {:?}", word, both),
-        }
     }
 
     #[test]
@@ -151,7 +127,7 @@ fn a_free_block_is_held_once() {
         (held.frame(), held.unhold(), held.hold(), free.unhold()),
         (FrameId(77), Some(free), None, None)
     );
-    let owned = free.allocate(false, Ownership::ByHandle).seal().unwrap();
+    let owned = free.allocate(false).seal().unwrap();
     assert_eq!((owned.hold(), owned.unhold()), (None, None));
     let moving = owned.begin_move().unwrap();
     assert!(!moving.is_held() && moving.unhold().is_none(), "an owner's move is not a hold");
@@ -162,11 +138,9 @@ fn a_free_block_is_held_once() {
 #[test]
 fn an_allocated_block_has_one_owner_and_nothing_else() {
     let free = BlockWord::free(FrameId(77));
-    let word = free.allocate(false, Ownership::ByHandle);
+    let word = free.allocate(false);
     assert_eq!((word.frame(), word.refs(), word.pins()), (FrameId(77), 1, 0));
-    assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached() && !word.is_guarded());
-    assert_eq!(free.allocate(true, Ownership::ByHandle).pins(), 1);
-    let guarded = free.allocate(true, Ownership::Guarded);
-    assert_eq!((guarded.refs(), guarded.pins(), guarded.is_guarded()), (1, 1, true));
+    assert!(!word.is_sealed() && !word.is_moving() && !word.is_cached());
+    assert_eq!(free.allocate(true).pins(), 1);
     assert_eq!(word.seal().unwrap().share().unwrap().reopen(), None, "shared bytes must be copied first");
 }
