@@ -193,7 +193,7 @@ fn fragment(pool: &Pool, stop: &AtomicBool) {
     held.truncate(BLOCKS / 2);
     while !stop.load(Relaxed) {
         for _ in 0..16 {
-            held.swap_remove(random.usize(..held.len()));
+            drop(held.swap_remove(random.usize(..held.len())));
         }
         take(&mut held, 16);
         thread::sleep(Duration::from_micros(200));

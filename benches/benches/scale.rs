@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::storage::KvLayout;
-use kvpool::{Lease, Pool};
-use kvpool_benches::bytes::singles;
+use kvpool::{AllocRequest, Lease, Pool};
+use kvpool_benches::bytes::{place, singles};
 use kvpool_benches::report::median;
 
 const STEPS: usize = 20_000;
@@ -127,7 +127,7 @@ fn moved(blocks: usize, seed: u64) -> [f64; 4] {
     let pool = Pool::builder(layout).blocks(blocks).engine_copies(copier).build().expect("a pool");
     let mut random = fastrand::Rng::with_seed(seed);
     let mut all = fill(&pool, blocks);
-    all.sort_unstable_by_key(|&handle| pool.info(handle).expect("an owned block").frame);
+    all.sort_unstable_by_key(|lease| place(lease).start);
     let mut keep = false;
     free_unless(&pool, &mut all, |_| {
         keep = !keep;

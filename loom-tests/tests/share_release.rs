@@ -4,7 +4,7 @@
 
 use kvpool::block::models;
 use kvpool::{BlockHandle, BlockId, HandleError};
-use kvpool_loom_tests::{TouchedBlocks, check, join_last};
+use kvpool_loom_tests::{TouchedBlocks, check, check_to, join_last};
 use loom::sync::Arc;
 use loom::thread;
 
@@ -38,7 +38,7 @@ fn two_owners_go() {
 
 #[test]
 fn pin_against_the_last_release() {
-    check("share_release::pin_against_the_last_release", || {
+    check_to(3, "share_release::pin_against_the_last_release", || {
         let pool = TouchedBlocks::new(1, 0);
         let (id, handle) = one(&pool);
         let other = pool.clone();
