@@ -267,9 +267,9 @@ impl Shared {
             lock(&self.counters).dropped_puts += if is_put { keys as u64 } else { 0 };
             return Err(TierFailure::Busy);
         };
-        let next = if is_put { Some(self.next_put.acquire().await) } else { None };
-        next.transpose().map_err(|_| TierFailure::Closed)?;
-        self.calls.clone().acquire_owned().await.map_err(|_| TierFailure::Closed)
+        let closed = |_| TierFailure::Closed;
+        let _next = if is_put { Some(self.next_put.acquire().await.map_err(closed)?) } else { None };
+        self.calls.clone().acquire_owned().await.map_err(closed)
     }
 
     /// Asks the store, and notes its failures.

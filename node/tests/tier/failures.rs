@@ -173,6 +173,28 @@ async fn puts_that_find_no_room_are_dropped() {
     assert_eq!(store.len(), 11);
 }
 
+/// A read waits for one put at most behind the one that runs, however many came before it.
+#[tokio::test]
+async fn reads_go_ahead_of_puts() {
+    let mut settings = TierSettings::default();
+    settings.calls = 1;
+    let (store, tier) = in_process(settings);
+    let some = keys(0..6);
+    put(&*tier, &some[..1]).await;
+    store.set_fault(Fault::Slow(Duration::from_millis(20)));
+    let puts = some[1..].iter().map(|key| {
+        let (tier, values) = (tier.clone(), values(&[*key]));
+        tokio::spawn(async move { tier.put(values, soon()).await })
+    });
+    let puts: Vec<_> = puts.collect();
+    until("the first of them runs", || tier.counters().in_flight == 1).await;
+    assert_eq!(get(&*tier, &some[..1]).await, [Outcome::Hit]);
+    assert_eq!(store.len(), 3);
+    for put in puts {
+        assert_eq!(put.await.unwrap(), [Outcome::Stored]);
+    }
+}
+
 /// A queue that is shorter than a call takes a part of it: otherwise long calls would never succeed.
 #[tokio::test]
 async fn calls_that_are_longer_than_the_queue() {
