@@ -91,14 +91,13 @@ impl Batch {
         };
         let mut stepped = Stepped { new_blocks: copied.len(), copied };
         let mut fresh = planned.iter().filter(|planned| planned.growth.fresh > 0).peekable();
-        for place in 0..appends.len() {
-            let Append { ref mut sequence, tokens } = appends[place];
+        for (place, Append { sequence, tokens }) in appends.iter_mut().enumerate() {
             let Some(Planned { growth, .. }) = fresh.next_if(|planned| planned.place == place) else {
-                self.append_within_last(sequence, tokens);
+                self.append_within_last(sequence, *tokens);
                 continue;
             };
             // There are blocks for it.
-            let appended = self.append_to_list(sequence, growth, None, tokens);
+            let appended = self.append_to_list(sequence, growth, None, *tokens);
             let Ok(Appended { new_blocks, .. }) = appended else {
                 unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
             };
