@@ -376,7 +376,7 @@ async fn a_run_is_made_for_a_waiting_request() {
 async fn a_run_that_was_waited_for_long_is_still_granted() {
     let pool = pool(256);
     let mut kept = singles(&pool, AllocRequest::new(256));
-    kept.retain(|lease| block(lease).0 % 2 == 0);
+    kept.retain(|lease| block(lease).0.is_multiple_of(2));
     let other = pool.clone();
     let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(64).contiguous()).await });
     for _ in 0..200 {

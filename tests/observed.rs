@@ -160,7 +160,7 @@ async fn an_idle_task_checks_rarely_and_wakes_up() {
     assert!((100..=700).contains(&idle.looks), "{idle:?}");
     // A fragmented pool whose blocks are all open: also idle.
     let mut kept = singles(&pool, AllocRequest::new(1_023));
-    kept.retain(|lease| block(lease).0 % 2 == 0);
+    kept.retain(|lease| block(lease).0.is_multiple_of(2));
     tokio::time::sleep(Duration::from_secs(60)).await;
     let vain = task.totals();
     assert!((100..=700).contains(&(vain.looks - idle.looks)), "{idle:?} {vain:?}");
@@ -172,7 +172,7 @@ async fn an_idle_task_checks_rarely_and_wakes_up() {
     // Frees are detected within a fifth of a second.
     tokio::time::sleep(Duration::from_secs(60)).await;
     let before = task.totals();
-    kept.retain(|lease| block(lease).0 % 4 == 0);
+    kept.retain(|lease| block(lease).0.is_multiple_of(4));
     tokio::time::sleep(Duration::from_millis(200)).await;
     let after = task.totals();
     assert!(after.moved_blocks > before.moved_blocks, "{before:?} {after:?}");

@@ -32,7 +32,7 @@ pub fn handle(lease: &Lease<'_>) -> BlockHandle {
 /// Allocates all free blocks, frees every other one and seals the rest: maximal fragmentation.
 pub fn checkerboard(pool: &Pool) -> Vec<Lease<'static>> {
     let mut kept = singles(pool, AllocRequest::new(pool.free_blocks()));
-    kept.retain(|lease| block(lease).0 % 2 == 0);
+    kept.retain(|lease| block(lease).0.is_multiple_of(2));
     kept.iter_mut().for_each(|lease| lease.seal(..));
     kept
 }

@@ -61,7 +61,7 @@ async fn concurrent(tier: &SharedTier) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_process() {
     let (_store, tier) = in_process(TierSettings::default());
-    suite(&*tier).await;
+    suite(&tier).await;
 }
 
 #[tokio::test]
@@ -69,5 +69,5 @@ async fn one_call_at_a_time_on_a_runtime_of_one_thread() {
     let mut settings = TierSettings::default();
     settings.calls = 1;
     let (_store, tier) = in_process(settings);
-    suite(&*tier).await;
+    suite(&tier).await;
 }

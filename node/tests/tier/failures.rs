@@ -27,7 +27,7 @@ async fn a_hang() {
     settings.calls = 1;
     let (store, tier) = in_process(settings);
     let some = keys(0..40);
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     store.set_fault(Fault::Hang);
     let (first, memory) = reads(&some);
     let deadline = Instant::now() + SHORT;
@@ -49,7 +49,7 @@ async fn a_hang() {
     until("the store has answered", || tier.counters().in_flight == 0).await;
     assert!(memory.iter().chain(&memory_of_second).all(|own| own.lock().unwrap().is_empty()));
     assert_eq!(tier.counters().hits, 0);
-    assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));
+    assert_eq!(get(&tier, &some).await, all(Outcome::Hit, &some));
 }
 
 /// Whatever a store does, its tier counts and says it.
@@ -66,7 +66,7 @@ async fn no_failure_is_silent() {
         let (store, tier) = in_process(hasty());
         let failures = tier.failures();
         let some = keys(0..20);
-        put(&*tier, &some).await;
+        put(&tier, &some).await;
         assert_eq!((failures.count(), failures.last_error()), (0, None));
         store.set_fault(fault);
         let (is_told, began) =
@@ -88,7 +88,7 @@ async fn a_dropped_call() {
     settings.calls = 1;
     let (store, tier) = in_process(settings);
     let some = keys(0..20);
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     store.set_fault(Fault::Hang);
     let (all_of_it, memory) = reads(&some);
     let call = tier.get(all_of_it, soon());
@@ -104,21 +104,21 @@ async fn the_breaker_opens_and_closes() {
     settings.rest = Duration::from_millis(500);
     let (store, tier) = in_process(settings);
     let some = keys(0..1);
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     store.set_fault(Fault::Refuse);
     for _ in 0..3 {
-        assert!(is_unreachable(&get(&*tier, &some).await[0]));
+        assert!(is_unreachable(&get(&tier, &some).await[0]));
     }
     let counters = tier.counters();
     assert_eq!((counters.breaker, counters.breaker_opened), (BreakerState::Open, 1));
     store.set_fault(Fault::None);
     let open = Outcome::Failed(TierFailure::Open);
-    assert_eq!(get(&*tier, &some).await, all(open.clone(), &some));
-    assert_eq!(put(&*tier, &some).await, all(open.clone(), &some));
+    assert_eq!(get(&tier, &some).await, all(open.clone(), &some));
+    assert_eq!(put(&tier, &some).await, all(open.clone(), &some));
     assert_eq!(tier.exists(some.clone(), soon()).await, all(open, &some));
     // After the rest one call tries, and closes it.
     let began = Instant::now();
-    while get(&*tier, &some).await != [Outcome::Hit] {
+    while get(&tier, &some).await != [Outcome::Hit] {
         assert!(began.elapsed() < WAIT);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -132,7 +132,7 @@ async fn the_breaker_opens_and_closes() {
 async fn stuck_calls_open_the_breaker() {
     let (store, tier) = in_process(hasty());
     let some = keys(0..8);
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     store.set_fault(Fault::Hang);
     for half in some.chunks(4) {
         let (reads, _memory) = reads(half);
@@ -180,7 +180,7 @@ async fn reads_go_ahead_of_puts() {
     settings.calls = 1;
     let (store, tier) = in_process(settings);
     let some = keys(0..6);
-    put(&*tier, &some[..1]).await;
+    put(&tier, &some[..1]).await;
     store.set_fault(Fault::Slow(Duration::from_millis(20)));
     let puts = some[1..].iter().map(|key| {
         let (tier, values) = (tier.clone(), values(&[*key]));
@@ -188,7 +188,7 @@ async fn reads_go_ahead_of_puts() {
     });
     let puts: Vec<_> = puts.collect();
     until("the first of them runs", || tier.counters().in_flight == 1).await;
-    assert_eq!(get(&*tier, &some[..1]).await, [Outcome::Hit]);
+    assert_eq!(get(&tier, &some[..1]).await, [Outcome::Hit]);
     assert_eq!(store.len(), 3);
     for put in puts {
         assert_eq!(put.await.unwrap(), [Outcome::Stored]);
@@ -202,16 +202,16 @@ async fn calls_that_are_longer_than_the_queue() {
     (settings.puts_max, settings.reads_max) = (8, 8);
     let (store, tier) = in_process(settings);
     let some = keys(0..40);
-    let stored = put(&*tier, &some).await;
+    let stored = put(&tier, &some).await;
     assert!(stored[..8].iter().all(|outcome| *outcome == Outcome::Stored), "{stored:?}");
     for some in some.chunks(8) {
         until("they are stored", || tier.counters().in_flight == 0).await;
-        put(&*tier, some).await;
+        put(&tier, some).await;
     }
     assert_eq!(store.len(), 40);
     let found = tier.exists(some.clone(), soon()).await;
     assert!(found[..8].iter().all(|outcome| *outcome == Outcome::Hit), "{found:?}");
-    let read = get(&*tier, &some).await;
+    let read = get(&tier, &some).await;
     assert!(read[..8].iter().all(|outcome| *outcome == Outcome::Hit), "{read:?}");
 }
 
@@ -224,10 +224,10 @@ async fn times_without_an_end() {
     let some = keys(0..1);
     store.set_fault(Fault::Refuse);
     for _ in 0..3 {
-        assert!(is_unreachable(&get(&*tier, &some).await[0]));
+        assert!(is_unreachable(&get(&tier, &some).await[0]));
     }
     store.set_fault(Fault::None);
-    assert_eq!(get(&*tier, &some).await, all(Outcome::Failed(TierFailure::Open), &some));
+    assert_eq!(get(&tier, &some).await, all(Outcome::Failed(TierFailure::Open), &some));
 }
 
 /// A key whose value is wrong is not asked for again for a while, or until it is put.
@@ -237,17 +237,17 @@ async fn keys_that_failed() {
     settings.failed_for = Duration::from_secs(3600);
     let (store, tier) = in_process(settings);
     let some = keys(0..2);
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     store.set_fault(Fault::Corrupt);
-    assert_eq!(get(&*tier, &some[..1]).await, [Outcome::Failed(ValueError::Checksum.into())]);
+    assert_eq!(get(&tier, &some[..1]).await, [Outcome::Failed(ValueError::Checksum.into())]);
     store.set_fault(Fault::None);
     let remembered = Outcome::Failed(TierFailure::Remembered);
-    assert_eq!(get(&*tier, &some).await, [remembered, Outcome::Hit]);
+    assert_eq!(get(&tier, &some).await, [remembered, Outcome::Hit]);
     // A get is not worth a try, and a put is.
     assert_eq!(tier.exists(some.clone(), soon()).await, [Outcome::Miss, Outcome::Hit]);
     assert_eq!((tier.counters().bad_values, tier.counters().remembered), (1, 1));
-    assert_eq!(put(&*tier, &some[..1]).await, [Outcome::Stored]);
-    assert_eq!(get(&*tier, &some).await, all(Outcome::Hit, &some));
+    assert_eq!(put(&tier, &some[..1]).await, [Outcome::Stored]);
+    assert_eq!(get(&tier, &some).await, all(Outcome::Hit, &some));
 }
 
 /// Every way in which an answer can be wrong has its outcome, and none is a hit.
@@ -265,9 +265,9 @@ async fn wrong_answers() {
         Fault::Refuse,
     ] {
         let (store, tier) = in_process(hasty());
-        put(&*tier, &some).await;
+        put(&tier, &some).await;
         store.set_fault(fault);
-        let outcomes = get(&*tier, &some).await;
+        let outcomes = get(&tier, &some).await;
         match fault {
             Fault::ClaimsAll => assert_eq!(outcomes, all(Outcome::Miss, &some)),
             Fault::Miscounts => {
@@ -294,7 +294,7 @@ async fn wrong_answers() {
         store.set_fault(Fault::None);
         until("it works again", || tier.counters().in_flight == 0).await;
         let began = Instant::now();
-        while get(&*tier, &some).await != all(Outcome::Hit, &some) {
+        while get(&tier, &some).await != all(Outcome::Hit, &some) {
             assert!(began.elapsed() < WAIT, "{fault:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -324,10 +324,10 @@ async fn a_full_store() {
     let bytes = values(&keys(0..1))[0].bytes().len();
     let tier = super::support::tier(InProcess::new(4 * bytes), hasty());
     let some = keys(0..10);
-    assert_eq!(put(&*tier, &some).await, all(Outcome::Stored, &some));
-    let hits = get(&*tier, &some).await.iter().filter(|outcome| **outcome == Outcome::Hit).count();
+    assert_eq!(put(&tier, &some).await, all(Outcome::Stored, &some));
+    let hits = get(&tier, &some).await.iter().filter(|outcome| **outcome == Outcome::Hit).count();
     assert_eq!(hits, 4);
     let tier = super::support::tier(InProcess::new(bytes - 1), hasty());
-    let outcomes = put(&*tier, &some[..1]).await;
+    let outcomes = put(&tier, &some[..1]).await;
     assert!(matches!(outcomes[..], [Outcome::Failed(TierFailure::Store(StoreError::Refused { .. }))]));
 }

@@ -163,19 +163,19 @@ async fn a_node_does_not_serve_what_its_memory_damaged() {
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
     let tier = tier(store, TierSettings::default());
     let some = keys(0..3);
-    put(&*tier, &some[..1]).await;
+    put(&tier, &some[..1]).await;
     let first = cache.pool().cached_blocks()[0].1;
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     for times in 1..3 {
         window.pool().clear_prefix_cache();
         damage(cache.pool(), first);
-        assert_eq!(get(&*tier, &some).await, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
+        assert_eq!(get(&tier, &some).await, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
         // The node releases the blocks that it sent after the answer.
         idle(cache.pool()).await;
         assert_eq!((cache.pool().stats().evictable, cache.counters().bad_blocks), (2, times));
-        assert_eq!(put(&*tier, &some[..1]).await, [Outcome::Stored]);
+        assert_eq!(put(&tier, &some[..1]).await, [Outcome::Stored]);
         window.pool().clear_prefix_cache();
-        assert_eq!(get(&*tier, &some).await, [Outcome::Hit, Outcome::Hit, Outcome::Hit]);
+        assert_eq!(get(&tier, &some).await, [Outcome::Hit, Outcome::Hit, Outcome::Hit]);
     }
 }
 
@@ -195,7 +195,7 @@ async fn a_wrong_value_leaves_the_others_in_the_window() {
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
     let tier = tier(store, TierSettings::default());
     let some = keys(0..8);
-    put(&*tier, &some).await;
+    put(&tier, &some).await;
     let bytes = kvpool_node::tier::value_bytes(super::support::packed_bytes());
     let read = TierRead { key: some[3], bytes, memory: Box::new(Refusing) };
     let outcomes = tier.get(vec![read], soon()).await;
@@ -203,7 +203,7 @@ async fn a_wrong_value_leaves_the_others_in_the_window() {
     until("it is dropped", || window.pool().stats().evictable == 7).await;
     assert_eq!(cache.pool().stats().evictable, 8, "the word of a peer drops nothing");
     // It comes back from the node.
-    assert_eq!(put(&*tier, &some[3..4]).await, [Outcome::Stored]);
-    assert_eq!(get(&*tier, &some).await, vec![Outcome::Hit; 8]);
+    assert_eq!(put(&tier, &some[3..4]).await, [Outcome::Stored]);
+    assert_eq!(get(&tier, &some).await, vec![Outcome::Hit; 8]);
     idle(window.pool()).await;
 }
