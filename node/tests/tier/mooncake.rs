@@ -90,7 +90,7 @@ impl Fake {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance() {
     let fake = Fake::new();
-    super::conformance::suite(&*fake.tier(TierSettings::default())).await;
+    super::conformance::suite(&fake.tier(TierSettings::default())).await;
 }
 
 /// The probe tells what the store does wrong, and leaves nothing behind.
@@ -151,7 +151,7 @@ async fn faults() {
     let fake = Fake::new();
     let shared = fake.tier(hasty());
     let (some, others) = (keys(0..10), keys(20..30));
-    assert_eq!(put(&*shared, &some).await, all(Outcome::Stored, &some));
+    assert_eq!(put(&shared, &some).await, all(Outcome::Stored, &some));
     for fault in [
         Fault::StoresNothing,
         Fault::Transfer,
@@ -163,8 +163,8 @@ async fn faults() {
         Fault::TooLong,
     ] {
         fake.set(fault);
-        let stored = put(&*shared, &others).await;
-        let got = get(&*shared, &some).await;
+        let stored = put(&shared, &others).await;
+        let got = get(&shared, &some).await;
         let is_failed = |outcome: &Outcome| matches!(outcome, Outcome::Failed(_));
         match fault {
             Fault::StoresNothing => {
@@ -184,7 +184,7 @@ async fn faults() {
         }
         fake.set(Fault::None);
         let began = Instant::now();
-        while get(&*shared, &some).await != all(Outcome::Hit, &some) {
+        while get(&shared, &some).await != all(Outcome::Hit, &some) {
             assert!(began.elapsed() < WAIT, "{fault:?}: {:?}", shared.counters());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -200,25 +200,25 @@ async fn a_late_write_reaches_no_other_get() {
     settings.failed_keys = 0;
     let shared = fake.tier(settings);
     let some = keys(0..8);
-    put(&*shared, &some).await;
+    put(&shared, &some).await;
     for _ in 0..3 {
         fake.set(Fault::LateWrite);
-        let failed = get(&*shared, &some).await;
+        let failed = get(&shared, &some).await;
         assert!(!failed.contains(&Outcome::Hit));
         fake.set(Fault::None);
         // While the late writes come.
         let began = Instant::now();
         while began.elapsed() < Duration::from_millis(60) {
-            assert_eq!(get(&*shared, &some).await, all(Outcome::Hit, &some));
+            assert_eq!(get(&shared, &some).await, all(Outcome::Hit, &some));
         }
     }
     assert_eq!(shared.counters().bad_values, 0, "{:?}", shared.counters());
     // Memory that may still be written is bounded.
     fake.set(Fault::LateWrite);
     for _ in 0..40 {
-        get(&*shared, &some).await;
+        get(&shared, &some).await;
     }
-    let refused = get(&*shared, &some).await;
+    let refused = get(&shared, &some).await;
     let is_refused = |outcome: &Outcome| {
         matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Refused { .. })))
     };

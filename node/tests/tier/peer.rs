@@ -41,7 +41,7 @@ async fn nodes(window: usize) -> ([Arc<Node>; 2], [Arrivals; 2]) {
 async fn conformance() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
-    super::conformance::suite(&*tier(store, TierSettings::default())).await;
+    super::conformance::suite(&tier(store, TierSettings::default())).await;
     idle(cache.pool()).await;
     assert!(cache.pool().stats().evictable >= 40);
 }
@@ -99,11 +99,11 @@ async fn a_node_that_ends() {
     let store = Peer::new(window.clone(), "cache", NAMESPACE, Duration::from_millis(300)).unwrap();
     let shared = tier(store, hasty());
     let some = keys(0..10);
-    put(&*shared, &some).await;
+    put(&shared, &some).await;
     cache.shutdown(WAIT).await;
     drop(cache);
     let others = keys(50..60);
-    let outcomes = get(&*shared, &others).await;
+    let outcomes = get(&shared, &others).await;
     assert!(!outcomes.contains(&kvpool_node::tier::Outcome::Hit), "{outcomes:?}");
     let (b, _) = kv::pools(50);
     let of_b = tiered(&b, &shared, TierPolicy::Manual);
@@ -126,7 +126,7 @@ async fn a_window_must_have_a_cache() {
 async fn a_lookup_moves_no_block() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = || Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
-    put(&*tier(store(), TierSettings::default()), &keys(0..40)).await;
+    put(&tier(store(), TierSettings::default()), &keys(0..40)).await;
     window.pool().clear_prefix_cache();
     window.pool().evict_cached(0);
     // More than one question.

@@ -119,7 +119,7 @@ impl Drop for Server {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance() {
     let Some(server) = Server::start("64mb") else { return };
-    super::conformance::suite(&*server.tier(TierSettings::default())).await;
+    super::conformance::suite(&server.tier(TierSettings::default())).await;
 }
 
 /// A full server evicts; no put fails, and what is left is right.
@@ -129,11 +129,11 @@ async fn a_full_server() {
     let shared = server.tier(TierSettings::default());
     let many = keys(0..6000);
     for some in many.chunks(60) {
-        assert_eq!(put(&*shared, some).await, all(Outcome::Stored, some));
+        assert_eq!(put(&shared, some).await, all(Outcome::Stored, some));
     }
     let mut hits = 0;
     for some in many.chunks(60) {
-        hits += get(&*shared, some).await.iter().filter(|outcome| **outcome == Outcome::Hit).count();
+        hits += get(&shared, some).await.iter().filter(|outcome| **outcome == Outcome::Hit).count();
     }
     assert!((100..6000).contains(&hits), "{hits} of {} bytes", value_bytes(packed_bytes()));
     assert_eq!(shared.counters().failed, 0);
@@ -145,16 +145,16 @@ async fn a_server_that_refuses_writes() {
     let Some(server) = Server::start("64mb") else { return };
     let shared = server.tier(hasty());
     let some = keys(0..4);
-    put(&*shared, &some).await;
+    put(&shared, &some).await;
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port)).unwrap();
     stream.write_all(b"CONFIG SET maxmemory-policy noeviction\r\nCONFIG SET maxmemory 1\r\n").unwrap();
     stream.read_exact(&mut [0; 10]).unwrap();
-    let refused = put(&*shared, &keys(10..12)).await;
+    let refused = put(&shared, &keys(10..12)).await;
     let is_refused = |outcome: &Outcome| {
         matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Refused { .. })))
     };
     assert!(refused.iter().all(is_refused), "{refused:?}");
-    assert_eq!(get(&*shared, &some).await, all(Outcome::Hit, &some));
+    assert_eq!(get(&shared, &some).await, all(Outcome::Hit, &some));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -188,9 +188,9 @@ async fn a_key_with_a_huge_value() {
     stream.read_exact(&mut [0; 11]).unwrap();
     let want = value_bytes(packed_bytes());
     let size = Outcome::Failed(ValueError::Size { got: want + 1, want }.into());
-    assert_eq!(get(&*shared, &key).await, [size]);
-    assert_eq!(put(&*shared, &key).await, [Outcome::Stored]);
-    assert_eq!(get(&*shared, &key).await, [Outcome::Hit]);
+    assert_eq!(get(&shared, &key).await, [size]);
+    assert_eq!(put(&shared, &key).await, [Outcome::Stored]);
+    assert_eq!(get(&shared, &key).await, [Outcome::Hit]);
 }
 
 /// A server that stands still: the call ends at its deadline; afterwards no late answer is taken for
@@ -200,7 +200,7 @@ async fn a_server_that_stands_still() {
     let Some(server) = Server::start("64mb") else { return };
     let shared = server.tier(hasty());
     let some = keys(0..40);
-    put(&*shared, &some).await;
+    put(&shared, &some).await;
     server.signal(libc::SIGSTOP);
     let (late, memory) = reads(&some);
     let deadline = Instant::now() + Duration::from_millis(100);
@@ -210,7 +210,7 @@ async fn a_server_that_stands_still() {
     server.signal(libc::SIGCONT);
     let began = Instant::now();
     let others: Vec<_> = some.iter().rev().copied().collect();
-    while get(&*shared, &others).await != all(Outcome::Hit, &others) {
+    while get(&shared, &others).await != all(Outcome::Hit, &others) {
         assert!(began.elapsed() < WAIT, "{:?}", shared.counters());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -322,7 +322,7 @@ async fn an_address_without_a_server() {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let store = Redis::new(&format!("redis://127.0.0.1:{port}"), None, LIMIT).unwrap();
     let shared = tier(store, hasty());
-    let outcomes = get(&*shared, &keys(0..3)).await;
+    let outcomes = get(&shared, &keys(0..3)).await;
     let is_unreachable = |outcome: &Outcome| {
         matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Unreachable { .. })))
     };
@@ -368,7 +368,7 @@ async fn credentials_go_to_a_trusted_server_over_tls() {
     let address = format!("rediss://user-1:secret-1@localhost:{port}/2");
     let reason = async |authorities: Option<&[u8]>| {
         let shared = tier(Redis::new(&address, authorities, LIMIT).unwrap(), hasty());
-        let outcomes = get(&*shared, &keys(0..1)).await;
+        let outcomes = get(&shared, &keys(0..1)).await;
         let Outcome::Failed(TierFailure::Store(StoreError::Unreachable { reason, .. })) = &outcomes[0] else {
             panic!("{outcomes:?}")
         };
