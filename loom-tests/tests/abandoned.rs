@@ -77,7 +77,7 @@ fn a_block_behind_one_that_is_lost() {
         assert_eq!(sequence.len(), if new.tokens.start == 0 { BLOCK_TOKENS } else { 0 });
         // Computes the first block, so that one behind it would be found.
         let mut third = pool.begin_batch();
-        third.append(&mut sequence, Tokens::Announced(BLOCK_TOKENS)).unwrap();
+        third.append(&mut sequence, Tokens::Announced(BLOCK_TOKENS - sequence.len())).unwrap();
         third.finish();
         drop(sequence);
         assert_eq!(found(&pool), BLOCK_TOKENS);

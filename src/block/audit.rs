@@ -46,7 +46,7 @@ pub struct AuditReport {
     pub owned: usize,
     /// Total number of references on owned blocks.
     pub references: u64,
-    /// Number of owned blocks by the place in the program that allocated them as leases or handles,
+    /// Number of owned blocks by the place in the program that allocated them as leases,
     /// in debug builds: where every lease should have been dropped, the places that leaked. Empty
     /// in release builds. Blocks of sequences are not among them.
     pub allocated_at: Vec<(SourcePlace, usize)>,

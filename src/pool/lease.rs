@@ -115,7 +115,8 @@ impl<'p> Lease<'p> {
     /// Returns a second lease of the same blocks, which stay allocated until both are dropped.
     ///
     /// As [`Arc::clone`](std::sync::Arc::clone): one more reference on each block. Neither lease can
-    /// [reopen](Self::reopen) a block while the other has it.
+    /// [reopen](Self::reopen) a block while the other has it. Bytes of an open block may be written
+    /// through either, as the engine orders it.
     ///
     /// # Errors
     ///
@@ -127,7 +128,8 @@ impl<'p> Lease<'p> {
 
     /// Marks the bytes of the blocks in this index range as final.
     ///
-    /// They are not written again, and compaction may move the blocks.
+    /// They are not written again, and compaction may move the blocks. All writes to them, also those
+    /// of leases that [share](Self::share) the blocks, must precede this call.
     ///
     /// # Panics
     ///

@@ -52,7 +52,7 @@ impl PyLease {
         Ok(self.lease.enter()?.runs().map(|run| (run.start.0, run.len)).collect())
     }
 
-    /// A handle for each block, for inspection and pins; valid while the lease lives.
+    /// A handle for each block, for inspection; valid while the lease lives.
     #[getter]
     fn handles(&self) -> Outcome<Vec<PyHandle>> {
         Ok(self.lease.enter()?.handles().map(PyHandle).collect())

@@ -377,7 +377,7 @@ impl PyPool {
             let handle = entered.handles().nth(index).expect("the index was checked");
             // Pinned first: it stays in its frame, sealed or not.
             let _pin = pool.pin_scoped(handle)?;
-            let may_write = || Ok(!pool.info(handle)?.sealed);
+            let may_write = || pool.info(handle).map(|info| !info.sealed && info.refs == 1);
             let guard = lease.get().views.begin(&self.views, handle, may_write)?;
             let frame = pool.info(handle)?.frame;
             return tile(&pool, frame, layer, part, Owner { _pin, guard, _object });

@@ -90,7 +90,7 @@ impl PoolViews {
     }
 }
 
-/// The views of the blocks of one lease or sequence.
+/// The views of the blocks of one sequence, or of one lease and those that share its blocks.
 #[derive(Default)]
 pub struct Views {
     all: AtomicUsize,
@@ -113,7 +113,8 @@ impl Views {
         if is_writable {
             *writable.blocks.entry(handle.id).or_default() += 1;
         }
-        // Relaxed: the object's lock orders it with the calls that read it.
+        // Relaxed: the object's lock orders it with its own calls. Calls of a lease that shares the blocks
+        // may miss it: they take no block from under the view, which has a reference of its own.
         self.all.fetch_add(1, Relaxed);
         Ok(ViewGuard { views: Arc::clone(self), block: handle.id, is_writable })
     }
@@ -136,7 +137,7 @@ impl Views {
     }
 
     /// Refuses a call of the owner that makes blocks final which a view can write. None begins
-    /// meanwhile, because the owner is in use.
+    /// meanwhile: the owner is in use, and a block with another owner has no writable view.
     pub fn check_writable(&self, blocks: impl Iterator<Item = BlockId>, what: &str) -> Outcome<()> {
         let viewed = self.of.get().and_then(|of| of.held()._writable.first(blocks));
         viewed.map_or(Ok(()), |viewed| Err(viewed.refuse(what)))

@@ -52,6 +52,22 @@ def test_a_shared_lease_keeps_its_blocks(pool: kvpool.Pool) -> None:
     assert pool.free_blocks == 100
 
 
+def test_a_block_of_two_leases_has_no_writable_view(pool: kvpool.Pool) -> None:
+    lease = pool.try_allocate(1)
+    part = lease.share().split_off(0)
+    view = pool.view(lease, 0, 0)
+    assert view.readonly
+    part.seal()
+    del view
+    gc.collect()
+    part.close()
+    assert lease.reopen(0)
+    assert not pool.view(lease, 0, 0).readonly
+    gc.collect()
+    lease.close()
+    assert pool.free_blocks == 100
+
+
 def test_contiguous_and_pinned(pool: kvpool.Pool) -> None:
     with pool.try_allocate(20, contiguous=True, pinned=True) as lease:
         assert len(lease.runs) == 1

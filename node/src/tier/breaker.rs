@@ -86,7 +86,7 @@ impl Breaker {
         }
     }
 
-    /// Opens at once: all threads wait for the store.
+    /// Opens at once: all calls of the store are stuck.
     pub(super) fn open(&mut self, now: Instant) {
         if self.state != BreakerState::Open {
             (self.state, self.until) = (BreakerState::Open, after(now, self.rest));

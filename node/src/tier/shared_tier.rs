@@ -2,7 +2,7 @@
 //!
 //! A call of a store can take for ever. So it runs in a task of its own, and the caller waits for its
 //! [outcomes](super::call) until the deadline. A few calls of the store run at a time; the others wait
-//! for their turn as a part of the caller's future, and end with it. When all that run are stuck, the
+//! for their turn in theirs, and end with the caller. When all that run are stuck, the
 //! circuit breaker opens.
 
 use std::panic::AssertUnwindSafe;
@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tracing::Instrument;
 
 use super::breaker::Breaker;
@@ -240,17 +240,27 @@ impl Shared {
         self.stuck.load(Relaxed) >= self.settings.calls as u64
     }
 
-    /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time; the
-    /// store's answer is awaited then by the task alone.
+    /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time, which
+    /// gives up a turn that has not come; the answer of a store that was asked is awaited by the task
+    /// alone. The turn is waited for there too: a caller that is not polled holds up no other.
     async fn take_turn(self: &Arc<Self>, call: &Arc<Call>, places: Vec<usize>, work: Work) {
-        match self.turn(work.operation == Operation::Put, places.len()).await {
-            Ok(turn) => {
-                call.begin(&places);
-                // A panic was noted in it.
-                let _ = tokio::spawn(self.clone().run(call.clone(), places, work, turn)).await;
+        let (shared, call, (_waiting, gone)) = (self.clone(), call.clone(), oneshot::channel::<()>());
+        let asking = async move {
+            let turn = tokio::select! {
+                biased;
+                _ = gone => return,
+                turn = shared.turn(work.operation == Operation::Put, places.len()) => turn,
+            };
+            match turn {
+                Ok(turn) => {
+                    call.begin(&places);
+                    shared.run(call, places, work, turn).await;
+                }
+                Err(failure) => call.fail(&places, &failure),
             }
-            Err(failure) => call.fail(&places, &failure),
-        }
+        };
+        // A panic was noted in it.
+        let _ = tokio::spawn(asking).await;
     }
 
     /// Waits for the turn of a call. Of the puts, one at a time is in line with the reads.

@@ -52,6 +52,28 @@ async fn a_hang() {
     assert_eq!(get(&tier, &some).await, all(Outcome::Hit, &some));
 }
 
+/// A caller whose future is kept and not polled holds up no other.
+#[tokio::test]
+async fn a_caller_that_is_not_polled() {
+    let mut settings = TierSettings::default();
+    settings.calls = 1;
+    let (store, tier) = in_process(settings);
+    let some = keys(0..2);
+    put(&tier, &some).await;
+    store.set_fault(Fault::Hang);
+    let (first, second) = (reads(&some), reads(&some));
+    let mut first = pin!(tier.get(first.0, Instant::now() + WAIT));
+    assert!(first.as_mut().now_or_never().is_none());
+    until("the store is asked", || tier.counters().in_flight == 2).await;
+    let mut second = pin!(tier.get(second.0, Instant::now() + WAIT));
+    assert!(second.as_mut().now_or_never().is_none());
+    tokio::task::yield_now().await;
+    store.set_fault(Fault::None);
+    assert_eq!(get(&tier, &some).await, all(Outcome::Hit, &some));
+    assert_eq!(first.await, all(Outcome::Hit, &some));
+    assert_eq!(second.await, all(Outcome::Hit, &some));
+}
+
 /// Whatever a store does, its tier counts and says it.
 #[tokio::test]
 async fn no_failure_is_silent() {

@@ -12,7 +12,7 @@ use super::super::store::{Answer, Store, StoreFuture};
 use super::super::store_error::StoreError;
 use super::super::value::TierValue;
 use super::api::NAME;
-use super::handle::{Handle, MooncakeSettings, refused};
+use super::handle::{Handle, MooncakeSettings};
 use super::session::Client;
 
 /// Mooncake Store as a [`Store`].
@@ -60,7 +60,7 @@ impl Mooncake {
         let thread = thread::Builder::new().name("kvpool-tier".into());
         thread
             .spawn(move || done.send(call(client)).map_err(drop))
-            .map_err(|error| refused(error.to_string()))?;
+            .map_err(|error| StoreError::Unreachable { store: NAME, reason: error.to_string() })?;
         result.await.expect("the thread panicked")
     }
 }
