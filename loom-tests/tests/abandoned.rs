@@ -77,7 +77,8 @@ fn a_block_behind_one_that_is_lost() {
         assert_eq!(sequence.len(), if new.tokens.start == 0 { BLOCK_TOKENS } else { 0 });
         // Computes the first block, so that one behind it would be found.
         let mut third = pool.begin_batch();
-        third.append(&mut sequence, Tokens::Announced(BLOCK_TOKENS - sequence.len())).unwrap();
+        let rest = Tokens::Announced(BLOCK_TOKENS - sequence.len());
+        third.append(&mut sequence, rest).unwrap();
         third.finish();
         drop(sequence);
         assert_eq!(found(&pool), BLOCK_TOKENS);
