@@ -159,20 +159,24 @@ impl Core {
         handle: &BlockHandle,
         transition: impl Fn(BlockWord) -> Option<BlockWord>,
     ) -> Result<bool, HandleError> {
-        let mut word = self.check(handle)?;
-        let atomic = self.space.table.word(handle.id);
+        if !self.is_of_this_pool(handle) {
+            return Err(self.refuse(handle));
+        }
+        let row = self.space.table.row(handle.id);
+        // Acquire: as in `word`.
+        let mut word = BlockWord::from_bits(row.word.load(Acquire));
         loop {
+            if !is_current(row.info, handle, word) {
+                return Err(self.refuse(handle));
+            }
             let Some(next) = transition(word) else { return Ok(false) };
             // Acquire: as in `word`. Release: a thread that checks a handle by this word sees what
             // its owner did.
-            match atomic.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
+            match row.word.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(true),
                 // Another thread shared, pinned, released or freed in between. Reached by the model
                 // `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
-            }
-            if !is_current(self.space.table.info(handle.id), handle, word) {
-                return Err(self.refuse(handle));
             }
         }
     }
