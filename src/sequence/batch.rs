@@ -232,10 +232,11 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         let tokens = tokens.into();
         sequence.catch_up();
-        let Some(plan) = self.plan(sequence, tokens)? else {
+        if self.is_nothing(sequence, tokens)? {
             let length = sequence.list.tokens() as usize;
             return Ok(Appended { tokens: length..length, new_blocks: 0, copied: None });
-        };
+        }
+        let plan = self.plan(sequence, tokens)?;
         if let Err(tail) = self.find_room(sequence, &plan) {
             return self.append_to_list(sequence, &plan, tail, tokens);
         }
@@ -366,35 +367,34 @@ impl Batch {
         if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
     }
 
-    /// Plans an append, or returns the error for one that no number of blocks permits. `None`: there
-    /// are no tokens to append.
+    /// Returns whether all announced tokens were appended, if those are to be.
+    #[inline(always)]
+    pub(super) fn is_nothing(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<bool, SequenceError> {
+        let Tokens::Announced(_) = tokens else { return Ok(false) };
+        let id = sequence.id();
+        self.check(&sequence.sequences, id)?;
+        if sequence.known.is_none() {
+            return Err(SequenceError::TokensUnknown { id, known: 0 });
+        }
+        Ok(tokens.count(sequence) == 0)
+    }
+
+    /// Plans an append, or returns the error for one that no number of blocks permits.
     // Always inline, as below: to pass these results through memory takes longer than the rest.
     #[inline(always)]
-    pub(super) fn plan(
-        &self,
-        sequence: &Sequence,
-        tokens: Tokens<'_>,
-    ) -> Result<Option<Growth>, SequenceError> {
+    pub(super) fn plan(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<Growth, SequenceError> {
         let (id, length) = (sequence.id(), sequence.list.tokens());
         self.check(&sequence.sequences, id)?;
-        match (tokens, sequence.known.as_deref()) {
-            (Tokens::Ids(_), Some(known)) => known.check_all_announced(id, length as usize)?,
-            (Tokens::Announced(_), None) => return Err(SequenceError::TokensUnknown { id, known: 0 }),
-            _ => {}
+        if let (Tokens::Ids(_), Some(known)) = (tokens, sequence.known.as_deref()) {
+            known.check_all_announced(id, length as usize)?;
         }
-        let count = tokens.count(sequence);
-        if count == 0 {
-            let is_error = !matches!(tokens, Tokens::Announced(_));
-            return if is_error { Err(SequenceError::ZeroTokens { id }) } else { Ok(None) };
+        let tokens = tokens.count(sequence);
+        if tokens == 0 {
+            return Err(SequenceError::ZeroTokens { id });
         }
         let blocks = sequence.list.len() as u32;
-        let plan = Growth::plan(length, blocks, count, self.step.sequences.0.block_tokens);
-        plan.map(Some).ok_or(SequenceError::TooLong {
-            id,
-            asked: count,
-            length: length as usize,
-            max: TOKENS_MAX,
-        })
+        Growth::plan(length, blocks, tokens, self.step.sequences.0.block_tokens)
+            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })
     }
 
     /// Returns `Ok` if the last block takes the tokens, and is open. Nothing has changed.

@@ -187,7 +187,10 @@ impl Batch {
         tokens: Tokens<'_>,
     ) -> Result<Option<(Growth, usize)>, SequenceError> {
         sequence.catch_up();
-        let Some(growth) = self.plan(sequence, tokens)? else { return Ok(None) };
+        if self.is_nothing(sequence, tokens)? {
+            return Ok(None);
+        }
+        let growth = self.plan(sequence, tokens)?;
         Ok(match self.find_room(sequence, &growth) {
             Ok(()) => None,
             // A block that is reopened needs none, but is copied if it moves at that moment.

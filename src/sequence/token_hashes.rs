@@ -279,7 +279,7 @@ impl TokenHashes {
     }
 
     /// Adds the next tokens, none of which is final yet.
-    #[inline]
+    #[inline(always)]
     pub(super) fn announce_checked(&mut self, cache: &PrefixCache, tokens: &[u32]) {
         debug_assert!(!self.is_cut, "tokens after unknown ones");
         match *tokens {
