@@ -369,7 +369,7 @@ impl Sequence {
     }
 
     /// Publishes a new length of the list, and follows it with the frames.
-    #[inline]
+    #[inline(always)]
     pub(super) fn publish(&mut self, tokens: u32) {
         self.list.publish(tokens);
         if self.frames.len() != self.list.len() {
