@@ -287,7 +287,7 @@ impl<T: fmt::Display> fmt::Display for Also<'_, T> {
     }
 }
 
-/// Reason why a handle was refused. Nothing was changed.
+/// Reason why a handle, or one more reference on a block, was refused. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum HandleError {

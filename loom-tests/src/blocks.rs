@@ -174,7 +174,7 @@ impl TouchedBlocks {
     }
 }
 
-/// Waits until at most `own_caches` threads and handles have a cache: loom's `join` returns before
+/// Waits until at most `own_caches` threads have a cache: loom's `join` returns before
 /// a thread's destructors run.
 pub fn settle(blocks: &Blocks, own_caches: usize) {
     while blocks.thread_caches_in_use() > own_caches {

@@ -17,8 +17,8 @@
 //! ```
 //!
 //! Changes are detected by a counter that the bitmaps keep, and by the clock's word. Events that
-//! make a block movable but change neither (a lease's seal, the end of a pin, a free into a magazine) are
-//! noticed within [`THOROUGH_EVERY`].
+//! make a block movable but change neither (a lease's seal, the end of a pin, a free into a
+//! magazine) are noticed within [`THOROUGH_EVERY`].
 //!
 //! It takes turns with explicit runs and with resizes, and like them it blocks no other operation.
 

@@ -17,7 +17,8 @@ impl Pool {
     ///
     /// Runs concurrently with all other operations; no thread waits for a move. Only sealed,
     /// unpinned blocks move: those that a finished batch filled, and those that their
-    /// [lease](crate::Lease::seal) sealed. A pool of unsealed leases stays as it is, and the report says that no block moved.
+    /// [lease](crate::Lease::seal) sealed. A pool of unsealed leases stays as it is, and the report
+    /// says that no block moved.
     ///
     /// Evictable blocks stay, since allocations get their frames by eviction. Where a block moves
     /// to the frame of an evictable one, that is evicted.

@@ -87,7 +87,7 @@ impl<'p> Several<'p> {
         &mut self.ids
     }
 
-    /// Notes that the release is timed, as long as no handle is given out.
+    /// Notes that the release is timed, as long as no handle or second lease is given out.
     pub(super) fn time(&mut self) {
         self.seen = Seen(AtomicU8::new(TIMED));
     }

@@ -68,8 +68,8 @@ pub struct Latencies {
     pub admit: LatencyHistogram,
     /// Waits in line that ended with blocks, from joining the line. Not sampled: every wait counts.
     pub wait: LatencyHistogram,
-    /// Releases of leases, if their allocation was timed and they gave out no handle, and closings
-    /// of sequences.
+    /// Releases of leases, if their allocation was timed and they gave out no handle and no second
+    /// lease, and closings of sequences.
     pub free: LatencyHistogram,
     /// Resizes, including refused ones and their waits for batches. Not sampled.
     pub resize: LatencyHistogram,

@@ -27,13 +27,7 @@ impl Core {
         Ok(())
     }
 
-    /// As [`share`](Self::share), for blocks in a sequence's list.
-    ///
-    /// # Errors
-    ///
-    /// # Panics
-    ///
-    /// As for [`share`](Self::share).
+    /// As [`share`](Self::share), for blocks in a sequence's list: with the same errors and panics.
     pub fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders its accesses; only the count changes.

@@ -75,7 +75,7 @@
 //! | blocks are evicted by their ids, also those that a batch may see | `Core::evict_these` |
 //! | a free on the slow path, of a sequence or a lease | `Core::give_back` |
 //! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_at`, `Waiting::allocate` |
-//! | magazines are flushed: `flush`, the end of a thread, the drop of a handle | `CacheHandle` |
+//! | magazines are flushed: `flush`, the end of a thread, its use of another pool after this one was closed | `CacheHandle` |
 //! | a trim, or an audit | `Core::trim`, `audit` |
 //! | the shared limbo is sifted: by the background task, at the end of a batch | `Core::reclaim_shared_limbo` |
 //! | the pool grows | `Core::grow` |

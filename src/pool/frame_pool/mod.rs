@@ -34,7 +34,8 @@
 //!
 //! There is no protocol of its own here, and no second core: words, magazines, ladder, limbo,
 //! eviction queues, index and moves are those of [`Pool`](crate::Pool). Blocks are released as those
-//! of sequences are, which leaves them evictable; see `block/release/in_place.rs`. Further hashes of a block are in `prefix/names.rs`.
+//! of sequences are, which leaves them evictable; see `block/release/in_place.rs`. Further hashes
+//! of a block are in `prefix/names.rs`.
 //!
 //! | file | contents |
 //! |---|---|

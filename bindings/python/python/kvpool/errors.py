@@ -92,7 +92,7 @@ class HandleError(KvPoolError):
 
 
 class StaleHandle(HandleError):
-    """The block was freed after the handle was made: a double free, or a use after a free."""
+    """The block was freed after the handle was made: a use after a free."""
 
 
 class ForeignHandle(HandleError):
