@@ -135,7 +135,31 @@ fn two_leases_of_a_block() {
     });
 }
 
-/// As above, and the second lease gives out a handle, by which its thread pins the block in a batch.
+/// A lease opens its block again and writes it once the second lease, which read it, is gone.
+#[test]
+fn a_reopen_beside_a_second_lease() {
+    check_to(2, "unseen::a_reopen_beside_a_second_lease", || {
+        let memory = Memory::new(1);
+        let mut lease = memory.pool.allocate(one()).unwrap();
+        memory.write(FrameId(0));
+        lease.seal(..);
+        let shared = lease.share().unwrap().into_owned();
+        let other = memory.clone();
+        let thread = thread::spawn(move || {
+            other.read(shared.frames().next().unwrap());
+            drop(shared);
+        });
+        if lease.reopen(0) {
+            memory.write(FrameId(0));
+        }
+        join_last(thread);
+        drop(lease);
+        memory.finish();
+    });
+}
+
+/// As `two_leases_of_a_block`, and the second lease gives out a handle, by which its thread pins the
+/// block in a batch.
 #[test]
 fn a_release_against_a_pin_by_a_second_lease() {
     check_to(2, "unseen::a_release_against_a_pin_by_a_second_lease", || {
