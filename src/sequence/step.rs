@@ -60,10 +60,10 @@ impl Batch {
     /// let mut prompt = pool.sequence(SequenceId(1)).open()?;
     /// let mut decoding = pool.sequence(SequenceId(2)).open()?;
     /// let mut batch = pool.begin_batch();
-    /// batch.step(&mut [Append::new(&mut prompt, 512), Append::new(&mut decoding, &[7])])?;
+    /// batch.step(&mut [Append::new(&mut prompt, 64), Append::new(&mut decoding, &[7])])?;
     /// batch.step(&mut [Append::new(&mut decoding, Tokens::Draft(4))])?;
     /// batch.finish();
-    /// assert_eq!((prompt.len(), decoding.len()), (512, 5));
+    /// assert_eq!((prompt.len(), decoding.len()), (64, 5));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
