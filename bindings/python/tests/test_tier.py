@@ -265,7 +265,7 @@ def test_bad_arguments_are_refused_by_name(tier: kvpool.Tier) -> None:
         tier.exists_blocking(keys(1), timeout=-1)
     with pytest.raises(kvpool.InvalidArgument, match="neither host:port nor unix:/path"):
         kvpool.Tier.peer("cache", "nonsense", value_bytes=BYTES, namespace="tests")
-    with pytest.raises(kvpool.InvalidArgument, match="number of threads of a tier is 0; it is from 1 to 1024"):
+    with pytest.raises(kvpool.InvalidArgument, match="number of calls of a tier is 0; it is from 1 to 1024"):
         kvpool.Tier.peer("cache", "127.0.0.1:1", value_bytes=BYTES, namespace="tests", threads=0)
     assert tier.value_bytes == BYTES and f"values of {BYTES} bytes" in repr(tier)
     tier.close()
