@@ -164,7 +164,8 @@ fn blocks_that_no_owner_lists() {
     sound(&pool);
     drop((shared, more));
     sound(&pool);
-    // A lease's block may have any number of references: the number is wrong, and it is a candidate.
+    // A lease's block may have any number of references: the number is wrong, and it is a
+    // candidate.
     share_listed(pool.blocks(), &lease.blocks()[..1]);
     let lost = found(&pool);
     assert_eq!((lost.references, lost.blocks.len()), (1, 0), "{lost}");
@@ -173,8 +174,8 @@ fn blocks_that_no_owner_lists() {
     sound(&pool);
 }
 
-/// A user who forgets a lease owns its blocks: that is no fault of the pool, and is reported as what
-/// it is.
+/// A user who forgets a lease owns its blocks: that is no fault of the pool, and is reported as
+/// what it is.
 #[test]
 fn forgotten_leases_are_leases() {
     let pool = pool(60);

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-/// Returns the number of bytes of these page-aligned ranges that have physical memory; 0 if unknown.
+/// Returns the number of bytes of these page-aligned ranges that have physical memory; 0 if
+/// unknown.
 pub(super) fn resident_bytes(ranges: &[Range<usize>]) -> usize {
     #[cfg(target_os = "linux")]
     {
@@ -31,8 +32,8 @@ pub(super) fn resident_bytes(ranges: &[Range<usize>]) -> usize {
     }
 }
 
-/// Sets whether child processes get the pages of a page-aligned range when this process forks. Returns
-/// false if the system refuses.
+/// Sets whether child processes get the pages of a page-aligned range when this process forks.
+/// Returns false if the system refuses.
 ///
 /// After a fork, the process that writes a shared page first gets a copy: the pages that a device
 /// accesses would be the child's.

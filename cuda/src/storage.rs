@@ -164,14 +164,15 @@ impl CudaStorage {
     /// # Errors
     ///
     /// A [`StorageError`] that names the plane: as for [host
-    /// memory](kvpool::storage::HostStorage::adopt_tensors), or a plane that is not in this device's
-    /// memory, or exceeds its allocation.
+    /// memory](kvpool::storage::HostStorage::adopt_tensors), or a plane that is not in this
+    /// device's memory, or exceeds its allocation.
     ///
     /// # Safety
     ///
     /// Each tensor's bytes, and of each plane the `(frames - 1) * frame_stride + tile_bytes` bytes
     /// from its base, must be the device's memory while this storage or an owner of its
-    /// [planes](Storage::planes) lives, and all other accesses to the tiles must obey [the frame rule](Storage#the-frame-rule).
+    /// [planes](Storage::planes) lives, and all other accesses to the tiles must obey [the frame
+    /// rule](Storage#the-frame-rule).
     pub unsafe fn adopt_tensors(
         device: &Device,
         layout: KvLayout,

@@ -32,8 +32,8 @@ fn beside_allocate() {
     });
 }
 
-/// A handle is valid, and its block can be freed, from the moment that the block was allocated, even
-/// if the growing thread has not returned yet.
+/// A handle is valid, and its block can be freed, from the moment that the block was allocated,
+/// even if the growing thread has not returned yet.
 #[test]
 fn beside_a_new_block() {
     check("growth_of_the_pool::beside_a_new_block", || {

@@ -1,8 +1,8 @@
 //! Theorem: a lease that gave out no handle releases its blocks with plain stores where it may: a
 //! move that another thread attempts is neither overwritten nor lost, and the next owner of the
-//! frame gets it once, with all earlier accesses visible. A lease that gave out a handle, or a second
-//! lease of its blocks, does not: a thread that pins the block during a batch keeps the frame from
-//! being reused until that batch has ended.
+//! frame gets it once, with all earlier accesses visible. A lease that gave out a handle, or a
+//! second lease of its blocks, does not: a thread that pins the block during a batch keeps the
+//! frame from being reused until that batch has ended.
 //!
 //! Not modelled: a pin by a forged handle, at the moment of the plain store. The checker lets a
 //! read-modify-write succeed after that store, as if it preceded the store, and then shows its
@@ -158,8 +158,8 @@ fn a_reopen_beside_a_second_lease() {
     });
 }
 
-/// As `two_leases_of_a_block`, and the second lease gives out a handle, by which its thread pins the
-/// block in a batch.
+/// As `two_leases_of_a_block`, and the second lease gives out a handle, by which its thread pins
+/// the block in a batch.
 #[test]
 fn a_release_against_a_pin_by_a_second_lease() {
     check_to(2, "unseen::a_release_against_a_pin_by_a_second_lease", || {

@@ -55,8 +55,8 @@
 //! With a handle, the release must be a compare-exchange: a thread that begins a batch and then
 //! pins the block may rely on its frame until the batch ends. The releasing thread sees that batch
 //! because its exchange reads from the pin's; a plain store reads nothing. Leases therefore note
-//! that they give out handles. With a second lease, it must be one too: a plain store would undo the
-//! release of the other reference. Models: `loom-tests/tests/unseen.rs`.
+//! that they give out handles. With a second lease, it must be one too: a plain store would undo
+//! the release of the other reference. Models: `loom-tests/tests/unseen.rs`.
 //!
 //! # Who may release a reference
 //!

@@ -9,10 +9,11 @@ use super::{AllocError, SequenceError, StepError, TransferError};
 pub enum Retry {
     /// Nothing that the pool does by itself: the call, or the size of the pool, must change.
     Never,
-    /// Batches in flight must end, the caller's own among them: their end frees as many blocks as are
-    /// missing.
+    /// Batches in flight must end, the caller's own among them: their end frees as many blocks as
+    /// are missing.
     AfterBatch,
-    /// Transfers must end: their end, with that of the batches, frees as many blocks as are missing.
+    /// Transfers must end: their end, with that of the batches, frees as many blocks as are
+    /// missing.
     AfterTransfer,
     /// Owners must release blocks, moves must end, or waiting requests of higher priority must be
     /// served: [preempt](crate::Pool::victims) a sequence, or wait.
@@ -60,8 +61,8 @@ impl SequenceError {
 }
 
 impl StepError {
-    /// Returns what must happen before the first sequence that failed gets its tokens. Others of the
-    /// step may lack blocks too.
+    /// Returns what must happen before the first sequence that failed gets its tokens. Others of
+    /// the step may lack blocks too.
     pub const fn retry(&self) -> Retry {
         match self {
             Self::Lacking { error, .. } => error.retry(),

@@ -28,8 +28,8 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned. The written bytes
-    /// are then meaningless.
+    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned. The written
+    /// bytes are then meaningless.
     pub(super) fn carry(
         &self,
         export: &Export,
@@ -60,7 +60,8 @@ impl Route {
             self.note_loss(error);
         }
         if matches!(copied, Err(StorageError::LostWhileCopying { .. })) {
-            // The bytes may still be read and written: the frames and the storages are kept for good.
+            // The bytes may still be read and written: the frames and the storages are kept for
+            // good.
             std::mem::forget((here.hold, there.hold));
         }
         copied?;

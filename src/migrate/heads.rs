@@ -90,8 +90,8 @@ pub(super) fn check_split(
     Ok(common)
 }
 
-/// Copies the heads that two packed blocks share from the first into the second. The first one's form
-/// is `form`, apart from its heads, and both have the bytes of their forms.
+/// Copies the heads that two packed blocks share from the first into the second. The first one's
+/// form is `form`, apart from its heads, and both have the bytes of their forms.
 pub(super) fn copy_shared(
     form: &PackedForm,
     (from, bytes): (HeadRange, &[u8]),

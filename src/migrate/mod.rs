@@ -6,8 +6,8 @@
 //! back from there ([`bring_back`]).
 //!
 //! Each runs over the same halves: an [`Export`] in the source, an [`Import`] in the target, and a
-//! copy in between. Within the process it is one call of the target's storage. Between nodes it is a
-//! [`transport`] of the node, and a [`Manifest`] says in advance what comes.
+//! copy in between. Within the process it is one call of the target's storage. Between nodes it is
+//! a [`transport`] of the node, and a [`Manifest`] says in advance what comes.
 //!
 //! # Protocol
 //!
@@ -75,10 +75,10 @@
 //!
 //! # Files
 //!
-//! `transport` the trait for bytes between nodes · `form`, `heads` packed blocks, and parts of them ·
-//! `manifest` · `checksum` · `transfers` the transfers of a pool · `route` the two pools and their
-//! common requirements · `held` references and pins · `export`, `gather`, `import` the halves ·
-//! `carry` from one to the other within the process · `job` the thread of a transfer, and dropped
+//! `transport` the trait for bytes between nodes · `form`, `heads` packed blocks, and parts of them
+//! · `manifest` · `checksum` · `transfers` the transfers of a pool · `route` the two pools and
+//! their common requirements · `held` references and pins · `export`, `gather`, `import` the halves
+//! · `carry` from one to the other within the process · `job` the thread of a transfer, and dropped
 //! futures · `sequence` and `cached` the operations · `remote` other nodes · `report` results
 
 mod cached;

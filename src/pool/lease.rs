@@ -114,9 +114,9 @@ impl<'p> Lease<'p> {
 
     /// Returns a second lease of the same blocks, which stay allocated until both are dropped.
     ///
-    /// As [`Arc::clone`](std::sync::Arc::clone): one more reference on each block. Neither lease can
-    /// [reopen](Self::reopen) a block while the other has it. Bytes of an open block may be written
-    /// through either, as the engine orders it.
+    /// As [`Arc::clone`](std::sync::Arc::clone): one more reference on each block. Neither lease
+    /// can [reopen](Self::reopen) a block while the other has it. Bytes of an open block may be
+    /// written through either, as the engine orders it.
     ///
     /// # Errors
     ///
@@ -128,8 +128,8 @@ impl<'p> Lease<'p> {
 
     /// Marks the bytes of the blocks in this index range as final.
     ///
-    /// They are not written again, and compaction may move the blocks. All writes to them, also those
-    /// of leases that [share](Self::share) the blocks, must precede this call.
+    /// They are not written again, and compaction may move the blocks. All writes to them, also
+    /// those of leases that [share](Self::share) the blocks, must precede this call.
     ///
     /// # Panics
     ///
@@ -144,8 +144,8 @@ impl<'p> Lease<'p> {
 
     /// Makes the sealed block at index `place` writable again, and returns true if it is open now.
     ///
-    /// Returns false if another lease [shares](Self::share) it, or if a move is reading its bytes; in
-    /// that case, write to another block.
+    /// Returns false if another lease [shares](Self::share) it, or if a move is reading its bytes;
+    /// in that case, write to another block.
     ///
     /// # Panics
     ///

@@ -3,8 +3,8 @@
 //! A lease of one block, the most frequent one, is an id and a pointer: it is created, moved and
 //! dropped in registers. Several blocks lie behind a pointer.
 //!
-//! A lease remembers whether it gave out handles or a second lease of its blocks. Otherwise no other
-//! thread changes their words, and the lease releases them with plain stores
+//! A lease remembers whether it gave out handles or a second lease of its blocks. Otherwise no
+//! other thread changes their words, and the lease releases them with plain stores
 //! ([`Exposure::Private`]).
 
 use smallvec::SmallVec;

@@ -16,9 +16,9 @@ use crate::sync::Arc;
 /// from any number of threads at once.
 ///
 /// A block has at most 8,191 references: of sequences that share it, forks, pinned prefixes, and
-/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block that has as many
-/// gets no cached tokens from that block on and computes them, and later ones share its blocks;
-/// [`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks) counts it.
+/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block that has
+/// as many gets no cached tokens from that block on and computes them, and later ones share its
+/// blocks; [`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks) counts it.
 ///
 /// ```
 /// use kvpool::{AllocRequest, Pool};
@@ -327,8 +327,8 @@ impl Pool {
     /// owner. Call it while no thread allocates or frees; leases, batches, transfers and requests
     /// that wait may be open.
     ///
-    /// A lease that was [forgotten](std::mem::forget) is an owner: [`AuditReport::allocated_at`] and
-    /// [`owners`](Self::owners) name it. A reference that no owner will release is an error.
+    /// A lease that was [forgotten](std::mem::forget) is an owner: [`AuditReport::allocated_at`]
+    /// and [`owners`](Self::owners) name it. A reference that no owner will release is an error.
     ///
     /// # Errors
     ///

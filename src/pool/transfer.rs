@@ -132,8 +132,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns a node that the pool can [reach](Self::migrate_to_node), for transfers of exports and
-    /// hashes.
+    /// Returns a node that the pool can [reach](Self::migrate_to_node), for transfers of exports
+    /// and hashes.
     ///
     /// # Errors
     ///

@@ -266,7 +266,8 @@ impl Batch {
         Ok(grown.appended(plan))
     }
 
-    /// Announces the tokens of a growth that have ids, and makes them final unless they are drafted.
+    /// Announces the tokens of a growth that have ids, and makes them final unless they are
+    /// drafted.
     #[inline(always)]
     fn complete(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         if let (Tokens::Ids(ids), Some(known), Some(cache)) =

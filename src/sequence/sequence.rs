@@ -310,8 +310,8 @@ impl Sequence {
     ///
     /// The sequence is unchanged: [`SequenceError::CommitBeyondLength`] if fewer tokens were
     /// drafted; in a pool with a prefix cache [`SequenceError::TokensUnknown`] if not all final
-    /// tokens were announced, and [`SequenceError::TokensAhead`] if others were. Unchanged except for
-    /// what a batch that is abandoned at this moment takes back.
+    /// tokens were announced, and [`SequenceError::TokensAhead`] if others were. Unchanged except
+    /// for what a batch that is abandoned at this moment takes back.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         self.catch_up();
         let (committed, length) = (self.committed(), self.len());

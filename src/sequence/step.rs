@@ -70,8 +70,9 @@ impl Batch {
     /// # Errors
     ///
     /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
-    /// the step, in which they are tried; [`StepError::Sequence`] for another error. No sequence has changed, except that
-    /// if a copy on write failed, those made before it stay, in blocks that may have been reserved.
+    /// the step, in which they are tried; [`StepError::Sequence`] for another error. No sequence
+    /// has changed, except that if a copy on write failed, those made before it stay, in blocks
+    /// that may have been reserved.
     ///
     /// # Panics
     ///

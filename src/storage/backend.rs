@@ -1,11 +1,10 @@
 //! For backends in crates of their own, such as `kvpool-cuda`.
 //!
 //! A backend that checks its arguments by [`check`], [`check_runs`] and
-//! [`AdoptedTensors::checked`](super::AdoptedTensors::checked) returns the same errors as that of the
-//! host. A device's backend copies to and from a
-//! [`HostStorage`](super::HostStorage) directly if it can lock the pages
-//! ([`page_lock`](super::HostStorage::page_lock)) of its [`extents`](super::HostStorage::extents), and
-//! by [`through_host`] otherwise.
+//! [`AdoptedTensors::checked`](super::AdoptedTensors::checked) returns the same errors as that of
+//! the host. A device's backend copies to and from a [`HostStorage`](super::HostStorage) directly
+//! if it can lock the pages ([`page_lock`](super::HostStorage::page_lock)) of its
+//! [`extents`](super::HostStorage::extents), and by [`through_host`] otherwise.
 
 pub use super::page_lock::{PageLock, Pages, Refusal};
 pub use super::storage::{check_runs, through_host};

@@ -98,10 +98,10 @@ impl HostStorage {
     ///
     /// # Safety
     /// Each tensor's bytes, and of each plane the `(frames - 1) * frame_stride + tile_bytes` bytes
-    /// from its base, must lie in one allocation and be readable, writable and initialised. Pointers
-    /// to planes that interleave must be derived from one pointer that covers all of them. Both must
-    /// hold while this storage or an owner of its [planes](Storage::planes) lives, and all other
-    /// accesses to the bytes must obey [the frame rule](Storage#the-frame-rule).
+    /// from its base, must lie in one allocation and be readable, writable and initialised.
+    /// Pointers to planes that interleave must be derived from one pointer that covers all of them.
+    /// Both must hold while this storage or an owner of its [planes](Storage::planes) lives, and
+    /// all other accesses to the bytes must obey [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt_tensors(
         layout: KvLayout,
         tensors: AdoptedTensors<'_>,

@@ -375,8 +375,8 @@ fn a_step_is_of_chunks_decoded_tokens_and_drafts() {
         (outcome, [decoding.len(), drafting.len(), reading.len(), done.len()])
     };
     let rest = pool.allocate(AllocRequest::new(pool.available_blocks() - 6)).unwrap();
-    // One block for the token, two for the draft, four for the chunk, and one for the last token, for
-    // which there would be room.
+    // One block for the token, two for the draft, four for the chunk, and one for the last token,
+    // for which there would be room.
     let (refused, lengths) = step(&mut batch, 13);
     let StepError::Lacking { sequences, .. } = refused.unwrap_err() else { panic!("it lacks blocks") };
     assert_eq!((sequences, lengths), (vec![SequenceId(3)], [8, 7, 0, 8]));

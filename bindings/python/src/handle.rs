@@ -9,9 +9,9 @@ use crate::record::record;
 
 /// Names a block of a lease, for inspection.
 ///
-/// It holds no reference. Each use is checked: a handle of a block that was freed raises StaleHandle,
-/// one of another pool ForeignHandle. Handles are equal if they name the same block in the same
-/// generation.
+/// It holds no reference. Each use is checked: a handle of a block that was freed raises
+/// StaleHandle, one of another pool ForeignHandle. Handles are equal if they name the same block in
+/// the same generation.
 #[pyclass(frozen, eq, from_py_object, name = "Handle", module = "kvpool._kvpool")]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PyHandle(pub BlockHandle);

@@ -105,8 +105,8 @@ impl PyLease {
         Ok(())
     }
 
-    /// Makes a sealed block writable again. Returns False if another lease shares it, or if a move is
-    /// reading its bytes.
+    /// Makes a sealed block writable again. Returns False if another lease shares it, or if a move
+    /// is reading its bytes.
     fn reopen(&self, place: Place) -> Outcome<bool> {
         let mut lease = self.lease.enter()?;
         self.views.check("reopen a block")?;

@@ -246,10 +246,10 @@ impl PyTier {
     /// "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name of this end, by
     /// default a random one.
     ///
-    /// Values pass through memory for `window` values here, in `threads` calls at a time. At most `puts`
-    /// values wait to be stored. A call of the node that takes longer than `patience` seconds fails;
-    /// after a few failures in a row the node is not asked for `rest` seconds, and a key that
-    /// failed is not asked for that long either.
+    /// Values pass through memory for `window` values here, in `threads` calls at a time. At most
+    /// `puts` values wait to be stored. A call of the node that takes longer than `patience`
+    /// seconds fails; after a few failures in a row the node is not asked for `rest` seconds, and a
+    /// key that failed is not asked for that long either.
     #[staticmethod]
     #[pyo3(signature = (peer, address, *, value_bytes, namespace, name=None, token=None, tls=None, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))))]
     #[allow(clippy::too_many_arguments)]

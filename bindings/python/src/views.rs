@@ -113,8 +113,9 @@ impl Views {
         if is_writable {
             *writable.blocks.entry(handle.id).or_default() += 1;
         }
-        // Relaxed: the object's lock orders it with its own calls. Calls of a lease that shares the blocks
-        // may miss it: they take no block from under the view, which has a reference of its own.
+        // Relaxed: the object's lock orders it with its own calls. Calls of a lease that shares the
+        // blocks may miss it: they take no block from under the view, which has a reference of its
+        // own.
         self.all.fetch_add(1, Relaxed);
         Ok(ViewGuard { views: Arc::clone(self), block: handle.id, is_writable })
     }

@@ -20,11 +20,11 @@ use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 
 /// A pool with links to the pools of other processes.
 ///
-/// While it exists, its peers are [destinations](kvpool::Pool::migrate_to_node) of the pool. Dropping it ends
-/// the links, and migrations under way fail: their sequences go back to the requests. A request whose
-/// peer was told to commit gets its sequence with
-/// [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).
-/// [`shutdown`](Self::shutdown) ends it in an orderly way.
+/// While it exists, its peers are [destinations](kvpool::Pool::migrate_to_node) of the pool.
+/// Dropping it ends the links, and migrations under way fail: their sequences go back to the
+/// requests. A request whose peer was told to commit gets its sequence with
+/// [`TransferError::InDoubt`](kvpool::TransferError::InDoubt). [`shutdown`](Self::shutdown) ends it
+/// in an orderly way.
 pub struct Node {
     pub(super) name: String,
     pub(super) operator: Operator,

@@ -7,8 +7,8 @@ use percent_encoding::percent_decode_str;
 
 use super::value::{self, Address};
 
-/// Where a directory is in etcd: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/CLUSTER`, or the same
-/// with `etcds://` for TLS.
+/// Where a directory is in etcd: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/CLUSTER`, or the
+/// same with `etcds://` for TLS.
 ///
 /// Nodes with the same cluster name are members of one cluster. User and password may be
 /// percent-encoded; `Debug` and `Display` leave them out.

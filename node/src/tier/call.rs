@@ -6,8 +6,9 @@
 //!    +-- deadline: failed                              +-- deadline: in flight
 //! ```
 //!
-//! The memory of a get is taken out when its value lands, and dropped before the outcome can be seen.
-//! At the end of the call the memory that is left is dropped: an answer that comes later finds none.
+//! The memory of a get is taken out when its value lands, and dropped before the outcome can be
+//! seen. At the end of the call the memory that is left is dropped: an answer that comes later
+//! finds none.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

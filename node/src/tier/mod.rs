@@ -2,7 +2,8 @@
 //!
 //! [`Tiered`] connects a pool with a [`SharedTier`]: it brings prefixes back before a request is
 //! admitted, and stores blocks when they are computed or before they are evicted. A tier is over a
-//! [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake` (feature `mooncake`).
+//! [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake` (feature
+//! `mooncake`).
 //!
 //! # State of one get
 //!
@@ -32,11 +33,11 @@
 //!
 //! # Files
 //!
-//! `key`, `value` names and bytes · `read` memory for values · `outcome`, `error`, `store_error` · `store` the trait of stores ·
-//! `shared_tier` a tier over a store · `call` one call and its outcomes · `breaker` and `failed_keys` what is
-//! remembered of failures · `counters`, `settings` · `in_process`, `peer`, `redis`, `mooncake` the stores · `connect`
-//! stores by address · `tiered` the
-//! pool's side · `reporter` counters for the admin interface
+//! `key`, `value` names and bytes · `read` memory for values · `outcome`, `error`, `store_error` ·
+//! `store` the trait of stores · `shared_tier` a tier over a store · `call` one call and its
+//! outcomes · `breaker` and `failed_keys` what is remembered of failures · `counters`, `settings` ·
+//! `in_process`, `peer`, `redis`, `mooncake` the stores · `connect` stores by address · `tiered`
+//! the pool's side · `reporter` counters for the admin interface
 
 mod breaker;
 mod call;

@@ -5,10 +5,10 @@ use super::value::ValueError;
 
 /// Memory for one value.
 ///
-/// The tier owns it from the call on, and drops it before its outcome can be seen, or when the call is
-/// over: then no byte of it is written any more, unless a value is landing at that moment. What keeps
-/// the memory from being reused belongs to it: of a frame, the [hold](kvpool::transport::Hold) of its
-/// piece.
+/// The tier owns it from the call on, and drops it before its outcome can be seen, or when the call
+/// is over: then no byte of it is written any more, unless a value is landing at that moment. What
+/// keeps the memory from being reused belongs to it: of a frame, the
+/// [hold](kvpool::transport::Hold) of its piece.
 pub trait Landing: Send {
     /// Verifies a value, and writes its block into the memory. Called at most once.
     ///

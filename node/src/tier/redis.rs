@@ -4,9 +4,9 @@
 //! 1 MiB in most measurements, although their ranges overlap. But `redis` has releases every few
 //! weeks and half of the dependencies. The last release of `fred` is 21 months older.
 //!
-//! Each call has a connection of its own. The answers to a batch of gets are taken one by one. Only a few
-//! gets are written ahead of their answers: the server copies each value into the answer at once, and
-//! copies of a whole batch would leave its caches before they are sent.
+//! Each call has a connection of its own. The answers to a batch of gets are taken one by one. Only
+//! a few gets are written ahead of their answers: the server copies each value into the answer at
+//! once, and copies of a whole batch would leave its caches before they are sent.
 //!
 //! A get asks for one byte more than a value has: the answer is in memory before it is looked at, and
 //! a key may have up to 512 MiB.

@@ -19,7 +19,8 @@ pub(super) fn after(now: Instant, time: Duration) -> Instant {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TierSettings {
-    /// Number of calls of the store at a time, at most 1,024, each over a connection of its own. Default 2.
+    /// Number of calls of the store at a time, at most 1,024, each over a connection of its own.
+    /// Default 2.
     pub calls: usize,
     /// Number of values that may wait to be put; further ones are dropped. Default 64.
     pub puts_max: usize,

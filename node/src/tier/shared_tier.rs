@@ -1,8 +1,8 @@
 //! A tier over a store: calls in turn, deadlines, and what is remembered of failures.
 //!
-//! A call of a store can take for ever. So it runs in a task of its own, and the caller waits for its
-//! [outcomes](super::call) until the deadline. A few calls of the store run at a time; the others wait
-//! for their turn in theirs, and end with the caller. When all that run are stuck, the
+//! A call of a store can take for ever. So it runs in a task of its own, and the caller waits for
+//! its [outcomes](super::call) until the deadline. A few calls of the store run at a time; the
+//! others wait for their turn in theirs, and end with the caller. When all that run are stuck, the
 //! circuit breaker opens.
 
 use std::panic::AssertUnwindSafe;
@@ -32,9 +32,10 @@ use crate::admin::Failures;
 
 /// A cluster-wide tier of cached blocks, by hash, over a [`Store`].
 ///
-/// The store is not trusted: a hit is a value that was verified, and everything else is a miss to the
-/// caller. Each call returns one outcome per key, in order, by its deadline. Dropping its future ends
-/// the call; what the store does not know of yet is taken back. Calls need a tokio runtime with a timer.
+/// The store is not trusted: a hit is a value that was verified, and everything else is a miss to
+/// the caller. Each call returns one outcome per key, in order, by its deadline. Dropping its
+/// future ends the call; what the store does not know of yet is taken back. Calls need a tokio
+/// runtime with a timer.
 ///
 /// Dropping the tier closes it.
 pub struct SharedTier(Arc<Shared>);
@@ -165,8 +166,8 @@ impl SharedTier {
         &self.0.failures
     }
 
-    /// Takes no further calls, and ends those that wait. Returns at once; calls of the store end when it
-    /// has answered.
+    /// Takes no further calls, and ends those that wait. Returns at once; calls of the store end
+    /// when it has answered.
     pub fn close(&self) {
         self.0.calls.close();
         self.0.next_put.close();
@@ -240,9 +241,10 @@ impl Shared {
         self.stuck.load(Relaxed) >= self.settings.calls as u64
     }
 
-    /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time, which
-    /// gives up a turn that has not come; the answer of a store that was asked is awaited by the task
-    /// alone. The turn is waited for there too: a caller that is not polled holds up no other.
+    /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time,
+    /// which gives up a turn that has not come; the answer of a store that was asked is awaited by
+    /// the task alone. The turn is waited for there too: a caller that is not polled holds up no
+    /// other.
     async fn take_turn(self: &Arc<Self>, call: &Arc<Call>, places: Vec<usize>, work: Work) {
         let (shared, call, (_waiting, gone)) = (self.clone(), call.clone(), oneshot::channel::<()>());
         let asking = async move {

@@ -15,8 +15,8 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 /// A store of values by key. Its calls may take as long as they like, but block no thread of the
 /// runtime.
 ///
-/// An error of a call as a whole ends the connection that it used. So no answer can be taken for that
-/// to a later question.
+/// An error of a call as a whole ends the connection that it used. So no answer can be taken for
+/// that to a later question.
 pub trait Store: Send + Sync + 'static {
     /// Returns a short name for reports: `redis`, `mooncake`.
     fn name(&self) -> &'static str;

@@ -19,8 +19,8 @@ fn is_unreachable(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Failed(TierFailure::Store(StoreError::Unreachable { .. })))
 }
 
-/// A store that hangs: calls return at their deadline, and all memory with them. What the store answers
-/// later is dropped.
+/// A store that hangs: calls return at their deadline, and all memory with them. What the store
+/// answers later is dropped.
 #[tokio::test]
 async fn a_hang() {
     let mut settings = TierSettings::default();

@@ -6,8 +6,8 @@
 //! | `in_place` | operations by frame number, for engines whose ids are frames |
 //! | `handles` | shares by id; operations by handle: pins, seals, inspection, with their checks |
 //!
-//! Releases end in `give_back`: a freed frame goes to the thread's magazines or the bitmaps, or into
-//! limbo while a batch is in flight. The fast path for few blocks is in `fast_path`.
+//! Releases end in `give_back`: a freed frame goes to the thread's magazines or the bitmaps, or
+//! into limbo while a batch is in flight. The fast path for few blocks is in `fast_path`.
 
 mod handles;
 mod in_place;

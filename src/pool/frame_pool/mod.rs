@@ -33,9 +33,9 @@
 //! # Below
 //!
 //! There is no protocol of its own here, and no second core: words, magazines, ladder, limbo,
-//! eviction queues, index and moves are those of [`Pool`](crate::Pool). Blocks are released as those
-//! of sequences are, which leaves them evictable; see `block/release/in_place.rs`. Further hashes
-//! of a block are in `prefix/names.rs`.
+//! eviction queues, index and moves are those of [`Pool`](crate::Pool). Blocks are released as
+//! those of sequences are, which leaves them evictable; see `block/release/in_place.rs`. Further
+//! hashes of a block are in `prefix/names.rs`.
 //!
 //! | file | contents |
 //! |---|---|

@@ -37,8 +37,8 @@ impl EtcdMembership {
     }
 
     /// Sets what is used with servers over TLS, all of it PEM: `authorities` that sign their
-    /// certificates, by default those of the system, and the chain and the key of the `certificate` that
-    /// this node presents, by default none. Without an `etcds://` location it has no effect.
+    /// certificates, by default those of the system, and the chain and the key of the `certificate`
+    /// that this node presents, by default none. Without an `etcds://` location it has no effect.
     ///
     /// # Errors
     ///
@@ -48,7 +48,8 @@ impl EtcdMembership {
         authorities: Option<&[u8]>,
         certificate: Option<(&[u8], &[u8])>,
     ) -> Result<Self, LinkError> {
-        // The client of etcd would say so at each connection, or take no authority for none that is needed.
+        // The client of etcd would say so at each connection, or take no authority for none that is
+        // needed.
         Tls::with_token(certificate, authorities)?;
         self.servers.authorities = authorities.map(Certificate::from_pem);
         self.servers.identity = certificate.map(|(chain, key)| Identity::from_pem(chain, key));

@@ -83,8 +83,8 @@ impl Link {
 
 /// Commits the leading blocks that arrived. Returns the number of those that moved.
 ///
-/// The others are dropped: blocks behind a gap would never be found. A frame in which a value is landing
-/// just then is quarantined.
+/// The others are dropped: blocks behind a gap would never be found. A frame in which a value is
+/// landing just then is quarantined.
 fn commit(imports: Vec<Import>, read_of: &[Option<Read>], outcomes: &[Outcome]) -> usize {
     let mut moved = 0;
     for (mut import, read) in imports.into_iter().zip(read_of) {
