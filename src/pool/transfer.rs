@@ -147,7 +147,7 @@ impl Pool {
     /// Moves a sequence to a node that the pool [knows](Self::set_remotes), by its name.
     ///
     /// It continues there, and is closed here. Never waits for room, nor for the batches that write
-    /// the sequence. A dropped future closes the sequence, whether or not the transfer completes.
+    /// the sequence: await [`settled`](Self::settled) first. A dropped future closes the sequence, whether or not the transfer completes.
     ///
     /// # Errors
     ///

@@ -63,7 +63,7 @@ async fn refused(entry: &mut Joined, parts: &[&str]) {
     told.unwrap_or_else(|_| panic!("{parts:?}: {:?}", entry.state()));
 }
 
-/// A server over TLS that demands a client's certificate, a user and a password, whose tokens expire.
+/// A server over TLS that demands a client's certificate, a user and a password; tokens expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_over_tls_admits_users_with_certificates() {
     let Some(mut server) = Server::prepare() else { return };
