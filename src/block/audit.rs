@@ -25,17 +25,15 @@ pub struct AuditReport {
     pub total: usize,
     /// Frames that are free in the bitmaps.
     pub in_bitmap: usize,
-    /// The part of [`in_bitmap`](Self::in_bitmap) that is in units that sequences
-    /// spare for their growth.
+    /// The part of [`in_bitmap`](Self::in_bitmap) that sequences spare for their growth.
     pub spared: usize,
     /// Frames that are free in magazines and in the depot.
     pub in_magazines: usize,
     /// Retired frames.
     pub retired: usize,
-    /// Held frames: destinations of moves, frames collected by a shrink, frames that could not be
-    /// wiped.
+    /// Held frames.
     pub held: usize,
-    /// The part of [`held`](Self::held) that is held for good, because it could not be wiped.
+    /// The part of [`held`](Self::held) that could not be wiped.
     #[cfg_attr(feature = "serde", serde(default))]
     pub unwiped: usize,
     /// Free frames that are set aside for urgent requests.
@@ -46,9 +44,7 @@ pub struct AuditReport {
     pub owned: usize,
     /// Total number of references on owned blocks.
     pub references: u64,
-    /// Number of owned blocks by the place in the program that allocated them as leases,
-    /// in debug builds: where every lease should have been dropped, the places that leaked. Empty
-    /// in release builds. Blocks of sequences are not among them.
+    /// In debug builds, the number of owned blocks of leases by the place that allocated them.
     pub allocated_at: Vec<(SourcePlace, usize)>,
 }
 
@@ -59,8 +55,8 @@ pub enum AuditError {
     /// A thread was allocating or freeing, so the counters cannot be compared.
     #[error("a thread is using the pool; audit it while none does")]
     Busy,
-    /// The system refuses this thread the fence that visits to other threads' caches need, as
-    /// system-call filters do. Audit from another thread.
+    /// The system refuses this thread the fence that visits to thread caches need. Audit from
+    /// another thread.
     #[error("the system refuses this thread membarrier(2), which visits to other threads' caches need")]
     FenceRefused,
     /// The bitmaps contradict themselves.
@@ -102,7 +98,7 @@ pub enum AuditError {
         /// The block that the frame names.
         other: BlockId,
     },
-    /// More units are spared than sequences are open, each of which spares one at most.
+    /// More units are spared than sequences are open.
     #[error("{units} units are spared, and {sequences} sequences are open")]
     Spared {
         /// Number of spared units.
@@ -110,7 +106,7 @@ pub enum AuditError {
         /// Number of open sequences.
         sequences: usize,
     },
-    /// A referenced frame of a frame pool is not pinned by its references, so that it could move.
+    /// A referenced frame of a frame pool is not pinned by its references.
     #[error("frame {frame} has references and {pins} pins")]
     NotInPlace {
         /// The frame.
@@ -124,7 +120,7 @@ pub enum AuditError {
         /// The block.
         block: BlockId,
     },
-    /// References that no owner will release, or that an owner counts on and that do not exist.
+    /// References without an owner that will release them, or owners without a reference.
     #[error(transparent)]
     Unaccounted(#[from] Unaccounted),
     /// The counters differ from the recount.
@@ -204,7 +200,6 @@ impl Ledger {
     }
 }
 
-/// Visits a thread cache, or says why that is not possible.
 fn visited(thread_cache: &ThreadCache, f: impl FnOnce(&mut Local)) -> Result<(), AuditError> {
     thread_cache
         .visit(f)
@@ -216,25 +211,14 @@ impl Core {
     /// and the counters agree. Must be called while no thread allocates or frees; leases and
     /// batches may be open.
     ///
-    /// A thread that ends empties its cache after the end of the [scope](std::thread::scope) that
-    /// it was spawned in. Its frames are then on their way from one place to another, and a walk
-    /// can miss them. So a contradiction counts only if every walk of a few finds one, and no
-    /// thread is inside its cache.
-    ///
-    /// # Errors
-    ///
-    /// The first contradiction found, or [`AuditError::Busy`].
+    /// A thread that ends empties its cache after the end of its [scope](std::thread::scope), when
+    /// a walk can miss frames. So a contradiction counts only if every walk of a few finds one.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.confirmed(|| self.walk())
     }
 
-    /// Checks that each reference has an owner; `accounts` asks the owners. Must be called as
+    /// Checks that each reference has an owner; `accounts` asks the owners. See
     /// [`audit`](Self::audit).
-    ///
-    /// # Errors
-    ///
-    /// [`AuditError::Unaccounted`]; [`AuditError::Busy`] if a thread allocated or released
-    /// meanwhile.
     pub(crate) fn audit_owners(&self, accounts: impl Fn() -> Accounts) -> Result<(), AuditError> {
         self.confirmed(|| {
             let (before, Accounts { listed, unlisted, lists_shared }) = (self.sum_counts(), accounts());
@@ -263,7 +247,6 @@ impl Core {
         })
     }
 
-    /// Walks until no contradiction is found, and reports one that each of a few walks found.
     fn confirmed<T>(&self, walk: impl Fn() -> Result<T, AuditError>) -> Result<T, AuditError> {
         let mut outcome = walk();
         for _ in 1..WALKS {
@@ -276,7 +259,6 @@ impl Core {
         outcome
     }
 
-    /// Recounts everything once.
     fn walk(&self) -> Result<AuditReport, AuditError> {
         self.space.frames.audit().map_err(AuditError::Bitmap)?;
         // A waiting request may search while frames are counted here.
@@ -319,12 +301,8 @@ impl Core {
         Ok(report)
     }
 
-    /// Checks that all owned blocks are pinned once, as in a pool whose ids are frames.
-    /// Returns their number. Must be called as [`audit`](Self::audit).
-    ///
-    /// # Errors
-    ///
-    /// [`AuditError::NotInPlace`].
+    /// Checks that all owned blocks are pinned once, as in a pool whose ids are frames; returns
+    /// their number. See [`audit`](Self::audit).
     pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
         let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));
         words.filter(|word| word.is_owned()).try_fold(0, |owned, word| {
@@ -337,12 +315,11 @@ impl Core {
         })
     }
 
-    /// Returns the number of units that sequences spare for their growth, in O(1).
+    /// Returns the number of units that sequences spare, in O(1).
     pub fn spared_units(&self) -> usize {
         self.space.frames.spared_units()
     }
 
-    /// Returns the number of free frames in spared units, by the walk over the bitmaps.
     fn audit_spared(&self, ledger: &Ledger) -> Result<usize, AuditError> {
         let mut spared = 0;
         self.space.frames.for_each_spared_unit(&mut |unit| {
@@ -384,7 +361,6 @@ impl Core {
         Ok(references)
     }
 
-    /// Counts owned blocks by the place that allocated them, if that is known.
     fn allocated_at(&self) -> Vec<(SourcePlace, usize)> {
         let mut places = BTreeMap::<SourcePlace, usize>::new();
         let ids = (0..self.rows() as u32).map(BlockId).filter(|&id| self.word(id).is_owned());

@@ -14,11 +14,10 @@
 //!
 //! # User code
 //!
-//! The slow paths run user code while the thread's cache is in use further up the stack. That code
-//! may drop the last reference to the pool and open a cache in another one. If the thread then gave
-//! up its cache here, another thread could take it, and two threads would enter one cell. So a
-//! thread gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`]
-//! exists only inside of one.
+//! The slow paths run user code, which may drop the last reference to the pool and open a cache in
+//! another one. If the thread gave up its cache here, two threads could enter one cell. So a thread
+//! gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`] exists
+//! only inside of one.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -55,14 +54,12 @@ impl CacheHandle {
         Self { keep_alive, thread_cache }
     }
 
-    /// Returns a reference to the thread cache.
     #[inline]
     fn cache(&self) -> CacheRef<'_> {
         // SAFETY: the thread cache lives as long as the blocks, which the keep-alive keeps alive.
         unsafe { CacheRef::new(&*self.thread_cache) }
     }
 
-    /// Gives all free frames of the cache back to the bitmaps.
     fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
         // A search reads the bitmaps first and then visits the thread cache: in between, all frames
@@ -80,7 +77,6 @@ impl Drop for CacheHandle {
     }
 }
 
-/// The pool that the thread used last: its address, the thread's cache in it, and the keep-alive.
 type Recent = (*const Core, *const ThreadCache, *const KeepAlive);
 const NOWHERE: Recent = (ptr::null(), ptr::null(), ptr::null());
 
@@ -105,8 +101,7 @@ impl Drop for CacheHandles {
 }
 
 impl Blocks {
-    /// Calls `f` with the current thread's cache, or with `None` if the thread's locals are
-    /// destroyed.
+    /// Calls `f` with the thread's cache, or with `None` if its locals are destroyed.
     #[inline]
     pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<CountedRef<'_>>) -> R) -> R {
         match self.thread_entry() {
@@ -120,8 +115,7 @@ impl Blocks {
         }
     }
 
-    /// Returns the current thread's keep-alive, or a fresh one if the thread's locals are
-    /// destroyed.
+    /// Returns the thread's keep-alive, or a fresh one if its locals are destroyed.
     #[inline]
     pub(crate) fn keep_alive(&self) -> Arc<KeepAlive> {
         match self.thread_entry() {
@@ -172,8 +166,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Returns the current thread's cache if it used this pool last; for a step that runs no user
-    /// code.
+    /// Returns the thread's cache if it used this pool last; for a step that runs no user code.
     #[inline]
     pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
         let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
@@ -193,10 +186,7 @@ impl Core {
     }
 }
 
-/// Gives the thread's magazines back to their pools, so that it strands no frames while it sleeps.
-///
-/// For a thread that is about to park for long; other threads can also take the magazines of an
-/// idle thread without this.
+/// Gives the thread's magazines back to their pools; for a thread that is about to park for long.
 pub fn flush_thread() {
     let _ = CACHE_HANDLES.try_with(|handles| {
         let Ok(handles) = handles.try_borrow() else { return };

@@ -1,8 +1,4 @@
 //! The state that all references to a pool's blocks share, and the trait of its evictor.
-//!
-//! [`Core`] groups the parts of the rooms below it: the [free space](FreeSpace), the thread caches,
-//! the shared limbo, the move log and the line of waiting requests. The algorithms are `impl Core`
-//! blocks in the rooms above it.
 
 use std::ops::Deref;
 
@@ -41,7 +37,7 @@ pub struct BlocksConfig {
     pub device: DeviceId,
 }
 
-/// The blocks of a pool. A clone is another reference to the same blocks.
+/// The blocks of a pool, by reference.
 #[derive(Clone)]
 pub struct Blocks(Arc<Core>);
 
@@ -66,7 +62,6 @@ impl Deref for Blocks {
     }
 }
 
-/// [`Custody`](super::space::Custody) that announces to a pool's line of waiting requests.
 pub(in crate::block) type Custody<'a> = super::space::Custody<'a, Core>;
 
 /// State that all references to a pool's blocks share. Reached through [`Blocks`].
@@ -74,12 +69,9 @@ pub struct Core {
     pub(in crate::block) space: FreeSpace,
     watch: Watch,
     pub(in crate::block) thread_caches: ThreadCaches,
-    /// Retired frames of threads that could not enter their thread cache at that moment.
-    ///
-    /// On its own cache line, like everything that a mover writes: its neighbours are read by every
-    /// allocation.
+    /// Retired frames of threads that could not enter their thread cache. On its own cache line,
+    /// like everything that a mover writes.
     pub(in crate::block) shared_limbo: CachePadded<SharedLimbo>,
-    /// Recent moves.
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
     pub(in crate::block) counters: CachePadded<SharedCounters>,
@@ -89,19 +81,16 @@ pub struct Core {
     pub(in crate::block) tag: PoolTag,
     /// Number of frames, so that the common path does not read the directory.
     pub(in crate::block) total: AtomicUsize,
-    /// Highest number of frames so far. Every id is below it: a block outlives the frame of its
-    /// number.
+    /// Highest number of frames so far. Every id is below it.
     pub(in crate::block) rows: AtomicUsize,
     /// Orders the evictable blocks, if the pool caches.
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
-    /// Number of evictable blocks.
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
-    /// Frames of whole units that lists took since the last slice of reclaim.
+    /// Frames of whole units that lists took since the last slice of [reclaim](super::allocate).
     pub(in crate::block) owed: CachePadded<AtomicUsize>,
     /// Frames in all thread caches, as last summed, and for how many calls that serves.
     pub(in crate::block) in_thread_caches: AtomicUsize,
     pub(in crate::block) sum_serves: AtomicUsize,
-    /// Number of walks for a window of evictable blocks: each begins in another region.
     pub(in crate::block) windows: AtomicUsize,
     pub(in crate::block) refused: CachePadded<Refused>,
     /// Set when the pool is gone; threads drop their cache at their next slow lookup.
@@ -115,21 +104,13 @@ impl Blocks {
         WeakBlocks(Arc::downgrade(&self.0))
     }
 
-    /// Creates a pool with all blocks free. With `scrub`, each freed frame is passed to it once it
-    /// is unowned and no batch sees it.
-    ///
-    /// # Panics
-    ///
-    /// If the configuration is invalid; the pool's builder validates it first.
+    /// Creates a pool with all blocks free. `scrub` gets each freed frame once no batch sees it.
+    /// Panics if the configuration is invalid; the pool's builder validates it first.
     pub fn new(config: BlocksConfig, scrub: Option<Box<dyn Scrub>>) -> Self {
         Self::with_evictor(config, scrub, None)
     }
 
     /// As [`new`](Self::new), with an evictor for cached blocks.
-    ///
-    /// # Panics
-    ///
-    /// As [`new`](Self::new).
     pub fn with_evictor(
         config: BlocksConfig,
         scrub: Option<Box<dyn Scrub>>,
@@ -197,15 +178,14 @@ impl Core {
         self.total.load(Relaxed)
     }
 
-    /// Returns the number of rows of the table. Every block's id is below it, including ids whose
-    /// frame a shrink has taken away.
+    /// Returns the number of rows of the table: every block's id is below it.
     #[inline]
     pub fn rows(&self) -> usize {
         // Acquire: pairs with the Release in `count_grown`, so that these rows exist.
         self.rows.load(Acquire)
     }
 
-    /// Returns the number of blocks set aside for urgent requests while none of them is in use.
+    /// Returns the number of blocks set aside for urgent requests.
     pub fn reserve(&self) -> usize {
         self.space.reserve.mark()
     }
@@ -226,13 +206,12 @@ impl Core {
         self.config.has_null_block.then_some(BlockId(0))
     }
 
-    /// Returns the right to take free frames out of reach of searches; dropping it announces them.
     #[inline]
     pub(in crate::block) fn custody(&self) -> Custody<'_> {
         Custody::new(self)
     }
 
-    /// Returns the number of blocks that are held because their frames could not be wiped.
+    /// Returns the number of blocks whose frames could not be wiped.
     pub fn unwiped(&self) -> usize {
         self.space.unwiped()
     }
@@ -243,20 +222,17 @@ impl Core {
         self.announce();
     }
 
-    /// Notes which place in the program allocated or pinned blocks. The caller owns a reference on
-    /// each, or pinned it.
     #[cfg(debug_assertions)]
     pub(crate) fn note_sites(&self, what: Noted, ids: impl IntoIterator<Item = BlockId>, site: Site) {
         ids.into_iter().for_each(|id| self.sites.note(what, id, self.handle(id).generation, site));
     }
 
-    /// Returns the place that allocated or pinned an owned block, and the time since. `None` if it
-    /// is not known, as always in release builds.
+    /// Returns the place that allocated or pinned an owned block, if known, as never in release
+    /// builds.
     pub(crate) fn site(&self, what: Noted, id: BlockId) -> Option<Note> {
         self.sites.read(what, id, self.handle(id).generation)
     }
 
-    /// Returns the times of operations on this pool.
     pub(crate) fn latencies(&self) -> &std::sync::Arc<Latencies> {
         &self.latencies
     }
@@ -281,7 +257,6 @@ impl Core {
         BlockWord::from_bits(self.space.table.word(id).load(Acquire))
     }
 
-    /// Prefetches a block's word, where the processor supports it.
     #[inline]
     pub(crate) fn prefetch_word(&self, id: BlockId) {
         prefetch(self.space.table.word(id));
@@ -304,11 +279,8 @@ impl Core {
         BlockHandle { id, pool: self.tag, generation }
     }
 
-    /// Returns the number of threads that have a cache here.
-    ///
-    /// A thread leaves when its destructors run, which is after the end of a
-    /// [scope](std::thread::scope) that it was spawned in and, under loom, after it was joined: an
-    /// audit must wait until this number falls.
+    /// Returns the number of threads that have a cache here. A thread leaves when its destructors
+    /// run, which is after the end of a [scope](std::thread::scope): an audit must wait for it.
     pub fn thread_caches_in_use(&self) -> usize {
         self.thread_caches.in_use()
     }
@@ -324,27 +296,21 @@ impl Core {
         self.space.frames.census(order)
     }
 
-    /// Returns the fragmentation rate, from 0 to 1.
-    ///
-    /// Of the free aligned runs of `2^order` frames that would exist if all blocks were packed, it
-    /// is the share that does not exist. Frames in magazines count as free and as part of no run. 0
-    /// if no such run could exist, as in a pool that is nearly full. Walks the bitmaps.
+    /// Returns the fragmentation rate, from 0 to 1: of the free aligned runs of `2^order` frames
+    /// that would exist if all blocks were packed, the share that does not. Frames in magazines are
+    /// free and part of no run. Walks the bitmaps.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.rate(&self.census(order))
     }
 
-    /// As [`fragmentation`](Self::fragmentation), from an existing census.
+    /// As [`fragmentation`](Self::fragmentation), from a census.
     pub fn rate(&self, census: &Census) -> f64 {
         self.rate_of(census.free, census.free_in_order, census.order)
     }
 
     /// Returns the part of the [rate over free and evictable frames](Self::available_fragmentation)
-    /// that compaction can cure. Walks the bitmaps, and reads the word of every block if any is
-    /// evictable.
-    ///
-    /// The free frames of spared units do not count: they wait for a sequence, and no move of
-    /// another block makes runs of them. The rate is 0 while the frames outside of runs are no more
-    /// than lists may leave there for their growth.
+    /// that compaction can cure. Free frames of spared units do not count, and it is 0 while no
+    /// more frames are outside of runs than lists may leave there.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);
@@ -355,22 +321,21 @@ impl Core {
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
-    /// Returns the [fragmentation rate](Self::fragmentation) over free and evictable frames: as if
-    /// all evictable blocks had been evicted. Reads the word of every block if any is evictable.
+    /// Returns the [fragmentation rate](Self::fragmentation) as if all evictable blocks had been
+    /// evicted. Reads the word of every block if any is evictable.
     pub fn available_fragmentation(&self, order: Order) -> f64 {
         self.available_runs(&self.census(order)).0
     }
 
-    /// Returns the [rate over free and evictable frames](Self::available_fragmentation), and the
-    /// number of runs of such frames, at the order of a census.
+    /// As [`available_fragmentation`](Self::available_fragmentation), with the number of such runs.
     pub fn available_runs(&self, census: &Census) -> (f64, usize) {
         let (available, in_order) = self.available_in_order(census);
         let runs = in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
         (self.rate_of(available, in_order, census.order), runs)
     }
 
-    /// Returns the number of free and evictable frames, and how many of them are in aligned runs of
-    /// such frames.
+    /// Returns the free and evictable frames, and how many of them are in aligned runs of such
+    /// frames.
     fn available_in_order(&self, census: &Census) -> (usize, usize) {
         if self.evictable.load(Relaxed) == 0 {
             return (census.free, census.free_in_order);
@@ -394,8 +359,6 @@ impl Core {
         (count(&available), runs * run_len)
     }
 
-    /// Returns the fragmentation rate of `free` frames in the bitmaps, of which `in_order` are in
-    /// aligned runs of the order.
     fn rate_of(&self, free: usize, in_order: usize, order: Order) -> f64 {
         let free = free + self.counts().in_magazines;
         let set_aside = self.config.has_null_block as usize + self.space.reserve.held();
@@ -403,27 +366,23 @@ impl Core {
         outside_of_runs(runs, self.total_frames(), set_aside, free, order)
     }
 
-    /// Calls `f` with each unit that a list spares for its growth, ascending, as a run of frames.
+    /// Calls `f` with each unit that a list spares, ascending.
     pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_spared_unit(f);
     }
 
     /// Returns the number of changes to the bitmaps, modulo 2^32. O(1).
-    ///
-    /// While it is unchanged, so is the fragmentation.
     pub fn changes(&self) -> u32 {
         self.space.frames.changes()
     }
 
-    /// Calls `f` with every maximal free run in the bitmaps, ascending.
-    ///
-    /// Exact while no thread allocates or frees.
+    /// Calls `f` with every maximal free run in the bitmaps, ascending; exact without concurrent
+    /// changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_free_run(f);
     }
 
-    /// Returns the approximate metadata in bytes: the table, and two bitmap levels with their
-    /// hints.
+    /// Returns the approximate metadata in bytes.
     pub fn metadata_bytes(&self) -> usize {
         self.space.table.bytes() + self.moves.bytes() + self.rows() / 2
     }
@@ -442,7 +401,6 @@ impl Core {
         self.closed.load(Relaxed)
     }
 
-    /// Returns the frame near which the `index`th thread cache allocates: each has its own region.
     pub(in crate::block) fn shard(&self, index: usize) -> FrameId {
         let threads = self.config.threads.max(1);
         let at = self.total_frames() / threads * (index % threads);
@@ -450,35 +408,29 @@ impl Core {
     }
 }
 
-/// Knows the contents of evictable blocks, and the order in which they are evicted.
-///
-/// Called by threads that release and allocate, in the middle of these operations: an
-/// implementation must not block, and must not panic.
+/// Knows the contents of evictable blocks, and the order in which they are evicted. Called in the
+/// middle of releases and allocations: an implementation must not block, and must not panic.
 pub trait Evictor: Send + Sync {
     /// Prepares for block ids below `rows`.
     fn grow(&self, core: &Core, rows: usize);
 
-    /// Notes that these blocks became evictable, in this order; since then, each may have been hit,
-    /// released again, or evicted. `tag` is the newest batch that may have seen them before, 0 if
-    /// no batch in flight has.
+    /// Notes that these blocks became evictable, in this order; each may have been hit, released or
+    /// evicted since. `tag`: the newest batch that may have seen them, 0 if none in flight has.
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
-    /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames, which no batch in
-    /// flight sees, to `freed`, a few at a time. `oldest` is the oldest batch in flight. A result
-    /// of fewer blocks does not mean that no others are evictable.
+    /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames to `freed`, a few at a
+    /// time. `oldest` is the oldest batch in flight. Fewer do not mean that no others are
+    /// evictable.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
-    /// Returns whether all of these evictable blocks may be evicted before others that precede them
-    /// in the order, to complete a unit of free frames, at a multiple of the usual tolerance. For
-    /// no blocks: whether any ever may.
+    /// Returns whether all of these evictable blocks may be evicted before their time, to complete
+    /// a unit of free frames, at a multiple of the usual tolerance. For none: whether any ever may.
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool;
 
-    /// Returns the number of releases of which the evictor was told, modulo 2^64. It changes before
-    /// the tag of a block is noted.
+    /// Returns the number of releases, modulo 2^64. It changes before a block's tag is noted.
     fn releases(&self) -> u64;
 
-    /// As [`tag`](Self::tag), if it is the one that [`became_evictable`](Self::became_evictable)
-    /// noted.
+    /// As [`tag`](Self::tag), if [`became_evictable`](Self::became_evictable) noted it.
     fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.
@@ -487,12 +439,10 @@ pub trait Evictor: Send + Sync {
     /// Records a tag for an evictable block with this word that has none.
     fn assume_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
-    /// Forgets a block that is no longer cached. Either it was evicted, and its frame belongs to
-    /// the caller until this returns, or the caller has its only reference.
+    /// Forgets a block that is no longer cached; its frame or its only reference is the caller's.
     fn forget(&self, core: &Core, id: BlockId);
 }
 
-/// An evictor that the prefix cache shares with the pool.
 impl<T: Evictor> Evictor for Arc<T> {
     fn grow(&self, core: &Core, rows: usize) {
         (**self).grow(core, rows);
@@ -536,8 +486,7 @@ impl<T: Evictor> Evictor for Arc<T> {
 pub struct Evictable {
     /// The block.
     pub id: BlockId,
-    /// Its word after its last release: notes about this release are valid for this generation
-    /// only.
+    /// Its word after its last release: notes are valid for this generation only.
     pub word: BlockWord,
 }
 

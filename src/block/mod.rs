@@ -12,8 +12,7 @@
 //! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared limbo |
 //! | `thread_cache`, `cache_handle` | per-thread magazines and limbo; how a thread finds its own |
 //! | `core` | [`Core`], the state that all references to a pool share |
-//! | `allocate`, `release` | the allocation ladder; releases, and pins by handle |
-//! | `fast_path` | both for few blocks, through the loaded magazine |
+//! | `allocate`, `release` | allocation; releases, and pins by handle |
 //! | `wait` | the line of waiting requests, and announcements to it |
 //! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
 //! | `audit`, `accounts`, `counts` | recount of frames, and of references by owner; counts |
@@ -75,7 +74,6 @@ mod audit;
 mod cache_handle;
 mod core;
 mod counts;
-mod fast_path;
 mod latency;
 #[cfg(kvpool_loom)]
 pub mod models;

@@ -19,22 +19,20 @@
 //!
 //! # Invariants
 //!
-//! - *The source is readable.* Its owners may release it during the move. The last release of a
-//!   moving block does not free the frame, but leaves it to the mover. So a wave holds back the
-//!   frames that it copies, and no others that are freed meanwhile.
+//! - *The source is readable.* The last release of a moving block does not free the frame, but
+//!   leaves it to the mover. So a wave holds back the frames that it copies, and no others.
 //! - *The source is not written.* It is sealed; writing to it is refused while it is moving.
 //! - *The destination belongs to the wave alone*, from the claim to the publication.
 //! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
 //!   one in [`Clock::begin`](crate::clock::Clock::begin).
-//! - *Conservation*: a destination is held, and so is the source of a block that was released,
-//!   until they are free again.
+//! - *Conservation*: destinations, and sources of released blocks, are held until they are free
+//!   again.
 //!
 //! # Blocking
 //!
 //! No thread waits for another. Releases, pins and shares of a moving block take one
-//! compare-exchange as always; a concurrent release or pin cancels the move. A wave that is dropped
-//! before it is published changes nothing. A thread that is stopped during a wave holds back its
-//! destinations, and those of its sources that are released; nothing else.
+//! compare-exchange as always; a release or pin cancels the move. A thread that is stopped during a
+//! wave holds back its destinations, and those of its sources that are released.
 //!
 //! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
@@ -73,7 +71,6 @@ pub enum FrameUse {
     Fixed,
 }
 
-/// A block that is being moved.
 #[derive(Clone, Copy, Debug)]
 struct Moving {
     block: BlockId,
@@ -83,11 +80,8 @@ struct Moving {
     generation: u64,
 }
 
-/// Blocks that move together: marked, with their destinations held.
-///
-/// The caller copies the bytes of [`moves`](Self::moves) and then [publishes](Self::publish). A
-/// wave that is dropped without that has moved nothing. A wave may be sent to the thread on which a
-/// copy ends.
+/// Blocks that move together: marked, with their destinations held. The caller copies the bytes of
+/// [`moves`](Self::moves) and then [publishes](Self::publish).
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
@@ -96,9 +90,8 @@ pub struct Wave {
 }
 
 impl Blocks {
-    /// Begins to move blocks: for each pair, the block in the first frame to the second, if
-    /// possible now. Reports the others to `gave_way`. An evictable block in the second frame is
-    /// dropped.
+    /// Begins to move blocks, from the first frame of each pair to the second; reports those that
+    /// cannot move now. An evictable block in the second frame is dropped.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
@@ -116,8 +109,7 @@ impl Blocks {
 }
 
 impl Wave {
-    /// Returns the copies to make, from frame to frame. No destination is a source, and none occurs
-    /// twice.
+    /// Returns the copies to make, from frame to frame. No destination is a source or occurs twice.
     pub fn moves(&self) -> impl ExactSizeIterator<Item = (FrameId, FrameId)> + '_ {
         self.moving.iter().map(|moving| (moving.from, moving.to))
     }
@@ -137,9 +129,8 @@ impl Wave {
         self.moving.is_empty()
     }
 
-    /// Publishes the copies: each block is in its new frame from now on, unless its move was
-    /// cancelled. Reports cancelled moves to `gave_way`, at the end. Returns the number of moved
-    /// blocks.
+    /// Publishes the copies, unless a move was cancelled. Reports cancelled moves at the end, and
+    /// returns the number of moved blocks.
     ///
     /// # Safety
     ///
@@ -149,15 +140,15 @@ impl Wave {
         self.publish_if(gave_way, |_, _| true)
     }
 
-    /// As [`publish`](Self::publish), for blocks that are written in place by their owners: one that
-    /// has lost all references since it was marked stays, because it may have other contents.
+    /// As [`publish`](Self::publish), for blocks that their owners write in place: one that has
+    /// lost all references since it was marked stays, because it may have other contents.
     ///
     /// # Safety
     ///
     /// As for [`publish`](Self::publish).
     pub(crate) unsafe fn publish_in_place(self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
-        // The number does not recur: the release with which it would wrap around uncaches the block,
-        // and leaves its frame to the wave.
+        // The number does not recur: the release with which it would wrap around uncaches the
+        // block, and leaves its frame to the wave.
         self.publish_if(gave_way, |moving, word| word.generation_low() == moving.generation)
     }
 
@@ -230,8 +221,8 @@ impl Core {
         }
     }
 
-    /// Takes a frame whose block is evictable and unseen by batches, or free. The frame is the
-    /// caller's, and passes through no bitmap: no other request can take it in between.
+    /// Takes a frame whose block is evictable and unseen, or free. It passes through no bitmap,
+    /// where another request could take it.
     fn evict_or_claim(&self, to: FrameId, dropped: &mut usize) -> bool {
         let id = self.space.table.block_at(to);
         let word = self.word(id);
@@ -249,7 +240,6 @@ impl Core {
         true
     }
 
-    /// Publishes one move: the block is in `to` from now on.
     fn publish_move(&self, moving: Moving, is_copied: impl Fn(BlockWord) -> bool) -> Result<(), GaveWay> {
         let Moving { block, from, to, .. } = moving;
         let displaced = self.space.table.block_at(to);
@@ -303,7 +293,6 @@ impl Core {
         self.space.release_held(moving.to);
     }
 
-    /// Logs moved blocks, so that tables can be patched, and frees or retires the frames they left.
     fn leave(&self, moved: &[BlockId], left: &[Run]) {
         self.moves.append(moved, || {
             // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the
@@ -314,7 +303,7 @@ impl Core {
         self.free_or_retire(left);
     }
 
-    /// Puts unowned frames into the bitmaps, or into limbo if a batch may still see them.
+    /// Frees frames, or retires them if a batch may still see them.
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.space.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.space.free_run(run)),
@@ -322,8 +311,8 @@ impl Core {
         }
     }
 
-    /// Calls `f` with every frame that is owned, evictable, or the null block's, in no order. A
-    /// block that moves meanwhile may be passed twice, or not at all.
+    /// Calls `f` with every frame in use, in no order. A block that moves meanwhile may be passed
+    /// twice, or not at all.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {
             let word = self.word(block);
@@ -340,26 +329,22 @@ impl Core {
         }
     }
 
-    /// Lists the moves that a table built under batch `since` may miss, oldest first.
-    ///
-    /// Must be called under a batch: a block whose move is not listed yet stays readable in its old
-    /// frame until that batch ends, and a later query since that batch lists it.
+    /// Lists the moves that a table built under batch `since` may miss, oldest first. Must be
+    /// called under a batch: a move that is not listed yet leaves its old frame readable until that
+    /// batch ends.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        // The current frames, not the logged ones: of one block's moves in two waves, the earlier
-        // may be logged later. The words are at least as new as the log, and they are valid until
-        // the caller's batch ends.
+        // The current frames, which are at least as new as the log: of one block's moves in two
+        // waves, the earlier may be logged later.
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 
-    /// Returns the number of moves that have been logged. Called under a batch, it says whether
-    /// frames that were read at an earlier count hold under that batch.
+    /// Returns the number of moves logged so far.
     #[inline]
     pub(crate) fn moves_logged(&self) -> MoveCount {
         self.moves.count()
     }
 
-    /// Passes to `moved` the blocks of the moves logged from `from` on, if these are at most
-    /// `most`; returns the number of moves logged so far.
+    /// As [`MoveLog::visit`](super::state).
     pub(crate) fn visit_moved(
         &self,
         from: MoveCount,

@@ -1,16 +1,12 @@
 //! Evictions out of order that complete a unit of free frames.
 //!
-//! Evictions in the policy's order leave some units nearly free: a few evictable blocks in them are
-//! newer than their neighbours. If the evictor tolerates it, those blocks are evicted at once. A
-//! unit is completed only as a whole: if a single block in it has an owner, is moving, may be seen
-//! by a batch or is too valuable, all of them stay.
+//! Evictions in the policy's order leave some units nearly free. If the evictor tolerates it, the
+//! few blocks in them that are newer are evicted at once: all, or none if one has an owner, is
+//! moving, may be seen by a batch or is too valuable.
 //!
-//! What lists take are runs of units. So the units beside one that was completed follow it, up to
-//! [`BESIDE`] in each direction, if they hold nothing but free and evictable frames; a multiple of
-//! the tolerance holds for them.
-//!
-//! The blocks are evicted by id, as a [walk](Core::evict_any) does, so the queues need no new step:
-//! their entries become stale, and are skipped.
+//! Lists take runs of units. So up to [`BESIDE`] units in each direction follow, if they hold
+//! nothing but free and evictable frames, at a multiple of the tolerance. Stale entries of the
+//! queues are skipped.
 
 use smallvec::SmallVec;
 
@@ -33,10 +29,8 @@ const BESIDE_BLOCKS: usize = 512;
 /// The tolerance for the blocks of these units, as a multiple.
 const BESIDE_TOLERANCE: u32 = 2;
 
-/// First frames of units.
 pub(super) type Units = SmallVec<[FrameId; 16]>;
 
-/// Notes the units of evicted frames. Neighbours mostly come one after the other.
 pub(super) fn note_units(units: &mut Units, frames: &[FrameId]) {
     for &frame in frames {
         let base = FrameMask::of(frame).base;
@@ -47,8 +41,6 @@ pub(super) fn note_units(units: &mut Units, frames: &[FrameId]) {
 }
 
 impl Core {
-    /// Evicts what is left in those of the units that are nearly free, as far as the evictor
-    /// tolerates. Returns the number of evicted blocks.
     pub(super) fn complete_units(&self, evictor: &dyn Evictor, mut units: Units) -> usize {
         units.sort_unstable();
         units.dedup();
@@ -59,7 +51,6 @@ impl Core {
         completed + BESIDE_BLOCKS - left
     }
 
-    /// Completes the units beside one that is free, by at most `left` evictions.
     fn complete_beside(&self, evictor: &dyn Evictor, unit: FrameId, left: &mut usize) {
         let is_free = |unit| self.space.frames.is_unit_free(unit);
         if !is_free(unit) {
@@ -80,8 +71,8 @@ impl Core {
         let _ = down.map(FrameId).all(&mut follows);
     }
 
-    /// Evicts what is left in a unit, if that is at most `most` blocks, and the evictor tolerates
-    /// it. Returns the number of evicted blocks.
+    /// Evicts what is left in a unit, if that is at most `most` blocks and the evictor tolerates
+    /// it.
     fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId, most: usize, tolerance: u32) -> usize {
         let frames = &self.space.frames;
         let free = frames.free_in_unit(unit);

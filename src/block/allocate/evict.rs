@@ -1,8 +1,8 @@
 //! Eviction: cached blocks without owners, from the pool's side.
 //!
-//! A sealed block of a sequence can be *cached*. Its last release leaves it *evictable*: in its
-//! frame, with its bytes, until a hit takes it or its frame is needed. The [`Evictor`] decides
-//! which block is evicted first and how a hit finds one; the truth about a block is in its word.
+//! The last release of a *cached* block leaves it *evictable*: in its frame, with its bytes, until
+//! a hit takes it or its frame is needed. The [`Evictor`] decides which block is evicted first and
+//! how a hit finds one; the truth about a block is in its word.
 //!
 //! # Protocol
 //!
@@ -45,7 +45,7 @@ struct Vacated<'a> {
     core: &'a Core,
     oldest: Ticket,
     freed: RunList,
-    /// Those that batches may see.
+    /// Frames that batches may see.
     seen: RunList,
     blocks: usize,
 }
@@ -56,7 +56,6 @@ impl<'a> Vacated<'a> {
         Self { core, oldest: core.space.clock.oldest(), freed, seen, blocks: 0 }
     }
 
-    /// Evicts a block, unless its word has changed, or it is not evictable or is being moved.
     fn evict(&mut self, Evictable { id, word }: Evictable) {
         if word.evict().is_none() {
             return;
@@ -72,7 +71,6 @@ impl<'a> Vacated<'a> {
         }
     }
 
-    /// Frees the frames, or retires them, and returns the number of blocks.
     fn free(self) -> usize {
         self.freed.iter().for_each(|&run| self.core.space.free_run(run));
         self.core.free_or_retire(&self.seen);
@@ -82,22 +80,19 @@ impl<'a> Vacated<'a> {
 }
 
 impl Core {
-    /// Registers a block of a sequence's list with the cache, and seals it. Returns false, and does
-    /// nothing, if the handle is stale: the sequence has released the block.
+    /// Caches and seals a block of a sequence's list. False: the sequence has released it.
     pub(crate) fn seal_cached(&self, handle: BlockHandle) -> bool {
         self.update(&handle, BlockWord::seal_cached) == Ok(true)
     }
 
-    /// Takes a reference for a sequence's list on a block whose contents were read under `word`.
-    ///
-    /// Returns whether the block was evictable; `None` if the word has changed since, or has as
-    /// many references as it can.
+    /// Takes a reference for a list on a block whose contents were read under `word`. Returns
+    /// whether it was evictable; `None` if the word has changed since, or is full.
     #[inline]
     pub(crate) fn hit(&self, id: BlockId, word: BlockWord) -> Option<bool> {
         let next = word.hit()?;
         // Acquire: the block's bytes and notes are visible to their reader. No Release: we have
-        // done nothing with the block yet, and a read-modify-write continues the release sequence
-        // of earlier releases.
+        // done nothing with the block yet, and a read-modify-write continues earlier release
+        // sequences.
         let hit =
             self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
@@ -113,8 +108,8 @@ impl Core {
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// Uncaches a block that has references; the caller makes the evictor forget it. Returns false
-    /// if it is not cached, or has no reference.
+    /// Uncaches a block that has references; the caller makes the evictor forget it. False: it is
+    /// not cached, or has no reference.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.
         let uncached = self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
@@ -123,14 +118,12 @@ impl Core {
         uncached.is_ok()
     }
 
-    /// Adds `blocks` to the count of evictable blocks.
     #[inline]
     pub(in crate::block) fn count_evictable(&self, blocks: usize) {
         // Relaxed: a statistic. A thread that sees a release also sees the count before it.
         self.evictable.fetch_add(blocks, Relaxed);
     }
 
-    /// Subtracts blocks that were hit or evicted, or did not become evictable.
     #[inline]
     pub(crate) fn count_not_evictable(&self, evictable: usize) {
         if evictable > 0 {
@@ -139,14 +132,12 @@ impl Core {
         }
     }
 
-    /// Returns the number of evictable blocks. While blocks are released, hit or evicted, it may be
-    /// too high, never too low.
+    /// Returns the number of evictable blocks: never too low.
     pub fn evictable(&self) -> usize {
         // A hit may be counted before the release that made it possible.
         (self.evictable.load(Relaxed) as isize).max(0) as usize
     }
 
-    /// Passes blocks whose last references were just released to `tell`, with their tag.
     pub(in crate::block) fn tag_evictable(
         &self,
         blocks: &[Evictable],
@@ -161,14 +152,8 @@ impl Core {
         tell(blocks, tag);
     }
 
-    /// Evicts one block, if it is evictable and unseen by batches in flight; its frame is the
-    /// caller's.
-    ///
-    /// `oldest` is the oldest batch in flight.
-    ///
-    /// # Errors
-    ///
-    /// [`NotEvicted`]; nothing has changed.
+    /// Evicts one block, if it is evictable and unseen by batches from `oldest` on; its frame is
+    /// the caller's.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
         let frame = self.evict_unforgotten(id, |word| self.is_unseen(id, word, oldest))?;
         self.forget_evicted(id);
@@ -176,7 +161,7 @@ impl Core {
     }
 
     /// As [`evict`](Self::evict), for an evictor that forgets the block, and counts it, before it
-    /// passes its frame on. `is_unseen`: whether no batch sees a block with this word.
+    /// passes its frame on.
     #[inline]
     pub(crate) fn evict_unforgotten(
         &self,
@@ -197,14 +182,12 @@ impl Core {
         }
     }
 
-    /// Evicts a block with this word; its frame is the caller's. `None`: the word has changed.
     fn evict_word(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let frame = self.exchange_evicted(id, word)?;
         self.forget_evicted(id);
         Some(frame)
     }
 
-    /// Counts an evicted block, and lets the evictor forget it.
     pub(in crate::block) fn forget_evicted(&self, id: BlockId) {
         self.count_not_evictable(1);
         if let Some(evictor) = &self.evictor {
@@ -212,8 +195,6 @@ impl Core {
         }
     }
 
-    /// Changes the word of an evictable block to that of a free one. `None`: it has changed, or the
-    /// block is not evictable.
     #[inline]
     fn exchange_evicted(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
@@ -268,10 +249,9 @@ impl Core {
         got
     }
 
-    /// Evicts up to `wanted` blocks, before a request is refused.
-    ///
-    /// If the evictor finds none, a walk over all words does: it also finds blocks that the evictor
-    /// does not know, has in hand, or keeps behind others that cannot be evicted.
+    /// Evicts up to `wanted` blocks, before a request is refused: if the evictor finds none, by a
+    /// walk over all words, which finds blocks that it does not know, has in hand, or keeps behind
+    /// others.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         if self.knows_no_eviction() {
@@ -304,16 +284,16 @@ impl Core {
         got
     }
 
-    /// Returns whether a batch from `oldest` on sees an evictable block, according to a tag that
-    /// will not change.
+    /// Returns whether a batch from `oldest` on sees a block, according to a tag that will not
+    /// change.
     pub(super) fn is_seen_for_certain(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         // One load: between two, the releasing thread could note an older tag than was assumed.
         let tag = self.evictor.as_ref().and_then(|evictor| evictor.noted_tag(id, word));
         tag.is_some_and(|tag| tag >= oldest)
     }
 
-    /// Evicts those of these blocks that are evictable and not being moved, and returns their
-    /// number. Frames that batches may see are retired.
+    /// Evicts these blocks if they are evictable and not moving, and returns their number. Frames
+    /// that batches may see are retired.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
         let mut vacated = Vacated::new(self);
         for id in ids {
@@ -326,10 +306,8 @@ impl Core {
         vacated.free()
     }
 
-    /// Evicts and frees blocks whose words are unchanged since their release; the caller announces.
-    ///
-    /// Blocks stay that a batch in flight may see, that are moving, or whose word has changed.
-    /// Returns the number of evicted blocks.
+    /// Evicts and frees blocks whose words are unchanged since their release, unless they are
+    /// moving, or a batch may see them. Returns their number; the caller announces.
     pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in blocks {
@@ -349,8 +327,8 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge
-    /// with their neighbours. Returns the number of evicted blocks. The caller announces.
+    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge.
+    /// Returns their number; the caller announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
         let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[], 1));
         let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
@@ -382,7 +360,6 @@ impl Core {
         evicted
     }
 
-    /// Evicts and frees the evictable blocks in these frames.
     pub(crate) fn evict_region(&self, region: Run) {
         if self.evictable() == 0 {
             return;

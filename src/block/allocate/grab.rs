@@ -1,4 +1,4 @@
-//! Frames that an allocation has gathered so far.
+//! Frames that one request has gathered.
 
 use crate::frame::RunList;
 use crate::ids::{FrameId, Run};

@@ -6,14 +6,11 @@
 //! by name as for a contiguous request.
 
 use crate::error::{AllocError, FrameError};
-use crate::frame::RunList;
 use crate::ids::{FrameId, Run};
 
-use super::Grab;
-use super::own::own_row;
+use super::{Aim, Grab};
 use crate::block::core::Core;
 use crate::block::release::repeats;
-use crate::block::thread_cache::CountedRef;
 use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS};
 
 impl Blocks {
@@ -38,27 +35,15 @@ impl Blocks {
             take(Run { start: owned.frame, len: 1 });
             return Ok(());
         }
-        let mut few = [FrameId(0); INLINE_BLOCKS];
+        let (mut few, mut grab) = ([FrameId(0); INLINE_BLOCKS], Grab::new());
         if !prefers_runs && self.allocate_inline(request, |i, owned| few[i] = owned.frame) {
-            let mut runs = RunList::new();
-            few[..request.blocks].iter().for_each(|&start| runs.append(Run { start, len: 1 }));
-            runs.iter().for_each(|&run| take(run));
-            return Ok(());
+            few[..request.blocks].iter().for_each(|&start| grab.extend(Some(Run { start, len: 1 })));
+        } else {
+            self.allocate_into(request, if prefers_runs { Aim::Runs } else { Aim::Any }, &mut grab)?;
+            self.hand_out(&grab, request, |_| ());
         }
-        self.with_thread_cache(|cache| {
-            let mut grab = Grab::new();
-            let custody = self.custody();
-            if prefers_runs && !request.contiguous && self.check_request(request).is_ok() {
-                self.grab_runs(cache, request.blocks as u32, &mut grab);
-            }
-            let gathered = self.gather(cache, request, None, &mut grab, &custody);
-            drop(custody);
-            gathered.inspect_err(|error| self.count_refusal(error))?;
-            self.count_allocated(cache, request.blocks);
-            self.own_in_place(&grab, request);
-            grab.runs.iter().for_each(|&run| take(run));
-            Ok(())
-        })
+        grab.runs.iter().for_each(|&run| take(run));
+        Ok(())
     }
 
     /// Allocates these frames, each with one reference, or none. Cached frames without references
@@ -86,9 +71,10 @@ impl Blocks {
         drop(custody);
         gathered?;
         if !frames.is_empty() {
-            self.count_allocated(None, frames.len());
+            self.counters.allocated(frames.len());
         }
-        self.own_in_place(&grab, request);
+        debug_assert!(request.pinned, "a block that stays in its frame");
+        self.hand_out(&grab, request, |_| ());
         Ok(())
     }
 }
@@ -103,17 +89,6 @@ impl Core {
             word.frame() == frame && self.can_evict(id, word, oldest)
         };
         region.frames().filter(can_evict).count()
-    }
-
-    /// Takes up to `wanted` free frames from the bitmaps: one run, or as few runs as possible.
-    fn grab_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {
-        let near = self.start(cache);
-        match self.space.frames.allocate_run(wanted, near) {
-            Some(run) => grab.extend(Some(run)),
-            None => {
-                self.space.frames.allocate_many(wanted, near, &mut |run| grab.extend(Some(run)));
-            }
-        }
     }
 
     /// Takes frames by name: the free ones first, so that a refusal evicts nothing.
@@ -155,16 +130,5 @@ impl Core {
             grab.extend(Some(Run { start, len: 1 }));
         }
         Ok(())
-    }
-
-    fn own_in_place(&self, grab: &Grab, request: &AllocRequest) {
-        debug_assert!(request.pinned, "a block that stays in its frame");
-        let (table, now) = (self.space.table.view(), self.space.clock.newest());
-        for &run in grab.runs.iter() {
-            table.visit_run(run, |frame, _, row| {
-                own_row(row, frame, request, now);
-                true
-            });
-        }
     }
 }

@@ -3,18 +3,15 @@
 //! 0. for the list of a sequence: the frames behind its end, and [whole units](super::growth);
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
-//! 3. frames cached elsewhere: other threads' magazines, the depot, limbo. They are reclaimed, and
-//!    the bitmaps are searched again;
-//! 4. cached blocks without owners: as many are evicted as are missing; for a contiguous request
-//!    those of one window;
+//! 3. frames cached elsewhere, which are reclaimed: other threads' magazines, the depot, retire
+//!    lists;
+//! 4. evicted blocks: as many as are missing, or one window for a contiguous request;
 //! 5. urgent requests: the reserve;
 //! 6. an error that states what was available.
 //!
-//! To reclaim frames from other threads costs a visit to each of them, for a few frames. So a pool
-//! that is full of evictable blocks, the steady state with a prefix cache, evicts first while other
-//! threads cache little. No request is refused before both were tried.
-//!
-//! No step waits for another thread.
+//! A visit to another thread costs much for a few frames. So a pool that is full of evictable
+//! blocks evicts first while other threads cache little. No request is refused before both were
+//! tried. No step waits for another thread.
 
 use smallvec::SmallVec;
 
@@ -24,7 +21,7 @@ use crate::frame::Visits;
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{Ordering::Relaxed, yield_now};
 
-use super::own::own;
+use super::own::own_row;
 use super::{Grab, ListEnd};
 use crate::block::core::{Core, Custody};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
@@ -33,38 +30,31 @@ use crate::block::{AllocRequest, Blocks, Priority};
 /// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
-/// Other threads cache little: at most this share of the pool, as a shift. Then a request evicts
-/// before it reclaims.
+/// A request evicts before it reclaims while other threads cache at most this share of the pool, as
+/// a shift.
 const LITTLE_SHIFT: u32 = 5;
 
-/// A thread that evicts also evicts for its next requests: at most this share of the pool, as a
-/// shift.
+/// A thread also evicts for its next requests: at most this share of the pool, as a shift.
 const AHEAD_SHIFT: u32 = 9;
 
 /// Fewer thread caches than this are summed at each call.
 const FEW_CACHES: usize = 16;
 
-/// Attempts of an allocation that was refused although enough was free: the frames were in transit,
-/// or in the hands of another allocation that did not get enough either.
+/// Attempts of an allocation that was refused although enough was free: in transit, or in the hands
+/// of others.
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
     /// Allocates exactly `request.blocks` blocks for a lease, each with one reference, or none.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; no block was allocated.
     pub fn allocate(&self, request: &AllocRequest, take: &mut dyn FnMut(BlockId)) -> Result<(), AllocError> {
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, None, take))
+        let mut grab = Grab::new();
+        self.allocate_into(request, Aim::Any, &mut grab)?;
+        self.hand_out(&grab, request, take);
+        Ok(())
     }
 
-    /// As [`allocate`](Self::allocate), for owners that list their blocks: for the list of a
-    /// sequence that ends at `list`, or for a transfer. A list gets no block while a request of
-    /// higher priority waits.
-    ///
-    /// # Errors
-    ///
-    /// As for [`allocate`](Self::allocate).
+    /// As [`allocate`](Self::allocate), for the list of a sequence that ends at `list`, or for a
+    /// transfer. A list gets no block while a request of higher priority waits.
     pub fn allocate_listed(
         &self,
         request: &AllocRequest,
@@ -74,52 +64,63 @@ impl Blocks {
         if list.is_some() {
             self.check_turn(request)?;
         }
-        self.with_thread_cache(|cache| self.allocate_at(cache, request, list, take))?;
-        self.count_further(-(request.blocks as isize));
-        Ok(())
-    }
-}
-
-impl Core {
-    fn allocate_at(
-        &self,
-        cache: Option<CountedRef<'_>>,
-        request: &AllocRequest,
-        list: Option<ListEnd>,
-        take: &mut dyn FnMut(BlockId),
-    ) -> Result<(), AllocError> {
         let mut grab = Grab::new();
-        // A waiting request may search for the frames in our hands while we split a unit or give up
-        // again.
-        let custody = self.custody();
-        let gathered = self.gather(cache, request, list, &mut grab, &custody);
-        drop(custody);
-        gathered.inspect_err(|error| self.counters.refused(error))?;
-        self.count_allocated(cache, grab.frames);
+        self.allocate_into(request, list.map_or(Aim::Any, Aim::List), &mut grab)?;
+        self.count_further(-(request.blocks as isize));
         self.hand_out(&grab, request, take);
         Ok(())
     }
 
-    /// Counts a request that got its blocks.
-    pub(super) fn count_allocated(&self, cache: Option<CountedRef<'_>>, blocks: usize) {
-        match cache {
-            Some(cache) => cache.counters().allocated(blocks),
-            None => self.counters.allocated(blocks),
-        }
+    /// Gathers and counts the frames of a request; the caller owns the blocks in them.
+    pub(super) fn allocate_into(
+        &self,
+        request: &AllocRequest,
+        aim: Aim,
+        grab: &mut Grab,
+    ) -> Result<(), AllocError> {
+        self.with_thread_cache(|cache| {
+            // A waiting request may search for the frames in our hands while we split a unit or
+            // give up again.
+            let custody = self.custody();
+            let gathered = self.gather(cache, request, aim, grab, &custody);
+            drop(custody);
+            gathered.inspect_err(|error| self.counters.refused(error))?;
+            match cache {
+                Some(cache) => cache.counters().allocated(grab.frames),
+                None => self.counters.allocated(grab.frames),
+            }
+            Ok(())
+        })
     }
+}
 
+/// Where a request looks for frames first.
+#[derive(Clone, Copy)]
+pub(in crate::block) enum Aim {
+    /// In the thread's magazines if they are few, else in the bitmaps.
+    Any,
+    /// For a list: behind its end, and in whole units.
+    List(ListEnd),
+    /// In the bitmaps: one run, then few runs.
+    Runs,
+}
+
+impl Core {
     /// Makes the blocks at the gathered frames owned, and passes each to `take`.
+    #[inline]
     pub(in crate::block) fn hand_out(
         &self,
         grab: &Grab,
         request: &AllocRequest,
-        take: &mut dyn FnMut(BlockId),
+        mut take: impl FnMut(BlockId),
     ) {
         let (table, now) = (self.space.table.view(), self.space.clock.newest());
-        for run in grab.runs.iter() {
-            for frame in run.frames() {
-                take(own(table, frame, request, now));
-            }
+        for &run in grab.runs.iter() {
+            table.visit_run(run, |frame, id, row| {
+                own_row(row, frame, request, now);
+                take(id);
+                true
+            });
         }
     }
 
@@ -148,12 +149,11 @@ impl Core {
         Ok(())
     }
 
-    /// Gathers frames for a request.
     pub(in crate::block) fn gather(
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        list: Option<ListEnd>,
+        aim: Aim,
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
@@ -163,21 +163,21 @@ impl Core {
         }
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
-            match self.gather_once(cache, request, list, grab, custody) {
+            match self.gather_once(cache, request, aim, grab, custody) {
                 Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
                     yield_now();
                 }
                 outcome => return outcome,
             }
         }
-        self.gather_once(cache, request, list, grab, custody)
+        self.gather_once(cache, request, aim, grab, custody)
     }
 
     fn gather_once(
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        list: Option<ListEnd>,
+        aim: Aim,
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
@@ -185,9 +185,17 @@ impl Core {
         if request.contiguous && asked > 1 {
             return self.gather_run(cache, asked, grab, custody);
         }
-        if let Some(end) = list {
-            self.gather_list(end, request, grab);
-        } else if asked <= self.config.magazine_blocks.div_ceil(4) {
+        let mut end = None;
+        match aim {
+            Aim::List(list) => {
+                end = list.next;
+                self.gather_list(list, request, grab);
+            }
+            Aim::Runs => self.gather_runs(cache, asked as u32, grab),
+            Aim::Any => {}
+        }
+        let is_list = matches!(aim, Aim::List(_));
+        if !is_list && grab.frames < asked && asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }
         let mut ladder = Ladder::new();
@@ -200,7 +208,7 @@ impl Core {
                 return Ok(());
             }
             let near = grab.runs.last().map(|run| FrameId(run.end()));
-            let near = near.or(list.and_then(|end| end.next)).unwrap_or_else(|| self.start(cache));
+            let near = near.or(end).unwrap_or_else(|| self.start(cache));
             let mut take = |run| grab.extend(Some(run));
             if is_thorough {
                 self.space.frames.allocate_many(missing, near, &mut take);
@@ -291,7 +299,16 @@ impl Core {
         Err(self.exhausted(asked))
     }
 
-    /// Takes frames from the thread's own magazines, and from the depot.
+    fn gather_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {
+        let near = self.start(cache);
+        match self.space.frames.allocate_run(wanted, near) {
+            Some(run) => grab.extend(Some(run)),
+            None => {
+                self.space.frames.allocate_many(wanted, near, &mut |run| grab.extend(Some(run)));
+            }
+        }
+    }
+
     fn take_cached(&self, cache: Option<CountedRef<'_>>, asked: usize, grab: &mut Grab) {
         let _ = cache.and_then(|cache| {
             cache.enter(|local| {
@@ -304,8 +321,7 @@ impl Core {
         });
     }
 
-    /// Returns whether a request evicts before it reclaims: all thread caches and the depot hold
-    /// few frames, or fewer than are missing.
+    /// Returns whether a request evicts before it reclaims.
     pub(super) fn evicts_first(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;
@@ -314,8 +330,7 @@ impl Core {
         cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Returns about how many frames all thread caches hold. A sum over many caches also serves the
-    /// next calls, a sixteenth as many as there are caches.
+    /// Returns about how many frames all thread caches hold. A sum over many serves a few calls.
     fn about_in_thread_caches(&self) -> usize {
         // Relaxed, all: an estimate.
         let left = self.sum_serves.load(Relaxed);
@@ -338,8 +353,6 @@ impl Core {
         sum
     }
 
-    /// Evicts the missing blocks, and some for the thread's next requests; false if none was
-    /// evicted.
     #[cold]
     fn evict_into(
         &self,
@@ -381,9 +394,7 @@ impl Core {
     }
 
     /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.
-    ///
-    /// Covers the depot, all magazines, and retired frames that no batch sees any more. Thread
-    /// caches whose owner is inside are skipped.
+    /// Skips thread caches whose owner is inside.
     pub fn trim(&self) {
         let custody = self.custody();
         self.take_back(true, &custody);
@@ -394,13 +405,11 @@ impl Core {
         self.take_back(false, custody);
     }
 
-    /// Returns the frame near which the thread's allocations gather.
     pub(super) fn start(&self, cache: Option<CountedRef<'_>>) -> FrameId {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
-    /// Reclaims frames cached elsewhere. False if another search of the bitmaps would find nothing
-    /// new, after the last round, or if the system refused the fence.
+    /// Reclaims frames cached elsewhere. False if another search would find nothing new.
     #[cold]
     fn climb(&self, ladder: &mut Ladder, custody: &Custody<'_>) -> bool {
         let was_all = ladder.is_all;
@@ -413,12 +422,10 @@ impl Core {
         ladder.rounds <= ROUNDS && !ladder.is_refused && (found == Found::Something || !was_all)
     }
 
-    /// Reclaims all free frames outside of the bitmaps into them.
-    ///
-    /// Covers the depot, retired frames that no batch sees, and the magazines: of all thread
-    /// caches, or of those that report frames. (A visit is expensive; but a thread cache reports
-    /// its frames only after its owner has left.) The caller must not be inside its own thread
-    /// cache.
+    /// Reclaims all free frames outside of the bitmaps: the depot, retired frames that no batch
+    /// sees, and the magazines of all thread caches, or of those that report frames. (A visit is
+    /// expensive, but a cache reports its frames only after its owner has left.) The caller must
+    /// not be inside its own.
     fn take_back(&self, is_all: bool, custody: &Custody<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
@@ -460,7 +467,8 @@ impl Core {
         self.exhausted_with(asked, 0)
     }
 
-    /// As [`exhausted`](Self::exhausted), for a request that is about to give `grabbed` frames back.
+    /// As [`exhausted`](Self::exhausted), for a request that is about to give `grabbed` frames
+    /// back.
     fn exhausted_with(&self, asked: usize, grabbed: usize) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {
@@ -475,14 +483,12 @@ impl Core {
     }
 }
 
-/// Progress of an allocation that reclaims frames from other places.
 struct Ladder {
     rounds: usize,
     is_all: bool,
     /// The last round visited every thread cache, met no owner inside, and found nothing.
     is_sure: bool,
-    /// The last round found nothing, and the system refused the fence that visits to thread caches
-    /// need.
+    /// The last round found nothing, and the system refused the fence that visits need.
     is_refused: bool,
 }
 

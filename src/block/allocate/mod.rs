@@ -2,7 +2,8 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `ladder` | all requests but those of the fast path: gather frames rung by rung, then own the blocks. Read it first |
+//! | `fast` | few blocks, through the loaded magazine |
+//! | `ladder` | all other requests: gather frames rung by rung, then own the blocks. Read it first |
 //! | `own` | the last step of each allocation: a block becomes owned |
 //! | `grab` | frames that one request has gathered so far |
 //! | `growth` | frames for the list of a sequence, which grows |
@@ -14,11 +15,10 @@
 //! | `refused` | refusals without a walk |
 //! | `reserve` | how requests and shrinks use the reserve |
 //!
-//! No step waits for another thread. Requests that wait try this ladder in their turn, see
-//! [`wait`](crate::block::wait).
 
 mod complete;
 mod evict;
+mod fast;
 mod grab;
 mod growth;
 mod in_place;
@@ -32,4 +32,4 @@ mod window;
 pub(in crate::block) use grab::Grab;
 pub use growth::ListEnd;
 pub(crate) use growth::unit_of;
-pub(in crate::block) use own::own;
+pub(in crate::block) use ladder::Aim;

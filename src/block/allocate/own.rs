@@ -6,8 +6,6 @@ use crate::sync::Ordering::*;
 use crate::block::state::{Row, TableView};
 use crate::block::{AllocRequest, BlockWord};
 
-/// Makes the block at a frame of the caller's owned, by a request in which `now` was the newest
-/// ticket.
 #[inline(always)]
 pub(in crate::block) fn own(
     table: TableView<'_>,

@@ -1,10 +1,8 @@
 //! Reclaim ahead of need: whole units are made free before a list asks for them.
 //!
 //! In a pool with a prefix cache nearly every block is owned or evictable, so a list that needs
-//! hundreds of blocks would evict as many, at the moment when its sequence waits for them. Instead,
-//! the ends of batches and of sequences evict in small slices, up to a watermark of free frames in
-//! whole units. (Operating systems reclaim pages in the same way.) What a slice cannot provide, an
-//! allocation evicts itself.
+//! hundreds of blocks would evict as many while its sequence waits. Instead, the ends of batches
+//! and sequences evict in small slices, up to a watermark of free frames in whole units.
 //!
 //! # Protocol
 //!
@@ -15,35 +13,19 @@
 //!                  more are missing, and whole units were gained, or a batch saw all: owed += rest
 //! ```
 //!
-//! `owed` is a hint that says when to look at the bitmaps: without consumption since the last
-//! slice, a batch's end costs one load. The swap gives the work to one thread, unless lists take
-//! more units meanwhile: then two slices may overlap, and evict up to a slice too many. A thread
-//! that is stopped in a slice withholds what it was about to do, one step of its eviction and the
-//! frames of one leaf; others evict as if there were no slices.
-//!
-//! Everything else is an [eviction](super::evict), against hits, shares, batches and moves as any
-//! other. Free frames in the hands of a slice are announced at its end.
+//! `owed` is a hint: without consumption since the last slice, a batch's end costs one load. The
+//! swap gives the work to one thread; if lists take more units meanwhile two slices may overlap. A
+//! stopped thread withholds one step of its eviction and the frames of one leaf.
 //!
 //! # Who does it
 //!
-//! The ends of batches and of sequences, while there are any. A batch that ends with a stream of a
-//! device does its slice when it is finished, on the engine's thread and while the device computes:
-//! at its end it would delay the thread that reports the ends of other streams. While no batch
-//! begins, because the engine is idle or a step takes long, [the background task](crate::compact)
-//! does what is owed.
+//! The ends of batches and of sequences. A batch that ends with a stream of a device does its slice
+//! when it is finished, on the engine's thread, so as not to delay the thread that reports ends.
+//! While no batch begins, [the background task](crate::compact) does what is owed.
 //!
-//! The task does not do all slices. Measured in a replay of Mooncake's conversations with a prefix
-//! cache, with the ends of batches waking the task instead of evicting (medians of four):
-//!
-//! | us | ends of batches evict | they wake the task | the task looks every 2 ms |
-//! |---|---|---|---|
-//! | two threads on two cores: p99 of an append / p99.9 | 26 / 54 | 31 / 62 | 54 / 97 |
-//! | p99 of a batch's end / p99.9 | 36 / 51 | 28 / 107 | 16 / 21 |
-//! | one thread and an idle core: p99 of an append / p99.9 | 27 / 39 | 28 / 53 | |
-//! | p99 of a batch's end / p99.9 | 41 / 62 | 53 / 76 | |
-//!
-//! A wake costs as much as a small slice, and an append that comes before the slice evicts by
-//! itself. Processor time grew by 5 % with one thread.
+//! The task does not do all slices: in a replay of Mooncake's conversations a wake cost as much as
+//! a small slice, p99 of an append rose from 26 to 31 us (two threads; 54 with a task that looks
+//! every 2 ms), and processor time by 5 %.
 //!
 //! Model: `loom-tests/tests/reclaim.rs`.
 
@@ -63,7 +45,6 @@ const WATERMARK_MAX: usize = 256;
 const SLICE_MAX: usize = 128;
 
 impl Core {
-    /// Notes that a list took frames of whole units.
     #[inline]
     pub(super) fn took_units(&self, frames: usize) {
         if frames > 0 && self.evictor.is_some() {
@@ -72,8 +53,8 @@ impl Core {
         }
     }
 
-    /// Evicts a slice of blocks if lists have taken whole units since the last slice, and too few
-    /// are left. Returns the number of evicted blocks.
+    /// Evicts a slice of blocks if lists took whole units since the last one, and too few are left.
+    /// Returns the number of evicted blocks.
     #[inline]
     pub(crate) fn reclaim_slice(&self) -> usize {
         // Relaxed: a hint.
@@ -84,8 +65,7 @@ impl Core {
         }
     }
 
-    /// Evicts up to a slice of blocks while fewer than `watermark` frames are free in whole units,
-    /// and not many more in holes. Returns the number of evicted blocks.
+    /// As [`reclaim_slice`](Self::reclaim_slice), up to this watermark.
     #[cold]
     pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
         // Nothing is owed while nothing is evictable: a prompt that fills the pool exactly stays

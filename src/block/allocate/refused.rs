@@ -13,7 +13,6 @@ impl Core {
         (self.space.frames.snapshot() == Some(at)).then_some(runs)
     }
 
-    /// Walks the bitmaps, unless it is known what a walk would find.
     pub(super) fn free_runs(&self) -> FreeRuns {
         if let Some(known) = self.known_runs() {
             return known;
@@ -43,8 +42,8 @@ impl Core {
         self.refused.no_eviction(self.evictable()).is_some_and(|known| known == self.evictions())
     }
 
-    /// Remembers that a walk which began in this state found nothing to evict, and that batches see
-    /// `seen` evictable blocks for certain.
+    /// Remembers that a walk from this state on found nothing to evict, and `seen` blocks that
+    /// batches see for certain.
     pub(super) fn remember_no_eviction(&self, state: Evictions, seen: usize) {
         if seen == state.evictable && self.evictions() == state {
             self.refused.remember_no_eviction(state);

@@ -6,16 +6,12 @@ use crate::block::core::{Core, Custody};
 use crate::block::{AllocRequest, Priority};
 
 impl Core {
-    /// Returns the number of reserved frames that a request may take.
     pub(in crate::block) fn reserved_for(&self, request: &AllocRequest) -> usize {
         let takes_runs = request.contiguous && request.blocks > 1;
         if request.priority == Priority::Urgent && !takes_runs { self.space.reserve.held() } else { 0 }
     }
 
-    /// Frees the reserve's frames in `region`, which allocations avoid; the reserve refills from
-    /// elsewhere.
-    ///
-    /// Frames that are freed into the region later may enter the reserve again.
+    /// Frees the reserve's frames in `region`, which allocations avoid; it refills from elsewhere.
     pub(in crate::block) fn vacate_reserve(&self, region: Run) {
         if self.space.reserve.mark() == 0 {
             return;
@@ -32,9 +28,7 @@ impl Core {
         }
     }
 
-    /// Refills the reserve from the frames that are free now.
-    ///
-    /// Frames that entered it one by one then lie together, as far as the free ones do. For a
+    /// Refills the reserve from the frames that are free now, so that it lies together. For a
     /// moment any request may take them.
     pub fn renew_reserve(&self) {
         self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
@@ -64,7 +58,6 @@ impl Core {
         run
     }
 
-    /// Evicts as many blocks as the reserve is short of.
     pub(in crate::block) fn evict_for_reserve(&self) {
         if self.space.reserve.is_short() {
             self.evict_free(self.space.reserve.mark().saturating_sub(self.space.reserve.held()));

@@ -1,12 +1,10 @@
 //! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
-//! A walk over the frames, region by region, at the end of the ladder of a contiguous request. It
-//! ends with the first region in which a window ends, and takes the one with the fewest evictions
-//! there; each walk begins in another region. Concurrent changes can make the run fail; the walk is
-//! then repeated, a few times. That there is no window in the whole pool is
+//! A walk over the frames, region by region, takes the window with the fewest evictions of the
+//! first region in which one ends; each walk begins in another region. Concurrent changes can make
+//! the run fail; the walk is then repeated, a few times. That there is no window in the pool is
 //! [remembered](super::refused): each frame is read once, also where regions meet, so that the
-//! counts tell whether one changed meanwhile. The models of that have one region; the borders of
-//! regions have a test against a search of all windows, `a_run_is_refused_until_there_is_one`.
+//! counts tell whether one changed. Test of the borders: `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
@@ -15,23 +13,20 @@ use crate::sync::Ordering::Relaxed;
 
 use crate::block::core::{Core, Custody};
 
-/// Maximum number of walks.
 const WINDOWS: usize = 3;
 
-/// Minimum number of frames of a region.
 const REGION: usize = 1 << 13;
 
 /// A region has at least so many times the frames of a window.
 const WINDOWS_IN_REGION: usize = 8;
 
-/// Cost of one frame in a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cost {
-    /// None: it is free in the bitmaps.
+    /// None.
     Free,
     /// One eviction.
     Evict,
-    /// Infinite: it is owned, held, visible to a batch, or closed by a shrink.
+    /// Infinite.
     Fixed,
 }
 

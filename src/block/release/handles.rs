@@ -12,22 +12,14 @@ use crate::block::state::InfoCell;
 use crate::block::{BlockInfo, BlockWord};
 
 impl Core {
-    /// Adds a reference on each block of a lease.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError::TooManyReferences`]: no block has gained a reference.
-    ///
-    /// # Panics
-    ///
-    /// If a block is free: the caller holds no reference on it.
+    /// Adds a reference on each block of a lease, or on none. Panics if a block is free.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         self.share_listed(ids)?;
         self.count_further(ids.len() as isize);
         Ok(())
     }
 
-    /// As [`share`](Self::share), for blocks in a sequence's list: with the same errors and panics.
+    /// As [`share`](Self::share), for blocks in a sequence's list.
     pub fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders its accesses; only the count changes.
@@ -36,10 +28,7 @@ impl Core {
             });
             if let Err(bits) = shared {
                 let word = BlockWord::from_bits(bits);
-                for &id in &ids[..i] {
-                    // The caller keeps its own reference, so that this is not the last.
-                    let _ = self.drop_reference(id);
-                }
+                self.unshare(&ids[..i]);
                 assert!(word.is_owned(), "block {id} shared without a reference: {word:?}");
                 return Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX });
             }
@@ -49,10 +38,6 @@ impl Core {
     }
 
     /// Pins a block: it is neither evicted nor moved until as many [unpins](Self::unpin).
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`]; nothing was changed.
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         let full = HandleError::TooManyPins { id: handle.id, max: BlockWord::PINS_MAX };
         if self.update(&handle, BlockWord::pin)? { Ok(()) } else { Err(full) }
@@ -66,16 +51,13 @@ impl Core {
         }
     }
 
-    /// Seals a block, for its owner: its bytes are final, and it can be moved. Does nothing if the
-    /// handle is stale: the block was released.
+    /// Seals a block, for its owner. Does nothing if the handle is stale.
     pub fn seal(&self, handle: BlockHandle) {
         let _ = self.update(&handle, BlockWord::seal);
     }
 
-    /// Makes a sealed block writable again, for an owner that the caller borrows mutably.
-    ///
-    /// Returns true if it has one reference and is now open; false if it is shared, or its bytes
-    /// are being copied to another frame, so that the caller must write to a block of its own.
+    /// Makes a sealed block writable again, for an owner that the caller borrows mutably. False: it
+    /// is shared or moving, so that the caller must write to a block of its own.
     pub fn reopen(&self, id: BlockId) -> bool {
         // Acquire: accesses of earlier owners happen before our writes, and so do the reads of a
         // copy that was dropped. Release: continues the order for later checks of the word.
@@ -95,16 +77,11 @@ impl Core {
     }
 
     /// Returns a snapshot of a block.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
         let word = self.check(&handle)?;
         Ok(self.info_of(handle.id, word))
     }
 
-    /// Returns a snapshot of a block with this word, of any owner.
     pub(crate) fn info_of(&self, id: BlockId, word: BlockWord) -> BlockInfo {
         self.space.table.info(id).read(id, word, self.config.device, self.space.clock.newest())
     }
@@ -126,7 +103,6 @@ impl Core {
         handle.pool == self.tag && !is_null && handle.id.index() < self.rows()
     }
 
-    /// Returns the error for a handle that was found bad.
     #[cold]
     #[inline(never)]
     fn refuse(&self, handle: &BlockHandle) -> HandleError {
@@ -145,8 +121,7 @@ impl Core {
         }
     }
 
-    /// Applies a transition to a block's word, while the handle is good. `Ok(false)`: the word does
-    /// not allow the transition.
+    /// Applies a transition to a block's word, while the handle is good. False: not allowed.
     #[inline]
     pub(in crate::block) fn update(
         &self,

@@ -8,14 +8,9 @@ use crate::block::BlockWord;
 use crate::block::core::Core;
 
 impl Core {
-    /// Adds `blocks` blocks, first those whose frames a [shrink](crate::block::Shrinking) removed.
-    ///
-    /// `prepare` makes the memory of the frames to come ready. It may be called more than once,
-    /// also for frames that are then not added.
-    ///
-    /// # Errors
-    ///
-    /// [`GrowError`]; the pool is unchanged.
+    /// Adds `blocks` blocks, first those that a [shrink](crate::block::Shrinking) removed.
+    /// `prepare` makes memory ready; it may be called more than once, also for frames that are then
+    /// not added.
     pub fn grow(
         &self,
         blocks: usize,

@@ -14,15 +14,13 @@
 //! | `rows` | highest number of frames so far: rows of the table, and ids that handles may name |
 //! | `held` | frames below `total` that are held, by this shrink or as the destination of a move |
 //!
-//! A block keeps its id: a block whose number is beyond the last frame may be owned, with its bytes
-//! in a lower frame. The block in a removed frame is free and stays held, so that nothing can hand
-//! it out, until growth returns the frame together with the block that is then in it.
+//! A block keeps its id, which may be beyond the last frame. The block in a removed frame is free
+//! and held until growth returns the frame with it.
 //!
 //! # Who may call what, and when
 //!
-//! All operations may run concurrently, except growth and another shrink, which are refused.
-//! `collect` never waits: frames that are owned, retired, or in the magazine of a thread that is
-//! inside its thread cache, are missing this time.
+//! Anyone, at any time, except growth and another shrink, which are refused. `collect` never waits:
+//! frames that are owned, retired, or in a magazine in use, are missing this time.
 
 use crate::error::ShrinkError;
 use crate::frame::Shrink;
@@ -40,14 +38,9 @@ pub struct Shrinking {
 }
 
 impl Blocks {
-    /// Begins a shrink to `blocks` blocks, not counting the null block.
-    ///
-    /// Allocations avoid the frames to be removed. The caller [collects](Shrinking::collect) those
-    /// that are free, and moves owned blocks elsewhere or waits for them.
-    ///
-    /// # Errors
-    ///
-    /// [`ShrinkError`]; the pool is unchanged.
+    /// Begins a shrink to `blocks` blocks, not counting the null block. The caller
+    /// [collects](Shrinking::collect) free frames, and moves owned blocks elsewhere or waits for
+    /// them.
     pub fn begin_shrink(&self, blocks: usize) -> Result<Shrinking, ShrinkError> {
         let min = self.space.reserve.mark() + 1;
         if blocks < min {
@@ -102,16 +95,8 @@ impl Shrinking {
             .collect(shrink, |run| run.frames().for_each(|frame| blocks.space.hold_frame(frame)))
     }
 
-    /// Removes the collected frames: the pool then has the number of blocks given to
-    /// `begin_shrink`.
-    ///
-    /// `release` is called first, with the frames to be removed, while they are still the caller's:
-    /// it releases their memory. If it panics the frames are removed anyway, because their memory
-    /// may be gone: growth makes it ready again.
-    ///
-    /// # Errors
-    ///
-    /// Returns the shrink itself if a frame is missing: nothing has changed.
+    /// Removes the collected frames. `release` gets them first, to release their memory; if it
+    /// panics they are removed anyway. Returns the shrink itself if a frame is missing.
     pub fn commit(mut self, release: impl FnOnce(Run)) -> Result<(), Self> {
         if self.remaining() > 0 {
             return Err(self);

@@ -12,7 +12,7 @@
 //! | `Local::surrender`: the contents of a thread cache | a parameter |
 //! | `Reserve::sift` | a parameter |
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
-//! | `Core::allocate_at`, `give_back`, `trim`, `audit`, `reclaim_shared_limbo`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
+//! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_shared_limbo`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
 //! Steps that only make frames available, and hide none, announce by a call: the end of a batch, of
 //! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).

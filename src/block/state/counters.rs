@@ -1,15 +1,13 @@
 //! Monotonic counters of allocations, frees, refusals and waits.
 //!
-//! A thread counts its allocations and frees in its thread cache, by plain stores: only the owner
-//! of the cache counts there. What happens without a thread cache, and everything rare, is counted
-//! in the pool's shared counters. Readers sum. No decision depends on any of them, so that all
-//! accesses are Relaxed.
+//! A thread counts in its thread cache, by plain stores; calls without a thread cache, and rare
+//! events, are counted in the pool's shared counters. No decision depends on any of them: Relaxed
+//! throughout.
 //!
 //! # References that are counted
 //!
-//! No list names the references of leases, and in a frame pool those of the engine.
-//! Their number follows from counts that are kept in any case, and from one more that changes off
-//! the fast paths:
+//! Lists name their references, leases and the engine of a frame pool do not. The number of those
+//! follows from counts that are kept in any case, and one that changes off the fast paths:
 //!
 //! `references == blocks - freed + further`
 //!
@@ -30,8 +28,8 @@ use crate::sync::{Ordering::*, StatisticU64};
 
 /// Counts of blocks that were handed out and freed since the pool was built.
 ///
-/// Each number is exact once the threads that changed it have returned from their calls and are
-/// synchronized with the reader, for example joined. Until then a number may lag.
+/// A number is exact once the threads that changed it have returned, and are synchronized with the
+/// reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -40,15 +38,13 @@ pub struct AllocationCounts {
     pub requests: u64,
     /// Blocks that were handed out.
     pub blocks: u64,
-    /// Blocks that became free by the release of their last reference. Blocks that were kept in the
-    /// prefix cache are not among them, and count as evicted when their frames are taken.
+    /// Blocks whose last reference was released, except those that the prefix cache kept.
     pub freed_blocks: u64,
 }
 
 /// Counts of refused requests since the pool was built, by reason.
 ///
-/// Each attempt counts: a request that waits in line has been refused once before it waits, if no
-/// other request was waiting then.
+/// A request that waits has been refused once before, if no other request was waiting then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -87,8 +83,7 @@ impl Refusals {
 
 /// Counts of requests that waited in line since the pool was built.
 ///
-/// A request that neither got its blocks nor missed its deadline is still waiting, was dropped, or
-/// was refused.
+/// A request that is in neither of the last two is waiting, was dropped, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -142,7 +137,6 @@ impl OwnCounters {
         add(&self.further, references as u64);
     }
 
-    /// Adds these counts to a sum, and returns the further references.
     pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) -> u64 {
         let singles = self.singles.load(Relaxed);
         sum.requests += singles + self.requests.load(Relaxed);
@@ -152,22 +146,19 @@ impl OwnCounters {
     }
 }
 
-/// Counters that any thread changes, on slow paths.
 #[derive(Default)]
 pub(in crate::block) struct SharedCounters {
     requests: StatisticU64,
     blocks: StatisticU64,
     freed: StatisticU64,
     further: StatisticU64,
-    /// Cached blocks that lost their last reference outside of the prefix cache: forgotten there,
-    /// and freed.
+    /// Cached blocks that lost their last reference outside of the prefix cache.
     outlived: StatisticU64,
     /// By reason, in the order of the fields of [`Refusals`].
     refusals: [StatisticU64; 8],
     waits: StatisticU64,
     granted: StatisticU64,
     missed_deadlines: StatisticU64,
-    /// Number of blocks in transfer at present.
     in_transfer: StatisticU64,
 }
 
@@ -226,7 +217,6 @@ impl SharedCounters {
         self.missed_deadlines.fetch_add(1, Relaxed);
     }
 
-    /// Adds the counts of allocations to a sum, and returns the further references.
     pub(in crate::block) fn sum(&self, sum: &mut AllocationCounts) -> u64 {
         sum.requests += self.requests.load(Relaxed);
         sum.blocks += self.blocks.load(Relaxed);

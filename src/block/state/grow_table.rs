@@ -1,11 +1,8 @@
 //! Append-only rows by number: per-block data of a pool that grows.
 //!
-//! Rows are stored in buckets: the first is as large as the initial pool, each further one as large
-//! as all before it together. Growing adds a bucket; rows never move, and none is removed before
-//! the whole table is dropped. Reading a row therefore needs no epoch.
-//!
-//! The layout of a row is up to the [`TablePart`]: usually one array per field, so that fields used
-//! together are adjacent.
+//! The first bucket of rows is as large as the initial pool, each further one as large as all
+//! before it together. Rows never move, and none is removed before the table is dropped, so reading
+//! one needs no epoch. A row's layout is up to the [`TablePart`]: usually one array per field.
 
 use std::ptr;
 
@@ -20,7 +17,7 @@ pub(crate) trait TablePart: Send + Sync {
     /// Creates rows `base .. base + len` in their initial state.
     fn new(base: usize, len: usize) -> Self;
 
-    /// Returns the number of rows: the `len` passed to `new`.
+    /// Returns the number of rows, as passed to `new`.
     fn len(&self) -> usize;
 }
 
@@ -56,17 +53,12 @@ impl<B: TablePart> GrowTable<B> {
         }
     }
 
-    /// Returns the bucket of the rows that exist from the beginning.
     #[inline]
     pub(crate) fn first(&self) -> &B {
         &self.first
     }
 
-    /// Returns the bucket of a row, and the row's index in it, which is below the bucket's length.
-    ///
-    /// # Panics
-    ///
-    /// If the row does not exist.
+    /// Returns the bucket of a row, and the index in it. Panics if the row does not exist.
     #[inline]
     pub(crate) fn locate(&self, row: usize) -> (&B, usize) {
         if row < self.first.len() { (&self.first, row) } else { self.locate_grown(row) }
@@ -88,7 +80,6 @@ impl<B: TablePart> GrowTable<B> {
         (bucket.expect("a row of this pool"), row)
     }
 
-    /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         // SAFETY: as in `locate_grown`. Acquire: as there.
         let more = self.more.iter().filter_map(|slot| unsafe { slot.load(Acquire).as_ref() });

@@ -36,8 +36,7 @@ pub struct BlockInfo {
     pub pins: u32,
     /// Whether its bytes are final.
     pub sealed: bool,
-    /// Newest batch when the block was last allocated, shared, forked with its sequence, or
-    /// appended to. A hit in the prefix cache does not count.
+    /// Newest batch when it was last allocated, shared, forked or appended to; not when it was hit.
     pub last_access: Ticket,
     /// Priority of the request that it was allocated for.
     pub priority: Priority,
@@ -45,7 +44,6 @@ pub struct BlockInfo {
     pub generation: Generation,
 }
 
-/// Info of one block; the fields are in the module docs.
 pub(in crate::block) struct InfoCell {
     sequence: AtomicU64,
     generation_high: AtomicU32,
@@ -73,13 +71,11 @@ impl InfoCell {
         self.touched.store(now.0 as u32 & TOUCHED_MASK | priority, Relaxed);
     }
 
-    /// Counts a wrap-around of the generation's low bits. The block must be free and its frame the
-    /// caller's.
+    /// Counts a wrap-around of the generation's low bits, for the owner of the free block's frame.
     pub(in crate::block) fn carry_generation(&self) {
         self.generation_high.store(self.generation_high.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Returns the whole generation, given a word of the same block.
     #[inline]
     pub(in crate::block) fn generation(&self, word: BlockWord) -> Generation {
         Generation(

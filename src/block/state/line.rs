@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::ids::Priority;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
 
-/// Default for how long a woken head may stay unpolled before it is passed over.
+/// How long a woken head may stay unpolled before it is passed over, by default.
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The line, and the atomics through which threads without its lock reach it.
@@ -40,10 +40,8 @@ impl Default for Waiters {
     }
 }
 
-/// Position in line: the smallest key is the head.
 pub(in crate::block) type Key = (Reverse<Priority>, Class, u64);
 
-/// The order of waiting requests of one priority.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
     /// A running sequence that reserves blocks.
@@ -52,11 +50,8 @@ pub(crate) enum Class {
     Admission,
 }
 
-/// A request's place in line.
 pub(in crate::block) struct LinePlace {
-    /// Number of blocks in the request.
     pub(in crate::block) asked: usize,
-    /// Time at which it entered the line.
     pub(in crate::block) entered: Instant,
     /// Wakes its future; `None` if that was woken, or does not sleep yet.
     pub(in crate::block) waker: Option<Waker>,
@@ -81,14 +76,11 @@ impl Absence {
     }
 }
 
-/// The line under its lock.
 #[derive(Default)]
 pub(in crate::block) struct Line {
-    /// Places in order; the first is the head.
     pub(in crate::block) places: BTreeMap<Key, LinePlace>,
     /// Places that were passed over.
     pub(in crate::block) passed: BTreeMap<Key, LinePlace>,
-    /// Number of places created so far.
     pub(in crate::block) entries: u64,
     /// Whether the head has reason to try.
     pub(in crate::block) signal: bool,
@@ -109,8 +101,8 @@ impl Line {
         ahead.into_iter().any(|(_, place)| !place.absent.is_some_and(|absence| absence.is_too_long()))
     }
 
-    /// Signals the head to try, and returns its waker. A head that was signalled before and has
-    /// been absent for too long is passed over first.
+    /// Signals the head to try, and returns its waker. A head that is absent for too long is passed
+    /// over first.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn signal(&mut self, patience: Duration) -> Option<Waker> {
         if std::mem::replace(&mut self.signal, true) {
@@ -120,7 +112,7 @@ impl Line {
     }
 
     /// Passes over heads that have reason to try and are absent for too long. Returns whether there
-    /// is a new head; the caller must wake it, unless it is about to look by itself.
+    /// is a new head, which the caller must wake.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn pass_over(&mut self) -> bool {
         let mut passed = false;
@@ -149,8 +141,8 @@ impl Line {
         Some(waker)
     }
 
-    /// Records that the future of this place is being polled: restores a place that was passed
-    /// over, and signals if it is the head.
+    /// Notes a poll of this place: restores it if it was passed over, and signals if it is the
+    /// head.
     pub(in crate::block) fn is_polled(&mut self, key: Key) {
         if let Some(place) = self.passed.remove(&key) {
             self.places.insert(key, place);
@@ -205,7 +197,6 @@ impl Waiters {
             .find(|&priority| priority as u8 + 1 == highest)
     }
 
-    /// Returns the number of places in line.
     pub(in crate::block) fn count(&self) -> usize {
         // Relaxed: a statistic.
         self.count.load(Relaxed)

@@ -1,7 +1,5 @@
-//! Log of recent moves: with it, a block table that lives across batches is patched instead of
-//! rebuilt.
-//!
-//! A ring of the last moves. Movers append, one at a time; batches read without a lock.
+//! Ring of the last moves: with it, a block table that lives across batches is patched instead of
+//! rebuilt. Movers append, one at a time; batches read without a lock.
 //!
 //! ```text
 //! slot       block, stamp
@@ -23,20 +21,16 @@
 //!
 //! A batch that asks for the moves since ticket `t` is told of every move that a table built under
 //! `t` may miss, or that `t` is too long ago:
-//! - a move that was published after a table was built under batch `t` has a stamp of at least `t`:
-//!   the stamp is read after the move was published, and `t` had begun before. A move without a
-//!   stamp counts as newer than all.
-//! - a move that is not in the log when the batch looks was stamped after that batch began, by the
-//!   two fences of [`Clock`](crate::clock::Clock): its old frame is kept until the batch ends, and
-//!   a later query since this batch's ticket lists it.
+//! - a move published after a table was built under `t` has a stamp of at least `t`, which is read
+//!   after the publication. A move without a stamp counts as newer than all;
+//! - a move that is not in the log yet is stamped after the batch began, by the two fences of
+//!   [`Clock`](crate::clock::Clock): its old frame is kept until the batch ends, and a later query
+//!   lists it.
 //!
-//! A reader that keeps frames together with a count `s` needs neither stamps nor tickets. If it
-//! read a block's word after it had read the count, each move that it missed has a number of at
-//! least `s`. If a batch that has begun counts `s` moves again, each of those was appended after
-//! that look; so the mover's fence comes after the batch's, and the old frame is kept until the
-//! batch ends.
-//!
-//! Models: `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
+//! A reader that keeps frames together with a count `s` needs no stamps. If it read a word after
+//! the count, each move that it missed has a number of at least `s`. If a batch counts `s` moves
+//! again, each of those was appended after that look, and its mover's fence comes after the
+//! batch's. Models: `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
 
 use std::ptr;
 
@@ -54,8 +48,7 @@ const PENDING: u64 = u64::MAX;
 pub struct Moved {
     /// Id of the block.
     pub block: BlockId,
-    /// Its frame: after this move, or after a later one. A list may contain a block that moved
-    /// twice two times, with the same frame.
+    /// Its frame: after this move, or a later one. A block that moved twice may be listed twice.
     pub to: FrameId,
 }
 
@@ -80,14 +73,12 @@ struct Slot {
 
 type Ring = [Slot; SLOTS];
 
-/// Ring of recent moves; the protocol is in the module docs.
 pub(in crate::block) struct MoveLog {
     begun: AtomicU64,
     head: AtomicU64,
     /// Null until something moves: a pool that never compacts has no log.
     ring: AtomicPtr<Ring>,
-    /// Held while appending: movers wait for each other here, for a few stores. No other thread
-    /// takes it.
+    /// Held while appending, for a few stores, by movers only.
     writer: Mutex<()>,
 }
 
@@ -101,7 +92,6 @@ impl MoveLog {
         }
     }
 
-    /// Appends moves that have been published; `stamp` returns the newest ticket, after a fence.
     pub(in crate::block) fn append(&self, moved: &[BlockId], stamp: impl FnOnce() -> Ticket) -> Ticket {
         let _writer = self.writer.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let ring = self.ring();
@@ -127,8 +117,6 @@ impl MoveLog {
         ticket
     }
 
-    /// Lists the moves that a table built under batch `since` may miss, oldest first, each as
-    /// `moved` returns it for its block.
     pub(in crate::block) fn read(
         &self,
         since: Ticket,
@@ -167,7 +155,6 @@ impl MoveLog {
         Since::Listed
     }
 
-    /// Returns the number of moves so far.
     #[inline]
     pub(in crate::block) fn count(&self) -> MoveCount {
         // Acquire: pairs with the Release in `append`: a block's word that is read later is at
@@ -175,11 +162,8 @@ impl MoveLog {
         MoveCount(self.head.load(Acquire))
     }
 
-    /// Passes to `moved` the block of each move from number `from` on, oldest first, if these are
-    /// at most `most`. Returns the number of moves so far.
-    ///
-    /// If they are more, or more than the log remembers, the result is [`Since::TooLong`], and what
-    /// was passed is incomplete.
+    /// Passes to `moved` the blocks of the moves from number `from` on, oldest first. Of more than
+    /// `most`, or more than are remembered, an incomplete list.
     pub(in crate::block) fn visit(
         &self,
         from: MoveCount,
@@ -217,7 +201,6 @@ impl MoveLog {
         unsafe { &*ring }
     }
 
-    /// Returns the bytes that the log takes now.
     pub(in crate::block) fn bytes(&self) -> usize {
         if self.ring.load(Relaxed).is_null() { 0 } else { size_of::<Ring>() }
     }

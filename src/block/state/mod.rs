@@ -1,8 +1,7 @@
 //! The state of a pool's blocks, without algorithms: packed words, tables and the line of waiting
 //! requests.
 //!
-//! The other rooms of [`block`](crate::block) implement the algorithms on this state. Transitions
-//! of a word are pure functions; the atomic operations that apply them are in those rooms.
+//! Transitions of a word are pure functions; the rooms of [`block`](crate::block) apply them.
 //!
 //! | file | contents |
 //! |---|---|

@@ -1,7 +1,7 @@
 //! What refused requests remember, so that the next one is refused without a walk.
 //!
-//! A refusal must not overlook a frame, so it walks: over the bitmaps for a run, over all words for
-//! a block to evict. A walk that found nothing is remembered with the state in which it did:
+//! A refusal must not overlook a frame, so it walks. A walk that found nothing is remembered with
+//! the state in which it did:
 //!
 //! | walk | state | remembered |
 //! |---|---|---|
@@ -13,16 +13,15 @@
 //!
 //! # Theorem
 //!
-//! *Bitmaps.* Frames are counted before they are freed. The walk saw as many free frames as the
-//! snapshots before and after it count, and these are equal: no free was counted and not seen. Any
-//! later free changes the snapshot before the bitmap.
+//! *Bitmaps.* Frames are counted before they are freed. The walk saw as many free frames as equal
+//! snapshots before and after it count, so it missed none; any later free changes the snapshot
+//! first.
 //!
-//! *Words.* A block is counted before it becomes evictable. The walk saw as many evictable blocks as
-//! were counted before and after it: none was counted and not seen. Each that cannot be evicted was
-//! seen by a batch that began no earlier than the oldest, according to a tag that its releaser had
-//! noted, which is final. So it cannot be evicted before that batch ends. A block that becomes
-//! evictable later changes the count, or, if a hit made up for it, the number of releases, to which
-//! its releaser adds before it notes the tag.
+//! *Words.* A block is counted before it becomes evictable, and the walk saw as many as were
+//! counted before and after it. Each that cannot be evicted was seen by a batch no older than the
+//! oldest, according to a final tag, so it stays until that batch ends. A block that becomes
+//! evictable later changes the count or, if a hit made up for it, the number of releases, before
+//! its tag is noted.
 //!
 //! The state is compared under locks that no thread waits for: if one is taken, the request walks.
 //! Numbers that wrap around meet their old values after 2^32 operations between two refusals.
@@ -33,7 +32,6 @@ use crate::frame::Snapshot;
 use crate::ids::Ticket;
 use crate::sync::{AtomicUsize, Mutex, Ordering::*};
 
-/// Free frames in the bitmaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::block) struct FreeRuns {
     pub(in crate::block) free: usize,
@@ -48,7 +46,6 @@ pub(in crate::block) struct Evictions {
     pub(in crate::block) oldest: Ticket,
 }
 
-/// A length of which no window can be evicted, in a state.
 pub(in crate::block) type NoWindow = (Evictions, Snapshot, usize);
 
 /// What refused requests of a pool remember.
@@ -56,8 +53,7 @@ pub(in crate::block) struct Refused {
     runs: Mutex<Option<(Snapshot, FreeRuns)>>,
     evictions: Mutex<Option<Evictions>>,
     window: Mutex<Option<NoWindow>>,
-    /// The number of evictable blocks of `evictions`, so that the lock is mostly left alone. 0: none
-    /// is remembered.
+    /// The evictable blocks of `evictions`, so that the lock is mostly left alone. 0: none.
     evictable: AtomicUsize,
 }
 

@@ -1,9 +1,7 @@
 //! Places in the program that allocated or pinned a block last, kept in debug builds only.
 //!
-//! A row per block, beside its word, written by plain stores: by the owner of the block's
-//! references after it allocated the block, and by the thread that pinned it. A note holds for one
-//! generation of its block. In release builds nothing is kept, and callers that would note a
-//! [`Site`] do not.
+//! A row per block, written by plain stores: by the owner of its references after the allocation,
+//! and by the thread that pinned it. A note holds for one generation. Release builds keep nothing.
 
 #[cfg(debug_assertions)]
 use std::panic::Location;
@@ -87,8 +85,8 @@ mod debug {
     use super::*;
     use crate::sync::{Ordering::*, StatisticU64};
 
-    /// One note. The generation is stored last: a reader that finds it reads the rest as stored
-    /// before it, or, during a race with another note, as stored by either.
+    /// One note. The generation is stored last: a reader that finds it reads the rest, as stored by
+    /// either thread of a race.
     #[derive(Default)]
     struct Row {
         /// Address of the location.
@@ -111,7 +109,6 @@ mod debug {
         }
     }
 
-    /// The notes about all blocks of a pool.
     pub(in crate::block) struct Sites {
         rows: GrowTable<SiteRows>,
         built: Instant,

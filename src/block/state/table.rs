@@ -1,8 +1,7 @@
-//! The table of blocks: word, inverse map and info of each block, by id.
+//! The table of blocks: word, inverse map and info of each block, by id. 28 bytes per row.
 //!
-//! Append-only ([`GrowTable`]): an id outlives its frame in a pool that shrinks, because the block's
-//! bytes move elsewhere. GrowTable are never removed while the pool exists, so reading one needs no
-//! epoch. 28 bytes per row.
+//! Append-only ([`GrowTable`]): an id outlives its frame in a pool that shrinks. Rows are never
+//! removed while the pool exists, so reading one needs no epoch.
 
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
@@ -11,7 +10,6 @@ use super::grow_table::{GrowTable, TablePart};
 use super::info::InfoCell;
 use super::word::BlockWord;
 
-/// Three arrays of equal length.
 struct Part {
     words: Box<[AtomicU64]>,
     block_at: Box<[AtomicU32]>,
@@ -35,10 +33,8 @@ impl TablePart for Part {
     }
 }
 
-/// The table of a pool's blocks.
 pub(in crate::block) struct Table(GrowTable<Part>);
 
-/// Word and info of a block.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct Row<'a> {
     pub(in crate::block) word: &'a AtomicU64,
@@ -60,7 +56,6 @@ struct PartView<'a> {
 }
 
 impl<'a> TableView<'a> {
-    /// Returns a block's row.
     #[inline]
     pub(in crate::block) fn row(&self, id: BlockId) -> Row<'a> {
         match self.first_row(id) {
@@ -69,7 +64,6 @@ impl<'a> TableView<'a> {
         }
     }
 
-    /// Returns a block's row, if the block was there from the beginning.
     #[inline]
     pub(in crate::block) fn first_row(&self, id: BlockId) -> Option<Row<'a>> {
         let word = self.first.words.get(id.index())?;
@@ -105,7 +99,6 @@ impl<'a> TableView<'a> {
         run.len
     }
 
-    /// As [`Table::block_at`].
     #[inline]
     pub(in crate::block) fn block_at(&self, frame: FrameId) -> BlockId {
         if frame.index() < self.first.words.len() {
@@ -122,7 +115,6 @@ impl Table {
         Self(GrowTable::new(rows))
     }
 
-    /// Grows to at least `rows` rows. Threads may call it concurrently.
     pub(in crate::block) fn grow(&self, rows: usize) {
         self.0.grow(rows);
     }
@@ -141,7 +133,6 @@ impl Table {
         unsafe { part.info.get_unchecked(row) }
     }
 
-    /// Returns a block's row.
     #[inline]
     pub(in crate::block) fn row(&self, id: BlockId) -> Row<'_> {
         let (part, row) = self.0.locate(id.index());
@@ -149,7 +140,6 @@ impl Table {
         unsafe { Row { word: part.words.get_unchecked(row), info: part.info.get_unchecked(row) } }
     }
 
-    /// Returns a view for several accesses.
     #[inline]
     pub(in crate::block) fn view(&self) -> TableView<'_> {
         let Part { words, block_at, info } = self.0.first();
@@ -173,7 +163,6 @@ impl Table {
         unsafe { part.block_at.get_unchecked(row) }.store(id.0, Relaxed);
     }
 
-    /// Returns the bytes of metadata in the table.
     pub(in crate::block) fn bytes(&self) -> usize {
         const ROW: usize = size_of::<AtomicU64>() + size_of::<AtomicU32>() + size_of::<InfoCell>();
         self.0.len() * ROW

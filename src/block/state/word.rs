@@ -25,22 +25,18 @@
 //!
 //! # Moving blocks
 //!
-//! An evictable block moves as an owned one does, also while it is hit or released again. It is
-//! evicted only while it is not moving.
-//!
-//! While a block is moving its bytes are being read, so only the mover or the last release ends the
-//! move. A pin does not end it, but prevents its publication. A writer is refused, as if the block
-//! were shared, and copies.
+//! An evictable block moves as an owned one does, also while it is hit or released again, and is
+//! not evicted meanwhile. While a block's bytes are being read, only the mover or the last release
+//! ends the move; a pin prevents its publication; a writer is refused as if the block were shared,
+//! and copies.
 //!
 //! # When a word is the same again
 //!
-//! A compare-exchange compares the word, and with it 16 of the generation's 48 bits. It succeeds
-//! wrongly only if the last reference of the block is released exactly 65,536 times, or a multiple
-//! of that, between the load and the compare-exchange of one thread, and the block is then in the
-//! same frame again, with the same references, pins and flags. The high bits, in the
-//! [info](super::info), are compared after the load and before the compare-exchange: a handle that
-//! was stale when the word was loaded is always refused, however old it is. Only a thread that is
-//! stopped between the two is exposed.
+//! A compare-exchange compares 16 of the generation's 48 bits. It succeeds wrongly only if the
+//! block is released a multiple of 65,536 times between one thread's load and exchange, and is then
+//! in the same frame with the same references, pins and flags. The high bits, in the
+//! [info](super::info), are compared in between: a handle that was stale at the load is always
+//! refused.
 //!
 //! | operation | what prevents the word from recurring meanwhile |
 //! |---|---|
@@ -53,15 +49,10 @@
 //! | `evict` | nothing. Exposed: the evicting thread, between its look at the tag and the exchange |
 //! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable and whose newest tag is old enough: the cache loses that block, and nothing else breaks |
 //!
-//! The probability: a thread that leases and drops one block in a loop, which is about the fastest
-//! way to advance a generation, takes about 10 ns per iteration, so 0.7 ms for 65,536. A scheduler
-//! preempts for longer than that, so time alone excludes nothing. But the thread must be
-//! stopped inside an exposed step, a few nanoseconds between two instructions, while exactly this
-//! block is recycled without pause, and resume in one generation of 65,536. With a step of 5 ns and
-//! 1,000 preemptions per second, a step is interrupted with probability 5e-6; the product, 8e-11,
-//! is the probability per step that coincides with such a loop. In an engine whose blocks live for
-//! at least 10 ms, one wrap-around takes 11 minutes, and the thread would have to stay stopped for
-//! that time.
+//! Leasing and dropping one block in a loop takes about 0.7 ms for 65,536 times, shorter than a
+//! preemption. But the thread must be stopped inside an exposed step, of about 5 ns, while this
+//! very block is recycled without pause, and resume in one generation of 65,536: with 1,000
+//! preemptions per second the probability is 8e-11 per step beside such a loop.
 
 use std::fmt;
 
@@ -105,12 +96,11 @@ pub enum Released {
     Last {
         /// Word of the block, now free.
         word: BlockWord,
-        /// The low bits of the generation wrapped around: the caller adds one to the high bits
-        /// before it gives the frame back.
+        /// The generation's low bits wrapped around: the caller adds one to the high bits first.
         carry: bool,
     },
-    /// It was the last of a moving block: the frame, whose bytes are being read, now belongs to the
-    /// mover, which [gives it back](BlockWord::take_left). The caller owes nothing.
+    /// It was the last of a moving block: the frame is the mover's, which
+    /// [gives it back](BlockWord::take_left).
     ToMover {
         /// Word of the block: free, and held.
         word: BlockWord,
@@ -238,8 +228,7 @@ impl BlockWord {
         self.0 & (REFS_MASK | CACHED | MOVING) == 0
     }
 
-    /// Returns whether the block is free and its frame held: as the destination of a move, by a
-    /// shrink that has collected it, or because it could not be wiped.
+    /// Returns whether the block is free and its frame held.
     #[inline]
     pub const fn is_held(self) -> bool {
         self.is_free() && self.is_moving()
@@ -257,8 +246,7 @@ impl BlockWord {
         if self.is_held() { Some(Self(self.0 & !MOVING)) } else { None }
     }
 
-    /// Allocates: free -> owned by one reference, with one pin if `pinned`. Only valid on a free
-    /// word.
+    /// Allocates: free -> owned by one reference, pinned once if `pinned`.
     #[inline]
     pub const fn allocate(self, pinned: bool) -> Self {
         Self(self.0 + ONE_REF + if pinned { ONE_PIN } else { 0 })
@@ -270,8 +258,7 @@ impl BlockWord {
         if !self.is_owned() || self.0 & REFS_MASK == REFS_MASK { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
-    /// Adds a reference for a sequence's list, for a block found in the prefix cache. `None`: not
-    /// cached, or full.
+    /// Adds a reference to a block found in the prefix cache. `None`: not cached, or full.
     #[inline]
     pub fn hit(self) -> Option<Self> {
         let full = self.0 & REFS_MASK == REFS_MASK;
@@ -279,8 +266,7 @@ impl BlockWord {
         if !cached || full { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
-    /// Adds a reference to a block that stays in its frame while it has one: the first also pins
-    /// it. `None`: free, or full.
+    /// Adds a reference to a block that its references pin. `None`: free, or full.
     #[inline]
     pub fn share_in_place(self) -> Option<Self> {
         // An evictable block has no pins: its last release cleared them.
@@ -305,9 +291,9 @@ impl BlockWord {
 
     /// Drops a reference. `None`: not owned.
     ///
-    /// The last release clears pins and flags, except the flag of a move: then the frame passes to
-    /// the mover. A cached block becomes evictable and keeps its flags but not its pins; unless its
-    /// generation wraps around, which only the owner of a free block's frame can count.
+    /// The last release clears pins and flags, except the flag of a move, which passes the frame to
+    /// the mover. A cached block becomes evictable, unless its generation wraps around, which only
+    /// the owner of a free block's frame can count.
     #[inline]
     pub fn release(self) -> Option<Released> {
         match self.refs() {
@@ -329,8 +315,7 @@ impl BlockWord {
         }
     }
 
-    /// Uncaches before a last release with which the generation wraps around: cached -> owned.
-    /// `None`: any other word.
+    /// Uncaches before a last release that wraps the generation around. `None`: any other word.
     #[inline]
     pub fn outlived(self) -> Option<Self> {
         if self.refs() == 1 && self.is_cached() && self.freed().carries() {
@@ -340,33 +325,29 @@ impl BlockWord {
         }
     }
 
-    /// Performs the most frequent [`release`](Self::release) in one comparison.
-    ///
-    /// Drops the only reference of a block that is neither moving nor cached, and returns the word
-    /// of the free block. `None`: any other word, or the generation's low bits wrap around.
+    /// Performs the most frequent [`release`](Self::release) in one comparison: of the only
+    /// reference of a block that is neither moving nor cached. `None`: any other word, or a
+    /// wrap-around.
     #[inline]
     pub fn release_only(self) -> Option<Self> {
         let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;
         if is_only && !self.freed().carries() { Some(self.freed()) } else { None }
     }
 
-    /// As [`release_only`](Self::release_only), of a block in this frame. `None` also if it
-    /// is in another frame.
+    /// As [`release_only`](Self::release_only), of a block in this frame.
     #[inline]
     pub fn release_only_in(self, frame: FrameId) -> Option<Self> {
         let generation = self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK;
         if self.is_only_in(frame) && generation != 0 { Some(Self(generation | frame.0 as u64)) } else { None }
     }
 
-    /// Returns whether it is the word of a block in this frame, with one reference and
-    /// neither moving nor cached.
+    /// Returns whether `release_only_in` would succeed, apart from a wrap-around.
     #[inline]
     pub fn is_only_in(self, frame: FrameId) -> bool {
         self.0 & (FRAME_MASK | REFS_MASK | MOVING | CACHED) == ONE_REF | frame.0 as u64
     }
 
-    /// As [`release_only`](Self::release_only), for a lease's block that is neither sealed nor
-    /// pinned: without a handle, no other thread changes its word (see [`block`](crate::block)).
+    /// As [`release_only`](Self::release_only), of a block that is neither sealed nor pinned.
     #[inline]
     pub fn release_private(self) -> Option<Self> {
         let next = self.0.wrapping_sub(ONE_REF).wrapping_add(ONE_GENERATION);
@@ -375,9 +356,7 @@ impl BlockWord {
         if differs == 0 { Some(Self(next)) } else { None }
     }
 
-    /// Performs the most frequent release of a sequence's list in one comparison: of the only
-    /// reference of a cached block, which becomes evictable as by [`release`](Self::release).
-    /// `None`: any other word, or a generation that wraps around.
+    /// As [`release_only`](Self::release_only), of a cached block, which becomes evictable.
     #[inline]
     pub fn release_kept(self) -> Option<Self> {
         let freed = self.freed();
@@ -391,15 +370,13 @@ impl BlockWord {
         Self(self.0 & FRAME_MASK | self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK)
     }
 
-    /// Returns whether the generation's low bits are 0: after a release, they wrapped around and
-    /// the high bits must be incremented. See [`Released::Last`].
+    /// Returns whether the generation's low bits are 0. See [`Released::Last`].
     #[inline]
     pub const fn carries(self) -> bool {
         self.0 & GENERATION_MASK == 0
     }
 
-    /// Adds a pin; a move under way is not published while there is one. `None`: not owned, or
-    /// full.
+    /// Adds a pin. `None`: not owned, or full.
     #[inline]
     pub const fn pin(self) -> Option<Self> {
         if !self.is_owned() || self.0 & PINS_MASK == PINS_MASK { None } else { Some(Self(self.0 + ONE_PIN)) }
@@ -423,8 +400,7 @@ impl BlockWord {
         if self.is_owned() { Some(Self(self.0 | SEALED | CACHED)) } else { None }
     }
 
-    /// Makes the bytes writable again. `None`: free, shared, cached or being copied; the writer
-    /// must copy.
+    /// Makes the bytes writable again. `None`: free, shared, cached or moving.
     #[inline]
     pub fn reopen(self) -> Option<Self> {
         let reads = self.is_moving();
@@ -442,8 +418,7 @@ impl BlockWord {
         if movable { Some(Self(self.0 | MOVING)) } else { None }
     }
 
-    /// Publishes a complete copy: the bytes are now in `to`. `None`: the last reference was
-    /// released or the block is pinned, and the copy is dropped.
+    /// Publishes a complete copy: the bytes are now in `to`. `None`: released or pinned meanwhile.
     #[inline]
     pub fn publish_move(self, to: FrameId) -> Option<Self> {
         let pinned = self.pins() != 0;
@@ -454,15 +429,14 @@ impl BlockWord {
         Some(Self(self.0 & !(MOVING | FRAME_MASK) | to.0 as u64))
     }
 
-    /// Returns the word of the free block displaced by a published move: it is now in the frame
-    /// `left`.
+    /// Returns the word of the free block displaced by a published move, now in the frame `left`.
     #[inline]
     pub const fn displaced(self, left: FrameId) -> Self {
         Self(self.0 & GENERATION_MASK | left.0 as u64)
     }
 
-    /// Ends the hold that the last release left to the mover: held -> free. Returns the word, and
-    /// whether that release wrapped the low bits of the generation around. `None`: not held.
+    /// Ends the hold that the last release left to the mover. Returns the word, and whether that
+    /// release wrapped the generation around. `None`: not held.
     #[inline]
     pub const fn take_left(self) -> Option<(Self, bool)> {
         match self.unhold() {
@@ -471,8 +445,7 @@ impl BlockWord {
         }
     }
 
-    /// Drops the copy. `None`: the last reference was released meanwhile, and the frame is the
-    /// mover's.
+    /// Drops the copy. `None`: released meanwhile, and the frame is the mover's.
     #[inline]
     pub const fn end_move(self) -> Option<Self> {
         if self.is_moving() && !self.is_free() { Some(Self(self.0 & !MOVING)) } else { None }

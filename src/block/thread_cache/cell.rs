@@ -12,15 +12,12 @@ use crate::sync::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Cach
 use super::local::Local;
 use crate::block::state::OwnCounters;
 
-/// Magazines and limbo of one thread at a time.
 pub(in crate::block) struct ThreadCache {
     pub(super) cell: OwnerCell<Local>,
     pub(super) in_use: AtomicBool,
-    /// Mirrors of the cell's contents, for statistics.
     pub(super) cached: AtomicU32,
     retired: AtomicU32,
     newest_tag: AtomicU64,
-    /// Changed by the owner alone.
     pub(in crate::block) counters: OwnCounters,
     next: *const CachePadded<ThreadCache>,
 }
@@ -37,7 +34,6 @@ impl ThreadCache {
         self.cell.visit(|local| self.mirrored(local, f))
     }
 
-    /// As [`visit`](Self::visit), for many thread caches.
     pub(in crate::block) fn visit_all<'a>(
         thread_caches: impl Iterator<Item = &'a Self>,
         mut f: impl FnMut(&mut Local),
@@ -88,7 +84,6 @@ impl ThreadCaches {
         })
     }
 
-    /// Returns the number of thread caches that have an owner.
     pub(in crate::block) fn in_use(&self) -> usize {
         // Acquire: pairs with the Release of owners that left, so that the caches' contents are
         // visible.

@@ -16,7 +16,6 @@ const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
 /// Number of retired frames between two checks of which batches have ended.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
 
-/// Contents of a thread cache's cell.
 pub(in crate::block) struct Local {
     pub(in crate::block) magazines: MagazinePair,
     pub(in crate::block) limbo: Limbo,
@@ -56,8 +55,7 @@ impl Local {
         self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
     }
 
-    /// Gives all free frames back to the bitmaps, where other threads find them; returns their
-    /// number.
+    /// Gives all free frames back to the bitmaps; returns their number.
     pub(in crate::block) fn surrender(&mut self, space: &FreeSpace, _: &Custody<'_, impl Announce>) -> usize {
         let before = self.magazines.len() + self.limbo.len();
         self.limbo.reclaim(space.clock.oldest(), |run| space.free_run(run));
@@ -67,11 +65,9 @@ impl Local {
     }
 }
 
-/// Freed frames on their way back to free lists.
-///
-/// Long runs go to the bitmaps at once. Short ones go to the magazines if they are few, else to the
-/// bitmaps with one operation per word: scattered blocks of a sequence that circulated in magazines
-/// would keep units broken that could be whole.
+/// Freed frames on their way back: long runs to the bitmaps, short ones to the magazines if they
+/// are few. Scattered blocks that circulated in magazines would keep units broken that could be
+/// whole.
 pub(in crate::block) struct Returning<'a> {
     space: &'a FreeSpace,
     short: Magazine,

@@ -29,7 +29,6 @@ impl<'a> CacheRef<'a> {
         Self(thread_cache, PhantomData)
     }
 
-    /// Returns the counters, which only the owner changes.
     #[inline(always)]
     pub(in crate::block) fn counters(self) -> &'a OwnCounters {
         &self.0.counters
@@ -41,8 +40,7 @@ impl<'a> CacheRef<'a> {
         self.0.in_use.store(false, Release);
     }
 
-    /// Runs `f`, which may run user code, with a counted reference. Until `f` returns, the thread
-    /// gives up none of its thread caches.
+    /// Runs `f`, which may run user code. Until it returns, the thread gives up no thread cache.
     #[inline]
     pub(in crate::block) fn counted<R>(self, f: impl FnOnce(CountedRef<'_>) -> R) -> R {
         let _counted = ThreadUses::count();
@@ -63,7 +61,6 @@ impl<'a> CacheRef<'a> {
 }
 
 impl CountedRef<'_> {
-    /// Returns the counters, which only the owner changes.
     #[inline]
     pub(in crate::block) fn counters(&self) -> &OwnCounters {
         self.0.counters()
@@ -83,7 +80,6 @@ thread_local_const! {
     static USES: Cell<usize> = Cell::new(0);
 }
 
-/// Guard that counts one counted call of the thread.
 pub(in crate::block) struct ThreadUses;
 
 impl ThreadUses {

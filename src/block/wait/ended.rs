@@ -17,7 +17,6 @@ pub(crate) struct BatchesEnd {
 }
 
 impl Blocks {
-    /// Waits for the end of these batches of the pool.
     pub(crate) fn batches_end(&self, batches: BatchSet) -> BatchesEnd {
         BatchesEnd { blocks: self.clone(), batches, place: EndPlace::default() }
     }

@@ -12,14 +12,12 @@
 //! | an admission | a request of its priority or a higher one |
 //! | a lease, handles | |
 //!
-//! So growth of running sequences precedes admission of new ones, except for more urgent ones, and
-//! the sequences that run can come to an end. [`highest`](super::state::Waiters) tells without the
-//! lock whether there is such a request. A thread that begins an append after the request entered
-//! the line sees it, because the number is written before the lock is released; one that began
-//! earlier came first. A head that is absent for too long does not count.
+//! So growth of running sequences precedes admission of new ones of no higher priority, and the
+//! sequences that run can come to an end. [`highest`](super::state::Waiters) tells without the lock
+//! whether there is such a request; it is written before the lock is released. A head that is
+//! absent for too long does not count.
 //!
-//! Read `announce` first (announcing threads), then `waiting` (a request's place); the state is in
-//! [`line`](super::state).
+//! The state is in [`line`](super::state).
 //!
 //! # State
 //!
@@ -71,10 +69,10 @@
 //!
 //! | event | where |
 //! |---|---|
-//! | a block becomes evictable, or an eviction that passed over it puts it back | `Core::release_cached`, `allocate_at` |
+//! | a block becomes evictable, or an eviction that passed over it puts it back | `Core::release_cached`, `allocate_into` |
 //! | blocks are evicted by their ids, also those that a batch may see | `Core::evict_these` |
 //! | a free on the slow path, of a sequence or a lease | `Core::give_back` |
-//! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_at`, `Waiting::allocate` |
+//! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_into`, `Waiting::allocate` |
 //! | magazines are flushed: `flush`, the end of a thread, its use of another pool after this one was closed | `CacheHandle` |
 //! | a trim, or an audit | `Core::trim`, `audit` |
 //! | the shared limbo is sifted: by the background task, at the end of a batch | `Core::reclaim_shared_limbo` |
@@ -91,36 +89,27 @@
 //!
 //! # A head that is not polled
 //!
-//! A future that is kept without being polled (in a `select!` that took another branch, in a task
-//! that is stuck) would hold up the whole line. So a head that was woken, and was not polled within
-//! the [patience](crate::block::Core::set_turn_patience), is *passed over*: the signal goes to the
-//! next place, and the head keeps its own. When it is polled it is back in front of all later
-//! requests, and has a turn at once, because the blocks for which it was woken went to others. So:
+//! A future that is kept without being polled would hold up the line. So a head that was woken and
+//! not polled within the [patience](crate::block::Core::set_turn_patience) is *passed over*: the
+//! signal goes to the next place. When it is polled it is back in front of all later requests, and
+//! has a turn at once. So:
 //!
-//! - a signal is never lost: it is pending until a head takes it while being polled, and whenever
-//!   it moves to another head that head is woken;
-//! - a request that is polled within the patience after it is woken is never overtaken by one
-//!   behind it;
-//! - a request that is passed over is not starved: each of its polls gives it a turn before all
-//!   behind it.
+//! - a signal is never lost: it is pending until a head takes it while being polled, and a head to
+//!   which it moves is woken;
+//! - a request that is polled within the patience after it is woken is never overtaken;
+//! - a request that is passed over is not starved: each poll gives it a turn before all behind it.
 //!
-//! There is no timer for this. Each thread that touches the line looks after it: an announcement
-//! while a signal is pending, a request that enters the line or is polled in it (one with a
-//! deadline polls itself that often), and the background task of the compactor. A place whose
-//! future does something else than wait in line (it moves blocks to make a run, or rests between
-//! two searches) records how long it may be absent while it sleeps: as long as a copy may take
-//! while blocks are being copied for it. From when it is woken, its absence counts as that of a
-//! head. [`Core::head_of_line`](crate::block::Core::head_of_line) returns the first request, and
-//! for how long it has had reason to run without being polled.
+//!
+//! There is no timer. Each thread that touches the line looks after it: an announcement while a
+//! signal is pending, a request that enters the line or is polled in it, and the background task of
+//! the compactor. A place whose future does something else than wait (it moves blocks, or rests
+//! between two searches) records how long it may be absent while it sleeps.
 //!
 //! # Blocking
 //!
-//! The line's lock is held for a few instructions, by waiting requests and by announcing threads.
-//! An announcer never waits for it: it leaves `news` behind, and the holder of the lock looks for
-//! `news` after unlocking; one of the two sees the other, by their fences. Wakers are called and
-//! dropped without the lock: they may run any code. (tokio's wakers take a lock of the runtime for
-//! a moment.) A stopped waiter stops no free, and no allocation that does not wait. A future that
-//! is neither polled nor dropped holds up the requests behind it for as long as the patience.
+//! The lock is held for a few instructions. An announcer never waits for it: it leaves `news`, and
+//! the holder looks for `news` after unlocking; by their fences, one sees the other. Wakers are
+//! called and dropped without the lock, since they may run any code.
 //!
 //! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.
 

@@ -11,7 +11,7 @@ use crate::error::AllocError;
 use crate::ids::BlockId;
 use crate::sync::heavy_fence;
 
-use crate::block::allocate::Grab;
+use crate::block::allocate::{Aim, Grab};
 use crate::block::state::{Absence, Class, Key, Line, LinePlace};
 use crate::block::{AllocRequest, Blocks, ListEnd, Operation};
 
@@ -23,13 +23,11 @@ pub(crate) struct Waiting<'a> {
     entered: Instant,
     is_fenced: bool,
     is_sure: bool,
-    /// It has had a turn: requests that were ahead of it meanwhile may have missed frames it had in
-    /// hand.
+    /// It has had a turn, so that others may have missed frames it had in hand.
     has_tried: bool,
 }
 
 impl Blocks {
-    /// Enters the line behind all requests of the same priority and class.
     pub(crate) fn wait_in_line(&self, request: &AllocRequest, class: Class) -> Waiting<'_> {
         let entered = Instant::now();
         self.counters.waits();
@@ -50,12 +48,8 @@ impl Blocks {
 }
 
 impl<'a> Waiting<'a> {
-    /// Refuses a request if the counts show that it cannot be met. `kept` is the number of
-    /// evictable blocks that the request is about to share, and so cannot evict.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Exhausted`]; the place waits for another turn.
+    /// Refuses a request if the counts show that it cannot be met. `kept`: evictable blocks that
+    /// the request is about to share, and so cannot evict.
     pub(crate) fn check_counts(&self, request: &AllocRequest, kept: usize) -> Result<(), AllocError> {
         // Otherwise a search may find frames that are not counted. A request for many blocks is
         // signalled for each of them.
@@ -70,7 +64,6 @@ impl<'a> Waiting<'a> {
         Ok(())
     }
 
-    /// Returns the pulse by which the place's future reports that it is at work.
     pub(crate) fn pulse(&self) -> Pulse<'a> {
         Pulse { blocks: self.blocks, key: self.key }
     }
@@ -104,12 +97,8 @@ impl Waiting<'_> {
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Tries once, in its turn, for a lease or for the list of a sequence that ends at `list`, and
-    /// passes each block to `take`. After an error, the place waits for another turn.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; nothing was taken.
+    /// Tries once, for a lease or for the list of a sequence that ends at `list`, and passes each
+    /// block to `take`. After an error, the place waits for another turn.
     pub(crate) fn allocate(
         &mut self,
         request: &AllocRequest,
@@ -124,13 +113,13 @@ impl Waiting<'_> {
         // The pool may have shrunk, or its device failed, since the request entered the line.
         self.blocks.check_request(request).inspect_err(|error| self.blocks.counters.refused(error))?;
         self.check_counts(request, 0)?;
-        let mut grab = Grab::new();
+        let (mut grab, aim) = (Grab::new(), list.map_or(Aim::Any, Aim::List));
         let custody = self.blocks.custody();
         let gathered = self
             .blocks
-            .with_thread_cache(|cache| self.blocks.gather(cache, request, list, &mut grab, &custody));
-        // An announcement would signal the head, which is this place: it would search again
-        // forever. `tried` and the end of the place tell the line what it needs to know.
+            .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &custody));
+        // An announcement would signal this place itself, which would search again forever. `tried`
+        // and the end of the place tell the line what it needs to know.
         custody.leave_to_line();
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
@@ -161,8 +150,8 @@ impl Waiting<'_> {
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// Tells the head, unless this place is the head, that blocks which this place kept from it
-    /// during its search are evictable again. The head would wake itself for ever.
+    /// Signals the head, unless it is this place, that blocks which this place kept from it during
+    /// its search are evictable again.
     pub(crate) fn kept_no_longer(&self) {
         let woken = self.blocks.with_line(|line| {
             if line.is_head(self.key) { None } else { line.signal(self.blocks.turn_patience()) }
@@ -170,8 +159,7 @@ impl Waiting<'_> {
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// After a failed search: signals the head, unless this place is the head, that frames were in
-    /// hand.
+    /// After a failed search: signals the head, unless it is this place, that frames were in hand.
     fn tried(&self) {
         let woken = self.blocks.with_line(|line| {
             if !self.is_sure {
@@ -196,8 +184,8 @@ pub(crate) struct Pulse<'a> {
 }
 
 impl Pulse<'_> {
-    /// Completes work that is woken by others than the line. While the work sleeps its future may
-    /// be absent for as long as `allowed`, and the patience; when it is woken, for the patience.
+    /// Completes work that is woken by others than the line. While it sleeps its future may be
+    /// absent for `allowed` and the patience.
     pub(crate) async fn accompany<F: Future>(&self, work: F, allowed: impl Fn() -> Duration) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| {

@@ -1,15 +1,12 @@
-//! The fast path: a few blocks out of, or into, the magazine that the thread has loaded.
+//! The fast path: a few blocks out of the magazine that the thread has loaded.
 //!
-//! Every rare case declines it: an empty or full magazine, a visitor, a failed device, a batch in
-//! flight, a waiting request, a pool other than the one used last. The slow path (`allocate`,
-//! `release`) handles all of these.
+//! Every rare case declines it: an empty magazine, a visitor, a failed device, a pool other than
+//! the one used last. The [ladder](super::ladder) handles all of these.
 
-use crate::frame::MagazinePair;
 use crate::ids::{BlockId, FrameId};
 
-use super::allocate::own;
-use super::thread_cache::CacheRef;
-use super::{AllocRequest, Blocks, INLINE_BLOCKS};
+use super::own::own;
+use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS};
 
 /// A block that has just become owned.
 pub(crate) struct Owned {
@@ -30,12 +27,6 @@ impl Blocks {
         cache.counters().allocated_one();
         let id = own(self.space.table.view(), frame, request, clock.newest());
         Some(Owned { id, frame })
-    }
-
-    /// Puts a free frame into the loaded magazine. False: nothing was done, take the slow path.
-    #[inline]
-    pub(super) fn give_back_one(&self, cache: Option<CacheRef<'_>>, frame: FrameId) -> bool {
-        self.give_back_with(cache, 1, |magazines| magazines.push_loaded(frame))
     }
 
     /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index.
@@ -63,34 +54,5 @@ impl Blocks {
             take(i, Owned { id: own(table, frame, request, now), frame });
         }
         true
-    }
-
-    /// Puts free frames into the loaded magazine. False: nothing was done, take the slow path.
-    #[inline]
-    pub(super) fn give_back_inline(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
-        self.give_back_with(cache, frames.len(), |magazines| magazines.push_all(frames))
-    }
-
-    #[inline]
-    fn give_back_with(
-        &self,
-        cache: Option<CacheRef<'_>>,
-        frames: usize,
-        push: impl FnOnce(&mut MagazinePair) -> bool,
-    ) -> bool {
-        let section = |magazines: &mut MagazinePair| {
-            // After the release: the frames are ours, so every batch that saw them is visible to
-            // this load. Inside the section: a waiting request meets us here, or we see that it
-            // waits.
-            self.space.clock.read().is_quiet() && push(magazines)
-        };
-        !self.space.wipes()
-            && cache.is_some_and(|cache| {
-                let is_given = cache.enter_magazines(section) == Some(true);
-                if is_given {
-                    cache.counters().freed(frames);
-                }
-                is_given
-            })
     }
 }

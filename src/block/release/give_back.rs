@@ -1,0 +1,220 @@
+//! The way of freed frames: to the thread's magazines or the bitmaps, or into a retire list while a
+//! batch may still see them.
+
+use crate::frame::{MagazinePair, RunList};
+use crate::ids::{FrameId, Run};
+
+use crate::block::core::{Core, Custody};
+use crate::block::thread_cache::{CacheRef, CountedRef, Returning};
+use crate::block::{Blocks, INLINE_BLOCKS};
+
+/// Frames that one call has freed: the last few one by one, those before them as runs.
+pub(super) struct Freed {
+    few: [FrameId; INLINE_BLOCKS],
+    len: usize,
+    runs: RunList,
+}
+
+impl Freed {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self { few: [FrameId(0); INLINE_BLOCKS], len: 0, runs: RunList::new() }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.len == 0 && self.runs.is_empty()
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, frame: FrameId) {
+        self.places()[0] = frame;
+        self.len += 1;
+    }
+
+    /// Returns places for the next frames, at least one.
+    #[inline(always)]
+    pub(super) fn places(&mut self) -> &mut [FrameId] {
+        if self.len == INLINE_BLOCKS {
+            self.join();
+        }
+        &mut self.few[self.len..]
+    }
+
+    /// Adds the first `count` of the [places](Self::places).
+    #[inline(always)]
+    pub(super) fn filled(&mut self, count: usize) {
+        self.len += count;
+    }
+
+    pub(super) fn push_run(&mut self, run: Run) {
+        self.join();
+        if run.len > 0 {
+            self.runs.append(run);
+        }
+    }
+
+    #[inline(never)]
+    fn join(&mut self) {
+        self.few[..self.len].iter().for_each(|&frame| self.runs.push(frame));
+        self.len = 0;
+    }
+
+    /// Returns all frames, in the order in which they were freed.
+    pub(super) fn runs(&mut self) -> &[Run] {
+        self.join();
+        &self.runs
+    }
+}
+
+impl Blocks {
+    /// Gives back the frames of free blocks, and announces them.
+    #[inline(always)]
+    pub(super) fn give_back_freed(&self, freed: &mut Freed) {
+        let cache = self.recent_thread_cache();
+        if !(freed.runs.is_empty() && self.give_back_few(cache, &freed.few[..freed.len])) {
+            self.give_back_runs(cache, freed.runs());
+        }
+    }
+
+    /// Pushes at most [`INLINE_BLOCKS`] frames to the magazine that the thread has loaded. False:
+    /// nothing was done. Every rare case declines: a full magazine, a visitor, a batch in flight, a
+    /// waiting request, a pool that wipes, a pool other than the one used last.
+    #[inline(always)]
+    pub(super) fn give_back_few(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
+        let section = |magazines: &mut MagazinePair| {
+            // After the release: the frames are ours, so every batch that saw them is visible to
+            // this load. Inside the section: a waiting request meets us here, or we see that it
+            // waits.
+            self.space.clock.read().is_quiet()
+                && match *frames {
+                    [frame] => magazines.push_loaded(frame),
+                    _ => magazines.push_all(frames),
+                }
+        };
+        !self.space.wipes()
+            && cache.is_some_and(|cache| {
+                let is_given = cache.enter_magazines(section) == Some(true);
+                if is_given {
+                    cache.counters().freed(frames.len());
+                }
+                is_given
+            })
+    }
+
+    #[cold]
+    #[inline(never)]
+    pub(super) fn give_back_frame(&self, cache: Option<CacheRef<'_>>, frame: FrameId) {
+        self.give_back_runs(cache, &[Run { start: frame, len: 1 }]);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn give_back_runs(&self, cache: Option<CacheRef<'_>>, runs: &[Run]) {
+        match cache {
+            Some(cache) => cache.counted(|cache| self.give_back(Some(cache), runs)),
+            None => self.with_thread_cache(|cache| self.give_back(cache, runs)),
+        }
+    }
+}
+
+impl Core {
+    /// Gives back frames of free blocks: to free lists, or to a retire list if a batch may still
+    /// see them. Announces them.
+    pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
+        let frames = runs.iter().map(|run| run.len as usize).sum();
+        match &cache {
+            Some(cache) => cache.counters().freed(frames),
+            None => self.counters.freed(frames),
+        }
+        let _custody = self.custody();
+        let word = self.space.clock.read();
+        match (word.in_flight() != 0).then(|| word.newest()) {
+            None => {
+                // Waiting requests find frames sooner in the bitmaps than in a magazine.
+                let cached = cache.filter(|_| !word.is_awaited()).and_then(|cache| {
+                    cache.enter(|local| {
+                        let mut returning = Returning::new(&self.space);
+                        runs.iter().for_each(|&run| returning.run(run));
+                        returning.finish(&mut local.magazines);
+                        local.reclaim(&self.space);
+                    })
+                });
+                if cached.is_none() {
+                    runs.iter().for_each(|&run| self.space.free_run(run));
+                }
+            }
+            Some(tag) => {
+                let retired = cache.and_then(|cache| {
+                    cache.enter(|local| runs.iter().for_each(|&run| local.retire(&self.space, run, tag)))
+                });
+                if retired.is_none() {
+                    // A visitor is inside the thread cache, or the thread has none. Reached by
+                    // `a_visited_owner_retires_elsewhere`.
+                    runs.iter().for_each(|&run| self.shared_limbo.push(run, tag));
+                }
+            }
+        }
+    }
+
+    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo), if a run is probably due; for
+    /// frequent callers.
+    pub fn reclaim_due_shared_limbo(&self) -> usize {
+        let may_be_due = !self.shared_limbo.is_empty() && self.shared_limbo.is_due(self.space.clock.oldest());
+        if may_be_due { self.reclaim_shared_limbo() } else { 0 }
+    }
+
+    /// Reclaims frames of the shared limbo that no batch sees any more, and returns their number.
+    /// They include old frames of moves. Announces them.
+    pub fn reclaim_shared_limbo(&self) -> usize {
+        if self.shared_limbo.is_empty() {
+            return 0;
+        }
+        self.reclaim_shared_limbo_with(&self.custody())
+    }
+
+    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.
+    pub(in crate::block) fn reclaim_shared_limbo_with(&self, custody: &Custody<'_>) -> usize {
+        if self.shared_limbo.is_empty() {
+            return 0;
+        }
+        let mut reclaimed = 0;
+        self.shared_limbo.reclaim(self.space.clock.oldest(), custody, |run| {
+            reclaimed += run.len as usize;
+            self.space.free_run(run);
+        });
+        reclaimed
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use crate::block::{AllocRequest, Blocks, BlocksConfig};
+    use crate::ids::DeviceId;
+
+    #[test]
+    fn a_visited_owner_retires_elsewhere() {
+        let config = BlocksConfig {
+            frames: 64,
+            frames_max: 64,
+            segment_frames: 64,
+            magazine_blocks: 8,
+            threads: 1,
+            has_null_block: false,
+            reserve: 0,
+            device: DeviceId::Host,
+        };
+        let blocks = Blocks::new(config, None);
+        let mut ids = Vec::new();
+        blocks.allocate(&AllocRequest::new(3), &mut |id| ids.push(id)).unwrap();
+        let batch = blocks.clock().begin();
+        let thread_cache = blocks.thread_caches.iter().next().expect("this thread's");
+        thread_cache.visit(|_| blocks.release(&ids)).expect("the owner is outside");
+        assert_eq!(blocks.shared_limbo.mirror().0, 3, "not in the thread cache's limbo");
+        assert_eq!(blocks.counts().retired, 3);
+        blocks.end_batch(batch);
+        assert_eq!(blocks.counts().free(), 64);
+        blocks.allocate(&AllocRequest::new(64), &mut |_| ()).expect("the shared limbo is reclaimed");
+        assert_eq!(blocks.audit().unwrap().owned, 64);
+    }
+}

@@ -1,0 +1,271 @@
+//! One call that releases references: each by a transition of its block's word, and then all that
+//! the transitions left to do at once.
+//!
+//! ```text
+//! fast step     the only reference, of a block that is not cached:  one exchange; the frame is freed
+//! general step  any other: others keep the block; it is freed; evictable; or the mover's
+//! end           further references are counted; the evictor is told; frames are given back
+//! ```
+//!
+//! Keys are ids, or frame numbers ([`in_place`](super::in_place)).
+
+use smallvec::SmallVec;
+
+use crate::ids::{BlockId, FrameId, Ticket};
+
+use super::give_back::Freed;
+use super::reference::{Outcome, release_only, release_privately};
+use crate::block::core::Core;
+use crate::block::{BlockWord, Blocks, Evictable};
+
+/// Distance, in blocks, at which a release prefetches words.
+const RELEASED_AHEAD: usize = 8;
+
+/// Whether other threads may change the words of a lease's blocks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Exposure {
+    /// They may: a handle or a second lease of the blocks was given out.
+    Shared,
+    /// They may not: the release may be [private](crate::block).
+    Private,
+}
+
+/// What the releases of one call have left to do so far.
+pub(super) struct Pass<'a> {
+    core: &'a Core,
+    pub(super) freed: Freed,
+    evictable: SmallVec<[Evictable; 64]>,
+    /// Number of references whose blocks others, or the cache, keep.
+    kept: usize,
+    /// Number of blocks that are counted as evictable and are not yet.
+    counted: usize,
+}
+
+impl<'a> Pass<'a> {
+    #[inline(always)]
+    pub(super) fn new(core: &'a Core) -> Self {
+        Self { core, freed: Freed::new(), evictable: SmallVec::new(), kept: 0, counted: 0 }
+    }
+
+    /// Counts blocks as evictable before they are, so that a thread that is stopped in between
+    /// hides none.
+    pub(super) fn expect_evictable(&mut self, blocks: usize) {
+        self.core.count_evictable(blocks);
+        self.counted += blocks;
+    }
+
+    /// Releases all keys in order: each by the fast step, or where that declines by the general
+    /// one.
+    #[inline(always)]
+    pub(super) fn release_all<K: Copy>(
+        &mut self,
+        keys: &[K],
+        fast: impl Fn(K) -> Option<FrameId>,
+        mut general: impl FnMut(&mut Self, K),
+    ) {
+        let mut rest = keys;
+        loop {
+            // In a loop of its own, which keeps in registers what it needs.
+            let mut done = 0;
+            for (place, &key) in self.freed.places().iter_mut().zip(rest) {
+                let Some(frame) = fast(key) else { break };
+                *place = frame;
+                done += 1;
+            }
+            self.freed.filled(done);
+            rest = &rest[done..];
+            let Some((&key, others)) = rest.split_first() else { return };
+            general(self, key);
+            rest = others;
+        }
+    }
+
+    /// Drops a reference in any state of its block; of the block in `frame`, if that is given.
+    ///
+    /// # Errors
+    ///
+    /// The word that has no reference, or names another frame; nothing has changed.
+    #[inline(never)]
+    pub(super) fn release(&mut self, id: BlockId, frame: Option<FrameId>) -> Result<(), BlockWord> {
+        let (core, counted) = (self.core, &mut self.counted);
+        let is_right = |word: BlockWord| frame.is_none_or(|frame| word.frame() == frame);
+        let counts = || {
+            if *counted == 0 {
+                core.count_evictable(1);
+                *counted = 1;
+            }
+        };
+        match core.release_if(id, is_right, counts)? {
+            Outcome::Left => {}
+            Outcome::Shared => self.kept += 1,
+            Outcome::Freed(frame) => self.freed.push(frame),
+            Outcome::Evictable(word) => {
+                self.kept += 1;
+                self.counted -= 1;
+                self.evictable.push(Evictable { id, word });
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`release`](Self::release), for the owner of the reference.
+    #[inline]
+    fn release_owned(&mut self, id: BlockId) {
+        self.release(id, None).unwrap_or_else(|word| not_the_callers(id, word));
+    }
+
+    /// Does what is left to do apart from the freed frames. `listed` of the references were in
+    /// lists. Returns whether blocks became evictable, which must be announced.
+    #[inline]
+    fn settle(&mut self, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
+        self.core.count_further(listed as isize - self.kept as isize);
+        self.core.count_not_evictable(self.counted);
+        self.core.tag_evictable(&self.evictable, tell);
+        !self.evictable.is_empty()
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
+    let whose = if word.is_free() { "free" } else { "evictable" };
+    panic!("block {id} released while {whose}: {word:?}")
+}
+
+impl Blocks {
+    /// Drops one reference of a lease on each block. Panics if a block is free.
+    pub fn release(&self, ids: &[BlockId]) {
+        self.release_exposed(ids, Exposure::Shared);
+    }
+
+    /// As [`release`](Self::release), for a lease that knows whether the release may be private.
+    pub(crate) fn release_exposed(&self, ids: &[BlockId], exposure: Exposure) {
+        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        match exposure {
+            Exposure::Private => {
+                let fast = |id| release_privately(table, id).or_else(|| release_only(table, id));
+                pass.release_all(ids, fast, Pass::release_owned);
+            }
+            Exposure::Shared => pass.release_all(ids, |id| release_only(table, id), Pass::release_owned),
+        }
+        self.end_pass(&mut pass, 0, |_, _| ());
+    }
+
+    /// As [`release_exposed`](Self::release_exposed), for one block whose release may be private.
+    /// It has a way of its own, in registers.
+    #[inline]
+    pub(crate) fn release_unseen(&self, id: BlockId) {
+        match release_privately(self.space.table.view(), id) {
+            Some(frame) => {
+                let cache = self.recent_thread_cache();
+                if !self.give_back_few(cache, &[frame]) {
+                    self.give_back_frame(cache, frame);
+                }
+            }
+            None => self.release_sealed(id),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn release_sealed(&self, id: BlockId) {
+        self.release(&[id]);
+    }
+
+    /// As [`release`](Self::release), for blocks that were in a sequence's list. Tells the evictor.
+    pub fn release_listed(&self, ids: &[BlockId]) {
+        self.release_cached(ids, |blocks, tag| self.tell_evictor(blocks, tag));
+    }
+
+    /// As [`release_listed`](Self::release_listed); `tell` gets the blocks that became evictable,
+    /// like [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
+    pub(crate) fn release_cached(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) {
+        if self.release_silently(ids, tell) {
+            self.announce();
+        }
+    }
+
+    /// As [`release_cached`](Self::release_cached), without an announcement of the blocks that
+    /// became evictable. Returns whether there are any: the caller announces them, or has a place
+    /// in line, and signals the line.
+    pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
+        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        if self.evictor.is_none() {
+            pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
+        } else {
+            pass.expect_evictable(ids.len());
+            for (i, &id) in ids.iter().enumerate() {
+                if let Some(&next) = ids.get(i + RELEASED_AHEAD) {
+                    self.prefetch_word(next);
+                }
+                pass.release_owned(id);
+            }
+        }
+        self.end_pass(&mut pass, ids.len(), tell)
+    }
+
+    /// As [`release_listed`](Self::release_listed), for blocks that were in no table and no list
+    /// that another thread reads: no batch has seen them, so their frames are free at once.
+    pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
+        if ids.is_empty() {
+            return;
+        }
+        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
+        pass.settle(ids.len(), |blocks, tag| self.tell_evictor(blocks, tag));
+        for &run in pass.freed.runs() {
+            self.space.free_run(run);
+            self.counters.freed(run.len as usize);
+        }
+        self.announce();
+    }
+
+    /// Ends a pass. Returns whether blocks became evictable that are not announced.
+    #[inline]
+    pub(super) fn end_pass(
+        &self,
+        pass: &mut Pass<'_>,
+        listed: usize,
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> bool {
+        let is_evictable = pass.settle(listed, tell);
+        if pass.freed.is_empty() {
+            return is_evictable;
+        }
+        // Announces both.
+        self.give_back_freed(&mut pass.freed);
+        false
+    }
+}
+
+impl Core {
+    /// Takes back references that were added to listed blocks whose owner keeps its own.
+    #[cold]
+    pub(super) fn unshare(&self, ids: &[BlockId]) {
+        let mut pass = Pass::new(self);
+        ids.iter().for_each(|&id| pass.release_owned(id));
+        pass.settle(ids.len(), |_, _| ());
+    }
+
+    /// Takes back a [hit](Self::hit) whose block proved to hold other contents, before it is
+    /// counted.
+    #[cold]
+    pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
+        let mut pass = Pass::new(self);
+        if was_evictable {
+            pass.counted = 1;
+        } else {
+            pass.expect_evictable(1);
+        }
+        pass.release_owned(id);
+        pass.settle(1, |blocks, tag| self.tell_evictor(blocks, tag));
+        if !pass.freed.is_empty() {
+            self.give_back(None, pass.freed.runs());
+        }
+        self.announce();
+    }
+
+    fn tell_evictor(&self, blocks: &[Evictable], tag: Ticket) {
+        self.evictor.iter().for_each(|evictor| evictor.became_evictable(self, blocks, tag));
+    }
+}

@@ -1,0 +1,147 @@
+//! The release of one reference: a transition of the block's word, and what it leaves to do.
+
+use crate::ids::{BlockId, FrameId};
+use crate::sync::{AtomicU64, Ordering, Ordering::*};
+
+use crate::block::core::Core;
+use crate::block::state::TableView;
+use crate::block::{BlockWord, Released};
+
+/// The ordering of a release. Release: this owner's use of the bytes happens before the
+/// next owner's. Acquire: the last release sees what all other owners did, and every batch that
+/// they began.
+const RELEASE_ORDER: Ordering = AcqRel;
+
+/// What remains to be done after the release of a reference.
+pub(super) enum Outcome {
+    /// There are other references.
+    Shared,
+    /// The block was freed, and its frame is the mover's.
+    Left,
+    Freed(FrameId),
+    Evictable(BlockWord),
+}
+
+/// Drops the only reference of a lease whose release may be [private](crate::block). `None`:
+/// nothing was done.
+#[inline(always)]
+pub(super) fn release_privately(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
+    let atomic = table.row(id).word;
+    let next = BlockWord::from_bits(atomic.load(Relaxed)).release_private()?;
+    // A plain store: see "Private release" in `block`. Release: as in `RELEASE_ORDER`. No Acquire:
+    // the block had no other owner since it was allocated, or reopened.
+    atomic.store(next.to_bits(), Release);
+    Some(next.frame())
+}
+
+/// Drops the only reference of a block that is neither moving nor cached. `None`: nothing was done.
+#[inline(always)]
+pub(super) fn release_only(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
+    exchange_only(table.row(id).word, BlockWord::release_only)
+}
+
+/// As [`release_only`], for a block in this frame.
+#[inline(always)]
+pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> Option<FrameId> {
+    exchange_only(atomic, |word| word.release_only_in(frame))
+}
+
+#[inline(always)]
+fn exchange_only(
+    atomic: &AtomicU64,
+    release: impl FnOnce(BlockWord) -> Option<BlockWord>,
+) -> Option<FrameId> {
+    let word = BlockWord::from_bits(atomic.load(Relaxed));
+    let next = release(word)?;
+    let released = atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed);
+    released.ok().map(|_| next.frame())
+}
+
+impl Core {
+    /// Drops a reference in any state of its block, if the word that is replaced passes a check.
+    /// `counts` is called before an attempt to make the block evictable.
+    ///
+    /// # Errors
+    ///
+    /// The word that has no reference, or failed the check; nothing has changed.
+    #[inline]
+    pub(super) fn release_if(
+        &self,
+        id: BlockId,
+        is_right: impl Fn(BlockWord) -> bool,
+        mut counts: impl FnMut(),
+    ) -> Result<Outcome, BlockWord> {
+        let atomic = self.space.table.word(id);
+        let mut word = BlockWord::from_bits(atomic.load(Relaxed));
+        if let Some(next) = word.release_kept().filter(|_| is_right(word)) {
+            counts();
+            match atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed) {
+                Ok(_) => return Ok(Outcome::Evictable(next)),
+                Err(now) => word = BlockWord::from_bits(now),
+            }
+        }
+        loop {
+            if let Some(next) = word.outlived() {
+                word = self.outlive(id, word, next);
+                continue;
+            }
+            let released = word.release().filter(|_| is_right(word)).ok_or(word)?;
+            if let Released::Evictable { .. } = released {
+                counts();
+            }
+            let next = released.word().to_bits();
+            match atomic.compare_exchange_weak(word.to_bits(), next, RELEASE_ORDER, Relaxed) {
+                Ok(_) => return Ok(self.released(id, released)),
+                // Another thread hit, shared, pinned or released in between. Reached by the models
+                // `share_release` and those in `evictable`.
+                Err(now) => word = BlockWord::from_bits(now),
+            }
+        }
+    }
+
+    #[inline]
+    fn released(&self, id: BlockId, released: Released) -> Outcome {
+        match released {
+            Released::Shared(_) => Outcome::Shared,
+            Released::Evictable { word } => Outcome::Evictable(word),
+            Released::Last { word, carry } => {
+                if carry {
+                    self.space.table.info(id).carry_generation();
+                }
+                Outcome::Freed(word.frame())
+            }
+            Released::ToMover { .. } => {
+                self.count_left_to_mover();
+                Outcome::Left
+            }
+        }
+    }
+
+    /// Counts the frame of a moving block, which its last release left to the mover. Reached by the
+    /// models in `moves`.
+    #[cold]
+    #[inline(never)]
+    fn count_left_to_mover(&self) {
+        // Relaxed: a statistic.
+        self.space.held.fetch_add(1, Relaxed);
+        self.counters.freed(1);
+    }
+
+    /// Uncaches a block of which the caller has the only reference. Returns its current word.
+    #[cold]
+    fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {
+        let atomic = self.space.table.word(id);
+        // Acquire: sees what earlier owners did before they released the block. Release: that
+        // happens before the accesses of the block's next owner.
+        match atomic.compare_exchange(word.to_bits(), next.to_bits(), AcqRel, Relaxed) {
+            Ok(_) => {
+                if let Some(evictor) = &self.evictor {
+                    evictor.forget(self, id);
+                    self.counters.outlived();
+                }
+                BlockWord::from_bits(atomic.load(Relaxed))
+            }
+            Err(now) => BlockWord::from_bits(now),
+        }
+    }
+}
