@@ -1,10 +1,8 @@
-//! Sets of batches, for example of those that wrote to a sequence, which can be asked later whether
-//! all of them have ended.
+//! Sets of batches, for example of those that wrote to a sequence.
 //!
-//! A set is exact while at most [`EXACT`] of its batches are in flight at a time. If there are
-//! more, the oldest is remembered by its ticket alone, and stands for all batches up to that
-//! ticket: the set then says that it has not ended until these have ended too. It is never wrong in
-//! the other direction.
+//! A set is exact while at most [`EXACT`] of its batches are in flight at a time. Of more, the
+//! oldest is remembered by its ticket, and stands for all batches up to it: the set may end late,
+//! never early.
 //!
 //! Bookkeeping only: the [clock](super::Clock::state) reads the slots.
 //!
@@ -14,8 +12,7 @@
 //! |---|---|---|
 //! | 0..20 | slot | the batch's slot; the clock adds no slots beyond this range |
 //! | 20..64 | ticket | the batch's ticket, as wide as in the clock's word; 0: no batch |
-//!
-//! Tickets are unique, so references of one clock are equal exactly if their batches are, and are
+//! Tickets are unique, so references of one clock are equal and ordered as their batches.
 //! ordered as their batches.
 
 use crate::ids::Ticket;
@@ -33,7 +30,6 @@ const _: () = assert!(SLOT_BITS + TICKET_BITS == u64::BITS);
 pub struct BatchRef(u64);
 
 impl BatchRef {
-    /// Maximum number of slots that references can tell apart.
     pub(super) const SLOTS_MAX: usize = 1 << SLOT_BITS;
 
     #[inline]
@@ -42,7 +38,6 @@ impl BatchRef {
         Self(ticket.0 << SLOT_BITS | slot as u64)
     }
 
-    /// Creates the reference from its word.
     #[inline]
     pub(super) fn from_bits(bits: u64) -> Self {
         Self(bits)
@@ -91,10 +86,9 @@ impl BatchSet {
         self.each[0] == batch
     }
 
-    /// Adds a batch that is in flight, in the place of one that is not, if there is any.
-    ///
-    /// `gone` is a batch that is known not to be in flight, and is set to one that was found so:
-    /// sets to which the same batches are added in turn are told of each batch's end once.
+    /// Adds a batch that is in flight, in the place of one that is not. `gone` remembers one that
+    /// was found not to be in flight: sets to which the same batches are added in turn learn of
+    /// each end once.
     #[inline(always)]
     pub(super) fn add(
         &mut self,
@@ -142,7 +136,6 @@ impl BatchSet {
         self.up_to = self.up_to.max(newest);
     }
 
-    /// Returns the batches that the set tells apart; one of them may occur twice.
     pub(super) fn each(&self) -> impl Iterator<Item = BatchRef> + '_ {
         self.each.iter().copied()
     }

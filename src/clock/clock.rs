@@ -29,11 +29,10 @@
 //! - A slot holds a ticket without the mark exactly while the batch of that ticket is in flight and
 //!   has begun: tickets are unique, and bounds are marked.
 //!
-//! Hence no batch can see a frame whose tag is below `oldest`: such a tag is at most `n`, and the
-//! scan sees the slot of every ticket up to `n`. The scan needs no fence for this: a batch that it
-//! misses has a ticket above `n`, hence above the tag, and by the second invariant has not read the
-//! frame from a table. A thread stopped in `begin` holds reclaim back, as a batch that never ends
-//! does, but blocks no allocation while there are other free frames.
+//! Hence no batch can see a frame whose tag is below `oldest`. The scan needs no fence: a batch
+//! that it misses has a ticket above `n`, hence above the tag, and has not read the frame from a
+//! table. A thread stopped in `begin` holds reclaim back, but blocks no allocation while there are
+//! other free frames.
 //!
 //! Model: `loom-tests/tests/retire_reclaim.rs`.
 
@@ -58,8 +57,7 @@ pub struct Clock {
     slots: Slots,
     /// The oldest batch that was found in flight: all before it have ended. A [`BatchRef`].
     oldest: AtomicU64,
-    /// Of the last scan, newest first: all batches up to the first one that were in flight, except
-    /// those at the end that are known to have ended.
+    /// Of the last scan, newest first: batches in flight, without those at the end that have ended.
     rest: Mutex<Vec<BatchRef>>,
     /// Tasks that wait for the end of batches.
     ends: Ends,
@@ -67,8 +65,7 @@ pub struct Clock {
     tag: PoolTag,
 }
 
-/// A batch in flight: its ticket and its slot. It must be passed to [`Clock::end`] of the same
-/// clock.
+/// A batch in flight. It must be passed to [`Clock::end`] of the same clock.
 #[derive(Debug)]
 #[must_use = "a batch that never ends holds back every frame retired after it"]
 pub struct InFlight {
@@ -104,13 +101,9 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Begins a batch. Tables read after this call are safe to use until [`end`](Self::end). If
-    /// this batch's slot held an older bound while it began, blocks held back by other batches may
-    /// become reusable only now: `Core::begin_batch` announces this to waiting requests.
-    ///
-    /// # Panics
-    ///
-    /// If 65,536 batches are in flight. The clock is unchanged.
+    /// Begins a batch. Tables read after this call are safe to use until [`end`](Self::end). Blocks
+    /// held back by this slot's older bound may become reusable only now: `Core::begin_batch`
+    /// announces. Panics if 65,536 batches are in flight.
     pub fn begin(&self) -> InFlight {
         self.begin_from(thread_number().wrapping_mul(SLOTS_APART))
     }
@@ -127,8 +120,8 @@ impl Clock {
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
         // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
-        // ticket. Before the store below, so that the addition serves as the fence: until that
-        // store is seen, the slot has a lower bound, which only holds back more.
+        // ticket. Before the store below: until that is seen, the slot has a lower bound, which
+        // only holds back more.
         fence_after_rmw();
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
@@ -144,12 +137,7 @@ impl Clock {
     }
 
     /// Ends a batch: it no longer reads or writes memory. Returns true if requests wait for blocks:
-    /// the caller must announce that blocks which the batch held back may be free.
-    ///
-    /// # Panics
-    ///
-    /// If the batch belongs to another clock: ending its number here would end another batch, whose
-    /// frames are still being read.
+    /// the caller must announce. Panics if the batch belongs to another clock.
     #[must_use = "waiting requests must be told: call `Core::end_batch`, which also does that"]
     pub fn end(&self, batch: InFlight) -> bool {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
@@ -164,10 +152,8 @@ impl Clock {
         word.is_awaited()
     }
 
-    /// Polls for the end of these batches, on behalf of the task whose place this is.
-    ///
-    /// Pending: the task is woken when they have ended. The place must be [left](Self::leave_ends)
-    /// if it is not polled to the end.
+    /// Polls for the end of these batches, on behalf of the task whose place this is, which must be
+    /// [left](Self::leave_ends) if it is not polled to the end.
     pub fn poll_ended(
         &self,
         batches: &BatchSet,
@@ -187,9 +173,7 @@ impl Clock {
         self.ends.len()
     }
 
-    /// Adds a batch of this clock, which is in flight, to a set, which forgets one that has ended.
-    ///
-    /// `gone`, at first no batch, remembers one that has ended from call to call.
+    /// Adds a batch of this clock, which is in flight, to a set: see [`BatchSet::add`].
     #[inline(always)]
     pub fn note(&self, batches: &mut BatchSet, batch: BatchRef, gone: &mut BatchRef) {
         batches.add(batch, gone, |batch| self.is_in_flight(batch));
@@ -220,8 +204,8 @@ impl Clock {
         if batches.up_to() == Ticket(0) { SetState::Ended } else { self.state_up_to(batches.up_to()) }
     }
 
-    /// Returns whether all batches up to this ticket have ended. That it has begun happens before the
-    /// call, so that the scan sees the slot of every batch up to it.
+    /// Returns whether all batches up to this ticket, which has begun, have ended. The scan sees
+    /// the slot of every batch up to it.
     #[cold]
     fn state_up_to(&self, newest: Ticket) -> SetState {
         let mut state = SetState::Ended;
@@ -245,8 +229,8 @@ impl Clock {
         ClockWord::from_bits(self.word.load(Acquire))
     }
 
-    /// Sets the awaited bit: a request waits for blocks. Its own search, begun after a heavy fence,
-    /// finds blocks made available by threads that do not see the bit yet.
+    /// Sets the awaited bit. The request's search, begun after a heavy fence, finds blocks made
+    /// available by threads that do not see the bit yet.
     pub fn set_awaited(&self) {
         // Acquire: pairs with the Release of batches that ended without seeing this. Release: the
         // thread that clears the bit after us, and then looks again, sees our earlier writes.
@@ -260,8 +244,8 @@ impl Clock {
         self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
     }
 
-    /// Marks the device as lost: no more blocks are allocated. Returns true if requests wait for
-    /// blocks: the caller must tell them.
+    /// Marks the device as lost. Returns true if requests wait for blocks: the caller must tell
+    /// them.
     #[must_use = "waiting requests must be told: call `Core::poison`, which also does that"]
     pub fn lose(&self) -> bool {
         // Relaxed: if a waiting request set its bit earlier in the word's order, we see it;
@@ -278,8 +262,7 @@ impl Clock {
         ClockWord::from_bits(self.word.load(Relaxed)).newest()
     }
 
-    /// Returns the tag for frames that their owner has just released. `None` means that no batch is
-    /// in flight: the frames are reusable at once.
+    /// Returns the tag for frames that their owner has just released, if a batch is in flight.
     #[inline]
     pub fn idle_or_tag(&self) -> Option<Ticket> {
         // Acquire: pairs with `end`. No fence is needed: a batch that saw these frames began before
@@ -288,8 +271,7 @@ impl Clock {
         (word.in_flight() != 0).then(|| word.newest())
     }
 
-    /// Returns the oldest ticket that may still be in flight: every batch with a smaller one has
-    /// ended.
+    /// Returns the oldest ticket that may still be in flight.
     #[inline]
     pub fn oldest(&self) -> Ticket {
         let word = self.read();
@@ -301,8 +283,7 @@ impl Clock {
         if self.is_in_flight(oldest) { oldest.ticket() } else { self.find_oldest() }
     }
 
-    /// Looks for the oldest batch in flight: among those of the last scan, or by another one. So a
-    /// batch is looked at a few times while it is in flight, and not at each call.
+    /// Looks for the oldest batch in flight: among those of the last scan, or by another one.
     #[inline(never)]
     fn find_oldest(&self) -> Ticket {
         // Acquire: pairs with the Release in `begin`, so that a scan sees the slot of every ticket

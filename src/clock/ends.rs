@@ -20,20 +20,15 @@
 //!
 //! A task sleeps only after it found a batch in flight when its bit was set. That batch changes the
 //! word when it ends. If the change comes later in the word's order than the bit, the end sees the
-//! bit, and looks; otherwise the task, which read the word after that change, sees the slot empty
-//! and does not sleep. The bit is cleared under the lock, and only while the list is empty. An end
-//! that finds the lock taken leaves `news` behind, and the holder of the lock looks for it after
-//! unlocking: one of the two sees the other, by their fences. (This is how the
-//! [line](crate::block) of requests for blocks is told too.)
+//! bit, and looks; otherwise the task sees the slot empty. The bit is cleared under the lock, while
+//! the list is empty. An end that finds the lock taken leaves `news`, for which the holder looks
+//! after unlocking: by their fences, one sees the other.
 //!
-//! A task that waits for all batches up to a ticket can meet one that is just beginning, whose
-//! ticket is not yet known. It does not sleep then, but wakes itself and looks again: the thread
-//! that begins is there for nanoseconds or, if it was stopped, until it resumes.
+//! A task that waits up to a ticket and meets a batch that is beginning wakes itself and looks
+//! again.
 //!
-//! # Costs
-//!
-//! The end of a batch reads the bit in the word that it changes anyway. While tasks wait, each end
-//! reads, for each of them, at most three slots; all slots for one that waits up to a ticket.
+//! While tasks wait, each end reads at most three slots for each; all for one that waits up to a
+//! ticket.
 //!
 //! Model: `loom-tests/tests/settled.rs`.
 
@@ -49,11 +44,10 @@ pub(super) trait Awaited {
     /// Returns whether all batches of a set have ended.
     fn state(&self, batches: &BatchSet) -> SetState;
 
-    /// Sets the end-awaited bit. If the caller reads slots afterwards, it finds every batch that
-    /// ended without seeing the bit ended.
+    /// Sets the end-awaited bit. Slots read afterwards show every batch that ended without seeing
+    /// it.
     fn set_end_awaited(&self);
 
-    /// Clears the end-awaited bit, under the lock under which it is set.
     fn clear_end_awaited(&self);
 }
 
@@ -90,7 +84,6 @@ impl List {
 }
 
 impl Ends {
-    /// Polls for the end of these batches: see `Clock::poll_ended`.
     pub(super) fn poll(
         &self,
         clock: &impl Awaited,
@@ -126,7 +119,6 @@ impl Ends {
         }
     }
 
-    /// Forgets the task whose place this is.
     pub(super) fn leave(&self, clock: &impl Awaited, place: &mut EndPlace) {
         if let Some(key) = place.0.take() {
             let _gone = self.with_list(clock, |list| list.remove(key));
@@ -143,7 +135,6 @@ impl Ends {
         self.look(clock);
     }
 
-    /// Returns the number of waiting tasks.
     pub(super) fn len(&self) -> usize {
         self.list.lock().unwrap_or_else(PoisonError::into_inner).entries.len()
     }
@@ -175,14 +166,12 @@ impl Ends {
         }
     }
 
-    /// Clears the bit if no task waits.
     fn rest(clock: &impl Awaited, list: &List) {
         if list.entries.is_empty() {
             clock.clear_end_awaited();
         }
     }
 
-    /// Runs `f` on the list under its lock.
     fn with_list<R>(&self, clock: &impl Awaited, f: impl FnOnce(&mut List) -> R) -> R {
         // Nothing panics under the lock: wakers are cloned, called and dropped without it.
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);

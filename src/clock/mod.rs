@@ -1,8 +1,8 @@
 //! Batches, and the frames that must outlast them.
 //!
-//! A batch is one step of the engine: block tables are read under it, and device memory is accessed
-//! until it ends. Batches overlap and end out of order. A frame vacated while a batch is in flight
-//! is *retired*: it is reused only when every batch that could have seen its old owner has ended.
+//! A batch is one step of the engine. Batches overlap and end out of order. A frame vacated while a
+//! batch is in flight is *retired*: it is reused only when every batch that could have seen its old
+//! owner has ended.
 //!
 //! - [`Clock`] numbers batches with tickets and knows the oldest one in flight.
 //! - [`Limbo`] is one thread's list of retired frames.

@@ -1,9 +1,8 @@
 //! The slots of the batches in flight, and the mark below which they are.
 //!
-//! The first chunk of slots is part of the clock, and threads look for an empty slot there, each
-//! from a place of its own on, so that they share no cache line. With more batches in flight the
-//! slots of further chunks are used, from the lowest empty one that is known. Each chunk is twice
-//! as long as the one before, so that a number leads to its slot, and none is ever removed.
+//! The first chunk is part of the clock: threads look for an empty slot there, each from a place of
+//! its own. Further chunks are used from the lowest empty slot that is known; each is twice as long
+//! as the one before, and none is ever removed.
 //!
 //! # Words
 //!
@@ -60,8 +59,7 @@ const CHUNKS: usize = if cfg!(kvpool_loom) { 3 } else { 13 };
 const SLOTS_MAX: usize = (SLOTS << (CHUNKS + 1)) - SLOTS;
 const _: () = assert!(SLOTS_MAX <= BatchRef::SLOTS_MAX && SLOTS_MAX >> MARK_BITS == 0);
 
-/// Number of slots that a search beyond the first chunk looks at below the mark, unless most of
-/// these are empty.
+/// Number of slots below the mark that a search beyond the first chunk looks at.
 const PROBES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
 
 /// The mark is lowered if more slots below it are behind the last one in use.
@@ -79,7 +77,6 @@ impl Mark {
         self.0 as usize & ((1 << MARK_BITS) - 1)
     }
 
-    /// Returns the next version of the mark, at another slot.
     const fn moved(self, slots: usize) -> Self {
         Self(((self.0 >> MARK_BITS) + 1) << MARK_BITS | slots as u64)
     }
@@ -107,8 +104,8 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Takes a slot for a batch that begins after `now`, in the first chunk from this one on if one
-    /// is likely to be empty there.
+    /// Takes a slot for a batch that begins after `now`, in the first chunk from this one on if
+    /// possible.
     #[inline]
     pub(super) fn take(&self, first: usize, now: ClockWord) -> usize {
         let bound = (now.newest().0 + 1) | BEGINNING;
@@ -156,7 +153,6 @@ impl Slots {
         unreachable!("the search repeats")
     }
 
-    /// Empties the slot of a batch that ends.
     #[inline]
     pub(super) fn leave(&self, index: usize) {
         // Release: the batch's accesses happen before the reuse of its frames. Pairs with the
@@ -167,14 +163,13 @@ impl Slots {
         }
     }
 
-    /// Returns the mark. What a thread did that lowered it happens before what the caller does
+    /// Returns the mark. What the thread did that lowered it happens before what the caller does
     /// next.
     #[inline]
     pub(super) fn mark(&self) -> Mark {
         Mark(self.mark.load(Acquire))
     }
 
-    /// Calls `f` with each slot below the mark that is in use, ascending, and its value.
     #[inline]
     pub(super) fn for_each(&self, mark: Mark, mut f: impl FnMut(usize, u64)) {
         let (mut base, mut chunk): (_, &[AtomicU64]) = (0, &*self.first);
@@ -194,9 +189,8 @@ impl Slots {
         }
     }
 
-    /// Closes the slots from `used` on, of which none was in use, and lowers the mark; not if one
-    /// is taken or opened meanwhile. New batches take slots from `vacant` on. By one thread at a
-    /// time.
+    /// Closes the slots from `used` on and lowers the mark, unless one is taken or opened
+    /// meanwhile. New batches take slots from `vacant` on. By one thread at a time.
     pub(super) fn lower(&self, mark: Mark, used: usize, vacant: usize) {
         self.vacant.store(vacant.max(SLOTS), Relaxed);
         let used = used.max(SLOTS);
@@ -213,7 +207,6 @@ impl Slots {
         }
     }
 
-    /// Returns a slot that a batch has had.
     #[inline]
     pub(super) fn slot(&self, index: usize) -> &AtomicU64 {
         if index < SLOTS { &self.first[index] } else { self.slot_or_add(index) }
@@ -232,7 +225,6 @@ impl Slots {
         (!chunk.is_null()).then(|| unsafe { std::slice::from_raw_parts(chunk, SLOTS << (index + 1)) })
     }
 
-    /// Adds a chunk of closed slots: more batches are in flight than ever before.
     #[cold]
     fn add_chunk(&self, index: usize) -> &[AtomicU64] {
         let fresh: Box<[AtomicU64]> = (0..SLOTS << (index + 1)).map(|_| AtomicU64::new(CLOSED)).collect();

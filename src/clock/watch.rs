@@ -1,17 +1,15 @@
 //! Age of the oldest batch in flight, measured by its observers: beginning a batch reads no clock.
 //!
-//! A look that finds another oldest batch than the previous one stores it with the time; a look
-//! that finds the same batch returns the time since. So an age is never too long, and too short by
-//! the time until the first look: any two looks detect a batch that never ends. Looks are made by
-//! the statistics, by each refusal of an allocation, by each search of a waiting request, and by
-//! the background task of the compactor.
+//! A look that finds another oldest batch than the previous one stores it with the time, so an age
+//! is never too long, and too short by the time until the first look. Looks are made by statistics,
+//! refusals, searches of waiting requests, and the background task.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::Ticket;
 use crate::sync::Mutex;
 
-/// Measures the age of the oldest batch in flight, from the first look at it.
+/// Measures the age of the oldest batch in flight.
 #[derive(Default)]
 pub struct Watch {
     /// Only `try_lock` is used: a look that meets another one reports no age.

@@ -1,8 +1,6 @@
-//! The clock's word: the newest ticket, the number of batches in flight, whether requests wait for
-//! blocks, whether tasks wait for the end of batches, and whether the device is lost. One load
-//! answers every question of a thread that frees or allocates a block: which batches could have
-//! seen this frame, whether any batch is in flight, whether to announce a free block, and whether
-//! the pool still allocates.
+//! The clock's word. One load answers every question of a thread that frees or allocates a block:
+//! which batches could have seen this frame, whether to announce, and whether the pool still
+//! allocates.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -12,8 +10,7 @@
 //! | 19 | end awaited | a task waits for the end of a batch: each end looks at the [list](super::ends) of these |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
 //!
-//! The word is *quiet* if no batch is in flight and no request waits: its low half is zero, and a
-//! free takes the short path.
+//! The word is *quiet* if no batch is in flight and no request waits: a free takes the short path.
 
 use crate::ids::Ticket;
 
@@ -32,8 +29,8 @@ pub struct ClockWord(u64);
 
 impl ClockWord {
     const IN_FLIGHT_MASK: u64 = (1 << IN_FLIGHT_BITS) - 1;
-    /// Maximum number of batches in flight. It is half of the field's range, so that concurrent
-    /// attempts to begin one more do not carry into the ticket before they are refused.
+    /// Maximum number of batches in flight: half of the field's range, so that concurrent attempts
+    /// do not carry into the ticket before they are refused.
     pub const IN_FLIGHT_MAX: u64 = 1 << (IN_FLIGHT_BITS - 1);
     /// Added to the word to begin a batch.
     pub const BEGIN: u64 = 1 << TICKET_SHIFT | 1;

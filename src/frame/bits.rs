@@ -1,8 +1,6 @@
 //! Pure functions on one bitmap word: positions and lengths of its runs of set bits.
 //!
-//! A word has [`FAN`] bits (64; 4 under the model checker); a set bit is free. Each function
-//! depends on its arguments alone, and is tested against a naive reading of the same word,
-//! exhaustively where the word is small.
+//! A set bit is free. Each function is tested against a naive reading of the same word.
 
 use crate::config::{FAN, FAN_LOG2};
 
@@ -16,14 +14,12 @@ pub(super) const CLASSES: usize = FAN_LOG2 as usize + 1;
 /// unit bit instead.
 pub(super) const LEAF_CLASSES: usize = FAN_LOG2 as usize;
 
-/// Returns a mask of `len` set bits from `pos` on. `pos + len` is at most 64.
 #[inline]
 pub(super) const fn ones(pos: u32, len: u32) -> u64 {
     if len == 0 { 0 } else { (!0 >> (64 - len)) << pos }
 }
 
-/// Returns masks whose element `k` has a bit for every free aligned run of 2^k, at the run's first
-/// bit.
+/// Returns masks whose element `k` has a bit for every free aligned run of 2^k, at its first bit.
 #[inline]
 fn ladder(word: u64) -> [u64; 7] {
     let m0 = word;
@@ -36,8 +32,7 @@ fn ladder(word: u64) -> [u64; 7] {
     [m0, m1, m2, m3, m4, m5, m6]
 }
 
-/// Returns the number of orders, from 0 up, with a free aligned run in `word`. A word has class `k`
-/// if this number exceeds `k`.
+/// Returns the number of orders, from 0 up, with a free aligned run in `word`: its classes.
 #[inline]
 pub(super) fn classes(word: u64) -> usize {
     let rungs = ladder(word);
@@ -49,8 +44,8 @@ pub(super) fn classes(word: u64) -> usize {
     count
 }
 
-/// Returns the best position for an aligned run of 2^`order`. This is the lowest one whose buddy is
-/// taken, so that no larger run is broken up; otherwise the lowest one.
+/// Returns the lowest position for an aligned run of 2^`order` whose buddy is taken, else the
+/// lowest.
 #[inline]
 pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     let rungs = ladder(word);
@@ -63,8 +58,7 @@ pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     Some(if lonely != 0 { lonely } else { runs }.trailing_zeros())
 }
 
-/// Returns the best position for a run of `len` at any alignment. This is the beginning of the
-/// shortest maximal run that holds it.
+/// Returns the best position for a run of `len`: in the shortest maximal run that holds it.
 #[inline]
 pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     // Early exit: there is no run of `len`. Each step doubles the length that a surviving bit
@@ -95,8 +89,7 @@ pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     Some(best)
 }
 
-/// Returns the longest run of set bits as `(pos, len)`, the lowest of several; `None` for an empty
-/// word.
+/// Returns the longest run of set bits as `(pos, len)`, the lowest of several.
 #[inline]
 pub(super) fn longest_run(word: u64) -> Option<(u32, u32)> {
     runs(word)
@@ -117,7 +110,6 @@ pub(super) fn runs(mut word: u64) -> impl Iterator<Item = (u32, u32)> {
     })
 }
 
-/// Returns the lowest `count` set bits of `word`, or all of them if it has fewer.
 #[inline]
 pub(super) fn low_bits(word: u64, count: u32) -> u64 {
     if count >= u64::BITS {

@@ -35,9 +35,8 @@ pub struct Census {
 }
 
 impl Census {
-    /// Returns the share of the free frames outside free aligned runs of [`order`](Self::order). It
-    /// is 0 if no frame is free. It includes frames that cannot be in such a run, as at the ends of
-    /// a pool: see [`outside_of_runs`].
+    /// Returns the share of the free frames outside free aligned runs of [`order`](Self::order),
+    /// also those that cannot be in one: see [`outside_of_runs`].
     pub fn fragmentation(&self) -> f64 {
         if self.free == 0 { 0.0 } else { 1.0 - self.free_in_order as f64 / self.free as f64 }
     }
@@ -59,16 +58,13 @@ impl Census {
     }
 }
 
-/// Returns the fragmentation rate at `order`. Of the free aligned runs of `2^order` frames that are
-/// possible, it is the share that is missing; 0 if none is possible.
+/// Returns the fragmentation rate at `order`: of the free aligned runs of `2^order` frames that are
+/// possible, the share that is missing; 0 if none is possible.
 ///
-/// `runs` is the number of such runs in a pool of `frames` frames. The first `set_aside` frames do
-/// not move: those of the null block and the reserve. `free` is the number of all other unowned
-/// frames, in any list or cache.
-///
-/// The possible runs are bounded by the free frames, and by the aligned positions: none past the
-/// last multiple of `2^order`, and none that overlaps the frames set aside. So the rate is 0 if and
-/// only if no move of any block could gain a run.
+/// `runs` is the number of such runs in a pool of `frames` frames, `free` that of all unowned
+/// frames. The first `set_aside` frames do not move. The possible runs are bounded by the free
+/// frames and by the aligned positions, so that the rate is 0 if and only if no move could gain a
+/// run.
 pub fn outside_of_runs(runs: usize, frames: usize, set_aside: usize, free: usize, order: Order) -> f64 {
     let log2 = u32::from(order.0);
     let whole = |frames: usize| frames.checked_shr(log2).unwrap_or(0);
@@ -79,15 +75,13 @@ pub fn outside_of_runs(runs: usize, frames: usize, set_aside: usize, free: usize
     if possible == 0 { 0.0 } else { (1.0 - runs as f64 / possible as f64).max(0.0) }
 }
 
-/// Returns the number of frames of `run` that lie in aligned runs of 2^`log2`.
 fn aligned_part(run: Run, log2: u32) -> usize {
     let aligned = |frame: u64| frame >> log2 << log2;
     let (start, end) = (u64::from(run.start.0), u64::from(run.end()));
     aligned(end).saturating_sub(aligned(start + (1 << log2) - 1)) as usize
 }
 
-/// Returns the number of set bits of a word in aligned runs of 2^`log2` ones; 0 if a run is longer
-/// than the word.
+/// Returns the number of set bits of a word in aligned runs of 2^`log2` ones.
 fn in_aligned_runs(word: u64, log2: u32) -> u32 {
     if log2 > FAN_LOG2 {
         return 0;
@@ -122,7 +116,6 @@ impl Map<'_> {
         census
     }
 
-    /// Calls `f` with the number of each spared unit, ascending. Reads one word per group.
     pub(super) fn for_each_spared_unit(self, mut f: impl FnMut(usize)) {
         for index in 0..self.directory.groups() {
             let Some(group) = self.directory.group(index) else { return };
@@ -135,8 +128,7 @@ impl Map<'_> {
         }
     }
 
-    /// Returns the number of spared units, also of those after the end of the pool: a list may
-    /// still spare one there after a shrink.
+    /// Returns the number of spared units, also after the end of the pool.
     pub(super) fn spared_ever(self) -> usize {
         let groups = (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group));
         groups.map(|group| group.spared.load(Ordering::Relaxed).count_ones() as usize).sum()
@@ -151,7 +143,6 @@ impl Map<'_> {
             + FAN * groups.map(|group| count(group.units.load(Ordering::Relaxed))).sum::<usize>()
     }
 
-    /// Returns the number of words that have a class without a hint for it.
     pub(super) fn stranded(self) -> usize {
         let missing = |level: Level, words: usize| {
             let lacks = |word: &usize| {
@@ -163,13 +154,11 @@ impl Map<'_> {
         missing(Level::Leaf, self.directory.leaves()) + missing(Level::Unit, self.directory.groups())
     }
 
-    /// Returns whether no frame is free in the units after the last one in use.
     pub(super) fn is_empty_beyond(self) -> bool {
         (self.directory.leaves()..self.directory.capacity() >> FAN_LOG2)
             .all(|unit| self.directory.free_in_unit(unit, false) == 0)
     }
 
-    /// Returns whether no unit is wholly free in its leaf, or present in both leaf and unit bit.
     pub(super) fn is_exclusive(self) -> bool {
         (0..self.directory.leaves()).all(|unit| {
             let (group, bit) = self.directory.shape.unit_place(unit);

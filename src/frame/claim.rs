@@ -43,8 +43,8 @@ enum Piece {
 }
 
 impl<'a> Map<'a> {
-    /// Claims the bits that `pick` chooses from an open word, or nothing if it chooses none. With
-    /// `gives_back`, the claim is a passage until the caller drops it.
+    /// Claims the bits that `pick` chooses from an open word. With `gives_back`, the claim is a
+    /// passage until the caller drops it.
     #[inline]
     pub(super) fn claim_word(
         self,
@@ -87,7 +87,6 @@ impl<'a> Map<'a> {
         (got != 0).then_some(got)
     }
 
-    /// Frees frames of a leaf, and moves the leaf up if it becomes full.
     #[inline]
     pub(super) fn free_mask(self, leaf: usize, mask: u64) {
         let word = self.directory.leaf(leaf).unwrap_or_else(|| no_such("leaf", leaf, mask));
@@ -100,8 +99,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Moves a full leaf up into its unit bit. Returns false if another thread claimed from it, or
-    /// moved it, first.
+    /// Moves a full leaf up into its unit bit. False: another thread claimed from it, or moved it.
     fn merge(self, leaf: usize) -> bool {
         let (group, bit) = self.directory.shape.unit_place(leaf);
         let (Some(word), Some(group)) = (self.directory.leaf(leaf), self.directory.group(group)) else {
@@ -117,7 +115,6 @@ impl<'a> Map<'a> {
         moved
     }
 
-    /// Sets unit bits; `passage` ends once they are visible.
     fn free_units_in(self, unit: usize, mask: u64, passage: impl Sized) {
         let (index, _) = self.directory.shape.unit_place(unit);
         let group = self.directory.group(index).unwrap_or_else(|| no_such("group", index, mask));
@@ -128,7 +125,6 @@ impl<'a> Map<'a> {
         self.offer(Level::Unit, index, old, old | mask);
     }
 
-    /// Frees a run.
     #[inline]
     pub(super) fn free_run(self, run: Run) {
         let pos = run.start.0 & (FAN as u32 - 1);
@@ -147,8 +143,8 @@ impl<'a> Map<'a> {
         });
     }
 
-    /// Cuts a run into its parts by word, ascending. Stops at the first part that `visit` refuses,
-    /// and returns its first frame.
+    /// Cuts a run into its parts by word, ascending. Returns the first frame of a part that `visit`
+    /// refuses.
     #[inline]
     fn for_each_piece(self, run: Run, mut visit: impl FnMut(Piece) -> bool) -> Option<usize> {
         let shape = self.directory.shape;
@@ -171,13 +167,11 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// Claims exactly this run, closed or not, or nothing. Words are claimed low to high, and freed
-    /// if a later one is not free: of several threads that claim overlapping runs, the one furthest
-    /// ahead is not obstructed by the others.
+    /// Claims exactly this run, closed or not, or nothing. Words are claimed low to high: of
+    /// several threads that claim overlapping runs, the one furthest ahead is not obstructed.
     ///
-    /// [`Attempt::Missed`] means that a frame was taken. It is conclusive only if no frame was in
-    /// transit meanwhile, apart from its own [`CLAIM_PASSAGES`]. (Frames that are rolled back may
-    /// merge, which is another passage: then it is inconclusive.)
+    /// [`Attempt::Missed`], a taken frame, is conclusive only if no frame was in transit meanwhile,
+    /// apart from its own [`CLAIM_PASSAGES`]; not if frames that were rolled back merged.
     pub(super) fn claim_run(self, run: Run) -> Attempt<()> {
         let first = self.directory.shape.unit_place(run.start.index() >> FAN_LOG2).0;
         let Some(group) = self.directory.group(first) else { return Attempt::Missed };
@@ -192,7 +186,6 @@ impl<'a> Map<'a> {
         Attempt::Missed
     }
 
-    /// Claims these frames of a leaf, in whichever level they are represented.
     fn claim_frames(self, leaf: usize, mask: u64) -> bool {
         let Some(word) = self.directory.leaf(leaf) else { return false };
         let mut old = word.load(Ordering::Relaxed);
@@ -216,7 +209,6 @@ impl<'a> Map<'a> {
         true
     }
 
-    /// Claims these whole units of a group.
     fn claim_units(self, index: usize, mask: u64) -> bool {
         let Some(group) = self.directory.group(index) else { return false };
         let mut old = group.units.load(Ordering::Relaxed);
@@ -240,7 +232,6 @@ impl<'a> Map<'a> {
         true
     }
 
-    /// Returns the run of frames that a claim on a leaf took.
     pub(super) fn run_of_frames(leaf: usize, mask: u64) -> Run {
         let start = (leaf << FAN_LOG2) as u32 + mask.trailing_zeros();
         Run { start: FrameId(start), len: mask.count_ones() }

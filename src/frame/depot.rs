@@ -1,20 +1,17 @@
 //! The depot: a bounded lock-free stock of magazines. Through it a thread that mostly frees
 //! supplies a thread that mostly allocates, without either touching the bitmaps.
 //!
-//! Frames in the depot are free, but cannot coalesce. The depot is therefore small (two magazines
-//! per thread), and is emptied before an allocation is refused.
-//!
-//! It consists of a [`Stock`] of magazines and a count of their frames.
+//! Frames in the depot cannot coalesce. It is therefore small, and emptied before a refusal.
 
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 
 use super::{Frames, Magazine, Stock};
 
-/// Bounded lock-free stock of full magazines, shared by all threads of a pool.
+/// Stock of full magazines, shared by all threads of a pool.
 pub struct Depot {
     magazines: Stock<Magazine>,
-    /// Number of frames in the stock. Incremented before a push and decremented after a pop, so
-    /// that it never reads too low.
+    /// Number of frames in the stock, never too low: incremented before a push, decremented after a
+    /// pop.
     frames: CachePadded<AtomicUsize>,
 }
 

@@ -1,9 +1,7 @@
 //! The directory: the current segments of the pool.
 //!
 //! The list is immutable once published. It is read under `epoch::pin`, replaced when the pool
-//! grows beyond its segments, and freed by the epoch collector; its successor shares its segments.
-//! No segment is ever dropped: a pool that shrinks lowers the number of frames, and one that grows
-//! again within its segments raises it.
+//! grows beyond its segments, and freed by the epoch collector. No segment is ever dropped.
 
 use super::bits::ALL;
 use super::segment::{Group, Segment, Shape};
@@ -12,15 +10,14 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Directory {
     pub(super) shape: Shape,
-    /// Number of frames in use, including the null block's; at least one. The last segment may
-    /// extend beyond it, and after a shrink several segments may lie beyond it.
+    /// Number of frames in use, including the null block's. After a shrink, segments may lie beyond
+    /// it.
     pub(super) frames: AtomicUsize,
     segments: Box<[Arc<Segment>]>,
 }
 
 impl Directory {
-    /// Creates a directory of `frames` frames that shares the segments of `old` and adds the
-    /// missing ones.
+    /// Creates a directory of `frames` frames that shares the segments of `old`.
     pub(super) fn extend(shape: Shape, old: Option<&Self>, frames: usize) -> Self {
         let kept = old.map_or(&[][..], |old| &old.segments);
         let missing = frames.div_ceil(shape.segment_frames()).saturating_sub(kept.len());
@@ -29,53 +26,43 @@ impl Directory {
         Self { shape, frames, segments: kept.iter().cloned().chain(added).collect() }
     }
 
-    /// Returns the number of frames in use.
-    ///
-    /// Relaxed: it bounds walks and searches, for which a momentary value suffices. Frames are
-    /// claimed by their bits alone, and no frame is free that is not in use.
+    /// Returns the number of frames in use. Relaxed: it bounds walks and searches; frames are
+    /// claimed by their bits alone.
     #[inline]
     pub(super) fn frames(&self) -> usize {
         self.frames.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of frames that have words.
     pub(super) fn capacity(&self) -> usize {
         self.segments.len() * self.shape.segment_frames()
     }
 
-    /// Returns the number of leaves with frames in use.
     pub(super) fn leaves(&self) -> usize {
         self.frames().div_ceil(FAN)
     }
 
-    /// Returns the number of groups with frames in use.
     pub(super) fn groups(&self) -> usize {
         self.leaves().div_ceil(self.shape.units_in_group())
     }
 
-    /// Returns the number of groups that have words.
     pub(super) fn groups_ever(&self) -> usize {
         self.segments.len() * self.shape.groups_in_segment()
     }
 
-    /// Returns the leaf word of a unit, if it is part of the pool.
     #[inline]
     pub(super) fn leaf(&self, leaf: usize) -> Option<&AtomicU64> {
         let (segment, place) = self.shape.leaf_place(leaf);
         Some(&self.segments.get(segment)?.leaves[place])
     }
 
-    /// Returns a group, if it is part of the pool.
     #[inline]
     pub(super) fn group(&self, group: usize) -> Option<&Group> {
         let (segment, place) = self.shape.group_place(group);
         Some(&self.segments.get(segment)?.groups[place])
     }
 
-    /// Returns the frames of a unit that are free at this moment, in either level. With `open`, it
-    /// omits the closed ones.
-    ///
-    /// Acquire: a thread that sees frames gone also sees the passage of the thread that took them
+    /// Returns the frames of a unit that are free at this moment, in either level; with `open`,
+    /// without the closed ones. Acquire: a thread that sees frames gone also sees the passage
     /// (`transit`).
     #[inline]
     pub(super) fn free_in_unit(&self, unit: usize, open: bool) -> u64 {

@@ -77,25 +77,20 @@ impl FrameMask {
     }
 }
 
-/// Set of free frames of a pool. Any number of threads allocate and free concurrently, without
-/// locks.
-///
-/// All operations take `&self`. An allocated frame belongs to the caller until it frees it. Freeing
-/// a free frame is a panic where the bitmap can detect it (a frame of a wholly free unit is not
-/// detected: the reference count above guards against that).
+/// Set of free frames of a pool, without locks. An allocated frame belongs to the caller until it
+/// frees it. Freeing a free frame is a panic where the bitmap can detect it (not for a wholly free
+/// unit: the reference count above guards against that).
 pub struct Frames {
     directory: epoch::Atomic<Directory>,
     hints: LevelHints,
     shape: Shape,
     pub(super) tally: Tally,
-    /// Number of [spared](super::spare) units.
     pub(super) spared_units: CachePadded<AtomicUsize>,
     frames_max: usize,
-    /// The pool was built at its maximum size: its directory is never replaced, so no pin is
+    /// The pool was built at its maximum size: the directory is never replaced, and no pin is
     /// needed.
     is_fixed: bool,
-    /// Held by a thread that grows the pool, and briefly when a shrink begins and ends. No other
-    /// operation takes it.
+    /// Held while the pool grows, and briefly when a shrink begins and ends.
     growth: Mutex<Growth>,
 }
 
@@ -106,11 +101,8 @@ pub(super) struct Growth {
 }
 
 impl Frames {
-    /// Creates the bitmap with all frames free.
-    ///
-    /// # Panics
-    /// If the configuration is invalid: no frame, more than `frames_max` or [`FRAMES_MAX`], or a
-    /// segment that is not a power of two of at least [`FAN`] frames. Callers check it first.
+    /// Creates the bitmap with all frames free. Panics if the configuration is invalid: callers
+    /// check it.
     pub fn new(config: FrameConfig) -> Self {
         let FrameConfig { frames, frames_max, segment_frames } = config;
         assert!(frames > 0 && frames <= frames_max && frames_max <= FRAMES_MAX, "{config:?}");
@@ -133,7 +125,6 @@ impl Frames {
         frames_new
     }
 
-    /// Calls `f` with the current directory.
     #[inline]
     pub(super) fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
         let pinned;
@@ -164,22 +155,21 @@ impl Frames {
     }
 
     /// Claims a run of `2^order` frames at a multiple of its length, close to `near` if possible.
-    /// Returns `None` if there is none.
     #[inline]
     pub fn allocate_aligned(&self, order: Order, near: FrameId) -> Option<Run> {
         self.with(|map| map.allocate_aligned(order, near)).inspect(|run| self.count_taken(*run))
     }
 
     /// Claims a run of exactly `len` frames at any position, across words and segments if
-    /// necessary. Returns `None` if there is none, or if `len` is zero.
+    /// necessary.
     #[inline]
     pub fn allocate_run(&self, len: u32, near: FrameId) -> Option<Run> {
         self.with(|map| map.allocate_run(len, near)).inspect(|run| self.count_taken(*run))
     }
 
-    /// Claims `count` frames in as few runs as possible. Passes each run to `take`, in the order in
-    /// which they are best used; the caller keeps them. Returns the number of frames claimed, which
-    /// is less than `count` only if no more were free.
+    /// Claims `count` frames in as few runs as possible, fewer only if no more were free. Passes
+    /// each run to `take`, in the order in which they are best used, and returns the number of
+    /// frames.
     pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         if self.is_empty() {
             return 0;
@@ -188,15 +178,13 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// Claims frames as [`allocate_many`](Self::allocate_many) does, but without a walk. If the
-    /// hints lead to nothing, frames that are being freed may be missed. For callers that ask
-    /// often, and again after each free.
+    /// As [`allocate_many`](Self::allocate_many), without a walk: if the hints lead to nothing,
+    /// frames that are being freed may be missed.
     pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_hinted(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// Counts a run as allocated.
     #[inline]
     pub(super) fn count_taken(&self, run: Run) {
         self.tally.took(run.start, run.len as usize);
@@ -210,8 +198,7 @@ impl Frames {
         taken
     }
 
-    /// Claims exactly the frames of `run`. Returns false and claims none if one of them is taken or
-    /// outside the pool. Closed frames can be claimed.
+    /// Claims exactly the frames of `run`, closed or not. False: one is taken, or outside the pool.
     pub fn claim(&self, run: Run) -> bool {
         let is_claimed = self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
@@ -226,8 +213,7 @@ impl Frames {
         is_claimed
     }
 
-    /// Claims up to `want` frames of one leaf word in one read-modify-write. Takes them from holes
-    /// first, from whole units last. Returns `None` if no frame is free, or if `want` is zero.
+    /// Claims up to `want` frames of one leaf word in one read-modify-write, from holes first.
     #[inline]
     pub fn refill(&self, want: u32, near: FrameId) -> Option<FrameMask> {
         let hinted = self.refill_some(want, near);
@@ -237,8 +223,7 @@ impl Frames {
         self.with(|map| map.refill(want, near, true)).inspect(|mask| self.count_mask(*mask))
     }
 
-    /// Claims frames as [`refill`](Self::refill) does, but without a walk if the hints lead to
-    /// nothing.
+    /// As [`refill`](Self::refill), without a walk.
     #[inline]
     pub fn refill_some(&self, want: u32, near: FrameId) -> Option<FrameMask> {
         self.with(|map| map.refill(want, near, false)).inspect(|mask| self.count_mask(*mask))
@@ -249,19 +234,13 @@ impl Frames {
         self.tally.took(mask.base, mask.len() as usize);
     }
 
-    /// Frees a run.
-    ///
-    /// # Panics
-    /// If one of its frames is already free, or is not of this pool. The message has the word.
+    /// Frees a run. Panics if one of its frames is free, or not of this pool.
     #[inline]
     pub fn free_run(&self, run: Run) {
         self.tally.freed(run.start, run.len as usize, || self.with(|map| map.free_run(run)));
     }
 
-    /// Frees frames of one leaf word.
-    ///
-    /// # Panics
-    /// As [`free_run`](Self::free_run).
+    /// Frees frames of one leaf word. Panics as [`free_run`](Self::free_run).
     #[inline]
     pub fn free_mask(&self, mask: FrameMask) {
         if mask.bits != 0 {
@@ -271,10 +250,8 @@ impl Frames {
         }
     }
 
-    /// Frees each mask that `f` passes on, none of them empty.
-    ///
-    /// # Panics
-    /// As [`free_run`](Self::free_run).
+    /// Frees each mask that `f` passes on, none of them empty. Panics as
+    /// [`free_run`](Self::free_run).
     pub(super) fn free_masks(&self, f: impl FnOnce(&mut dyn FnMut(FrameMask))) {
         self.with(|map| {
             f(&mut |mask| {
@@ -285,12 +262,8 @@ impl Frames {
     }
 
     /// Adds `frames` frames after the last one and returns them. Calls `prepare` once, with the new
-    /// frames, before any of them can be allocated; if it fails, nothing has changed. Growing
-    /// threads wait for each other; no other operation waits for them.
-    ///
-    /// # Errors
-    /// [`GrowError::Busy`] while a shrink is open, [`GrowError::Zero`], [`GrowError::TooLarge`], or
-    /// the error of `prepare`.
+    /// frames, before any can be allocated; if it fails, nothing has changed. Growing threads wait
+    /// for each other. [`GrowError::Busy`] while a shrink is open.
     pub fn grow(
         &self,
         frames: usize,
@@ -338,14 +311,13 @@ impl Frames {
         unsafe { guard.defer_destroy(old) };
     }
 
-    /// Returns the number of free frames, closed ones included. Exact without concurrent changes;
-    /// O(frames / 64), and O(1) if there are none.
+    /// Returns the number of free frames, closed ones included. Exact without concurrent changes; a
+    /// walk, unless there are none.
     pub fn free_frames(&self) -> usize {
         if self.is_empty() { 0 } else { self.with(|map| map.free_count()) }
     }
 
-    /// Returns whether no frame was free at some moment during the call, in O(1). False if that is
-    /// not certain.
+    /// Returns true if no frame was free at some moment during the call, in O(1).
     pub fn is_empty(&self) -> bool {
         self.snapshot().is_some_and(|snapshot| snapshot.free() == 0)
     }
@@ -355,20 +327,18 @@ impl Frames {
         self.tally.snapshot()
     }
 
-    /// Returns the number of free frames in O(1), without a walk. Frames in the hands of a
-    /// call in progress may be counted.
+    /// Returns the number of free frames in O(1), with some in the hands of calls in progress.
     pub fn free_counted(&self) -> usize {
         self.tally.free()
     }
 
-    /// Returns the number of changes to the set of free frames, modulo 2^32, in O(1). Two equal
-    /// results mean that nothing has changed in between.
+    /// Returns the number of changes to the set of free frames, modulo 2^32, in O(1).
     pub fn changes(&self) -> u32 {
         self.tally.changes()
     }
 
-    /// Counts the free frames and their contiguity at `order`. Exact without concurrent changes;
-    /// O(frames / 64).
+    /// Counts the free frames and their contiguity at `order`. Exact without concurrent changes; a
+    /// walk.
     pub fn census(&self, order: Order) -> Census {
         self.with(|map| map.census(order))
     }
@@ -383,12 +353,9 @@ impl Frames {
         });
     }
 
-    /// Checks the invariants of a quiescent point. Every frame is represented once and merged as
-    /// far as possible, no frame is in transit, no run is hidden from searches by a missing hint,
-    /// and the tally is right.
-    ///
-    /// # Errors
-    /// A sentence that names the broken invariant.
+    /// Checks the invariants of a quiescent point, and names a broken one. Every frame is
+    /// represented once and merged as far as possible, none is in transit, no run is hidden by a
+    /// missing hint, and the tally is right.
     pub fn audit(&self) -> Result<(), &'static str> {
         self.with(|map| {
             let mut end = 0;
@@ -416,7 +383,6 @@ impl Frames {
 
 #[cfg(test)]
 impl Frames {
-    /// Returns the number of words, of either level, from this unit on that have a hint.
     pub(super) fn hinted(&self, from: usize) -> usize {
         self.with(|map| {
             let has = |level: Level, word: &usize| {
@@ -431,7 +397,6 @@ impl Frames {
 }
 
 impl Map<'_> {
-    /// Visits the units of a region that hold frames in use, by group.
     pub(super) fn for_each_group(self, region: Run, mut visit: impl FnMut(usize, u64)) {
         let (start, end) = (region.start.index(), region.end() as usize);
         assert!(start % FAN == 0, "{region} does not begin at a unit boundary");

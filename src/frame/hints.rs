@@ -2,9 +2,8 @@
 //! bitmap.
 //!
 //! There is one bit per word and class, in groups of [`FAN`] words; above it one bit per group, and
-//! so on until one group is left. The classes of a group share a cache line, so that "has a hole,
-//! has no run of 8" for 64 words takes two loads. The tree is sized for the maximum size of the
-//! pool; a searcher ignores hints for words that its directory lacks.
+//! so on. The classes of a group share a cache line. The tree is sized for the maximum size of the
+//! pool.
 //!
 //! False positives are allowed, false negatives are not. At every quiescent point:
 //! `classes(word) > k  =>  bit k of the word is set  =>  every bit above it is set`.
@@ -12,14 +11,12 @@
 //! - A bit of the lowest level is set by the thread that gives a word a class that it lacked, and
 //!   cleared only by a searcher that found that the word lacks the class. Both sides look twice,
 //!   with a fence in between (`Map::offer`, `Map::withdraw`).
-//! - A bit of an upper level is set, by an unconditional read-modify-write, by the thread that made
-//!   the group below it non-empty. It is cleared by the thread that emptied that group, which then
-//!   reads the group again. No fence is needed: if the setter's operation on the upper word comes
-//!   first, the clearer's reads from it, or from a later one of its release sequence (all changes
-//!   are read-modify-writes), and sees the group filled; if it comes second, the bit stays set.
-//!   A setter that finds the group filled leaves the bit to the thread that filled it, and needs
-//!   nothing from that thread: of a group that stays filled, the last operation that found it empty
-//!   decides. Models: `the_level_above` and `another_word_of_the_group` in `hints`.
+//! - A bit of an upper level is set by the thread that made the group below it non-empty, and
+//!   cleared by the one that emptied it, which then reads the group again. All changes are
+//!   read-modify-writes, so no fence is needed: if the setter's comes first, the clearer's reads
+//!   from its release sequence and sees the group filled; if it comes second, the bit stays set. A
+//!   setter that finds the group filled leaves the bit to the thread that filled it. Models:
+//!   `hints`.
 
 use std::ops::Range;
 
@@ -27,7 +24,6 @@ use super::bits::CLASSES;
 use crate::config::{FAN, FAN_LOG2};
 use crate::sync::{AtomicU64, CachePadded, Ordering};
 
-/// One group: a word of bits for each class.
 type Line = CachePadded<[AtomicU64; CLASSES]>;
 
 pub(super) struct Hints {
@@ -36,7 +32,6 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// Creates hints for `words` words, none of them set.
     pub(super) fn new(words: usize) -> Self {
         let mut levels = Vec::new();
         let mut groups = words;
@@ -56,14 +51,12 @@ impl Hints {
         &self.levels[level][index >> FAN_LOG2][class]
     }
 
-    /// Returns the words of a group that may have `class`. Relaxed: a hint, verified on the word
-    /// itself.
+    /// Returns the words of a group that may have `class`. Relaxed: verified on the word itself.
     #[inline]
     pub(super) fn group(&self, group: usize, class: usize) -> u64 {
         self.levels[0][group][class].load(Ordering::Relaxed)
     }
 
-    /// Returns whether the word is hinted to have `class`.
     pub(super) fn is_set(&self, word: usize, class: usize) -> bool {
         (0..self.levels.len()).all(|level| {
             let index = word >> (FAN_LOG2 as usize * level);
@@ -71,8 +64,8 @@ impl Hints {
         })
     }
 
-    /// Sets the hints of these classes of a word that are clear. The caller has issued the fence
-    /// that makes the load here one half of a Dekker pair.
+    /// Sets the clear hints of a word for these classes. The caller has issued the fence that makes
+    /// the load here one half of a Dekker pair.
     #[inline]
     pub(super) fn set(&self, word: usize, classes: Range<usize>) {
         let bit = 1 << (word & (FAN - 1));
@@ -95,7 +88,7 @@ impl Hints {
         }
     }
 
-    /// Clears a hint, and the bits above it with no other bit set below. The caller reads the word
+    /// Clears a hint, and the bits above it with no other bit below. The caller reads the word
     /// again.
     pub(super) fn clear(&self, word: usize, class: usize) {
         let (mut level, mut index) = (0, word);

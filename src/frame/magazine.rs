@@ -50,8 +50,7 @@ impl Magazine {
         self.len += 1;
     }
 
-    /// Fills `out` with the frames pushed last, the newest first. If there are fewer, takes none
-    /// and returns false.
+    /// Fills `out` with the frames pushed last, the newest first, or takes none.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
         if self.len() < out.len() {
@@ -62,8 +61,8 @@ impl Magazine {
         true
     }
 
-    /// Pushes frames in reverse, so that a run freed in order is handed out in order. If they
-    /// exceed `capacity`, pushes none and returns false.
+    /// Pushes frames in reverse, so that a run freed in order is handed out in order; or none if
+    /// they exceed `capacity`.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId], capacity: usize) -> bool {
         if self.len() + frames.len() > capacity {

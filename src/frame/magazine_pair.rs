@@ -21,7 +21,6 @@ pub struct MagazinePair {
 
 impl MagazinePair {
     /// Creates an empty cache whose magazines hold `capacity` frames, refilled from around `near`.
-    /// The capacity is at most [`MAGAZINE_BLOCKS_MAX`](crate::config::MAGAZINE_BLOCKS_MAX).
     pub fn new(capacity: usize, near: FrameId) -> Self {
         Self { loaded: Magazine::default(), other: Magazine::default(), capacity, near }
     }
@@ -49,9 +48,7 @@ impl MagazinePair {
         self.near
     }
 
-    /// Takes a free frame from the loaded magazine, the other one, the depot, or the bitmaps.
-    /// Returns `None` if the magazines and the depot are empty and hints lead to no frame of the
-    /// bitmaps, which are not walked.
+    /// Takes a free frame from the loaded magazine, the other one, the depot, or hinted bitmaps.
     #[inline]
     pub fn allocate(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {
         match self.loaded.pop() {
@@ -76,15 +73,14 @@ impl MagazinePair {
         fits
     }
 
-    /// Fills `out` from the loaded magazine, and then from the other one. If both have fewer frames,
-    /// takes none and returns false.
+    /// Fills `out` from the loaded magazine, and then from the other one, or takes none.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
         self.loaded.pop_all(out) || self.pop_across(out)
     }
 
-    /// Pushes frames to the loaded magazine, and then to the other one, so that they pop in order.
-    /// If they do not all fit, pushes none and returns false.
+    /// Pushes frames to the loaded magazine, and then to the other one, so that they pop in order;
+    /// or none.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
         self.loaded.push_all(frames, self.capacity) || self.push_across(frames)
@@ -127,7 +123,6 @@ impl MagazinePair {
         self.loaded.pop()
     }
 
-    /// Refills the loaded magazine, which is empty, by words until it is at least half full.
     fn refill(&mut self, frames: &Frames) {
         let want = self.capacity.max(1);
         while self.loaded.len() < want.div_ceil(2) {

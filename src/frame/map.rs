@@ -17,7 +17,6 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// Returns the number of classes for which words of this level are searched.
     #[inline]
     pub(super) fn classes(self) -> usize {
         match self {
@@ -26,14 +25,12 @@ impl Level {
         }
     }
 
-    /// Returns how many of those classes `word` has.
     #[inline]
     pub(super) fn classes_of(self, word: u64) -> usize {
         classes(word).min(self.classes())
     }
 }
 
-/// Hints of both levels, sized for the maximum size of the pool.
 pub(super) struct LevelHints {
     pub(super) leaf: Hints,
     pub(super) unit: Hints,
@@ -48,8 +45,7 @@ pub(super) struct Word<'a> {
 }
 
 impl Word<'_> {
-    /// Returns the bits that an allocator may claim. Relaxed: the read-modify-write of the claim
-    /// decides.
+    /// Returns the bits that an allocator may claim. Relaxed: the claim decides.
     #[inline]
     pub(super) fn open(&self) -> u64 {
         self.bits.load(Ordering::Relaxed) & !self.closed
@@ -66,7 +62,6 @@ pub(super) struct Map<'a> {
 }
 
 impl<'a> Map<'a> {
-    /// Returns the view for a search that may take frames of spared units.
     #[inline]
     pub(super) fn with_spared(self) -> Self {
         Self { spares: false, ..self }
@@ -80,7 +75,6 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Returns a word, if it is part of the pool.
     #[inline]
     pub(super) fn word(self, level: Level, index: usize) -> Option<Word<'a>> {
         match level {
@@ -101,7 +95,6 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Returns the number of classes that a word has now, closed or not, if it is part of the pool.
     pub(super) fn classes(self, level: Level, index: usize) -> Option<usize> {
         // Relaxed: it decides only about hints.
         Some(level.classes_of(self.word(level, index)?.bits.load(Ordering::Relaxed)))
@@ -115,8 +108,7 @@ impl<'a> Map<'a> {
     /// withdraw:  hint.fetch_and    fence   word.load  -> set it again if the word has the class
     /// ```
     ///
-    /// The two fences are ordered one way or the other, so that at least one side sees the other's
-    /// change. A free that adds no class owes nothing: the word had the class before, and the
+    /// At least one side sees the other's change. A free that adds no class owes nothing: the
     /// thread that added it makes this offer. Models: `hints`.
     #[inline]
     pub(super) fn offer(self, level: Level, index: usize, old: u64, new: u64) {
@@ -130,9 +122,8 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Withdraws a hint that proved false, and reads the word again: the second half of the pair
-    /// above. Hints describe free bits, closed or not, so closing and opening units changes no
-    /// hint.
+    /// Withdraws a hint that proved false, the second half of the pair. Hints describe free bits,
+    /// closed or not.
     #[cold]
     pub(super) fn withdraw(self, level: Level, index: usize, class: usize) {
         let hints = self.hints(level);
@@ -144,8 +135,8 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Sums the passages of all groups, for a walk to compare. Groups without frames in use are
-    /// included, so that a concurrent shrink does not change the terms of the sum.
+    /// Sums the passages of all groups, also without frames in use, so that a concurrent shrink
+    /// does not change the terms.
     pub(super) fn traffic(self) -> Traffic {
         let mut traffic = Traffic::default();
         for group in (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group)) {

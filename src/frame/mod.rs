@@ -18,11 +18,10 @@
 //! 4. Frames beyond the total are never free, whether they are yet to be added or have been
 //!    removed. The last leaf of a pool whose total is not a multiple of 64 never merges.
 //!
-//! The [audit](Frames::audit) checks all four. A word is its whole state. Therefore **one**
-//! compare-exchange claims an aligned run of up to 2^12 frames, or an exact run that fits into one
-//! word of either level, and ABA is harmless: the claimed bits are free at that moment, whatever
-//! they were before. A third level was tried and rejected: a thread in the middle of a split would
-//! hide a quarter of a million frames.
+//! The [audit](Frames::audit) checks all four. A word is its whole state: **one** compare-exchange
+//! claims an aligned run of up to 2^12 frames, or an exact run inside one word, and ABA is
+//! harmless, since the claimed bits are free at that moment.
+//!
 //!
 //! # Protocols
 //!
@@ -31,9 +30,8 @@
 //! - *Split*: takes a unit bit, then `fetch_or`s the unneeded frames into the leaf.
 //! - *Hints*: set by the thread that gives a word a class, withdrawn by a searcher that finds the
 //!   word lacks it; a Dekker pair with two fences.
-//! - *Long and straddling runs*: word by word, low to high, rolled back on a conflict. This is
-//!   where published allocators hand frames out twice; every test build checks it against an
-//!   ownership oracle.
+//! - *Long and straddling runs*: word by word, low to high, rolled back on a conflict. Every test
+//!   build checks it against an ownership oracle.
 //! - *Exhaustion*: reported only after a walk over the bitmap during which no frame was in transit.
 //! - *Growth*: prepare the bytes, publish a larger directory (or raise the number of frames if its
 //!   words exist), free the new frames.
@@ -41,11 +39,10 @@
 //!
 //! # Who may touch what
 //!
-//! A set bit belongs to the thread that clears it with a read-modify-write. No thread stores into a
+//! A set bit belongs to the thread that clears it with a read-modify-write; no thread stores into a
 //! word. The directory and its number of frames are changed by the holder of the growth lock, or by
-//! the one shrinker that it admitted; the directory is read under `epoch::pin` and no reference to
-//! it is kept. Hints, closed bits and spared bits are advice that any thread may change: safety
-//! rests on the leaf and unit bits alone.
+//! the shrinker that it admitted. Hints, closed bits and spared bits are advice: safety rests on
+//! the leaf and unit bits alone.
 //!
 //! # Files
 //!

@@ -71,8 +71,7 @@ impl<T> OwnerCell<T> {
         }
     }
 
-    /// Runs `f` on the value. Returns `None` without running `f` if a visitor has the value, or if
-    /// the owner is already inside (a nested call).
+    /// Runs `f` on the value. `None`: a visitor has it, or the owner is already inside.
     ///
     /// # Safety
     ///
@@ -99,41 +98,39 @@ impl<T> OwnerCell<T> {
         Some(result)
     }
 
-    /// Runs `f` on the value from any thread. Returns `None` without running `f` if the owner is
-    /// inside or another visitor has the value.
+    /// Runs `f` on the value from any thread. `None`: the owner or another visitor is inside.
     pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let leave = self.knock()?;
-        // SAFETY: the fence follows the knock.
-        if visitor_fence() { unsafe { self.open(leave, f) } } else { None }
+        // Pairs with the light fence in `enter`. If the system refuses it, nothing is known about
+        // the owner. SAFETY: the fence follows the knock.
+        if heavy_fence() { unsafe { self.open(leave, f) } } else { None }
     }
 
     /// Visits many cells, with one heavy fence per group of cells. The fence interrupts every
     /// processor that runs a thread of this process.
     pub fn visit_all<'a, H: 'a>(
-        thread_caches: impl IntoIterator<Item = &'a H>,
+        holders: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,
         mut f: impl FnMut(&'a H, &mut T),
     ) -> Visits
     where
         T: 'a,
     {
-        let (mut thread_caches, mut visits) = (thread_caches.into_iter().fuse().peekable(), Visits::All);
-        while thread_caches.peek().is_some() {
+        let (mut holders, mut visits) = (holders.into_iter().fuse().peekable(), Visits::All);
+        while holders.peek().is_some() {
             // Meanwhile their owners do without the value: limit the number per group.
-            let knocked: SmallVec<[_; AT_ONCE]> = thread_caches
-                .by_ref()
-                .take(AT_ONCE)
-                .map(|thread_cache| (thread_cache, cell(thread_cache).knock()))
-                .collect();
-            let is_fenced = visitor_fence();
-            if !is_fenced {
+            let group = holders.by_ref().take(AT_ONCE);
+            let knocked: SmallVec<[_; AT_ONCE]> =
+                group.map(|holder| (holder, cell(holder).knock())).collect();
+            // As in `visit`.
+            if !heavy_fence() {
                 visits = Visits::Refused;
                 continue;
             }
-            for (thread_cache, leave) in knocked {
+            for (holder, leave) in knocked {
                 let visited = leave.and_then(|leave| {
                     // SAFETY: the fence follows the knock.
-                    unsafe { cell(thread_cache).open(leave, |value| f(thread_cache, value)) }
+                    unsafe { cell(holder).open(leave, |value| f(holder, value)) }
                 });
                 if visited.is_none() && visits == Visits::All {
                     visits = Visits::Some;
@@ -165,12 +162,6 @@ impl<T> OwnerCell<T> {
         drop(leave);
         Some(result)
     }
-}
-
-/// Issues the heavy fence that pairs with the light fence in `enter`. Returns false if the system
-/// refused it; then nothing is known about the owners.
-fn visitor_fence() -> bool {
-    heavy_fence()
 }
 
 /// Clears its flag on drop, also if the section panics.

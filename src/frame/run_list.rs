@@ -6,9 +6,8 @@ use smallvec::SmallVec;
 
 use crate::ids::{FrameId, Run};
 
-/// A list of runs in which each frame joins the last run if the two are adjacent.
-///
-/// Up to 16 runs need no allocation. Runs are not sorted, and only the last one is compared.
+/// A list of runs in which each frame joins the last run if the two are adjacent. Unsorted; up to
+/// 16 runs need no allocation.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RunList(SmallVec<[Run; 16]>);
 
@@ -25,8 +24,8 @@ impl RunList {
         self.join(Run { start: frame, len: 1 });
     }
 
-    /// Adds frames: joins each stretch in which frames ascend or descend one by one, and then joins
-    /// it to the last run if the two are adjacent.
+    /// Adds frames: stretches that ascend or descend one by one, each joined to the last run if
+    /// adjacent.
     pub fn push_all(&mut self, frames: &[u32]) {
         let mut rest = frames;
         while let Some(&first) = rest.first() {
@@ -43,7 +42,6 @@ impl RunList {
         }
     }
 
-    /// Adds a run: joins it to the last one if it is adjacent to either end of that one.
     #[inline]
     fn join(&mut self, run: Run) {
         match self.0.last_mut().and_then(|last| Some((last.join(run)?, last))) {
@@ -52,7 +50,7 @@ impl RunList {
         }
     }
 
-    /// Adds a run behind all others, in order: joins it to the last run only if it follows that run.
+    /// Adds a run behind all others: joins it to the last run only if it follows that run.
     #[inline]
     pub fn append(&mut self, run: Run) {
         match self.0.last_mut() {

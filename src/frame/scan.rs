@@ -1,11 +1,9 @@
 //! The last resort: a walk over the bitmap itself, without hints, which can conclude that no
 //! suitable frames are free.
 //!
-//! A walk that finds nothing is conclusive only if no frame was in transit during it (`transit`).
-//! Otherwise it is repeated, a bounded number of times, so that a thread stopped in the middle of a
-//! split delays others only briefly. The walk is not a snapshot: it misses a frame freed behind it
-//! while another thread takes the last one ahead of it, although at every moment one was free. A
-//! caller refused under such concurrency can only retry.
+//! It is conclusive only if no frame was in transit meanwhile; otherwise it is repeated, a bounded
+//! number of times. The walk is not a snapshot: it misses a frame freed behind it while another
+//! thread takes the last one ahead of it. A caller refused under such concurrency can only retry.
 
 use std::ops::ControlFlow;
 
@@ -32,8 +30,8 @@ pub(super) enum Attempt<T> {
 }
 
 impl Map<'_> {
-    /// Repeats an attempt until it succeeds or its failure is conclusive. `own` is the number of
-    /// passages that a failing attempt makes itself, which do not make it inconclusive.
+    /// Repeats an attempt until it succeeds or its failure is conclusive, apart from `own` passages
+    /// of a failing attempt.
     pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
             let before = self.traffic();
@@ -56,8 +54,7 @@ impl Map<'_> {
         None
     }
 
-    /// Claims the lowest run of `len` frames that starts at a multiple of `align`. It may cross
-    /// words and segments. Returns `None` if there is none.
+    /// Claims the lowest run of `len` frames at a multiple of `align`, across words and segments.
     #[cold]
     pub(super) fn scan_run(self, len: u32, align: u32) -> Option<Run> {
         self.settle(0, || {
@@ -82,8 +79,7 @@ impl Map<'_> {
         })
     }
 
-    /// Claims up to `want` frames of the first open unit that has any. Returns `None` if no frame
-    /// is free.
+    /// Claims up to `want` frames of the first open unit that has any.
     #[cold]
     pub(super) fn scan_frames(self, want: u32) -> Option<(usize, u64)> {
         self.settle(0, || {
@@ -118,8 +114,8 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run of at least `len` frames, ascending. It may visit shorter ones
-    /// too. With `open`, it omits the closed units. Exact without concurrent changes.
+    /// Visits every maximal free run of at least `len` frames, ascending, and perhaps shorter ones.
+    /// With `open`, it omits the closed units.
     pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
         if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {

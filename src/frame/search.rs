@@ -11,8 +11,7 @@
 //! 6. a walk over the bitmap (`scan`), which alone can conclude that there is none.
 //!
 //! Each step before the fifth is bounded: an unbounded search for the best hole costs more than the
-//! hole is worth. Since `near` is where a thread last allocated, threads stay in groups of their
-//! own, 4096 frames apart.
+//! hole is worth. Threads stay in groups of their own, since `near` is where each last allocated.
 
 use super::FrameMask;
 use super::bits::{
@@ -48,22 +47,18 @@ struct Wanted {
 }
 
 impl Wanted {
-    /// Selects every word of the pool that has the class.
     const fn all(level: Level, class: usize) -> Self {
         Self { level, class, spare: None, groups: usize::MAX, words: usize::MAX }
     }
 
-    /// Restricts the selection to words of the own group.
     const fn own(self) -> Self {
         Self { groups: 1, ..self }
     }
 
-    /// Restricts the selection to words of a few groups.
     const fn some(self) -> Self {
         Self { groups: GROUPS_MAX, words: WORDS_MAX, ..self }
     }
 
-    /// Excludes words with this class, if the level has such a class.
     fn sparing(self, class: usize) -> Self {
         Self { spare: (class < self.level.classes()).then_some(class), ..self }
     }
@@ -140,8 +135,8 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// Returns a mask of the leaves that this search skips because they are spared, among those of
-    /// a group of hints.
+    /// Returns a mask of the leaves of a group of hints that this search skips because they are
+    /// spared.
     #[inline]
     fn spared(self, group: usize) -> u64 {
         // In smaller groups, the claim of a word checks it.
@@ -151,7 +146,6 @@ impl<'a> Map<'a> {
         self.directory.group(group).map_or(0, |group| group.spared.load(Ordering::Relaxed))
     }
 
-    /// Claims a run of `2^order` frames at a multiple of its length.
     pub(super) fn allocate_aligned(self, order: Order, near: FrameId) -> Option<Run> {
         let log2 = u32::from(order.0);
         if log2 >= 31 || order.frames() > self.directory.frames() {
@@ -166,7 +160,6 @@ impl<'a> Map<'a> {
         placed.or_else(|| self.with_spared().scan_run(len, len))
     }
 
-    /// Claims a run of `len` frames.
     pub(super) fn allocate_run(self, len: u32, near: FrameId) -> Option<Run> {
         if len == 0 || len as usize > self.directory.frames() {
             return None;
@@ -180,7 +173,6 @@ impl<'a> Map<'a> {
         placed.or_else(|| self.with_spared().scan_run(len, 1))
     }
 
-    /// Claims a run of fewer than [`FAN`] frames inside one leaf.
     fn place_frames(self, fit: Fit, near: usize) -> Option<Run> {
         let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
         let run = |claimed: Claimed<'_>| Self::run_of_frames(claimed.index, claimed.mask);
@@ -206,7 +198,7 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()), near, claim).map(run))
     }
 
-    /// Claims a run of whole units inside one group, and keeps `len` frames of it.
+    /// Claims whole units inside one group, and keeps `len` frames of them.
     fn place_units(self, fit: Fit, len: u32, near: usize) -> Option<Run> {
         if fit.len as usize > self.directory.shape.units_in_group() {
             return None;
@@ -222,12 +214,10 @@ impl<'a> Map<'a> {
         Some(self.keep(claimed, len))
     }
 
-    /// Splits any whole unit, and keeps its first `len` frames.
     fn split_any(self, len: u32, near: usize) -> Option<Run> {
         self.place_units(Fit { len: 1, is_aligned: true }, len, near)
     }
 
-    /// Splits this unit if it is wholly free.
     pub(super) fn split(self, unit: usize, len: u32) -> Option<Run> {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let one = 1 << bit;
@@ -236,8 +226,7 @@ impl<'a> Map<'a> {
         Some(self.keep(claimed, len))
     }
 
-    /// Claims up to `want` frames of one leaf in one read-modify-write. If hints lead to nothing, a
-    /// `thorough` search walks.
+    /// Claims up to `want` frames of one leaf in one read-modify-write; walks if `thorough`.
     pub(super) fn refill(self, want: u32, near: FrameId, thorough: bool) -> Option<FrameMask> {
         if want == 0 {
             return None;
@@ -268,9 +257,9 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(hole, near, drain))
     }
 
-    /// Claims `count` frames in as few runs as possible. Takes whole units in the longest runs,
-    /// then the hole that fits the rest, then the longest holes. Returns the number of frames
-    /// passed to `take`.
+    /// Claims `count` frames in as few runs as possible: whole units in the longest runs, then the
+    /// hole that fits the rest, then the longest holes. Returns the number of frames passed to
+    /// `take`.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let any = self.with_spared();
         let mut left = count - self.allocate_hinted(count, near, take);
@@ -287,7 +276,6 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// Claims frames as [`allocate_many`](Self::allocate_many) does, as far as hints lead.
     pub(super) fn allocate_hinted(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count;
         let mut near = self.directory.unit_near(near.index());
@@ -319,10 +307,8 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// Claims the `left` frames in whole units of one run, or else of the longest runs available,
-    /// and gives back the rest of the last unit. Returns the unit near which to continue.
-    ///
-    /// Each attempt is a search by hints, and the attempts halve.
+    /// Claims the `left` frames in whole units of one run, or else of the longest runs, and gives
+    /// back the rest of the last unit. Returns the unit near which to continue. The attempts halve.
     fn allocate_units(self, left: &mut u32, mut near: usize, take: &mut dyn FnMut(Run)) -> usize {
         let mut units = left.div_ceil(FAN as u32);
         while units > 0 && *left > 0 {
@@ -340,7 +326,6 @@ impl<'a> Map<'a> {
         near
     }
 
-    /// Claims `want` consecutive frames of a partly used leaf.
     fn place_hole(self, want: u32, near: usize) -> Option<Run> {
         let fit = Fit { len: want, is_aligned: false };
         let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, |word| fit.pick(word));
@@ -356,7 +341,6 @@ impl<'a> Map<'a> {
         claimed.map(|claimed| Self::run_of_frames(claimed.index, claimed.mask))
     }
 
-    /// Claims the longest run of up to `want` frames in a partly used leaf.
     fn place_piece(self, want: u32, near: usize) -> Option<Run> {
         let longest = |word: u64| longest_run(word).map(|(pos, len)| ones(pos, len.min(want)));
         let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, longest);

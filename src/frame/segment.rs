@@ -6,9 +6,7 @@
 //! leaves   [ 0 ] [ 0110..1 ] ...                        one per unit: 64 frames
 //! ```
 //!
-//! A set bit is free. A unit whose bit is set is wholly free and its leaf is 0, so that every frame
-//! is in exactly one leaf bit, one unit bit, or one owner. A word *is* its whole state: a
-//! successful compare-exchange claimed the bits it read, whatever happened in between.
+//! A set bit is free. A unit whose bit is set is wholly free and its leaf is 0.
 
 use super::bits::{ALL, ones};
 use super::transit::Transit;
@@ -34,23 +32,20 @@ pub(super) struct Group {
 pub(super) const NO_CUT: usize = usize::MAX;
 
 impl Group {
-    /// Returns the frames of a unit that allocators avoid. `bit` is the unit's position in the
-    /// group, `unit` its number.
+    /// Returns the frames that allocators avoid of the unit at `bit` in the group.
     #[inline]
     pub(super) fn closed_in_unit(&self, bit: u32, unit: usize) -> u64 {
         // Relaxed: closing is advice, safety rests on the bits.
         if self.closed.load(Ordering::Relaxed) >> bit & 1 == 0 { 0 } else { self.cut_of(bit, unit) }
     }
 
-    /// Returns whether the unit at `bit` is spared.
     #[inline]
     pub(super) fn is_spared(&self, bit: u32) -> bool {
         // Relaxed: advice, like `closed`.
         self.spared.load(Ordering::Relaxed) >> bit & 1 == 1
     }
 
-    /// Returns the closed frames of a unit that was just read as closed: all of them, or those
-    /// behind the cut.
+    /// Returns the closed frames of a closed unit: all, or those behind the cut.
     #[cold]
     fn cut_of(&self, bit: u32, unit: usize) -> u64 {
         // Acquire: pairs with the Release that closes a cut unit, so that the cut is visible with
@@ -75,11 +70,9 @@ pub(super) struct Segment {
     pub(super) groups: Box<[CachePadded<Group>]>,
 }
 
-/// Shape of every segment of a pool, and the arithmetic from frames to words.
-///
-/// Words are numbered through the pool: leaf `frame / FAN`, which is also the number of the unit,
-/// and group `unit / units_in_group`. A group never crosses a segment; in a segment of fewer than
-/// `FAN` units it has fewer bits.
+/// Shape of every segment of a pool, and the arithmetic from frames to words, which are numbered
+/// through the pool: leaf `frame / FAN`, also the unit's number, and group `unit / units_in_group`.
+/// A group never crosses a segment.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     /// log2 of the number of leaves (units) per segment.
@@ -118,30 +111,25 @@ impl Shape {
         1 << self.group_log2
     }
 
-    /// Returns the mask of all units of a group.
     pub(super) fn group_mask(self) -> u64 {
         ones(0, 1 << self.group_log2)
     }
 
-    /// Returns the segment of a leaf, and its index there.
     #[inline]
     pub(super) fn leaf_place(self, leaf: usize) -> (usize, usize) {
         (leaf >> self.leaves_log2, leaf & (self.leaves_in_segment() - 1))
     }
 
-    /// Returns the segment of a group, and its index there.
     #[inline]
     pub(super) fn group_place(self, group: usize) -> (usize, usize) {
         (group >> (self.leaves_log2 - self.group_log2), group & (self.groups_in_segment() - 1))
     }
 
-    /// Returns the group of a unit, and its bit there.
     #[inline]
     pub(super) fn unit_place(self, unit: usize) -> (usize, u32) {
         (unit >> self.group_log2, (unit & (self.units_in_group() - 1)) as u32)
     }
 
-    /// Returns the first unit of a group.
     #[inline]
     pub(super) fn first_unit(self, group: usize) -> usize {
         group << self.group_log2
@@ -149,7 +137,6 @@ impl Shape {
 }
 
 impl Segment {
-    /// Creates a segment without free frames.
     pub(super) fn new(shape: Shape) -> Self {
         let group = |_| {
             let transit = Transit::new();

@@ -9,23 +9,17 @@
 //!
 //! # Invariants
 //!
-//! 1. The number of frames is lowered only while the shrinker owns every frame of the region: none
-//!    of them is in a bitmap, in transit or owned by another thread, so that none can be allocated,
-//!    through whichever directory a thread still uses.
-//! 2. Removed frames stay claimed. The bitmap words and hints remain, half a byte per frame, and no
-//!    pointer is taken away from readers. Growth that finds the words in place raises the number
-//!    again and frees the frames.
+//! 1. The number of frames is lowered only while the shrinker owns every frame of the region, so
+//!    that none can be allocated, through whichever directory.
+//! 2. Removed frames stay claimed; their words and hints remain. Growth that finds them raises the
+//!    number again and frees the frames.
 //! 3. While a shrink is open the number does not change: growth, and another shrink, are refused.
 //!
 //! # The cut
 //!
 //! The unit in which the region begins is closed only from the cut on: its other frames remain
-//! allocatable, so that no allocation is refused because of a shrink that leaves enough frames.
-//! After the shrink, the unit's lower part belongs to the pool; the upper part stays claimed, and
-//! the unit never merges.
-//!
-//! Collecting claims bits as a claim does. A whole unit that is cut in two is in transit until its
-//! lower part is free again.
+//! allocatable. After the shrink the upper part stays claimed, and the unit never merges. A whole
+//! unit that is cut in two is in transit until its lower part is free again.
 
 use super::bits::{ALL, ones};
 use super::frames::Frames;
@@ -36,9 +30,8 @@ use crate::error::ShrinkError;
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering;
 
-/// An open shrink, with the frames of the region collected so far. It must be
-/// [committed](Frames::commit_shrink) or [abandoned](Frames::abandon_shrink), and then
-/// [ended](Frames::end_shrink): until then the pool neither grows nor shrinks.
+/// An open shrink, with the frames collected so far. It must be [committed](Frames::commit_shrink)
+/// or [abandoned](Frames::abandon_shrink), and then [ended](Frames::end_shrink).
 #[derive(Debug)]
 #[must_use = "an open shrink keeps the pool from growing"]
 pub struct Shrink {
@@ -87,12 +80,8 @@ fn for_each_run(unit: usize, mask: u64, f: &mut impl FnMut(Run)) {
 }
 
 impl Frames {
-    /// Opens a shrink to `to` frames. Allocators avoid the frames from there on, and other requests
-    /// to grow or shrink are refused.
-    ///
-    /// # Errors
-    /// [`ShrinkError::Busy`] while another shrink is open; [`ShrinkError::NotSmaller`];
-    /// [`ShrinkError::TooFew`] for zero frames.
+    /// Opens a shrink to `to` frames: allocators avoid the frames from there on, and growth and
+    /// other shrinks are refused.
     pub fn begin_shrink(&self, to: usize) -> Result<Shrink, ShrinkError> {
         let mut growth = self.growth();
         if growth.is_shrinking {
@@ -135,8 +124,8 @@ impl Frames {
         Ok(shrink)
     }
 
-    /// Claims the free frames of the region, and calls `took` with each run of them. Returns the
-    /// number of frames still missing: in magazines, retired, or owned.
+    /// Claims the free frames of the region, and calls `took` with each run. Returns the number
+    /// missing.
     pub fn collect(&self, shrink: &mut Shrink, mut took: impl FnMut(Run)) -> usize {
         let missing = shrink.missing;
         self.with(|map| {
@@ -156,10 +145,7 @@ impl Frames {
         shrink.missing
     }
 
-    /// Lowers the number of frames to that of the shrink.
-    ///
-    /// # Panics
-    /// If a frame is missing.
+    /// Lowers the number of frames to that of the shrink. Panics if a frame is missing.
     pub fn commit_shrink(&self, shrink: &Shrink) {
         assert!(shrink.missing == 0, "{} of {} are not the shrinker's", shrink.missing, shrink.region);
         let region = shrink.region;
@@ -212,15 +198,13 @@ const fn lowest(bits: u64) -> u64 {
     bits & bits.wrapping_neg()
 }
 
-/// Returns the region, extended to the whole unit in which it begins.
 fn whole_units(region: Run) -> Run {
     let start = region.start.0 >> FAN_LOG2 << FAN_LOG2;
     Run { start: FrameId(start), len: region.end() - start }
 }
 
 impl Map<'_> {
-    /// Claims the free frames among `wanted` of a unit, in whichever level they are represented,
-    /// closed or not.
+    /// Claims the free frames among `wanted` of a unit, in either level, closed or not.
     fn collect_unit(self, unit: usize, wanted: u64) -> u64 {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let (Some(leaf), Some(group)) = (self.directory.leaf(unit), self.directory.group(group)) else {
@@ -246,7 +230,6 @@ impl Map<'_> {
         leaf.fetch_and(!wanted, Ordering::Acquire) & wanted
     }
 
-    /// Withdraws the hints of a removed word, so that no search probes it.
     fn withdraw_all(self, level: Level, index: usize) {
         for class in 0..level.classes() {
             if self.hints(level).is_set(index, class) {

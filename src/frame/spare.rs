@@ -1,10 +1,8 @@
 //! Spared units: the room behind sequences that grow.
 //!
 //! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if
-//! the frame behind its last block is still free when it needs the next one. So the owner of a
-//! growing list *spares* the unit in which the list ends: searches for other owners take the free
-//! frames of that unit's leaf only when they find no others. (Superpage reservations of operating
-//! systems do the same for pages.)
+//! the frame behind its last block is still free. So the owner of a growing list *spares* the unit
+//! in which it ends: searches for other owners take the free frames of that leaf last.
 //!
 //! # Word
 //!
@@ -22,16 +20,11 @@
 //!    that would refuse a request repeats itself without regard to the bits, so a request fails
 //!    only if no frame is free, spared or not.
 //!
-//! The bit is advice, and every access to it is Relaxed: a search that reads an old value takes a
-//! frame of a spared unit, or passes over one that is spared no more. An owner that never clears
-//! its bit costs others the choice, and no frame.
+//! Every access to the bit is Relaxed: it is advice. A search that reads an old value takes a frame
+//! of a spared unit, or passes over one that is spared no more.
 //!
-//! Spared frames cache nothing while they wait, so the number of spared units has a limit, which
-//! concurrent callers may exceed by one each. An audit compares that number with the bits; a shrink
-//! changes neither.
-//!
-//! A wholly free unit is not spared: its frames are in the unit word, which searches by units take
-//! regardless.
+//! Spared frames cache nothing, so the number of spared units has a limit, which concurrent callers
+//! may exceed by one each. A wholly free unit is not spared: its frames are in the unit word.
 //!
 //! Models: `loom-tests/tests/spare.rs`.
 
@@ -47,8 +40,8 @@ use crate::sync::Ordering::Relaxed;
 const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
 
 impl Frames {
-    /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. Returns false
-    /// if it is spared already or not of this pool, or if a quarter of all units is spared.
+    /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. False: it is
+    /// spared already or not of this pool, or a quarter of all units is spared.
     pub fn spare_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
@@ -74,24 +67,21 @@ impl Frames {
         });
     }
 
-    /// Claims up to `want` consecutive frames from `from` on: those of its leaf and, if the leaf
-    /// ends there, whole units of one group. Takes frames of a spared unit only if the caller
-    /// `spares` it. Returns the number of frames claimed, if any.
+    /// Claims up to `want` consecutive frames from `from` on, of its leaf and, if that ends there,
+    /// whole units of one group; of a spared unit only if the caller `spares` it.
     pub fn extend(&self, from: FrameId, want: u32, spares: bool) -> Option<u32> {
         self.with(|map| if spares { map.with_spared() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
     /// Claims up to `count` frames of whole units in as few runs as possible, and passes each run
-    /// to `take`. The frames behind the last one in its unit stay free. Returns the number of
-    /// frames claimed.
+    /// to `take`. Returns the number of frames claimed.
     pub fn allocate_fresh(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_fresh(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// Claims frames as [`allocate_some`](Self::allocate_some) does, and then those of spared
-    /// units, as far as hints lead.
+    /// As [`allocate_some`](Self::allocate_some), and then those of spared units.
     pub fn allocate_with_spared(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| {
             let taken = map.allocate_hinted(count, near, take);
@@ -105,8 +95,7 @@ impl Frames {
         self.spared_units.load(Relaxed) * FAN / 2
     }
 
-    /// Returns the number of wholly free units that allocators may take. Reads the groups that are
-    /// hinted to have any: few, in a pool that is nearly full.
+    /// Returns the number of wholly free units that allocators may take, by the hinted groups.
     pub fn free_units(&self) -> usize {
         // Most groups are whole, or have few units: counting bits takes longer than this look.
         let free = |group: &Group| match group.units.load(Relaxed) & !group.closed.load(Relaxed) {
@@ -125,8 +114,7 @@ impl Frames {
         })
     }
 
-    /// Returns the number of free frames in spared units. Reads one word per group, and two per
-    /// spared unit.
+    /// Returns the number of free frames in spared units. Reads one word per group.
     pub fn spared_frames(&self) -> usize {
         self.with(|map| {
             let mut frames = 0;
@@ -142,7 +130,7 @@ impl Frames {
         self.spared_units.load(Relaxed)
     }
 
-    /// Calls `f` with each unit that a list spares for its growth, ascending, as a run of frames.
+    /// Calls `f` with each spared unit, ascending.
     pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
         self.with(|map| {
             map.for_each_spared_unit(|unit| {
@@ -156,8 +144,7 @@ impl Frames {
         self.with(|map| map.directory.free_in_unit(frame.index() >> FAN_LOG2, true)) == ALL
     }
 
-    /// Returns the free frames of a frame's unit that allocators may take, unless the unit is
-    /// wholly free.
+    /// Returns the free frames of a partly used unit that allocators may take.
     pub fn free_in_unit(&self, frame: FrameId) -> FrameMask {
         let base = FrameMask::of(frame).base;
         let bits =
@@ -205,7 +192,6 @@ impl Map<'_> {
         (len > 0).then_some(len)
     }
 
-    /// Claims up to `want` frames of the whole units from `unit` on, within its group.
     fn extend_units(self, unit: usize, want: u32) -> u32 {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let gives_back = !want.is_multiple_of(FAN as u32);
@@ -220,7 +206,6 @@ impl Map<'_> {
     }
 }
 
-/// Returns the positions of the set bits of a word, ascending.
 fn ones_of(mut word: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let pos = (word != 0).then(|| word.trailing_zeros() as usize)?;

@@ -10,8 +10,7 @@
 //! pop:   slot := pop(full), or none;      item := slot.item;  push(empty, slot)
 //! ```
 //!
-//! A thread stopped in between keeps one slot and blocks no other thread. In a ring buffer, by
-//! contrast, later threads would wait for it.
+//! A thread stopped in between keeps one slot and blocks no other thread.
 //!
 //! | bits of a stack's word | field | meaning |
 //! |---|---|---|
@@ -25,7 +24,7 @@ use crate::sync::{AtomicU32, AtomicU64, CachePadded, Ordering::*, UnsafeCell};
 const ONE_POP: u64 = 1 << 32;
 const TOP: u64 = ONE_POP - 1;
 
-/// Bounded lock-free store of items, last in, first out.
+/// Bounded lock-free store of items.
 pub struct Stock<T> {
     slots: Box<[Slot<T>]>,
     full: CachePadded<AtomicU64>,
@@ -58,9 +57,6 @@ impl<T: Clone + Default> Stock<T> {
     }
 
     /// Adds an item, or returns it if there is no room.
-    ///
-    /// # Errors
-    /// The item.
     pub fn push(&self, item: T) -> Result<(), T> {
         let Some(slot) = self.take(&self.empty) else { return Err(item) };
         // SAFETY: this thread owns the slot until it puts it on a stack.
@@ -86,7 +82,6 @@ impl<T: Clone + Default> Stock<T> {
         self.empty.load(Acquire) & TOP != 0
     }
 
-    /// Takes a slot's number off a stack.
     fn take(&self, stack: &AtomicU64) -> Option<usize> {
         // Acquire, both: pairs with the Release in `put`. A stack is changed by read-modify-writes
         // only, so that every number on it was put there in a release sequence that this reads
@@ -105,7 +100,6 @@ impl<T: Clone + Default> Stock<T> {
         }
     }
 
-    /// Puts a slot's number on a stack.
     fn put(&self, stack: &AtomicU64, slot: usize) {
         let mut word = stack.load(Relaxed);
         loop {

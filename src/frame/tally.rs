@@ -1,16 +1,14 @@
 //! Number of free frames, counted beside the bitmaps, so that reading it needs no walk.
 //!
-//! Every operation of [`Frames`](super::Frames) adds the frames it freed or claimed in one
-//! read-modify-write, to one of a few stripes, which neighbouring frames share. The
-//! [audit](super::Frames::audit) compares the count with the bitmaps.
+//! Every operation of [`Frames`](super::Frames) adds the frames it freed or claimed to one of a few
+//! stripes, which neighbouring frames share, in one read-modify-write.
 //!
 //! | bits of a stripe | meaning |
 //! |---|---|
 //! | 0..32 | frames freed less frames claimed, of this stripe; a negative number borrows from the upper half |
 //! | 32..64 | operations |
 //!
-//! The halves of a single stripe mean nothing. The sum of all stripes has the number of free frames
-//! in its lower half, which is never negative while no thread is inside a call, and the number of
+//! Only the sum of all stripes means something: the number of free frames in its lower half, and of
 //! operations in the upper half.
 //!
 //! # Protocol
@@ -23,13 +21,10 @@
 //!
 //! # Theorem
 //!
-//! *A snapshot counts every free frame*: if it says 0, no frame was free in the bitmaps throughout,
-//! of which a walk is no better proof. A frame that was free adds 1. No other frame takes it away:
-//! whoever claimed it acquired it from the thread that had freed it, which had counted it before. A
-//! snapshot that read the claim's subtraction, and not the addition before it, in another stripe,
-//! reads the addition the second time, and begins again.
-//!
-//! A frame in the hands of a call in progress may be counted, so a number above 0 decides nothing:
+//! *A snapshot counts every free frame*: if it says 0, no frame was free in the bitmaps. A frame
+//! that was free adds 1; whoever claimed it acquired it from the thread that had counted and freed
+//! it. A snapshot that read the claim's subtraction, and not the addition before it in another
+//! stripe, reads the addition the second time, and begins again. A number above 0 decides nothing:
 //! callers walk.
 //!
 //! Model: `loom-tests/tests/tally.rs`.

@@ -1,11 +1,10 @@
 //! Frames in transit: the word that lets a searcher distinguish "none is free" from "some were
 //! moving while I looked".
 //!
-//! A thread that splits a unit, merges one, or rolls a claim back holds frames that it does not
-//! mean to keep, and that no other thread can see for a moment. It *enters* this word before it
-//! takes them and *leaves* once all of them are visible again. A searcher that finds nothing reads
-//! the words before and after its walk: if no thread was inside at the beginning, and none has
-//! entered since, no frame was hidden from it.
+//! A thread that splits a unit, merges one, or rolls a claim back *enters* this word before it
+//! takes frames that no other thread can see, and *leaves* once all are visible again. A walk that
+//! found nothing is conclusive if no thread was inside at its beginning, and none has entered
+//! since.
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -30,13 +29,11 @@ pub(super) struct Traffic {
 }
 
 impl Traffic {
-    /// Returns whether no frame was in transit at this reading.
     pub(super) fn is_still(self) -> bool {
         self.inside == 0
     }
 
-    /// Returns the value expected after `passages` passages of the reader and none of other
-    /// threads.
+    /// Returns the value expected after `passages` passages of the reader and no others.
     pub(super) fn after(mut self, passages: u64) -> Self {
         self.begun = self.begun.wrapping_add(passages);
         self
@@ -73,7 +70,6 @@ impl Transit {
     }
 }
 
-/// A passage in progress.
 #[must_use]
 pub(super) struct Passage<'a>(&'a Transit);
 

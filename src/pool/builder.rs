@@ -7,24 +7,21 @@ use thiserror::Error;
 
 use crate::block::{Blocks, BlocksConfig, Evictor, Sampler, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
-use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
 use crate::error::{PrefixError, SizingError, StorageError};
-use crate::ids::{DeviceId, FRAMES_MAX, Order};
+use crate::ids::{DeviceId, Order};
 use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
 use crate::sequence::{Sequences, TOKENS_MAX};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
-use crate::sync::{Arc as SharedArc, available_parallelism};
+use crate::sync::Arc as SharedArc;
 
 use super::Pool;
 use super::pool::Shared;
 use super::scrub::{FrameScrub, SharedScrub};
+use super::shape::Shape;
 
 /// By default, one allocation in this many is timed.
 const LATENCY_SAMPLE: u32 = 256;
-
-/// Maximum for [`PoolBuilder::threads`]. More threads than that may use the pool.
-const THREADS_MAX: usize = 1 << 16;
 
 /// Why a pool could not be built.
 #[derive(Debug, Error)]
@@ -148,17 +145,11 @@ enum Backing {
 pub struct PoolBuilder {
     layout: KvLayout,
     size: Option<Size>,
-    blocks_max: Option<usize>,
-    segment_blocks: usize,
-    magazine_blocks: Option<usize>,
-    threads: Option<usize>,
-    has_null_block: bool,
+    shape: Shape,
     backing: Backing,
     zero_on_free: bool,
     turn_patience: Option<Duration>,
-    order: Order,
     latency_sample: u32,
-    reserve: usize,
     prefix: Option<PrefixConfig>,
 }
 
@@ -170,21 +161,15 @@ impl Pool {
 }
 
 impl PoolBuilder {
-    pub(super) fn new(layout: KvLayout) -> Self {
+    fn new(layout: KvLayout) -> Self {
         Self {
             layout,
             size: None,
-            blocks_max: None,
-            segment_blocks: SEGMENT_FRAMES,
-            magazine_blocks: None,
-            threads: None,
-            has_null_block: true,
+            shape: Shape::default(),
             backing: Backing::Host,
             zero_on_free: false,
             turn_patience: None,
-            order: Order(FRAGMENTATION_ORDER),
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
-            reserve: 0,
             prefix: None,
         }
     }
@@ -205,7 +190,7 @@ impl PoolBuilder {
     ///
     /// Address space is reserved for this many blocks; memory is taken only as it is used.
     pub fn blocks_max(mut self, blocks: usize) -> Self {
-        self.blocks_max = Some(blocks);
+        self.shape.blocks_max = Some(blocks);
         self
     }
 
@@ -215,13 +200,13 @@ impl PoolBuilder {
     /// take from the reserve when no other block is left; contiguous requests do not. Freed blocks
     /// refill the reserve first.
     pub fn reserve(mut self, blocks: usize) -> Self {
-        self.reserve = blocks;
+        self.shape.reserve = blocks;
         self
     }
 
     /// Sets the number of blocks per segment: a power of two, at least 64; 4096 by default.
     pub fn segment_blocks(mut self, blocks: usize) -> Self {
-        self.segment_blocks = blocks;
+        self.shape.segment_blocks = blocks;
         self
     }
 
@@ -229,7 +214,7 @@ impl PoolBuilder {
     ///
     /// The default depends on the pool's size: all magazines together hold at most an eighth of it.
     pub fn magazine_blocks(mut self, blocks: usize) -> Self {
-        self.magazine_blocks = Some(blocks);
+        self.shape.magazine_blocks = Some(blocks);
         self
     }
 
@@ -237,7 +222,7 @@ impl PoolBuilder {
     ///
     /// The default is the number of CPUs. More threads may use the pool; they then share regions.
     pub fn threads(mut self, threads: usize) -> Self {
-        self.threads = Some(threads);
+        self.shape.threads = Some(threads);
         self
     }
 
@@ -245,7 +230,7 @@ impl PoolBuilder {
     ///
     /// Frame 0 is then allocated like any other, and tables are padded with -1.
     pub fn without_null_block(mut self) -> Self {
-        self.has_null_block = false;
+        self.shape.has_null_block = false;
         self
     }
 
@@ -300,7 +285,7 @@ impl PoolBuilder {
 
     /// Sets the order at which fragmentation is reported; 4 by default, which is runs of 16.
     pub fn fragmentation_order(mut self, order: Order) -> Self {
-        self.order = order;
+        self.shape.order = order;
         self
     }
 
@@ -383,67 +368,34 @@ impl PoolBuilder {
             Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
         };
         // SAFETY: as above; or the engine promises to copy the frames' bytes.
-        let pool = unsafe { assemble(sequences, blocks, self.layout, storage, bytes, sampler, self.order) };
+        let pool =
+            unsafe { assemble(sequences, blocks, self.layout, storage, bytes, sampler, self.shape.order) };
         #[cfg(not(kvpool_loom))]
         pool.own_sequences();
         Ok(pool)
     }
 
-    pub(super) fn check(&self) -> Result<BlocksConfig, BuildError> {
-        let null = self.has_null_block as usize;
-        let most = FRAMES_MAX - null;
+    fn check(&self) -> Result<BlocksConfig, BuildError> {
         let blocks = match self.size.as_ref().ok_or(BuildError::NoBlocks)? {
-            Size::Blocks(0) => return Err(BuildError::NoBlocks),
             Size::Blocks(blocks) => *blocks,
             // The null block comes out of the same memory.
-            Size::By(sizing) => sizing.frames(&self.layout, 1 + null)? - null,
+            Size::By(sizing) => {
+                let null = self.shape.has_null_block as usize;
+                sizing.frames(&self.layout, 1 + null)? - null
+            }
         };
-        let blocks_max = self.blocks_max.unwrap_or(blocks);
-        if let Some(&blocks) = [blocks, blocks_max].iter().find(|&&blocks| blocks > most) {
-            return Err(BuildError::TooManyBlocks { blocks, max: most });
-        }
-        if blocks_max < blocks {
-            return Err(BuildError::MaxBelowStart { blocks, max: blocks_max });
-        }
-        if self.reserve >= blocks {
-            return Err(BuildError::Reserve { reserve: self.reserve, blocks });
-        }
-        let segment_frames = self.segment_blocks;
-        if !segment_frames.is_power_of_two() || !(FAN..=FRAMES_MAX).contains(&segment_frames) {
-            return Err(BuildError::Segment { frames: segment_frames, min: FAN });
-        }
-        let threads = self.threads.unwrap_or_else(available_parallelism).max(1);
-        if threads > THREADS_MAX {
-            return Err(BuildError::Threads { threads, max: THREADS_MAX });
-        }
-        if self.layout.block_tokens() > TOKENS_MAX {
-            return Err(BuildError::BlockTokens { tokens: self.layout.block_tokens(), max: TOKENS_MAX });
-        }
-        let magazine_blocks = self.magazine_blocks.unwrap_or_else(|| magazine_blocks(blocks, threads));
-        if magazine_blocks > MAGAZINE_BLOCKS_MAX {
-            return Err(BuildError::Magazine { blocks: magazine_blocks, max: MAGAZINE_BLOCKS_MAX });
-        }
-        let order_max = crate::config::FRAME_BITS as u8;
-        if self.order.0 > order_max {
-            return Err(BuildError::Order { order: self.order.0, max: order_max });
-        }
-        if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
-            return Err(BuildError::NothingToZero);
-        }
         let device = match &self.backing {
             Backing::Given(storage) => storage.device(),
             _ => DeviceId::Host,
         };
-        Ok(BlocksConfig {
-            frames: blocks + null,
-            frames_max: blocks_max + null,
-            segment_frames,
-            magazine_blocks,
-            threads,
-            has_null_block: self.has_null_block,
-            reserve: self.reserve,
-            device,
-        })
+        let config = self.shape.check(blocks, device)?;
+        if self.layout.block_tokens() > TOKENS_MAX {
+            return Err(BuildError::BlockTokens { tokens: self.layout.block_tokens(), max: TOKENS_MAX });
+        }
+        if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
+            return Err(BuildError::NothingToZero);
+        }
+        Ok(config)
     }
 }
 

@@ -22,6 +22,7 @@ mod preemption;
 mod scrub;
 mod sequence_runs;
 mod settled;
+mod shape;
 mod stats;
 mod transfer;
 mod victims;

@@ -71,32 +71,37 @@ impl Blocks {
     /// Gives back the frames of free blocks, and announces them.
     #[inline(always)]
     pub(super) fn give_back_freed(&self, freed: &mut Freed) {
-        let cache = self.recent_thread_cache();
-        if !(freed.runs.is_empty() && self.give_back_few(cache, &freed.few[..freed.len])) {
+        let (cache, few) = (self.recent_thread_cache(), &freed.few[..freed.len]);
+        let push = |magazines: &mut MagazinePair| match *few {
+            [frame] => magazines.push_loaded(frame),
+            _ => magazines.push_all(few),
+        };
+        if !(freed.runs.is_empty() && self.is_pushed(cache, few.len(), push)) {
             self.give_back_runs(cache, freed.runs());
         }
     }
 
-    /// Pushes at most [`INLINE_BLOCKS`] frames to the magazine that the thread has loaded. False:
-    /// nothing was done. Every rare case declines: a full magazine, a visitor, a batch in flight, a
-    /// waiting request, a pool that wipes, a pool other than the one used last.
+    /// Pushes free frames to the thread's magazines by `push`. False: nothing was done. Every rare
+    /// case declines: full magazines, a visitor, a batch in flight, a waiting request, a pool that
+    /// wipes, a pool other than the one used last.
     #[inline(always)]
-    pub(super) fn give_back_few(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) -> bool {
+    pub(super) fn is_pushed(
+        &self,
+        cache: Option<CacheRef<'_>>,
+        frames: usize,
+        push: impl FnOnce(&mut MagazinePair) -> bool,
+    ) -> bool {
         let section = |magazines: &mut MagazinePair| {
             // After the release: the frames are ours, so every batch that saw them is visible to
             // this load. Inside the section: a waiting request meets us here, or we see that it
             // waits.
-            self.space.clock.read().is_quiet()
-                && match *frames {
-                    [frame] => magazines.push_loaded(frame),
-                    _ => magazines.push_all(frames),
-                }
+            self.space.clock.read().is_quiet() && push(magazines)
         };
         !self.space.wipes()
             && cache.is_some_and(|cache| {
                 let is_given = cache.enter_magazines(section) == Some(true);
                 if is_given {
-                    cache.counters().freed(frames.len());
+                    cache.counters().freed(frames);
                 }
                 is_given
             })

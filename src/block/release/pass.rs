@@ -142,10 +142,14 @@ impl Blocks {
     pub(crate) fn release_exposed(&self, ids: &[BlockId], exposure: Exposure) {
         let (mut pass, table) = (Pass::new(self), self.space.table.view());
         match exposure {
-            Exposure::Private => {
-                let fast = |id| release_privately(table, id).or_else(|| release_only(table, id));
-                pass.release_all(ids, fast, Pass::release_owned);
-            }
+            Exposure::Private => pass.release_all(
+                ids,
+                |id| release_privately(table, id),
+                |pass, id| match release_only(table, id) {
+                    Some(frame) => pass.freed.push(frame),
+                    None => pass.release_owned(id),
+                },
+            ),
             Exposure::Shared => pass.release_all(ids, |id| release_only(table, id), Pass::release_owned),
         }
         self.end_pass(&mut pass, 0, |_, _| ());
@@ -158,7 +162,7 @@ impl Blocks {
         match release_privately(self.space.table.view(), id) {
             Some(frame) => {
                 let cache = self.recent_thread_cache();
-                if !self.give_back_few(cache, &[frame]) {
+                if !self.is_pushed(cache, 1, |magazines| magazines.push_loaded(frame)) {
                     self.give_back_frame(cache, frame);
                 }
             }

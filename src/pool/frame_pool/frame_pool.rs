@@ -12,13 +12,13 @@ use crate::sync::{Arc, Mutex};
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
-/// Cloning is cheap, and all clones are the same pool. Every method takes `&self` and may be called
-/// from any number of threads at once. Allocation, free, share and lookup take no locks.
+/// Cloning is cheap, and all clones are the same pool. Any number of threads may call it at once.
+/// Allocation, free, share and lookup take no locks.
 ///
-/// A call that names frames is checked as a whole: it is refused with the position of the first
-/// wrong entry, and changes nothing. A frame that is freed twice is refused while it is free or
-/// cached; a frame number has no generation, so that a second free is not noticed once the frame
-/// belongs to another owner.
+/// A call that names frames is checked as a whole. A refusal names the position of the first wrong
+/// entry, and changes nothing: neither the pool nor what a call appends to. A frame that is freed
+/// twice is refused while it is free or cached; a frame number has no generation, so that a second
+/// free is not noticed once the frame belongs to another owner.
 ///
 /// # Ids
 ///
@@ -30,11 +30,9 @@ use crate::sync::{Arc, Mutex};
 ///
 /// Free frames are taken first. Then cached frames without references are evicted: those that were
 /// freed [first out](Self::free_first_out), then the others, each in the order in which they were
-/// freed, and within one call in the order of the list. This is exact while
-/// one thread uses the pool, except that contiguous requests and [claims](Self::claim) evict the
-/// frames that they need, and that a thread of a pool of 512 frames or more evicts up to 32 frames
-/// ahead of its next requests, unless [magazines](crate::FramePoolBuilder::magazine_frames) are
-/// switched off.
+/// freed. Exceptions: contiguous requests and [claims](Self::claim) evict the frames that they
+/// need, and a thread of a pool of 512 frames or more evicts up to 32 frames ahead, unless
+/// [magazines](crate::FramePoolBuilder::magazine_frames) are switched off.
 ///
 /// # Example
 ///
@@ -101,8 +99,7 @@ pub struct FrameInfo {
     pub references: u32,
     /// Number of hashes by which it is found.
     pub hashes: usize,
-    /// Whether its bytes are being copied to another frame. Such a frame has no references, or got
-    /// one since the copy began; then it stays.
+    /// Whether its bytes are being copied to another frame. If it has references, it stays.
     pub moving: bool,
     /// Newest batch when it was allocated.
     pub last_access: Ticket,
@@ -144,28 +141,15 @@ impl FramePool {
         &self.0.blocks
     }
 
-    /// Allocates frames, each with one reference, and appends them to `out`.
-    ///
-    /// Never waits, and takes no lock. Free frames come first, then cached ones without references
-    /// are evicted, in the order in which they were freed.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool and `out` are unchanged.
+    /// Allocates frames, each with one reference, and appends them to `out`. Never waits.
     pub fn allocate(&self, request: AllocRequest, out: &mut Vec<u32>) -> Result<(), AllocError> {
         // First, so that a failure to allocate memory loses no frame.
         out.reserve(request.blocks.min(self.frames()));
         self.0.blocks.allocate_frames(&request.pinned(), false, &mut |run| out.extend(run.start.0..run.end()))
     }
 
-    /// Allocates frames in few runs, each frame with one reference, and appends the runs to `out`.
-    ///
-    /// Returns one run if the free frames have one that is long enough, else few, shorter ones.
-    /// Evicts as [`allocate`](Self::allocate) does, only for missing frames.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool and `out` are unchanged.
+    /// Allocates frames in few runs, each frame with one reference, and appends the runs to `out`:
+    /// one run if the free frames have one that is long enough. Evicts only for missing frames.
     pub fn allocate_runs(&self, request: AllocRequest, out: &mut Vec<Run>) -> Result<(), AllocError> {
         let before = out.len();
         out.reserve(request.blocks.min(self.frames()));
@@ -178,13 +162,9 @@ impl FramePool {
     /// Allocates the named frames, each with one reference.
     ///
     /// The frames must have no references. Cached ones are evicted: to keep a frame's contents,
-    /// [`share`](Self::share) it. A free frame that is in a thread's magazine is found, unless that
-    /// thread is using the pool at this moment.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError`]; no frame was allocated, and the cache is unchanged, with one exception: if
-    /// another thread takes one of the cached frames concurrently, others may have been evicted.
+    /// [`share`](Self::share) it. A free frame in the magazine of a thread that is using the pool
+    /// at this moment is not found. If another thread takes one of the cached frames concurrently,
+    /// others may have been evicted when the call is refused.
     pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
         self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
     }
@@ -194,26 +174,14 @@ impl FramePool {
     /// A frame without further references becomes free or, if it has hashes, is cached until it is
     /// evicted: after those that were freed before it.
     ///
-    /// # Errors
-    ///
-    /// [`FrameError`] if a frame is out of range, the null block's, without references (freed
-    /// already), or listed more often than it has references; no frame was freed. Exception: if
-    /// another thread concurrently frees a frame of the list, though only one reference is left,
+    /// If another thread concurrently frees a frame of the list, though only one reference is left,
     /// that frame is reported, and the others are freed.
     pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
         self.free_with(frames, PolicyInfo::default())
     }
 
-    /// Frees frames like [`free`](Self::free), to be evicted before all frames that were freed in
-    /// that way: their contents will hardly be used again.
-    ///
-    /// Until then they are found. Frames that were freed first out are evicted in the order of these
-    /// calls, and of each list. A hit or share takes a frame out of the order; the next free decides
-    /// anew.
-    ///
-    /// # Errors
-    ///
-    /// As for [`free`](Self::free).
+    /// As [`free`](Self::free), to be evicted before all frames that were freed in that way, in the
+    /// order of these calls and of each list. A hit or share takes a frame out of the order.
     pub fn free_first_out(&self, frames: &[u32]) -> Result<(), FrameError> {
         self.free_with(frames, PolicyInfo { is_first_out: true, ..PolicyInfo::default() })
     }
@@ -225,24 +193,14 @@ impl FramePool {
 
     /// Adds one reference to each frame, which must be referenced or cached.
     ///
-    /// A cached frame is not evicted while it has references. In an engine of several threads, a
-    /// frame number read by [`cached`](Self::cached) may mean other contents by now: use
-    /// [`hit`](Self::hit).
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError`]; no frame has gained a reference.
+    /// In an engine of several threads, a frame number read by [`cached`](Self::cached) may mean
+    /// other contents by now: use [`hit`](Self::hit).
     pub fn share(&self, frames: &[u32]) -> Result<(), FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         blocks.share_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
     }
 
-    /// Appends the number of references of each frame to `out`: 0 for free and for unreferenced
-    /// cached frames.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::OutOfRange`], [`FrameError::Null`]; `out` is unchanged.
+    /// Appends the number of references of each frame to `out`; 0 for free and for cached frames.
     pub fn references(&self, frames: &[u32], out: &mut Vec<u32>) -> Result<(), FrameError> {
         let before = out.len();
         for (index, &frame) in frames.iter().enumerate() {
@@ -253,11 +211,7 @@ impl FramePool {
         Ok(())
     }
 
-    /// Appends a snapshot of each frame to `out`.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError`], also if a frame is free; `out` is unchanged.
+    /// Appends a snapshot of each frame to `out`. A free frame is refused.
     pub fn info(&self, frames: &[u32], out: &mut Vec<FrameInfo>) -> Result<(), FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let before = out.len();
@@ -277,11 +231,8 @@ impl FramePool {
         Ok(())
     }
 
-    /// Returns whether the engine may write to a frame: it has one reference and no hash.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError`], also if the frame is free.
+    /// Returns whether the engine may write to a frame, which is not free: it has one reference and
+    /// no hash.
     pub fn is_writable(&self, frame: u32) -> Result<bool, FrameError> {
         let (_, word) = self.0.blocks.used_in_place(0, frame)?;
         Ok(word.refs() == 1 && !word.is_cached())
@@ -305,10 +256,8 @@ impl FramePool {
     }
 
     /// Evicts up to `frames` cached frames without references, in the order of an allocation, and
-    /// returns the number of frames that it freed.
-    ///
-    /// An engine that evicts ahead of its requests allocates longer runs: the frames of several
-    /// evicted requests join, and [`allocate_runs`](Self::allocate_runs) chooses among them.
+    /// returns the number that it freed. An engine that evicts ahead of its requests allocates
+    /// longer runs.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool};
@@ -339,15 +288,12 @@ impl FramePool {
     }
 
     /// Returns the number of frames that an allocation can get: free, or cached without references.
-    ///
-    /// O(threads); exact if no other thread allocates or frees at the same time.
+    /// O(threads).
     pub fn available(&self) -> usize {
         self.0.blocks.counts().available()
     }
 
-    /// Returns the number of frames in each state, without visiting them. O(threads).
-    ///
-    /// Exact if no other thread allocates or frees at the same time.
+    /// Returns the number of frames in each state, exact without concurrent calls. O(threads).
     pub fn counts(&self) -> Counts {
         self.0.blocks.counts()
     }
@@ -374,12 +320,7 @@ impl FramePool {
     }
 
     /// Recounts every frame and the references, and checks that frames with references are pinned
-    /// and that only cached ones have hashes. Call it while no thread uses the pool; batches may be
-    /// in flight.
-    ///
-    /// # Errors
-    ///
-    /// The first contradiction found.
+    /// and that only cached ones have hashes. No thread may use the pool; batches may be in flight.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_in_place()?;

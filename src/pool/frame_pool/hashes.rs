@@ -27,23 +27,14 @@ impl FrameKey {
 impl FramePool {
     /// Returns the key of a foreign hash, of any length but zero, in a group of layers.
     ///
-    /// Two different hashes have the same key with probability 2^-192: BLAKE3, keyed by the pool,
-    /// derives 128 bits by which frames are looked up, and 64 that are compared too. What the
-    /// engine's own hash confuses, the pool confuses too: of `n` contents, two share a hash of `b`
-    /// bits with probability about `n^2 / 2^(b + 1)`.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::EmptyHash`].
+    /// Two different hashes have the same key with probability 2^-192. What the engine's own hash
+    /// confuses, the pool confuses too: of `n` contents, two share a hash of `b` bits with
+    /// probability about `n^2 / 2^(b + 1)`.
     pub fn key(&self, group: FrameGroup, hash: &[u8]) -> Result<FrameKey, FrameError> {
         self.key_at(0, group, hash)
     }
 
     /// Appends the [keys](Self::key) of foreign hashes in a group of layers to `out`.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::EmptyHash`]; `out` is unchanged.
     pub fn keys<H: AsRef<[u8]>>(
         &self,
         group: FrameGroup,
@@ -76,18 +67,11 @@ impl FramePool {
 
     /// Makes frames known by keys, so that lookups find them. Their contents must be final.
     ///
-    /// The caller has a reference on each frame. A frame may get several keys, in one call or
-    /// several, and a key several frames, of which a lookup returns any one. A lookup finds at most
-    /// 16 frames of one key; more are [counted](crate::prefix::PrefixStats::forgotten_blocks) and
-    /// not found. A frame that has the key already keeps it.
-    ///
-    /// Calls that add and remove keys take turns by a lock, which no other call takes.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError`] if a frame is out of range, the null block's or without references, or a key
-    /// is another pool's; nothing was registered. A frame that another thread frees concurrently,
-    /// though it has only one reference, is not registered.
+    /// The caller has a reference on each frame. A frame may have several keys, and a key several
+    /// frames, of which a lookup returns any one of at most 16; more are
+    /// [counted](crate::prefix::PrefixStats::forgotten_blocks). Calls that add and remove keys take
+    /// turns by a lock. A frame that another thread frees concurrently, though it has only one
+    /// reference, is not registered.
     pub fn register(&self, frames: &[(u32, FrameKey)]) -> Result<(), FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let mut named = Vec::with_capacity(frames.len());
@@ -105,27 +89,16 @@ impl FramePool {
         if word.is_owned() { Ok(id) } else { Err(FrameError::Unreferenced { index, frame: word.frame() }) }
     }
 
-    /// Returns a frame that is known by the key, if there is one, without a reference.
-    ///
-    /// For an engine of one thread, which [shares](Self::share) the frame before it calls anything
-    /// else. Others use [`hit`](Self::hit).
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::ForeignKey`].
+    /// Returns a frame that is known by the key, if there is one, without a reference; for an
+    /// engine of one thread, which [shares](Self::share) it before it calls anything else. Others
+    /// use [`hit`](Self::hit).
     pub fn cached(&self, key: FrameKey) -> Result<Option<u32>, FrameError> {
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.peek(&self.0.blocks, hash).map(|frame| frame.0))
     }
 
     /// Appends a frame for each of the leading keys that are known to `out`, without a reference,
-    /// and returns their number. As [`cached`](Self::cached), it counts as no lookup.
-    ///
-    /// With the keys of one hash in several groups: whether each group has a frame.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::ForeignKey`]; `out` is unchanged.
+    /// and returns their number. It counts as no lookup.
     pub fn cached_prefix(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         keys.iter().enumerate().try_for_each(|(index, &key)| self.check_key(index, key).map(drop))?;
@@ -136,12 +109,6 @@ impl FramePool {
 
     /// Takes a reference on one frame for each of the leading keys that are known, and appends the
     /// frames to `out`. Returns their number.
-    ///
-    /// The first key that no frame is known by ends the lookup.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::ForeignKey`]; no reference was taken.
     pub fn hit(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let hashes = keys.iter().enumerate().map(|(index, &key)| self.check_key(index, key));
@@ -164,10 +131,6 @@ impl FramePool {
     ///
     /// Frames with references keep them. Cached frames without references become free. Free frames
     /// are skipped: in a pool in use, a cached frame may be evicted at any time.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::OutOfRange`], [`FrameError::Null`]; nothing was changed.
     pub fn uncache(&self, frames: &[u32]) -> Result<usize, FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let ids = frames.iter().enumerate().map(|(index, &frame)| blocks.block_in_place(index, frame));
@@ -175,13 +138,8 @@ impl FramePool {
         Ok(cache.uncache(blocks, ids))
     }
 
-    /// Takes a key away from all frames that are known by it, and returns their number.
-    ///
-    /// Frames without other keys are cached no more: they become free if they have no references.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::ForeignKey`]; nothing was changed.
+    /// Takes a key away from all frames that are known by it, and returns their number. Frames
+    /// without other keys are cached no more.
     pub fn unregister(&self, key: FrameKey) -> Result<usize, FrameError> {
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.unname(&self.0.blocks, hash))
@@ -190,10 +148,7 @@ impl FramePool {
     /// Moves all keys of a frame to another one, for an engine that copied its contents, and
     /// returns their number. The caller has a reference on both.
     ///
-    /// # Errors
-    ///
-    /// [`FrameError`], with index 0 for `from` and 1 for `to`, also if `to` has keys or is `from`;
-    /// nothing was changed.
+    /// [`FrameError`], with index 0 for `from` and 1 for `to`, also if `to` has keys or is `from`.
     pub fn move_keys(&self, from: u32, to: u32) -> Result<usize, FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let source = self.owned_block(0, from)?;
@@ -206,11 +161,7 @@ impl FramePool {
         })
     }
 
-    /// Returns the derived hashes of a frame's keys, in no order; none if it is not cached.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::OutOfRange`], [`FrameError::Null`].
+    /// Returns the derived hashes of a frame's keys, in no order.
     pub fn hashes(&self, frame: u32) -> Result<Vec<BlockHash>, FrameError> {
         let id = self.0.blocks.block_in_place(0, frame)?;
         Ok(self.0.cache.hashes_of(&self.0.blocks, id))
@@ -220,10 +171,6 @@ impl FramePool {
     ///
     /// Visits every frame. If another thread takes a reference meanwhile, its frame keeps the
     /// reference and loses its keys.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError::NotIdle`]; the cache is unchanged.
     pub fn clear_idle(&self) -> Result<usize, FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let ids = (0..blocks.rows() as u32).map(BlockId);
@@ -235,13 +182,8 @@ impl FramePool {
         Ok(blocks.evict_these(ids))
     }
 
-    /// Subscribes to registrations, removals and clears from now on.
-    ///
-    /// Events name keys by [`FrameKey::hash`]; a frame that is evicted loses each of its keys.
-    ///
-    /// # Errors
-    ///
-    /// [`PrefixError::NoFence`].
+    /// Subscribes to registrations, removals and clears from now on. Events name keys by
+    /// [`FrameKey::hash`]; a frame that is evicted loses each of its keys.
     pub fn events(&self) -> Result<KvEvents, PrefixError> {
         self.0.cache.events().subscribe()
     }

@@ -9,12 +9,11 @@ use crate::prefix::PrefixStats;
 use super::frame_pool::{FramePool, Shared};
 
 impl FramePool {
-    /// Returns counters since the pool was built, current gauges, and histograms of latencies.
+    /// Returns counters since the pool was built, current gauges, and histograms. O(threads).
     ///
-    /// O(threads): reads no frame. The pool knows no tokens: `query_tokens` and `hit_tokens` count
-    /// keys. Moves count those that [`FrameMoves`](crate::FrameMoves) proposed, without bytes. Only
-    /// waits are timed. A [claim](Self::claim) counts as an allocation; a refused one names a frame
-    /// and is not counted.
+    /// `query_tokens` and `hit_tokens` count keys. Moves count those that
+    /// [`FrameMoves`](crate::FrameMoves) proposed, without bytes. Only waits are timed. A
+    /// [claim](Self::claim) counts as an allocation; a refused one is not counted.
     pub fn metrics(&self) -> Metrics {
         let Shared { blocks, cache, .. } = &*self.0;
         let prefix: PrefixStats = cache.stats();

@@ -3,11 +3,9 @@
 //!
 //! # Ids
 //!
-//! An engine's id is the number of a frame. Blocks and frames are in bijection, and a block with
-//! references stays in its frame: allocations and hits pin it, and only blocks without references
-//! move. So a frame's number means the block in it for as long as the engine has a reference. The
-//! number of a cached frame without references, as [`FramePool::cached`] returns it, means
-//! something until the next call of any thread that allocates or commits moves.
+//! An engine's id is the number of a frame. A block with references stays in its frame: allocations
+//! and hits pin it, and only blocks without references move. So the number means the block for as
+//! long as the engine has a reference.
 //!
 //! # States of a frame
 //!
@@ -19,23 +17,20 @@
 //!
 //! # Batches in flight
 //!
-//! As in any pool, a frame that is freed while a [batch](FramePool::begin_batch) is in flight is
-//! not reused before that batch has ended, also if it was cached meanwhile. Engines that order
-//! everything on one stream need no batches.
+//! A frame that is freed while a [batch](FramePool::begin_batch) is in flight is not reused before
+//! that batch has ended. Engines that order everything on one stream need no batches.
 //!
 //! # Keys
 //!
 //! The pool knows a frame by the engine's [hash and group](FramePool::key) alone. The hash must
-//! cover everything that the contents depend on: all tokens up to the frame's end, and the salt,
-//! the adapter and the images among them, as vLLM's block hashes do with their extra keys. A hash
-//! has any length, so that an engine whose own does not cover them can append these keys to it.
+//! cover all tokens up to the frame's end, and the salt, the adapter and the images among them, as
+//! vLLM's block hashes do. It has any length, so that an engine can append these to its own.
 //!
 //! # Below
 //!
-//! There is no protocol of its own here, and no second core: words, magazines, ladder, limbo,
-//! eviction queues, index and moves are those of [`Pool`](crate::Pool). Blocks are released as
-//! those of sequences are, which leaves them evictable; see `block/release/in_place.rs`. Further
-//! hashes of a block are in `prefix/names.rs`.
+//! Words, magazines, ladder, retire lists, eviction queues, index and moves are those of
+//! [`Pool`](crate::Pool). See `block/release/in_place.rs`, and `prefix/names.rs` for further
+//! hashes.
 //!
 //! | file | contents |
 //! |---|---|

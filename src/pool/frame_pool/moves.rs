@@ -9,8 +9,7 @@
 //! ```
 //!
 //! Only cached frames without references move. A hit in between pins the block, which cancels its
-//! move: the engine that got the frame's number keeps it. It stays too if all references are gone
-//! again: an owner may have uncached it, and written other contents.
+//! move, also if all references are gone again: an owner may have written other contents.
 
 use crate::block::Wave;
 use crate::compact::{BREAK_PRICE, GaveWay, GivenUp, Goal, Snapshot, plan_at_price};
@@ -21,7 +20,7 @@ use super::frame_pool::{FramePool, Shared};
 /// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit).
 ///
 /// Until then the destinations are held, and the sources are not evicted. Dropping it cancels all
-/// moves. It may be sent to the thread on which the copies end.
+/// moves.
 #[must_use = "moves that are dropped are cancelled"]
 pub struct FrameMoves {
     pool: FramePool,
@@ -44,12 +43,9 @@ impl FramePool {
     ///
     /// For [`Goal::Fragmentation`], each group of moves gains a free aligned run of the order, the
     /// cheapest first, as long as it gains more than the breaks of neighbouring cached frames cost,
-    /// at the [price](BREAK_PRICE) of compaction. Committing all moves leaves no fewer such runs
-    /// than there were. See [`propose_moves_at_price`](Self::propose_moves_at_price).
-    ///
-    /// Frames with references stay, and limit what can be gained. Visits every frame; reclaims free
-    /// frames that threads cache, so that moves can end there. `Goal::Run` makes one run for a
-    /// contiguous request.
+    /// at the [price](BREAK_PRICE) of compaction. Frames with references stay. `Goal::Run` makes
+    /// one run for a contiguous request. Visits every frame; reclaims free frames that threads
+    /// cache.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool, Order, compact::Goal};
@@ -73,13 +69,11 @@ impl FramePool {
         self.propose_moves_at_price(goal, moves_max, BREAK_PRICE)
     }
 
-    /// As [`propose_moves`](Self::propose_moves), with another price of a break, in free aligned runs
-    /// of the order.
-    ///
-    /// The pool does not know the engine's sequences: that neighbouring cached frames belong together
-    /// is a guess. The price refuses nearly every plan where free frames lie between long stretches
-    /// of cached ones. At a price of 0, all the runs are gained that the free frames can form, once:
-    /// traffic takes the runs apart, and moves at no price again and again break up what is cached.
+    /// As [`propose_moves`](Self::propose_moves), with another price of a break, in free aligned
+    /// runs of the order. That neighbouring cached frames belong together is a guess: the price
+    /// refuses nearly every plan where free frames lie between long stretches of cached ones. At a
+    /// price of 0 all runs are gained that the free frames can form, until traffic takes them apart
+    /// again.
     pub fn propose_moves_at_price(&self, goal: Goal, moves_max: usize, break_price: u32) -> FrameMoves {
         let Shared { blocks, order, .. } = &*self.0;
         blocks.trim();
@@ -118,9 +112,8 @@ impl FrameMoves {
     }
 
     /// Makes the copied moves take effect, except those of frames that got references or were
-    /// uncached meanwhile. The vacated frames are free, or retired while a batch is in flight.
-    ///
-    /// The engine has copied the bytes of all pairs: lookups return the new frames from now on.
+    /// uncached meanwhile. The engine has copied the bytes of all pairs: lookups return the new
+    /// frames from now on.
     pub fn commit(self) -> MovedFrames {
         let mut outcome = MovedFrames { moved: self.pairs().collect(), stayed: Vec::new() };
         let mut gave_way = |from: FrameId, why| outcome.stayed.push((from.0, why));

@@ -7,9 +7,8 @@
 //! or drop   the pool is as before
 //! ```
 //!
-//! A frame with references stays in its place, as everywhere in a frame pool: the engine frees it,
-//! or its requests end. There is no wait in here: an engine knows its requests, and when to try
-//! again.
+//! A frame with references stays in its place: the engine frees it, or its requests end. There is
+//! no wait in here: an engine knows its requests, and when to try again.
 
 use crate::block::Shrinking;
 use crate::compact::Goal;
@@ -19,8 +18,7 @@ use crate::ids::{FrameId, Run};
 use super::frame_pool::{FramePool, Shared};
 use super::moves::FrameMoves;
 
-/// A shrink of a pool that goes on serving: the frames beyond the new end are not allocated.
-///
+/// A shrink of a pool in use: the frames beyond the new end are not allocated.
 /// [`finish`](Self::finish) makes the pool smaller; dropping it keeps the pool's size.
 #[must_use = "dropping it keeps the pool's size"]
 #[derive(Debug)]
@@ -31,18 +29,12 @@ pub struct FrameShrink {
 
 impl FramePool {
     /// Adds `frames` frames while the pool serves.
-    ///
-    /// # Errors
-    ///
-    /// [`GrowError`]; the pool is unchanged.
     pub fn grow(&self, frames: usize) -> Result<(), GrowError> {
         self.0.blocks.grow(frames, &mut |_| Ok(()))
     }
 
-    /// Begins to shrink the pool to `frames` frames, without the null block's.
-    ///
-    /// From now on, allocations avoid the frames beyond the new end. Their contents are found and
-    /// shared as before.
+    /// Begins to shrink the pool to `frames` frames, without the null block's. Allocations avoid
+    /// the frames beyond the new end; their contents are found and shared as before.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool, FrameShrinkError};
@@ -77,10 +69,6 @@ impl FramePool {
 
     /// Shrinks the pool to `frames` frames, without the null block's, at once. Cached frames beyond
     /// the new end are evicted; [`begin_shrink`](Self::begin_shrink) lets the engine move them.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameShrinkError`], as for [`FrameShrink::finish`].
     pub fn shrink(&self, frames: usize) -> Result<(), FrameShrinkError> {
         self.begin_shrink(frames)?.finish()
     }
@@ -102,13 +90,9 @@ impl FrameShrink {
         self.region().frames().filter(is_owned).collect()
     }
 
-    /// Proposes at most `moves_max` moves of cached frames without references out of the frames to
-    /// be removed. As many cached frames as find no room in the smaller pool are evicted first, in
-    /// eviction order.
-    ///
-    /// The engine copies and [commits](FrameMoves::commit), as after
-    /// [`FramePool::propose_moves`]. Moves that are not committed hold up
-    /// [`finish`](Self::finish).
+    /// Proposes at most `moves_max` moves of cached frames out of the frames to be removed, to be
+    /// [committed](FrameMoves::commit) before [`finish`](Self::finish). As many as find no room in
+    /// the smaller pool are evicted first, in eviction order.
     pub fn propose_moves(&self, moves_max: usize) -> FrameMoves {
         let Shared { blocks, .. } = &*self.pool.0;
         let counts = blocks.recount();
@@ -118,15 +102,14 @@ impl FrameShrink {
         self.pool.propose_moves(Goal::Empty { region: self.region() }, moves_max)
     }
 
-    /// Removes the frames: the pool is smaller. Cached frames without references among them are
-    /// evicted.
+    /// Removes the frames, and evicts cached ones among them: the pool is smaller.
     ///
     /// # Errors
     ///
-    /// [`FrameShrinkError::InUse`] names the frames that have references;
-    /// [`FrameShrinkError::NotFree`] counts those that a batch in flight may see, or that are in
-    /// uncommitted moves. The pool keeps its size, and its cache unless another thread interferes.
-    /// To wait with the frames closed to allocation, look at [`in_use`](Self::in_use) before.
+    /// [`FrameShrinkError::InUse`] names the frames that have references, as
+    /// [`in_use`](Self::in_use) does; [`FrameShrinkError::NotFree`] counts those that a batch in
+    /// flight may see, or that are in uncommitted moves. The pool keeps its size, and its cache
+    /// unless another thread interferes.
     pub fn finish(mut self) -> Result<(), FrameShrinkError> {
         let (region, blocks) = (self.region(), &self.pool.0.blocks);
         // Checked before anything is evicted.

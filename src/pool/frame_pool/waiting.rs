@@ -1,7 +1,6 @@
 //! Allocation that waits in line, and frames that free themselves.
 //!
-//! The line is that of any pool: see [`Pool::allocate_async`](crate::Pool::allocate_async). The
-//! pool has no bytes and moves no blocks by itself. So a request for a run waits until frees or
+//! The pool has no bytes and moves no blocks by itself, so a request for a run waits until frees or
 //! [committed moves](super::FrameMoves::commit) make one.
 
 use std::time::Instant;
@@ -12,10 +11,7 @@ use crate::pool::Pool;
 
 use super::frame_pool::FramePool;
 
-/// Frames with one reference each, which dropping it drops.
-///
-/// What a waiting allocation returns: a task that is cancelled after its request was granted leaks
-/// no frame. [`into_frames`](Self::into_frames) passes the references on.
+/// Frames with one reference each, which dropping it drops, so that a cancelled task leaks none.
 #[must_use = "dropping it frees the frames"]
 pub struct FrameLease {
     pool: FramePool,
@@ -52,12 +48,10 @@ impl std::fmt::Debug for FrameLease {
 }
 
 impl FramePool {
-    /// Allocates frames, and waits for them if necessary.
-    ///
-    /// Requests wait in line as those of [`Pool::allocate_async`](crate::Pool::allocate_async):
-    /// urgent ones are served first, and requests of equal priority in order of arrival.
-    /// [`allocate`](Self::allocate), which does not wait, takes the frames that are available at
-    /// that moment. The future may be dropped at any time; its turn passes to the next request.
+    /// Allocates frames, and waits for them if necessary, in line as
+    /// [`Pool::allocate_async`](crate::Pool::allocate_async) does: urgent requests first, and those
+    /// of equal priority in order of arrival. The future may be dropped at any time; its turn
+    /// passes on.
     ///
     /// A contiguous request waits until frees, or moves that the engine
     /// [commits](crate::FrameMoves::commit), make a run.
@@ -110,10 +104,8 @@ impl FramePool {
         traced!("kvpool.wait", Box::pin(waiting)).await
     }
 
-    /// Allocates like [`allocate_async`](Self::allocate_async), but gives up at a deadline.
-    ///
-    /// If no other request waits ahead of it, the request is tried at least once, even if the
-    /// deadline has already passed.
+    /// As [`allocate_async`](Self::allocate_async), until a deadline. If no other request waits
+    /// ahead of it, the request is tried at least once.
     ///
     /// # Errors
     ///
