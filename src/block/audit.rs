@@ -8,10 +8,11 @@ use crate::frame::Magazine;
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::heavy_fence;
 
-use crate::block::accounts::{Accounts, Unaccounted};
-use crate::block::core::Core;
-use crate::block::thread_cache::{Local, ThreadCache};
-use crate::block::{Counts, Noted, SourcePlace};
+use super::accounts::{Accounts, Unaccounted};
+use super::core::Core;
+use super::counts::Counts;
+use super::state::{Noted, SourcePlace};
+use super::thread_cache::{Local, ThreadCache};
 
 /// Number of walks that must find a contradiction.
 const WALKS: usize = 3;

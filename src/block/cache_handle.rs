@@ -24,9 +24,8 @@ use std::ptr;
 
 use crate::sync::{Arc, thread_local, thread_local_const};
 
-use super::Blocks;
-use crate::block::core::Core;
-use crate::block::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
+use super::core::{Blocks, Core};
+use super::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
 /// Keeps a pool's blocks alive for the leases of one thread, whose reference count no other thread
 /// uses.

@@ -5,7 +5,9 @@ use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{Frozen, Ordering::*};
 
 use super::allocate::own;
-use super::{AllocRequest, Blocks, GrowTable, TablePart};
+use super::core::Blocks;
+use super::request::AllocRequest;
+use super::state::{GrowTable, TablePart};
 
 /// Allocates a block for a list; `None` if there is none.
 pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {

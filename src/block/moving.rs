@@ -40,9 +40,8 @@ use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::{Ordering::*, fence};
 
-use crate::block::core::Core;
-
-use super::{BlockWord, Blocks, MoveCount, Moved, Since};
+use super::core::{Blocks, Core};
+use super::state::{BlockWord, MoveCount, Moved, Since};
 
 /// Why a block was not moved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -36,9 +36,9 @@ use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
 use crate::sync::Ordering::*;
 
 use super::complete::note_units;
-use crate::block::core::Core;
+use crate::block::core::{Core, Evictable, NotEvicted};
 use crate::block::space::FreedFrames;
-use crate::block::{BlockWord, Evictable, NotEvicted};
+use crate::block::state::BlockWord;
 
 /// Frames of blocks that were evicted out of order.
 struct Vacated<'a> {

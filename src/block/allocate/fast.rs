@@ -6,7 +6,9 @@
 use crate::ids::{BlockId, FrameId};
 
 use super::own::own;
-use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS};
+use crate::block::core::Blocks;
+use crate::block::request::AllocRequest;
+use crate::block::thread_cache::INLINE_BLOCKS;
 
 /// A block that has just become owned.
 pub(crate) struct Owned {

@@ -20,9 +20,9 @@
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Run};
 
-use super::Grab;
-use crate::block::AllocRequest;
+use super::grab::Grab;
 use crate::block::core::Core;
+use crate::block::request::AllocRequest;
 
 /// Free frames in partly used units that are kept for the growth of lists, as a shift of the
 /// [limit](Core::holes_max): above it, the end of a list that does not fill a unit goes into holes.

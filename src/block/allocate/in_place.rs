@@ -8,10 +8,12 @@
 use crate::error::{AllocError, FrameError};
 use crate::ids::{FrameId, Run};
 
-use super::{Aim, Grab};
-use crate::block::core::Core;
+use super::grab::Grab;
+use super::ladder::Aim;
+use crate::block::core::{Blocks, Core};
 use crate::block::release::repeats;
-use crate::block::{AllocRequest, Blocks, INLINE_BLOCKS};
+use crate::block::request::AllocRequest;
+use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
     /// Allocates exactly `request.blocks` frames, each with one reference, or none. Passes their
@@ -37,7 +39,7 @@ impl Blocks {
         }
         let (mut few, mut grab) = ([FrameId(0); INLINE_BLOCKS], Grab::new());
         if !prefers_runs && self.allocate_inline(request, |i, owned| few[i] = owned.frame) {
-            few[..request.blocks].iter().for_each(|&start| grab.extend(Some(Run { start, len: 1 })));
+            few[..request.blocks].iter().for_each(|&start| grab.runs.append(Run { start, len: 1 }));
         } else {
             self.allocate_into(request, if prefers_runs { Aim::Runs } else { Aim::Any }, &mut grab)?;
             self.hand_out(&grab, request, |_| ());

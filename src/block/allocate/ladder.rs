@@ -21,11 +21,12 @@ use crate::frame::Visits;
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{Ordering::Relaxed, yield_now};
 
+use super::grab::Grab;
+use super::growth::ListEnd;
 use super::own::own_row;
-use super::{Grab, ListEnd};
-use crate::block::core::{Core, Custody};
+use crate::block::core::{Blocks, Core, Custody};
+use crate::block::request::{AllocRequest, Priority};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
-use crate::block::{AllocRequest, Blocks, Priority};
 
 /// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };

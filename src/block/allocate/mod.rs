@@ -33,3 +33,5 @@ pub(in crate::block) use grab::Grab;
 pub use growth::ListEnd;
 pub(crate) use growth::unit_of;
 pub(in crate::block) use ladder::Aim;
+#[cfg(kvpool_loom)]
+pub(in crate::block) use own::own;

@@ -3,8 +3,8 @@
 use crate::ids::{BlockId, FrameId, SequenceId, Ticket};
 use crate::sync::Ordering::*;
 
-use crate::block::state::{Row, TableView};
-use crate::block::{AllocRequest, BlockWord};
+use crate::block::request::AllocRequest;
+use crate::block::state::{BlockWord, Row, TableView};
 
 #[inline(always)]
 pub(in crate::block) fn own(

@@ -3,7 +3,7 @@
 use crate::ids::{FrameId, Run};
 
 use crate::block::core::{Core, Custody};
-use crate::block::{AllocRequest, Priority};
+use crate::block::request::{AllocRequest, Priority};
 
 impl Core {
     pub(in crate::block) fn reserved_for(&self, request: &AllocRequest) -> usize {

@@ -4,9 +4,8 @@
 use crate::frame::{MagazinePair, RunList};
 use crate::ids::{FrameId, Run};
 
-use crate::block::core::{Core, Custody};
-use crate::block::thread_cache::{CacheRef, CountedRef, Returning};
-use crate::block::{Blocks, INLINE_BLOCKS};
+use crate::block::core::{Blocks, Core, Custody};
+use crate::block::thread_cache::{CacheRef, CountedRef, INLINE_BLOCKS, Returning};
 
 /// Frames that one call has freed: the last few one by one, those before them as runs.
 pub(super) struct Freed {

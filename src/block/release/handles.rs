@@ -8,8 +8,7 @@ use crate::ids::{BlockHandle, BlockId};
 use crate::sync::Ordering::*;
 
 use crate::block::core::Core;
-use crate::block::state::InfoCell;
-use crate::block::{BlockInfo, BlockWord};
+use crate::block::state::{BlockInfo, BlockWord, InfoCell};
 
 impl Core {
     /// Adds a reference on each block of a lease, or on none. Panics if a block is free.

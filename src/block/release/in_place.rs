@@ -19,9 +19,9 @@ use crate::sync::Ordering::*;
 
 use super::pass::Pass;
 use super::reference::release_only_in;
-use crate::block::core::Core;
-use crate::block::state::{Row, TableView};
-use crate::block::{BlockWord, Blocks, Evictable, INLINE_BLOCKS};
+use crate::block::core::{Blocks, Core, Evictable};
+use crate::block::state::{BlockWord, Row, TableView};
+use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
     /// Drops one reference on each frame, in the given order. `tell` gets the blocks that became
@@ -32,18 +32,17 @@ impl Blocks {
         frames: &[u32],
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
-        let table = self.space.table.view();
-        let runs = if frames.len() > INLINE_BLOCKS { self.only_in_place(table, frames) } else { None };
-        let cached = if runs.is_none() { self.check_owned(table, frames)? } else { 0 };
-        let mut pass = Pass::new(self);
-        let freed = match runs {
-            Some(runs) => pass.free_runs(table, frames, &runs),
-            None => {
-                if cached > 0 {
-                    pass.expect_evictable(cached);
-                }
-                pass.free_all(table, frames)
+        let (table, mut pass) = (self.space.table.view(), Pass::new(self));
+        let freed = if frames.len() > INLINE_BLOCKS
+            && let Some(runs) = self.only_in_place(table, frames)
+        {
+            pass.free_runs(table, frames, &runs)
+        } else {
+            let cached = self.check_owned(table, frames)?;
+            if cached > 0 {
+                pass.expect_evictable(cached);
             }
+            pass.free_all(table, frames)
         };
         if self.end_pass(&mut pass, 0, tell) {
             self.announce();
@@ -78,18 +77,27 @@ impl Blocks {
         self.count_further(count as isize);
         if outcome.is_err() && count > 0 {
             // Another thread freed one since the check, or the list repeats one too often.
-            let mut pass = Pass::new(self);
-            let _ = pass.free_all(self.space.table.view(), &frames[..count]);
-            if self.end_pass(&mut pass, 0, tell) {
-                self.announce();
-            }
+            self.unshare_frames(&frames[..count], tell);
         }
         outcome
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn unshare_frames(&self, frames: &[u32], tell: impl FnOnce(&[Evictable], Ticket)) {
+        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        for &frame in frames {
+            let _ = pass.free(table, frames, FrameId(frame));
+        }
+        if self.end_pass(&mut pass, 0, tell) {
+            self.announce();
+        }
     }
 }
 
 impl Pass<'_> {
     /// Frees a checked list. A frame that another thread has freed since is reported.
+    #[inline(always)]
     fn free_all(&mut self, table: TableView<'_>, frames: &[u32]) -> Result<(), FrameError> {
         let mut outcome = Ok(());
         let fast = |frame| {

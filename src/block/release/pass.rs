@@ -15,8 +15,8 @@ use crate::ids::{BlockId, FrameId, Ticket};
 
 use super::give_back::Freed;
 use super::reference::{Outcome, release_only, release_privately};
-use crate::block::core::Core;
-use crate::block::{BlockWord, Blocks, Evictable};
+use crate::block::core::{Blocks, Core, Evictable};
+use crate::block::state::BlockWord;
 
 /// Distance, in blocks, at which a release prefetches words.
 const RELEASED_AHEAD: usize = 8;

@@ -4,8 +4,7 @@ use crate::ids::{BlockId, FrameId};
 use crate::sync::{AtomicU64, Ordering, Ordering::*};
 
 use crate::block::core::Core;
-use crate::block::state::TableView;
-use crate::block::{BlockWord, Released};
+use crate::block::state::{BlockWord, Released, TableView};
 
 /// The ordering of a release. Release: this owner's use of the bytes happens before the
 /// next owner's. Acquire: the last release sees what all other owners did, and every batch that

@@ -4,8 +4,8 @@ use crate::error::GrowError;
 use crate::ids::Run;
 use crate::sync::Ordering::*;
 
-use crate::block::BlockWord;
 use crate::block::core::Core;
+use crate::block::state::BlockWord;
 
 impl Core {
     /// Adds `blocks` blocks, first those that a [shrink](crate::block::Shrinking) removed.

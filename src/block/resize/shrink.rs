@@ -27,7 +27,7 @@ use crate::frame::Shrink;
 use crate::ids::Run;
 use crate::sync::Ordering::*;
 
-use crate::block::Blocks;
+use crate::block::core::Blocks;
 
 /// A shrink in progress. Dropping it returns its frames, and the pool is as before.
 #[must_use = "dropping it abandons the shrink"]

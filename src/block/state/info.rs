@@ -12,7 +12,8 @@
 use crate::ids::{BlockId, DeviceId, FrameId, Generation, SequenceId, Ticket};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
 
-use crate::block::{BlockWord, Priority};
+use super::word::BlockWord;
+use crate::block::request::Priority;
 
 const TOUCHED_BITS: u32 = 30;
 const TOUCHED_MASK: u32 = (1 << TOUCHED_BITS) - 1;

@@ -14,7 +14,7 @@ use crate::ids::FRAMES_MAX;
 use crate::ids::{BlockId, Generation};
 
 #[cfg(debug_assertions)]
-use super::{GrowTable, TablePart};
+use super::grow_table::{GrowTable, TablePart};
 
 /// A place in the program.
 #[cfg(debug_assertions)]

@@ -8,9 +8,9 @@ use crate::error::{AllocError, HeadOfLine};
 use crate::sync::{Ordering::*, fence, light_fence};
 
 use crate::block::core::Core;
+use crate::block::request::{AllocRequest, Priority};
 use crate::block::space::Announce;
 use crate::block::state::Line;
-use crate::block::{AllocRequest, Priority};
 
 impl Announce for Core {
     #[inline]

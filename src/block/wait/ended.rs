@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use crate::block::Blocks;
+use crate::block::core::Blocks;
 use crate::clock::{BatchSet, EndPlace, SetState};
 use crate::ids::Ticket;
 

@@ -11,9 +11,11 @@ use crate::error::AllocError;
 use crate::ids::BlockId;
 use crate::sync::heavy_fence;
 
-use crate::block::allocate::{Aim, Grab};
+use crate::block::allocate::{Aim, Grab, ListEnd};
+use crate::block::core::Blocks;
+use crate::block::latency::Operation;
+use crate::block::request::AllocRequest;
 use crate::block::state::{Absence, Class, Key, Line, LinePlace};
-use crate::block::{AllocRequest, Blocks, ListEnd, Operation};
 
 /// A place in line. Dropping it leaves the line and hands on the turn.
 #[must_use = "dropping the place leaves the line"]
