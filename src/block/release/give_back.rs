@@ -26,24 +26,36 @@ impl Freed {
     }
 
     #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.len == INLINE_BLOCKS
+    }
+
+    #[inline]
     pub(super) fn push(&mut self, frame: FrameId) {
-        self.places()[0] = frame;
+        if self.is_full() {
+            self.join();
+        }
+        self.few[self.len] = frame;
         self.len += 1;
     }
 
-    /// Returns places for the next frames, at least one.
+    /// Releases keys by `fast`, in order, as long as it does not decline and its frame finds a
+    /// place. Returns the keys that are left.
     #[inline(always)]
-    pub(super) fn places(&mut self) -> &mut [FrameId] {
-        if self.len == INLINE_BLOCKS {
-            self.join();
+    pub(super) fn fill<'k, K: Copy>(
+        &mut self,
+        keys: &'k [K],
+        fast: impl Fn(K) -> Option<FrameId>,
+    ) -> &'k [K] {
+        // A loop that calls nothing keeps in registers what it needs.
+        let mut done = 0;
+        for (place, &key) in self.few[self.len..].iter_mut().zip(keys) {
+            let Some(frame) = fast(key) else { break };
+            *place = frame;
+            done += 1;
         }
-        &mut self.few[self.len..]
-    }
-
-    /// Adds the first `count` of the [places](Self::places).
-    #[inline(always)]
-    pub(super) fn filled(&mut self, count: usize) {
-        self.len += count;
+        self.len += done;
+        &keys[done..]
     }
 
     pub(super) fn push_run(&mut self, run: Run) {
@@ -53,8 +65,9 @@ impl Freed {
         }
     }
 
+    /// Joins the frames to runs, which makes room for further ones.
     #[inline(never)]
-    fn join(&mut self) {
+    pub(super) fn join(&mut self) {
         self.few[..self.len].iter().for_each(|&frame| self.runs.push(frame));
         self.len = 0;
     }
@@ -68,9 +81,13 @@ impl Freed {
 
 impl Blocks {
     /// Gives back the frames of free blocks, and announces them.
-    #[inline(always)]
+    // One function: a body of its own in each caller was not inlined, and cost 5 %.
+    #[inline(never)]
     pub(super) fn give_back_freed(&self, freed: &mut Freed) {
         let (cache, few) = (self.recent_thread_cache(), &freed.few[..freed.len]);
+        if freed.is_empty() {
+            return;
+        }
         let push = |magazines: &mut MagazinePair| match *few {
             [frame] => magazines.push_loaded(frame),
             _ => magazines.push_all(few),

@@ -17,6 +17,7 @@ use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::Ordering::*;
 
+use super::give_back::Freed;
 use super::pass::Pass;
 use super::reference::release_only_in;
 use crate::block::core::{Blocks, Core, Evictable};
@@ -32,22 +33,47 @@ impl Blocks {
         frames: &[u32],
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
-        let (table, mut pass) = (self.space.table.view(), Pass::new(self));
-        let freed = if frames.len() > INLINE_BLOCKS
+        let (table, mut freed) = (self.space.table.view(), Freed::new());
+        if frames.len() > INLINE_BLOCKS
             && let Some(runs) = self.only_in_place(table, frames)
         {
-            pass.free_runs(table, frames, &runs)
-        } else {
-            let cached = self.check_owned(table, frames)?;
-            if cached > 0 {
-                pass.expect_evictable(cached);
-            }
-            pass.free_all(table, frames)
-        };
-        if self.end_pass(&mut pass, 0, tell) {
-            self.announce();
+            let mut pass = Pass::new(self, freed);
+            let outcome = pass.free_runs(table, frames, &runs);
+            self.finish(&mut pass, 0, tell);
+            return outcome;
         }
-        freed
+        let cached = self.check_owned(table, frames)?;
+        let rest = if cached == 0 { freed.fill(frames, |frame| free_only(table, frame)) } else { frames };
+        if rest.is_empty() {
+            self.give_back_freed(&mut freed);
+            return Ok(());
+        }
+        self.free_rest(freed, frames, rest, cached, tell)
+    }
+
+    /// Frees what is left of a checked list, of which `cached` entries are cached.
+    #[inline(never)]
+    fn free_rest(
+        &self,
+        freed: Freed,
+        frames: &[u32],
+        rest: &[u32],
+        cached: usize,
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let (table, mut pass, mut outcome) = (self.space.table.view(), Pass::new(self, freed), Ok(()));
+        if cached > 0 {
+            pass.expect_evictable(cached);
+        }
+        pass.release_all(
+            rest,
+            |frame| free_only(table, frame),
+            |pass, frame| {
+                outcome = outcome.and(pass.free(table, frames, FrameId(frame)));
+            },
+        );
+        self.finish(&mut pass, 0, tell);
+        outcome
     }
 
     /// Adds a reference to each frame, which is referenced or cached, or to none.
@@ -77,41 +103,14 @@ impl Blocks {
         self.count_further(count as isize);
         if outcome.is_err() && count > 0 {
             // Another thread freed one since the check, or the list repeats one too often.
-            self.unshare_frames(&frames[..count], tell);
+            let _ = self.free_rest(Freed::new(), frames, &frames[..count], 0, tell);
         }
         outcome
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn unshare_frames(&self, frames: &[u32], tell: impl FnOnce(&[Evictable], Ticket)) {
-        let (mut pass, table) = (Pass::new(self), self.space.table.view());
-        for &frame in frames {
-            let _ = pass.free(table, frames, FrameId(frame));
-        }
-        if self.end_pass(&mut pass, 0, tell) {
-            self.announce();
-        }
     }
 }
 
 impl Pass<'_> {
-    /// Frees a checked list. A frame that another thread has freed since is reported.
-    #[inline(always)]
-    fn free_all(&mut self, table: TableView<'_>, frames: &[u32]) -> Result<(), FrameError> {
-        let mut outcome = Ok(());
-        let fast = |frame| {
-            let frame = FrameId(frame);
-            release_only_in(table.row(table.block_at(frame)).word, frame)
-        };
-        self.release_all(frames, fast, |pass, frame| {
-            outcome = outcome.and(pass.free(table, frames, FrameId(frame)));
-        });
-        outcome
-    }
-
-    /// As [`free_all`](Self::free_all), for the runs of a list that
-    /// [`only_in_place`](Core::only_in_place) checked.
+    /// Frees the runs of a list that [`only_in_place`](Core::only_in_place) checked.
     fn free_runs(&mut self, table: TableView<'_>, frames: &[u32], runs: &RunList) -> Result<(), FrameError> {
         let mut outcome = Ok(());
         for &run in runs.iter() {
@@ -132,6 +131,7 @@ impl Pass<'_> {
         outcome
     }
 
+    /// Frees a frame of a checked list; one that another thread has freed since is reported.
     #[cold]
     #[inline(never)]
     fn free(&mut self, table: TableView<'_>, frames: &[u32], frame: FrameId) -> Result<(), FrameError> {
@@ -140,6 +140,13 @@ impl Pass<'_> {
             not_owned(index.unwrap_or(0), frame, word)
         })
     }
+}
+
+/// Drops the only reference of a block that is not cached. `None`: nothing was done.
+#[inline(always)]
+fn free_only(table: TableView<'_>, frame: u32) -> Option<FrameId> {
+    let frame = FrameId(frame);
+    release_only_in(table.row(table.block_at(frame)).word, frame)
 }
 
 /// Drops the only references of a run's blocks that are not cached, up to the first block of

@@ -42,9 +42,8 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    #[inline(always)]
-    pub(super) fn new(core: &'a Core) -> Self {
-        Self { core, freed: Freed::new(), evictable: SmallVec::new(), kept: 0, counted: 0 }
+    pub(super) fn new(core: &'a Core, freed: Freed) -> Self {
+        Self { core, freed, evictable: SmallVec::new(), kept: 0, counted: 0 }
     }
 
     /// Counts blocks as evictable before they are, so that a thread that is stopped in between
@@ -65,18 +64,15 @@ impl<'a> Pass<'a> {
     ) {
         let mut rest = keys;
         loop {
-            // In a loop of its own, which keeps in registers what it needs.
-            let mut done = 0;
-            for (place, &key) in self.freed.places().iter_mut().zip(rest) {
-                let Some(frame) = fast(key) else { break };
-                *place = frame;
-                done += 1;
-            }
-            self.freed.filled(done);
-            rest = &rest[done..];
+            rest = self.freed.fill(rest, &fast);
             let Some((&key, others)) = rest.split_first() else { return };
-            general(self, key);
-            rest = others;
+            // Declined, or without a place.
+            if self.freed.is_full() {
+                self.freed.join();
+            } else {
+                general(self, key);
+                rest = others;
+            }
         }
     }
 
@@ -140,19 +136,28 @@ impl Blocks {
 
     /// As [`release`](Self::release), for a lease that knows whether the release may be private.
     pub(crate) fn release_exposed(&self, ids: &[BlockId], exposure: Exposure) {
-        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        let table = self.space.table.view();
         match exposure {
-            Exposure::Private => pass.release_all(
-                ids,
-                |id| release_privately(table, id),
-                |pass, id| match release_only(table, id) {
-                    Some(frame) => pass.freed.push(frame),
-                    None => pass.release_owned(id),
-                },
-            ),
-            Exposure::Shared => pass.release_all(ids, |id| release_only(table, id), Pass::release_owned),
+            Exposure::Private => self.release_by(ids, |id| release_privately(table, id)),
+            Exposure::Shared => self.release_by(ids, |id| release_only(table, id)),
         }
-        self.end_pass(&mut pass, 0, |_, _| ());
+    }
+
+    #[inline(always)]
+    fn release_by(&self, ids: &[BlockId], fast: impl Fn(BlockId) -> Option<FrameId>) {
+        let mut freed = Freed::new();
+        let rest = freed.fill(ids, &fast);
+        if rest.is_empty() { self.give_back_freed(&mut freed) } else { self.release_rest(freed, rest, fast) }
+    }
+
+    #[inline(never)]
+    fn release_rest(&self, freed: Freed, rest: &[BlockId], fast: impl Fn(BlockId) -> Option<FrameId>) {
+        let (mut pass, table) = (Pass::new(self, freed), self.space.table.view());
+        pass.release_all(rest, fast, |pass, id| match release_only(table, id) {
+            Some(frame) => pass.freed.push(frame),
+            None => pass.release_owned(id),
+        });
+        self.finish(&mut pass, 0, |_, _| ());
     }
 
     /// As [`release_exposed`](Self::release_exposed), for one block whose release may be private.
@@ -193,7 +198,7 @@ impl Blocks {
     /// became evictable. Returns whether there are any: the caller announces them, or has a place
     /// in line, and signals the line.
     pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
-        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        let (mut pass, table) = (Pass::new(self, Freed::new()), self.space.table.view());
         if self.evictor.is_none() {
             pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
         } else {
@@ -214,7 +219,7 @@ impl Blocks {
         if ids.is_empty() {
             return;
         }
-        let (mut pass, table) = (Pass::new(self), self.space.table.view());
+        let (mut pass, table) = (Pass::new(self, Freed::new()), self.space.table.view());
         pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
         pass.settle(ids.len(), |blocks, tag| self.tell_evictor(blocks, tag));
         for &run in pass.freed.runs() {
@@ -224,14 +229,16 @@ impl Blocks {
         self.announce();
     }
 
-    /// Ends a pass. Returns whether blocks became evictable that are not announced.
+    /// Ends a pass, and announces what became available.
+    pub(super) fn finish(&self, pass: &mut Pass<'_>, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) {
+        if self.end_pass(pass, listed, tell) {
+            self.announce();
+        }
+    }
+
+    /// As [`finish`](Self::finish). Returns whether blocks became evictable that are not announced.
     #[inline]
-    pub(super) fn end_pass(
-        &self,
-        pass: &mut Pass<'_>,
-        listed: usize,
-        tell: impl FnOnce(&[Evictable], Ticket),
-    ) -> bool {
+    fn end_pass(&self, pass: &mut Pass<'_>, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let is_evictable = pass.settle(listed, tell);
         if pass.freed.is_empty() {
             return is_evictable;
@@ -246,7 +253,7 @@ impl Core {
     /// Takes back references that were added to listed blocks whose owner keeps its own.
     #[cold]
     pub(super) fn unshare(&self, ids: &[BlockId]) {
-        let mut pass = Pass::new(self);
+        let mut pass = Pass::new(self, Freed::new());
         ids.iter().for_each(|&id| pass.release_owned(id));
         pass.settle(ids.len(), |_, _| ());
     }
@@ -255,7 +262,7 @@ impl Core {
     /// counted.
     #[cold]
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
-        let mut pass = Pass::new(self);
+        let mut pass = Pass::new(self, Freed::new());
         if was_evictable {
             pass.counted = 1;
         } else {
