@@ -229,14 +229,9 @@ impl Core {
             return self.space.frames.claim(Run { start: to, len: 1 });
         }
         // An owned one is told by its word: a claim that is refused looks at all groups of frames.
-        let oldest = self.space.clock.oldest();
-        let is_here = |word: BlockWord| word.frame() == to && self.is_unseen(id, word, oldest);
-        if !word.is_evictable() || self.evict_unforgotten(id, is_here).is_err() {
-            return false;
-        }
-        self.forget_evicted(id);
-        *dropped += 1;
-        true
+        let is_evicted = word.is_evictable() && self.evict_in(to, self.space.clock.oldest());
+        *dropped += usize::from(is_evicted);
+        is_evicted
     }
 
     fn publish_move(&self, moving: Moving, is_copied: impl Fn(BlockWord) -> bool) -> Result<(), GaveWay> {

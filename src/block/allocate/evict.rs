@@ -40,45 +40,6 @@ use crate::block::core::{Core, Evictable, NotEvicted};
 use crate::block::space::FreedFrames;
 use crate::block::state::BlockWord;
 
-/// Frames of blocks that were evicted out of order.
-struct Vacated<'a> {
-    core: &'a Core,
-    oldest: Ticket,
-    freed: RunList,
-    /// Frames that batches may see.
-    seen: RunList,
-    blocks: usize,
-}
-
-impl<'a> Vacated<'a> {
-    fn new(core: &'a Core) -> Self {
-        let (freed, seen) = (RunList::new(), RunList::new());
-        Self { core, oldest: core.space.clock.oldest(), freed, seen, blocks: 0 }
-    }
-
-    fn evict(&mut self, Evictable { id, word }: Evictable) {
-        if word.evict().is_none() {
-            return;
-        }
-        let is_unseen = self.core.is_unseen(id, word, self.oldest);
-        if let Some(frame) = self.core.evict_word(id, word) {
-            if is_unseen {
-                self.freed.push(frame)
-            } else {
-                self.seen.push(frame)
-            }
-            self.blocks += 1;
-        }
-    }
-
-    fn free(self) -> usize {
-        self.freed.iter().for_each(|&run| self.core.space.free_run(run));
-        self.core.free_or_retire(&self.seen);
-        self.core.announce();
-        self.blocks
-    }
-}
-
 impl Core {
     /// Caches and seals a block of a sequence's list. False: the sequence has released it.
     pub(crate) fn seal_cached(&self, handle: BlockHandle) -> bool {
@@ -89,22 +50,22 @@ impl Core {
     /// whether it was evictable; `None` if the word has changed since, or is full.
     #[inline]
     pub(crate) fn hit(&self, id: BlockId, word: BlockWord) -> Option<bool> {
-        let next = word.hit()?;
-        // Acquire: the block's bytes and notes are visible to their reader. No Release: we have
-        // done nothing with the block yet, and a read-modify-write continues earlier release
-        // sequences.
-        let hit =
-            self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
-        hit.ok().map(|_| !word.is_owned())
+        self.exchange_hit(id, word, word.hit()?)
     }
 
     /// As [`hit`](Self::hit), for a block that stays in its frame while it has references.
     #[inline]
     pub(crate) fn hit_in_place(&self, id: BlockId, word: BlockWord) -> Option<bool> {
-        let next = word.share_in_place().filter(|_| word.is_cached())?;
-        // Acquire, and no Release: as in `hit`.
-        let hit =
-            self.space.table.word(id).compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
+        self.exchange_hit(id, word, word.share_in_place().filter(|_| word.is_cached())?)
+    }
+
+    #[inline]
+    fn exchange_hit(&self, id: BlockId, word: BlockWord, next: BlockWord) -> Option<bool> {
+        let atomic = self.space.table.word(id);
+        // Acquire: the block's bytes and notes are visible to their reader. No Release: we have
+        // done nothing with the block yet, and a read-modify-write continues earlier release
+        // sequences.
+        let hit = atomic.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
 
@@ -160,6 +121,17 @@ impl Core {
         Ok(frame)
     }
 
+    /// As [`evict`](Self::evict), for the block in this frame; false if that cannot be evicted.
+    pub(in crate::block) fn evict_in(&self, frame: FrameId, oldest: Ticket) -> bool {
+        let id = self.space.table.block_at(frame);
+        let is_here = |word: BlockWord| word.frame() == frame && self.is_unseen(id, word, oldest);
+        let is_evicted = self.evict_unforgotten(id, is_here).is_ok();
+        if is_evicted {
+            self.forget_evicted(id);
+        }
+        is_evicted
+    }
+
     /// As [`evict`](Self::evict), for an evictor that forgets the block, and counts it, before it
     /// passes its frame on.
     #[inline]
@@ -188,7 +160,7 @@ impl Core {
         Some(frame)
     }
 
-    pub(in crate::block) fn forget_evicted(&self, id: BlockId) {
+    fn forget_evicted(&self, id: BlockId) {
         self.count_not_evictable(1);
         if let Some(evictor) = &self.evictor {
             evictor.forget(self, id);
@@ -234,7 +206,8 @@ impl Core {
     /// Returns whether the block in a frame could be evicted at this moment.
     pub(crate) fn can_evict_at(&self, frame: FrameId, oldest: Ticket) -> bool {
         let id = self.space.table.block_at(frame);
-        self.can_evict(id, self.word(id), oldest)
+        let word = self.word(id);
+        word.frame() == frame && self.can_evict(id, word, oldest)
     }
 
     /// Evicts up to `wanted` blocks in the evictor's order. It skips some that are moving or seen,
@@ -295,15 +268,27 @@ impl Core {
     /// Evicts these blocks if they are evictable and not moving, and returns their number. Frames
     /// that batches may see are retired.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
-        let mut vacated = Vacated::new(self);
+        let (mut seen, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
+        let mut freed = FreedFrames::new(&self.space);
         for id in ids {
             let mut word = self.word(id);
             while word.evict().is_some() {
-                vacated.evict(Evictable { id, word });
+                let is_unseen = self.is_unseen(id, word, oldest);
+                if let Some(frame) = self.evict_word(id, word) {
+                    if is_unseen {
+                        freed.push(frame)
+                    } else {
+                        seen.push(frame)
+                    }
+                    evicted += 1;
+                }
                 word = self.word(id);
             }
         }
-        vacated.free()
+        drop(freed);
+        self.free_or_retire(&seen);
+        self.announce();
+        evicted
     }
 
     /// Evicts and frees blocks whose words are unchanged since their release, unless they are
@@ -365,11 +350,7 @@ impl Core {
             return;
         }
         let (mut freed, oldest) = (FreedFrames::new(&self.space), self.space.clock.oldest());
-        for frame in region.frames() {
-            if let Ok(frame) = self.evict(self.space.table.block_at(frame), oldest) {
-                freed.push(frame);
-            }
-        }
+        region.frames().filter(|&frame| self.evict_in(frame, oldest)).for_each(|frame| freed.push(frame));
         drop(freed);
         self.announce();
     }

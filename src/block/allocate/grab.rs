@@ -11,11 +11,16 @@ pub(in crate::block) struct Grab {
     pub(in crate::block) is_sure: bool,
     /// After a failed search: the system refused the fence that visits to thread caches need.
     pub(in crate::block) is_refused: bool,
+    /// Rounds in which frames were reclaimed from other places.
+    pub(super) rounds: usize,
+    /// Whether the next round visits thread caches that report no frames, too.
+    pub(super) is_all: bool,
 }
 
 impl Grab {
     pub(in crate::block) fn new() -> Self {
-        Self { runs: RunList::new(), frames: 0, is_sure: false, is_refused: false }
+        let runs = RunList::new();
+        Self { runs, frames: 0, is_sure: false, is_refused: false, rounds: 0, is_all: true }
     }
 
     #[inline]

@@ -85,12 +85,7 @@ impl Core {
     /// Returns the number of these frames whose blocks can be evicted now.
     pub(crate) fn evictable_in(&self, region: Run) -> usize {
         let oldest = self.space.clock.oldest();
-        let can_evict = |&frame: &FrameId| {
-            let id = self.space.table.block_at(frame);
-            let word = self.word(id);
-            word.frame() == frame && self.can_evict(id, word, oldest)
-        };
-        region.frames().filter(can_evict).count()
+        region.frames().filter(|&frame| self.can_evict_at(frame, oldest)).count()
     }
 
     /// Takes frames by name: the free ones first, so that a refusal evicts nothing.
@@ -98,11 +93,9 @@ impl Core {
         let oldest = self.space.clock.oldest();
         let (mut has_trimmed, mut cached) = (false, Vec::new());
         for (index, &frame) in frames.iter().enumerate() {
-            let (run, id) =
-                (Run { start: FrameId(frame), len: 1 }, self.space.table.block_at(FrameId(frame)));
-            let word = self.word(id);
-            if word.frame() == run.start && self.can_evict(id, word, oldest) {
-                cached.push((index, id));
+            let run = Run { start: FrameId(frame), len: 1 };
+            if self.can_evict_at(run.start, oldest) {
+                cached.push((index, run));
                 continue;
             }
             let mut is_claimed = self.space.frames.claim(run);
@@ -117,19 +110,11 @@ impl Core {
             }
             grab.extend(Some(run));
         }
-        for (index, id) in cached {
-            let start = FrameId(frames[index]);
-            let evicted = self.evict(id, oldest);
-            // It may have moved since; then its frame is none of those asked for.
-            let evicted =
-                evicted.map_err(|_| start).and_then(|frame| if frame == start { Ok(()) } else { Err(frame) });
-            if let Err(frame) = evicted {
-                if frame != start {
-                    self.space.free_run(Run { start: frame, len: 1 });
-                }
-                return Err(FrameError::Unavailable { index, frame: start });
+        for (index, run) in cached {
+            if !self.evict_in(run.start, oldest) {
+                return Err(FrameError::Unavailable { index, frame: run.start });
             }
-            grab.extend(Some(Run { start, len: 1 }));
+            grab.extend(Some(run));
         }
         Ok(())
     }

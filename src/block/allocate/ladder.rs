@@ -199,7 +199,7 @@ impl Core {
         if !is_list && grab.frames < asked && asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }
-        let mut ladder = Ladder::new();
+        (grab.rounds, grab.is_all) = (0, true);
         // With a prefix cache, a pool is always full: an eviction must not cost a walk over its
         // bitmaps.
         let mut is_thorough = self.evictable() == 0;
@@ -233,11 +233,10 @@ impl Core {
                 is_thorough = true;
                 continue;
             }
-            if !self.climb(&mut ladder, custody) && !self.evict_into(cache, request, grab, Self::evict_any) {
+            if !self.climb(grab, custody) && !self.evict_into(cache, request, grab, Self::evict_any) {
                 break;
             }
         }
-        (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         if request.priority == Priority::Urgent
             && let Some(taken) = self.space.take_reserved(asked - grab.frames, custody)
         {
@@ -265,14 +264,14 @@ impl Core {
         grab: &mut Grab,
         custody: &Custody<'_>,
     ) -> Result<(), AllocError> {
-        let mut ladder = Ladder::new();
+        (grab.rounds, grab.is_all) = (0, true);
         loop {
             let is_known = self.known_runs().is_some_and(|known| known.longest < asked);
             if !is_known && let Some(run) = self.space.frames.allocate_run(asked as u32, self.start(cache)) {
                 grab.extend(Some(run));
                 return Ok(());
             }
-            if !self.climb(&mut ladder, custody) {
+            if !self.climb(grab, custody) {
                 break;
             }
         }
@@ -282,7 +281,6 @@ impl Core {
             grab.extend(Some(run));
             return Ok(());
         }
-        (grab.is_sure, grab.is_refused) = (ladder.is_sure, ladder.is_refused);
         let runs = self.free_runs();
         if grab.is_refused && self.recount().free() >= asked {
             // Unvisited thread caches may complete a run.
@@ -412,15 +410,15 @@ impl Core {
 
     /// Reclaims frames cached elsewhere. False if another search would find nothing new.
     #[cold]
-    fn climb(&self, ladder: &mut Ladder, custody: &Custody<'_>) -> bool {
-        let was_all = ladder.is_all;
+    fn climb(&self, grab: &mut Grab, custody: &Custody<'_>) -> bool {
+        let was_all = grab.is_all;
         let found = self.take_back(was_all, custody);
         // A refusal requires a round that visited every thread cache and found nothing.
-        ladder.is_all = found == Found::Nothing;
-        ladder.is_sure = was_all && found == Found::Nothing;
-        ladder.is_refused = found == Found::Refused;
-        ladder.rounds += 1;
-        ladder.rounds <= ROUNDS && !ladder.is_refused && (found == Found::Something || !was_all)
+        grab.is_all = found == Found::Nothing;
+        grab.is_sure = was_all && found == Found::Nothing;
+        grab.is_refused = found == Found::Refused;
+        grab.rounds += 1;
+        grab.rounds <= ROUNDS && !grab.is_refused && (found == Found::Something || !was_all)
     }
 
     /// Reclaims all free frames outside of the bitmaps: the depot, retired frames that no batch
@@ -481,21 +479,6 @@ impl Core {
             in_transfer: self.counters.in_transfer(),
             oldest_batch: self.oldest_batch().map(|batch| batch.ticket),
         }
-    }
-}
-
-struct Ladder {
-    rounds: usize,
-    is_all: bool,
-    /// The last round visited every thread cache, met no owner inside, and found nothing.
-    is_sure: bool,
-    /// The last round found nothing, and the system refused the fence that visits need.
-    is_refused: bool,
-}
-
-impl Ladder {
-    fn new() -> Self {
-        Self { rounds: 0, is_all: true, is_sure: false, is_refused: false }
     }
 }
 

@@ -151,13 +151,11 @@ impl Core {
                 return None;
             };
             for at in (at..at + len).filter(|&at| walk.costs[at] == Cost::Evict) {
-                let id = self.space.table.block_at(FrameId((start + at) as u32));
-                if let Ok(frame) = self.evict(id, state.oldest) {
-                    // Not through the reserve, which would take a frame out of the window.
-                    let run = Run { start: frame, len: 1 };
-                    if self.space.wipe(run) {
-                        self.space.frames.free_run(run);
-                    }
+                let frame = FrameId((start + at) as u32);
+                // Not through the reserve, which would take a frame out of the window.
+                let run = Run { start: frame, len: 1 };
+                if self.evict_in(frame, state.oldest) && self.space.wipe(run) {
+                    self.space.frames.free_run(run);
                 }
             }
             if let Some(run) = self.space.frames.allocate_run(len as u32, FrameId((start + at) as u32)) {

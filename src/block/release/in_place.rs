@@ -135,9 +135,9 @@ impl Pass<'_> {
     #[cold]
     #[inline(never)]
     fn free(&mut self, table: TableView<'_>, frames: &[u32], frame: FrameId) -> Result<(), FrameError> {
-        self.release(table.block_at(frame), Some(frame)).map_err(|word| {
+        self.release(table.block_at(frame), Some(frame)).map_err(|_| {
             let index = frames.iter().position(|&listed| listed == frame.0);
-            not_owned(index.unwrap_or(0), frame, word)
+            self.core.why_not_owned(index.unwrap_or(0), frame.0)
         })
     }
 }
@@ -198,17 +198,16 @@ impl Core {
     /// Returns the number of entries whose blocks are cached.
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<usize, FrameError> {
-        let total = self.total_frames();
-        let mut cached = 0;
+        let (total, mut cached) = (self.total_frames(), 0);
         for (index, &frame) in frames.iter().enumerate() {
             if frame as usize >= total {
-                return Err(FrameError::OutOfRange { index, frame: FrameId(frame), frames: total });
+                return Err(self.why_not_owned(index, frame));
             }
             // Acquire: as in `word`.
             let atomic = table.row(table.block_at(FrameId(frame))).word;
             let word = BlockWord::from_bits(atomic.load(Acquire));
             if !word.is_owned() || word.frame().0 != frame {
-                return Err(self.why_not_owned(index, FrameId(frame), word));
+                return Err(self.why_not_owned(index, frame));
             }
             cached += usize::from(word.is_cached());
         }
@@ -221,12 +220,10 @@ impl Core {
 
     #[cold]
     #[inline(never)]
-    fn why_not_owned(&self, index: usize, frame: FrameId, word: BlockWord) -> FrameError {
-        if self.null_block().is_some() && frame.0 == 0 {
-            FrameError::Null { index, frame }
-        } else {
-            not_owned(index, frame, word)
-        }
+    fn why_not_owned(&self, index: usize, frame: u32) -> FrameError {
+        self.used_in_place(index, frame)
+            .err()
+            .unwrap_or(FrameError::Unreferenced { index, frame: FrameId(frame) })
     }
 
     #[cold]
@@ -278,14 +275,6 @@ pub(in crate::block) fn repeats(frames: &[u32], most: impl Fn(FrameId) -> u32) -
         }
     }
     outcome.map_or(Ok(()), Err)
-}
-
-fn not_owned(index: usize, frame: FrameId, word: BlockWord) -> FrameError {
-    if word.is_evictable() && word.frame() == frame {
-        FrameError::Unreferenced { index, frame }
-    } else {
-        FrameError::Free { index, frame }
-    }
 }
 
 fn check_shared(index: usize, word: BlockWord) -> Result<(), FrameError> {

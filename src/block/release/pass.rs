@@ -32,7 +32,7 @@ pub(crate) enum Exposure {
 
 /// What the releases of one call have left to do so far.
 pub(super) struct Pass<'a> {
-    core: &'a Core,
+    pub(super) core: &'a Core,
     pub(super) freed: Freed,
     evictable: SmallVec<[Evictable; 64]>,
     /// Number of references whose blocks others, or the cache, keep.
