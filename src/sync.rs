@@ -147,6 +147,7 @@ mod imp {
         }
 
         /// Inserts an entry unless the key has one. Returns whether it was inserted.
+        #[inline]
         pub(crate) fn insert_new(&self, key: K, value: V) -> bool {
             match self.0.entry(key) {
                 dashmap::Entry::Occupied(_) => false,

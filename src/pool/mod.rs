@@ -7,6 +7,7 @@
 
 mod admission;
 mod allocate;
+mod build_error;
 mod builder;
 mod compaction;
 mod frame_pool;
@@ -39,7 +40,8 @@ pub use crate::compact::{
 pub use crate::migrate::{
     BringBackReport, Carried, MigrateError, MigrationCounts, MigrationReport, OffloadReport,
 };
-pub use builder::{BuildError, PoolBuilder};
+pub use build_error::BuildError;
+pub use builder::PoolBuilder;
 pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
     FrameShrink, MovedFrames,

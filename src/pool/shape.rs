@@ -5,7 +5,7 @@ use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAME
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
 use crate::sync::available_parallelism;
 
-use super::builder::BuildError;
+use super::build_error::BuildError;
 
 /// Maximum number of expected threads. More threads than that may use the pool.
 const THREADS_MAX: usize = 1 << 16;

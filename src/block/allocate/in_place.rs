@@ -6,6 +6,7 @@
 //! by name as for a contiguous request.
 
 use crate::error::{AllocError, FrameError};
+use crate::frame::RunList;
 use crate::ids::{FrameId, Run};
 
 use super::grab::Grab;
@@ -37,13 +38,15 @@ impl Blocks {
             take(Run { start: owned.frame, len: 1 });
             return Ok(());
         }
-        let (mut few, mut grab) = ([FrameId(0); INLINE_BLOCKS], Grab::new());
+        let (mut few, mut runs) = ([FrameId(0); INLINE_BLOCKS], RunList::new());
         if !prefers_runs && self.allocate_inline(request, |i, owned| few[i] = owned.frame) {
-            few[..request.blocks].iter().for_each(|&start| grab.runs.append(Run { start, len: 1 }));
-        } else {
-            self.allocate_into(request, if prefers_runs { Aim::Runs } else { Aim::Any }, &mut grab)?;
-            self.hand_out(&grab, request, |_| ());
+            few[..request.blocks].iter().for_each(|&start| runs.append(Run { start, len: 1 }));
+            runs.iter().for_each(|&run| take(run));
+            return Ok(());
         }
+        let mut grab = Grab::new();
+        self.allocate_into(request, if prefers_runs { Aim::Runs } else { Aim::Any }, &mut grab)?;
+        self.hand_out(&grab, request, |_| ());
         grab.runs.iter().for_each(|&run| take(run));
         Ok(())
     }

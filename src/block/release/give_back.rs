@@ -7,36 +7,21 @@ use crate::ids::{FrameId, Run};
 use crate::block::core::{Blocks, Core, Custody};
 use crate::block::thread_cache::{CacheRef, CountedRef, INLINE_BLOCKS, Returning};
 
-/// Frames that one call has freed: the last few one by one, those before them as runs.
-pub(super) struct Freed {
-    few: [FrameId; INLINE_BLOCKS],
+/// A few frames that one call has freed, in order.
+pub(super) struct Few {
+    places: [FrameId; INLINE_BLOCKS],
     len: usize,
-    runs: RunList,
 }
 
-impl Freed {
+impl Few {
     #[inline(always)]
     pub(super) fn new() -> Self {
-        Self { few: [FrameId(0); INLINE_BLOCKS], len: 0, runs: RunList::new() }
+        Self { places: [FrameId(0); INLINE_BLOCKS], len: 0 }
     }
 
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0 && self.runs.is_empty()
-    }
-
-    #[inline]
-    pub(super) fn is_full(&self) -> bool {
-        self.len == INLINE_BLOCKS
-    }
-
-    #[inline]
-    pub(super) fn push(&mut self, frame: FrameId) {
-        if self.is_full() {
-            self.join();
-        }
-        self.few[self.len] = frame;
-        self.len += 1;
+    pub(super) fn frames(&self) -> &[FrameId] {
+        &self.places[..self.len]
     }
 
     /// Releases keys by `fast`, in order, as long as it does not decline and its frame finds a
@@ -49,7 +34,7 @@ impl Freed {
     ) -> &'k [K] {
         // A loop that calls nothing keeps in registers what it needs.
         let mut done = 0;
-        for (place, &key) in self.few[self.len..].iter_mut().zip(keys) {
+        for (place, &key) in self.places[self.len..].iter_mut().zip(keys) {
             let Some(frame) = fast(key) else { break };
             *place = frame;
             done += 1;
@@ -58,42 +43,34 @@ impl Freed {
         &keys[done..]
     }
 
-    pub(super) fn push_run(&mut self, run: Run) {
-        self.join();
-        if run.len > 0 {
-            self.runs.append(run);
-        }
-    }
-
-    /// Joins the frames to runs, which makes room for further ones.
+    /// Moves the frames to runs, which makes room for further ones.
     #[inline(never)]
-    pub(super) fn join(&mut self) {
-        self.few[..self.len].iter().for_each(|&frame| self.runs.push(frame));
+    pub(super) fn join(&mut self, runs: &mut RunList) {
+        self.frames().iter().for_each(|&frame| runs.push(frame));
         self.len = 0;
     }
 
-    /// Returns all frames, in the order in which they were freed.
-    pub(super) fn runs(&mut self) -> &[Run] {
-        self.join();
-        &self.runs
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.len == INLINE_BLOCKS
     }
 }
 
 impl Blocks {
-    /// Gives back the frames of free blocks, and announces them.
-    // One function: a body of its own in each caller was not inlined, and cost 5 %.
+    /// Gives back a few frames of free blocks, and announces them.
+    // One function: with a body in each caller, its parts were not inlined, which cost 5 %.
     #[inline(never)]
-    pub(super) fn give_back_freed(&self, freed: &mut Freed) {
-        let (cache, few) = (self.recent_thread_cache(), &freed.few[..freed.len]);
-        if freed.is_empty() {
+    pub(super) fn give_back_few(&self, frames: &[FrameId]) {
+        if frames.is_empty() {
             return;
         }
-        let push = |magazines: &mut MagazinePair| match *few {
+        let cache = self.recent_thread_cache();
+        let push = |magazines: &mut MagazinePair| match *frames {
             [frame] => magazines.push_loaded(frame),
-            _ => magazines.push_all(few),
+            _ => magazines.push_all(frames),
         };
-        if !(freed.runs.is_empty() && self.is_pushed(cache, few.len(), push)) {
-            self.give_back_runs(cache, freed.runs());
+        if !self.is_pushed(cache, frames.len(), push) {
+            self.give_back_frames(cache, frames);
         }
     }
 
@@ -125,17 +102,17 @@ impl Blocks {
 
     #[cold]
     #[inline(never)]
-    pub(super) fn give_back_frame(&self, cache: Option<CacheRef<'_>>, frame: FrameId) {
-        self.give_back_runs(cache, &[Run { start: frame, len: 1 }]);
+    pub(super) fn give_back_frames(&self, cache: Option<CacheRef<'_>>, frames: &[FrameId]) {
+        let mut runs = RunList::new();
+        frames.iter().for_each(|&frame| runs.push(frame));
+        match cache {
+            Some(cache) => cache.counted(|cache| self.give_back(Some(cache), &runs)),
+            None => self.give_back_runs(&runs),
+        }
     }
 
-    #[cold]
-    #[inline(never)]
-    fn give_back_runs(&self, cache: Option<CacheRef<'_>>, runs: &[Run]) {
-        match cache {
-            Some(cache) => cache.counted(|cache| self.give_back(Some(cache), runs)),
-            None => self.with_thread_cache(|cache| self.give_back(cache, runs)),
-        }
+    pub(super) fn give_back_runs(&self, runs: &[Run]) {
+        self.with_thread_cache(|cache| self.give_back(cache, runs));
     }
 }
 

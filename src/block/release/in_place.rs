@@ -17,7 +17,7 @@ use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 use crate::sync::Ordering::*;
 
-use super::give_back::Freed;
+use super::give_back::Few;
 use super::pass::Pass;
 use super::reference::release_only_in;
 use crate::block::core::{Blocks, Core, Evictable};
@@ -33,35 +33,35 @@ impl Blocks {
         frames: &[u32],
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
-        let (table, mut freed) = (self.space.table.view(), Freed::new());
+        let (table, mut few) = (self.space.table.view(), Few::new());
         if frames.len() > INLINE_BLOCKS
             && let Some(runs) = self.only_in_place(table, frames)
         {
-            let mut pass = Pass::new(self, freed);
+            let mut pass = Pass::new(self, few);
             let outcome = pass.free_runs(table, frames, &runs);
             self.finish(&mut pass, 0, tell);
             return outcome;
         }
         let cached = self.check_owned(table, frames)?;
-        let rest = if cached == 0 { freed.fill(frames, |frame| free_only(table, frame)) } else { frames };
+        let rest = if cached == 0 { few.fill(frames, |frame| free_only(table, frame)) } else { frames };
         if rest.is_empty() {
-            self.give_back_freed(&mut freed);
+            self.give_back_few(few.frames());
             return Ok(());
         }
-        self.free_rest(freed, frames, rest, cached, tell)
+        self.free_rest(few, frames, rest, cached, tell)
     }
 
     /// Frees what is left of a checked list, of which `cached` entries are cached.
     #[inline(never)]
     fn free_rest(
         &self,
-        freed: Freed,
+        few: Few,
         frames: &[u32],
         rest: &[u32],
         cached: usize,
         tell: impl FnOnce(&[Evictable], Ticket),
     ) -> Result<(), FrameError> {
-        let (table, mut pass, mut outcome) = (self.space.table.view(), Pass::new(self, freed), Ok(()));
+        let (table, mut pass, mut outcome) = (self.space.table.view(), Pass::new(self, few), Ok(()));
         if cached > 0 {
             pass.expect_evictable(cached);
         }
@@ -103,7 +103,7 @@ impl Blocks {
         self.count_further(count as isize);
         if outcome.is_err() && count > 0 {
             // Another thread freed one since the check, or the list repeats one too often.
-            let _ = self.free_rest(Freed::new(), frames, &frames[..count], 0, tell);
+            let _ = self.free_rest(Few::new(), frames, &frames[..count], 0, tell);
         }
         outcome
     }
@@ -117,7 +117,7 @@ impl Pass<'_> {
             let mut rest = run;
             loop {
                 let len = release_run(table, rest);
-                self.freed.push_run(Run { len, ..rest });
+                self.freed_run(Run { len, ..rest });
                 if len == rest.len {
                     break;
                 }
@@ -146,14 +146,14 @@ impl Pass<'_> {
 #[inline(always)]
 fn free_only(table: TableView<'_>, frame: u32) -> Option<FrameId> {
     let frame = FrameId(frame);
-    release_only_in(table.row(table.block_at(frame)).word, frame)
+    release_only_in(table.row(table.block_at(frame)).word, frame).then_some(frame)
 }
 
 /// Drops the only references of a run's blocks that are not cached, up to the first block of
 /// another kind. Returns the number of frames released.
 #[inline(never)]
 fn release_run(table: TableView<'_>, run: Run) -> u32 {
-    table.visit_run(run, |frame, _, row| release_only_in(row.word, frame).is_some())
+    table.visit_run(run, |frame, _, row| release_only_in(row.word, frame))
 }
 
 #[inline(never)]

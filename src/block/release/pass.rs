@@ -11,9 +11,10 @@
 
 use smallvec::SmallVec;
 
-use crate::ids::{BlockId, FrameId, Ticket};
+use crate::frame::RunList;
+use crate::ids::{BlockId, FrameId, Run, Ticket};
 
-use super::give_back::Freed;
+use super::give_back::Few;
 use super::reference::{Outcome, release_only, release_privately};
 use crate::block::core::{Blocks, Core, Evictable};
 use crate::block::state::BlockWord;
@@ -33,7 +34,9 @@ pub(crate) enum Exposure {
 /// What the releases of one call have left to do so far.
 pub(super) struct Pass<'a> {
     pub(super) core: &'a Core,
-    pub(super) freed: Freed,
+    /// The frames that were freed last; those before them are in `runs`.
+    few: Few,
+    runs: RunList,
     evictable: SmallVec<[Evictable; 64]>,
     /// Number of references whose blocks others, or the cache, keep.
     kept: usize,
@@ -42,8 +45,30 @@ pub(super) struct Pass<'a> {
 }
 
 impl<'a> Pass<'a> {
-    pub(super) fn new(core: &'a Core, freed: Freed) -> Self {
-        Self { core, freed, evictable: SmallVec::new(), kept: 0, counted: 0 }
+    pub(super) fn new(core: &'a Core, few: Few) -> Self {
+        let (runs, evictable) = (RunList::new(), SmallVec::new());
+        Self { core, few, runs, evictable, kept: 0, counted: 0 }
+    }
+
+    #[inline]
+    fn freed(&mut self, frame: FrameId) {
+        if self.few.is_full() {
+            self.few.join(&mut self.runs);
+        }
+        let _ = self.few.fill(&[frame], Some);
+    }
+
+    pub(super) fn freed_run(&mut self, run: Run) {
+        if run.len > 0 {
+            self.few.join(&mut self.runs);
+            self.runs.append(run);
+        }
+    }
+
+    /// Returns all frames that were freed, in order.
+    fn all_freed(&mut self) -> &[Run] {
+        self.few.join(&mut self.runs);
+        &self.runs
     }
 
     /// Counts blocks as evictable before they are, so that a thread that is stopped in between
@@ -64,11 +89,11 @@ impl<'a> Pass<'a> {
     ) {
         let mut rest = keys;
         loop {
-            rest = self.freed.fill(rest, &fast);
+            rest = self.few.fill(rest, &fast);
             let Some((&key, others)) = rest.split_first() else { return };
             // Declined, or without a place.
-            if self.freed.is_full() {
-                self.freed.join();
+            if self.few.is_full() {
+                self.few.join(&mut self.runs);
             } else {
                 general(self, key);
                 rest = others;
@@ -94,7 +119,7 @@ impl<'a> Pass<'a> {
         match core.release_if(id, is_right, counts)? {
             Outcome::Left => {}
             Outcome::Shared => self.kept += 1,
-            Outcome::Freed(frame) => self.freed.push(frame),
+            Outcome::Freed(frame) => self.freed(frame),
             Outcome::Evictable(word) => {
                 self.kept += 1;
                 self.counted -= 1;
@@ -145,16 +170,16 @@ impl Blocks {
 
     #[inline(always)]
     fn release_by(&self, ids: &[BlockId], fast: impl Fn(BlockId) -> Option<FrameId>) {
-        let mut freed = Freed::new();
-        let rest = freed.fill(ids, &fast);
-        if rest.is_empty() { self.give_back_freed(&mut freed) } else { self.release_rest(freed, rest, fast) }
+        let mut few = Few::new();
+        let rest = few.fill(ids, &fast);
+        if rest.is_empty() { self.give_back_few(few.frames()) } else { self.release_rest(few, rest, fast) }
     }
 
     #[inline(never)]
-    fn release_rest(&self, freed: Freed, rest: &[BlockId], fast: impl Fn(BlockId) -> Option<FrameId>) {
-        let (mut pass, table) = (Pass::new(self, freed), self.space.table.view());
+    fn release_rest(&self, few: Few, rest: &[BlockId], fast: impl Fn(BlockId) -> Option<FrameId>) {
+        let (mut pass, table) = (Pass::new(self, few), self.space.table.view());
         pass.release_all(rest, fast, |pass, id| match release_only(table, id) {
-            Some(frame) => pass.freed.push(frame),
+            Some(frame) => pass.freed(frame),
             None => pass.release_owned(id),
         });
         self.finish(&mut pass, 0, |_, _| ());
@@ -168,7 +193,7 @@ impl Blocks {
             Some(frame) => {
                 let cache = self.recent_thread_cache();
                 if !self.is_pushed(cache, 1, |magazines| magazines.push_loaded(frame)) {
-                    self.give_back_frame(cache, frame);
+                    self.give_back_frames(cache, &[frame]);
                 }
             }
             None => self.release_sealed(id),
@@ -198,7 +223,7 @@ impl Blocks {
     /// became evictable. Returns whether there are any: the caller announces them, or has a place
     /// in line, and signals the line.
     pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
-        let (mut pass, table) = (Pass::new(self, Freed::new()), self.space.table.view());
+        let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         if self.evictor.is_none() {
             pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
         } else {
@@ -219,10 +244,10 @@ impl Blocks {
         if ids.is_empty() {
             return;
         }
-        let (mut pass, table) = (Pass::new(self, Freed::new()), self.space.table.view());
+        let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
         pass.settle(ids.len(), |blocks, tag| self.tell_evictor(blocks, tag));
-        for &run in pass.freed.runs() {
+        for &run in pass.all_freed() {
             self.space.free_run(run);
             self.counters.freed(run.len as usize);
         }
@@ -240,11 +265,12 @@ impl Blocks {
     #[inline]
     fn end_pass(&self, pass: &mut Pass<'_>, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let is_evictable = pass.settle(listed, tell);
-        if pass.freed.is_empty() {
-            return is_evictable;
+        match (pass.runs.is_empty(), pass.few.frames()) {
+            (true, []) => return is_evictable,
+            (true, few) => self.give_back_few(few),
+            (false, _) => self.give_back_runs(pass.all_freed()),
         }
-        // Announces both.
-        self.give_back_freed(&mut pass.freed);
+        // Both are announced.
         false
     }
 }
@@ -253,7 +279,7 @@ impl Core {
     /// Takes back references that were added to listed blocks whose owner keeps its own.
     #[cold]
     pub(super) fn unshare(&self, ids: &[BlockId]) {
-        let mut pass = Pass::new(self, Freed::new());
+        let mut pass = Pass::new(self, Few::new());
         ids.iter().for_each(|&id| pass.release_owned(id));
         pass.settle(ids.len(), |_, _| ());
     }
@@ -262,7 +288,7 @@ impl Core {
     /// counted.
     #[cold]
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
-        let mut pass = Pass::new(self, Freed::new());
+        let mut pass = Pass::new(self, Few::new());
         if was_evictable {
             pass.counted = 1;
         } else {
@@ -270,8 +296,8 @@ impl Core {
         }
         pass.release_owned(id);
         pass.settle(1, |blocks, tag| self.tell_evictor(blocks, tag));
-        if !pass.freed.is_empty() {
-            self.give_back(None, pass.freed.runs());
+        if !pass.all_freed().is_empty() {
+            self.give_back(None, &pass.runs);
         }
         self.announce();
     }

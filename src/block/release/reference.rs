@@ -36,24 +36,22 @@ pub(super) fn release_privately(table: TableView<'_>, id: BlockId) -> Option<Fra
 /// Drops the only reference of a block that is neither moving nor cached. `None`: nothing was done.
 #[inline(always)]
 pub(super) fn release_only(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
-    exchange_only(table.row(id).word, BlockWord::release_only)
+    let atomic = table.row(id).word;
+    let word = BlockWord::from_bits(atomic.load(Relaxed));
+    let next = word.release_only()?;
+    is_exchanged(atomic, word, next).then(|| next.frame())
 }
 
 /// As [`release_only`], for a block in this frame.
 #[inline(always)]
-pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> Option<FrameId> {
-    exchange_only(atomic, |word| word.release_only_in(frame))
+pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> bool {
+    let word = BlockWord::from_bits(atomic.load(Relaxed));
+    word.release_only_in(frame).is_some_and(|next| is_exchanged(atomic, word, next))
 }
 
 #[inline(always)]
-fn exchange_only(
-    atomic: &AtomicU64,
-    release: impl FnOnce(BlockWord) -> Option<BlockWord>,
-) -> Option<FrameId> {
-    let word = BlockWord::from_bits(atomic.load(Relaxed));
-    let next = release(word)?;
-    let released = atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed);
-    released.ok().map(|_| next.frame())
+fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
+    atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_ok()
 }
 
 impl Core {

@@ -3,7 +3,7 @@
 use crate::block::{Blocks, BlocksConfig, Evictor};
 use crate::error::PrefixError;
 use crate::ids::{DeviceId, Order};
-use crate::pool::builder::BuildError;
+use crate::pool::build_error::BuildError;
 use crate::pool::shape::Shape;
 use crate::prefix::{HashKey, PrefixCache, PrefixConfig};
 use crate::sync::Arc;
