@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `args`, `absent` | the command line, and commands that this build lacks |
 //! | `commands` | the commands |
-//! | [`trace`], [`workload`] | requests, from a file or from a seed |
+//! | [`trace`] | requests, from a file or from a seed |
 //! | [`backend`] | the memory of a pool |
 //! | [`replay`] | the replay of a trace |
 //! | `schedule` | the schedule of a replay |
@@ -40,7 +40,6 @@ mod serve;
 #[cfg(feature = "top")]
 pub mod top;
 pub mod trace;
-pub mod workload;
 
 use std::process::ExitCode;
 

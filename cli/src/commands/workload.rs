@@ -5,14 +5,14 @@ use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_load::Shape;
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
 use crate::backend::Backend;
 use crate::output::{complain, is_plain};
-use crate::replay::{self, Eviction, Progress, ReplayPool, Shape};
+use crate::replay::{self, Eviction, Progress, ReplayPool};
 use crate::trace::{HashIds, Trace};
-use crate::workload::Conversations;
 
 /// The default layout of replays, with as few bytes per token as distinguish all tokens, so that a
 /// replay measures the pool and not the memory.
@@ -82,7 +82,7 @@ fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
 pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
     let options = args.read_options()?;
     match &args.trace {
-        None => Ok(Conversations::trace(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),
+        None => Ok(Trace::generated(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),
         Some(path) => {
             let trace = Trace::load(path, &options)?;
             if options.hash_ids == HashIds::Required && trace.has_no_hash_ids() {

@@ -5,8 +5,6 @@
 //! |---|---|
 //! | `scheduler` | continuous batching as pure bookkeeping: waiting, running, preemption |
 //! | `shared_clock` | the state shared by the threads: arrivals, clocks, the rule by which all make progress |
-//! | `text` | the ids of tokens: which prompts begin alike |
-//! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
 //! | `worker` | one scheduler thread |
 //! | `free_list` | the placement of the same requests by a free list, for comparison |
 //! | `pool` | the pool, and its parts |
@@ -22,7 +20,6 @@
 //! prefix cache is cleared, and allocates all of them in one request; its audit agrees; and no
 //! token was read other than it was written, by whichever request.
 
-mod content;
 mod cpu;
 mod free_list;
 mod pool;
@@ -33,8 +30,6 @@ mod sizing;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tests;
-mod text;
-mod transfer;
 mod worker;
 
 use std::any::Any;
@@ -46,15 +41,13 @@ use std::time::{Duration, Instant};
 use indicatif::HumanCount;
 use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
+use kvpool_load::{Shape, Texts};
 
-pub use content::Shape;
-pub use pool::{Compaction, Eviction, ReplayPool, Rows, full};
+pub use pool::{Compaction, Eviction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
 pub use shared_clock::step_ns;
 pub use sizing::blocks_for;
 pub use tally::{Durations, RunCounts, Samples, TableRuns, Tally};
-pub use text::{Text, Texts};
-pub use transfer::{Access, Corrupt, Transfer};
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
@@ -188,7 +181,7 @@ pub fn replay(
 ) -> Outcome {
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
-    let texts = pool.prefix_cache().map(|_| Texts::of(trace));
+    let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests, trace.hash_tokens));
     let block_tokens = pool.shape().block_tokens;
     let list = options.free_list.then(|| SharedList::new(blocks, block_tokens, texts.is_some()));
     let (start, cpu_start) = (Instant::now(), cpu::used());

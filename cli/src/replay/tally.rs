@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-
-use super::transfer::Corrupt;
+use kvpool_load::Corrupt;
 
 /// Findings that are kept; later ones are dropped.
 const FINDINGS_MAX: usize = 16;

@@ -7,7 +7,7 @@ use kvpool::{AllocRequest, DeviceId, StorageError};
 
 use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
-use crate::workload::Conversations;
+use kvpool_load::Corrupt;
 
 /// A fault of the storage. All but the last two occur once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -326,7 +326,7 @@ fn a_thread_that_panics_is_a_finding() {
 
 #[test]
 fn one_thread_is_deterministic() {
-    let trace = Conversations::trace(3, 120);
+    let trace = Trace::generated(3, 120);
     let blocks = blocks_for(&trace.requests, &SHAPE) / 2;
     let counts = || {
         let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
@@ -344,7 +344,7 @@ fn one_thread_is_deterministic() {
 /// The cached part of a prompt is neither written nor paid for, and read back like everything else.
 #[test]
 fn prefixes_are_found_again_and_verified() {
-    let trace = Conversations::trace(3, 120);
+    let trace = Trace::generated(3, 120);
     let blocks = 2 * blocks_for(&trace.requests, &SHAPE);
     let all: u64 = trace.requests.iter().map(Request::tokens).sum();
     for threads in [1, 2, 3] {

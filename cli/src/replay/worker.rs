@@ -19,16 +19,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::{Batch, BlockTable, Sequence, SequenceId};
+use kvpool_load::{Access, Shape, Text, Texts, Transfer, full};
 
 use super::Options;
-use super::content::Shape;
 use super::free_list::{Listed, SharedList};
-use super::pool::{ReplayPool, full};
+use super::pool::ReplayPool;
 use super::scheduler::{Job, Running, Scheduler};
 use super::shared_clock::{SharedClock, step_ns};
 use super::tally::Tally;
-use super::text::{Text, Texts};
-use super::transfer::{Access, Transfer};
 
 /// The time without progress of any thread after which the replay is given up: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);

@@ -5,7 +5,9 @@ mod table;
 
 use serde_json::{Map, Value, json};
 
-use crate::replay::{Options, Outcome, Resize, Shape, TableRuns, failed_copies};
+use kvpool_load::Shape;
+
+use crate::replay::{Options, Outcome, Resize, TableRuns, failed_copies};
 use crate::trace::Trace;
 
 pub use table::render;

@@ -16,18 +16,16 @@ use std::time::{Duration, Instant};
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{AuditError, BuildError, DefragConfig, DefragError, Pool, StorageError};
+use kvpool_load::traffic::{Exchange, Load, fresh_seed};
 use kvpool_node::admin::{AdminServer, BindError, Limits, Reporters};
-use kvpool_node::settings::{Loaded, PoolSettings, Settings, SettingsError, Sources};
-use kvpool_node::{Arrivals, Node, NodeError, Offers};
+use kvpool_node::settings::{LoadSettings, Loaded, PoolSettings, Settings, SettingsError, Sources};
+use kvpool_node::{Arrivals, Node, NodeError, Offers as _};
 use thiserror::Error;
 use tokio::runtime::{self, Runtime};
 use tokio::time::timeout;
 
-use super::exchange::Shelf;
-use super::load::Load;
 use super::network::{self, Credentials, NetworkError};
 use super::reload::{Reloader, Reread, Taken};
-use super::running::Turn;
 use super::services::{self, Membership, ServiceError, Services};
 use super::signals::{Signal, Signals};
 use super::telemetry::{Telemetry, TelemetryError};
@@ -145,21 +143,15 @@ fn serve_with(
     let reporters = Reporters::new();
     telemetry.report(&reporters);
     let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
-    let load = match settings.load {
-        Some(load) => {
-            let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
-            let started = Load::start(&pool, streams, load, Turn::fresh_seed(), fetching);
-            Some(started.map_err(ServeError::Load)?)
-        }
-        None => None,
+    let exchange = Arc::new(Exchange::new(settings.load.map_or(0, |load| load.threads)));
+    let start = |load: LoadSettings| {
+        let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
+        let started = Load::start(&pool, streams, load, fresh_seed(), exchange.clone(), fetching);
+        started.map_err(ServeError::Load)
     };
-    let shelf = Arc::new(Shelf::default());
-    let offers: Arc<dyn Offers> = match &load {
-        Some(load) => load.exchange().clone(),
-        None => shelf.clone(),
-    };
+    let load = settings.load.map(start).transpose()?;
     let mut builder = network::configure(&settings, &credentials, Node::builder(pool.clone()))?;
-    builder = builder.offers(offers.clone()).reporters(reporters.clone());
+    builder = builder.offers(exchange.clone()).reporters(reporters.clone());
     if let Some(server) = server {
         builder = builder.admin(server);
     }
@@ -168,12 +160,7 @@ fn serve_with(
     }
     let (node, arrivals) = runtime.block_on(builder.start())?;
     let node = Arc::new(node);
-    let kept = load.as_ref().map(|load| load.exchange().clone());
-    let has_room = {
-        let shelf = shelf.clone();
-        move || kept.as_ref().map_or(&*shelf, |kept| &kept.strangers).has_room()
-    };
-    let mut arriving = runtime.spawn(take_in(arrivals, offers, has_room));
+    let mut arriving = runtime.spawn(take_in(arrivals, exchange.clone()));
     let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
     let membership = settings.membership.as_ref().map(join).transpose()?;
     print(&greeting(&settings, &node, &services))?;
@@ -196,7 +183,7 @@ fn serve_with(
     });
 
     let mut findings = load.map(Load::end).unwrap_or_default();
-    shelf.clear();
+    exchange.close_kept();
     runtime.block_on(services.end(deadline));
     if !is_drained {
         findings.push(format!("migrations were under way after {drain:?}: what became of them is unknown"));
@@ -227,13 +214,13 @@ fn audit(pool: &Pool) -> Result<(), AuditError> {
 
 /// Gives arriving sequences to the traffic, or keeps them while there is room. Test:
 /// `sequences_that_no_engine_takes_are_bounded`.
-async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>, has_room: impl Fn() -> bool) {
+async fn take_in(mut arrivals: Arrivals, exchange: Arc<Exchange>) {
     loop {
-        while !has_room() {
+        while !exchange.has_room() {
             tokio::time::sleep(ROOM_PAUSE).await;
         }
         let Some(arrival) = arrivals.recv().await else { return };
-        offers.take_back(arrival.sequence);
+        exchange.take_back(arrival.sequence);
     }
 }
 

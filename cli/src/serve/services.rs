@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::Pool;
+use kvpool_load::traffic::Fetching;
 use kvpool_node::Node;
 use kvpool_node::admin::Reporters;
 use kvpool_node::events::{HashForm, KvEventError, KvEventPublisher, KvEventReporter, KvEventSettings};
@@ -52,15 +53,6 @@ pub enum ServiceError {
     #[cfg(feature = "etcd")]
     #[error("--membership: {0}")]
     MembershipTls(NetworkError),
-}
-
-/// The tier of a pool, for the threads of the traffic.
-#[derive(Clone)]
-pub(super) struct Fetching {
-    pub tiered: Arc<Tiered>,
-    pub runtime: Handle,
-    /// Longest time that a request waits for its prefix.
-    pub wait: Duration,
 }
 
 /// Connects to the store of a tier, and refuses services that are not part of this build: before the pool

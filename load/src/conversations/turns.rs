@@ -21,7 +21,7 @@ use super::{
     ANSWER_TOKENS, CONTEXT_TOKENS_MAX, DOCUMENT_SHARE, DOCUMENT_TOKENS, MESSAGE_TOKENS, SYSTEM_PROMPT_SKEW,
     SYSTEM_PROMPTS, SYSTEM_TOKENS,
 };
-use crate::trace::{HASH_BLOCK_TOKENS, Request};
+use crate::request::{HASH_BLOCK_TOKENS, Request};
 
 /// Conversations that take turns.
 const OPEN: u64 = 32;

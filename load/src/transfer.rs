@@ -5,9 +5,9 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::content::{Content, Shape};
-use super::pool::Rows;
-use super::text::Text;
+use crate::content::{Content, Shape};
+use crate::rows::Rows;
+use crate::text::Text;
 
 /// Tokens of one call: few enough that the rows of K and V stay in a core's own cache.
 pub const PIECE_TOKENS: usize = 1024;

@@ -17,11 +17,10 @@ use kvpool::storage::DeviceStream;
 use kvpool::{Batch, Pool};
 use kvpool_node::settings::{LoadKind, LoadSettings};
 
-use super::coming::Coming;
+use super::coming::{Coming, Fetching};
 use super::running::Running;
-use super::services::Fetching;
 use super::shared::Shared;
-use crate::replay::{Access, Rows, Shape, Transfer, full};
+use crate::{Access, Rows, Shape, Transfer, full};
 
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 64;
@@ -159,7 +158,7 @@ impl<'a> Conversing<'a> {
             let running = match Running::of(sequence, self.shared.seed) {
                 Ok(running) => running,
                 Err(stranger) => {
-                    self.shared.exchange.strangers.keep(*stranger);
+                    self.shared.exchange.keep(*stranger);
                     continue;
                 }
             };
