@@ -10,8 +10,8 @@
 //! | event | data | when |
 //! |---|---|---|
 //! | `stats` | [`StatsSummary`] | every period, by default a second |
-//! | `map` | [`MapView`]: all cells | to begin with, for another size of the pool, and for many changes |
-//! | `map_changes` | [`MapChanges`]: cells that changed | when cells changed |
+//! | `map` | [`Cells`](kvpool_map::Cells): all of them | to begin with, for another size of the pool, and for many changes |
+//! | `map_changes` | [`CellChanges`](kvpool_map::CellChanges) | when cells changed |
 //! | `migrations` | [`MigrationList`](super::MigrationList) | all to begin with; then those that began, changed or ended |
 //!
 //! # Numbers
@@ -51,5 +51,5 @@ mod view;
 
 pub use follower::Follower;
 pub(super) use hub::Hub;
-pub use notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+pub use notice::{Notice, StatsSummary};
 pub(super) use view::CELLS_MAX;
