@@ -10,6 +10,7 @@
 //! | `schedule` | the schedule of a replay |
 //! | `report` | its report, as JSON and as a table |
 //! | `serve` | a process around a pool, with the feature `node` |
+//! | `signals` | signals to commands that run until one, with the feature `node` |
 //! | `top` | a node on the terminal, with the feature `top` |
 //! | `figures` | numbers, shares and times as text |
 //! | `fit` | text and tables within the width of the terminal |
@@ -37,6 +38,8 @@ mod report;
 mod schedule;
 #[cfg(feature = "node")]
 mod serve;
+#[cfg(feature = "node")]
+mod signals;
 #[cfg(feature = "top")]
 pub mod top;
 pub mod trace;

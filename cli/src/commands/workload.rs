@@ -62,7 +62,7 @@ impl Workload {
         blocks_max: usize,
     ) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
-        check_memory(&self.backend, &self.layout, blocks_max)?;
+        self.backend.check_room(&self.layout, blocks_max, "--blocks")?;
         ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, eviction)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
@@ -100,15 +100,6 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
                 name.file_name().map_or(trace.name.clone(), |file| file.to_string_lossy().into_owned());
             Ok(Trace { name, ..trace })
         }
-    }
-}
-
-/// Checks that a pool fits into memory. The system commits pages as they are written, so a pool
-/// that is too large would fail midway.
-fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
-    match backend.lacks_room(layout, blocks) {
-        Some((block_bytes, free)) => Err(CommandError::TooLarge { blocks, block_bytes, free }),
-        None => Ok(()),
     }
 }
 

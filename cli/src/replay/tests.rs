@@ -235,7 +235,7 @@ fn a_closed_loop_begins_requests_by_use_and_counts_while_it_is_steady() {
     let options = Options { fill: Some(33), free_list: true, ..Options::new(&trace, 1) };
     let Outcome { tally, list_added, .. } = replay(&pool(100, Fault::None), &trace, &options, go_on);
     assert_eq!((tally.completed, tally.preempted, tally.refused, list_added), (12, 0, 0, Some(0)));
-    assert_eq!((tally.tables.per_sequence.tables(), tally.tables.blocks), (6, 66));
+    assert_eq!((tally.tables.per_sequence.count(), tally.tables.blocks), (6, 66));
     // After the prompts 30 blocks, then 33 in 15 steps, and none after the last.
     let mean = (30.0 + 15.0 * 33.0) / 17.0 / 100.0;
     assert!((tally.utilization.mean() - mean).abs() < 1e-9, "{} {mean}", tally.utilization.mean());
@@ -243,7 +243,7 @@ fn a_closed_loop_begins_requests_by_use_and_counts_while_it_is_steady() {
     // blocks 0-9 30, 10-19 31, 20-29 32 are followed by 33-42 63, 43-52 64, 53-62 65, and these by
     // 66-75 96, 76-85 97, 86-95 98.
     assert_eq!((tally.listed.blocks, tally.listed.runs), (66, 12));
-    assert_eq!(tally.listed.per_sequence.quantiles(), [("p50", 2), ("p99", 2)]);
+    assert_eq!([0.5, 0.99].map(|share| tally.listed.per_sequence.at(share)), [2, 2]);
 }
 
 #[test]

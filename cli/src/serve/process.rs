@@ -29,7 +29,7 @@ use super::reload::{Reloader, Reread, Taken};
 use super::services::{self, Membership, ServiceError, Services};
 use super::signals::{Signal, Signals};
 use super::telemetry::{Telemetry, TelemetryError};
-use crate::backend::Backend;
+use crate::backend::{Backend, TooLarge};
 use crate::output::print;
 
 /// Worker threads of the runtime: few, because they wait most of the time.
@@ -59,11 +59,8 @@ pub enum ServeError {
     Bind(#[from] BindError),
     #[error("device {device}: {reason}")]
     Device { device: kvpool::DeviceId, reason: String },
-    #[error(
-        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--size, --layout)",
-        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
-    )]
-    TooLarge { blocks: usize, block_bytes: usize, free: u64 },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     #[error("cannot allocate the memory of the pool: {0}")]
     Storage(#[from] StorageError),
     #[error("cannot build the pool: {0}")]
@@ -247,9 +244,7 @@ async fn run(
 fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend), ServeError> {
     let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
     let backend = Backend::open(device).map_err(|reason| ServeError::Device { device, reason })?;
-    if let Some((block_bytes, free)) = backend.lacks_room(layout, blocks) {
-        return Err(ServeError::TooLarge { blocks, block_bytes, free });
-    }
+    backend.check_room(layout, blocks, "--size")?;
     // One frame more, for the null block.
     let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1)?;
     let builder = Pool::builder(layout.clone()).storage(storage);
