@@ -7,9 +7,7 @@ use comfy_table::CellAlignment;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
 use kvpool::CompactionState;
-use kvpool_node::admin::{
-    MigrationRecord, MigrationSide, MigrationState, OwnerRecord, OwnersReport, StatsReport,
-};
+use kvpool_node::admin::{MigrationRecord, MigrationState, OwnerRecord, OwnersReport, StatsReport};
 use serde_json::{Value, json};
 
 use crate::figures::{count, latency, percent, word};
@@ -158,11 +156,10 @@ pub(super) fn migrations(migrations: &[MigrationRecord], width: Option<usize>) -
         "id", "kind", "peer", "sequence", "state", "blocks", "bytes", "runs", "via", "time", "reason",
     ]);
     for record in migrations {
-        let way = if record.side == MigrationSide::Source { "to" } else { "from" };
         table.add_row([
             record.id.chars().take(ID_DIGITS).collect(),
             word(&json!(record.kind)),
-            format!("{way} {}", record.peer),
+            format!("{} {}", record.way(), record.peer),
             record.sequence.map_or("-".to_owned(), |id| id.to_string()),
             word(&json!(record.state)),
             count(record.blocks),

@@ -267,6 +267,21 @@ pub enum MigrationState {
     Aborted,
 }
 
+impl MigrationRecord {
+    /// Returns the word between the migration and its peer: `to` or `from`.
+    pub const fn way(&self) -> &'static str {
+        match self.side {
+            MigrationSide::Source => "to",
+            MigrationSide::Target => "from",
+        }
+    }
+
+    /// Returns whether it has ended.
+    pub const fn has_ended(&self) -> bool {
+        matches!(self.state, MigrationState::Committed | MigrationState::Aborted)
+    }
+}
+
 /// Result of an audit.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]

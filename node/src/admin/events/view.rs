@@ -7,7 +7,7 @@ use kvpool::{Latency, LatencyHistogram, Metrics};
 use kvpool_map::Cells;
 
 use super::super::apart::apart;
-use super::super::api::{MigrationList, MigrationRecord, MigrationSide, MigrationState};
+use super::super::api::{MigrationList, MigrationRecord, MigrationSide};
 use super::super::interface::Admin;
 use super::super::problem::AdminError;
 use super::notice::{Notice, StatsSummary};
@@ -35,7 +35,6 @@ impl View {
         let before = before.map(|view| &view.metrics.latencies);
         let (now, at) = (&metrics.latencies, &metrics.stats);
         let both = |of: fn(&kvpool::Latencies) -> &LatencyHistogram| (of(now), before.map(of));
-        let is_running = |record: &&MigrationRecord| !has_ended(record);
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let summary = StatsSummary {
             node: stats.node,
@@ -70,7 +69,7 @@ impl View {
             moved_blocks: metrics.moves.moved_blocks,
             transferred_blocks: metrics.migrations.blocks,
             transferred_bytes: metrics.migrations.bytes,
-            migrations_running: migrations.iter().filter(is_running).count(),
+            migrations_running: migrations.iter().filter(|record| !record.has_ended()).count(),
             peers_up: peers.iter().filter(|peer| peer.is_up).count(),
             peers: peers.len(),
         };
@@ -110,10 +109,6 @@ impl View {
         }
         notices
     }
-}
-
-fn has_ended(record: &MigrationRecord) -> bool {
-    matches!(record.state, MigrationState::Committed | MigrationState::Aborted)
 }
 
 /// Returns the times of some kinds of operations that were counted since an earlier reading.
