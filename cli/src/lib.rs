@@ -68,7 +68,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Policy(args) => commands::policy(args),
         Command::Info(args) => commands::info(args),
         #[cfg(feature = "node")]
-        Command::Serve(args) => commands::serve(args),
+        Command::Serve(args) => serve::serve(&args.settings.sources()).map_err(Into::into),
         #[cfg(feature = "node")]
         Command::Stats(args) => commands::stats(args),
         #[cfg(feature = "node")]

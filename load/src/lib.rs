@@ -24,4 +24,4 @@ pub use conversations::{Conversations, turn};
 pub use request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
 pub use rows::{Rows, full};
 pub use text::{Text, Texts};
-pub use transfer::{Access, Corrupt, Transfer};
+pub use transfer::{Access, Corrupt, Transfer, slots};

@@ -13,13 +13,12 @@
 //! of this prompt.
 
 use std::mem;
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::{Batch, BlockTable, Sequence, SequenceId};
-use kvpool_load::{Access, Shape, Text, Transfer, full};
+use kvpool_load::{Access, Shape, Text, Transfer, full, slots};
 
 use super::Replaying;
 use super::free_list::Listed;
@@ -558,11 +557,6 @@ impl<'a> Worker<'a> {
         thread::yield_now();
         Ok(())
     }
-}
-
-/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them.
-fn slots(batch: &Batch, sequence: &Sequence) -> impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String> {
-    move |tokens, out| batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

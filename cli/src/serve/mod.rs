@@ -26,4 +26,4 @@ mod traces;
 
 pub use flags::SettingsArgs;
 pub use network::{NetworkError, authorities};
-pub use process::{ServeError, Served, serve};
+pub use process::{ServeError, serve};

@@ -31,6 +31,7 @@ use super::signals::{Signal, Signals};
 use super::telemetry::{Telemetry, TelemetryError};
 use crate::backend::{Backend, TooLarge};
 use crate::output::print;
+use crate::{EXIT_OK, EXIT_UNSOUND, EXIT_USAGE};
 
 /// Worker threads of the runtime: few, because they wait most of the time.
 const WORKERS: usize = 2;
@@ -79,39 +80,28 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
-/// How the process ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Served {
-    /// After a signal; nothing was lost or corrupt.
-    Sound,
-    /// After a signal; the messages say what was lost or corrupt.
-    Unsound,
-    /// It did not start; a message says why.
-    NotStarted,
-}
-
-/// Serves until a signal.
+/// Serves until a signal, and returns the exit code.
 ///
 /// # Errors
 ///
 /// Errors from before the time at which messages have the form of the settings.
-pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
+pub fn serve(sources: &Sources) -> Result<u8, ServeError> {
     let Loaded { settings, warnings, .. } = sources.load()?;
     let runtime = runtime()?;
     let telemetry = Telemetry::start(&settings, runtime.handle())?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let served = match serve_with(settings, sources, &runtime, &telemetry) {
-        Ok(true) => Served::Sound,
-        Ok(false) => Served::Unsound,
+    let code = match serve_with(settings, sources, &runtime, &telemetry) {
+        Ok(true) => EXIT_OK,
+        Ok(false) => EXIT_UNSOUND,
         Err(error) => {
             tracing::error!("{error}");
-            Served::NotStarted
+            EXIT_USAGE
         }
     };
     telemetry.end();
-    Ok(served)
+    Ok(code)
 }
 
 /// Serves until a signal. Returns whether nothing was lost or corrupt.

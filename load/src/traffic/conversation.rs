@@ -20,7 +20,7 @@ use kvpool_node::settings::{LoadKind, LoadSettings};
 use super::coming::{Coming, Fetching};
 use super::running::Running;
 use super::shared::Shared;
-use crate::{Access, Rows, Shape, Transfer, full};
+use crate::{Access, Rows, Shape, Transfer, full, slots};
 
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 64;
@@ -262,9 +262,8 @@ impl<'a> Conversing<'a> {
         }
         let new = held..sequence.len();
         self.shared.counters.tokens.fetch_add(new.len() as u64, Relaxed);
-        self.transfer.add(Access::Write, (turn.number, turn.seed), text, new, |tokens, out| {
-            batch.slot_mapping(&*sequence, tokens, out).map_err(|error| error.to_string())
-        })?;
+        let slots = slots(batch, sequence);
+        self.transfer.add(Access::Write, (turn.number, turn.seed), text, new, slots)?;
         Ok(true)
     }
 
@@ -305,9 +304,7 @@ impl<'a> Conversing<'a> {
     fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
         let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();
-        self.transfer.add(Access::Check, (turn.number, turn.seed), text, all, |tokens, out| {
-            batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
-        })?;
+        self.transfer.add(Access::Check, (turn.number, turn.seed), text, all, slots(batch, sequence))?;
         self.transfer.flush(Access::Check)?;
         let counters = &self.shared.counters;
         counters.tokens_verified.fetch_add(std::mem::take(&mut self.transfer.tokens_verified), Relaxed);
