@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::Read;
 use std::net::{Shutdown, TcpStream};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -241,9 +241,9 @@ mod tests {
     #[test]
     fn long_times_are_recorded_too() {
         let mut tally = Tally::default();
-        tally.allocate.record(Duration::from_secs(100));
+        tally.allocate.record_time(Duration::from_secs(100));
         let mut sum = Tally::default();
-        sum.allocate.record(Duration::from_nanos(5));
+        sum.allocate.record_time(Duration::from_nanos(5));
         sum.merge(tally);
         let [p50, max] = [0.5, 1.0].map(|share| sum.allocate.at(share));
         assert!(p50 == 5 && max >= 100_000_000_000 * 999 / 1000);
