@@ -63,8 +63,9 @@ impl Backend {
         }
     }
 
-    /// Checks that a pool of this many blocks fits into the memory. The system commits pages as they are
-    /// written, so a pool that is too large would fail midway. `flag` is the flag of its size.
+    /// Checks that a pool of this many blocks fits into the memory. The system commits pages as
+    /// they are written, so a pool that is too large would fail midway. `flag` is the flag of its
+    /// size.
     pub(crate) fn check_room(
         &self,
         layout: &KvLayout,

@@ -65,7 +65,8 @@ fn a_sound_replay_adds_up() {
     }
 }
 
-/// The free list serves the same requests, with or without a cache, and is off for traces and sizes.
+/// The free list serves the same requests, with or without a cache, and is off for traces and
+/// sizes.
 #[test]
 fn a_replay_is_compared_with_a_free_list() {
     let of = |options: &str| json(&format!("replay --requests 400 --threads 1 --no-defrag --json {options}"));

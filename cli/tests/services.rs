@@ -1,7 +1,7 @@
 //! `kvpool serve` with a shared tier, published events and a membership, end to end.
 //!
-//! Redis and etcd are real servers, which die, hang and return. Without their programs the tests that
-//! need them say that they were skipped.
+//! Redis and etcd are real servers, which die, hang and return. Without their programs the tests
+//! that need them say that they were skipped.
 
 use super::common::{self, servers};
 use std::fs;
@@ -36,7 +36,8 @@ impl Member {
         self.extra(pointer).as_u64().unwrap_or_default()
     }
 
-    /// Checks that no byte was wrong and that the audit agrees, and ends the node. Returns its errors.
+    /// Checks that no byte was wrong and that the audit agrees, and ends the node. Returns its
+    /// errors.
     fn end(self) -> String {
         assert!(self.extra("/load").is_null() || self.count("/load/tokens_verified") > 0);
         self.node.end_well(&self.token)

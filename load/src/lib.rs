@@ -1,5 +1,5 @@
-//! Synthetic requests for the pools of [`kvpool`], and the bytes of their tokens: written through the
-//! slots of a pool, and compared when they are read back.
+//! Synthetic requests for the pools of [`kvpool`], and the bytes of their tokens: written through
+//! the slots of a pool, and compared when they are read back.
 //!
 //! | file | content |
 //! |---|---|

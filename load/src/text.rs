@@ -26,7 +26,8 @@ use crate::request::{HASH_BLOCK_TOKENS, Request};
 /// The bit in the ids of tokens without a hash id.
 const OWN: u32 = 1 << 31;
 
-/// Returns the count of distinct numbers of hash ids. Beyond it numbers repeat, and with them texts.
+/// Returns the count of distinct numbers of hash ids. Beyond it numbers repeat, and with them
+/// texts.
 const fn numbers(piece_tokens: u32) -> usize {
     (OWN / piece_tokens) as usize
 }
@@ -38,7 +39,8 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Numbers the hash ids of the requests of a trace, each of which stands for `piece_tokens` tokens.
+    /// Numbers the hash ids of the requests of a trace, each of which stands for `piece_tokens`
+    /// tokens.
     pub fn of(requests: &[Request], piece_tokens: u32) -> Self {
         let mut numbers = HashMap::new();
         for hash_id in requests.iter().flat_map(|request| &request.hash_ids) {

@@ -9,9 +9,9 @@ use super::class::{self, Class};
 
 /// A view of all frames of a pool, in the order of addresses: a letter for each cell.
 ///
-/// A cell is one frame, or a group of them. A frame has one letter, that of [`Class::letter`]. A group
-/// has two: of its most common class, and of the most common one among the others if these are an
-/// eighth of its frames or more, else the first one again. Sequences are one class here.
+/// A cell is one frame, or a group of them. A frame has one letter, that of [`Class::letter`]. A
+/// group has two: of its most common class, and of the most common one among the others if these
+/// are an eighth of its frames or more, else the first one again. Sequences are one class here.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cells {
     /// Number of frames.
@@ -65,8 +65,8 @@ impl Cells {
         Some(CellChanges { changes })
     }
 
-    /// Changes cells. Returns false, without effect, if a change is outside of the view or has a letter
-    /// of no class.
+    /// Changes cells. Returns false, without effect, if a change is outside of the view or has a
+    /// letter of no class.
     pub fn apply(&mut self, changes: &CellChanges) -> bool {
         let fits = |(start, cells): &(usize, String)| {
             start.checked_add(cells.len()).is_some_and(|end| end <= self.cells.len())
@@ -82,8 +82,8 @@ impl Cells {
     }
 }
 
-/// Returns the sequences of each cell of a view, as indices into those of the snapshot: at most `max`
-/// for a cell.
+/// Returns the sequences of each cell of a view, as indices into those of the snapshot: at most
+/// `max` for a cell.
 pub fn sequences(snapshot: &Snapshot, cells_max: usize, max: usize) -> Vec<Vec<u32>> {
     let of = |frames: &[FrameState]| {
         let mut found: Vec<u32> = frames.iter().filter_map(|frame| Some(frame.block()?.0)).collect();

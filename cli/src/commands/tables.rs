@@ -16,8 +16,8 @@ use crate::{fit, output};
 /// Digits of a migration's id in the table; `--json` has all of them.
 const ID_DIGITS: usize = 8;
 
-/// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of each
-/// group of counters.
+/// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of
+/// each group of counters.
 pub(super) fn stats(stats: &StatsReport, width: Option<usize>) -> String {
     let up = FormattedDuration(Duration::from_secs(stats.uptime_s));
     let mut text = format!("{} (kvpool {}), up {up}\n", stats.node, stats.version);

@@ -6,8 +6,8 @@
 //! that depends on all tokens up to their end. A freed block keeps its key until it is allocated
 //! anew, so that evictions follow the exact LRU order; a hit takes it out of the queue.
 //!
-//! Only the placement is simulated: no bytes, and no time. The list follows the pool step by step: a
-//! sequence has blocks here for the tokens that it has there, whatever either finds in its cache.
+//! Only the placement is simulated: no bytes, and no time. The list follows the pool step by step:
+//! a sequence has blocks here for the tokens that it has there, whatever either finds in its cache.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};

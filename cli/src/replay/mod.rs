@@ -244,8 +244,8 @@ pub fn replay(
 }
 
 impl<'a> Replaying<'a> {
-    /// Runs the threads until all have ended. Returns their counts, the resizes, and whether `watch`
-    /// interrupted them.
+    /// Runs the threads until all have ended. Returns their counts, the resizes, and whether
+    /// `watch` interrupted them.
     fn run(
         self,
         requests: usize,
@@ -294,7 +294,8 @@ impl<'a> Replaying<'a> {
         threads
     }
 
-    /// Reports the progress until all threads have finished. Returns whether `watch` interrupted them.
+    /// Reports the progress until all threads have finished. Returns whether `watch` interrupted
+    /// them.
     fn supervise<T>(
         self,
         threads: &[ScopedJoinHandle<'_, T>],

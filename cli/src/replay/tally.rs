@@ -38,8 +38,9 @@ impl Samples {
     }
 }
 
-/// Counted values, exact to three digits: durations in nanoseconds, or the runs of consecutive frames
-/// in each block table, which are the descriptors that a transfer of the whole sequence needs.
+/// Counted values, exact to three digits: durations in nanoseconds, or the runs of consecutive
+/// frames in each block table, which are the descriptors that a transfer of the whole sequence
+/// needs.
 #[derive(Clone, Debug)]
 pub struct Distribution(Histogram<u64>);
 

@@ -1,9 +1,12 @@
-//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the end.
+//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the
+//! end.
 //!
 //! ```text
-//! settings, certificates -> admin address bound, store of the tier -> pool built -> compaction, tier, events -> traffic -> node -> membership
+//! settings, certificates -> admin address bound, store of the tier -> pool built -> compaction,
+//! tier, events -> traffic -> node -> membership
 //!                                                                       | SIGTERM, SIGINT; a second one ends at once
-//! exit code <- audit <- events, tier <- traffic ended <- requests finished <- transfers finished or handed back <- left
+//! exit code <- audit <- events, tier <- traffic ended <- requests finished <- transfers finished
+//! or handed back <- left
 //! ```
 //!
 //! The address is bound first, so that a second node on the same port ends before it takes memory.

@@ -1,7 +1,8 @@
 //! Signals to the process.
 //!
 //! A task of the runtime takes them, so that the second signal to end is heard whatever the process
-//! does meanwhile: it ends the process at once, with 128 and the number of the signal as the exit code.
+//! does meanwhile: it ends the process at once, with 128 and the number of the signal as the exit
+//! code.
 
 use std::io;
 use std::process;

@@ -1,4 +1,5 @@
-//! The memory map as characters: each class of frames has one of its own, so that no colour is needed.
+//! The memory map as characters: each class of frames has one of its own, so that no colour is
+//! needed.
 
 use kvpool_node::admin::Cells;
 
@@ -50,8 +51,8 @@ pub(super) struct Drawn {
     pub counts: [usize; CLASSES.len()],
 }
 
-/// Draws a map into at most this many characters. Where several frames share one, it shows the class
-/// that has half of them, or [`MIXED`].
+/// Draws a map into at most this many characters. Where several frames share one, it shows the
+/// class that has half of them, or [`MIXED`].
 pub(super) fn draw(map: &Cells, width: usize, height: usize) -> Drawn {
     // A group of frames has two letters.
     let letters = map.group.clamp(1, 2);

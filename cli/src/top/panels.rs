@@ -171,8 +171,8 @@ pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     classes.chain((drawn.group > 1).then(|| format!("{MIXED} mixed"))).collect()
 }
 
-/// Columns of the owners with their least widths, so that they seldom move. The last ones are left out
-/// first where there is no room.
+/// Columns of the owners with their least widths, so that they seldom move. The last ones are left
+/// out first where there is no room.
 const OWNERS: [(&str, usize); 6] =
     [("kind", 9), ("sequence", 8), ("blocks", 7), ("tokens", 7), ("held", 7), ("shared", 6)];
 

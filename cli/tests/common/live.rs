@@ -129,7 +129,8 @@ impl Node {
         (head.to_owned(), body.to_owned())
     }
 
-    /// Checks that the audit agrees and that no byte was wrong, ends the node, and returns its errors.
+    /// Checks that the audit agrees and that no byte was wrong, ends the node, and returns its
+    /// errors.
     pub fn end_well(self, flags: &str) -> String {
         assert_eq!(self.json(&format!("audit {flags}"))["sound"], true);
         let load = &self.json(&format!("stats {flags}"))["extra"]["load"];

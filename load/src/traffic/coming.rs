@@ -1,7 +1,7 @@
 //! Requests that come next, whose prefixes are brought back from the tier before they are admitted.
 //!
-//! The tasks run beside the traffic: a tier that is slow delays the requests that wait for it, for at
-//! most the time of the setting `tier-wait`, and no sequence that runs.
+//! The tasks run beside the traffic: a tier that is slow delays the requests that wait for it, for
+//! at most the time of the setting `tier-wait`, and no sequence that runs.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

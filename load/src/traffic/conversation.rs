@@ -1,9 +1,9 @@
 //! One thread of the traffic: continuous batching in real time.
 //!
-//! A step begins a batch, appends a piece of a prompt or of an answer to each running
-//! sequence, and writes the new tokens through their slots. Complete sequences are read back through
-//! their slots, and closed. The thread then rests for as long as the step took, so that the traffic
-//! takes at most half of a core per thread. Meanwhile its sequences may leave: see
+//! A step begins a batch, appends a piece of a prompt or of an answer to each running sequence, and
+//! writes the new tokens through their slots. Complete sequences are read back through their slots,
+//! and closed. The thread then rests for as long as the step took, so that the traffic takes at
+//! most half of a core per thread. Meanwhile its sequences may leave: see
 //! [`Exchange`](super::exchange::Exchange). A sequence that arrives is read back before it
 //! continues. With a tier, the prefixes of the next requests are brought back meanwhile: see
 //! [`Coming`].
@@ -217,8 +217,8 @@ impl<'a> Conversing<'a> {
         }
     }
 
-    /// Opens the sequence of the next request, with the cached part of its prompt; false if the pool has
-    /// no room for it.
+    /// Opens the sequence of the next request, with the cached part of its prompt; false if the
+    /// pool has no room for it.
     fn open(&mut self) -> Result<bool, String> {
         let Some(next) = self.coming.front() else { return Ok(false) };
         let (turn, prompt) = (next.turn, next.prompt());

@@ -1,13 +1,13 @@
 //! Sequences that leave and arrive: between the node and the threads of the traffic.
 //!
 //! Each thread has a desk. Between two steps its sequences lie there, and the node may take one;
-//! during a step the desk is empty. What arrives, or comes back, waits in one queue, from which each
-//! thread takes at its next step. Locks are held for a few instructions.
+//! during a step the desk is empty. What arrives, or comes back, waits in one queue, from which
+//! each thread takes at its next step. Locks are held for a few instructions.
 //!
-//! A sequence may leave while its answer is written. One that another node began leaves only when an
-//! operator says so: two nodes that are both short of memory would send it to and fro. A sequence
-//! that is not of synthetic traffic stays as it came until an operator moves it, and so do all where
-//! there is no traffic.
+//! A sequence may leave while its answer is written. One that another node began leaves only when
+//! an operator says so: two nodes that are both short of memory would send it to and fro. A
+//! sequence that is not of synthetic traffic stays as it came until an operator moves it, and so do
+//! all where there is no traffic.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,8 +18,8 @@ use kvpool_node::Offers;
 
 use super::running::Running;
 
-/// Most arrived sequences that are kept without traffic that continues them. Further ones wait at the
-/// node, which refuses those for which it has no place.
+/// Most arrived sequences that are kept without traffic that continues them. Further ones wait at
+/// the node, which refuses those for which it has no place.
 const KEPT_MAX: usize = 1024;
 
 /// See the [module](self).
@@ -54,8 +54,8 @@ impl Exchange {
         lock(&self.kept).push(sequence);
     }
 
-    /// Returns whether another sequence can be kept. Only a task that brings all of them may rely on
-    /// this.
+    /// Returns whether another sequence can be kept. Only a task that brings all of them may rely
+    /// on this.
     pub fn has_room(&self) -> bool {
         lock(&self.kept).len() < KEPT_MAX
     }
@@ -71,7 +71,8 @@ impl Exchange {
         lock(&self.queue).pop_front()
     }
 
-    /// Returns the id of the sequence with the longest rest of an answer among those that may leave.
+    /// Returns the id of the sequence with the longest rest of an answer among those that may
+    /// leave.
     pub(super) fn longest(&self) -> Option<SequenceId> {
         let rest = |running: &Running| running.total - running.sequence.len();
         let longest = |desk: &Mutex<Vec<Running>>| {

@@ -45,8 +45,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts traffic whose sequences leave and arrive by an exchange with a desk for each thread, with
-    /// the streams of the pool's device and the pool's tier, if any.
+    /// Starts traffic whose sequences leave and arrive by an exchange with a desk for each thread,
+    /// with the streams of the pool's device and the pool's tier, if any.
     ///
     /// Processes that exchange sequences need different seeds.
     ///

@@ -56,7 +56,8 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Takes over a sequence in a process with a seed; gives it back if it is not of synthetic traffic.
+    /// Takes over a sequence in a process with a seed; gives it back if it is not of synthetic
+    /// traffic.
     pub fn of(sequence: Sequence, seed: u32) -> Result<Self, Box<Sequence>> {
         let Some(turn) = Turn::of(sequence.id()) else { return Err(Box::new(sequence)) };
         let (request, text) = turn.text();

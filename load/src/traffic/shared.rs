@@ -64,7 +64,8 @@ pub(super) struct Counters {
 }
 
 impl Shared {
-    /// Creates the state of threads that share an exchange. Processes that exchange sequences need different seeds.
+    /// Creates the state of threads that share an exchange. Processes that exchange sequences need
+    /// different seeds.
     pub fn new(seed: u32, exchange: Arc<Exchange>) -> Self {
         Self {
             seed,

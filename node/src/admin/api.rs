@@ -193,11 +193,13 @@ pub struct MigrationRecord {
     pub state: MigrationState,
     /// Blocks of the migration.
     pub blocks: usize,
-    /// Transport of the bytes; `None` before there are any, and if the target had all blocks already.
+    /// Transport of the bytes; `None` before there are any, and if the target had all blocks
+    /// already.
     pub transport: Option<MigrationTransport>,
     /// Bytes that were transferred so far; on the target, that were asked for.
     pub bytes: u64,
-    /// Runs of frames of the transfers so far: the number of descriptors that the transport was given.
+    /// Runs of frames of the transfers so far: the number of descriptors that the transport was
+    /// given.
     pub runs: usize,
     /// Milliseconds since the beginning, or from the beginning to the end.
     pub time_ms: u64,

@@ -1,6 +1,6 @@
-//! The evictable blocks of a cache: in the queues of a policy behind the pool's trait, which is called
-//! as a pool calls it, or in the order of their next use. The queues are exact, so that only the
-//! decisions of the policy count.
+//! The evictable blocks of a cache: in the queues of a policy behind the pool's trait, which is
+//! called as a pool calls it, or in the order of their next use. The queues are exact, so that only
+//! the decisions of the policy count.
 
 use std::collections::BTreeSet;
 
@@ -61,8 +61,8 @@ impl Cache for Evictable<&dyn Policy> {
     }
 }
 
-/// The bound: with all future requests known, evicts the block whose next lookup is last, and of one
-/// prompt the end first.
+/// The bound: with all future requests known, evicts the block whose next lookup is last, and of
+/// one prompt the end first.
 pub(super) struct Clairvoyant {
     /// The requests that look up each block.
     uses: Vec<Vec<u32>>,

@@ -2,15 +2,17 @@
 //!
 //! ```text
 //! arrival   waits behind earlier requests until the blocks that it lacks are free or evictable
-//! start     looks up its prompt and takes the hits; evicts what it needs for the rest and for its answer
-//! filled    the rest of its prompt can be found from here; a block that another request filled
+//! start     looks up its prompt and takes the hits; evicts what it needs for the rest and for its
+//! answer filled    the rest of its prompt can be found from here; a block that another request
+//! filled
 //!           meanwhile is a duplicate, and is freed at the end
 //! end       its answer can be found from here; releases all blocks, the last one first
 //! ```
 //!
 //! The blocks of running requests cannot be evicted, and take room from the cache. So hit rates are
-//! lower than those of [requests that take no time](super::cache::hits), and a pool can reach them. A request takes the
-//! blocks of its answer at its start and is never preempted; a pool adds them one by one.
+//! lower than those of [requests that take no time](super::cache::hits), and a pool can reach them.
+//! A request takes the blocks of its answer at its start and is never preempted; a pool adds them
+//! one by one.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};

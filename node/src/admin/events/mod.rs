@@ -16,14 +16,15 @@
 //!
 //! # Numbers
 //!
-//! An event has an id. A follower that was cut off sends the last one as `Last-Event-ID`, as browsers
-//! do by themselves, and gets the events since. If the ring has lost them, or the node was started
-//! anew, it begins with all of `stats`, `map` and `migrations`, of which the last has the id.
+//! An event has an id. A follower that was cut off sends the last one as `Last-Event-ID`, as
+//! browsers do by themselves, and gets the events since. If the ring has lost them, or the node was
+//! started anew, it begins with all of `stats`, `map` and `migrations`, of which the last has the
+//! id.
 //!
 //! # History
 //!
-//! The statistics of the last 15 minutes, one in five periods, are kept for [`hub::Hub::history`], also
-//! while there are no followers.
+//! The statistics of the last 15 minutes, one in five periods, are kept for [`hub::Hub::history`],
+//! also while there are no followers.
 //!
 //! # Bounds
 //!
