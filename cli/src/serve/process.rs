@@ -2,11 +2,12 @@
 //! end.
 //!
 //! ```text
-//! settings, certificates -> admin address bound, store of the tier -> pool built -> compaction,
-//! tier, events -> traffic -> node -> membership
-//!                                                                       | SIGTERM, SIGINT; a second one ends at once
-//! exit code <- audit <- events, tier <- traffic ended <- requests finished <- transfers finished
-//! or handed back <- left
+//! settings, certificates -> admin address bound, store of the tier -> pool built
+//!     -> compaction, tier, events -> traffic -> node -> membership
+//!          | SIGTERM, SIGINT; a second one ends at once
+//!          v
+//! membership left -> transfers finished or handed back -> requests finished -> traffic ended
+//!     -> events, tier -> audit -> exit code
 //! ```
 //!
 //! The address is bound first, so that a second node on the same port ends before it takes memory.
