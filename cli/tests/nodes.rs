@@ -87,7 +87,9 @@ fn a_sequence_is_migrated_by_hand_and_continues() {
     let nowhere = a.run(&format!("migrate --sequence-id {} --target-node c", longest.unwrap_or(0)));
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(said(&nowhere).contains("(404)"), "{}", said(&nowhere));
-    [a, b].map(|node| node.end_well(""));
+    for node in [a, b] {
+        node.end_well("");
+    }
 }
 
 #[test]
@@ -106,7 +108,9 @@ fn blocks_move_by_themselves_while_memory_is_short() {
     wait_until("sequences move", || extra(&b, "load", "arrived_completed") > 3);
     wait_until("cached blocks move", || kinds("offload") > 0);
     assert!(extra(&b, "node", "received") > 0 && extra(&a, "node", "sent") > 0);
-    [a, b].map(|node| node.end_well(&token));
+    for node in [a, b] {
+        node.end_well(&token);
+    }
 }
 
 #[test]
@@ -123,7 +127,9 @@ fn a_peer_that_restarts_is_linked_again() {
     let b = target(&listen, "");
     wait_until("sequences move again", || b.counter("load", "arrived_completed") > 2);
     assert!(is_linked(&a, "b") && is_linked(&b, "a"));
-    [a, b].map(|node| node.end_well(""));
+    for node in [a, b] {
+        node.end_well("");
+    }
 }
 
 #[test]

@@ -463,5 +463,7 @@ fn the_same_migration_ordered_twice_moves_the_sequence_once() {
     };
     wait_until("it is committed", || committed(&a) == 1 && committed(&b) == 1);
     assert_eq!(a.records("").iter().filter(|record| record["sequence"].as_u64() == Some(moved)).count(), 1);
-    [a, b].map(|node| node.end_well(""));
+    for node in [a, b] {
+        node.end_well("");
+    }
 }
