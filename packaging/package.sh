@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # In the order in which they can be published: each needs only those before it.
-CRATES=(kvpool kvpool-policies kvpool-map kvpool-cuda kvpool-node kvpool-cli)
+CRATES=(kvpool kvpool-policies kvpool-map kvpool-cuda kvpool-node kvpool-load kvpool-cli)
 BYTES_MAX=$((3 << 19)) # of a package, to notice what does not belong there; a registry accepts more
 
 PACKAGES=${CARGO_TARGET_DIR:-target}/package

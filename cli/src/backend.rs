@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use indicatif::{BinaryBytes, HumanCount};
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
 use kvpool::{DeviceId, StorageError};
+use thiserror::Error;
 
 /// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two
 /// of rows, its bits, and its place in the request for all blocks at the end of a replay.
@@ -14,6 +16,19 @@ pub(crate) fn device(name: &str) -> Result<DeviceId, String> {
     let ordinal = || name.strip_prefix("cuda:")?.parse().ok().map(DeviceId::Cuda);
     let host = (name == "host").then_some(DeviceId::Host);
     host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
+}
+
+/// A pool that does not fit into the memory.
+#[derive(Clone, Copy, Debug, Error)]
+#[error(
+    "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free ({flag}, --layout)",
+    HumanCount(*.blocks), BinaryBytes(*.block_bytes), BinaryBytes(*.free)
+)]
+pub struct TooLarge {
+    blocks: u64,
+    block_bytes: u64,
+    free: u64,
+    flag: &'static str,
 }
 
 /// The memory that a pool is built in.
@@ -48,12 +63,22 @@ impl Backend {
         }
     }
 
-    /// Returns the bytes of a block with its metadata, and the free bytes, if these cannot hold this
-    /// number of blocks.
-    pub(crate) fn lacks_room(&self, layout: &KvLayout, blocks: usize) -> Option<(usize, u64)> {
-        let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
-        let free = self.free_bytes()?;
-        ((block_bytes as u64).saturating_mul(blocks as u64) > free).then_some((block_bytes, free))
+    /// Checks that a pool of this many blocks fits into the memory. The system commits pages as
+    /// they are written, so a pool that is too large would fail midway. `flag` is the flag of its
+    /// size.
+    pub(crate) fn check_room(
+        &self,
+        layout: &KvLayout,
+        blocks: usize,
+        flag: &'static str,
+    ) -> Result<(), TooLarge> {
+        let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES) as u64;
+        match self.free_bytes() {
+            Some(free) if block_bytes.saturating_mul(blocks as u64) > free => {
+                Err(TooLarge { blocks: blocks as u64, block_bytes, free, flag })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Creates the storage of a pool.

@@ -4,12 +4,13 @@
 //! |---|---|
 //! | `args`, `absent` | the command line, and commands that this build lacks |
 //! | `commands` | the commands |
-//! | [`trace`], [`workload`] | requests, from a file or from a seed |
+//! | [`trace`] | requests, from a file or from a seed |
 //! | [`backend`] | the memory of a pool |
 //! | [`replay`] | the replay of a trace |
 //! | `schedule` | the schedule of a replay |
 //! | `report` | its report, as JSON and as a table |
 //! | `serve` | a process around a pool, with the feature `node` |
+//! | `signals` | signals to commands that run until one, with the feature `node` |
 //! | `top` | a node on the terminal, with the feature `top` |
 //! | `figures` | numbers, shares and times as text |
 //! | `fit` | text and tables within the width of the terminal |
@@ -37,10 +38,11 @@ mod report;
 mod schedule;
 #[cfg(feature = "node")]
 mod serve;
+#[cfg(feature = "node")]
+mod signals;
 #[cfg(feature = "top")]
 pub mod top;
 pub mod trace;
-pub mod workload;
 
 use std::process::ExitCode;
 
@@ -66,7 +68,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Policy(args) => commands::policy(args),
         Command::Info(args) => commands::info(args),
         #[cfg(feature = "node")]
-        Command::Serve(args) => commands::serve(args),
+        Command::Serve(args) => serve::serve(&args.settings.sources()).map_err(Into::into),
         #[cfg(feature = "node")]
         Command::Stats(args) => commands::stats(args),
         #[cfg(feature = "node")]

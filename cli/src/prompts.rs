@@ -2,8 +2,10 @@
 
 use kvpool_policies::simulate::{Arrival, Prompts};
 
+use kvpool_load::Request;
+
 use crate::replay::step_ns;
-use crate::trace::{Request, Trace};
+use crate::trace::Trace;
 
 /// Returns the requests of a trace in blocks of its hash ids, where a token of an answer takes
 /// `token_ms` milliseconds.

@@ -12,7 +12,7 @@ use kvpool_node::wire::{HEADER, Header, PROOF, Proof, Role, WIRE_VERSION};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::common::live::{Node, program, run, said, wait_until};
+use super::common::live::{Node, program, run, said, token, wait_until};
 use super::common::parse;
 
 /// Returns the program without an address for peers, and with a folder of this user.
@@ -78,15 +78,13 @@ fn without_a_token_only_this_user_reaches_a_node() {
 #[test]
 fn with_a_token_the_default_is_the_loopback_and_a_port_without_one_is_warned_of() {
     let folder = tempfile::tempdir().unwrap();
-    let token = folder.path().join("token");
-    fs::write(&token, "one-token-of-the-tests").unwrap();
-    fs::set_permissions(&token, fs::Permissions::from_mode(0o600)).unwrap();
-    let flags = format!("serve --name b --size 1000 --token-file {}", token.display());
+    let token = token(folder.path(), "one-token-of-the-tests");
+    let flags = format!("serve --name b --size 1000 {token}");
     // If this test does not get the port, another process has it.
     let _taken = std::net::TcpListener::bind("127.0.0.1:7411");
     let told = said(&by_default(None, folder.path(), &flags).output().unwrap());
     assert!(told.contains("127.0.0.1:7411 is in use"), "{told}");
-    for (flags, is_open) in [(String::new(), true), (format!("--token-file {}", token.display()), false)] {
+    for (flags, is_open) in [(String::new(), true), (token, false)] {
         let node = Node::start(&format!("serve --name b --size 1000 {flags}"));
         let (_, errors) = node.end(Signal::TERM);
         assert_eq!(errors.contains("any user of this host can link to this node"), is_open, "{errors}");

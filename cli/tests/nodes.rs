@@ -1,23 +1,12 @@
 //! Two `kvpool serve` processes that exchange sequences and cached blocks.
 
 use super::common;
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::thread;
 
-use common::live::{Node, said, wait_until};
+use common::live::{Node, said, token, wait_until};
 use common::peer::{Peer, TOKEN};
 use rustix::process::Signal;
 use serde_json::Value;
-
-/// Writes a token that only this user can read.
-fn token(folder: &Path, text: &str) -> PathBuf {
-    let path = folder.join(text);
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    path
-}
 
 /// A node that continues what arrives. The port is 0, or that of a node that was killed.
 fn target(listen: &str, more: &str) -> Node {
@@ -28,10 +17,6 @@ fn target(listen: &str, more: &str) -> Node {
 fn source(target: &Node, more: &str) -> Node {
     let peers = format!("--peers b={}", target.listen);
     Node::start(&format!("serve --name a --load conversations --load-rest 10ms {peers} {more}"))
-}
-
-fn counter(node: &Node, of: &str, name: &str) -> u64 {
-    node.json("stats")["extra"][of][name].as_u64().unwrap_or_else(|| panic!("{of} has no {name}"))
 }
 
 fn is_linked(node: &Node, peer: &str) -> bool {
@@ -57,21 +42,7 @@ fn migrate_to(node: &Node, to: &str, more: &str) -> (u64, Value) {
 }
 
 fn records(node: &Node, is_it: impl Fn(&Value) -> bool) -> Vec<Value> {
-    let list = node.json("migration-status");
-    list["migrations"].as_array().unwrap().iter().filter(|record| is_it(record)).cloned().collect()
-}
-
-/// Ends both nodes in order, which audits them.
-fn end_well(nodes: [Node; 2]) {
-    for node in &nodes {
-        assert_eq!(node.json("audit")["sound"], true);
-        assert_eq!(counter(node, "load", "blocks_corrupt"), 0);
-        assert_eq!(counter(node, "load", "findings"), 0);
-    }
-    for node in nodes {
-        let (code, errors) = node.end(Signal::TERM);
-        assert_eq!(code, Some(0), "{errors}");
-    }
+    node.records("").into_iter().filter(|record| is_it(record)).collect()
 }
 
 #[test]
@@ -87,8 +58,8 @@ fn a_sequence_is_migrated_by_hand_and_continues() {
     let there = &records(&b, of_it)[0];
     assert_eq!((&there["side"], &there["id"]), (&"target".into(), &record["id"]), "{there}");
     assert!(there["blocks"].as_u64() > Some(0), "{there}");
-    wait_until("its answer is completed there", || counter(&b, "load", "arrived_completed") > 0);
-    assert!(counter(&b, "load", "arrived_blocks_verified") > 0);
+    wait_until("its answer is completed there", || b.counter("load", "arrived_completed") > 0);
+    assert!(b.counter("load", "arrived_blocks_verified") > 0);
     let text = a.text("migration-status");
     for record in [&records(&a, of_it)[0], there] {
         assert_eq!(record["transport"], "tcp", "{record}");
@@ -97,9 +68,9 @@ fn a_sequence_is_migrated_by_hand_and_continues() {
         assert!((1..=number("blocks")).contains(&number("runs")), "{record}");
     }
     // The target writes nothing.
-    assert!(counter(&a, "node", "sent_bytes") > 0);
-    assert_eq!(counter(&b, "node", "sent_bytes"), 0);
-    assert!(counter(&b, "node", "granted_bytes") > 0);
+    assert!(a.counter("node", "sent_bytes") > 0);
+    assert_eq!(b.counter("node", "sent_bytes"), 0);
+    assert!(b.counter("node", "granted_bytes") > 0);
     for part in
         ["kind", "peer", "sequence", "state", "blocks", "bytes", "runs", "via", "time", "committed", "tcp"]
     {
@@ -116,32 +87,29 @@ fn a_sequence_is_migrated_by_hand_and_continues() {
     let nowhere = a.run(&format!("migrate --sequence-id {} --target-node c", longest.unwrap_or(0)));
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(said(&nowhere).contains("(404)"), "{}", said(&nowhere));
-    end_well([a, b]);
+    for node in [a, b] {
+        node.end_well("");
+    }
 }
 
 #[test]
 fn blocks_move_by_themselves_while_memory_is_short() {
     let folder = tempfile::tempdir().unwrap();
-    let token = format!("--token-file {}", token(folder.path(), "one-token-of-the-tests").display());
+    let token = token(folder.path(), "one-token-of-the-tests");
     let b = target("127.0.0.1:0", &token);
     let a = source(&b, &format!("{token} --size 2500 --migrate-below 500 --migrate-to b"));
-    let token = |command: &str| format!("{command} {token}");
     let extra = |node: &Node, of: &str, name: &str| {
-        node.json(&token("stats"))["extra"][of][name].as_u64().unwrap_or_default()
+        node.json(&format!("stats {token}"))["extra"][of][name].as_u64().unwrap_or_default()
     };
     let kinds = |kind: &str| {
-        let list = b.json(&token("migration-status"));
-        let all = list["migrations"].as_array().unwrap();
-        all.iter().filter(|record| record["kind"] == kind && record["state"] == "committed").count()
+        let is_it = |record: &&Value| record["kind"] == kind && record["state"] == "committed";
+        b.records(&token).iter().filter(is_it).count()
     };
     wait_until("sequences move", || extra(&b, "load", "arrived_completed") > 3);
     wait_until("cached blocks move", || kinds("offload") > 0);
     assert!(extra(&b, "node", "received") > 0 && extra(&a, "node", "sent") > 0);
     for node in [a, b] {
-        assert_eq!(node.json(&token("audit"))["sound"], true);
-        assert_eq!(extra(&node, "load", "blocks_corrupt"), 0);
-        let (code, errors) = node.end(Signal::TERM);
-        assert_eq!(code, Some(0), "{errors}");
+        node.end_well(&token);
     }
 }
 
@@ -149,7 +117,7 @@ fn blocks_move_by_themselves_while_memory_is_short() {
 fn a_peer_that_restarts_is_linked_again() {
     let b = target("127.0.0.1:0", "");
     let a = source(&b, "--size 2500 --migrate-below 500 --migrate-to b");
-    wait_until("sequences move", || counter(&b, "load", "arrived") > 2);
+    wait_until("sequences move", || b.counter("load", "arrived") > 2);
     let listen = b.listen.clone();
     b.end(Signal::KILL);
     wait_until("the loss is noticed", || !is_linked(&a, "b"));
@@ -157,31 +125,33 @@ fn a_peer_that_restarts_is_linked_again() {
     assert_eq!(a.json("declare-ended --peer b")["peer"], "b");
     wait_until("none is in doubt", || a.json("stats")["extra"]["node"]["oldest_doubt_s"] == 0.0);
     let b = target(&listen, "");
-    wait_until("sequences move again", || counter(&b, "load", "arrived_completed") > 2);
+    wait_until("sequences move again", || b.counter("load", "arrived_completed") > 2);
     assert!(is_linked(&a, "b") && is_linked(&b, "a"));
-    end_well([a, b]);
+    for node in [a, b] {
+        node.end_well("");
+    }
 }
 
 #[test]
 fn a_signal_to_end_during_migrations_loses_nothing() {
     let b = target("127.0.0.1:0", "");
     let a = source(&b, "--size 2500 --migrate-below 500 --migrate-to b --load-threads 3");
-    wait_until("sequences move", || counter(&b, "load", "arrived") > 5);
+    wait_until("sequences move", || b.counter("load", "arrived") > 5);
     let (code, errors) = a.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
     // Everything that arrived is completed, with the bytes that were written there.
-    wait_until("all are completed", || counter(&b, "load", "open") == 0);
-    assert_eq!(counter(&b, "load", "arrived"), counter(&b, "load", "arrived_completed"));
+    wait_until("all are completed", || b.counter("load", "open") == 0);
+    assert_eq!(b.counter("load", "arrived"), b.counter("load", "arrived_completed"));
     let a = source(&b, "--size 2500 --migrate-below 500 --migrate-to b");
-    let before = counter(&b, "load", "arrived");
-    wait_until("another process of the source moves some", || counter(&b, "load", "arrived") > before + 5);
+    let before = b.counter("load", "arrived");
+    wait_until("another process of the source moves some", || b.counter("load", "arrived") > before + 5);
     // Now the target ends: what cannot go there stays.
     let (code, errors) = b.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
-    let completed = counter(&a, "load", "completed");
-    wait_until("the source goes on", || counter(&a, "load", "completed") > completed + 3);
+    let completed = a.counter("load", "completed");
+    wait_until("the source goes on", || a.counter("load", "completed") > completed + 3);
     assert_eq!(a.json("audit")["sound"], true);
-    assert_eq!(counter(&a, "load", "blocks_corrupt"), 0);
+    assert_eq!(a.counter("load", "blocks_corrupt"), 0);
     let (code, errors) = a.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
 }
@@ -210,22 +180,18 @@ fn in_doubt(token: &str, more: &str) -> (Node, u64) {
 fn goes_on(node: Node, id: u64, token: &str) {
     let load = |name: &str| node.json(&format!("stats {token}"))["extra"]["load"][name].as_u64().unwrap();
     let aborted = |record: &Value| record["sequence"].as_u64() == Some(id) && record["state"] == "aborted";
-    let list = || node.json(&format!("migration-status {token}"));
-    let is_over = || list()["migrations"].as_array().unwrap().iter().any(aborted);
+    let is_over = || node.records(token).iter().any(aborted);
     wait_until("the sequence is here again", || is_over() && load("returned") == 1);
     let (completed, verified) = (load("completed"), load("arrived_blocks_verified"));
     assert!(verified > 0, "what returns is compared");
     wait_until("the traffic goes on", || load("completed") > completed + 3);
-    assert_eq!((load("blocks_corrupt"), load("findings")), (0, 0));
-    assert_eq!(node.json(&format!("audit {token}"))["sound"], true);
-    let (code, errors) = node.end(Signal::TERM);
-    assert_eq!(code, Some(0), "{errors}");
+    node.end_well(token);
 }
 
 #[test]
 fn an_operator_ends_a_doubt() {
     let folder = tempfile::tempdir().unwrap();
-    let token = format!("--token-file {}", token(folder.path(), TOKEN).display());
+    let token = token(folder.path(), TOKEN);
     let (node, id) = in_doubt(&token, "");
     let status = |command: &str| node.text(&format!("{command} {token}"));
     wait_until("the sequence is in doubt", || status("migration-status").contains("1 IN DOUBT"));
@@ -244,7 +210,7 @@ fn an_operator_ends_a_doubt() {
 #[test]
 fn a_doubt_ends_by_itself_where_that_was_chosen() {
     let folder = tempfile::tempdir().unwrap();
-    let token = format!("--token-file {}", token(folder.path(), TOKEN).display());
+    let token = token(folder.path(), TOKEN);
     let (node, id) = in_doubt(&token, "--doubt-limit 1s");
     goes_on(node, id, &token);
 }

@@ -1,8 +1,7 @@
 //! What operators read of a node: metrics, owners and events, end to end.
 
 use super::common;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
 use common::live::{Node, program, run, said, wait_until};
@@ -10,19 +9,8 @@ use common::openmetrics::{Sample, read, value};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Gets an answer: its head and its body.
-fn get(node: &Node, path: &str) -> (String, String) {
-    let authority = node.url.strip_prefix("http://").unwrap();
-    let mut stream = TcpStream::connect(authority).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (head.to_owned(), body.to_owned())
-}
-
 fn scrape(node: &Node) -> Vec<Sample> {
-    let (head, body) = get(node, "/metrics");
+    let (head, body) = node.http("GET /metrics", "", "");
     assert!(
         head.starts_with("HTTP/1.1 200") && head.contains("application/openmetrics-text; version=1.0.0"),
         "{head}"
@@ -79,19 +67,19 @@ fn metrics_agree_with_the_statistics() {
 #[test]
 fn a_node_at_rest_has_exact_gauges() {
     let node = Node::start("serve --name at-rest --size 1000 --peers away=127.0.0.1:1");
-    wait_until("the peer was tried", || get(&node, "/readyz").0.starts_with("HTTP/1.1 200"));
+    wait_until("the peer was tried", || node.http("GET /readyz", "", "").0.starts_with("HTTP/1.1 200"));
     let samples = scrape(&node);
     assert_eq!(value(&samples, "kvpool_blocks", &[("state", "free")]), 1000.0);
     assert_eq!(value(&samples, "kvpool_blocks", &[("state", "used")]), 0.0);
     assert_eq!(value(&samples, "kvpool_usage_ratio", &[]), 0.0);
     assert_eq!(value(&samples, "kvpool_peer_up", &[("peer", "away")]), 0.0);
     assert_eq!(value(&samples, "kvpool_waiting_requests", &[("priority", "urgent")]), 0.0);
-    let (head, picture) = get(&node, "/map.svg");
+    let (head, picture) = node.http("GET /map.svg", "", "");
     assert!(
         head.contains("image/svg+xml") && picture.contains("at-rest") && picture.ends_with("</svg>"),
         "{head}"
     );
-    let topology: Value = serde_json::from_str(&get(&node, "/topology").1).unwrap();
+    let topology: Value = serde_json::from_str(&node.http("GET /topology", "", "").1).unwrap();
     assert_eq!(topology["links"][0]["name"], "away");
     assert_eq!(topology["links"][0]["is_up"], false);
     assert!(topology["links"][0]["reason"].is_string(), "{topology}");
@@ -155,20 +143,10 @@ fn events_are_followed_and_end_with_their_reader() {
 fn a_trim_gives_cached_blocks_up() {
     let node = Node::start("serve --listen off --size 4000 --load conversations");
     wait_until("blocks are cached", || node.json("stats")["evictable"].as_u64() > Some(100));
-    let authority = node.url.strip_prefix("http://").unwrap();
-    let body = "{\"keep\": 0}";
     // Cached blocks that a batch in flight may see stay, and those may be all.
     wait_until("a trim evicts", || {
-        let mut stream = TcpStream::connect(authority).unwrap();
-        write!(
-            stream,
-            "POST /trim HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let outcome: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+        let (_, answer) = node.http("POST /trim", "Content-Type: application/json\r\n", "{\"keep\": 0}");
+        let outcome: Value = serde_json::from_str(&answer).unwrap();
         outcome["evicted_blocks"].as_u64() > Some(0)
     });
     assert_eq!(node.json("audit")["sound"], true);

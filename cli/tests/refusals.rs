@@ -7,29 +7,15 @@ use super::common::{self, authority, peer};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use authority::Authority;
-use common::live::{Node, pipe, run, said, wait_until};
+use common::live::{Node, pipe, run, said, token, wait_until};
 use kvpool_node::protocol::{Refusal, ToSource, ToTarget};
 use kvpool_node::wire::{HEADER, Header, Role, WIRE_VERSION};
 use peer::{Peer, TOKEN, changed, manifest, refusal, version};
 use rustix::process::Signal;
 use serde_json::Value;
-
-/// Writes a token that only this user can read.
-fn token(folder: &Path, text: &str) -> PathBuf {
-    let path = folder.join(text);
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    path
-}
-
-fn token_flag(folder: &Path, text: &str) -> String {
-    format!("--token-file {}", token(folder, text).display())
-}
 
 /// Returns why the node `a` has no link to `b`, once that is what it says.
 fn state_of_b(a: &Node, more: &str, part: &str) -> String {
@@ -40,11 +26,6 @@ fn state_of_b(a: &Node, more: &str, part: &str) -> String {
         state.contains(part)
     });
     state
-}
-
-fn records(node: &Node, more: &str) -> Vec<Value> {
-    let list = node.json(&format!("migration-status {more}"));
-    list["migrations"].as_array().unwrap().clone()
 }
 
 /// Starts `kvpool serve` with flags that it refuses; returns what it says.
@@ -59,10 +40,7 @@ fn refused(flags: &str) -> String {
 fn ends_clean(b: Node, more: &str) -> String {
     let stats = b.json(&format!("stats {more}"));
     assert_eq!((&stats["used"], &stats["sequences"]), (&0.into(), &0.into()), "{stats}");
-    assert_eq!(b.json(&format!("audit {more}"))["sound"], true);
-    let (code, errors) = b.end(Signal::TERM);
-    assert_eq!(code, Some(0), "{errors}");
-    errors
+    b.end_well(more)
 }
 
 // Of operators.
@@ -148,7 +126,7 @@ fn unknown_sequences_and_peers_are_named() {
         !text.contains("there is no sequence")
     });
     assert!(text.contains("no peer is known as c") && text.contains("(404)"), "{text}");
-    assert!(records(&a, "").is_empty());
+    assert!(a.records("").is_empty());
     ends_clean(b, "");
 }
 
@@ -157,8 +135,7 @@ fn unknown_sequences_and_peers_are_named() {
 #[test]
 fn a_wrong_token_is_refused_and_named() {
     let folder = tempfile::tempdir().unwrap();
-    let (right, wrong) =
-        (token_flag(folder.path(), TOKEN), token_flag(folder.path(), "another-token-of-the-tests"));
+    let (right, wrong) = (token(folder.path(), TOKEN), token(folder.path(), "another-token-of-the-tests"));
     let b = Node::start(&format!("serve --name b {right}"));
     let a = Node::start(&format!("serve --name a {wrong} --peers b={}", b.listen));
     let state = state_of_b(&a, &wrong, "token");
@@ -180,11 +157,7 @@ fn a_peer_whose_name_has_no_address_is_down_and_not_forgotten() {
     let state = state_of_b(&a, "", "find the address");
     assert!(state.starts_with(&format!("down: find the address of {host}:7411: ")), "{state}");
     assert!(a.text("stats").contains("find the address of xxx"));
-    let mut metrics = String::new();
-    let authority = a.url.strip_prefix("http://").unwrap();
-    let mut stream = TcpStream::connect(authority).unwrap();
-    write!(stream, "GET /metrics HTTP/1.1\r\nHost: {authority}\r\n\r\n").unwrap();
-    stream.read_to_string(&mut metrics).unwrap();
+    let (_, metrics) = a.http("GET /metrics", "", "");
     assert!(metrics.contains("kvpool_peer_up{pool=\"a\",peer=\"b\"} 0"), "{metrics}");
     let errors = ends_clean(a, "");
     assert!(errors.contains("no link, peer: b") && errors.contains("find the address"), "{errors}");
@@ -234,7 +207,7 @@ fn bad_certificates_are_refused_and_both_sides_say_why() {
 #[test]
 fn another_version_of_the_protocol_is_refused_and_named() {
     let folder = tempfile::tempdir().unwrap();
-    let token = token_flag(folder.path(), TOKEN);
+    let token = token(folder.path(), TOKEN);
     let b = Node::start(&format!("serve --name b {token}"));
     // A header of the next version, whose rest this version cannot know.
     let mut stream = TcpStream::connect(&b.listen).unwrap();
@@ -295,7 +268,7 @@ fn another_layout_is_refused_and_named() {
         // The conversation may be over before the order arrives.
         said(&asked).contains(&format!("stays here: node b: {other}"))
     });
-    assert!(records(&a, "").is_empty(), "nothing was sent");
+    assert!(a.records("").is_empty(), "nothing was sent");
     assert_eq!(a.json("stats")["extra"]["load"]["blocks_corrupt"], 0);
     let (code, errors) = a.end(Signal::TERM);
     assert_eq!(code, Some(0));
@@ -309,7 +282,7 @@ fn another_layout_is_refused_and_named() {
 #[test]
 fn a_manifest_that_lies_about_lengths_or_hashes_reserves_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let token = token_flag(folder.path(), TOKEN);
+    let token = token(folder.path(), TOKEN);
     let b = Node::start(&format!("serve --name b {token}"));
     let peer = Peer::link(&b);
     let honest = manifest(7, 100);
@@ -353,7 +326,7 @@ fn a_manifest_that_lies_about_lengths_or_hashes_reserves_nothing() {
 #[test]
 fn sequences_that_no_engine_takes_are_bounded() {
     let folder = tempfile::tempdir().unwrap();
-    let token = token_flag(folder.path(), TOKEN);
+    let token = token(folder.path(), TOKEN);
     let b = Node::start(&format!("serve --name b --drain 1s {token}"));
     let peer = Peer::link(&b);
     let empty = manifest(0, 0);
@@ -385,7 +358,7 @@ fn sequences_that_no_engine_takes_are_bounded() {
 #[test]
 fn failed_checksums_are_retried_twice_and_then_refused_and_counted() {
     let folder = tempfile::tempdir().unwrap();
-    let token = token_flag(folder.path(), TOKEN);
+    let token = token(folder.path(), TOKEN);
     let b = Node::start(&format!("serve --name b {token}"));
     let peer = Peer::link(&b);
     let wrong = changed(&manifest(7, 100), |json| {
@@ -400,7 +373,7 @@ fn failed_checksums_are_retried_twice_and_then_refused_and_counted() {
     wait_until("its blocks are given back", || b.json(&format!("stats {token}"))["used"] == 0);
     let node = &b.json(&format!("stats {token}"))["extra"]["node"];
     assert_eq!((&node["bad_blocks"], &node["received"]), (&21.into(), &0.into()), "{node}");
-    let record = &records(&b, &token)[0];
+    let record = &b.records(&token)[0];
     assert_eq!((&record["state"], &record["side"]), (&"aborted".into(), &"target".into()), "{record}");
     assert!(record["reason"].is_string(), "{record}");
     drop(peer);
@@ -410,7 +383,7 @@ fn failed_checksums_are_retried_twice_and_then_refused_and_counted() {
 #[test]
 fn a_peer_that_promises_and_never_sends_loses_its_reservation() {
     let folder = tempfile::tempdir().unwrap();
-    let token = token_flag(folder.path(), TOKEN);
+    let token = token(folder.path(), TOKEN);
     let b = Node::start(&format!("serve --name b {token}"));
     let peer = Peer::link(&b);
     peer.prepared(1, &manifest(7, 100));
@@ -425,7 +398,7 @@ fn a_peer_that_promises_and_never_sends_loses_its_reservation() {
     assert!(matches!(other, ToSource::Refused { reason: Refusal::Exists, .. }), "{other:?}");
     assert_eq!(used(), Some(7));
     wait_until("the term ends", || used() == Some(0));
-    let list = records(&b, &token);
+    let list = b.records(&token);
     let of = |id: u128| {
         let id = format!("{id:032x}");
         list.iter()
@@ -454,14 +427,12 @@ fn a_full_target_refuses_and_the_sequence_goes_on_at_its_source() {
         }
         a.json("stats")["extra"]["node"]["refused"].as_u64() > Some(0)
     });
-    let list = records(&a, "");
+    let list = a.records("");
     let record = list.iter().find(|record| record["state"] == "aborted").unwrap();
     let reason = record["reason"].as_str().unwrap();
     assert!(reason.contains("blocks are needed; 2 blocks are free there"), "{reason}");
     wait_until("it went on", || a.json("stats")["extra"]["load"]["returned"].as_u64() > Some(0));
-    assert_eq!(a.json("stats")["extra"]["load"]["blocks_corrupt"], 0);
-    assert_eq!(a.json("audit")["sound"], true);
-    assert_eq!(a.end(Signal::TERM).0, Some(0));
+    a.end_well("");
     ends_clean(b, "");
 }
 
@@ -488,14 +459,11 @@ fn the_same_migration_ordered_twice_moves_the_sequence_once() {
     let committed = |node: &Node| {
         let of =
             |record: &&Value| record["sequence"].as_u64() == Some(moved) && record["state"] == "committed";
-        records(node, "").iter().filter(of).count()
+        node.records("").iter().filter(of).count()
     };
     wait_until("it is committed", || committed(&a) == 1 && committed(&b) == 1);
-    assert_eq!(records(&a, "").iter().filter(|record| record["sequence"].as_u64() == Some(moved)).count(), 1);
+    assert_eq!(a.records("").iter().filter(|record| record["sequence"].as_u64() == Some(moved)).count(), 1);
     for node in [a, b] {
-        assert_eq!(node.json("audit")["sound"], true);
-        assert_eq!(node.json("stats")["extra"]["load"]["blocks_corrupt"], 0);
-        let (code, errors) = node.end(Signal::TERM);
-        assert_eq!(code, Some(0), "{errors}");
+        node.end_well("");
     }
 }

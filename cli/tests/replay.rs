@@ -65,7 +65,8 @@ fn a_sound_replay_adds_up() {
     }
 }
 
-/// The free list serves the same requests, with or without a cache, and is off for traces and sizes.
+/// The free list serves the same requests, with or without a cache, and is off for traces and
+/// sizes.
 #[test]
 fn a_replay_is_compared_with_a_free_list() {
     let of = |options: &str| json(&format!("replay --requests 400 --threads 1 --no-defrag --json {options}"));
@@ -210,18 +211,6 @@ fn prefixes_are_reused_by_every_policy() {
     }
 }
 
-/// Preempted requests leave their blocks in the cache, other requests evict them, and the pool is
-/// resized.
-#[test]
-fn a_narrow_pool_evicts_and_finds_again() {
-    let sizes = "20%:9000,45%:5000,70%:7000";
-    let options = "--requests 300 --blocks 6000 --threads 3 --prefix-cache on --json";
-    let report = json(&format!("replay {options} --resize-at {sizes}"));
-    assert_eq!(report["sound"], true, "{report}");
-    let count = |name: &str| report["prefix"][name].as_u64().unwrap();
-    assert!(count("evicted_blocks") > 0 && count("hit_blocks") > 0, "{report}");
-}
-
 /// A narrow pool is compacted all the time, and every byte is read back.
 #[test]
 fn compaction_moves_blocks_and_no_byte_is_lost() {
@@ -241,10 +230,14 @@ fn compaction_moves_blocks_and_no_byte_is_lost() {
 #[test]
 fn a_pool_gets_other_sizes_while_it_is_used() {
     let sizes = "20%:9000,45%:5000,70%:7000";
-    for defrag in ["--defrag-interval-ms 1", "--no-defrag"] {
-        let options = format!("--requests 1500 --blocks 7000 --resize-at {sizes} {defrag}");
+    for more in ["--defrag-interval-ms 1 --prefix-cache on", "--no-defrag"] {
+        let options = format!("--requests 1500 --blocks 7000 --resize-at {sizes} {more}");
         let report = json(&format!("replay --json {options}"));
         assert_eq!((&report["sound"], &report["blocks_total"]), (&Value::Bool(true), &7000.into()));
+        // Preempted requests leave their blocks in the cache, and other requests evict them.
+        let prefix = |name: &str| report["prefix"][name].as_u64();
+        assert_eq!(prefix("evicted_blocks") > Some(0), more.contains("prefix"), "{report}");
+        assert_eq!(prefix("hit_blocks") > Some(0), more.contains("prefix"), "{report}");
         let steps = report["resize"].as_array().unwrap();
         assert_eq!(steps.len(), 3, "{report}");
         for (step, (from_request, to)) in steps.iter().zip([(300, 9000), (675, 5000), (1050, 7000)]) {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use common::live::{Node, program, run, said, wait_until};
+use common::live::{Node, program, run, said, secret, wait_until};
 use common::{keys, parse};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -152,12 +152,10 @@ fn bad_settings_end_the_program_before_it_starts() {
 
 #[test]
 fn a_token_is_read_from_a_file() {
-    use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, token: &str| {
         let path = folder.path().join(name);
-        fs::write(&path, token).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        secret(&path, token);
         path.display().to_string()
     };
     let (right, wrong) =

@@ -4,18 +4,12 @@ use super::common::{self, authority};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use authority::Authority;
-use common::live::{Node, pipe, program, run, said, wait_until};
+use common::live::{Node, pipe, program, run, said, secret, wait_until};
 use rustix::process::Signal;
-
-fn counter(node: &Node, of: &str, name: &str) -> u64 {
-    node.json("stats")["extra"][of][name].as_u64().unwrap_or_else(|| panic!("{of} has no {name}"))
-}
 
 fn address_of(url: &str) -> String {
     url.strip_prefix("http://").unwrap().to_owned()
@@ -36,7 +30,7 @@ fn a_second_signal_ends_at_once() {
     for (second, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         // Each thread rests for so long behind a step before it sees the end, at different times.
         let node = Node::start("serve --load conversations --load-rest 1s --load-threads 8");
-        wait_until("traffic runs", || counter(&node, "load", "tokens") > 0);
+        wait_until("traffic runs", || node.counter("load", "tokens") > 0);
         node.signal(Signal::TERM);
         // Two signals that wait to be delivered could be one.
         wait_until("the first signal is noticed", || is_ending(&node));
@@ -67,14 +61,14 @@ fn silent_and_slow_callers_do_not_delay_the_end() {
 #[test]
 fn a_request_under_way_is_answered_before_the_end() {
     let node = Node::start("serve --load conversations --load-rest 1s --load-threads 8");
-    wait_until("traffic runs", || counter(&node, "load", "tokens") > 0);
+    wait_until("traffic runs", || node.counter("load", "tokens") > 0);
     // It waits for the threads, each of which rests.
     let url = node.url.clone();
     let audit = thread::spawn(move || run(&format!("audit {url}")));
     wait_until("the audit has arrived", || {
-        let tokens = counter(&node, "load", "tokens");
+        let tokens = node.counter("load", "tokens");
         thread::sleep(Duration::from_millis(30));
-        counter(&node, "load", "tokens") == tokens
+        node.counter("load", "tokens") == tokens
     });
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
@@ -91,7 +85,7 @@ fn an_end_during_transfers_to_a_peer_that_hangs_takes_no_longer_than_the_drain()
          --peers b={} --drain 3s",
         b.listen
     ));
-    wait_until("sequences move", || counter(&b, "load", "arrived") > 3);
+    wait_until("sequences move", || b.counter("load", "arrived") > 3);
     b.signal(Signal::STOP);
     thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();
@@ -101,10 +95,10 @@ fn an_end_during_transfers_to_a_peer_that_hangs_takes_no_longer_than_the_drain()
     assert_eq!(code == Some(0), !errors.contains("what became of them is unknown"), "{code:?}: {errors}");
     b.signal(Signal::CONT);
     wait_until("all that arrived are completed", || {
-        counter(&b, "load", "open") == 0
-            && counter(&b, "load", "arrived") == counter(&b, "load", "arrived_completed")
+        b.counter("load", "open") == 0
+            && b.counter("load", "arrived") == b.counter("load", "arrived_completed")
     });
-    assert_eq!(counter(&b, "load", "blocks_corrupt"), 0);
+    assert_eq!(b.counter("load", "blocks_corrupt"), 0);
     assert_eq!(b.json("audit")["sound"], true);
     let (code, errors) = b.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
@@ -118,16 +112,11 @@ fn an_end_while_peers_cannot_be_reached_is_prompt() {
         "serve --name a --peers b=127.0.0.1:1,c={} --load conversations",
         silent.local_addr().unwrap()
     ));
-    wait_until("traffic runs", || counter(&node, "load", "completed") > 0);
+    wait_until("traffic runs", || node.counter("load", "completed") > 0);
     let begun = Instant::now();
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
-}
-
-fn write_token(path: &Path, text: &str) {
-    fs::write(path, text).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
 }
 
 const FIRST: &str = "the-first-token-of-the-tests";
@@ -139,7 +128,7 @@ fn a_reload_takes_over_certificates_and_token_for_new_links() {
     let at = |name: &str| folder.path().join(name);
     let (old, new) = (Authority::new(), Authority::new());
     let tokens = [("b", FIRST), ("old", FIRST), ("new", SECOND)].map(|(name, token)| {
-        write_token(&at(&format!("{name}.token")), token);
+        secret(&at(&format!("{name}.token")), token);
         format!("--token-file {}", at(&format!("{name}.token")).display())
     });
     let [of_b, of_old, of_new] = &tokens;
@@ -154,7 +143,7 @@ fn a_reload_takes_over_certificates_and_token_for_new_links() {
     wait_until("the nodes are linked", || state(&a, of_old) == "up");
 
     new.flags(&at("b"), "b", 4000);
-    write_token(&at("b.token"), SECOND);
+    secret(&at("b.token"), SECOND);
     b.signal(Signal::HUP);
     wait_until("the admin interface takes the new token", || {
         b.run(&format!("stats {of_new}")).status.success()
@@ -194,9 +183,9 @@ fn a_reload_takes_over_certificates_and_token_for_new_links() {
 fn a_token_is_replaced_without_a_lost_link() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    write_token(&at("key"), "the-hash-key-of-the-tests");
+    secret(&at("key"), "the-hash-key-of-the-tests");
     let start = |name: &str, peers: &str| {
-        write_token(&at(&format!("{name}.token")), FIRST);
+        secret(&at(&format!("{name}.token")), FIRST);
         let token = at(&format!("{name}.token"));
         Node::start(&format!(
             "serve --name {name} --load conversations --size 4000 --token-file {} --hash-key-file {} {peers}",
@@ -207,7 +196,7 @@ fn a_token_is_replaced_without_a_lost_link() {
     let b = start("b", "");
     let a = start("a", &format!("--peers b={}", b.listen));
     let with = |token: &str| {
-        write_token(&at("mine"), token);
+        secret(&at("mine"), token);
         format!("--token-file {}", at("mine").display())
     };
     let state = |token: &str| a.json(&format!("stats {}", with(token)))["extra"]["peers"]["b"].clone();
@@ -215,7 +204,7 @@ fn a_token_is_replaced_without_a_lost_link() {
     let both = [format!("{FIRST}\n{SECOND}"), format!("{SECOND}\n{FIRST}"), SECOND.to_owned()];
     for (step, tokens) in both.iter().enumerate() {
         for (node, name) in [(&b, "b"), (&a, "a")] {
-            write_token(&at(&format!("{name}.token")), tokens);
+            secret(&at(&format!("{name}.token")), tokens);
             node.signal(Signal::HUP);
             wait_until("the tokens are taken over", || {
                 let has = |token: &str| node.run(&format!("stats {}", with(token))).status.success();
@@ -224,7 +213,7 @@ fn a_token_is_replaced_without_a_lost_link() {
             let known_to_a = if step == 0 && name == "b" { FIRST } else { SECOND };
             assert_eq!(state(known_to_a), "up", "step {step}");
             // Another node, with the tokens of the step before or of this one.
-            write_token(&at("c.token"), if step == 0 { FIRST } else { SECOND });
+            secret(&at("c.token"), if step == 0 { FIRST } else { SECOND });
             let c = Node::start(&format!(
                 "serve --name c --size 100 --token-file {} --peers b={}",
                 at("c.token").display(),

@@ -3,15 +3,16 @@
 use std::mem::discriminant;
 
 use kvpool::compact::{FrameState, Snapshot};
+use serde::{Deserialize, Serialize};
 
 use super::class::{self, Class};
 
 /// A view of all frames of a pool, in the order of addresses: a letter for each cell.
 ///
-/// A cell is one frame, or a group of them. A frame has one letter, that of [`Class::letter`]. A group
-/// has two: of its most common class, and of the most common one among the others if these are an
-/// eighth of its frames or more, else the first one again. Sequences are one class here.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// A cell is one frame, or a group of them. A frame has one letter, that of [`Class::letter`]. A
+/// group has two: of its most common class, and of the most common one among the others if these
+/// are an eighth of its frames or more, else the first one again. Sequences are one class here.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Cells {
     /// Number of frames.
     pub frames: usize,
@@ -20,16 +21,14 @@ pub struct Cells {
     /// The pool's order k: a whole run has 2^k frames.
     pub order: u8,
     /// The letters of each cell: one, or two if `group` is larger than 1.
-    pub text: String,
+    pub cells: String,
 }
 
-/// Consecutive letters.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CellRun {
-    /// Place of the first letter.
-    pub start: usize,
-    /// Their letters.
-    pub text: String,
+/// Cells that changed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct CellChanges {
+    /// The place of a letter, and the letters from there on.
+    pub changes: Vec<(usize, String)>,
 }
 
 /// Unchanged cells between two changed ones up to which one run covers both: about the size that a
@@ -43,51 +42,48 @@ impl Cells {
         let group = group(classes.len(), cells_max);
         let letters = group.min(2);
         let text = classes.chunks(group).flat_map(|cell| two_classes(cell).into_iter().take(letters));
-        let text = text.map(Class::letter).collect();
-        Self { frames: classes.len(), group, order: snapshot.order().0, text }
+        let cells = text.map(Class::letter).collect();
+        Self { frames: classes.len(), group, order: snapshot.order().0, cells }
     }
 
     /// Returns the cells that are different in a later view; `None` if it has another shape.
-    pub fn changes(&self, after: &Self) -> Option<Vec<CellRun>> {
-        let shape = |cells: &Self| (cells.frames, cells.group, cells.order, cells.text.len());
+    pub fn changes(&self, after: &Self) -> Option<CellChanges> {
+        let shape = |cells: &Self| (cells.frames, cells.group, cells.order, cells.cells.len());
         if shape(self) != shape(after) {
             return None;
         }
-        let mut runs: Vec<CellRun> = Vec::new();
-        let pairs = self.text.bytes().zip(after.text.bytes()).enumerate();
+        let mut changes: Vec<(usize, String)> = Vec::new();
+        let pairs = self.cells.bytes().zip(after.cells.bytes()).enumerate();
         for (at, _) in pairs.filter(|(_, (before, after))| before != after) {
-            match runs.last_mut() {
-                Some(run) if at - (run.start + run.text.len()) < BRIDGE => {
-                    run.text.push_str(&after.text[run.start + run.text.len()..=at]);
+            match changes.last_mut() {
+                Some((start, cells)) if at - (*start + cells.len()) < BRIDGE => {
+                    cells.push_str(&after.cells[*start + cells.len()..=at]);
                 }
-                _ => runs.push(CellRun { start: at, text: after.text[at..=at].to_owned() }),
+                _ => changes.push((at, after.cells[at..=at].to_owned())),
             }
         }
-        Some(runs)
+        Some(CellChanges { changes })
     }
 
-    /// Changes cells.
-    ///
-    /// # Errors
-    ///
-    /// The first run that is outside of the view, or has a letter of no class. No cell is changed.
-    pub fn apply<'a>(&mut self, runs: &'a [CellRun]) -> Result<(), &'a CellRun> {
-        let fits = |run: &CellRun| {
-            run.start.checked_add(run.text.len()).is_some_and(|end| end <= self.text.len())
-                && run.text.chars().all(|letter| Class::of_letter(letter).is_some())
+    /// Changes cells. Returns false, without effect, if a change is outside of the view or has a
+    /// letter of no class.
+    pub fn apply(&mut self, changes: &CellChanges) -> bool {
+        let fits = |(start, cells): &(usize, String)| {
+            start.checked_add(cells.len()).is_some_and(|end| end <= self.cells.len())
+                && cells.chars().all(|letter| Class::of_letter(letter).is_some())
         };
-        if let Some(bad) = runs.iter().find(|run| !fits(run)) {
-            return Err(bad);
+        if !changes.changes.iter().all(fits) {
+            return false;
         }
-        for run in runs {
-            self.text.replace_range(run.start..run.start + run.text.len(), &run.text);
+        for (start, cells) in &changes.changes {
+            self.cells.replace_range(*start..start + cells.len(), cells);
         }
-        Ok(())
+        true
     }
 }
 
-/// Returns the sequences of each cell of a view, as indices into those of the snapshot: at most `max`
-/// for a cell.
+/// Returns the sequences of each cell of a view, as indices into those of the snapshot: at most
+/// `max` for a cell.
 pub fn sequences(snapshot: &Snapshot, cells_max: usize, max: usize) -> Vec<Vec<u32>> {
     let of = |frames: &[FrameState]| {
         let mut found: Vec<u32> = frames.iter().filter_map(|frame| Some(frame.block()?.0)).collect();

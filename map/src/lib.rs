@@ -40,7 +40,7 @@ mod tests;
 
 use kvpool::compact::Snapshot;
 
-pub use cells::{CellRun, Cells, sequences};
+pub use cells::{CellChanges, Cells, sequences};
 pub use class::{Class, SHADES};
 pub use draw::draw;
 

@@ -9,16 +9,14 @@
 //! | file | content |
 //! |---|---|
 //! | `prompts` | the requests of a trace as lists of small numbers |
-//! | `pooled` | policies behind the pool's own trait, over exact queues |
+//! | `cache` | policies behind the pool's own trait, and the bound: the best that is possible with the future known |
 //! | `running` | the same, and the bound, in a pool whose blocks belong to running requests for a time |
 //! | `s3fifo`, `sieve` | policies of other systems, for comparison |
-//! | `clairvoyant` | the bound: the best that is possible with the future known |
 //! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG, like any other curves |
 
+mod cache;
 mod chart;
-mod clairvoyant;
 mod draw;
-mod pooled;
 mod prompts;
 mod running;
 mod s3fifo;
@@ -32,7 +30,10 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
-use kvpool::prefix::policy::{Policy, PolicyKind};
+use kvpool::prefix::policy::PolicyKind;
+
+use crate::evictable::Evictable;
+use cache::Clairvoyant;
 
 pub use chart::chart;
 pub use draw::{Curve, Look, Panel, draw, picture};
@@ -102,29 +103,25 @@ impl Contender {
         }
     }
 
-    /// Returns the hit rate with a capacity of `blocks` blocks, where a request takes no time.
-    pub fn hit_rate(self, prompts: &Prompts, blocks: usize) -> f64 {
-        let hits = match self {
-            Self::Pooled(policy) => {
-                return hit_rate_of(&*policy.build(), prompts, blocks, Requests::AtOnce);
+    /// Returns the hit rate with a capacity of `blocks` blocks; `None` for policies that are not
+    /// simulated with [running requests](Requests::Running).
+    pub fn hit_rate(self, prompts: &Prompts, blocks: usize, requests: Requests) -> Option<f64> {
+        let hits = match (self, requests) {
+            (Self::Pooled(policy), Requests::AtOnce) => {
+                cache::hits(prompts, blocks, Evictable::new(&*policy.build()))
             }
-            Self::S3Fifo => s3fifo::hits(prompts, blocks),
-            Self::Sieve => sieve::hits(prompts, blocks),
-            Self::Clairvoyant => clairvoyant::hits(prompts, blocks),
+            (Self::Pooled(policy), Requests::Running) => {
+                running::hits(prompts, blocks, Evictable::new(&*policy.build()))
+            }
+            (Self::Clairvoyant, Requests::AtOnce) => cache::hits(prompts, blocks, Clairvoyant::new(prompts)),
+            (Self::Clairvoyant, Requests::Running) => {
+                running::hits(prompts, blocks, Clairvoyant::new(prompts))
+            }
+            (Self::S3Fifo, Requests::AtOnce) => s3fifo::hits(prompts, blocks),
+            (Self::Sieve, Requests::AtOnce) => sieve::hits(prompts, blocks),
+            (Self::S3Fifo | Self::Sieve, Requests::Running) => return None,
         };
-        hits as f64 / prompts.total().max(1) as f64
-    }
-
-    /// Returns the hit rate in a pool of `blocks` blocks whose requests run for a time; `None` for
-    /// policies that are simulated only where they take none.
-    pub fn running_hit_rate(self, prompts: &Prompts, blocks: usize) -> Option<f64> {
-        match self {
-            Self::Pooled(policy) => Some(hit_rate_of(&*policy.build(), prompts, blocks, Requests::Running)),
-            Self::Clairvoyant => {
-                Some(running::clairvoyant_hits(prompts, blocks) as f64 / prompts.total().max(1) as f64)
-            }
-            Self::S3Fifo | Self::Sieve => None,
-        }
+        Some(hits as f64 / prompts.total().max(1) as f64)
     }
 }
 
@@ -143,15 +140,6 @@ impl FromStr for Contender {
             format!("no policy is called {name:?}; there are {}", names.join(", "))
         })
     }
-}
-
-/// Returns the hit rate of an unused policy with a capacity of `blocks` blocks.
-fn hit_rate_of(policy: &dyn Policy, prompts: &Prompts, blocks: usize, requests: Requests) -> f64 {
-    let hits = match requests {
-        Requests::AtOnce => pooled::hits(prompts, blocks, policy),
-        Requests::Running => running::hits(prompts, blocks, policy),
-    };
-    hits as f64 / prompts.total().max(1) as f64
 }
 
 /// Measures each contender at each capacity on each trace, on all cores. `done` is called after
@@ -181,10 +169,7 @@ pub fn measure(
                     let at = next.fetch_add(1, Relaxed);
                     let Some(&(prompts, contender, share)) = jobs.get(at) else { break };
                     let blocks = prompts.capacity(share);
-                    let hit_rate = match requests {
-                        Requests::AtOnce => contender.hit_rate(prompts, blocks),
-                        Requests::Running => contender.running_hit_rate(prompts, blocks).unwrap_or_default(),
-                    };
+                    let hit_rate = contender.hit_rate(prompts, blocks, requests).unwrap_or_default();
                     let rate = Rate { contender, share, blocks, hit_rate };
                     rates.lock().expect("no measurement panicked")[at] = Some(rate);
                     done();

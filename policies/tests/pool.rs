@@ -15,8 +15,8 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{AllocError, Pool, SequenceError, SequenceId};
-use kvpool_cli::replay::Texts;
-use kvpool_cli::trace::{HASH_BLOCK_TOKENS, HashIds, ReadOptions, Request, Trace};
+use kvpool_cli::trace::{HashIds, ReadOptions, Trace};
+use kvpool_load::{HASH_BLOCK_TOKENS, Request, Texts};
 
 const BLOCK_TOKENS: usize = 16;
 
@@ -82,7 +82,7 @@ fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<
     let cache = PrefixConfig::new().policy(PolicyKind::Lru);
     let pool = Pool::builder(layout).blocks(capacity).threads(threads).without_storage().prefix_cache(cache);
     let pool = pool.build().unwrap();
-    let texts = Texts::of(trace);
+    let texts = Texts::of(&trace.requests, trace.hash_tokens);
     let (next, stamps) = (AtomicUsize::new(0), AtomicU64::new(0));
     let stamp = || stamps.fetch_add(1, Relaxed);
     let serve = || {

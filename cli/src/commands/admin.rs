@@ -121,6 +121,13 @@ pub fn audit(args: &AdminArgs) -> Result<u8, CommandError> {
     Ok(code)
 }
 
+/// Shows a node on the terminal until a key or a signal.
+#[cfg(feature = "top")]
+pub fn top(args: &crate::args::TopArgs) -> Result<u8, CommandError> {
+    let (runtime, client) = connect(&args.reach)?;
+    Ok(crate::top::run(&runtime, &client)?)
+}
+
 /// A request.
 enum Ask {
     Get(String),

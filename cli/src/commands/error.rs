@@ -3,11 +3,12 @@
 use std::io;
 use std::path::PathBuf;
 
-use indicatif::{BinaryBytes, HumanCount};
+use indicatif::HumanCount;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::{DeviceId, LayoutError};
 use thiserror::Error;
 
+use crate::backend::TooLarge;
 use crate::trace::TraceError;
 use crate::{EXIT_UNSOUND, EXIT_USAGE};
 
@@ -37,11 +38,8 @@ pub enum CommandError {
     WithoutTrace(&'static str),
     #[error("--columns is for CSV traces, and --format names one in JSON")]
     ColumnsOfJson,
-    #[error(
-        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--blocks, --layout)",
-        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
-    )]
-    TooLarge { blocks: usize, block_bytes: usize, free: u64 },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     #[error("cannot build a pool of {} blocks: {reason}", HumanCount(*.blocks as u64))]
     Pool { blocks: usize, reason: String },
     #[error(

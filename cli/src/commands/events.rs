@@ -4,7 +4,7 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{BinaryBytes, HumanCount};
-use kvpool_node::admin::{ClientError, MigrationRecord, MigrationSide, Notice, StatsSummary};
+use kvpool_node::admin::{ClientError, MigrationRecord, Notice, StatsSummary};
 use serde_json::json;
 
 use super::CommandError;
@@ -128,13 +128,13 @@ impl Printer {
 }
 
 fn migration(record: &MigrationRecord) -> String {
-    let direction = if record.side == MigrationSide::Source { "to" } else { "from" };
     let sequence = record.sequence.map_or(String::new(), |id| format!(" of sequence {id}"));
     let reason = record.reason.as_ref().map_or(String::new(), |reason| format!(": {reason}"));
     format!(
-        "migration {}: {}{sequence} {direction} {}, {}, {} blocks, {} in {} ms{reason}",
+        "migration {}: {}{sequence} {} {}, {}, {} blocks, {} in {} ms{reason}",
         record.id,
         word(&json!(record.kind)),
+        record.way(),
         record.peer,
         word(&json!(record.state)),
         HumanCount(record.blocks as u64),

@@ -10,18 +10,16 @@ mod interrupt;
 mod map;
 mod policy;
 mod replay;
-#[cfg(feature = "node")]
-mod serve;
 mod shell;
 mod sweep;
 #[cfg(feature = "node")]
 mod tables;
-#[cfg(feature = "top")]
-mod top;
 #[cfg(feature = "node")]
 mod topology;
 mod workload;
 
+#[cfg(feature = "top")]
+pub use admin::top;
 #[cfg(feature = "node")]
 pub use admin::{audit, declare_ended, defrag, migrate, migration_status, owners, resize, stats};
 pub use error::CommandError;
@@ -31,10 +29,6 @@ pub use info::info;
 pub use map::map;
 pub use policy::policy;
 pub use replay::replay;
-#[cfg(feature = "node")]
-pub use serve::serve;
 pub use shell::{completions, man};
-#[cfg(feature = "top")]
-pub use top::top;
 #[cfg(feature = "node")]
 pub use topology::topology;

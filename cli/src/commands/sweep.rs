@@ -101,7 +101,7 @@ fn measure_at(
         return Err(CommandError::NotSound(outcome.tally.findings.into_iter().chain(audit).collect()));
     }
     let tally = outcome.tally;
-    if tally.tables.per_sequence.tables() == 0 && !outcome.interrupted {
+    if tally.tables.per_sequence.count() == 0 && !outcome.interrupted {
         return Err(CommandError::NotFilled { percent, blocks: *blocks, requests: trace.requests.len() });
     }
     let row = |placement: usize, tables: &TableRuns, hits: u64| {
@@ -111,7 +111,7 @@ fn measure_at(
             // The mean share of the pool that open sequences held, after each step.
             "used_mean": tally.utilization.mean(),
             // Those that began after the pool was filled, and ended while others were to begin.
-            "sequences": tables.per_sequence.tables(),
+            "sequences": tables.per_sequence.count(),
             "run_len_mean": tables.mean_len(),
             "runs_per_sequence": runs(tables),
             "hit_rate": caches.then(|| hits as f64 / tally.lookup_blocks.max(1) as f64),

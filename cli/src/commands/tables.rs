@@ -7,9 +7,7 @@ use comfy_table::CellAlignment;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
 use kvpool::CompactionState;
-use kvpool_node::admin::{
-    MigrationRecord, MigrationSide, MigrationState, OwnerRecord, OwnersReport, StatsReport,
-};
+use kvpool_node::admin::{MigrationRecord, MigrationState, OwnerRecord, OwnersReport, StatsReport};
 use serde_json::{Value, json};
 
 use crate::figures::{count, latency, percent, word};
@@ -18,8 +16,8 @@ use crate::{fit, output};
 /// Digits of a migration's id in the table; `--json` has all of them.
 const ID_DIGITS: usize = 8;
 
-/// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of each
-/// group of counters.
+/// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of
+/// each group of counters.
 pub(super) fn stats(stats: &StatsReport, width: Option<usize>) -> String {
     let up = FormattedDuration(Duration::from_secs(stats.uptime_s));
     let mut text = format!("{} (kvpool {}), up {up}\n", stats.node, stats.version);
@@ -158,11 +156,10 @@ pub(super) fn migrations(migrations: &[MigrationRecord], width: Option<usize>) -
         "id", "kind", "peer", "sequence", "state", "blocks", "bytes", "runs", "via", "time", "reason",
     ]);
     for record in migrations {
-        let way = if record.side == MigrationSide::Source { "to" } else { "from" };
         table.add_row([
             record.id.chars().take(ID_DIGITS).collect(),
             word(&json!(record.kind)),
-            format!("{way} {}", record.peer),
+            format!("{} {}", record.way(), record.peer),
             record.sequence.map_or("-".to_owned(), |id| id.to_string()),
             word(&json!(record.state)),
             count(record.blocks),

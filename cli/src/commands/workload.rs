@@ -5,14 +5,14 @@ use std::thread;
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvpool::storage::{Dtype, KvLayout};
+use kvpool_load::Shape;
 
 use super::CommandError;
 use crate::args::WorkloadArgs;
 use crate::backend::Backend;
 use crate::output::{complain, is_plain};
-use crate::replay::{self, Eviction, Progress, ReplayPool, Shape};
+use crate::replay::{self, Eviction, Progress, ReplayPool};
 use crate::trace::{HashIds, Trace};
-use crate::workload::Conversations;
 
 /// The default layout of replays, with as few bytes per token as distinguish all tokens, so that a
 /// replay measures the pool and not the memory.
@@ -62,7 +62,7 @@ impl Workload {
         blocks_max: usize,
     ) -> Result<ReplayPool, CommandError> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
-        check_memory(&self.backend, &self.layout, blocks_max)?;
+        self.backend.check_room(&self.layout, blocks_max, "--blocks")?;
         ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, eviction)
             .map_err(|reason| CommandError::Pool { blocks, reason })
     }
@@ -82,7 +82,7 @@ fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
 pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
     let options = args.read_options()?;
     match &args.trace {
-        None => Ok(Conversations::trace(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),
+        None => Ok(Trace::generated(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),
         Some(path) => {
             let trace = Trace::load(path, &options)?;
             if options.hash_ids == HashIds::Required && trace.has_no_hash_ids() {
@@ -100,15 +100,6 @@ pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
                 name.file_name().map_or(trace.name.clone(), |file| file.to_string_lossy().into_owned());
             Ok(Trace { name, ..trace })
         }
-    }
-}
-
-/// Checks that a pool fits into memory. The system commits pages as they are written, so a pool
-/// that is too large would fail midway.
-fn check_memory(backend: &Backend, layout: &KvLayout, blocks: usize) -> Result<(), CommandError> {
-    match backend.lacks_room(layout, blocks) {
-        Some((block_bytes, free)) => Err(CommandError::TooLarge { blocks, block_bytes, free }),
-        None => Ok(()),
     }
 }
 

@@ -6,14 +6,13 @@
 //! that depends on all tokens up to their end. A freed block keeps its key until it is allocated
 //! anew, so that evictions follow the exact LRU order; a hit takes it out of the queue.
 //!
-//! Only the placement is simulated: no bytes, and no time. The list follows the pool step by step: a
-//! sequence has blocks here for the tokens that it has there, whatever either finds in its cache.
+//! Only the placement is simulated: no bytes, and no time. The list follows the pool step by step:
+//! a sequence has blocks here for the tokens that it has there, whatever either finds in its cache.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::content::Content;
-use super::text::Text;
+use kvpool_load::{Content, Text};
 
 /// The identity of a full block: the content of its last token, and the block's place.
 type Key = (Content, usize);
@@ -183,8 +182,7 @@ fn key(text: &Text, place: usize, block_tokens: usize) -> Key {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::replay::text::Texts;
-    use crate::trace::{Request, Trace};
+    use kvpool_load::{Request, Texts};
     use std::time::Duration;
 
     fn texts(ids: &[&[u64]]) -> Vec<Text> {
@@ -194,9 +192,8 @@ mod tests {
             ..Request::new(Duration::ZERO, 4 * ids.len() as u32, 8)
         };
         let requests: Vec<_> = ids.iter().map(request).collect();
-        let trace = Trace { name: String::new(), requests, hash_tokens: 4, out_of_order: 0 };
-        let texts = Texts::of(&trace);
-        (0..).zip(&trace.requests).map(|(index, request)| texts.text(index, request)).collect()
+        let texts = Texts::of(&requests, 4);
+        (0..).zip(&requests).map(|(index, request)| texts.text(index, request)).collect()
     }
 
     fn open(list: &mut FreeList, text: &Text, prompt_blocks: usize, tokens: usize) -> (Listed, usize) {

@@ -5,8 +5,6 @@
 //! |---|---|
 //! | `scheduler` | continuous batching as pure bookkeeping: waiting, running, preemption |
 //! | `shared_clock` | the state shared by the threads: arrivals, clocks, the rule by which all make progress |
-//! | `text` | the ids of tokens: which prompts begin alike |
-//! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
 //! | `worker` | one scheduler thread |
 //! | `free_list` | the placement of the same requests by a free list, for comparison |
 //! | `pool` | the pool, and its parts |
@@ -22,7 +20,6 @@
 //! prefix cache is cleared, and allocates all of them in one request; its audit agrees; and no
 //! token was read other than it was written, by whichever request.
 
-mod content;
 mod cpu;
 mod free_list;
 mod pool;
@@ -33,28 +30,24 @@ mod sizing;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tests;
-mod text;
-mod transfer;
 mod worker;
 
 use std::any::Any;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering::Relaxed;
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use indicatif::HumanCount;
 use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
+use kvpool_load::{Shape, Texts};
 
-pub use content::Shape;
-pub use pool::{Compaction, Eviction, ReplayPool, Rows, full};
+pub use pool::{Compaction, Eviction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
 pub use shared_clock::step_ns;
 pub use sizing::blocks_for;
-pub use tally::{Durations, RunCounts, Samples, TableRuns, Tally};
-pub use text::{Text, Texts};
-pub use transfer::{Access, Corrupt, Transfer};
+pub use tally::{Distribution, Samples, TableRuns, Tally};
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
@@ -174,6 +167,18 @@ impl Outcome {
     }
 }
 
+/// What the threads of a replay share.
+#[derive(Clone, Copy)]
+struct Replaying<'a> {
+    pool: &'a ReplayPool,
+    clock: &'a SharedClock<'a>,
+    options: &'a Options,
+    /// The token ids, where prefixes are cached.
+    texts: Option<&'a Texts>,
+    /// The list that serves the same requests, for comparison.
+    list: Option<&'a SharedList>,
+}
+
 /// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every
 /// tenth of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool
 /// is not used until it returns, and the replay ends. If `watch` breaks, all threads halt at once,
@@ -184,72 +189,17 @@ pub fn replay(
     pool: &ReplayPool,
     trace: &Trace,
     options: &Options,
-    mut watch: impl FnMut(Progress) -> ControlFlow<()>,
+    watch: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Outcome {
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
-    let texts = pool.prefix_cache().map(|_| Texts::of(trace));
+    let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests, trace.hash_tokens));
     let block_tokens = pool.shape().block_tokens;
     let list = options.free_list.then(|| SharedList::new(blocks, block_tokens, texts.is_some()));
+    let at = Replaying { pool, clock: &clock, options, texts: texts.as_ref(), list: list.as_ref() };
     let (start, cpu_start) = (Instant::now(), cpu::used());
     let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
-    let mut interrupted = false;
-    let (mut tally, resizes) = thread::scope(|scope| {
-        let mut sum = Tally::default();
-        let resizer = (!options.schedule.0.is_empty())
-            .then(|| scope.spawn(|| resizer::run(pool, &clock, &options.schedule, requests)));
-        let mut threads = Vec::with_capacity(options.threads);
-        for index in 0..options.threads {
-            let (clock, texts, list) = (&clock, texts.as_ref(), list.as_ref());
-            let spawned = thread::Builder::new().spawn_scoped(scope, move || {
-                let _leave = Leave(clock);
-                Worker::new(pool, clock, options, texts, list, index).run()
-            });
-            match spawned {
-                Ok(thread) => threads.push(thread),
-                Err(error) => {
-                    sum.find(format!(
-                        "scheduler thread {index} of {} did not start: {error}",
-                        options.threads
-                    ));
-                    clock.stop();
-                    break;
-                }
-            }
-        }
-        loop {
-            let is_halted = clock.is_halted();
-            let flow = watch(Progress {
-                settled: clock.settled(),
-                tokens: clock.tokens.load(Relaxed),
-                blocks_free: pool.free_blocks(),
-                blocks_total: pool.total_blocks(),
-                is_halted,
-            });
-            if flow.is_break() && !interrupted {
-                interrupted = true;
-                clock.halt_now();
-            }
-            if is_halted {
-                clock.stop();
-            } else if threads.iter().all(thread::ScopedJoinHandle::is_finished) {
-                break;
-            }
-            wait_for(&threads, &clock);
-        }
-        for thread in threads {
-            match thread.join() {
-                Ok(tally) => sum.merge(tally),
-                Err(panic) => sum.find(format!("a scheduler thread panicked: {}", panic_text(&*panic))),
-            }
-        }
-        clock.stop();
-        let resizes = resizer.map(|resizer| resizer.join()).transpose().unwrap_or_else(|panic| {
-            sum.find(format!("the thread that resizes panicked: {}", panic_text(&*panic)));
-            None
-        });
-        (sum, resizes.unwrap_or_default())
-    });
+    let (mut tally, resizes, interrupted) = at.run(requests, watch);
     let compaction = match compaction {
         Ok(defragmenter) => defragmenter.map(|defragmenter| pool.wait(defragmenter.stop())),
         Err(reason) => {
@@ -267,7 +217,7 @@ pub fn replay(
         }
         (cache.policy().name().to_owned(), stats.evicted_blocks)
     });
-    interrupted &= tally.completed + tally.rejected < requests as u64;
+    let interrupted = interrupted && tally.completed + tally.rejected < requests as u64;
     if let Some(nothing) = nothing(&tally, pool.shape(), trace, options, (blocks, interrupted)) {
         tally.find(nothing);
     }
@@ -290,6 +240,89 @@ pub fn replay(
         list_added: list.as_ref().map(SharedList::added),
         compaction,
         resizes,
+    }
+}
+
+impl<'a> Replaying<'a> {
+    /// Runs the threads until all have ended. Returns their counts, the resizes, and whether
+    /// `watch` interrupted them.
+    fn run(
+        self,
+        requests: usize,
+        watch: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> (Tally, Vec<Resize>, bool) {
+        thread::scope(|scope| {
+            let Self { pool, clock, options, .. } = self;
+            let mut sum = Tally::default();
+            let resizer = (!options.schedule.0.is_empty())
+                .then(|| scope.spawn(|| resizer::run(pool, clock, &options.schedule, requests)));
+            let threads = self.spawn(scope, &mut sum);
+            let interrupted = self.supervise(&threads, watch);
+            for thread in threads {
+                match thread.join() {
+                    Ok(tally) => sum.merge(tally),
+                    Err(panic) => sum.find(format!("a scheduler thread panicked: {}", panic_text(&*panic))),
+                }
+            }
+            clock.stop();
+            let resizes = resizer.map(|resizer| resizer.join()).transpose().unwrap_or_else(|panic| {
+                sum.find(format!("the thread that resizes panicked: {}", panic_text(&*panic)));
+                None
+            });
+            (sum, resizes.unwrap_or_default(), interrupted)
+        })
+    }
+
+    /// Starts the scheduler threads. One that does not start stops the others, and is a finding.
+    fn spawn<'s>(self, scope: &'s Scope<'s, 'a>, sum: &mut Tally) -> Vec<ScopedJoinHandle<'s, Tally>> {
+        let mut threads = Vec::with_capacity(self.options.threads);
+        for index in 0..self.options.threads {
+            let spawned = thread::Builder::new().spawn_scoped(scope, move || {
+                let _leave = Leave(self.clock);
+                Worker::new(self, index).run()
+            });
+            match spawned {
+                Ok(thread) => threads.push(thread),
+                Err(error) => {
+                    let all = self.options.threads;
+                    sum.find(format!("scheduler thread {index} of {all} did not start: {error}"));
+                    self.clock.stop();
+                    break;
+                }
+            }
+        }
+        threads
+    }
+
+    /// Reports the progress until all threads have finished. Returns whether `watch` interrupted
+    /// them.
+    fn supervise<T>(
+        self,
+        threads: &[ScopedJoinHandle<'_, T>],
+        mut watch: impl FnMut(Progress) -> ControlFlow<()>,
+    ) -> bool {
+        let Self { pool, clock, .. } = self;
+        let mut interrupted = false;
+        loop {
+            let is_halted = clock.is_halted();
+            let flow = watch(Progress {
+                settled: clock.settled(),
+                tokens: clock.tokens.load(Relaxed),
+                blocks_free: pool.free_blocks(),
+                blocks_total: pool.total_blocks(),
+                is_halted,
+            });
+            if flow.is_break() && !interrupted {
+                interrupted = true;
+                clock.halt_now();
+            }
+            if is_halted {
+                clock.stop();
+            } else if threads.iter().all(ScopedJoinHandle::is_finished) {
+                return interrupted;
+            }
+            wait_for(threads, clock);
+        }
     }
 }
 
@@ -357,9 +390,9 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
 }
 
 /// Waits until all threads have finished or halted, at most until the next report of progress.
-fn wait_for<T>(threads: &[thread::ScopedJoinHandle<'_, T>], clock: &SharedClock<'_>) {
+fn wait_for<T>(threads: &[ScopedJoinHandle<'_, T>], clock: &SharedClock<'_>) {
     let until = Instant::now() + WATCH_INTERVAL;
-    let wait = || !clock.is_halted() && !threads.iter().all(thread::ScopedJoinHandle::is_finished);
+    let wait = || !clock.is_halted() && !threads.iter().all(ScopedJoinHandle::is_finished);
     while Instant::now() < until && wait() {
         thread::sleep(Duration::from_millis(2));
     }

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use crate::trace::Request;
+use kvpool_load::Request;
 
 /// A request, or the rest of it after a preemption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

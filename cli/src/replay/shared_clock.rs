@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering:
 use std::thread;
 use std::time::Duration;
 
-use crate::trace::Request;
+use kvpool_load::Request;
 
 /// How far ahead of the slowest a thread may run, in virtual time. Steps take microseconds here and
 /// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice

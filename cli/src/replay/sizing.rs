@@ -1,9 +1,8 @@
 //! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at
 //! times.
 
-use crate::trace::Request;
+use kvpool_load::{Request, Shape};
 
-use super::content::Shape;
 use super::shared_clock::step_ns;
 
 /// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or

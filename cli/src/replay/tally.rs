@@ -4,8 +4,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
-
-use super::transfer::Corrupt;
+use kvpool_load::Corrupt;
 
 /// Findings that are kept; later ones are dropped.
 const FINDINGS_MAX: usize = 16;
@@ -39,67 +38,43 @@ impl Samples {
     }
 }
 
-/// The durations of calls, in nanoseconds to three digits.
+/// Counted values, exact to three digits: durations in nanoseconds, or the runs of consecutive
+/// frames in each block table, which are the descriptors that a transfer of the whole sequence
+/// needs.
 #[derive(Clone, Debug)]
-pub struct Durations(Histogram<u64>);
+pub struct Distribution(Histogram<u64>);
 
-impl Default for Durations {
+impl Default for Distribution {
     fn default() -> Self {
         // Only more than five digits are refused.
         Self(Histogram::new(3).expect("three digits are few enough"))
     }
 }
 
-impl Durations {
+impl Distribution {
+    /// Adds a value.
+    pub fn record(&mut self, value: u64) {
+        self.0.record(value).expect("a histogram that grows takes every value");
+    }
+
     /// Adds the duration of a call.
-    pub fn record(&mut self, duration: Duration) {
-        // Only durations of centuries are refused.
-        let _ = self.0.record(duration.as_nanos() as u64);
+    pub fn record_time(&mut self, duration: Duration) {
+        self.record(duration.as_nanos() as u64);
     }
 
-    /// Returns the median, the 99th and 99.9th percentile and the maximum, with their names in the
-    /// JSON.
-    pub fn quantiles_ns(&self) -> [(&'static str, u64); 4] {
-        let at = |quantile| self.0.value_at_quantile(quantile);
-        [("p50", at(0.5)), ("p99", at(0.99)), ("p999", at(0.999)), ("max", self.0.max())]
-    }
-
-    fn merge(&mut self, other: &Self) {
-        self.0.add(&other.0).expect("a histogram that grows takes every value");
-    }
-}
-
-/// The numbers of runs of consecutive frames in block tables, one number per table: the descriptors
-/// that a transfer of the whole sequence needs. Exact to three digits.
-#[derive(Clone, Debug)]
-pub struct RunCounts(Histogram<u64>);
-
-impl Default for RunCounts {
-    fn default() -> Self {
-        // Only more than five digits are refused.
-        Self(Histogram::new(3).expect("three digits are few enough"))
-    }
-}
-
-impl RunCounts {
-    /// Adds the number of runs in a table.
-    pub fn record(&mut self, runs: u64) {
-        self.0.record(runs).expect("a histogram that grows takes every value");
-    }
-
-    /// Returns the number of tables.
-    pub fn tables(&self) -> u64 {
+    /// Returns the number of values.
+    pub fn count(&self) -> u64 {
         self.0.len()
     }
 
-    /// Returns the mean; 0 without tables.
+    /// Returns the mean; 0 without values.
     pub fn mean(&self) -> f64 {
         self.0.mean()
     }
 
-    /// Returns the median and the 99th percentile, with their names in the JSON.
-    pub fn quantiles(&self) -> [(&'static str, u64); 2] {
-        [("p50", 0.5), ("p99", 0.99)].map(|(name, at)| (name, self.0.value_at_quantile(at)))
+    /// Returns the value at a share of all, from 0 to 1; the maximum at 1.
+    pub fn at(&self, share: f64) -> u64 {
+        if share == 1.0 { self.0.max() } else { self.0.value_at_quantile(share) }
     }
 
     fn merge(&mut self, other: &Self) {
@@ -115,7 +90,7 @@ pub struct TableRuns {
     /// Runs in them.
     pub runs: u64,
     /// The runs of each completed request's table, when it is completed.
-    pub per_sequence: RunCounts,
+    pub per_sequence: Distribution,
 }
 
 impl TableRuns {
@@ -180,9 +155,9 @@ pub struct Tally {
     /// Leading blocks of prompts that the free list had cached, at their first admission.
     pub listed_hits: u64,
     /// Appends that allocated blocks.
-    pub allocate: Durations,
+    pub allocate: Distribution,
     /// Closings of sequences.
-    pub free: Durations,
+    pub free: Distribution,
     /// The share of blocks in use.
     pub utilization: Samples,
     /// The share of the free frames outside long runs.
@@ -244,16 +219,16 @@ mod tests {
     fn runs_end_where_frames_do_not_follow() {
         let mut tables = TableRuns::default();
         tables.count(&[], false);
-        assert_eq!((tables.mean_len(), tables.per_sequence.tables()), (0.0, 0));
+        assert_eq!((tables.mean_len(), tables.per_sequence.count()), (0.0, 0));
         tables.count(&[4, 5, 6, 9, 8], true);
         tables.count(&[8, 9, 10], false);
         assert_eq!((tables.blocks, tables.runs, tables.mean_len()), (8, 4, 2.0));
-        assert_eq!((tables.per_sequence.tables(), tables.per_sequence.mean()), (1, 3.0));
+        assert_eq!((tables.per_sequence.count(), tables.per_sequence.mean()), (1, 3.0));
     }
 
     #[test]
     fn runs_of_sequences_are_summed_over_threads() {
-        assert_eq!(RunCounts::default().mean(), 0.0);
+        assert_eq!(Distribution::default().mean(), 0.0);
         let mut sum = Tally::default();
         for runs in [1..=60, 61..=100] {
             let mut tally = Tally::default();
@@ -261,17 +236,17 @@ mod tests {
             sum.merge(tally);
         }
         let runs = sum.tables.per_sequence;
-        assert_eq!((runs.mean(), runs.quantiles()), (50.5, [("p50", 50), ("p99", 99)]));
+        assert_eq!((runs.mean(), [0.5, 0.99].map(|share| runs.at(share))), (50.5, [50, 99]));
     }
 
     #[test]
     fn long_times_are_recorded_too() {
         let mut tally = Tally::default();
-        tally.allocate.record(Duration::from_secs(100));
+        tally.allocate.record_time(Duration::from_secs(100));
         let mut sum = Tally::default();
-        sum.allocate.record(Duration::from_nanos(5));
+        sum.allocate.record_time(Duration::from_nanos(5));
         sum.merge(tally);
-        let [(_, p50), .., (_, max)] = sum.allocate.quantiles_ns();
+        let [p50, max] = [0.5, 1.0].map(|share| sum.allocate.at(share));
         assert!(p50 == 5 && max >= 100_000_000_000 * 999 / 1000);
     }
 }

@@ -7,7 +7,7 @@ use kvpool::{AllocRequest, DeviceId, StorageError};
 
 use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
-use crate::workload::Conversations;
+use kvpool_load::Corrupt;
 
 /// A fault of the storage. All but the last two occur once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -235,7 +235,7 @@ fn a_closed_loop_begins_requests_by_use_and_counts_while_it_is_steady() {
     let options = Options { fill: Some(33), free_list: true, ..Options::new(&trace, 1) };
     let Outcome { tally, list_added, .. } = replay(&pool(100, Fault::None), &trace, &options, go_on);
     assert_eq!((tally.completed, tally.preempted, tally.refused, list_added), (12, 0, 0, Some(0)));
-    assert_eq!((tally.tables.per_sequence.tables(), tally.tables.blocks), (6, 66));
+    assert_eq!((tally.tables.per_sequence.count(), tally.tables.blocks), (6, 66));
     // After the prompts 30 blocks, then 33 in 15 steps, and none after the last.
     let mean = (30.0 + 15.0 * 33.0) / 17.0 / 100.0;
     assert!((tally.utilization.mean() - mean).abs() < 1e-9, "{} {mean}", tally.utilization.mean());
@@ -243,7 +243,7 @@ fn a_closed_loop_begins_requests_by_use_and_counts_while_it_is_steady() {
     // blocks 0-9 30, 10-19 31, 20-29 32 are followed by 33-42 63, 43-52 64, 53-62 65, and these by
     // 66-75 96, 76-85 97, 86-95 98.
     assert_eq!((tally.listed.blocks, tally.listed.runs), (66, 12));
-    assert_eq!(tally.listed.per_sequence.quantiles(), [("p50", 2), ("p99", 2)]);
+    assert_eq!([0.5, 0.99].map(|share| tally.listed.per_sequence.at(share)), [2, 2]);
 }
 
 #[test]
@@ -326,7 +326,7 @@ fn a_thread_that_panics_is_a_finding() {
 
 #[test]
 fn one_thread_is_deterministic() {
-    let trace = Conversations::trace(3, 120);
+    let trace = Trace::generated(3, 120);
     let blocks = blocks_for(&trace.requests, &SHAPE) / 2;
     let counts = || {
         let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
@@ -344,7 +344,7 @@ fn one_thread_is_deterministic() {
 /// The cached part of a prompt is neither written nor paid for, and read back like everything else.
 #[test]
 fn prefixes_are_found_again_and_verified() {
-    let trace = Conversations::trace(3, 120);
+    let trace = Trace::generated(3, 120);
     let blocks = 2 * blocks_for(&trace.requests, &SHAPE);
     let all: u64 = trace.requests.iter().map(Request::tokens).sum();
     for threads in [1, 2, 3] {

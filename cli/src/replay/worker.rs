@@ -13,22 +13,18 @@
 //! of this prompt.
 
 use std::mem;
-use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::{Batch, BlockTable, Sequence, SequenceId};
+use kvpool_load::{Access, Shape, Text, Transfer, full, slots};
 
-use super::Options;
-use super::content::Shape;
-use super::free_list::{Listed, SharedList};
-use super::pool::{ReplayPool, full};
+use super::Replaying;
+use super::free_list::Listed;
 use super::scheduler::{Job, Running, Scheduler};
-use super::shared_clock::{SharedClock, step_ns};
+use super::shared_clock::step_ns;
 use super::tally::Tally;
-use super::text::{Text, Texts};
-use super::transfer::{Access, Transfer};
 
 /// The time without progress of any thread after which the replay is given up: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);
@@ -44,14 +40,8 @@ const RUNNING_MAX: usize = 256;
 
 /// A scheduler thread. See the [module](self).
 pub struct Worker<'a> {
-    pool: &'a ReplayPool,
-    clock: &'a SharedClock<'a>,
-    options: &'a Options,
+    at: Replaying<'a>,
     shape: Shape,
-    /// The token ids, where prefixes are cached.
-    texts: Option<&'a Texts>,
-    /// The list that serves the same requests, for comparison.
-    list: Option<&'a SharedList>,
     /// In a closed loop, whether the pool has been filled.
     is_filled: bool,
     thread: usize,
@@ -124,28 +114,18 @@ struct StepTokens {
 
 impl<'a> Worker<'a> {
     /// Creates a thread without requests.
-    pub fn new(
-        pool: &'a ReplayPool,
-        clock: &'a SharedClock<'a>,
-        options: &'a Options,
-        texts: Option<&'a Texts>,
-        list: Option<&'a SharedList>,
-        thread: usize,
-    ) -> Self {
-        let running_max = if options.fill.is_some() { usize::MAX } else { RUNNING_MAX };
+    pub fn new(at: Replaying<'a>, thread: usize) -> Self {
+        let fill = at.options.fill;
+        let running_max = if fill.is_some() { usize::MAX } else { RUNNING_MAX };
         Self {
-            pool,
-            clock,
-            options,
-            shape: pool.shape(),
-            texts,
-            list,
-            is_filled: options.fill.is_none(),
+            at,
+            shape: at.pool.shape(),
+            is_filled: fill.is_none(),
             thread,
             scheduler: Scheduler::new(running_max),
             clock_ns: 0,
             previous: None,
-            transfer: Transfer::new(pool.rows(), &clock.transfers),
+            transfer: Transfer::new(at.pool.rows(), &at.clock.transfers),
             table: BlockTable::default(),
             prompt: Vec::new(),
             advanced: Vec::new(),
@@ -159,39 +139,39 @@ impl<'a> Worker<'a> {
     pub fn run(mut self) -> Tally {
         if let Err(finding) = self.serve() {
             self.tally.find(finding);
-            self.clock.stop();
+            self.at.clock.stop();
         }
-        self.clock.set_idle(self.thread);
+        self.at.clock.set_idle(self.thread);
         self.scheduler.running().clear();
-        self.pool.trim();
+        self.at.pool.trim();
         self.tally.corrupt = self.transfer.corrupt;
         self.tally.tokens_verified = self.transfer.tokens_verified;
         self.tally
     }
 
     fn serve(&mut self) -> Result<(), String> {
-        while !self.clock.is_stopped() {
-            if self.clock.must_halt() {
+        while !self.at.clock.is_stopped() {
+            if self.at.clock.must_halt() {
                 return self.halt();
             }
             self.admit()?;
-            self.clock.publish(self.thread, self.clock_ns, self.scheduler.oldest());
-            self.pool.set_time(Duration::from_nanos(self.clock_ns));
+            self.at.clock.publish(self.thread, self.clock_ns, self.scheduler.oldest());
+            self.at.pool.set_time(Duration::from_nanos(self.clock_ns));
             if !self.scheduler.running().is_empty() {
-                if self.clock.may_step(self.thread, self.clock_ns) {
+                if self.at.clock.may_step(self.thread, self.clock_ns) {
                     self.step()?;
                 } else {
                     self.give_turn()?;
                 }
                 continue;
             }
-            self.clock.set_idle(self.thread);
+            self.at.clock.set_idle(self.thread);
             if self.scheduler.has_waiting() {
                 self.wait_for_others()?;
                 continue;
             }
             self.end_previous();
-            if let Some(arrival) = self.clock.next_arrival() {
+            if let Some(arrival) = self.at.clock.next_arrival() {
                 self.clock_ns = self.clock_ns.max(arrival.as_nanos() as u64);
             } else {
                 break;
@@ -204,10 +184,10 @@ impl<'a> Worker<'a> {
     /// Halts with no batch in flight until the end of the replay; then reads back and closes all
     /// open sequences.
     fn halt(&mut self) -> Result<(), String> {
-        self.clock.set_idle(self.thread);
+        self.at.clock.set_idle(self.thread);
         self.end_previous();
-        self.clock.halt();
-        let batch = self.pool.begin_step(self.thread);
+        self.at.clock.halt();
+        let batch = self.at.pool.begin_step(self.thread);
         for running in mem::take(self.scheduler.running()) {
             self.check_all(&batch, &running)?;
             self.release(running);
@@ -217,7 +197,7 @@ impl<'a> Worker<'a> {
 
     /// Rejects waiting requests that need more blocks than the pool has since it shrank.
     fn reject_oversized(&mut self) {
-        let (shape, total) = (self.shape, self.pool.total_blocks());
+        let (shape, total) = (self.shape, self.at.pool.total_blocks());
         for _ in 0..self.scheduler.reject(|job| shape.blocks(job.total) <= total) {
             self.reject();
         }
@@ -225,19 +205,19 @@ impl<'a> Worker<'a> {
 
     fn reject(&mut self) {
         self.tally.rejected += 1;
-        self.clock.settled.fetch_add(1, Relaxed);
+        self.at.clock.settled.fetch_add(1, Relaxed);
     }
 
     /// Takes the arrived requests, and starts those that fit.
     fn admit(&mut self) -> Result<(), String> {
         loop {
             self.reject_oversized();
-            let now = self.options.fill.map_or(Duration::from_nanos(self.clock_ns), |_| Duration::MAX);
+            let now = self.at.options.fill.map_or(Duration::from_nanos(self.clock_ns), |_| Duration::MAX);
             while self.scheduler.wants_request() {
-                let Some((index, request)) = self.clock.take_due(now) else {
+                let Some((index, request)) = self.at.clock.take_due(now) else {
                     break;
                 };
-                if self.shape.blocks(request.tokens()) > self.pool.total_blocks() {
+                if self.shape.blocks(request.tokens()) > self.at.pool.total_blocks() {
                     self.reject();
                 } else {
                     self.scheduler.enqueue(Job::new(index, request));
@@ -246,14 +226,14 @@ impl<'a> Worker<'a> {
             // Not every free block can be allocated: a shrinking pool keeps the blocks that it
             // empties. So a preempted job is admitted only after another job got a token.
             let is_short = self.stalled.is_some() && !self.scheduler.running().is_empty();
-            if !self.scheduler.has_waiting() || self.clock.is_admission_paused() || is_short {
+            if !self.scheduler.has_waiting() || self.at.clock.is_admission_paused() || is_short {
                 return Ok(());
             }
-            let (shape, free) = (self.shape, self.pool.free_blocks());
+            let (shape, free) = (self.shape, self.at.pool.free_blocks());
             let blocks = |tokens| shape.blocks(tokens);
-            let used = || self.pool.total_blocks().saturating_sub(free) + self.scheduler.owed(blocks);
-            let is_full =
-                self.options.fill.is_some_and(|fill| used() >= fill) && !self.scheduler.running().is_empty();
+            let used = || self.at.pool.total_blocks().saturating_sub(free) + self.scheduler.owed(blocks);
+            let is_full = self.at.options.fill.is_some_and(|fill| used() >= fill)
+                && !self.scheduler.running().is_empty();
             let Some(job) = (!is_full).then(|| self.scheduler.admit(free, blocks)).flatten() else {
                 self.is_filled = true;
                 return Ok(());
@@ -269,16 +249,16 @@ impl<'a> Worker<'a> {
     fn start(&mut self, job: Job) -> Result<bool, String> {
         let Job { request, attempt, prompt, .. } = job;
         self.prompt.clear();
-        let text = match self.texts {
+        let text = match self.at.texts {
             Some(texts) => {
-                let text = texts.text(request, self.clock.request(request));
+                let text = texts.text(request, self.at.clock.request(request));
                 text.ids(prompt as usize, &mut self.prompt);
                 text
             }
             None => Text::of_attempt(request, attempt),
         };
         let id = u64::from(attempt) << 32 | u64::from(request);
-        let builder = self.pool.sequence(SequenceId(id));
+        let builder = self.at.pool.sequence(SequenceId(id));
         let opened = if self.prompt.is_empty() { builder.open() } else { builder.tokens(&self.prompt) };
         let sequence = match opened.map_err(full) {
             Ok(sequence) => sequence,
@@ -296,7 +276,7 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        let mut batch = self.pool.begin_step(self.thread);
+        let mut batch = self.at.pool.begin_step(self.thread);
         let mut tokens = StepTokens::default();
         self.advanced.clear();
         let mut place = 0;
@@ -322,7 +302,7 @@ impl<'a> Worker<'a> {
         }
         self.stalled = None;
         self.clock_ns += step_ns(tokens.prompt, tokens.decode);
-        self.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
+        self.at.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
         self.sample();
         Ok(())
     }
@@ -354,13 +334,13 @@ impl<'a> Worker<'a> {
             &mut self.scheduler.running()[place];
         let new = *held as usize..(*held + tokens) as usize;
         *held += tokens;
-        if let Some(list) = self.list {
+        if let Some(list) = self.at.list {
             let hits = list.grow(listed, text, new.end, job.prompt as usize);
             self.tally.listed_hits += if job.attempt == 0 { hits } else { 0 };
         }
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
         self.tally.tokens += tokens;
-        self.clock.resume_admission(job.request);
+        self.at.clock.resume_admission(job.request);
         let slots = slots(batch, sequence);
         self.transfer.add(Access::Write, (job.request, job.attempt), text, new, slots)?;
         Ok(Turn::Advanced)
@@ -382,19 +362,19 @@ impl<'a> Worker<'a> {
             let start = (blocks > 0).then(Instant::now);
             // The cache finds decoded tokens by their ids: for the next request of a conversation,
             // or for this one after a preemption.
-            let appended = if self.texts.is_some() && !in_prompt {
+            let appended = if self.at.texts.is_some() && !in_prompt {
                 batch.append(sequence, &[text.id(*held as usize)])
             } else {
                 batch.append(sequence, tokens as usize)
             };
             let Err(error) = appended else {
                 if let Some(start) = start {
-                    self.tally.allocate.record(start.elapsed());
+                    self.tally.allocate.record_time(start.elapsed());
                 }
                 self.tally.blocks_allocated += blocks;
                 // As the cache does, at the first append.
                 let block_tokens = self.shape.block_tokens;
-                if self.texts.is_some() && *held as usize == *found * block_tokens {
+                if self.at.texts.is_some() && *held as usize == *found * block_tokens {
                     self.tally.count_lookup(job.attempt, job.prompt as usize / block_tokens, *found);
                 }
                 return Ok(None);
@@ -419,10 +399,10 @@ impl<'a> Worker<'a> {
     ) -> Result<Turn, String> {
         // A waiting job asks in every step, and counts as refused once.
         self.tally.refused += u64::from(self.stalled.is_none());
-        let total = self.pool.total_blocks();
+        let total = self.at.pool.total_blocks();
         let used = 1.0 - free as f64 / total as f64;
         let owned = 1.0 - (free + retired) as f64 / total as f64;
-        self.clock.first_refusal.get_or_init(|| (used, owned));
+        self.at.clock.first_refusal.get_or_init(|| (used, owned));
         self.tally.utilization.max = self.tally.utilization.max.max(used);
         let running = &self.scheduler.running()[place];
         let request = running.job.request;
@@ -431,8 +411,8 @@ impl<'a> Worker<'a> {
             return Ok(Turn::Skipped);
         }
         let fits = self.shape.blocks(running.job.total) <= total;
-        if fits && self.scheduler.running().len() == 1 && self.clock.is_oldest(request) {
-            self.clock.pause_admission(request);
+        if fits && self.scheduler.running().len() == 1 && self.at.clock.is_oldest(request) {
+            self.at.clock.pause_admission(request);
             return Ok(Turn::Skipped);
         }
         step.preempted = true;
@@ -442,7 +422,7 @@ impl<'a> Worker<'a> {
         let last = self.scheduler.running().len() - 1;
         self.advanced.retain(|&other| other != last);
         if let Some(gone) = self.scheduler.preempt() {
-            self.clock.resume_admission(gone.job.request);
+            self.at.clock.resume_admission(gone.job.request);
             self.check_all(batch, &gone)?;
             self.release(gone);
         }
@@ -464,7 +444,7 @@ impl<'a> Worker<'a> {
             }
             self.release(running);
             self.tally.completed += 1;
-            self.clock.settled.fetch_add(1, Relaxed);
+            self.at.clock.settled.fetch_add(1, Relaxed);
         }
         self.previous = batch;
         Ok(())
@@ -474,15 +454,15 @@ impl<'a> Worker<'a> {
         self.tally.blocks_freed += (self.shape.blocks(gone.held) - gone.sequence.found) as u64;
         let start = Instant::now();
         drop(gone.sequence.sequence);
-        self.tally.free.record(start.elapsed());
-        if let Some(list) = self.list {
+        self.tally.free.record_time(start.elapsed());
+        if let Some(list) = self.at.list {
             list.free(gone.sequence.listed);
         }
     }
 
     /// Reads back the last token of every sequence with new tokens, through its slot.
     fn check_last(&mut self, batch: &Batch) -> Result<(), String> {
-        if !self.options.verify {
+        if !self.at.options.verify {
             return Ok(());
         }
         for &place in &self.advanced {
@@ -510,7 +490,7 @@ impl<'a> Worker<'a> {
             self.tally.tables.count(table, running.is_done());
             self.tally.listed.count(&listed.blocks, running.is_done());
         }
-        if !self.options.verify {
+        if !self.at.options.verify {
             return Ok(());
         }
         self.transfer.add(Access::Check, (job.request, job.attempt), text, 0..held, |tokens, out| {
@@ -529,27 +509,27 @@ impl<'a> Worker<'a> {
 
     /// Returns false in a closed loop until the pool is filled, and once no request waits.
     fn is_steady(&self) -> bool {
-        self.options.fill.is_none() || self.is_filled && self.scheduler.has_waiting()
+        self.at.options.fill.is_none() || self.is_filled && self.scheduler.has_waiting()
     }
 
     /// Samples the pool at intervals, on the first thread; in a closed loop at each step.
     fn sample(&mut self) {
-        let is_due = self.options.fill.is_some() || self.clock_ns >= self.next_sample_ns;
+        let is_due = self.at.options.fill.is_some() || self.clock_ns >= self.next_sample_ns;
         if self.thread != 0 || !is_due || !self.is_steady() {
             return;
         }
-        self.next_sample_ns = self.clock_ns + self.options.sample_ns;
-        let free = self.pool.free_blocks();
-        self.tally.utilization.add(1.0 - free as f64 / self.pool.total_blocks() as f64);
-        let fragmentation = self.pool.fragmentation();
+        self.next_sample_ns = self.clock_ns + self.at.options.sample_ns;
+        let free = self.at.pool.free_blocks();
+        self.tally.utilization.add(1.0 - free as f64 / self.at.pool.total_blocks() as f64);
+        let fragmentation = self.at.pool.fragmentation();
         self.tally.fragmentation.add(fragmentation.rate);
-        self.tally.spared.add(fragmentation.spared as f64 / self.pool.total_blocks() as f64);
+        self.tally.spared.add(fragmentation.spared as f64 / self.at.pool.total_blocks() as f64);
     }
 
     /// Waits for blocks of other threads.
     fn wait_for_others(&mut self) -> Result<(), String> {
-        self.clock.set_idle(self.thread);
-        self.clock_ns = self.clock_ns.max(self.clock.latest_clock_ns());
+        self.at.clock.set_idle(self.thread);
+        self.clock_ns = self.clock_ns.max(self.at.clock.latest_clock_ns());
         self.give_turn()
     }
 
@@ -562,11 +542,11 @@ impl<'a> Worker<'a> {
     fn give_turn(&mut self) -> Result<(), String> {
         // An idle thread must not keep a batch in flight.
         self.end_previous();
-        let transfers = self.clock.transfers.load(Relaxed);
+        let transfers = self.at.clock.transfers.load(Relaxed);
         match &mut self.stalled {
             Some(stall) if stall.transfers == transfers => {
                 if stall.check() > STUCK {
-                    let (free, total) = (self.pool.free_blocks(), self.pool.total_blocks());
+                    let (free, total) = (self.at.pool.free_blocks(), self.at.pool.total_blocks());
                     return Err(format!(
                         "stuck: no thread made progress in {STUCK:?}, with {free} of {total} blocks free"
                     ));
@@ -577,11 +557,6 @@ impl<'a> Worker<'a> {
         thread::yield_now();
         Ok(())
     }
-}
-
-/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them.
-fn slots(batch: &Batch, sequence: &Sequence) -> impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String> {
-    move |tokens, out| batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

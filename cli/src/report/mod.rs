@@ -3,9 +3,11 @@
 
 mod table;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::replay::{Options, Outcome, Resize, Shape, TableRuns, failed_copies};
+use kvpool_load::Shape;
+
+use crate::replay::{Distribution, Options, Outcome, Resize, TableRuns, failed_copies};
 use crate::trace::Trace;
 
 pub use table::render;
@@ -125,8 +127,8 @@ impl Report {
             "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
             // Of an append that allocates blocks, one or many, and of the closing of a sequence.
             "latency_ns": {
-                "allocate": Value::from_iter(tally.allocate.quantiles_ns()),
-                "free": Value::from_iter(tally.free.quantiles_ns()),
+                "allocate": times(&tally.allocate),
+                "free": times(&tally.free),
             },
             "audit": outcome.audit.as_ref().err().map_or("ok", String::as_str),
             "findings": tally.findings,
@@ -140,9 +142,11 @@ impl Report {
 /// Returns the mean and the quantiles of the runs of completed requests.
 pub(crate) fn runs(tables: &TableRuns) -> Value {
     let runs = &tables.per_sequence;
-    let mut all = Map::from_iter([("mean".to_owned(), runs.mean().into())]);
-    all.extend(runs.quantiles().map(|(name, runs)| (name.to_owned(), runs.into())));
-    all.into()
+    json!({ "mean": runs.mean(), "p50": runs.at(0.5), "p99": runs.at(0.99) })
+}
+
+fn times(times: &Distribution) -> Value {
+    json!({ "p50": times.at(0.5), "p99": times.at(0.99), "p999": times.at(0.999), "max": times.at(1.0) })
 }
 
 fn resize(step: &Resize) -> Value {

@@ -10,27 +10,15 @@
 //! | `services` | the shared tier, the published events and the membership |
 //! | `log` | messages on the standard error |
 //! | `telemetry`, `traces` | messages and traces of the process, from the start to the end |
-//! | `load` | synthetic traffic |
-//! | `conversation` | one thread of it |
-//! | `coming` | its next requests, whose prefixes come from the tier |
-//! | `running` | a conversation that runs |
-//! | `exchange` | conversations that leave and arrive |
-//! | `shared` | what its threads share: requests, counters, halts |
 
-mod coming;
-mod conversation;
 #[cfg(any(target_os = "linux", target_vendor = "apple"))]
 mod descriptors;
-mod exchange;
 mod flags;
-mod load;
 mod log;
 mod network;
 mod process;
 mod reload;
-mod running;
 mod services;
-mod shared;
 mod signals;
 mod telemetry;
 #[cfg(feature = "otel")]
@@ -38,4 +26,4 @@ mod traces;
 
 pub use flags::SettingsArgs;
 pub use network::{NetworkError, authorities};
-pub use process::{ServeError, Served, serve};
+pub use process::{ServeError, serve};

@@ -1,9 +1,13 @@
-//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the end.
+//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the
+//! end.
 //!
 //! ```text
-//! settings, certificates -> admin address bound, store of the tier -> pool built -> compaction, tier, events -> traffic -> node -> membership
-//!                                                                       | SIGTERM, SIGINT; a second one ends at once
-//! exit code <- audit <- events, tier <- traffic ended <- requests finished <- transfers finished or handed back <- left
+//! settings, certificates -> admin address bound, store of the tier -> pool built
+//!     -> compaction, tier, events -> traffic -> node -> membership
+//!          | SIGTERM, SIGINT; a second one ends at once
+//!          v
+//! membership left -> transfers finished or handed back -> requests finished -> traffic ended
+//!     -> events, tier -> audit -> exit code
 //! ```
 //!
 //! The address is bound first, so that a second node on the same port ends before it takes memory.
@@ -16,23 +20,22 @@ use std::time::{Duration, Instant};
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{AuditError, BuildError, DefragConfig, DefragError, Pool, StorageError};
+use kvpool_load::traffic::{Exchange, Load, fresh_seed};
 use kvpool_node::admin::{AdminServer, BindError, Limits, Reporters};
-use kvpool_node::settings::{Loaded, PoolSettings, Settings, SettingsError, Sources};
-use kvpool_node::{Arrivals, Node, NodeError, Offers};
+use kvpool_node::settings::{LoadSettings, Loaded, PoolSettings, Settings, SettingsError, Sources};
+use kvpool_node::{Arrivals, Node, NodeError, Offers as _};
 use thiserror::Error;
 use tokio::runtime::{self, Runtime};
 use tokio::time::timeout;
 
-use super::exchange::Shelf;
-use super::load::Load;
 use super::network::{self, Credentials, NetworkError};
 use super::reload::{Reloader, Reread, Taken};
-use super::running::Turn;
 use super::services::{self, Membership, ServiceError, Services};
 use super::signals::{Signal, Signals};
 use super::telemetry::{Telemetry, TelemetryError};
-use crate::backend::Backend;
+use crate::backend::{Backend, TooLarge};
 use crate::output::print;
+use crate::{EXIT_OK, EXIT_UNSOUND, EXIT_USAGE};
 
 /// Worker threads of the runtime: few, because they wait most of the time.
 const WORKERS: usize = 2;
@@ -61,11 +64,8 @@ pub enum ServeError {
     Bind(#[from] BindError),
     #[error("device {device}: {reason}")]
     Device { device: kvpool::DeviceId, reason: String },
-    #[error(
-        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--size, --layout)",
-        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
-    )]
-    TooLarge { blocks: usize, block_bytes: usize, free: u64 },
+    #[error(transparent)]
+    TooLarge(#[from] TooLarge),
     #[error("cannot allocate the memory of the pool: {0}")]
     Storage(#[from] StorageError),
     #[error("cannot build the pool: {0}")]
@@ -84,39 +84,28 @@ pub enum ServeError {
     System(#[from] io::Error),
 }
 
-/// How the process ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Served {
-    /// After a signal; nothing was lost or corrupt.
-    Sound,
-    /// After a signal; the messages say what was lost or corrupt.
-    Unsound,
-    /// It did not start; a message says why.
-    NotStarted,
-}
-
-/// Serves until a signal.
+/// Serves until a signal, and returns the exit code.
 ///
 /// # Errors
 ///
 /// Errors from before the time at which messages have the form of the settings.
-pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
+pub fn serve(sources: &Sources) -> Result<u8, ServeError> {
     let Loaded { settings, warnings, .. } = sources.load()?;
     let runtime = runtime()?;
     let telemetry = Telemetry::start(&settings, runtime.handle())?;
     for warning in warnings {
         tracing::warn!("{warning}");
     }
-    let served = match serve_with(settings, sources, &runtime, &telemetry) {
-        Ok(true) => Served::Sound,
-        Ok(false) => Served::Unsound,
+    let code = match serve_with(settings, sources, &runtime, &telemetry) {
+        Ok(true) => EXIT_OK,
+        Ok(false) => EXIT_UNSOUND,
         Err(error) => {
             tracing::error!("{error}");
-            Served::NotStarted
+            EXIT_USAGE
         }
     };
     telemetry.end();
-    Ok(served)
+    Ok(code)
 }
 
 /// Serves until a signal. Returns whether nothing was lost or corrupt.
@@ -145,21 +134,15 @@ fn serve_with(
     let reporters = Reporters::new();
     telemetry.report(&reporters);
     let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
-    let load = match settings.load {
-        Some(load) => {
-            let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
-            let started = Load::start(&pool, streams, load, Turn::fresh_seed(), fetching);
-            Some(started.map_err(ServeError::Load)?)
-        }
-        None => None,
+    let exchange = Arc::new(Exchange::new(settings.load.map_or(0, |load| load.threads)));
+    let start = |load: LoadSettings| {
+        let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
+        let started = Load::start(&pool, streams, load, fresh_seed(), exchange.clone(), fetching);
+        started.map_err(ServeError::Load)
     };
-    let shelf = Arc::new(Shelf::default());
-    let offers: Arc<dyn Offers> = match &load {
-        Some(load) => load.exchange().clone(),
-        None => shelf.clone(),
-    };
+    let load = settings.load.map(start).transpose()?;
     let mut builder = network::configure(&settings, &credentials, Node::builder(pool.clone()))?;
-    builder = builder.offers(offers.clone()).reporters(reporters.clone());
+    builder = builder.offers(exchange.clone()).reporters(reporters.clone());
     if let Some(server) = server {
         builder = builder.admin(server);
     }
@@ -168,12 +151,7 @@ fn serve_with(
     }
     let (node, arrivals) = runtime.block_on(builder.start())?;
     let node = Arc::new(node);
-    let kept = load.as_ref().map(|load| load.exchange().clone());
-    let has_room = {
-        let shelf = shelf.clone();
-        move || kept.as_ref().map_or(&*shelf, |kept| &kept.strangers).has_room()
-    };
-    let mut arriving = runtime.spawn(take_in(arrivals, offers, has_room));
+    let mut arriving = runtime.spawn(take_in(arrivals, exchange.clone()));
     let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
     let membership = settings.membership.as_ref().map(join).transpose()?;
     print(&greeting(&settings, &node, &services))?;
@@ -196,7 +174,7 @@ fn serve_with(
     });
 
     let mut findings = load.map(Load::end).unwrap_or_default();
-    shelf.clear();
+    exchange.close_kept();
     runtime.block_on(services.end(deadline));
     if !is_drained {
         findings.push(format!("migrations were under way after {drain:?}: what became of them is unknown"));
@@ -227,13 +205,13 @@ fn audit(pool: &Pool) -> Result<(), AuditError> {
 
 /// Gives arriving sequences to the traffic, or keeps them while there is room. Test:
 /// `sequences_that_no_engine_takes_are_bounded`.
-async fn take_in(mut arrivals: Arrivals, offers: Arc<dyn Offers>, has_room: impl Fn() -> bool) {
+async fn take_in(mut arrivals: Arrivals, exchange: Arc<Exchange>) {
     loop {
-        while !has_room() {
+        while !exchange.has_room() {
             tokio::time::sleep(ROOM_PAUSE).await;
         }
         let Some(arrival) = arrivals.recv().await else { return };
-        offers.take_back(arrival.sequence);
+        exchange.take_back(arrival.sequence);
     }
 }
 
@@ -260,9 +238,7 @@ async fn run(
 fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend), ServeError> {
     let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
     let backend = Backend::open(device).map_err(|reason| ServeError::Device { device, reason })?;
-    if let Some((block_bytes, free)) = backend.lacks_room(layout, blocks) {
-        return Err(ServeError::TooLarge { blocks, block_bytes, free });
-    }
+    backend.check_room(layout, blocks, "--size")?;
     // One frame more, for the null block.
     let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1)?;
     let builder = Pool::builder(layout.clone()).storage(storage);

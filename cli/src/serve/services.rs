@@ -5,8 +5,8 @@
 //! end     membership left -> transfers of the node -> traffic -> tier drained -> events flushed
 //! ```
 //!
-//! The tier and the events begin before the traffic, so that they have all blocks, and end after it, so
-//! that they have the last ones. A node is a member only while it serves.
+//! The tier and the events begin before the traffic, so that they have all blocks, and end after
+//! it, so that they have the last ones. A node is a member only while it serves.
 
 #[cfg(feature = "etcd")]
 use std::path::PathBuf;
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::Pool;
+use kvpool_load::traffic::Fetching;
 use kvpool_node::Node;
 use kvpool_node::admin::Reporters;
 use kvpool_node::events::{HashForm, KvEventError, KvEventPublisher, KvEventReporter, KvEventSettings};
@@ -54,17 +55,8 @@ pub enum ServiceError {
     MembershipTls(NetworkError),
 }
 
-/// The tier of a pool, for the threads of the traffic.
-#[derive(Clone)]
-pub(super) struct Fetching {
-    pub tiered: Arc<Tiered>,
-    pub runtime: Handle,
-    /// Longest time that a request waits for its prefix.
-    pub wait: Duration,
-}
-
-/// Connects to the store of a tier, and refuses services that are not part of this build: before the pool
-/// takes memory.
+/// Connects to the store of a tier, and refuses services that are not part of this build: before
+/// the pool takes memory.
 pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<SharedTier>>, ServiceError> {
     #[cfg(not(feature = "etcd"))]
     if settings.membership.is_some() {

@@ -1,6 +1,7 @@
-//! The memory map as characters: each class of frames has one of its own, so that no colour is needed.
+//! The memory map as characters: each class of frames has one of its own, so that no colour is
+//! needed.
 
-use kvpool_node::admin::MapView;
+use kvpool_node::admin::Cells;
 
 /// A class of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,9 +51,9 @@ pub(super) struct Drawn {
     pub counts: [usize; CLASSES.len()],
 }
 
-/// Draws a map into at most this many characters. Where several frames share one, it shows the class
-/// that has half of them, or [`MIXED`].
-pub(super) fn draw(map: &MapView, width: usize, height: usize) -> Drawn {
+/// Draws a map into at most this many characters. Where several frames share one, it shows the
+/// class that has half of them, or [`MIXED`].
+pub(super) fn draw(map: &Cells, width: usize, height: usize) -> Drawn {
     // A group of frames has two letters.
     let letters = map.group.clamp(1, 2);
     let cells: Vec<_> = map.cells.as_bytes().chunks(letters).collect();

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use kvpool_node::admin::{MapView, MigrationRecord, Notice, OwnersReport, StatsReport, StatsSummary};
+use kvpool_node::admin::{Cells, MigrationRecord, Notice, OwnersReport, StatsReport, StatsSummary};
 
 use super::services::{Service, services};
 
@@ -18,7 +18,7 @@ const MIGRATIONS_MAX: usize = 100;
 pub(super) struct Figures {
     /// The newest last.
     pub history: VecDeque<StatsSummary>,
-    pub map: Option<MapView>,
+    pub map: Option<Cells>,
     /// The newest first.
     pub migrations: Vec<MigrationRecord>,
     /// The reason if the node gave no answer.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use indicatif::BinaryBytes;
 use kvpool::CompactionState;
-use kvpool_node::admin::{MigrationRecord, MigrationSide, OwnerRecord, StatsSummary};
+use kvpool_node::admin::{MigrationRecord, OwnerRecord, StatsSummary};
 use serde_json::json;
 
 use super::cells::{CLASSES, Drawn, MIXED};
@@ -171,8 +171,8 @@ pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     classes.chain((drawn.group > 1).then(|| format!("{MIXED} mixed"))).collect()
 }
 
-/// Columns of the owners with their least widths, so that they seldom move. The last ones are left out
-/// first where there is no room.
+/// Columns of the owners with their least widths, so that they seldom move. The last ones are left
+/// out first where there is no room.
 const OWNERS: [(&str, usize); 6] =
     [("kind", 9), ("sequence", 8), ("blocks", 7), ("tokens", 7), ("held", 7), ("shared", 6)];
 
@@ -236,12 +236,8 @@ fn cells(owner: &OwnerRecord, is_short: bool) -> [String; 6] {
 
 /// Returns the lines of the migrations, those under way first.
 pub(super) fn migrations(figures: &Figures) -> Vec<String> {
-    let has_ended = |record: &&MigrationRecord| {
-        let state = word(&json!(record.state));
-        state == "committed" || state == "aborted"
-    };
     let mut sorted: Vec<_> = figures.migrations.iter().collect();
-    sorted.sort_by_key(has_ended);
+    sorted.sort_by_key(|record| record.has_ended());
     if sorted.is_empty() {
         return vec!["none".to_owned()];
     }
@@ -249,12 +245,12 @@ pub(super) fn migrations(figures: &Figures) -> Vec<String> {
 }
 
 fn migration(record: &MigrationRecord) -> String {
-    let direction = if record.side == MigrationSide::Source { "to" } else { "from" };
     let sequence = record.sequence.map_or(String::new(), |id| format!(" of {id}"));
     let reason = record.reason.as_ref().map_or(String::new(), |reason| format!(": {}", printable(reason)));
     format!(
-        "{} {direction} {} {}{sequence}, {} blocks, {}{reason}",
+        "{} {} {} {}{sequence}, {} blocks, {}{reason}",
         word(&json!(record.state)),
+        record.way(),
         printable(&record.peer),
         word(&json!(record.kind)),
         count(record.blocks),

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::runtime::Runtime;
+use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::{Sender, channel};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -19,6 +20,7 @@ use super::state::{Effect, Input, Key, State};
 use super::view::{self, Styles};
 use crate::EXIT_OK;
 use crate::output::is_plain;
+use crate::signals::{Signals, exit_code};
 
 /// Time between two attempts to connect.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -69,7 +71,10 @@ pub fn run(runtime: &Runtime, client: &Client) -> Result<u8, TopError> {
         // A wrong address or token is an error on the usual screen.
         let stats = read(client, "/stats").await?;
         state.update(Input::Stats(Box::new(stats)), Instant::now());
-        let mut signals = Signals::new()?;
+        // All of them end the program.
+        let kinds =
+            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
+        let mut signals = Signals::new(kinds)?;
         let mut screen = Screen::open()?;
         show(&mut state, &mut screen, client, &mut signals).await
     })
@@ -97,7 +102,7 @@ async fn show(
                 // The terminal has gone away.
                 None => return Ok(EXIT_OK),
             },
-            number = signals.next() => return Ok(128 + number),
+            kind = signals.next() => return Ok(exit_code(kind)),
             // A panic in a task is one of the program.
             Some(Err(error)) = tasks.join_next() => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
@@ -193,49 +198,6 @@ fn key(event: &Event) -> Option<Key> {
         KeyCode::Esc => Key::Escape,
         _ => return None,
     })
-}
-
-/// Signals that end the program.
-#[cfg(unix)]
-struct Signals(Vec<(u8, tokio::signal::unix::Signal)>);
-
-#[cfg(unix)]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        use tokio::signal::unix::{SignalKind, signal};
-        let kinds =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
-        let signals = kinds.into_iter().map(|kind| Ok((kind.as_raw_value() as u8, signal(kind)?)));
-        signals.collect::<io::Result<_>>().map(Self)
-    }
-
-    /// Waits for one of them, and returns its number.
-    async fn next(&mut self) -> u8 {
-        std::future::poll_fn(|context| {
-            for (number, signal) in &mut self.0 {
-                if signal.poll_recv(context).is_ready() {
-                    return std::task::Poll::Ready(*number);
-                }
-            }
-            std::task::Poll::Pending
-        })
-        .await
-    }
-}
-
-#[cfg(not(unix))]
-struct Signals;
-
-#[cfg(not(unix))]
-impl Signals {
-    fn new() -> io::Result<Self> {
-        Ok(Self)
-    }
-
-    async fn next(&mut self) -> u8 {
-        // An interrupt is a key.
-        std::future::pending().await
-    }
 }
 
 #[cfg(test)]

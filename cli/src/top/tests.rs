@@ -17,7 +17,7 @@ use super::view::{self, Styles};
 
 /// Returns statistics at a second since the node started.
 fn summary(second: u64) -> Notice {
-    let times = |samples| json!({ "samples": samples, "p50_ns": 120, "p99_ns": 1_250, "max_ns": 80_000 });
+    let times = |samples| json!({ "samples": samples, "p50_ns": 120, "p99_ns": 1_250, "p999_ns": 80_000, "max_ns": 80_000 });
     notice(
         "stats",
         json!({

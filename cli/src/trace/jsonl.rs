@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::io::BufRead;
-use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -11,16 +10,10 @@ use serde_json::value::RawValue;
 use super::error::Reason;
 use super::hashes::Hashing;
 use super::lines::Lines;
-use super::{Format, ReadOptions, Row, TimeUnit, later};
+use super::{ANSWER_TOKEN, Format, HASH_BLOCK_TOKENS, ReadOptions, Row, TimeUnit, later};
 
-/// Tokens of a prompt for one hash id, where the trace does not say otherwise.
-pub const HASH_BLOCK_TOKENS: u32 = 512;
-
-/// The same in Bailian's traces.
+/// Tokens of a prompt for one hash id in Bailian's traces.
 const BAILIAN_HASH_TOKENS: u32 = 16;
-
-/// The time per token of an answer, before the next turn of its conversation.
-pub const ANSWER_TOKEN: Duration = Duration::from_millis(30);
 
 /// A line. Lengths are signed, so that errors quote negative ones.
 #[derive(Deserialize)]

@@ -42,12 +42,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
+use kvpool_load::Conversations;
 
 use crate::output::printable;
 
 pub use csv::Columns;
 pub use error::{Reason, TraceError};
-pub use jsonl::{ANSWER_TOKEN, HASH_BLOCK_TOKENS};
+pub use kvpool_load::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
 pub use lines::LINE_BYTES_MAX;
 
 use beginning::{beginning, not_text, text_of};
@@ -165,35 +166,6 @@ pub struct ReadOptions {
 /// or 1970), and the request, without an arrival yet.
 type Row = (i64, Request);
 
-/// One request of a replay.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Request {
-    /// Its arrival, relative to the first request.
-    pub arrival: Duration,
-    /// Tokens of the prompt, at least one.
-    pub input_tokens: u32,
-    /// Tokens of the answer.
-    pub output_tokens: u32,
-    /// One id for each [`Trace::hash_tokens`], where equal ids mean an equal prefix; empty without
-    /// them.
-    pub hash_ids: Vec<u64>,
-    /// Tokens that these ids stand for: the prompt's, or none; in generated conversations also the
-    /// answer's.
-    pub hashed_tokens: u32,
-}
-
-impl Request {
-    /// Creates a request without hash ids.
-    pub const fn new(arrival: Duration, input_tokens: u32, output_tokens: u32) -> Self {
-        Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
-    }
-
-    /// Returns the number of its tokens at its end.
-    pub const fn tokens(&self) -> u64 {
-        self.input_tokens as u64 + self.output_tokens as u64
-    }
-}
-
 /// The requests of a trace, in the order of their arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
@@ -208,6 +180,13 @@ pub struct Trace {
 }
 
 impl Trace {
+    /// Returns the first `requests` requests of the generated [`Conversations`] of a seed.
+    pub fn generated(seed: u64, requests: usize) -> Self {
+        let name = format!("conversations (seed {seed})");
+        let requests = Conversations::first(seed, requests);
+        Self { name, requests, hash_tokens: HASH_BLOCK_TOKENS, out_of_order: 0 }
+    }
+
     /// Reads a file, or a folder of [sessions](Format::Agents); `-` is the standard input.
     ///
     /// # Errors

@@ -1,6 +1,9 @@
 //! Nodes in processes of their own.
 
-use std::io::{BufRead, BufReader, Lines, Read};
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
 use std::sync::Mutex;
@@ -100,6 +103,45 @@ impl Node {
         String::from_utf8(output.stdout).unwrap()
     }
 
+    /// Returns a counter of the statistics beyond the pool.
+    pub fn counter(&self, of: &str, name: &str) -> u64 {
+        self.json("stats")["extra"][of][name].as_u64().unwrap_or_else(|| panic!("{of} has no {name}"))
+    }
+
+    /// Returns the migrations that the node knows. `flags` has its token, if it needs one.
+    pub fn records(&self, flags: &str) -> Vec<Value> {
+        self.json(&format!("migration-status {flags}"))["migrations"].as_array().unwrap().clone()
+    }
+
+    /// Sends a request such as `GET /metrics`, and returns the head and the body of the answer.
+    pub fn http(&self, request: &str, headers: &str, body: &str) -> (String, String) {
+        let authority = self.url.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(authority).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{request} HTTP/1.1\r\nHost: {authority}\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        (head.to_owned(), body.to_owned())
+    }
+
+    /// Checks that the audit agrees and that no byte was wrong, ends the node, and returns its
+    /// errors.
+    pub fn end_well(self, flags: &str) -> String {
+        assert_eq!(self.json(&format!("audit {flags}"))["sound"], true);
+        let load = &self.json(&format!("stats {flags}"))["extra"]["load"];
+        if !load.is_null() {
+            assert_eq!((&load["blocks_corrupt"], &load["findings"]), (&0.into(), &0.into()), "{load}");
+        }
+        let (code, errors) = self.end(Signal::TERM);
+        assert_eq!(code, Some(0), "{errors}");
+        errors
+    }
+
     /// Ends the node by a signal, and returns its exit code and errors.
     pub fn end(mut self, signal: Signal) -> (Option<i32>, String) {
         self.signal(signal);
@@ -122,6 +164,19 @@ impl Drop for Node {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Writes a file that only this user can read.
+pub fn secret(path: &Path, text: &str) {
+    fs::write(path, text).unwrap();
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
+}
+
+/// Writes a token, and returns the flag that names its file.
+pub fn token(folder: &Path, text: &str) -> String {
+    let path = folder.join(text);
+    secret(&path, text);
+    format!("--token-file {}", path.display())
 }
 
 /// Makes a named pipe.

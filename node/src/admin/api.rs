@@ -193,11 +193,13 @@ pub struct MigrationRecord {
     pub state: MigrationState,
     /// Blocks of the migration.
     pub blocks: usize,
-    /// Transport of the bytes; `None` before there are any, and if the target had all blocks already.
+    /// Transport of the bytes; `None` before there are any, and if the target had all blocks
+    /// already.
     pub transport: Option<MigrationTransport>,
     /// Bytes that were transferred so far; on the target, that were asked for.
     pub bytes: u64,
-    /// Runs of frames of the transfers so far: the number of descriptors that the transport was given.
+    /// Runs of frames of the transfers so far: the number of descriptors that the transport was
+    /// given.
     pub runs: usize,
     /// Milliseconds since the beginning, or from the beginning to the end.
     pub time_ms: u64,
@@ -265,6 +267,21 @@ pub enum MigrationState {
     Committed,
     /// The source owns the blocks.
     Aborted,
+}
+
+impl MigrationRecord {
+    /// Returns the word between the migration and its peer: `to` or `from`.
+    pub const fn way(&self) -> &'static str {
+        match self.side {
+            MigrationSide::Source => "to",
+            MigrationSide::Target => "from",
+        }
+    }
+
+    /// Returns whether it has ended.
+    pub const fn has_ended(&self) -> bool {
+        matches!(self.state, MigrationState::Committed | MigrationState::Aborted)
+    }
 }
 
 /// Result of an audit.

@@ -90,9 +90,10 @@ pub use api::{
     MigrationTransport, ResizeOrder, ResizeOutcome, StatsReport,
 };
 pub use client::{Client, ClientError};
-pub use events::{Follower, LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+pub use events::{Follower, Notice, StatsSummary};
 pub use failures::Failures;
 pub use interface::{Admin, Answer};
+pub use kvpool_map::{CellChanges, Cells};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};

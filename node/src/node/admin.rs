@@ -12,8 +12,8 @@ use super::operator::Operator;
 use super::status::PeerStatus;
 use crate::admin::{
     Admin, AdminError, Answer, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, MigrateOrder,
-    MigrationList, MigrationRecord, MigrationState, NotReady, OwnersReport, PoolAdmin, Readiness,
-    ResizeOrder, ResizeOutcome, StatsReport, TrimOrder, TrimOutcome,
+    MigrationList, MigrationRecord, NotReady, OwnersReport, PoolAdmin, Readiness, ResizeOrder, ResizeOutcome,
+    StatsReport, TrimOrder, TrimOutcome,
 };
 use crate::metrics::{self, Scrape};
 use crate::settings::Address;
@@ -47,28 +47,19 @@ impl NodeAdmin {
 
     /// Returns the counters of the node and the state of its peers, by name.
     async fn extra(&self) -> Result<Map<String, Value>, NodeError> {
-        let (mut peers, mut links_up) = (Map::new(), 0);
-        for (name, reason) in self.operator.unreached() {
-            peers.insert(name, format!("down: {reason}").into());
-        }
-        let status = self.operator.status().await?;
-        let oldest_doubt_s = status.oldest_doubt_s();
-        for PeerStatus { name, is_up, note } in status.peers {
-            links_up += usize::from(is_up);
-            let state = if is_up { "up" } else { "down" };
-            match note {
-                Some(note) => drop(peers.insert(name, format!("{state}: {note}").into())),
-                None if is_up => drop(peers.insert(name, state.into())),
-                None => drop(peers.entry(name).or_insert(state.into())),
-            }
-        }
+        let (status, links) = (self.operator.status().await?, self.links().await?);
         let mut counters = json!(self.operator.counters());
-        counters["peers_up"] = links_up.into();
-        counters["oldest_doubt_s"] = oldest_doubt_s.into();
+        counters["peers_up"] = links.iter().filter(|link| link.is_up).count().into();
+        counters["oldest_doubt_s"] = status.oldest_doubt_s().into();
         counters["quarantined_grants"] = status.quarantined_grants.into();
         let mut extra = Map::from_iter([("node".to_owned(), counters)]);
-        if !peers.is_empty() {
-            extra.insert("peers".to_owned(), peers.into());
+        if !links.is_empty() {
+            let peers = links.into_iter().map(|link| {
+                let state = if link.is_up { "up" } else { "down" };
+                let reason = link.reason.map_or(String::new(), |reason| format!(": {reason}"));
+                (link.name, format!("{state}{reason}").into())
+            });
+            extra.insert("peers".to_owned(), Map::from_iter(peers).into());
         }
         Ok(extra)
     }
@@ -95,7 +86,7 @@ impl NodeAdmin {
         scrape.count(&metrics::QUARANTINED_GRANTS, &[], status.quarantined_grants as u64);
         let mut running = BTreeMap::<_, u64>::new();
         for record in status.migrations {
-            if !matches!(record.state, MigrationState::Committed | MigrationState::Aborted) {
+            if !record.has_ended() {
                 *running.entry((word(&record.side), word(&record.state))).or_default() += 1;
             }
         }

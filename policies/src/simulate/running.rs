@@ -2,126 +2,27 @@
 //!
 //! ```text
 //! arrival   waits behind earlier requests until the blocks that it lacks are free or evictable
-//! start     looks up its prompt and takes the hits; evicts what it needs for the rest and for its answer
-//! filled    the rest of its prompt can be found from here; a block that another request filled
+//! start     looks up its prompt and takes the hits; evicts what it needs for the rest and for its
+//! answer filled    the rest of its prompt can be found from here; a block that another request
+//! filled
 //!           meanwhile is a duplicate, and is freed at the end
 //! end       its answer can be found from here; releases all blocks, the last one first
 //! ```
 //!
 //! The blocks of running requests cannot be evicted, and take room from the cache. So hit rates are
-//! lower than those of [`pooled`](super::pooled), and a pool can reach them. A request takes the
-//! blocks of its answer at its start and is never preempted; a pool adds them one by one.
+//! lower than those of [requests that take no time](super::cache::hits), and a pool can reach them.
+//! A request takes the blocks of its answer at its start and is never preempted; a pool adds them
+//! one by one.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
-use kvpool::prefix::policy::{Millis, Policy};
+use kvpool::prefix::policy::Millis;
 
+use super::cache::Cache;
 use super::leading;
-use super::pooled::{filled, looked_up};
 use super::prompts::{Prompt, Prompts};
-use crate::evictable::{Evictable, Position};
-
-/// The evictable blocks, in the order of their eviction.
-trait Cache {
-    /// Returns the number of blocks.
-    fn len(&self) -> usize;
-    /// Observes the lookup of a request, of which the first `found` blocks hit. Returns a context
-    /// for the releases of the request.
-    fn looked_up(&mut self, request: u32, blocks: &[u32], found: usize, now: Millis) -> u64;
-    /// Notes that a block was filled.
-    fn filled(&mut self, block: u32);
-    /// Counts a hit on a block.
-    fn hit(&mut self, block: u32);
-    /// Removes a block that got an owner.
-    fn remove(&mut self, block: u32);
-    /// Adds a block that lost its last owner.
-    fn file(&mut self, block: u32, at: Position, now: Millis);
-    /// Removes the block to be evicted.
-    fn evict(&mut self, now: Millis) -> Option<u32>;
-}
-
-impl Cache for Evictable<&dyn Policy> {
-    fn len(&self) -> usize {
-        self.len()
-    }
-
-    fn looked_up(&mut self, _request: u32, blocks: &[u32], found: usize, now: Millis) -> u64 {
-        looked_up(self, blocks, found, now)
-    }
-
-    fn filled(&mut self, block: u32) {
-        filled(self, block);
-    }
-
-    fn hit(&mut self, block: u32) {
-        self.hit(block);
-    }
-
-    fn remove(&mut self, block: u32) {
-        self.remove(block);
-    }
-
-    fn file(&mut self, block: u32, at: Position, now: Millis) {
-        self.place(block, at, now);
-        self.file(block);
-    }
-
-    fn evict(&mut self, now: Millis) -> Option<u32> {
-        self.evict(now)
-    }
-}
-
-/// Evicts the block whose next lookup is last, and of one prompt the end first.
-struct Clairvoyant {
-    /// The requests that look up each block.
-    uses: Vec<Vec<u32>>,
-    started: u32,
-    queue: BTreeSet<(u32, u32, u32)>,
-    keys: Vec<(u32, u32, u32)>,
-}
-
-impl Clairvoyant {
-    fn new(prompts: &Prompts) -> Self {
-        let mut uses = vec![Vec::new(); prompts.numbers()];
-        for (prompt, request) in prompts.prompts.iter().zip(0..) {
-            prompt.blocks.iter().for_each(|&block| uses[block as usize].push(request));
-        }
-        let keys = vec![(0, 0, 0); prompts.numbers()];
-        Self { uses, started: 0, queue: BTreeSet::new(), keys }
-    }
-}
-
-impl Cache for Clairvoyant {
-    fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    fn looked_up(&mut self, request: u32, _blocks: &[u32], _found: usize, _now: Millis) -> u64 {
-        self.started = request;
-        0
-    }
-
-    fn filled(&mut self, _block: u32) {}
-
-    fn hit(&mut self, _block: u32) {}
-
-    fn remove(&mut self, block: u32) {
-        self.queue.remove(&self.keys[block as usize]);
-    }
-
-    fn file(&mut self, block: u32, at: Position, _now: Millis) {
-        let uses = &self.uses[block as usize];
-        let next = uses.get(uses.partition_point(|&request| request <= self.started));
-        let key = (next.copied().unwrap_or(u32::MAX), at.depth, block);
-        self.keys[block as usize] = key;
-        self.queue.insert(key);
-    }
-
-    fn evict(&mut self, _now: Millis) -> Option<u32> {
-        self.queue.pop_last().map(|(.., block)| block)
-    }
-}
+use crate::evictable::Position;
 
 /// The life of a block.
 #[derive(Clone, Copy, Default)]
@@ -155,14 +56,9 @@ struct Pool<'a, C> {
     hits: usize,
 }
 
-/// Returns the hits of a policy in a pool of `capacity` blocks.
-pub(super) fn hits(prompts: &Prompts, capacity: usize, policy: &dyn Policy) -> usize {
-    Pool::new(prompts, capacity, Evictable::new(policy)).run(capacity)
-}
-
-/// Returns the hits of a policy that knows the requests to come.
-pub(super) fn clairvoyant_hits(prompts: &Prompts, capacity: usize) -> usize {
-    Pool::new(prompts, capacity, Clairvoyant::new(prompts)).run(capacity)
+/// Returns the hits in a pool of `capacity` blocks.
+pub(super) fn hits(prompts: &Prompts, capacity: usize, cache: impl Cache) -> usize {
+    Pool::new(prompts, capacity, cache).run(capacity)
 }
 
 impl<'a, C: Cache> Pool<'a, C> {

@@ -11,7 +11,8 @@ fn contender(name: &str) -> Contender {
 }
 
 fn hits(name: &str, prompts: &Prompts, blocks: usize) -> usize {
-    (contender(name).hit_rate(prompts, blocks) * prompts.total() as f64).round() as usize
+    (contender(name).hit_rate(prompts, blocks, Requests::AtOnce).unwrap() * prompts.total() as f64).round()
+        as usize
 }
 
 #[test]
@@ -66,9 +67,12 @@ fn assert_bound(requests: &[Vec<u64>], capacities: &[usize]) {
     let requests: Vec<&[u64]> = requests.iter().map(Vec::as_slice).collect();
     let prompts = prompts(&requests);
     for &blocks in capacities {
-        let bound = contender("clairvoyant").hit_rate(&prompts, blocks);
+        let bound = contender("clairvoyant").hit_rate(&prompts, blocks, Requests::AtOnce);
         for one in Contender::all() {
-            assert!(one.hit_rate(&prompts, blocks) <= bound, "{one} of {blocks}: {requests:?}");
+            assert!(
+                one.hit_rate(&prompts, blocks, Requests::AtOnce) <= bound,
+                "{one} of {blocks}: {requests:?}"
+            );
         }
     }
 }
@@ -107,7 +111,7 @@ fn arrival<'a>(at_ms: u64, prompt: &'a [u64], answer: &'a [u64], answer_ms: u64)
 
 fn running_hits(name: &str, arrivals: &[Arrival<'_>], blocks: usize) -> usize {
     let prompts = Prompts::of_arrivals(arrivals.iter().copied());
-    let rate = contender(name).running_hit_rate(&prompts, blocks).unwrap();
+    let rate = contender(name).hit_rate(&prompts, blocks, Requests::Running).unwrap();
     (rate * prompts.total() as f64).round() as usize
 }
 
@@ -126,7 +130,7 @@ fn a_running_request_holds_its_blocks() {
         assert_eq!(running_hits(name, &requests, 6), 4, "{name}: 2 and 3 are");
         assert_eq!(running_hits(name, &requests, 8), 5, "{name}");
     }
-    assert_eq!(contender("sieve").running_hit_rate(&Prompts::default(), 1), None);
+    assert_eq!(contender("sieve").hit_rate(&Prompts::default(), 1, Requests::Running), None);
 }
 
 #[test]
@@ -160,7 +164,8 @@ fn no_policy_exceeds_the_bound_on_running_requests() {
         (texts.iter()).map(|(number, text, answer_ms)| arrival(number * 20, text, &[], *answer_ms));
     let prompts = Prompts::of_arrivals(arrivals);
     for share in [0.02, 0.05, 0.2] {
-        let rate = |name| contender(name).running_hit_rate(&prompts, prompts.capacity(share)).unwrap();
+        let rate =
+            |name| contender(name).hit_rate(&prompts, prompts.capacity(share), Requests::Running).unwrap();
         assert!(rate("lru") > 0.0 && rate("clairvoyant") > rate("lru"), "{share}");
     }
 }

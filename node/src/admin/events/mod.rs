@@ -10,20 +10,21 @@
 //! | event | data | when |
 //! |---|---|---|
 //! | `stats` | [`StatsSummary`] | every period, by default a second |
-//! | `map` | [`MapView`]: all cells | to begin with, for another size of the pool, and for many changes |
-//! | `map_changes` | [`MapChanges`]: cells that changed | when cells changed |
+//! | `map` | [`Cells`](kvpool_map::Cells): all of them | to begin with, for another size of the pool, and for many changes |
+//! | `map_changes` | [`CellChanges`](kvpool_map::CellChanges) | when cells changed |
 //! | `migrations` | [`MigrationList`](super::MigrationList) | all to begin with; then those that began, changed or ended |
 //!
 //! # Numbers
 //!
-//! An event has an id. A follower that was cut off sends the last one as `Last-Event-ID`, as browsers
-//! do by themselves, and gets the events since. If the ring has lost them, or the node was started
-//! anew, it begins with all of `stats`, `map` and `migrations`, of which the last has the id.
+//! An event has an id. A follower that was cut off sends the last one as `Last-Event-ID`, as
+//! browsers do by themselves, and gets the events since. If the ring has lost them, or the node was
+//! started anew, it begins with all of `stats`, `map` and `migrations`, of which the last has the
+//! id.
 //!
 //! # History
 //!
-//! The statistics of the last 15 minutes, one in five periods, are kept for [`hub::Hub::history`], also
-//! while there are no followers.
+//! The statistics of the last 15 minutes, one in five periods, are kept for [`hub::Hub::history`],
+//! also while there are no followers.
 //!
 //! # Bounds
 //!
@@ -51,5 +52,5 @@ mod view;
 
 pub use follower::Follower;
 pub(super) use hub::Hub;
-pub use notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+pub use notice::{Notice, StatsSummary};
 pub(super) use view::CELLS_MAX;

@@ -1,7 +1,7 @@
 //! The events.
 
-use kvpool::{CompactionState, SequenceRuns};
-use kvpool_map::{CellRun, Cells};
+use kvpool::{CompactionState, Latency, SequenceRuns};
+use kvpool_map::{CellChanges, Cells};
 use serde::{Deserialize, Serialize};
 
 use super::super::api::MigrationList;
@@ -14,9 +14,9 @@ pub enum Notice {
     /// Statistics.
     Stats(Box<StatsSummary>),
     /// All cells of the map.
-    Map(MapView),
+    Map(Cells),
     /// Cells that changed.
-    MapChanges(MapChanges),
+    MapChanges(CellChanges),
     /// Migrations that are new or changed; to begin with, all.
     Migrations(MigrationList),
 }
@@ -89,9 +89,9 @@ pub struct StatsSummary {
     #[serde(default)]
     pub sequence_runs: SequenceRuns,
     /// Allocations of the last period, sampled.
-    pub allocation: LatencyWindow,
+    pub allocation: Latency,
     /// Waits that ended in the last period.
-    pub wait: LatencyWindow,
+    pub wait: Latency,
     /// Counter of requests that got blocks.
     pub allocations: u64,
     /// Counter of blocks that were handed out.
@@ -116,67 +116,4 @@ pub struct StatsSummary {
     pub peers_up: usize,
     /// Peers that are known.
     pub peers: usize,
-}
-
-/// Times of one kind of operation in a period, in nanoseconds; each is at most 1/16 too high.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct LatencyWindow {
-    /// Number of timed operations; the times are 0 without any.
-    pub samples: u64,
-    /// Median.
-    pub p50_ns: u64,
-    /// 99th percentile.
-    pub p99_ns: u64,
-    /// Maximum.
-    pub max_ns: u64,
-}
-
-/// All cells of the map: see [`kvpool_map::Cells`] for the letters.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct MapView {
-    /// Number of frames.
-    pub frames: usize,
-    /// Frames of a cell.
-    pub group: usize,
-    /// The pool's order k: a whole run has 2^k frames.
-    pub order: u8,
-    /// The letters of each cell: one, or two if `group` is larger than 1.
-    pub cells: String,
-}
-
-/// Cells of the map that changed.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct MapChanges {
-    /// The place of a letter, and the letters from there on.
-    pub changes: Vec<(usize, String)>,
-}
-
-impl MapView {
-    pub(super) fn of(cells: &Cells) -> Self {
-        let Cells { frames, group, order, text } = cells.clone();
-        Self { frames, group, order, cells: text }
-    }
-
-    /// Changes cells. Returns false, without effect, if the changes do not fit.
-    pub fn apply(&mut self, changes: &MapChanges) -> bool {
-        let runs: Vec<_> = changes
-            .changes
-            .iter()
-            .map(|(start, text)| CellRun { start: *start, text: text.clone() })
-            .collect();
-        let text = std::mem::take(&mut self.cells);
-        let mut cells = Cells { frames: self.frames, group: self.group, order: self.order, text };
-        let is_applied = cells.apply(&runs).is_ok();
-        self.cells = cells.text;
-        is_applied
-    }
-}
-
-impl MapChanges {
-    pub(super) fn of(runs: Vec<CellRun>) -> Self {
-        Self { changes: runs.into_iter().map(|run| (run.start, run.text)).collect() }
-    }
 }

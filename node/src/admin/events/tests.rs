@@ -8,7 +8,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use super::super::tests::{Served, pool};
-use super::super::{ClientError, Limits, PoolAdmin};
+use super::super::{CellChanges, Cells, ClientError, Limits, PoolAdmin};
 use super::*;
 
 /// Longest time of a step.
@@ -74,7 +74,7 @@ async fn a_follower_sees_the_whole_and_then_each_change() {
         }
     };
     assert_eq!(whole.frames, 301, "another size comes as a whole");
-    assert!(!map.apply(&MapChanges { changes: vec![(200, "rr".to_owned())] }), "outside of the map");
+    assert!(!map.apply(&CellChanges { changes: vec![(200, "rr".to_owned())] }), "outside of the map");
     served.stop().await;
 }
 
@@ -269,7 +269,7 @@ async fn the_client_refuses_what_is_no_event() {
 
 #[test]
 fn notices_have_their_names() {
-    let map = Notice::Map(MapView { frames: 3, group: 1, order: 1, cells: "rrf".to_owned() });
+    let map = Notice::Map(Cells { frames: 3, group: 1, order: 1, cells: "rrf".to_owned() });
     let value = serde_json::to_value(&map).unwrap();
     assert_eq!(value["event"], Value::from(map.name()));
     assert_eq!(serde_json::from_value::<Notice>(value).unwrap(), map);

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use kvpool::{LatencyHistogram, Metrics};
+use kvpool::{Latency, LatencyHistogram, Metrics};
 use kvpool_map::Cells;
 
 use super::super::apart::apart;
-use super::super::api::{MigrationList, MigrationRecord, MigrationSide, MigrationState};
+use super::super::api::{MigrationList, MigrationRecord, MigrationSide};
 use super::super::interface::Admin;
 use super::super::problem::AdminError;
-use super::notice::{LatencyWindow, MapChanges, MapView, Notice, StatsSummary};
+use super::notice::{Notice, StatsSummary};
 
 /// Most cells of the map: about as many as a screen shows.
 pub(in super::super) const CELLS_MAX: usize = 4096;
@@ -34,8 +34,7 @@ impl View {
         let (metrics, gauges) = (stats.metrics, stats.fragmentation);
         let before = before.map(|view| &view.metrics.latencies);
         let (now, at) = (&metrics.latencies, &metrics.stats);
-        let since = |of: fn(&kvpool::Latencies) -> &LatencyHistogram| window(of(now), before.map(of));
-        let is_running = |record: &&MigrationRecord| !has_ended(record);
+        let both = |of: fn(&kvpool::Latencies) -> &LatencyHistogram| (of(now), before.map(of));
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let summary = StatsSummary {
             node: stats.node,
@@ -59,8 +58,8 @@ impl View {
             longest_free_run: gauges.longest_run,
             mean_sequence_run: stats.sequence_runs.mean_run,
             sequence_runs: stats.sequence_runs,
-            allocation: since(|latencies| &latencies.allocate).with(since(|latencies| &latencies.append)),
-            wait: since(|latencies| &latencies.wait).window(),
+            allocation: since([both(|latencies| &latencies.allocate), both(|latencies| &latencies.append)]),
+            wait: since([both(|latencies| &latencies.wait)]),
             allocations: metrics.allocations.requests,
             allocated_blocks: metrics.allocations.blocks,
             refusals: metrics.refusals.total(),
@@ -70,7 +69,7 @@ impl View {
             moved_blocks: metrics.moves.moved_blocks,
             transferred_blocks: metrics.migrations.blocks,
             transferred_bytes: metrics.migrations.bytes,
-            migrations_running: migrations.iter().filter(is_running).count(),
+            migrations_running: migrations.iter().filter(|record| !record.has_ended()).count(),
             peers_up: peers.iter().filter(|peer| peer.is_up).count(),
             peers: peers.len(),
         };
@@ -82,7 +81,7 @@ impl View {
     pub(super) fn whole(&self) -> Vec<Notice> {
         vec![
             Notice::Stats(Box::new(self.summary.clone())),
-            Notice::Map(MapView::of(&self.cells)),
+            Notice::Map(self.cells.clone()),
             Notice::Migrations(MigrationList { migrations: self.migrations.clone() }),
         ]
     }
@@ -91,14 +90,15 @@ impl View {
     pub(super) fn since(&self, before: &Self) -> Vec<Notice> {
         let mut notices = vec![Notice::Stats(Box::new(self.summary.clone()))];
         match before.cells.changes(&self.cells) {
-            Some(runs) if runs.is_empty() => {}
+            Some(runs) if runs.changes.is_empty() => {}
             // Many small changes are longer than the whole.
             Some(runs)
-                if runs.iter().map(|run| run.text.len() + 12).sum::<usize>() < self.cells.text.len() =>
+                if runs.changes.iter().map(|(_, cells)| cells.len() + 12).sum::<usize>()
+                    < self.cells.cells.len() =>
             {
-                notices.push(Notice::MapChanges(MapChanges::of(runs)));
+                notices.push(Notice::MapChanges(runs));
             }
-            _ => notices.push(Notice::Map(MapView::of(&self.cells))),
+            _ => notices.push(Notice::Map(self.cells.clone())),
         }
         let key = |record: &MigrationRecord| (record.id.clone(), record.side == MigrationSide::Source);
         let known: HashMap<_, _> = before.migrations.iter().map(|record| (key(record), record)).collect();
@@ -111,43 +111,23 @@ impl View {
     }
 }
 
-fn has_ended(record: &MigrationRecord) -> bool {
-    matches!(record.state, MigrationState::Committed | MigrationState::Aborted)
-}
-
-/// Times of a period: pairs of an interval's end and a count, ascending.
-struct Times(Vec<(u64, u64)>);
-
-/// Returns the times that were counted since an earlier reading.
-fn window(now: &LatencyHistogram, before: Option<&LatencyHistogram>) -> Times {
-    let counted: HashMap<u64, u64> = before
-        .map(|before| before.buckets.iter().map(|bucket| (bucket.up_to_ns, bucket.count)).collect())
-        .unwrap_or_default();
-    let new = now.buckets.iter().map(|bucket| {
-        (bucket.up_to_ns, bucket.count.saturating_sub(counted.get(&bucket.up_to_ns).copied().unwrap_or(0)))
-    });
-    Times(new.filter(|&(_, count)| count > 0).collect())
-}
-
-impl Times {
-    fn with(mut self, other: Self) -> LatencyWindow {
-        self.0.extend(other.0);
-        self.0.sort_unstable();
-        self.window()
-    }
-
-    fn window(&self) -> LatencyWindow {
-        let samples = self.0.iter().map(|&(_, count)| count).sum();
-        // The end of the first interval at which this share is reached.
-        let quantile = |share: f64| {
-            let rank = ((samples as f64 * share).ceil() as u64).max(1);
-            let mut seen = 0;
-            let at = self.0.iter().find(|&&(_, count)| {
-                seen += count;
-                seen >= rank
-            });
-            at.map_or(0, |&(end, _)| end)
+/// Returns the times of some kinds of operations that were counted since an earlier reading.
+fn since<'a>(
+    kinds: impl IntoIterator<Item = (&'a LatencyHistogram, Option<&'a LatencyHistogram>)>,
+) -> Latency {
+    let mut since = LatencyHistogram::default();
+    for (now, before) in kinds {
+        let counted = |end: u64| {
+            let buckets = before.iter().flat_map(|before| &before.buckets);
+            buckets.filter(|bucket| bucket.up_to_ns == end).map(|bucket| bucket.count).sum()
         };
-        LatencyWindow { samples, p50_ns: quantile(0.5), p99_ns: quantile(0.99), max_ns: quantile(1.0) }
+        since.buckets.extend(now.buckets.iter().map(|&bucket| {
+            let mut new = bucket;
+            new.count = bucket.count.saturating_sub(counted(bucket.up_to_ns));
+            new
+        }));
     }
+    since.buckets.retain(|bucket| bucket.count > 0);
+    since.buckets.sort_unstable_by_key(|bucket| bucket.up_to_ns);
+    since.quantiles()
 }

@@ -7,9 +7,10 @@
 //! |---|---|---|
 //! | `n` | `n / (OPEN * TURNS) * OPEN + n % OPEN` | `n / OPEN % TURNS` |
 //!
-//! Lengths are those of [`Conversations`](super::Conversations). System prompts and documents are the
-//! same for all seeds, so that sequences of different nodes share blocks: the documents are the part of
-//! the cluster's prefixes that does not fit into the cache of one node. Times of arrival are zero.
+//! Lengths are those of [`Conversations`](super::Conversations). System prompts and documents are
+//! the same for all seeds, so that sequences of different nodes share blocks: the documents are the
+//! part of the cluster's prefixes that does not fit into the cache of one node. Times of arrival
+//! are zero.
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use super::{
     ANSWER_TOKENS, CONTEXT_TOKENS_MAX, DOCUMENT_SHARE, DOCUMENT_TOKENS, MESSAGE_TOKENS, SYSTEM_PROMPT_SKEW,
     SYSTEM_PROMPTS, SYSTEM_TOKENS,
 };
-use crate::trace::{HASH_BLOCK_TOKENS, Request};
+use crate::request::{HASH_BLOCK_TOKENS, Request};
 
 /// Conversations that take turns.
 const OPEN: u64 = 32;
@@ -29,16 +30,16 @@ const OPEN: u64 = 32;
 /// Turns of each conversation.
 const TURNS: u64 = 5;
 
-/// Documents that conversations of all seeds share, and the exponent of their popularity. Each stands
-/// behind the system prompt of its number.
+/// Documents that conversations of all seeds share, and the exponent of their popularity. Each
+/// stands behind the system prompt of its number.
 const DOCUMENTS: u64 = 64;
 const DOCUMENT_SKEW: f64 = 0.6;
 
 /// Hash ids of one text: more than the longest has blocks.
 const HASH_IDS: u64 = 1024;
 
-/// The generators of the lengths of system prompts and documents. No conversation has them: seeds have
-/// 21 bits.
+/// The generators of the lengths of system prompts and documents. No conversation has them: seeds
+/// have 21 bits.
 const SYSTEM: u64 = 1 << 63;
 const DOCUMENT: u64 = 1 << 62;
 

@@ -20,13 +20,14 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use super::content::Content;
-use crate::trace::{HASH_BLOCK_TOKENS, Request, Trace};
+use crate::content::Content;
+use crate::request::{HASH_BLOCK_TOKENS, Request};
 
 /// The bit in the ids of tokens without a hash id.
 const OWN: u32 = 1 << 31;
 
-/// Returns the count of distinct numbers of hash ids. Beyond it numbers repeat, and with them texts.
+/// Returns the count of distinct numbers of hash ids. Beyond it numbers repeat, and with them
+/// texts.
 const fn numbers(piece_tokens: u32) -> usize {
     (OWN / piece_tokens) as usize
 }
@@ -38,10 +39,11 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Numbers the hash ids of a trace.
-    pub fn of(trace: &Trace) -> Self {
-        let (mut numbers, piece_tokens) = (HashMap::new(), trace.hash_tokens);
-        for hash_id in trace.requests.iter().flat_map(|request| &request.hash_ids) {
+    /// Numbers the hash ids of the requests of a trace, each of which stands for `piece_tokens`
+    /// tokens.
+    pub fn of(requests: &[Request], piece_tokens: u32) -> Self {
+        let mut numbers = HashMap::new();
+        for hash_id in requests.iter().flat_map(|request| &request.hash_ids) {
             let next = (numbers.len() % self::numbers(piece_tokens)) as u32;
             numbers.entry(*hash_id).or_insert(next);
         }
@@ -142,11 +144,6 @@ mod tests {
         Request { hash_ids, hashed_tokens, ..Request::new(Duration::ZERO, input_tokens, 40) }
     }
 
-    fn trace(requests: &[Request]) -> Trace {
-        let hash_tokens = HASH_BLOCK_TOKENS;
-        Trace { name: "trace".into(), requests: requests.to_vec(), hash_tokens, out_of_order: 0 }
-    }
-
     fn ids(text: &Text, tokens: usize) -> Vec<u32> {
         let mut ids = Vec::new();
         text.ids(tokens, &mut ids);
@@ -169,7 +166,7 @@ mod tests {
             request(&[], 0, 1100),
             request(&[], 0, 1100),
         ];
-        let texts = Texts::of(&trace(&requests));
+        let texts = Texts::of(&requests, HASH_BLOCK_TOKENS);
         let all: Vec<Vec<u32>> =
             (0..).zip(&requests).map(|(i, request)| ids(&texts.text(i, request), 1200)).collect();
         let with_first: Vec<usize> = all.iter().map(|other| common(&all[0], other)).collect();
@@ -182,7 +179,7 @@ mod tests {
     fn content_depends_on_all_tokens_before() {
         let requests =
             [request(&[1, 2, 3], 1300, 1300), request(&[1, 4, 3], 1300, 1300), request(&[1, 2], 900, 900)];
-        let texts = Texts::of(&trace(&requests));
+        let texts = Texts::of(&requests, HASH_BLOCK_TOKENS);
         let mut contents: HashMap<Vec<u32>, Content> = HashMap::new();
         let mut distinct = HashSet::new();
         for (index, request) in (0..).zip(&requests) {
@@ -202,12 +199,11 @@ mod tests {
     #[test]
     fn parts_are_cut_at_pieces_and_at_the_end_of_the_known_tokens() {
         let request = request(&[7, 8], 600, 600);
-        let text = Texts::of(&trace(std::slice::from_ref(&request))).text(0, &request);
+        let text = Texts::of(std::slice::from_ref(&request), HASH_BLOCK_TOKENS).text(0, &request);
         let cuts: Vec<_> = text.parts(500..700).map(|(_, part)| part).collect();
         assert_eq!(cuts, [500..512, 512..600, 600..700]);
         assert_eq!(text.parts(5..5).count(), 0);
-        let of_300 = Trace { hash_tokens: 300, ..trace(std::slice::from_ref(&request)) };
-        let text = Texts::of(&of_300).text(0, &request);
+        let text = Texts::of(std::slice::from_ref(&request), 300).text(0, &request);
         let cuts: Vec<_> = text.parts(200..700).map(|(_, part)| part).collect();
         assert_eq!(cuts, [200..300, 300..600, 600..700]);
         let whole: Vec<_> = Text::of_attempt(1, 2).parts(0..9999).map(|(_, part)| part).collect();

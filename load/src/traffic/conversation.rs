@@ -1,9 +1,9 @@
 //! One thread of the traffic: continuous batching in real time.
 //!
-//! A step begins a batch, appends a piece of a prompt or of an answer to each running
-//! sequence, and writes the new tokens through their slots. Complete sequences are read back through
-//! their slots, and closed. The thread then rests for as long as the step took, so that the traffic
-//! takes at most half of a core per thread. Meanwhile its sequences may leave: see
+//! A step begins a batch, appends a piece of a prompt or of an answer to each running sequence, and
+//! writes the new tokens through their slots. Complete sequences are read back through their slots,
+//! and closed. The thread then rests for as long as the step took, so that the traffic takes at
+//! most half of a core per thread. Meanwhile its sequences may leave: see
 //! [`Exchange`](super::exchange::Exchange). A sequence that arrives is read back before it
 //! continues. With a tier, the prefixes of the next requests are brought back meanwhile: see
 //! [`Coming`].
@@ -17,11 +17,10 @@ use kvpool::storage::DeviceStream;
 use kvpool::{Batch, Pool};
 use kvpool_node::settings::{LoadKind, LoadSettings};
 
-use super::coming::Coming;
+use super::coming::{Coming, Fetching};
 use super::running::Running;
-use super::services::Fetching;
 use super::shared::Shared;
-use crate::replay::{Access, Rows, Shape, Transfer, full};
+use crate::{Access, Rows, Shape, Transfer, full, slots};
 
 /// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 64;
@@ -159,7 +158,7 @@ impl<'a> Conversing<'a> {
             let running = match Running::of(sequence, self.shared.seed) {
                 Ok(running) => running,
                 Err(stranger) => {
-                    self.shared.exchange.strangers.keep(*stranger);
+                    self.shared.exchange.keep(*stranger);
                     continue;
                 }
             };
@@ -218,8 +217,8 @@ impl<'a> Conversing<'a> {
         }
     }
 
-    /// Opens the sequence of the next request, with the cached part of its prompt; false if the pool has
-    /// no room for it.
+    /// Opens the sequence of the next request, with the cached part of its prompt; false if the
+    /// pool has no room for it.
     fn open(&mut self) -> Result<bool, String> {
         let Some(next) = self.coming.front() else { return Ok(false) };
         let (turn, prompt) = (next.turn, next.prompt());
@@ -263,9 +262,8 @@ impl<'a> Conversing<'a> {
         }
         let new = held..sequence.len();
         self.shared.counters.tokens.fetch_add(new.len() as u64, Relaxed);
-        self.transfer.add(Access::Write, (turn.number, turn.seed), text, new, |tokens, out| {
-            batch.slot_mapping(&*sequence, tokens, out).map_err(|error| error.to_string())
-        })?;
+        let slots = slots(batch, sequence);
+        self.transfer.add(Access::Write, (turn.number, turn.seed), text, new, slots)?;
         Ok(true)
     }
 
@@ -306,9 +304,7 @@ impl<'a> Conversing<'a> {
     fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
         let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();
-        self.transfer.add(Access::Check, (turn.number, turn.seed), text, all, |tokens, out| {
-            batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
-        })?;
+        self.transfer.add(Access::Check, (turn.number, turn.seed), text, all, slots(batch, sequence))?;
         self.transfer.flush(Access::Check)?;
         let counters = &self.shared.counters;
         counters.tokens_verified.fetch_add(std::mem::take(&mut self.transfer.tokens_verified), Relaxed);

@@ -5,9 +5,11 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::content::{Content, Shape};
-use super::pool::Rows;
-use super::text::Text;
+use kvpool::{Batch, Sequence};
+
+use crate::content::{Content, Shape};
+use crate::rows::Rows;
+use crate::text::Text;
 
 /// Tokens of one call: few enough that the rows of K and V stay in a core's own cache.
 pub const PIECE_TOKENS: usize = 1024;
@@ -167,4 +169,12 @@ impl Part {
             Some(Corrupt { request, attempt, block })
         })
     }
+}
+
+/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them.
+pub fn slots(
+    batch: &Batch,
+    sequence: &Sequence,
+) -> impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String> {
+    move |tokens, out| batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
 }

@@ -1,11 +1,13 @@
 //! Sequences that leave and arrive: between the node and the threads of the traffic.
 //!
 //! Each thread has a desk. Between two steps its sequences lie there, and the node may take one;
-//! during a step the desk is empty. What arrives, or comes back, waits in one queue, from which each
-//! thread takes at its next step. Locks are held for a few instructions.
+//! during a step the desk is empty. What arrives, or comes back, waits in one queue, from which
+//! each thread takes at its next step. Locks are held for a few instructions.
 //!
-//! A sequence may leave while its answer is written. One that another node began leaves only when an
-//! operator says so: two nodes that are both short of memory would send it to and fro.
+//! A sequence may leave while its answer is written. One that another node began leaves only when
+//! an operator says so: two nodes that are both short of memory would send it to and fro. A
+//! sequence that is not of synthetic traffic stays as it came until an operator moves it, and so do
+//! all where there is no traffic.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,49 +18,62 @@ use kvpool_node::Offers;
 
 use super::running::Running;
 
-/// Most arrived sequences that are kept without traffic that continues them. Further ones wait at the
-/// node, which refuses those for which it has no place.
+/// Most arrived sequences that are kept without traffic that continues them. Further ones wait at
+/// the node, which refuses those for which it has no place.
 const KEPT_MAX: usize = 1024;
 
 /// See the [module](self).
-pub(super) struct Exchange {
+pub struct Exchange {
     desks: Vec<Mutex<Vec<Running>>>,
     queue: Mutex<VecDeque<Sequence>>,
     /// Sequences that were taken from a desk.
-    pub taken: AtomicU64,
-    /// Sequences that are not of synthetic traffic.
-    pub strangers: Shelf,
+    pub(super) taken: AtomicU64,
+    /// Sequences that no traffic continues.
+    kept: Mutex<Vec<Sequence>>,
 }
 
 impl Exchange {
-    /// Creates the desks of this many threads.
+    /// Creates the desks of this many threads; without any, there is no traffic.
     pub fn new(threads: usize) -> Self {
         let desks = (0..threads).map(|_| Mutex::default()).collect();
-        Self { desks, queue: Mutex::default(), taken: AtomicU64::new(0), strangers: Shelf::default() }
+        Self { desks, queue: Mutex::default(), taken: AtomicU64::new(0), kept: Mutex::default() }
     }
 
     /// Takes all sequences from a thread's desk, for a step.
-    pub fn pick_up(&self, thread: usize) -> Vec<Running> {
+    pub(super) fn pick_up(&self, thread: usize) -> Vec<Running> {
         std::mem::take(&mut lock(&self.desks[thread]))
     }
 
     /// Puts them back behind a step.
-    pub fn lay_down(&self, thread: usize, running: Vec<Running>) {
+    pub(super) fn lay_down(&self, thread: usize, running: Vec<Running>) {
         *lock(&self.desks[thread]) = running;
     }
 
-    /// Queues a sequence that arrived.
-    pub fn arrive(&self, sequence: Sequence) {
-        lock(&self.queue).push_back(sequence);
+    /// Keeps a sequence that no traffic continues.
+    pub(super) fn keep(&self, sequence: Sequence) {
+        lock(&self.kept).push(sequence);
+    }
+
+    /// Returns whether another sequence can be kept. Only a task that brings all of them may rely
+    /// on this.
+    pub fn has_room(&self) -> bool {
+        lock(&self.kept).len() < KEPT_MAX
+    }
+
+    /// Closes the sequences that no traffic continues.
+    pub fn close_kept(&self) {
+        let all = std::mem::take(&mut *lock(&self.kept));
+        drop(all);
     }
 
     /// Returns the next sequence that arrived or came back.
-    pub fn arrived(&self) -> Option<Sequence> {
+    pub(super) fn arrived(&self) -> Option<Sequence> {
         lock(&self.queue).pop_front()
     }
 
-    /// Returns the id of the sequence with the longest rest of an answer among those that may leave.
-    pub fn longest(&self) -> Option<SequenceId> {
+    /// Returns the id of the sequence with the longest rest of an answer among those that may
+    /// leave.
+    pub(super) fn longest(&self) -> Option<SequenceId> {
         let rest = |running: &Running| running.total - running.sequence.len();
         let longest = |desk: &Mutex<Vec<Running>>| {
             let desk = lock(desk);
@@ -92,49 +107,19 @@ impl Offers for Exchange {
 
     fn release(&self, id: SequenceId) -> Option<Sequence> {
         let found = self.take(|running| (running.sequence.id() == id).then_some(()));
-        found.or_else(|| self.strangers.release(id))
+        found.or_else(|| {
+            let mut kept = lock(&self.kept);
+            let place = kept.iter().position(|sequence| sequence.id() == id)?;
+            Some(kept.swap_remove(place))
+        })
     }
 
     fn take_back(&self, sequence: Sequence) {
-        self.arrive(sequence);
-    }
-}
-
-/// Sequences that no traffic continues: they stay as they came until an operator moves them.
-#[derive(Default)]
-pub(super) struct Shelf(Mutex<Vec<Sequence>>);
-
-impl Shelf {
-    /// Keeps a sequence.
-    pub fn keep(&self, sequence: Sequence) {
-        lock(&self.0).push(sequence);
-    }
-
-    /// Returns whether it has room for another sequence. Only a task that fills it may rely on this.
-    pub fn has_room(&self) -> bool {
-        lock(&self.0).len() < KEPT_MAX
-    }
-
-    /// Closes all sequences.
-    pub fn clear(&self) {
-        let all = std::mem::take(&mut *lock(&self.0));
-        drop(all);
-    }
-}
-
-impl Offers for Shelf {
-    fn offer(&self, _blocks: usize) -> Option<Sequence> {
-        None
-    }
-
-    fn release(&self, id: SequenceId) -> Option<Sequence> {
-        let mut kept = lock(&self.0);
-        let place = kept.iter().position(|sequence| sequence.id() == id)?;
-        Some(kept.swap_remove(place))
-    }
-
-    fn take_back(&self, sequence: Sequence) {
-        self.keep(sequence);
+        if self.desks.is_empty() {
+            self.keep(sequence);
+        } else {
+            lock(&self.queue).push_back(sequence);
+        }
     }
 }
 

@@ -2,8 +2,7 @@
 
 use kvpool::{Sequence, SequenceId};
 
-use crate::replay::{Shape, Text};
-use crate::workload;
+use crate::{Request, Shape, Text, turn};
 
 /// Bits of a seed: with them an id is below 2^53, the limit of whole numbers in many JSON readers.
 const SEED_BITS: u32 = 21;
@@ -19,14 +18,15 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Returns a seed that other processes hardly have.
-    pub fn fresh_seed() -> u32 {
-        use std::hash::{BuildHasher, RandomState};
-        RandomState::new().hash_one(std::process::id()) as u32 >> (32 - SEED_BITS)
-    }
-
     pub fn id(self) -> SequenceId {
         SequenceId(u64::from(self.seed) << 32 | u64::from(self.number))
+    }
+
+    /// Returns the request, and its tokens.
+    pub fn text(self) -> (Request, Text) {
+        let request = turn(self.seed, self.number);
+        let text = Text::of_conversation(self.number, &request);
+        (request, text)
     }
 
     /// Returns the turn of an id; `None` if no traffic gives such an id.
@@ -34,6 +34,12 @@ impl Turn {
         let (seed, number) = ((id.0 >> 32) as u32, id.0 as u32);
         (seed >> SEED_BITS == 0 && number >> 31 == 0).then_some(Self { seed, number })
     }
+}
+
+/// Returns a seed that other processes hardly have.
+pub fn fresh_seed() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()) as u32 >> (32 - SEED_BITS)
 }
 
 /// A sequence that runs.
@@ -50,11 +56,11 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Takes over a sequence in a process with a seed; gives it back if it is not of synthetic traffic.
+    /// Takes over a sequence in a process with a seed; gives it back if it is not of synthetic
+    /// traffic.
     pub fn of(sequence: Sequence, seed: u32) -> Result<Self, Box<Sequence>> {
         let Some(turn) = Turn::of(sequence.id()) else { return Err(Box::new(sequence)) };
-        let request = workload::turn(turn.seed, turn.number);
-        let text = Text::of_conversation(turn.number, &request);
+        let (request, text) = turn.text();
         let (prompt, total) = (request.input_tokens as usize, request.tokens() as usize);
         if sequence.len() > total {
             return Err(Box::new(sequence));
@@ -87,6 +93,6 @@ mod tests {
         for foreign in [1 << 31, 1 << 53, u64::MAX] {
             assert_eq!(Turn::of(SequenceId(foreign)), None);
         }
-        assert!((0..100).all(|_| Turn::fresh_seed() >> SEED_BITS == 0));
+        assert!((0..100).all(|_| fresh_seed() >> SEED_BITS == 0));
     }
 }

@@ -64,12 +64,13 @@ pub(super) struct Counters {
 }
 
 impl Shared {
-    /// Creates the state of this many threads. Processes that exchange sequences need different seeds.
-    pub fn new(threads: usize, seed: u32) -> Self {
+    /// Creates the state of threads that share an exchange. Processes that exchange sequences need
+    /// different seeds.
+    pub fn new(seed: u32, exchange: Arc<Exchange>) -> Self {
         Self {
             seed,
             next: AtomicU32::new(0),
-            exchange: Arc::new(Exchange::new(threads)),
+            exchange,
             ended: AtomicBool::new(false),
             gate: Mutex::default(),
             resumed: Condvar::new(),

@@ -4,9 +4,23 @@
 //! prompts, are shared between threads. They run until the traffic is dropped. An audit halts them
 //! between two steps.
 //!
+//! | file | content |
+//! |---|---|
+//! | `conversation` | one thread of the traffic |
+//! | `coming` | its next requests, whose prefixes come from the tier |
+//! | `running` | a conversation that runs |
+//! | `exchange` | conversations that leave and arrive |
+//! | `shared` | what the threads share: requests, counters, halts |
+//!
 //! The traffic never fails for lack of blocks: it admits a request while there is room for it,
 //! and closes the sequence that began last when an append is refused. Any other error, and
 //! any byte that is not as it was written, is a finding.
+
+mod coming;
+mod conversation;
+mod exchange;
+mod running;
+mod shared;
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -16,11 +30,13 @@ use kvpool::storage::DeviceStream;
 use kvpool_node::admin::Quiet;
 use kvpool_node::settings::LoadSettings;
 
-use super::conversation::Conversing;
-use super::exchange::Exchange;
-use super::services::Fetching;
-use super::shared::Shared;
-use crate::replay::Rows;
+use crate::Rows;
+use conversation::Conversing;
+use shared::Shared;
+
+pub use coming::Fetching;
+pub use exchange::Exchange;
+pub use running::fresh_seed;
 
 /// Traffic on a pool. It ends when this is dropped.
 pub struct Load {
@@ -29,7 +45,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Starts traffic, with the streams of the pool's device and the pool's tier, if any.
+    /// Starts traffic whose sequences leave and arrive by an exchange with a desk for each thread,
+    /// with the streams of the pool's device and the pool's tier, if any.
     ///
     /// Processes that exchange sequences need different seeds.
     ///
@@ -41,10 +58,11 @@ impl Load {
         streams: Vec<DeviceStream>,
         settings: LoadSettings,
         seed: u32,
+        exchange: Arc<Exchange>,
         fetching: Option<Fetching>,
     ) -> Result<Self, String> {
         let rows = Rows::of(pool)?;
-        let mut load = Self { shared: Arc::new(Shared::new(settings.threads, seed)), threads: Vec::new() };
+        let mut load = Self { shared: Arc::new(Shared::new(seed, exchange)), threads: Vec::new() };
         let mut streams = streams.into_iter();
         for thread in 0..settings.threads {
             let (pool, rows, shared, stream) =
@@ -56,11 +74,6 @@ impl Load {
             load.threads.push(named.spawn(run).map_err(|error| format!("cannot start a thread: {error}"))?);
         }
         Ok(load)
-    }
-
-    /// Returns the way by which sequences leave and arrive.
-    pub fn exchange(&self) -> &Arc<Exchange> {
-        &self.shared.exchange
     }
 
     /// Returns the hook for audits and statistics.
@@ -100,10 +113,8 @@ mod tests {
     use kvpool_node::Offers;
     use kvpool_node::settings::LoadKind;
 
-    use super::super::running::Turn;
+    use super::running::Turn;
     use super::*;
-    use crate::replay::Text;
-    use crate::workload;
 
     fn pool(blocks: usize) -> Pool {
         let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(4).dtype(Dtype::F16).block_tokens(16);
@@ -116,7 +127,9 @@ mod tests {
     }
 
     fn start_as(pool: &Pool, threads: usize, kind: LoadKind, rest: Duration, seed: u32) -> Load {
-        Load::start(pool, Vec::new(), LoadSettings { kind, threads, rest }, seed, None).unwrap()
+        let exchange = Arc::new(Exchange::new(threads));
+        let settings = LoadSettings { kind, threads, rest };
+        Load::start(pool, Vec::new(), settings, seed, exchange, None).unwrap()
     }
 
     fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -179,23 +192,23 @@ mod tests {
         let to = start_as(&there, 1, LoadKind::Arrivals, Duration::ZERO, 6);
         let mut sequence = None;
         wait_until("one may leave", || {
-            let longest = from.exchange().longest();
-            sequence = longest.and_then(|id| from.exchange().release(id));
+            let longest = from.shared.exchange.longest();
+            sequence = longest.and_then(|id| from.shared.exchange.release(id));
             sequence.is_some()
         });
         let sequence = sequence.unwrap();
-        assert!(from.exchange().release(sequence.id()).is_none(), "it is given once");
+        assert!(from.shared.exchange.release(sequence.id()).is_none(), "it is given once");
         let moved = here.migrate(sequence, &there).await.unwrap();
-        to.exchange().arrive(moved.0);
+        to.shared.exchange.take_back(moved.0);
         let at = &to.shared.counters;
         wait_until("it is completed there", || at.arrived_completed.load(Relaxed) == 1);
         assert!(at.arrived_blocks_verified.load(Relaxed) > 0);
         let mut offered = None;
         wait_until("one is on offer", || {
-            offered = from.exchange().offer(10);
+            offered = from.shared.exchange.offer(10);
             offered.is_some()
         });
-        from.exchange().take_back(offered.unwrap());
+        from.shared.exchange.take_back(offered.unwrap());
         let returned = &from.shared.counters.returned;
         wait_until("it comes back", || returned.load(Relaxed) == 1);
         for load in [from, to] {
@@ -210,23 +223,23 @@ mod tests {
         let pool = pool(3000);
         let load = start_as(&pool, 1, LoadKind::Arrivals, Duration::ZERO, 6);
         let turn = Turn { seed: 5, number: 7 };
-        let request = workload::turn(turn.seed, turn.number);
+        let (request, text) = turn.text();
         let mut ids = Vec::new();
-        Text::of_conversation(turn.number, &request).ids(request.input_tokens as usize, &mut ids);
+        text.ids(request.input_tokens as usize, &mut ids);
         let mut sequence = pool.sequence(turn.id()).tokens(&ids).unwrap();
         // Nothing is written to its slots.
         let mut step = pool.begin_batch();
         step.append(&mut sequence, ids.len()).unwrap();
         step.finish();
         let blocks = sequence.block_count() as u64;
-        load.exchange().arrive(sequence);
+        load.shared.exchange.take_back(sequence);
         let at = &load.shared.counters;
         wait_until("it is compared", || at.arrived_blocks_verified.load(Relaxed) == blocks);
         assert_eq!((at.arrived.load(Relaxed), at.blocks_corrupt.load(Relaxed) >= blocks), (1, true));
         // One of no traffic is kept as it is, and can be moved on.
         let stranger = pool.sequence(SequenceId(1 << 60)).open().unwrap();
-        load.exchange().arrive(stranger);
-        wait_until("it is kept", || load.exchange().release(SequenceId(1 << 60)).is_some());
+        load.shared.exchange.take_back(stranger);
+        wait_until("it is kept", || load.shared.exchange.release(SequenceId(1 << 60)).is_some());
         assert!(load.end()[0].contains("not as they were written"));
     }
 

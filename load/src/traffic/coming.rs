@@ -1,18 +1,29 @@
 //! Requests that come next, whose prefixes are brought back from the tier before they are admitted.
 //!
-//! The tasks run beside the traffic: a tier that is slow delays the requests that wait for it, for at
-//! most the time of the setting `tier-wait`, and no sequence that runs.
+//! The tasks run beside the traffic: a tier that is slow delays the requests that wait for it, for
+//! at most the time of the setting `tier-wait`, and no sequence that runs.
 
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixKeys;
+use kvpool_node::tier::Tiered;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 use super::running::Turn;
-use super::services::Fetching;
-use crate::replay::{Shape, Text};
-use crate::trace::Request;
-use crate::workload;
+use crate::{Request, Shape, Text};
+
+/// The tier of a pool, for the threads of the traffic.
+#[derive(Clone)]
+pub struct Fetching {
+    /// The pool with its tier.
+    pub tiered: Arc<Tiered>,
+    /// The runtime of the tasks.
+    pub runtime: Handle,
+    /// Longest time that a request waits for its prefix.
+    pub wait: Duration,
+}
 
 /// A request that is not admitted yet.
 pub(super) struct Coming {
@@ -25,8 +36,7 @@ pub(super) struct Coming {
 
 impl Coming {
     pub fn new(turn: Turn) -> Self {
-        let request = workload::turn(turn.seed, turn.number);
-        let text = Text::of_conversation(turn.number, &request);
+        let (request, text) = turn.text();
         Self { turn, request, text, fetch: None }
     }
 

@@ -11,7 +11,6 @@
 
 #[cfg(test)]
 mod tests;
-#[cfg(feature = "node")]
 mod turns;
 
 use std::cmp::Reverse;
@@ -22,9 +21,8 @@ use rand::{Rng, RngExt, SeedableRng};
 use rand_distr::{Distribution, Exp, Geometric, LogNormal, Zipf};
 use rand_pcg::Pcg64Mcg;
 
-use crate::trace::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request, Trace};
+use crate::request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
 
-#[cfg(feature = "node")]
 pub use turns::turn;
 
 /// Conversations begun per second.
@@ -120,15 +118,14 @@ impl Conversations {
         this
     }
 
-    /// Returns the first `requests` requests as a trace that begins at zero.
-    pub fn trace(seed: u64, requests: usize) -> Trace {
+    /// Returns the first `requests` requests of a seed; the first one arrives at zero.
+    pub fn first(seed: u64, requests: usize) -> Vec<Request> {
         let mut requests: Vec<Request> = Self::new(seed).take(requests).collect();
         let zero = requests.first().map_or(Duration::ZERO, |request| request.arrival);
         for request in &mut requests {
             request.arrival -= zero;
         }
-        let name = format!("conversations (seed {seed})");
-        Trace { name, requests, hash_tokens: HASH_BLOCK_TOKENS, out_of_order: 0 }
+        requests
     }
 
     /// Lengthens a text; every new block gets an id of its own.

@@ -1,0 +1,27 @@
+//! Synthetic requests for the pools of [`kvpool`], and the bytes of their tokens: written through
+//! the slots of a pool, and compared when they are read back.
+//!
+//! | file | content |
+//! |---|---|
+//! | `request` | a request: its arrival, its tokens, the ids of its prefixes |
+//! | `conversations` | generated requests: by their arrival, or each by its number alone |
+//! | `text` | the ids of tokens: which prompts begin alike |
+//! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
+//! | `rows` | the rows of tokens in a pool's storage |
+//! | `traffic` | threads that serve requests on a node's pool in real time, with the feature `traffic` |
+
+mod content;
+mod conversations;
+mod request;
+mod rows;
+mod text;
+#[cfg(feature = "traffic")]
+pub mod traffic;
+mod transfer;
+
+pub use content::{Content, Shape};
+pub use conversations::{Conversations, turn};
+pub use request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
+pub use rows::{Rows, full};
+pub use text::{Text, Texts};
+pub use transfer::{Access, Corrupt, Transfer, slots};

@@ -1,0 +1,38 @@
+//! Requests.
+
+use std::time::Duration;
+
+/// Tokens of a prompt for one hash id, where the trace does not say otherwise.
+pub const HASH_BLOCK_TOKENS: u32 = 512;
+
+/// The time per token of an answer, before the next turn of its conversation.
+pub const ANSWER_TOKEN: Duration = Duration::from_millis(30);
+
+/// A request.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// Its arrival, relative to the first request.
+    pub arrival: Duration,
+    /// Tokens of the prompt, at least one.
+    pub input_tokens: u32,
+    /// Tokens of the answer.
+    pub output_tokens: u32,
+    /// One id for each piece of the text, where equal ids mean an equal prefix; empty without
+    /// them.
+    pub hash_ids: Vec<u64>,
+    /// Tokens that these ids stand for: the prompt's, or none; in generated conversations also the
+    /// answer's.
+    pub hashed_tokens: u32,
+}
+
+impl Request {
+    /// Creates a request without hash ids.
+    pub const fn new(arrival: Duration, input_tokens: u32, output_tokens: u32) -> Self {
+        Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
+    }
+
+    /// Returns the number of its tokens at its end.
+    pub const fn tokens(&self) -> u64 {
+        self.input_tokens as u64 + self.output_tokens as u64
+    }
+}

@@ -1,0 +1,64 @@
+//! The rows of tokens in the storage of a pool, and refusals of a pool that is full.
+
+use std::sync::Arc;
+
+use kvpool::storage::{Elements, ElementsMut, Storage};
+use kvpool::{AllocError, Pool, SequenceError};
+
+use crate::content::Shape;
+
+/// The rows of tokens in the storage of a pool.
+///
+/// The threads that use them store tokens only into slots that they have just appended to their own
+/// sequences, under a batch in flight, and load only tokens of their own sequences.
+#[derive(Clone)]
+pub struct Rows(Arc<dyn Storage>);
+
+impl Rows {
+    /// Returns the rows of a pool, which must have storage.
+    pub fn of(pool: &Pool) -> Result<Self, String> {
+        pool.storage().cloned().map(Self).ok_or_else(|| "the pool has no storage".to_owned())
+    }
+
+    /// Returns the size of a token and of a block.
+    pub fn shape(&self) -> Shape {
+        Shape::of(self.0.layout())
+    }
+
+    /// Stores K and V of tokens in one layer, a row for each slot.
+    pub fn store(&self, layer: usize, k: &[u8], v: &[u8], slots: &[i64]) -> Result<(), String> {
+        let dtype = self.0.layout().dtype();
+        let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
+        // SAFETY: the frame rule. The slots are of tokens that the calling thread has just appended
+        // to its own sequences, under a batch in flight. The pool gives such blocks one owner until
+        // the batch has ended, which is the promise that a replay checks.
+        unsafe { self.0.store(layer, k, v, slots) }.map_err(text)
+    }
+
+    /// Loads K and V of tokens in one layer, a row for each slot.
+    pub fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
+        let dtype = self.0.layout().dtype();
+        let (k, v) = (ElementsMut::new(dtype, k).map_err(text)?, ElementsMut::new(dtype, v).map_err(text)?);
+        // SAFETY: as in `store`: the calling thread owns the sequences of these slots. Blocks that
+        // they share with other sequences are full, and not written again.
+        unsafe { self.0.load(layer, slots, k, v) }.map_err(text)
+    }
+}
+
+/// Returns the free and the retired blocks if a pool refused because it is full; any other error as
+/// text. A request larger than the pool fitted a moment ago: the pool has just shrunk, and the
+/// request is rejected elsewhere. Evictable blocks are refused only while a batch in flight may
+/// read them, and so count as retired.
+pub fn full(error: SequenceError) -> Result<(usize, usize), String> {
+    match error {
+        SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {
+            Ok((free, retired + evictable))
+        }
+        SequenceError::Alloc(AllocError::TooLarge { .. }) => Ok((0, 0)),
+        error => Err(error.to_string()),
+    }
+}
+
+fn text(error: impl ToString) -> String {
+    error.to_string()
+}
