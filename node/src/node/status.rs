@@ -1,5 +1,6 @@
 //! What is told of a node's migrations.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,8 @@ pub(super) const REMEDY: &str = "It is held and not run until its target answers
 pub(super) struct NodeStatus {
     pub(super) migrations: Vec<MigrationRecord>,
     pub(super) peers: Vec<PeerStatus>,
+    /// Names of those that NIXL reaches.
+    pub(super) nixl_peers: BTreeSet<String>,
     pub(super) quarantined_grants: usize,
     /// Milliseconds for which the oldest sequence in doubt has been so.
     pub(super) oldest_doubt: Option<u64>,

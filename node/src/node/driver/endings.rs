@@ -8,6 +8,7 @@ use kvpool::{Imported, TransferError};
 use super::driver::{Driver, Quarantined};
 use crate::node::arrival::Arrival;
 use crate::node::job::{Ending, Job, SideJob};
+use crate::node::message::Way;
 use crate::node::status::{self, HISTORY, NodeStatus};
 use crate::protocol::{MachineId, Outcome, Report};
 
@@ -99,7 +100,9 @@ impl Driver {
         });
         let migrations = running.chain(self.history.iter().cloned()).collect();
         let peers = self.peers.iter().map(|peer| peer.status(&self.setup.fingerprint)).collect();
+        let nixl_peers = self.peers.iter().filter(|peer| peer.on(Way::Nixl).is_some());
+        let nixl_peers = nixl_peers.map(|peer| peer.name.clone()).collect();
         let oldest_doubt = self.doubts().map(|(_, _, since)| self.now().since(since)).max();
-        NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len(), oldest_doubt }
+        NodeStatus { migrations, peers, nixl_peers, quarantined_grants: self.quarantined.len(), oldest_doubt }
     }
 }
