@@ -30,7 +30,7 @@ pub(super) struct Operator {
 
 impl Operator {
     pub(super) fn counters(&self) -> NodeCounters {
-        self.counters.read()
+        self.counters.count(|counters| *counters)
     }
 
     /// Queues an input of the driver.

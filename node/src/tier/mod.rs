@@ -68,7 +68,7 @@ pub use breaker::BreakerState;
 pub use connect::{ADDRESSES, connect};
 pub use counters::TierCounters;
 pub use error::TierError;
-pub use in_process::{Fault, InProcess};
+pub use in_process::InProcess;
 pub use key::{Fingerprint, TierKey};
 pub use outcome::{Outcome, TierFailure};
 pub use peer::Peer;

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use futures_util::future::{join, join_all};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tracing::Instrument;
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, BreakerState};
 use super::call::{Call, Caller};
 use super::counters::TierCounters;
 use super::error::TierError;
@@ -25,7 +25,7 @@ use super::key::TierKey;
 use super::outcome::{Outcome, TierFailure};
 use super::read::TierRead;
 use super::settings::TierSettings;
-use super::store::{Answer, Store};
+use super::store::{Answer, Store, blocking};
 use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
@@ -254,6 +254,10 @@ impl Shared {
                 turn = shared.turn(work.operation == Operation::Put, places.len()) => turn,
             };
             match turn {
+                // It opened while the call waited.
+                Ok(_) if lock(&shared.breaker).state() == BreakerState::Open => {
+                    call.fail(&places, &TierFailure::Open);
+                }
                 Ok(turn) => {
                     call.begin(&places);
                     shared.run(call, places, work, turn).await;
@@ -396,27 +400,41 @@ impl Shared {
         tell: &mut (dyn FnMut(usize, Outcome) + Send),
     ) -> Result<(), StoreError> {
         let (mut answered, mut bad) = (vec![false; keys.len()], Vec::new());
-        let mut answer = |at: usize, answer: Answer<'_>| {
-            // A second answer for one key is ignored.
-            if answered.get_mut(at).is_none_or(|answered| std::mem::replace(answered, true)) {
-                return;
-            }
-            let outcome = match answer {
-                Ok(None) => Outcome::Miss,
-                Ok(Some(value)) => match call.take_memory(places[at]).map(|mut memory| memory.land(value)) {
-                    Some(Ok(())) => Outcome::Hit,
-                    Some(Err(error)) => {
-                        bad.push(keys[at]);
-                        Outcome::Failed(error.into())
+        let (answers, mut given) = mpsc::unbounded_channel();
+        let asked = async {
+            // At its end, the other future ends too.
+            let answers = answers;
+            let mut answer = |at: usize, answer: Answer| {
+                // A second answer for one key is ignored.
+                if answered.get_mut(at).is_some_and(|answered| !std::mem::replace(answered, true)) {
+                    let _ = answers.send((at, answer));
+                }
+            };
+            self.store.get(keys, bytes, &mut answer).await
+        };
+        // A value lands while the store reads the next one.
+        let told = async {
+            while let Some((at, answer)) = given.recv().await {
+                let memory = call.take_memory(places[at]);
+                let outcome = match (answer, memory) {
+                    (Ok(None), _) => Outcome::Miss,
+                    (Ok(Some(value)), Some(mut memory)) => {
+                        match blocking(move || memory.land((*value).as_ref())).await {
+                            Ok(()) => Outcome::Hit,
+                            Err(error) => {
+                                bad.push(keys[at]);
+                                Outcome::Failed(error.into())
+                            }
+                        }
                     }
                     // The call is over.
-                    None => Outcome::InFlight,
-                },
-                Err(error) => Outcome::Failed(error.into()),
-            };
-            tell(at, outcome);
+                    (Ok(Some(_)), None) => Outcome::InFlight,
+                    (Err(error), _) => Outcome::Failed(error.into()),
+                };
+                tell(at, outcome);
+            }
         };
-        let done = self.store.get(keys, bytes, &mut answer).await;
+        let (done, ()) = join(asked, told).await;
         if !bad.is_empty() {
             self.store.found_bad_values(&bad);
         }

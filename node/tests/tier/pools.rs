@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::{AllocRequest, Dtype, KvLayout, Pool};
-use kvpool_node::tier::{
-    Fault, InProcess, SharedTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings,
-};
+use kvpool_node::tier::{InProcess, SharedTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings};
 
+use super::faulty::Fault;
 use super::kv;
 use super::support::{NAMESPACE, SLACK, WAIT, bring_back, hasty, idle, in_process, soon, tiered, until};
 

@@ -1,7 +1,5 @@
 //! Outcomes, and where the blocks of a migration go at its end.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use kvpool::transport::{SourceState, TransferState};
 use kvpool::{Imported, TransferError};
 
@@ -22,13 +20,11 @@ impl Driver {
     }
 
     pub(super) fn report(&mut self, machine: MachineId, report: Report) {
-        if report.bad_blocks > 0 {
-            self.setup.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
-        }
+        self.setup.counters.count(|counters| counters.bad_blocks += report.bad_blocks);
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&machine) else { return };
         if let Outcome::InDoubt { since, .. } = report.outcome {
-            self.setup.counters.in_doubt.fetch_add(1, Relaxed);
+            self.setup.counters.count(|counters| counters.in_doubt += 1);
             job.in_doubt = Some(since);
             job.alone_since = (!self.peers.has_links(job.link)).then_some(now);
             let sequence = job.sequence.map(|id| id.0);
