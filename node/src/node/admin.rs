@@ -73,7 +73,6 @@ impl NodeAdmin {
         Ok(extra)
     }
 
-    /// Adds the counters of the node to a scrape.
     async fn add_counters(&self, scrape: &mut Scrape) -> Result<(), NodeError> {
         let counters = self.operator.counters();
         let status = self.operator.status().await?;
@@ -261,7 +260,6 @@ impl Admin for NodeAdmin {
     }
 }
 
-/// Returns the word of a value in JSON.
 fn word(value: &impl serde::Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_owned()
 }

@@ -1,9 +1,10 @@
 //! The tasks that accept links and connect to peers.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -81,7 +82,7 @@ impl Dialers {
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
         let names: BTreeSet<_> = peers.iter().map(|peer| peer.name.clone()).collect();
-        self.configured.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
+        self.configured.lock().clone_from(&names);
         let mut before = std::mem::take(&mut self.running);
         let Some(endpoint) = &self.endpoint else { return };
         endpoint.keep_places(names);
@@ -114,9 +115,7 @@ impl Dialers {
 
     /// Returns whether every peer was reached, or refused once.
     pub(super) fn have_tried(&self) -> bool {
-        let is_tried = |dialer: &Dialer| {
-            dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner).as_deref() != Some(NOT_TRIED)
-        };
+        let is_tried = |dialer: &Dialer| dialer.trouble.lock().as_deref() != Some(NOT_TRIED);
         self.running.values().all(is_tried)
     }
 
@@ -128,7 +127,7 @@ impl Dialers {
     /// Returns the peers without a link, with the reason.
     pub(super) fn unreached(&self) -> Vec<(String, String)> {
         let trouble = |dialer: &Dialer| {
-            let trouble = dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+            let trouble = dialer.trouble.lock();
             Some((dialer.peer.name.clone(), trouble.clone()?))
         };
         self.running.values().filter_map(trouble).collect()
@@ -139,7 +138,7 @@ impl Dialers {
 async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>, trouble: Trouble) {
     let (mut pause, mut said) = (REDIAL.0, None);
     let failed = |error: LinkError, said: &mut Option<LinkError>| {
-        *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        *trouble.lock() = Some(error.to_string());
         if said.as_ref() != Some(&error) {
             tracing::warn!(peer = peer.name, address = %peer.address, %error, "no link");
             *said = Some(error);
@@ -155,7 +154,7 @@ async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<
                 if inputs.send(Input::LinkUp(link.clone())).await.is_err() {
                     return;
                 }
-                *trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *trouble.lock() = None;
                 let error = link.closed().await;
                 let is_refused = matches!(error, LinkError::Denied(_) | LinkError::Wire(_));
                 pause = if is_refused { (pause * 2).min(REDIAL.1) } else { REDIAL.0 };

@@ -32,7 +32,6 @@ pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 /// State of a peer with other blocks than this node.
 const OTHER_LAYOUT: &str = "its blocks have another layout: only parts of copies are transferred";
 
-/// A process of a peer.
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: Incarnation,
@@ -177,7 +176,6 @@ pub(super) enum Joined {
     Refused(Denial),
 }
 
-/// All peers.
 #[derive(Default)]
 pub(super) struct Peers {
     all: BTreeMap<LinkId, Peer>,

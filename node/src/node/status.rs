@@ -1,8 +1,8 @@
 //! What is told of a node's migrations.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -17,7 +17,6 @@ pub(super) const HISTORY: usize = 256;
 pub(super) const REMEDY: &str = "It is held and not run until its target answers, or is declared to have ended: \
     kvpool declare-ended --peer NAME, POST /declare-ended, Node::declare_ended";
 
-/// State of a node.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct NodeStatus {
     pub(super) migrations: Vec<MigrationRecord>,
@@ -29,7 +28,6 @@ pub(super) struct NodeStatus {
     pub(super) oldest_doubt: Option<u64>,
 }
 
-/// State of a peer.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct PeerStatus {
     pub(super) name: String,
@@ -79,7 +77,7 @@ pub(super) struct Counters(Mutex<NodeCounters>);
 impl Counters {
     /// Changes the counters, or reads them.
     pub(super) fn count<T>(&self, change: impl FnOnce(&mut NodeCounters) -> T) -> T {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.0.lock())
     }
 
     pub(super) fn ended(&self, job: &Job, outcome: &Outcome) {
@@ -204,7 +202,6 @@ pub(super) fn failure(outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// Returns the side of a job.
 fn side_of(job: &Job) -> Side {
     match job.side {
         SideJob::Source { .. } => Side::Source,

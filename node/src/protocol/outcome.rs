@@ -59,19 +59,6 @@ impl Outcome {
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::InDoubt { .. })
     }
-
-    /// Returns the events of which each resolves the doubt, if there is one.
-    pub fn resolved_by(&self) -> &'static [Resolution] {
-        match self {
-            Self::InDoubt { .. } => &[
-                Resolution::Committed,
-                Resolution::Aborted,
-                Resolution::PeerRestarted,
-                Resolution::PeerEnded,
-            ],
-            _ => &[],
-        }
-    }
 }
 
 /// Reason of a doubt.
@@ -82,20 +69,6 @@ pub enum Doubt {
     Silent,
     /// The link was lost.
     LinkLost,
-}
-
-/// Event that ends a doubt.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Resolution {
-    /// The target says that it has committed: the source closes its copy.
-    Committed,
-    /// The target says that it has not, and will not: the source goes on with its copy.
-    Aborted,
-    /// The target's process is another one, without the copy: the source goes on with its own.
-    PeerRestarted,
-    /// The operator declares that the target's process has ended: the source goes on with its copy.
-    PeerEnded,
 }
 
 /// Reason for which a migration failed.

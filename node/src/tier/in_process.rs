@@ -1,7 +1,9 @@
 //! A store in the memory of the process.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::key::TierKey;
 use super::store::{Answer, Store, StoreFuture, blocking};
@@ -52,7 +54,7 @@ impl InProcess {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 }
 

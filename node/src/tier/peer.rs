@@ -184,7 +184,6 @@ impl Peer {
     }
 }
 
-/// Returns the block of an export as the value of a key.
 fn value_of(key: TierKey, export: &Export) -> Result<TierValue, StoreError> {
     let packed = export.packed(0).map_err(|error| failed(&error))?;
     let fill = |bytes: &mut [u8]| {

@@ -20,10 +20,10 @@
 //!   +--[after a second: no answer to a PING]--> dropped
 //! ```
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, TlsCertificates, Value};
 
@@ -83,14 +83,14 @@ impl Redis {
 
     /// Takes an idle connection, or opens one.
     async fn take(&self) -> Result<MultiplexedConnection, StoreError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.idle.lock().pop();
         if let Some((mut connection, since)) = idle {
             let is_fresh = since.elapsed() < FRESH;
             if is_fresh || connection.req_packed_command(&redis::cmd("PING")).await.is_ok() {
                 return Ok(connection);
             }
             // The others are as old, or older.
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+            self.idle.lock().clear();
         }
         let opened = self.client.get_multiplexed_async_connection_with_config(&self.config);
         opened.await.map_err(|error| unreachable(&error))
@@ -98,7 +98,7 @@ impl Redis {
 
     /// Returns a connection to which no answer is due.
     fn give_back(&self, connection: MultiplexedConnection) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push((connection, Instant::now()));
+        self.idle.lock().push((connection, Instant::now()));
     }
 }
 

@@ -60,7 +60,6 @@ pub(super) fn read_devices(sysfs: &Path, machine: &mut Machine) {
     }
 }
 
-/// The driver's library.
 struct Driver<'a>(&'a Library);
 
 impl Driver<'_> {

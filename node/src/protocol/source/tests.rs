@@ -238,7 +238,7 @@ fn silence_behind_the_commit_is_a_doubt_for_a_migration_alone() {
     let outcome = Outcome::InDoubt { since: NOW, doubt: Doubt::Silent };
     let query = Action::Send(ToTarget::Query { term: T });
     assert_eq!(source.on(late, Event::Tick).to_vec(), [report(outcome.clone(), 2), query.clone()]);
-    assert!(!outcome.is_final() && outcome.resolved_by().len() == 4);
+    assert!(!outcome.is_final());
     // Held for as long as it takes, with a query at each renewal.
     for _ in 0..1_000 {
         let deadline = source.deadline().unwrap();
