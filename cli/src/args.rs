@@ -291,10 +291,10 @@ pub struct TopArgs {
 pub struct TopologyArgs {
     /// One end of a transfer
     #[arg(value_name = "FROM", requires = "to")]
-    pub from: Option<kvpool_node::topology::Endpoint>,
+    pub from: Option<String>,
     /// The other end
     #[arg(value_name = "TO")]
-    pub to: Option<kvpool_node::topology::Endpoint>,
+    pub to: Option<String>,
     /// Use the record of another machine, which --json printed there
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["peers", "config", "sysfs"])]
     pub machine: Option<PathBuf>,

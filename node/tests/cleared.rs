@@ -1,112 +1,37 @@
 //! The cache of a source is cleared while a copy is on its way: what was cleared is not found at the
 //! target.
 
+mod hooked;
 #[path = "../../tests/migration/kv.rs"]
 #[allow(dead_code)]
 mod kv;
 
-use std::any::Any;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use hooked::{Access, Hooked};
 use kvpool::prefix::PrefixKeys;
-use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
-use kvpool::{DeviceId, GrowError, Pool, Run, SequenceId, StorageError};
+use kvpool::{DeviceId, Pool, SequenceId};
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Arrivals, Node};
 
 const WAIT: Duration = Duration::from_secs(20);
 
-/// Host memory of a target. When checksums of what arrived are compared, it clears the cache of the
-/// source.
-#[derive(Debug)]
-struct Clearing {
-    host: HostStorage,
-    source: Arc<OnceLock<Pool>>,
-}
-
-// The frame rule is the caller's.
-impl Storage for Clearing {
-    fn layout(&self) -> &KvLayout {
-        self.host.layout()
-    }
-
-    fn device(&self) -> DeviceId {
-        DeviceId::Host
-    }
-
-    fn frames(&self) -> usize {
-        self.host.frames()
-    }
-
-    fn frames_max(&self) -> usize {
-        self.host.frames_max()
-    }
-
-    fn grow(&self, total: usize) -> Result<(), GrowError> {
-        self.host.grow(total)
-    }
-
-    unsafe fn shrink(&self, total: usize) {
-        // SAFETY: see above, here and below.
-        unsafe { self.host.shrink(total) }
-    }
-
-    unsafe fn store(
-        &self,
-        layer: usize,
-        k: Elements<'_>,
-        v: Elements<'_>,
-        slots: &[i64],
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.store(layer, k, v, slots) }
-    }
-
-    unsafe fn load(
-        &self,
-        layer: usize,
-        slots: &[i64],
-        k: ElementsMut<'_>,
-        v: ElementsMut<'_>,
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.load(layer, slots, k, v) }
-    }
-
-    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.copy(moves) }
-    }
-
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-
-    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        if let Some(source) = self.source.get() {
-            source.clear_prefix_cache();
-        }
-        // SAFETY: see above.
-        unsafe { self.host.pack(runs, out) }
-    }
-
-    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.unpack(runs, bytes) }
-    }
-
-    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.zero(runs) }
-    }
-}
-
 /// Two linked nodes, `a` and `b`. `b` clears the cache of `a` when it receives.
 async fn pair() -> [(Node, Arrivals); 2] {
-    let (host, source) = (HostStorage::new(kv::other(), 101, 101).unwrap(), Arc::new(OnceLock::new()));
-    let storage = Arc::new(Clearing { host, source: source.clone() });
+    let source: Arc<OnceLock<Pool>> = Arc::default();
+    let of_hook = source.clone();
+    // When checksums of what arrived are compared.
+    let hook = move |access| {
+        if access == Access::Pack
+            && let Some(source) = of_hook.get()
+        {
+            source.clear_prefix_cache();
+        }
+        Ok(())
+    };
+    let storage = Arc::new(Hooked::new(&kv::other(), 101, DeviceId::Host, hook));
     let b = kv::builder(kv::other(), 100).storage(storage).prefix_cache(kv::config());
     let address = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
     let b = Node::builder(b.build().unwrap()).name("b").listen(address).start().await.unwrap();

@@ -1,5 +1,8 @@
 //! Calls of a tier and requests to the admin interface are spans.
 
+#[path = "tier/faulty.rs"]
+#[allow(dead_code)]
+mod faulty;
 #[path = "../../tests/migration/kv.rs"]
 #[allow(dead_code)]
 mod kv;
@@ -10,9 +13,10 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use faulty::{Fault, Faulty};
 use kvpool::prefix::PrefixKeys;
 use kvpool_node::admin::{AdminServer, Client, Limits, PoolAdmin};
-use kvpool_node::tier::{Fault, InProcess, SharedTier, TierPolicy, TierSettings, Tiered, TieredSettings};
+use kvpool_node::tier::{SharedTier, TierPolicy, TierSettings, Tiered, TieredSettings};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
@@ -72,7 +76,7 @@ fn spans(name: &str, field: &str, value: &str) -> Vec<Fields> {
 async fn calls_of_a_tier_and_requests_are_spans() {
     tracing::subscriber::set_global_default(Recorder).unwrap();
     let pool = kv::pool(kv::plain(), 100);
-    let store = InProcess::new(1 << 20);
+    let store = Faulty::new(1 << 20);
     let tier = SharedTier::new(store.clone(), TierSettings::default()).unwrap();
     let settings = TieredSettings::new("traces").policy(TierPolicy::Manual);
     let tiered = Tiered::new(pool.clone(), Arc::new(tier), settings).unwrap();

@@ -146,6 +146,11 @@ async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Ins
             Ok(Moved { copy: Some(copy), report, source: Some(lent) })
         }
         To::Node(name) => {
+            // Before the wait for the sequence.
+            if let Err(error) = pool.remote(&name) {
+                let message = error.to_string();
+                return Err(refused(error, message));
+            }
             detached(async move {
                 let sequence = lent.take();
                 if let Some(until) = until {
@@ -173,6 +178,11 @@ fn put_back(mut lent: Lent<Sequence>, error: kvpool::MigrateError) -> Failure {
         lent.put(*sequence);
     }
     drop(lent);
+    refused(reason, message)
+}
+
+/// Returns the exception for a migration that failed for this reason.
+fn refused(reason: TransferError, message: String) -> Failure {
     match reason {
         TransferError::Node { .. }
         | TransferError::OtherLayout { .. }

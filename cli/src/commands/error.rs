@@ -81,7 +81,7 @@ pub enum CommandError {
     Machine { path: PathBuf, reason: String },
     #[cfg(feature = "node")]
     #[error(transparent)]
-    Endpoint(#[from] kvpool_node::topology::UnknownEndpoint),
+    Endpoint(#[from] kvpool_node::topology::UnknownEnd),
 }
 
 impl CommandError {

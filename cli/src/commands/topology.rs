@@ -7,7 +7,7 @@ use comfy_table::Table;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use indicatif::BinaryBytes;
 use kvpool_node::settings::{CONFIG, Key, Sources};
-use kvpool_node::topology::{Endpoint, Machine, Path, TopologyReport, path, paths, probe};
+use kvpool_node::topology::{Machine, Path, TopologyReport, path, paths, probe};
 use serde_json::json;
 
 use super::CommandError;
@@ -23,7 +23,7 @@ pub fn topology(args: &TopologyArgs) -> Result<u8, CommandError> {
         None => this_machine(args)?,
     };
     let found = match (&args.from, &args.to) {
-        (Some(from), Some(to)) => vec![(from.clone(), to.clone(), path(&machine, from, to)?)],
+        (Some(from), Some(to)) => vec![path(&machine, from, to)?],
         _ => paths(&machine),
     };
     let text = if args.json {
@@ -75,19 +75,13 @@ fn note_nixl(machine: &mut Machine) {
     machine.notes.push(format!("NIXL: {}", output::not_built("nixl")));
 }
 
-fn render(machine: &Machine, paths: &[(Endpoint, Endpoint, Path)], width: Option<usize>) -> String {
+fn render(machine: &Machine, paths: &[Path], width: Option<usize>) -> String {
     let mut text = format!("{}\n{}", machine.name, fit::table(parts(machine), width));
     let mut table = output::table(UTF8_FULL_CONDENSED);
     table.set_header(["from", "to", "transport", "path", "reason"]);
-    for (from, to, path) in paths {
-        let hops = path.hops.join(" > ");
-        table.add_row([
-            from.to_string(),
-            to.to_string(),
-            path.transport.to_string(),
-            hops,
-            path.reason.clone(),
-        ]);
+    for path in paths {
+        let (transport, hops) = (path.transport.to_string(), path.hops.join(" > "));
+        table.add_row([&path.from, &path.to, &transport, &hops, &path.reason]);
     }
     if paths.is_empty() {
         text += "\nno paths: there is only host memory";
@@ -134,8 +128,7 @@ fn parts(machine: &Machine) -> Table {
         table.add_row(["RDMA port".to_owned(), name, node(port.memory_node), details]);
     }
     for peer in &machine.peers {
-        let rdma =
-            peer.rdma.map_or("RDMA unknown until linked".to_owned(), |layer| format!("RDMA over {layer}"));
+        let rdma = if peer.rdma { "RDMA" } else { "RDMA unknown until linked" };
         let details = format!("{}, {rdma}", peer.address);
         table.add_row(["peer".to_owned(), peer.name.clone(), "-".to_owned(), details]);
     }

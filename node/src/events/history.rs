@@ -1,8 +1,9 @@
 //! The newest batches, for connections that read at their own pace.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// Sequence numbers and payloads of the newest batches, bounded by their number and their bytes.
@@ -46,7 +47,7 @@ impl History {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     /// Appends a batch, and removes the oldest ones that exceed the bounds.
@@ -64,7 +65,6 @@ impl History {
         self.next.send_replace(next);
     }
 
-    /// Returns the batch with a number.
     pub(super) fn at(&self, number: u64) -> At {
         let kept = self.kept();
         let Some(place) = number.checked_sub(kept.oldest) else { return At::Gone { oldest: kept.oldest } };

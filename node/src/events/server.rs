@@ -56,7 +56,6 @@ impl Shared {
     }
 }
 
-/// Counts of connections.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) subscribers: AtomicU64,
@@ -147,7 +146,6 @@ fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
     SockRef::from(stream).set_tcp_keepalive(&probes)
 }
 
-/// Serves a subscriber.
 async fn subscriber(mut stream: TcpStream, shared: &Shared, entry: Entry) -> Result<(), ZmtpError> {
     stream.set_nodelay(true)?;
     tokio::select! {

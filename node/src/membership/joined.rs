@@ -68,7 +68,6 @@ impl Joined {
         self.state.borrow().clone()
     }
 
-    /// Returns the state as it changes.
     pub(super) fn watch(&self) -> JoinedState {
         JoinedState(self.state.clone())
     }

@@ -63,7 +63,6 @@ impl Member {
         }
     }
 
-    /// Returns the entry in a directory.
     pub(super) fn to_entry(&self) -> Vec<u8> {
         let Self { name, address, admin, started_ms } = self.clone();
         let entry = Entry { name, address: address.to_string(), admin, started_ms };

@@ -27,17 +27,6 @@
 //!
 //! Membership grants no rights: a peer must prove its name over the link as before, by its certificate
 //! or the token. An entry of an attacker leads to a link that is refused.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `directory` | the trait |
-//! | `member` | an entry, and its form in a directory |
-//! | `joined` | an entry that is kept alive |
-//! | `members` | lists of members, as they change |
-//! | `fixed` | a list in memory |
-//! | `etcd` | etcd, with the feature `etcd` |
-//! | `follower` | members become peers |
-//! | `reporter` | counters for the admin interface |
 
 mod directory;
 mod error;

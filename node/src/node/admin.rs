@@ -64,7 +64,6 @@ impl NodeAdmin {
         Ok(extra)
     }
 
-    /// Adds the counters of the node to a scrape.
     async fn add_counters(&self, scrape: &mut Scrape) -> Result<(), NodeError> {
         let counters = self.operator.counters();
         let status = self.operator.status().await?;
@@ -182,6 +181,11 @@ impl Admin for NodeAdmin {
         Box::pin(async {
             let links = self.links().await?;
             let mut machine = self.pool.topology().await?.machine;
+            let nixl = self.operator.status().await?.nixl_peers;
+            let peer = |link: &PeerLink| {
+                let peer = Peer::new(&link.name, &link.address.as_ref()?.parse::<Address>().ok()?);
+                Some(Peer { rdma: nixl.contains(&link.name), ..peer })
+            };
             machine.peers = links.iter().filter_map(peer).collect();
             Ok(TopologyReport { links, ..TopologyReport::of(machine) })
         })
@@ -247,19 +251,6 @@ impl Admin for NodeAdmin {
     }
 }
 
-/// Returns the word of a value in JSON.
 fn word(value: &impl serde::Serialize) -> String {
     json!(value).as_str().unwrap_or_default().to_owned()
-}
-
-/// Returns a peer as the topology records it; `None` if its address is not known.
-fn peer(link: &PeerLink) -> Option<Peer> {
-    let address: Address = link.address.as_ref()?.parse().ok()?;
-    Some(Peer {
-        name: link.name.clone(),
-        is_local: address.is_loopback(),
-        is_unix: matches!(address, Address::Unix(_)),
-        address: address.to_string(),
-        rdma: None,
-    })
 }

@@ -1,12 +1,13 @@
 //! Building a node.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::transport::Transport;
 use kvpool::{HeadRange, PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use super::admin::NodeAdmin;

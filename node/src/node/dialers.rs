@@ -1,13 +1,15 @@
 //! The tasks that accept links and connect to peers.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use super::driver::Input;
+use super::reports::Reports;
 use crate::transport::tcp::{Address, Endpoint, LinkError, PeerSettings, Refused};
 
 /// Shortest and longest pause between two attempts to reach a peer.
@@ -16,23 +18,17 @@ const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 /// A link that lives so long is no failed attempt.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// Time in which a reason for refusing connections is logged once.
-const REPORTS: Duration = Duration::from_secs(10);
-
 /// The reason for a peer that was never tried.
 const NOT_TRIED: &str = "not reached yet";
 
-/// Reasons that are logged in this time: a hostile host can cause any number of them.
-const REASONS_MAX: usize = 8;
-
 /// Accepts links for as long as the node lives.
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
-    let mut refusals = Refusals::default();
+    let mut reports = Reports::default();
     loop {
         tokio::select! {
-            () = refusals.over() => refusals.sum_up(),
+            () = reports.over() => reports.sum_up(),
             accepted = endpoint.next() => match accepted {
-                Some(Err(refused)) => refusals.log(&refused),
+                Some(Err(refused)) => log(&refused, &mut reports),
                 Some(Ok(link)) if inputs.is_closed() => return drop(link),
                 Some(Ok(link)) => drop(inputs.send(Input::LinkUp(Arc::new(link))).await),
                 None => return,
@@ -41,45 +37,16 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
     }
 }
 
-/// The connections that were refused lately.
-#[derive(Default)]
-struct Refusals {
-    /// End of the time in which each reason is logged once.
-    until: Option<Instant>,
-    reasons: BTreeSet<(String, String, Option<String>)>,
-    unsaid: u64,
-}
-
-impl Refusals {
-    /// Logs a refusal, unless the same or too many others were logged lately: of one reason, host
-    /// and name.
-    fn log(&mut self, refused: &Refused) {
-        self.until.get_or_insert_with(|| Instant::now() + REPORTS);
-        let Refused { error, address, peer } = refused;
-        let host = if let Address::Tcp(at) = address { at.ip().to_string() } else { address.to_string() };
-        let is_new =
-            self.reasons.len() < REASONS_MAX && self.reasons.insert((error.to_string(), host, peer.clone()));
-        match peer {
-            _ if !is_new => self.unsaid += 1,
-            Some(peer) => tracing::warn!(%error, %address, peer, "a connection was refused"),
-            None => tracing::warn!(%error, %address, "a connection was refused"),
-        }
+/// Logs a refusal, unless the same or too many others were logged lately: of one reason, host and
+/// name.
+fn log(Refused { error, address, peer }: &Refused, reports: &mut Reports) {
+    let host = if let Address::Tcp(at) = address { at.ip().to_string() } else { address.to_string() };
+    if !reports.is_new(format!("{error} {host} {peer:?}")) {
+        return;
     }
-
-    /// Waits until reasons may be logged again.
-    async fn over(&self) {
-        match self.until {
-            Some(until) => tokio::time::sleep_until(until.into()).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Logs the number of refusals that were not logged.
-    fn sum_up(&mut self) {
-        if self.unsaid > 0 {
-            tracing::warn!(connections = self.unsaid, "more connections were refused in the last 10 s");
-        }
-        *self = Self::default();
+    match peer {
+        Some(peer) => tracing::warn!(%error, %address, peer, "a connection was refused"),
+        None => tracing::warn!(%error, %address, "a connection was refused"),
     }
 }
 
@@ -115,7 +82,7 @@ impl Dialers {
     /// Connects to these peers from now on, and to no others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
         let names: BTreeSet<_> = peers.iter().map(|peer| peer.name.clone()).collect();
-        self.configured.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&names);
+        self.configured.lock().clone_from(&names);
         let mut before = std::mem::take(&mut self.running);
         let Some(endpoint) = &self.endpoint else { return };
         endpoint.keep_places(names);
@@ -148,9 +115,7 @@ impl Dialers {
 
     /// Returns whether every peer was reached, or refused once.
     pub(super) fn have_tried(&self) -> bool {
-        let is_tried = |dialer: &Dialer| {
-            dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner).as_deref() != Some(NOT_TRIED)
-        };
+        let is_tried = |dialer: &Dialer| dialer.trouble.lock().as_deref() != Some(NOT_TRIED);
         self.running.values().all(is_tried)
     }
 
@@ -162,7 +127,7 @@ impl Dialers {
     /// Returns the peers without a link, with the reason.
     pub(super) fn unreached(&self) -> Vec<(String, String)> {
         let trouble = |dialer: &Dialer| {
-            let trouble = dialer.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+            let trouble = dialer.trouble.lock();
             Some((dialer.peer.name.clone(), trouble.clone()?))
         };
         self.running.values().filter_map(trouble).collect()
@@ -173,7 +138,7 @@ impl Dialers {
 async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>, trouble: Trouble) {
     let (mut pause, mut said) = (REDIAL.0, None);
     let failed = |error: LinkError, said: &mut Option<LinkError>| {
-        *trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.to_string());
+        *trouble.lock() = Some(error.to_string());
         if said.as_ref() != Some(&error) {
             tracing::warn!(peer = peer.name, address = %peer.address, %error, "no link");
             *said = Some(error);
@@ -189,7 +154,7 @@ async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<
                 if inputs.send(Input::LinkUp(link.clone())).await.is_err() {
                     return;
                 }
-                *trouble.lock().unwrap_or_else(PoisonError::into_inner) = None;
+                *trouble.lock() = None;
                 let error = link.closed().await;
                 let is_refused = matches!(error, LinkError::Denied(_) | LinkError::Wire(_));
                 pause = if is_refused { (pause * 2).min(REDIAL.1) } else { REDIAL.0 };

@@ -21,7 +21,6 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Number in a grant.
     pub(super) fn number(self) -> u8 {
         match self {
             Self::Tcp => 0,

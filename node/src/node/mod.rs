@@ -81,6 +81,7 @@ mod parts;
 mod peers;
 mod questions;
 mod remote;
+mod reports;
 mod serving;
 mod spill;
 mod staging;

@@ -55,7 +55,6 @@ impl NameLock {
         None
     }
 
-    /// Returns its number.
     pub(super) fn number(&self) -> [u8; 16] {
         self.number
     }

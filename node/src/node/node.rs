@@ -1,10 +1,11 @@
 //! A node, as an engine has it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::{HeadRange, Remotes};
 use kvpool::{Pool, SequenceId};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
@@ -72,7 +73,7 @@ impl Node {
 
     /// Replaces the peers to which this node connects by itself. Links that exist stay.
     pub fn set_peers(&self, peers: Vec<PeerSettings>) {
-        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).replace(peers);
+        self.dialers.lock().replace(peers);
     }
 
     /// Replaces the certificates and the token of the cluster, and the tokens and the certificate
@@ -93,7 +94,7 @@ impl Node {
         if let Some(serving) = &self.serving {
             serving.access.check(&admin)?;
         }
-        let dialers = self.dialers.lock().unwrap_or_else(PoisonError::into_inner);
+        let dialers = self.dialers.lock();
         dialers.endpoint().ok_or(NodeError::Stopped)?.set_access(tls, token)?;
         if let Some(serving) = &self.serving {
             serving.access.replace(admin)?;
@@ -201,7 +202,7 @@ impl Node {
         let is_over = tokio::time::timeout(patience, drained).await.unwrap_or(false);
         // The port is free from here on.
         self.accepting.abort();
-        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).close();
+        self.dialers.lock().close();
         if let Some(serving) = &self.serving {
             serving.end(patience.saturating_sub(begun.elapsed())).await;
         }
@@ -211,7 +212,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.dialers.lock().unwrap_or_else(PoisonError::into_inner).close();
+        self.dialers.lock().close();
         self.accepting.abort();
         self.spilling.iter().for_each(JoinHandle::abort);
     }

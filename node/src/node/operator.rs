@@ -1,10 +1,11 @@
 //! What an operator may ask of a node. It does not keep the node alive.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvpool::{Pool, SequenceId};
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::dialers::Dialers;
@@ -30,7 +31,7 @@ pub(super) struct Operator {
 
 impl Operator {
     pub(super) fn counters(&self) -> NodeCounters {
-        self.counters.read()
+        self.counters.count(|counters| *counters)
     }
 
     /// Queues an input of the driver.
@@ -54,20 +55,21 @@ impl Operator {
 
     /// Returns whether every configured peer was reached, or an attempt at it failed.
     pub(super) fn has_tried_peers(&self) -> bool {
-        let Some(dialers) = self.dialers.upgrade() else { return true };
-        dialers.lock().unwrap_or_else(PoisonError::into_inner).have_tried()
+        self.ask_dialers(Dialers::have_tried).unwrap_or(true)
     }
 
-    /// Returns the addresses of the configured peers.
     pub(super) fn peer_addresses(&self) -> Vec<(String, Address)> {
-        let Some(dialers) = self.dialers.upgrade() else { return Vec::new() };
-        dialers.lock().unwrap_or_else(PoisonError::into_inner).addresses()
+        self.ask_dialers(Dialers::addresses).unwrap_or_default()
     }
 
     /// Returns the configured peers without a link that this node made, with the reason.
     pub(super) fn unreached(&self) -> Vec<(String, String)> {
-        let Some(dialers) = self.dialers.upgrade() else { return Vec::new() };
-        dialers.lock().unwrap_or_else(PoisonError::into_inner).unreached()
+        self.ask_dialers(Dialers::unreached).unwrap_or_default()
+    }
+
+    /// Returns an answer of the dialers; `None` once the node has ended.
+    fn ask_dialers<T>(&self, ask: impl FnOnce(&Dialers) -> T) -> Option<T> {
+        Some(ask(&self.dialers.upgrade()?.lock()))
     }
 
     /// Begins to move a sequence to a peer: see [`Node::migrate`](super::Node::migrate).

@@ -5,10 +5,11 @@
 //! are this node's.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use kvpool::{HeadRange, Import, Imported, Manifest, Pool, Run, SequenceId, TransferError};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{OwnedPermit, Sender};
 
@@ -17,7 +18,6 @@ use super::staging::{Staged, StagingError, Stagings};
 use super::work::{self, Piece, Reserved, Verified, text};
 use crate::protocol::{CopyNumber, CopyPart, ManifestBytes, Part, PartFault, Places, Refusal, Text};
 
-/// The copies in parts of a node.
 #[derive(Default)]
 pub(super) struct PartCopies {
     own: Option<(HeadRange, Arc<Stagings>)>,
@@ -39,7 +39,6 @@ struct Gathered {
     place: Option<OwnedPermit<Arrival>>,
 }
 
-/// A part that arrives.
 pub(super) struct PartImport {
     gathering: Arc<Gathering>,
     heads: HeadRange,
@@ -70,7 +69,7 @@ impl PartCopies {
 
 impl Gathering {
     fn state(&self) -> MutexGuard<'_, Gathered> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Reserves a place for the arriving sequence, if no other part of the copy did.
@@ -153,7 +152,6 @@ pub(super) fn reserve(
 }
 
 impl PartImport {
-    /// Returns the id of the arriving sequence.
     pub(super) fn sequence_id(&self) -> Option<SequenceId> {
         self.sequence
     }

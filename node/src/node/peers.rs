@@ -12,6 +12,7 @@ use tokio::time::timeout;
 
 use super::error::NodeError;
 use super::message::{NodeMessage, Way};
+use super::reports::Reports;
 use super::status::{PeerStatus, REMEDY};
 use crate::admin::MigrationTransport;
 use crate::protocol::{Incarnation, LinkId};
@@ -31,7 +32,6 @@ pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 /// State of a peer with other blocks than this node.
 const OTHER_LAYOUT: &str = "its blocks have another layout: only parts of copies are transferred";
 
-/// A process of a peer.
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: Incarnation,
@@ -176,12 +176,13 @@ pub(super) enum Joined {
     Refused(Denial),
 }
 
-/// All peers.
 #[derive(Default)]
 pub(super) struct Peers {
     all: BTreeMap<LinkId, Peer>,
     next: u32,
     losses: u64,
+    /// Of what other processes can cause.
+    pub(super) reports: Reports,
 }
 
 impl Peers {
@@ -255,7 +256,9 @@ impl Peers {
         {
             let address = link.address();
             let hint = remedy.unwrap_or_default();
-            tracing::warn!(peer = new.name, %address, "a process of this name is refused: {denial}{hint}");
+            if self.reports.is_new(format!("{denial} {}", new.name)) {
+                tracing::warn!(peer = new.name, %address, "a process of this name is refused: {denial}{hint}");
+            }
             (present.refused, present.remedy) = (refused, remedy);
         }
         Joined::Refused(denial)

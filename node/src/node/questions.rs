@@ -64,7 +64,6 @@ impl Questions {
         self.open.iter().filter(|(_, open)| is_over(open)).map(|(&number, _)| number).collect()
     }
 
-    /// Ends a question.
     pub(super) fn end(&mut self, number: u64, cached: Result<Vec<bool>, TransferError>) {
         if let Some(open) = self.open.remove(&number) {
             // Nothing may wait for it any more.

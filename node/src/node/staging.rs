@@ -16,18 +16,15 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales, Storage};
 use kvpool::transport::{RegionId, TransportError};
 use kvpool::{DeviceId, FrameId, GrowError, LayoutError, Run, StorageError};
+use parking_lot::Mutex;
 
 /// Frames of the largest staging; each is only a number.
 const FRAMES: u32 = 1 << 24;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Reason for which nothing is staged.
 #[derive(Debug, thiserror::Error)]
@@ -71,7 +68,7 @@ impl Stagings {
     pub(super) fn reserve(&self, heads: u32, frames: u32) -> Result<Arc<Staged>, StagingError> {
         let (region, staging) = self.of(heads)?;
         let needed = u64::from(frames) * staging.layout.packed_bytes() as u64;
-        let mut used = lock(&self.budget.used);
+        let mut used = self.budget.used.lock();
         let free = self.budget.max - *used;
         let full = StagingError::Full { needed, free };
         if needed > free {
@@ -84,7 +81,7 @@ impl Stagings {
     }
 
     fn of(&self, heads: u32) -> Result<(RegionId, Arc<Staging>), StagingError> {
-        let mut all = lock(&self.by_heads);
+        let mut all = self.by_heads.lock();
         if let Some((region, staging)) = all.get(&heads) {
             return Ok((*region, staging.clone()));
         }
@@ -127,7 +124,7 @@ struct Staging {
 impl Staging {
     /// Reserves the first gap that is large enough.
     fn add(&self, frames: u32) -> Option<u32> {
-        let mut staged = lock(&self.staged);
+        let mut staged = self.staged.lock();
         let mut start = 0;
         for (&next, taken) in staged.iter() {
             if next - start >= frames {
@@ -144,7 +141,7 @@ impl Staging {
 
     /// Calls `with` with the place of a frame that is staged.
     fn with<T>(&self, frame: u32, with: impl FnOnce(&mut Option<Box<[u8]>>) -> T) -> Option<T> {
-        let mut staged = lock(&self.staged);
+        let mut staged = self.staged.lock();
         let (&start, frames) = staged.range_mut(..=frame).next_back()?;
         frames.get_mut((frame - start) as usize).map(with)
     }
@@ -171,7 +168,6 @@ impl Staged {
         self.region
     }
 
-    /// Returns a frame.
     pub(super) fn frame(&self, index: u32) -> FrameId {
         FrameId(self.run.start.0 + index)
     }
@@ -184,8 +180,8 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        lock(&self.staging.staged).remove(&self.run.start.0);
-        *lock(&self.budget.used) -= self.bytes;
+        self.staging.staged.lock().remove(&self.run.start.0);
+        *self.budget.used.lock() -= self.bytes;
     }
 }
 
@@ -295,7 +291,7 @@ mod tests {
         // The first gap.
         assert_eq!(all.reserve(2, 2).unwrap().frame(1), FrameId(1));
         drop((one, other));
-        assert_eq!(*lock(&all.budget.used), 0);
+        assert_eq!(*all.budget.used.lock(), 0);
         assert_eq!(all.reserve(2, 5).unwrap().frame(0), FrameId(0));
     }
 

@@ -1,7 +1,8 @@
 //! What is told of a node's migrations.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::BTreeSet;
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -16,17 +17,17 @@ pub(super) const HISTORY: usize = 256;
 pub(super) const REMEDY: &str = "It is held and not run until its target answers, or is declared to have ended: \
     kvpool declare-ended --peer NAME, POST /declare-ended, Node::declare_ended";
 
-/// State of a node.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct NodeStatus {
     pub(super) migrations: Vec<MigrationRecord>,
     pub(super) peers: Vec<PeerStatus>,
+    /// Names of those that NIXL reaches.
+    pub(super) nixl_peers: BTreeSet<String>,
     pub(super) quarantined_grants: usize,
     /// Milliseconds for which the oldest sequence in doubt has been so.
     pub(super) oldest_doubt: Option<u64>,
 }
 
-/// State of a peer.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct PeerStatus {
     pub(super) name: String,
@@ -71,46 +72,26 @@ pub struct NodeCounters {
 
 /// The same, while they change.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
-    sent: AtomicU64,
-    received: AtomicU64,
-    refused: AtomicU64,
-    failed: AtomicU64,
-    pub(super) bad_blocks: AtomicU64,
-    pub(super) in_doubt: AtomicU64,
-    sent_bytes: AtomicU64,
-    pub(super) granted_bytes: AtomicU64,
-    pub(super) quarantined_transfers: AtomicU64,
-    pub(super) dropped_messages: AtomicU64,
-}
+pub(super) struct Counters(Mutex<NodeCounters>);
 
 impl Counters {
-    pub(super) fn ended(&self, job: &Job, outcome: &Outcome) {
-        let counter = match (outcome, side_of(job)) {
-            (Outcome::Done, Side::Source) => &self.sent,
-            (Outcome::Done, Side::Target) => &self.received,
-            (Outcome::Refused { .. }, _) => &self.refused,
-            _ => &self.failed,
-        };
-        counter.fetch_add(1, Relaxed);
-        if side_of(job) == Side::Source {
-            self.sent_bytes.fetch_add(job.carried.bytes, Relaxed);
-        }
+    /// Changes the counters, or reads them.
+    pub(super) fn count<T>(&self, change: impl FnOnce(&mut NodeCounters) -> T) -> T {
+        change(&mut self.0.lock())
     }
 
-    pub(super) fn read(&self) -> NodeCounters {
-        NodeCounters {
-            sent: self.sent.load(Relaxed),
-            received: self.received.load(Relaxed),
-            refused: self.refused.load(Relaxed),
-            failed: self.failed.load(Relaxed),
-            bad_blocks: self.bad_blocks.load(Relaxed),
-            in_doubt: self.in_doubt.load(Relaxed),
-            sent_bytes: self.sent_bytes.load(Relaxed),
-            granted_bytes: self.granted_bytes.load(Relaxed),
-            quarantined_transfers: self.quarantined_transfers.load(Relaxed),
-            dropped_messages: self.dropped_messages.load(Relaxed),
-        }
+    pub(super) fn ended(&self, job: &Job, outcome: &Outcome) {
+        self.count(|counters| {
+            *match (outcome, side_of(job)) {
+                (Outcome::Done, Side::Source) => &mut counters.sent,
+                (Outcome::Done, Side::Target) => &mut counters.received,
+                (Outcome::Refused { .. }, _) => &mut counters.refused,
+                _ => &mut counters.failed,
+            } += 1;
+            if side_of(job) == Side::Source {
+                counters.sent_bytes += job.carried.bytes;
+            }
+        });
     }
 }
 
@@ -221,7 +202,6 @@ pub(super) fn failure(outcome: &Outcome) -> Option<String> {
     }
 }
 
-/// Returns the side of a job.
 fn side_of(job: &Job) -> Side {
     match job.side {
         SideJob::Source { .. } => Side::Source,

@@ -146,7 +146,6 @@ pub(super) fn free_blocks(pool: &Pool) -> u64 {
     (stats.free + stats.evictable) as u64
 }
 
-/// Returns why a manifest is refused.
 pub(super) fn refusal_of(pool: &Pool, manifest: &Manifest, error: TransferError) -> Refusal {
     match error {
         TransferError::Sequence(_) if manifest.sequence().is_some_and(|id| pool.view(id).is_some()) => {
@@ -215,7 +214,6 @@ pub(super) fn commit(mut import: Import, is_current: bool) -> Result<Imported, T
     import.commit().map_err(|error| text(error.error))
 }
 
-/// Writes the runs of a grant.
 pub(super) fn grant_of(way: u8, tag: Tag, region: RegionId, runs: &[Run]) -> Result<Grant, Text> {
     let ranges = runs.iter().map(|run| Range { start: run.start.0, len: run.len }).collect();
     Ok(Grant { way, tag: tag.0, region: region.0, runs: List::new(ranges).map_err(text)? })
@@ -338,7 +336,6 @@ pub(super) fn refused((reason, free): (Refusal, u64)) -> Work {
     Work::ReserveRefused { reason, free }
 }
 
-/// Returns the answer to a transfer.
 pub(super) fn transferred(attempt: Attempt, result: &Result<Carried, Lost>) -> Work {
     match result {
         Ok(_) => Work::Transferred(attempt),

@@ -135,29 +135,12 @@ impl<const MAX: usize> Serialize for Bytes<MAX> {
 
 impl<'de, const MAX: usize> Deserialize<'de> for Bytes<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Slice<const MAX: usize>;
-
-        impl<const MAX: usize> Visitor<'_> for Slice<MAX> {
-            type Value = Bytes<MAX>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "at most {MAX} bytes")
-            }
-
-            fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Self::Value, E> {
-                if bytes.len() > MAX {
-                    return Err(E::custom(TooLong { len: bytes.len(), max: MAX }));
-                }
-                Ok(Bytes(bytes.to_vec()))
-            }
-
-            fn visit_byte_buf<E: Error>(self, bytes: Vec<u8>) -> Result<Self::Value, E> {
-                Bytes::new(bytes).map_err(E::custom)
-            }
+        // Of the message: the check comes before the copy.
+        let bytes = <&[u8]>::deserialize(deserializer)?;
+        if bytes.len() > MAX {
+            return Err(D::Error::custom(TooLong { len: bytes.len(), max: MAX }));
         }
-
-        // Not a byte buffer: the check comes before the copy.
-        deserializer.deserialize_bytes(Slice)
+        Ok(Self(bytes.to_vec()))
     }
 }
 
@@ -202,24 +185,11 @@ impl fmt::Debug for Text {
 
 impl<'de> Deserialize<'de> for Text {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Words;
-
-        impl Visitor<'_> for Words {
-            type Value = Text;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "at most {} bytes of text", Text::BYTES_MAX)
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
-                if text.len() > Text::BYTES_MAX {
-                    return Err(E::custom(TooLong { len: text.len(), max: Text::BYTES_MAX }));
-                }
-                Ok(Text(text.to_owned()))
-            }
+        let text = <&str>::deserialize(deserializer)?;
+        if text.len() > Self::BYTES_MAX {
+            return Err(D::Error::custom(TooLong { len: text.len(), max: Self::BYTES_MAX }));
         }
-
-        deserializer.deserialize_str(Words)
+        Ok(Self(text.to_owned()))
     }
 }
 

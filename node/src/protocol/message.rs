@@ -1,22 +1,5 @@
 //! Messages between the two sides of a migration.
 //!
-//! | message | to | says |
-//! |---|---|---|
-//! | `Fetch` | source | be the source of a transfer of these cached blocks to me |
-//! | `Prepare` | target | reserve blocks for this manifest |
-//! | `Prepared` | source | reserved for a term; these places are missing, write them here |
-//! | `Refused` | source | nothing is reserved: the reason, and the free blocks |
-//! | `Sent` | target | the bytes of this attempt are written |
-//! | `Verified` | source | the checksums of this attempt were compared; these places are bad |
-//! | `Commit` | target | the copy is yours; whether what was cached of it still is |
-//! | `Committed` | source | the copy is mine |
-//! | `Forget` | target | the answer has arrived; nothing further will be asked |
-//! | `Abort` | target | there will be no commit by this source |
-//! | `Aborted` | source | there was no commit in this term, and there will be none |
-//! | `Heartbeat` | target | renews the term |
-//! | `Query` | target | repeat your last answer |
-//! | `Status` | source | the phase, as long as there is no answer of its own |
-//!
 //! All of them are idempotent. Behind `Prepare`, a message names the term of the target that it is
 //! about; a message about another term changes nothing.
 

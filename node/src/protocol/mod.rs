@@ -223,7 +223,7 @@ pub use copies::{CopyEvent, CopyNumber, CopyPart};
 pub use machine::{Action as SideAction, Actions as SideActions, Event, Task, Work};
 pub use message::*;
 pub use migrations::{Action, Actions, Migrations};
-pub use outcome::{Cause, Doubt, Origin, Outcome, Report, Resolution, Side};
+pub use outcome::{Cause, Doubt, Origin, Outcome, Report, Side};
 pub use places::{Places, PlacesError, RANGES_MAX, Range};
 pub use question::{CacheAnswer, CacheQuestion, QUESTION_MAX};
 pub use request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};

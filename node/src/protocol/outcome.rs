@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::bounded::Text;
 use super::message::{AbortReason, Kind, MigrationId, Part, Refusal};
 use super::timing::Millis;
 
@@ -60,19 +59,6 @@ impl Outcome {
     pub fn is_final(&self) -> bool {
         !matches!(self, Self::InDoubt { .. })
     }
-
-    /// Returns the events of which each resolves the doubt, if there is one.
-    pub fn resolved_by(&self) -> &'static [Resolution] {
-        match self {
-            Self::InDoubt { .. } => &[
-                Resolution::Committed,
-                Resolution::Aborted,
-                Resolution::PeerRestarted,
-                Resolution::PeerEnded,
-            ],
-            _ => &[],
-        }
-    }
 }
 
 /// Reason of a doubt.
@@ -85,27 +71,13 @@ pub enum Doubt {
     LinkLost,
 }
 
-/// Event that ends a doubt.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Resolution {
-    /// The target says that it has committed: the source closes its copy.
-    Committed,
-    /// The target says that it has not, and will not: the source goes on with its copy.
-    Aborted,
-    /// The target's process is another one, without the copy: the source goes on with its own.
-    PeerRestarted,
-    /// The operator declares that the target's process has ended: the source goes on with its copy.
-    PeerEnded,
-}
-
 /// Reason for which a migration failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// It was cancelled on this node.
-    #[error("cancelled")]
-    Cancelled,
+    /// This node gave up.
+    #[error("{0}")]
+    Own(AbortReason),
     /// Nothing was heard of the peer.
     #[error("the peer was silent for {waited_ms} ms")]
     Silent {
@@ -127,24 +99,6 @@ pub enum Cause {
     /// The peer gave up.
     #[error("the peer gave up: {0}")]
     Peer(AbortReason),
-    /// Places were bad after the last attempt.
-    #[error("{0} blocks have bad checksums after the last attempt")]
-    Checksums(u64),
-    /// The bytes could not be sent.
-    #[error("the transfer failed: {0}")]
-    Transfer(Text),
-    /// The blocks could not be exported, verified or committed on this node.
-    #[error("{0}")]
-    Local(Text),
-    /// The peer did what the protocol does not permit.
-    #[error("the peer violated the protocol: {0}")]
-    Violation(Text),
-    /// The source cleared its cache, of which the blocks were.
-    #[error("the cache of the source was cleared")]
-    Cleared,
-    /// Another part of the copy has ended.
-    #[error("another part of the copy has ended: {0}")]
-    OtherPart(Text),
 }
 
 /// An outcome, and the migration that has it.

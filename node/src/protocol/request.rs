@@ -69,7 +69,6 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns its purpose.
     pub(super) fn kind(&self) -> Kind {
         match self {
             Self::Migrate { .. } => Kind::Migrate,
@@ -79,7 +78,6 @@ impl Command {
         }
     }
 
-    /// Returns the sequence that leaves.
     pub(super) fn sequence(&self) -> Option<u64> {
         match *self {
             Self::Migrate { sequence } | Self::Replicate { sequence } => Some(sequence),

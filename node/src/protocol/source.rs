@@ -134,7 +134,7 @@ impl Source {
             Event::LinkLost => Sent::new(),
             // The target's copy is gone with its process, committed or not.
             Event::PeerEnded => self.restore(Outcome::Failed(Cause::PeerEnded)),
-            Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
+            Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled),
             Event::Cleared => {
                 self.is_current = false;
                 Sent::new()
@@ -242,7 +242,7 @@ impl Source {
         if !bad.is_empty() {
             return match attempt.next() {
                 Some(next) => self.send(now, next, bad, grant),
-                None => self.abort(AbortReason::Checksums(bad.count()), Cause::Checksums(bad.count())),
+                None => self.abort(AbortReason::Checksums(bad.count())),
             };
         }
         self.state = SourceState::Committing;
@@ -261,18 +261,13 @@ impl Source {
                 self.repeat = Repeat::soon(now, &self.timing);
                 self.repeat_message().into_iter().collect()
             }
-            (Work::ExportFailed(reason), SourceState::Exporting) => {
-                self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
-            }
-            (Work::ExportRefused(reason), SourceState::Exporting) => {
-                let cause = Cause::Local(Text::new(reason.to_string()));
-                self.abort(reason, cause)
-            }
+            (Work::ExportFailed(reason), SourceState::Exporting) => self.abort(AbortReason::Local(reason)),
+            (Work::ExportRefused(reason), SourceState::Exporting) => self.abort(reason),
             (Work::Transferred(attempt), SourceState::Sending(current)) if attempt == current => {
                 self.sent(now, attempt)
             }
             (Work::TransferFailed(attempt, reason), SourceState::Sending(current)) if attempt == current => {
-                self.abort(AbortReason::Transfer(reason.clone()), Cause::Transfer(reason))
+                self.abort(AbortReason::Transfer(reason))
             }
             _ => Sent::new(),
         }
@@ -285,10 +280,10 @@ impl Source {
             SourceState::Committing if is_silent => return self.doubt(now, Doubt::Silent),
             SourceState::Committing | SourceState::InDoubt => {}
             _ if now >= self.begun.plus(self.timing.limit_ms) => {
-                return self.abort(AbortReason::Limit, Cause::Limit { limit_ms: self.timing.limit_ms });
+                return self.abort_as(AbortReason::Limit, Cause::Limit { limit_ms: self.timing.limit_ms });
             }
             SourceState::Exporting => return Sent::new(),
-            _ if is_silent => return self.abort(AbortReason::Lapsed, Cause::Silent { waited_ms }),
+            _ if is_silent => return self.abort_as(AbortReason::Lapsed, Cause::Silent { waited_ms }),
             _ => {}
         }
         if self.repeat.is_due(now, &self.timing) {
@@ -339,7 +334,11 @@ impl Source {
     }
 
     /// Ends without the target's consent: only before it was told to commit.
-    fn abort(&mut self, reason: AbortReason, cause: Cause) -> Sent {
+    fn abort(&mut self, reason: AbortReason) -> Sent {
+        self.abort_as(reason.clone(), Cause::Own(reason))
+    }
+
+    fn abort_as(&mut self, reason: AbortReason, cause: Cause) -> Sent {
         debug_assert!(self.is_undecided(), "an abort behind the commit");
         let mut actions = abort_message(self.term, reason);
         actions.extend(self.restore(Outcome::Failed(cause)));
@@ -347,7 +346,7 @@ impl Source {
     }
 
     fn violation(&mut self, what: &'static str) -> Sent {
-        self.abort(AbortReason::Violation(Text::new(what)), Cause::Violation(Text::new(what)))
+        self.abort(AbortReason::Violation(Text::new(what)))
     }
 
     fn restore(&mut self, outcome: Outcome) -> Sent {

@@ -179,7 +179,7 @@ impl Target {
             }
             Event::LinkLost => Sent::new(),
             Event::PeerEnded => self.peer_ended(),
-            Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled, Cause::Cancelled),
+            Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled),
             Event::Cancel | Event::Cleared => Sent::new(),
             Event::Copy(event) => self.of_copy(now, event),
             Event::Tick => self.tick(now),
@@ -251,7 +251,7 @@ impl Target {
     fn agreed(&mut self, attempt: Attempt, is_current: bool) -> Sent {
         self.is_current = is_current;
         if self.kind.is_of_cache() && !is_current {
-            return self.abort(AbortReason::Cleared, Cause::Cleared);
+            return self.abort(AbortReason::Cleared);
         }
         if self.part.is_some() {
             self.state = TargetState::Agreed(attempt);
@@ -271,9 +271,7 @@ impl Target {
             }
             (CopyEvent::Committed, TargetState::Committing) => self.committed(now),
             (CopyEvent::Failed(reason), TargetState::Committing) => self.failed(reason),
-            (CopyEvent::Ended(why), _) if self.is_undecided() => {
-                self.abort(AbortReason::OtherPart(why.clone()), Cause::OtherPart(why))
-            }
+            (CopyEvent::Ended(why), _) if self.is_undecided() => self.abort(AbortReason::OtherPart(why)),
             _ => Sent::new(),
         }
     }
@@ -297,9 +295,7 @@ impl Target {
                 };
                 self.answer(ToSource::Verified { term, attempt, bad, grant })
             }
-            (Work::VerifyFailed(reason), TargetState::Verifying(_)) => {
-                self.abort(AbortReason::Local(reason.clone()), Cause::Local(reason))
-            }
+            (Work::VerifyFailed(reason), TargetState::Verifying(_)) => self.abort(AbortReason::Local(reason)),
             (Work::Committed { .. }, TargetState::Committing) => self.committed(now),
             (Work::CommitFailed(reason), TargetState::Committing) => self.failed(reason),
             _ => Sent::new(),
@@ -308,8 +304,9 @@ impl Target {
 
     fn failed(&mut self, reason: Text) -> Sent {
         self.state = TargetState::Over;
-        let message = ToSource::Aborted { term: self.term, reason: AbortReason::Local(reason.clone()) };
-        smallvec![Action::Send(message), self.report(Outcome::Failed(Cause::Local(reason)))]
+        let reason = AbortReason::Local(reason);
+        let message = ToSource::Aborted { term: self.term, reason: reason.clone() };
+        smallvec![Action::Send(message), self.report(Outcome::Failed(Cause::Own(reason)))]
     }
 
     fn committed(&mut self, now: Millis) -> Sent {
@@ -399,16 +396,20 @@ impl Target {
 
     fn lapse(&mut self, now: Millis) -> Sent {
         if now >= self.begun.plus(self.timing.limit_ms) {
-            return self.abort(AbortReason::Limit, Cause::Limit { limit_ms: self.timing.limit_ms });
+            return self.abort_as(AbortReason::Limit, Cause::Limit { limit_ms: self.timing.limit_ms });
         }
-        self.abort(AbortReason::Lapsed, Cause::Silent { waited_ms: now.since(self.renewed) })
+        self.abort_as(AbortReason::Lapsed, Cause::Silent { waited_ms: now.since(self.renewed) })
     }
 
     fn violation(&mut self, what: &'static str) -> Sent {
-        self.abort(AbortReason::Violation(Text::new(what)), Cause::Violation(Text::new(what)))
+        self.abort(AbortReason::Violation(Text::new(what)))
     }
 
-    fn abort(&mut self, reason: AbortReason, cause: Cause) -> Sent {
+    fn abort(&mut self, reason: AbortReason) -> Sent {
+        self.abort_as(reason.clone(), Cause::Own(reason))
+    }
+
+    fn abort_as(&mut self, reason: AbortReason, cause: Cause) -> Sent {
         debug_assert!(self.is_undecided(), "an abort behind the commit");
         let was_asking = self.state == TargetState::Asking;
         let mut actions = self.release(Outcome::Failed(cause));

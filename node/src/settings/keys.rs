@@ -53,7 +53,6 @@ impl Key {
     }
 }
 
-/// Declares a key.
 const fn key(
     name: &'static str,
     value: &'static str,

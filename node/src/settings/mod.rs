@@ -11,23 +11,6 @@
 //! [`KEYS`] is the only list of keys: flags, variables, the file's keys and the messages of errors
 //! come from it. The key `block-tokens` is the flag `--block-tokens`, the variable
 //! `KVPOOL_BLOCK_TOKENS` and the file's key `block_tokens` (or `block-tokens`).
-//!
-//! | file | content |
-//! |---|---|
-//! | `keys` | the list of keys |
-//! | `origin` | the place that a value came from |
-//! | `error` | errors, which name the key, the place and the accepted values |
-//! | `value` | values: sizes, durations, addresses, peers |
-//! | `token` | tokens, compared in constant time |
-//! | `telemetry` | messages and traces of the process |
-//! | `files` | reading of files, in bounds |
-//! | `entries` | what the sources say, before it is parsed |
-//! | `location` | addresses of etcd |
-//! | `reader` | values of keys, and errors about them |
-//! | `socket` | the default address for peers |
-//! | `services` | the shared tier, the membership and the published events |
-//! | `checked` | the struct, and the checks between keys |
-//! | `sources` | reading of the sources, and which of them decides |
 
 mod admin_url;
 mod checked;

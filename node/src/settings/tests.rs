@@ -14,7 +14,6 @@ fn key(name: &str) -> &'static Key {
     Key::find(name).unwrap_or_else(|| panic!("no key {name}"))
 }
 
-/// Sources with these flags.
 fn flags(flags: &[(&str, &str)]) -> Sources {
     let find = |name: &str| if name == CONFIG.name { &CONFIG } else { key(name) };
     flags.iter().fold(Sources::new(), |sources, (name, value)| sources.flag(find(name), *value))

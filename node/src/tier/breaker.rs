@@ -25,7 +25,6 @@ pub enum BreakerState {
     Trying,
 }
 
-/// A circuit breaker.
 #[derive(Debug)]
 pub(super) struct Breaker {
     state: BreakerState,

@@ -10,7 +10,9 @@
 //! seen. At the end of the call the memory that is left is dropped: an answer that comes later
 //! finds none.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::outcome::{Outcome, TierFailure};
 use super::read::Landing;
@@ -38,7 +40,7 @@ impl Call {
     }
 
     fn keys(&self) -> MutexGuard<'_, Vec<Key>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Notes that a call of the store begins with these keys.

@@ -1,50 +1,16 @@
-//! A store in the memory of the process, with faults on request.
+//! A store in the memory of the process.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
-use tokio::sync::watch;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::key::TierKey;
-use super::store::{Answer, Store, StoreFuture};
+use super::store::{Answer, Store, StoreFuture, blocking};
 use super::store_error::StoreError;
 use super::value::TierValue;
 
 const NAME: &str = "in-process";
-
-/// What an [`InProcess`] store does wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[non_exhaustive]
-pub enum Fault {
-    /// Nothing.
-    #[default]
-    None,
-    /// Connections and calls fail.
-    Refuse,
-    /// Calls do not return until the fault ends.
-    Hang,
-    /// Gets do not return until the fault ends.
-    HangInGets,
-    /// Each call takes this long.
-    Slow(Duration),
-    /// Values come without their last byte.
-    Short,
-    /// Values come with a byte more.
-    Long,
-    /// A key's value is that of another block, if there is one.
-    Foreign,
-    /// One bit of each value is wrong.
-    Corrupt,
-    /// Puts are confirmed, and nothing is stored.
-    StoresNothing,
-    /// Every key exists, and no value is there.
-    ClaimsAll,
-    /// Half of the keys get no answer, and the others two.
-    Miscounts,
-    /// Calls panic.
-    Panic,
-}
 
 #[derive(Default)]
 struct State {
@@ -56,7 +22,6 @@ struct State {
 
 struct Shared {
     state: Mutex<State>,
-    fault: watch::Sender<Fault>,
     bytes_max: usize,
 }
 
@@ -70,12 +35,7 @@ pub struct InProcess(Arc<Shared>);
 impl InProcess {
     /// Creates a store of at most this many bytes.
     pub fn new(bytes_max: usize) -> Self {
-        Self(Arc::new(Shared { state: Mutex::default(), fault: watch::Sender::default(), bytes_max }))
-    }
-
-    /// Begins or ends a fault. Calls that hang go on.
-    pub fn set_fault(&self, fault: Fault) {
-        self.0.fault.send_replace(fault);
+        Self(Arc::new(Shared { state: Mutex::default(), bytes_max }))
     }
 
     /// Returns the number of values.
@@ -94,23 +54,7 @@ impl InProcess {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Does what faults do to a call. Returns the fault.
-    async fn enter(&self, is_get: bool) -> Result<Fault, StoreError> {
-        let hangs = |fault: &Fault| *fault == Fault::Hang || is_get && *fault == Fault::HangInGets;
-        let mut faults = self.0.fault.subscribe();
-        let fault = *faults.wait_for(|fault| !hangs(fault)).await.expect("the store has the sender");
-        match fault {
-            Fault::Refuse => Err(StoreError::Unreachable { store: NAME, reason: "a fault was set".into() }),
-            Fault::Panic => panic!("a fault was set"),
-            Fault::Slow(time) => {
-                tokio::time::sleep(time).await;
-                Ok(fault)
-            }
-            fault => Ok(fault),
-        }
+        self.0.state.lock()
     }
 }
 
@@ -133,29 +77,6 @@ impl State {
         }
         Ok(())
     }
-
-    /// Returns what the store says is the value of a key.
-    fn read(&self, key: &TierKey, fault: Fault) -> Option<Vec<u8>> {
-        let own = || self.values.get(key).map(|value| value.to_vec());
-        match fault {
-            Fault::ClaimsAll => None,
-            Fault::Foreign => {
-                let other = self.values.iter().find(|(other, _)| *other != key);
-                other.map(|(_, value)| value.to_vec()).or_else(own)
-            }
-            Fault::Short => own().map(|mut value| {
-                value.pop();
-                value
-            }),
-            Fault::Long => own().map(|value| [&value[..], &[0]].concat()),
-            Fault::Corrupt => own().map(|mut value| {
-                let middle = value.len() / 2;
-                value[middle] ^= 1;
-                value
-            }),
-            _ => own(),
-        }
-    }
 }
 
 impl Store for InProcess {
@@ -165,47 +86,29 @@ impl Store for InProcess {
 
     fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>> {
         Box::pin(async move {
-            let fault = self.enter(false).await?;
             let state = self.state();
-            let is_there = |key| fault == Fault::ClaimsAll || state.values.contains_key(key);
-            let mut found: Vec<bool> = keys.iter().map(is_there).collect();
-            if fault == Fault::Miscounts {
-                found.push(true);
-            }
-            Ok(found)
+            Ok(keys.iter().map(|key| state.values.contains_key(key)).collect())
         })
     }
 
     fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
-        Box::pin(async move {
-            let fault = self.enter(false).await?;
-            if matches!(fault, Fault::StoresNothing | Fault::ClaimsAll) {
-                return Ok(vec![Ok(()); values.len()]);
-            }
-            let mut state = self.state();
-            Ok(values.iter().map(|value| state.insert(value, self.0.bytes_max)).collect())
-        })
+        let store = self.clone();
+        Box::pin(blocking(move || {
+            let mut state = store.state();
+            Ok(values.iter().map(|value| state.insert(value, store.0.bytes_max)).collect())
+        }))
     }
 
     fn get<'a>(
         &'a self,
         keys: &'a [TierKey],
         _bytes: usize,
-        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+        answer: &'a mut (dyn FnMut(usize, Answer) + Send),
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            let fault = self.enter(true).await?;
             for (place, key) in keys.iter().enumerate() {
-                let value = self.state().read(key, fault);
-                if fault == Fault::Miscounts {
-                    if place % 2 == 0 {
-                        answer(place, Ok(value.as_deref()));
-                        answer(place, Ok(value.as_deref()));
-                    }
-                    answer(keys.len() + place, Ok(value.as_deref()));
-                    continue;
-                }
-                answer(place, Ok(value.as_deref()));
+                let value = self.state().values.get(key).cloned();
+                answer(place, Ok(value.map(|value| Box::new(value) as _)));
             }
             Ok(())
         })

@@ -30,14 +30,6 @@
 //! a call returns by its deadline, whatever the store does
 //! any failure is a miss: no error of a store reaches the engine
 //! ```
-//!
-//! # Files
-//!
-//! `key`, `value` names and bytes · `read` memory for values · `outcome`, `error`, `store_error` ·
-//! `store` the trait of stores · `shared_tier` a tier over a store · `call` one call and its
-//! outcomes · `breaker` and `failed_keys` what is remembered of failures · `counters`, `settings` ·
-//! `in_process`, `peer`, `redis`, `mooncake` the stores · `connect` stores by address · `tiered`
-//! the pool's side · `reporter` counters for the admin interface
 
 mod breaker;
 mod call;
@@ -68,7 +60,7 @@ pub use breaker::BreakerState;
 pub use connect::{ADDRESSES, connect};
 pub use counters::TierCounters;
 pub use error::TierError;
-pub use in_process::{Fault, InProcess};
+pub use in_process::InProcess;
 pub use key::{Fingerprint, TierKey};
 pub use outcome::{Outcome, TierFailure};
 pub use peer::Peer;

@@ -28,7 +28,7 @@ use kvpool::{Export, Pool, TransferError};
 
 use super::error::TierError;
 use super::key::{Fingerprint, TierKey};
-use super::store::{Answer, Store, StoreFuture};
+use super::store::{Answer, Store, StoreFuture, blocking};
 use super::store_error::StoreError;
 use super::value::{TierValue, origins_of, verify};
 use crate::node::Node;
@@ -40,6 +40,7 @@ const NAME: &str = "peer";
 const ATTEMPTS: u32 = 3;
 
 /// A peer of a node as a [`Store`].
+#[derive(Clone)]
 pub struct Peer {
     node: Arc<Node>,
     peer: String,
@@ -183,6 +184,15 @@ impl Peer {
     }
 }
 
+fn value_of(key: TierKey, export: &Export) -> Result<TierValue, StoreError> {
+    let packed = export.packed(0).map_err(|error| failed(&error))?;
+    let fill = |bytes: &mut [u8]| {
+        bytes.copy_from_slice(&packed);
+        Ok(())
+    };
+    TierValue::new(key, export.origins(0), packed.len(), fill)
+}
+
 impl Store for Peer {
     fn name(&self) -> &'static str {
         NAME
@@ -208,16 +218,18 @@ impl Store for Peer {
 
     fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
         Box::pin(async move {
-            let mut stored = Vec::with_capacity(values.len());
-            let (mut hashes, mut held) = (Vec::new(), Vec::new());
-            for value in &values {
-                let taken = self.take_in(value);
-                held.extend(self.hold(value.key()));
-                let place = place_of(value.key());
-                if taken.is_ok() && !hashes.contains(&place) {
+            let keys: Vec<_> = values.iter().map(|value| *value.key()).collect();
+            let peer = self.clone();
+            // In the order of the values: what is held is in the window until all are.
+            let take_in = move |value: &TierValue| (peer.take_in(value), peer.hold(value.key()));
+            let taken = blocking(move || values.iter().map(take_in).collect::<Vec<_>>()).await;
+            let (mut stored, held): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
+            let mut hashes = Vec::new();
+            for (key, _) in keys.iter().zip(&stored).filter(|(_, taken)| taken.is_ok()) {
+                let place = place_of(key);
+                if !hashes.contains(&place) {
                     hashes.push(place);
                 }
-                stored.push(taken);
             }
             let export = self.pool().export_prefix(0, &hashes).map_err(|error| failed(&error))?;
             drop(held);
@@ -226,9 +238,9 @@ impl Store for Peer {
                 let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
                 self.within(remote.send(export)).await?.map_err(|error| failed(&error.error))?;
             }
-            for (value, stored) in values.iter().zip(&mut stored) {
+            for (key, stored) in keys.iter().zip(&mut stored) {
                 // Another call may have needed the room.
-                if stored.is_ok() && !hashes[..sent].contains(&place_of(value.key())) {
+                if stored.is_ok() && !hashes[..sent].contains(&place_of(key)) {
                     *stored = Err(refused("the window is full"));
                 }
             }
@@ -240,21 +252,17 @@ impl Store for Peer {
         &'a self,
         keys: &'a [TierKey],
         _bytes: usize,
-        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+        answer: &'a mut (dyn FnMut(usize, Answer) + Send),
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            for (place, (key, held)) in keys.iter().zip(self.bring(keys).await?).enumerate() {
+            let held = self.bring(keys).await?;
+            for (place, (&key, held)) in keys.iter().zip(held).enumerate() {
                 let Some(export) = held else {
                     answer(place, Ok(None));
                     continue;
                 };
-                let packed = export.packed(0).map_err(|error| failed(&error))?;
-                let fill = |bytes: &mut [u8]| {
-                    bytes.copy_from_slice(&packed);
-                    Ok::<_, StoreError>(())
-                };
-                let value = TierValue::new(*key, export.origins(0), packed.len(), fill)?;
-                answer(place, Ok(Some(value.bytes())));
+                let value = blocking(move || value_of(key, &export)).await?;
+                answer(place, Ok(Some(Box::new(value))));
             }
             Ok(())
         })

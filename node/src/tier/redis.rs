@@ -15,14 +15,15 @@
 //!
 //! ```text
 //! idle --[a call takes it]--> answers are due --[all came]--> idle
-//!                                    |
-//!                                    +--[error, time limit]--> dropped
+//!   |                                |
+//!   |                                +--[error, time limit]--> dropped
+//!   +--[after a second: no answer to a PING]--> dropped
 //! ```
 
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, TlsCertificates, Value};
 
@@ -38,6 +39,9 @@ const NAME: &str = "redis";
 /// Number of gets that are written ahead of their answers.
 const AHEAD: usize = 4;
 
+/// Idle time after which a connection is asked whether it lives: the server may have closed it.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// A Redis or Valkey server as a [`Store`].
 ///
 /// The server must evict by itself: `maxmemory`, and `maxmemory-policy allkeys-lru`. It neither needs nor
@@ -45,7 +49,8 @@ const AHEAD: usize = 4;
 pub struct Redis {
     client: Client,
     config: AsyncConnectionConfig,
-    idle: Mutex<Vec<MultiplexedConnection>>,
+    /// Connections to which no answer is due, each with the time since when.
+    idle: Mutex<Vec<(MultiplexedConnection, Instant)>>,
 }
 
 impl Redis {
@@ -78,19 +83,22 @@ impl Redis {
 
     /// Takes an idle connection, or opens one.
     async fn take(&self) -> Result<MultiplexedConnection, StoreError> {
-        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        match idle {
-            Some(connection) => Ok(connection),
-            None => {
-                let opened = self.client.get_multiplexed_async_connection_with_config(&self.config);
-                opened.await.map_err(|error| unreachable(&error))
+        let idle = self.idle.lock().pop();
+        if let Some((mut connection, since)) = idle {
+            let is_fresh = since.elapsed() < FRESH;
+            if is_fresh || connection.req_packed_command(&redis::cmd("PING")).await.is_ok() {
+                return Ok(connection);
             }
+            // The others are as old, or older.
+            self.idle.lock().clear();
         }
+        let opened = self.client.get_multiplexed_async_connection_with_config(&self.config);
+        opened.await.map_err(|error| unreachable(&error))
     }
 
     /// Returns a connection to which no answer is due.
     fn give_back(&self, connection: MultiplexedConnection) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
+        self.idle.lock().push((connection, Instant::now()));
     }
 }
 
@@ -180,7 +188,7 @@ impl Store for Redis {
         &'a self,
         keys: &'a [TierKey],
         bytes: usize,
-        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+        answer: &'a mut (dyn FnMut(usize, Answer) + Send),
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
             let connection = self.take().await?;
@@ -196,7 +204,7 @@ impl Store for Redis {
                 match answered? {
                     // Of a key that is not there.
                     Ok(Value::BulkString(bytes)) if bytes.is_empty() => answer(place, Ok(None)),
-                    Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(&bytes))),
+                    Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(Box::new(bytes)))),
                     Ok(other) => return Err(unexpected(&other)),
                     Err(refused) => answer(place, Err(refused)),
                 }

@@ -7,16 +7,17 @@
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use futures_util::FutureExt;
-use futures_util::future::join_all;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use futures_util::future::{join, join_all};
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tracing::Instrument;
 
-use super::breaker::Breaker;
+use super::breaker::{Breaker, BreakerState};
 use super::call::{Call, Caller};
 use super::counters::TierCounters;
 use super::error::TierError;
@@ -25,7 +26,7 @@ use super::key::TierKey;
 use super::outcome::{Outcome, TierFailure};
 use super::read::TierRead;
 use super::settings::TierSettings;
-use super::store::{Answer, Store};
+use super::store::{Answer, Store, blocking};
 use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
@@ -79,10 +80,6 @@ struct Work {
     bytes: usize,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl SharedTier {
     /// Creates a tier. The store is connected to when it is first asked, and need not be there.
     ///
@@ -114,7 +111,7 @@ impl SharedTier {
 
     /// Asks for each key whether a get is worth a try: [`Outcome::Hit`] or [`Outcome::Miss`].
     pub async fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> Vec<Outcome> {
-        lock(&self.0.counters).lookups += keys.len() as u64;
+        self.0.counters.lock().lookups += keys.len() as u64;
         let call = Call::new(keys.iter().map(|_| None));
         let (failed, asked) = self.0.remembered(keys);
         // A get of these would fail, and a put replaces what is wrong there.
@@ -147,7 +144,7 @@ impl SharedTier {
             reads.into_iter().map(|read| (read.key, Some(read.memory))).unzip();
         let call = Call::new(memory.into_iter());
         let (failed, asked) = self.0.remembered(keys);
-        lock(&self.0.counters).remembered += failed.len() as u64;
+        self.0.counters.lock().remembered += failed.len() as u64;
         call.fail(&failed, &TierFailure::Remembered);
         let chunk = self.0.chunk(asked.len(), self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Get, keys, values: Vec::new(), bytes };
@@ -156,8 +153,8 @@ impl SharedTier {
 
     /// Returns counts since the tier began, and its state.
     pub fn counters(&self) -> TierCounters {
-        let (counters, in_flight) = (*lock(&self.0.counters), self.0.in_flight.load(Relaxed));
-        let breaker = lock(&self.0.breaker);
+        let (counters, in_flight) = (*self.0.counters.lock(), self.0.in_flight.load(Relaxed));
+        let breaker = self.0.breaker.lock();
         TierCounters { in_flight, breaker: breaker.state(), breaker_opened: breaker.opened(), ..counters }
     }
 
@@ -183,7 +180,7 @@ impl Drop for SharedTier {
 impl Shared {
     /// Returns the places of keys that failed a short time ago, and the other keys with theirs.
     fn remembered(&self, keys: Vec<TierKey>) -> (Vec<usize>, Vec<(usize, TierKey)>) {
-        let (now, failed) = (Instant::now(), lock(&self.failed));
+        let (now, failed) = (Instant::now(), self.failed.lock());
         let has = |(_, key): &(usize, TierKey)| failed.has(key, now);
         let (failed, others): (Vec<_>, Vec<_>) = keys.into_iter().enumerate().partition(has);
         (failed.into_iter().map(|(place, _)| place).collect(), others)
@@ -218,7 +215,7 @@ impl Shared {
             call.fail(&places, &TierFailure::Open);
         }
         let outcomes = caller.end();
-        let mut counters = lock(&self.counters);
+        let mut counters = self.counters.lock();
         for outcome in &outcomes {
             counters.failed += u64::from(matches!(outcome, Outcome::Failed(_)));
             counters.overdue += u64::from(matches!(outcome, Outcome::InFlight));
@@ -229,7 +226,7 @@ impl Shared {
 
     /// Returns whether a call may go to the store.
     fn admits(&self) -> bool {
-        let (now, mut breaker) = (Instant::now(), lock(&self.breaker));
+        let (now, mut breaker) = (Instant::now(), self.breaker.lock());
         if self.is_stuck() {
             breaker.open(now);
         }
@@ -254,6 +251,10 @@ impl Shared {
                 turn = shared.turn(work.operation == Operation::Put, places.len()) => turn,
             };
             match turn {
+                // It opened while the call waited.
+                Ok(_) if shared.breaker.lock().state() == BreakerState::Open => {
+                    call.fail(&places, &TierFailure::Open);
+                }
                 Ok(turn) => {
                     call.begin(&places);
                     shared.run(call, places, work, turn).await;
@@ -276,7 +277,7 @@ impl Shared {
             return Err(TierFailure::Closed);
         }
         let Some(_waiting) = Counted::add(waiting, keys, max) else {
-            lock(&self.counters).dropped_puts += if is_put { keys as u64 } else { 0 };
+            self.counters.lock().dropped_puts += if is_put { keys as u64 } else { 0 };
             return Err(TierFailure::Busy);
         };
         let closed = |_| TierFailure::Closed;
@@ -311,7 +312,7 @@ impl Shared {
             Err(_) => Some(TierFailure::Panicked),
         };
         if !is_late {
-            lock(&self.breaker).failed(Instant::now());
+            self.breaker.lock().failed(Instant::now());
         }
         if let Some(failure) = failure {
             self.failures.note(&failure);
@@ -322,7 +323,7 @@ impl Shared {
     /// Notes that a call takes longer than the patience.
     fn is_late(&self) {
         self.failures.note(format!("no answer within {} ms", self.settings.patience.as_millis()));
-        let mut breaker = lock(&self.breaker);
+        let mut breaker = self.breaker.lock();
         if self.is_stuck() {
             breaker.open(Instant::now());
         } else {
@@ -360,7 +361,7 @@ impl Shared {
         let mut tell = |at: usize, outcome: Outcome| {
             let is_good = !matches!(outcome, Outcome::Failed(_));
             if is_good && served == 0 && began.elapsed() <= self.settings.patience {
-                lock(&self.breaker).succeeded();
+                self.breaker.lock().succeeded();
             }
             served += usize::from(is_good);
             self.note(&keys[at], &outcome, bytes, operation == Operation::Get);
@@ -396,27 +397,41 @@ impl Shared {
         tell: &mut (dyn FnMut(usize, Outcome) + Send),
     ) -> Result<(), StoreError> {
         let (mut answered, mut bad) = (vec![false; keys.len()], Vec::new());
-        let mut answer = |at: usize, answer: Answer<'_>| {
-            // A second answer for one key is ignored.
-            if answered.get_mut(at).is_none_or(|answered| std::mem::replace(answered, true)) {
-                return;
-            }
-            let outcome = match answer {
-                Ok(None) => Outcome::Miss,
-                Ok(Some(value)) => match call.take_memory(places[at]).map(|mut memory| memory.land(value)) {
-                    Some(Ok(())) => Outcome::Hit,
-                    Some(Err(error)) => {
-                        bad.push(keys[at]);
-                        Outcome::Failed(error.into())
+        let (answers, mut given) = mpsc::unbounded_channel();
+        let asked = async {
+            // At its end, the other future ends too.
+            let answers = answers;
+            let mut answer = |at: usize, answer: Answer| {
+                // A second answer for one key is ignored.
+                if answered.get_mut(at).is_some_and(|answered| !std::mem::replace(answered, true)) {
+                    let _ = answers.send((at, answer));
+                }
+            };
+            self.store.get(keys, bytes, &mut answer).await
+        };
+        // A value lands while the store reads the next one.
+        let told = async {
+            while let Some((at, answer)) = given.recv().await {
+                let memory = call.take_memory(places[at]);
+                let outcome = match (answer, memory) {
+                    (Ok(None), _) => Outcome::Miss,
+                    (Ok(Some(value)), Some(mut memory)) => {
+                        match blocking(move || memory.land((*value).as_ref())).await {
+                            Ok(()) => Outcome::Hit,
+                            Err(error) => {
+                                bad.push(keys[at]);
+                                Outcome::Failed(error.into())
+                            }
+                        }
                     }
                     // The call is over.
-                    None => Outcome::InFlight,
-                },
-                Err(error) => Outcome::Failed(error.into()),
-            };
-            tell(at, outcome);
+                    (Ok(Some(_)), None) => Outcome::InFlight,
+                    (Err(error), _) => Outcome::Failed(error.into()),
+                };
+                tell(at, outcome);
+            }
         };
-        let done = self.store.get(keys, bytes, &mut answer).await;
+        let (done, ()) = join(asked, told).await;
         if !bad.is_empty() {
             self.store.found_bad_values(&bad);
         }
@@ -434,12 +449,12 @@ impl Shared {
 
     /// Counts an outcome, and remembers a key that failed.
     fn note(&self, key: &TierKey, outcome: &Outcome, bytes: usize, is_get: bool) {
-        let mut counters = lock(&self.counters);
+        let mut counters = self.counters.lock();
         match outcome {
             Outcome::Stored => {
                 counters.stored += 1;
                 counters.written_bytes += bytes as u64;
-                lock(&self.failed).forget(key);
+                self.failed.lock().forget(key);
             }
             Outcome::Hit if is_get => {
                 counters.hits += 1;
@@ -449,7 +464,7 @@ impl Shared {
             Outcome::Failed(failure) => {
                 if is_get {
                     counters.bad_values += u64::from(matches!(failure, TierFailure::Value(_)));
-                    lock(&self.failed).note(*key, Instant::now());
+                    self.failed.lock().note(*key, Instant::now());
                 }
                 drop(counters);
                 if *failure != TierFailure::Value(ValueError::Stale) {
@@ -462,7 +477,6 @@ impl Shared {
 }
 
 impl Operation {
-    /// Returns the name of the call.
     const fn name(self) -> &'static str {
         match self {
             Self::Exists => "exists",

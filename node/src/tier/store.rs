@@ -7,7 +7,7 @@ use super::store_error::StoreError;
 use super::value::TierValue;
 
 /// What a store has under a key: the bytes of a value, nothing, or an error of this key alone.
-pub type Answer<'a> = Result<Option<&'a [u8]>, StoreError>;
+pub type Answer = Result<Option<Box<dyn AsRef<[u8]> + Send>>, StoreError>;
 
 /// Future of a call of a store.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -46,7 +46,7 @@ pub trait Store: Send + Sync + 'static {
     fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>>;
 
     /// Reads values of `bytes` bytes, and calls `answer` with the place of each key and what the store
-    /// has, in any order.
+    /// has, in any order. `answer` returns at once: a value is verified and copied elsewhere.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ pub trait Store: Send + Sync + 'static {
         &'a self,
         keys: &'a [TierKey],
         bytes: usize,
-        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+        answer: &'a mut (dyn FnMut(usize, Answer) + Send),
     ) -> StoreFuture<'a, ()>;
 
     /// Takes note that answers of the last [`get`](Self::get) were not the values of these keys, so that
@@ -63,4 +63,10 @@ pub trait Store: Send + Sync + 'static {
     fn found_bad_values(&self, keys: &[TierKey]) {
         let _ = keys;
     }
+}
+
+/// Runs work that hashes or copies values, on a thread that may block. A panic goes on in the caller.
+pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| std::panic::resume_unwind(error.into_panic()))
 }

@@ -161,6 +161,12 @@ impl TierValue {
     }
 }
 
+impl AsRef<[u8]> for TierValue {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// Returns the header without its checksum.
 fn head(key: &TierKey, packed_bytes: usize) -> [u8; CHECKSUM] {
     let mut head = [0; CHECKSUM];

@@ -1,7 +1,7 @@
 //! Devices and the links between them, from the CUDA driver.
 //!
-//! The library has checked the driver before any function is called here; the three functions that
-//! it does not use itself are looked up first, and a driver without them leaves links unknown.
+//! The library has checked the driver before any function is called here. The functions that it
+//! does not use itself are looked up; a driver without them leaves addresses or links unknown.
 
 use std::ffi::{c_char, c_int};
 use std::path::Path;
@@ -23,57 +23,46 @@ type P2pAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_i
 
 /// Adds the devices and the links between them to the record, or a note why there are none.
 pub(super) fn read_devices(sysfs: &Path, machine: &mut Machine) {
-    match kvpool_cuda::devices() {
-        Err(error) => machine.notes.push(format!("devices: {error}")),
-        Ok(infos) => match Driver::open() {
-            Ok(driver) => driver.read(sysfs, &infos, machine),
-            Err(error) => {
-                machine.devices = infos.iter().map(|info| device(info, None, sysfs)).collect();
-                machine.notes.push(format!("links between devices: {error}"));
+    let infos = match kvpool_cuda::devices() {
+        Ok(infos) => infos,
+        Err(error) => return machine.notes.push(format!("devices: {error}")),
+    };
+    // SAFETY: the driver is loaded already, so that no code runs by loading it once more.
+    let library = unsafe { Library::new("libcuda.so.1").or_else(|_| Library::new("libcuda.so")) };
+    let library = library.map_err(|error| machine.notes.push(format!("links between devices: {error}"))).ok();
+    let driver = library.as_ref().map(Driver);
+    let handle = |info: &DeviceInfo| driver.as_ref()?.handle(info.ordinal);
+    let handles: Vec<_> = infos.iter().map(handle).collect();
+    for (info, handle) in infos.iter().zip(&handles) {
+        let address = driver.as_ref().zip(*handle).and_then(|(driver, handle)| driver.address(handle));
+        let (pci, memory_node) = address.map_or((None, None), |address| pci_device(sysfs, &address));
+        machine.devices.push(Device {
+            ordinal: info.ordinal,
+            name: info.name.clone(),
+            memory_bytes: info.memory_bytes,
+            memory_node,
+            pci,
+            unusable: info.unusable.as_ref().map(ToString::to_string),
+        });
+    }
+    let Some(driver) = driver else { return };
+    for (from, a) in infos.iter().zip(&handles) {
+        for (to, b) in infos.iter().zip(&handles).filter(|(to, _)| to.ordinal != from.ordinal) {
+            let Some((a, b)) = a.zip(*b) else { continue };
+            match driver.link((from.ordinal, a), (to.ordinal, b)) {
+                Some(link) => machine.device_links.push(link),
+                None => machine.notes.push(format!(
+                    "the driver does not report the link from cuda:{} to cuda:{}",
+                    from.ordinal, to.ordinal
+                )),
             }
-        },
+        }
     }
 }
 
-/// The driver's library.
-struct Driver(Library);
+struct Driver<'a>(&'a Library);
 
-impl Driver {
-    fn open() -> Result<Self, libloading::Error> {
-        // SAFETY: the driver is loaded already, so that no code runs by loading it once more.
-        let library = unsafe { Library::new("libcuda.so.1").or_else(|_| Library::new("libcuda.so")) }?;
-        Ok(Self(library))
-    }
-
-    fn read(&self, sysfs: &Path, infos: &[DeviceInfo], machine: &mut Machine) {
-        let handles: Vec<_> = infos.iter().map(|info| self.handle(info.ordinal)).collect();
-        for (info, handle) in infos.iter().zip(&handles) {
-            let address = handle.and_then(|handle| self.address(handle));
-            machine.devices.push(device(info, address.as_deref(), sysfs));
-        }
-        for (from, a) in infos.iter().zip(&handles) {
-            for (to, b) in infos.iter().zip(&handles) {
-                let (Some(a), Some(b)) = (*a, *b) else { continue };
-                if from.ordinal == to.ordinal {
-                    continue;
-                }
-                match self.link(a, b) {
-                    Some((peer_access, native_atomics, rank)) => machine.device_links.push(DeviceLink {
-                        from: from.ordinal,
-                        to: to.ordinal,
-                        peer_access,
-                        native_atomics,
-                        rank,
-                    }),
-                    None => machine.notes.push(format!(
-                        "the driver does not report the link from cuda:{} to cuda:{}",
-                        from.ordinal, to.ordinal
-                    )),
-                }
-            }
-        }
-    }
-
+impl Driver<'_> {
     /// Looks up a function; `None` if the driver has none of this name.
     ///
     /// # Safety
@@ -85,11 +74,10 @@ impl Driver {
     }
 
     fn handle(&self, ordinal: u16) -> Option<c_int> {
-        let mut device = 0;
         // SAFETY: the type is that of the driver's interface, and the pointer is valid.
         unsafe {
             let get = self.function::<DeviceGet>("cuDeviceGet")?;
-            (get(&mut device, c_int::from(ordinal)) == 0).then_some(device)
+            number(|into| get(into, c_int::from(ordinal)))
         }
     }
 
@@ -105,39 +93,28 @@ impl Driver {
         (status == 0).then(|| String::from_utf8_lossy(text).into_owned())
     }
 
-    /// Returns whether there is peer access, whether it has native atomics, and its rank.
-    fn link(&self, from: c_int, to: c_int) -> Option<(bool, bool, Option<u32>)> {
-        let mut access = 0;
-        // SAFETY: the type is that of the driver's interface, and the pointer is valid.
-        unsafe {
-            let can_access = self.function::<CanAccessPeer>("cuDeviceCanAccessPeer")?;
-            if can_access(&mut access, from, to) != 0 {
-                return None;
+    /// Returns the link between two devices, given by their ordinals and handles.
+    fn link(&self, (from, a): (u16, c_int), (to, b): (u16, c_int)) -> Option<DeviceLink> {
+        let attribute = |which| {
+            // SAFETY: the type is that of the driver's interface, and the pointer is valid.
+            unsafe {
+                let read = self.function::<P2pAttribute>("cuDeviceGetP2PAttribute")?;
+                number(|into| read(into, which, a, b))
             }
-        }
-        let atomics = self.attribute(NATIVE_ATOMICS, from, to).is_some_and(|value| value != 0);
-        let rank = self.attribute(PERFORMANCE_RANK, from, to).and_then(|rank| u32::try_from(rank).ok());
-        Some((access != 0, atomics, rank))
-    }
-
-    fn attribute(&self, which: c_int, from: c_int, to: c_int) -> Option<c_int> {
-        let mut value = 0;
-        // SAFETY: the type is that of the driver's interface, and the pointer is valid.
-        unsafe {
-            let read = self.function::<P2pAttribute>("cuDeviceGetP2PAttribute")?;
-            (read(&mut value, which, from, to) == 0).then_some(value)
-        }
+        };
+        // SAFETY: as above.
+        let peer_access = unsafe {
+            let can_access = self.function::<CanAccessPeer>("cuDeviceCanAccessPeer")?;
+            number(|into| can_access(into, a, b))? != 0
+        };
+        let native_atomics = attribute(NATIVE_ATOMICS).is_some_and(|value| value != 0);
+        let rank = attribute(PERFORMANCE_RANK).and_then(|rank| u32::try_from(rank).ok());
+        Some(DeviceLink { from, to, peer_access, native_atomics, rank })
     }
 }
 
-fn device(info: &DeviceInfo, address: Option<&str>, sysfs: &Path) -> Device {
-    let (pci, memory_node) = address.map_or((None, None), |address| pci_device(sysfs, address));
-    Device {
-        ordinal: info.ordinal,
-        name: info.name.clone(),
-        memory_bytes: info.memory_bytes,
-        memory_node,
-        pci,
-        unusable: info.unusable.as_ref().map(ToString::to_string),
-    }
+/// Returns the number that a function of the driver writes, unless it fails.
+fn number(read: impl FnOnce(*mut c_int) -> c_int) -> Option<c_int> {
+    let mut number = 0;
+    (read(&mut number) == 0).then_some(number)
 }

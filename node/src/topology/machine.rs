@@ -1,8 +1,8 @@
 //! The record of a machine.
 
-use std::fmt;
-
 use serde::{Deserialize, Serialize};
+
+use crate::settings::Address;
 
 /// A machine, as far as transfers of blocks are concerned.
 ///
@@ -62,13 +62,11 @@ pub struct Device {
     /// Memory in bytes.
     pub memory_bytes: u64,
     /// NUMA node, if known.
-    #[serde(default)]
     pub memory_node: Option<u32>,
-    /// Place in the tree of PCI bridges, if known.
-    #[serde(default)]
-    pub pci: Option<PciPath>,
+    /// Addresses of the PCI bridges from the root to it, separated by slashes, if known:
+    /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
+    pub pci: Option<String>,
     /// Why a pool cannot use it, if it cannot.
-    #[serde(default)]
     pub unusable: Option<String>,
 }
 
@@ -85,7 +83,6 @@ pub struct DeviceLink {
     /// Whether the link executes atomic operations natively: NVLink does, PCIe does not.
     pub native_atomics: bool,
     /// The driver's rank of the link among those of the machine; lower is faster.
-    #[serde(default)]
     pub rank: Option<u32>,
 }
 
@@ -104,10 +101,8 @@ pub struct Nic {
     #[serde(default)]
     pub is_physical: bool,
     /// Megabits per second, if known.
-    #[serde(default)]
     pub megabits: Option<u64>,
     /// NUMA node, if known.
-    #[serde(default)]
     pub memory_node: Option<u32>,
 }
 
@@ -121,30 +116,15 @@ pub struct RdmaPort {
     pub port: u32,
     /// Whether it is active.
     pub is_active: bool,
-    /// Link layer.
-    pub link_layer: LinkLayer,
+    /// Link layer: `InfiniBand`, or `Ethernet` of RoCE and iWARP.
+    pub link_layer: String,
     /// Megabits per second, if known.
-    #[serde(default)]
     pub megabits: Option<u64>,
     /// NUMA node, if known.
-    #[serde(default)]
     pub memory_node: Option<u32>,
-    /// Place in the tree of PCI bridges, if known.
-    #[serde(default)]
-    pub pci: Option<PciPath>,
-}
-
-/// Link layer of an RDMA port.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum LinkLayer {
-    /// InfiniBand.
-    Infiniband,
-    /// Ethernet: RoCE or iWARP.
-    Ethernet,
-    /// Anything else.
-    Unknown,
+    /// Addresses of the PCI bridges from the root to it, separated by slashes, if known:
+    /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
+    pub pci: Option<String>,
 }
 
 /// Another node.
@@ -160,9 +140,22 @@ pub struct Peer {
     /// Whether it listens on a Unix socket.
     #[serde(default)]
     pub is_unix: bool,
-    /// Link layer over which it offers RDMA; `None`: it offers none, or it is not known yet.
+    /// Whether both nodes have NIXL, which is known once they are linked.
     #[serde(default)]
-    pub rdma: Option<LinkLayer>,
+    pub rdma: bool,
+}
+
+impl Peer {
+    /// Creates the record of a peer at this address, which is not linked.
+    pub fn new(name: &str, address: &Address) -> Self {
+        Self {
+            name: name.to_owned(),
+            is_local: address.is_loopback(),
+            is_unix: matches!(address, Address::Unix(_)),
+            address: address.to_string(),
+            rdma: false,
+        }
+    }
 }
 
 /// Software that paths depend on.
@@ -175,61 +168,4 @@ pub struct Software {
     /// Whether adapters can access device memory: a peer memory module is loaded.
     #[serde(default)]
     pub gpu_direct: bool,
-}
-
-/// Place in the tree of PCI bridges: the addresses from the root to the device, separated by
-/// slashes, such as `pci0000:00/0000:00:01.0/0000:01:00.0`.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct PciPath(pub String);
-
-/// Distance between two PCI devices, the nearest first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) enum PciDistance {
-    /// A switch joins them below the root, with this many bridges on the way.
-    Switch(usize),
-    /// The same host bridge.
-    HostBridge,
-    /// Different host bridges.
-    Apart,
-}
-
-impl PciPath {
-    /// Returns the distance to another device.
-    pub(super) fn distance(&self, other: &Self) -> PciDistance {
-        let (own, others): (Vec<_>, Vec<_>) = (self.0.split('/').collect(), other.0.split('/').collect());
-        let common = own.iter().zip(&others).take_while(|(a, b)| a == b).count();
-        match common {
-            0 => PciDistance::Apart,
-            1 => PciDistance::HostBridge,
-            common => PciDistance::Switch(own.len() + others.len() - 2 * common),
-        }
-    }
-}
-
-impl fmt::Display for LinkLayer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Infiniband => "InfiniBand",
-            Self::Ethernet => "Ethernet",
-            Self::Unknown => "unknown link layer",
-        })
-    }
-}
-
-impl Machine {
-    /// Returns the device of this ordinal.
-    pub fn device(&self, ordinal: u16) -> Option<&Device> {
-        self.devices.iter().find(|device| device.ordinal == ordinal)
-    }
-
-    /// Returns the peer of this name.
-    pub fn peer(&self, name: &str) -> Option<&Peer> {
-        self.peers.iter().find(|peer| peer.name == name)
-    }
-
-    /// Returns the link from one device to another.
-    pub fn link(&self, from: u16, to: u16) -> Option<&DeviceLink> {
-        self.device_links.iter().find(|link| (link.from, link.to) == (from, to))
-    }
 }

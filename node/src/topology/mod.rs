@@ -7,15 +7,6 @@
 //!
 //! A [`Machine`] is data. [`path`] is a pure function of it, so that paths are tested on records of
 //! machines that are not at hand (`node/tests/machines`).
-//!
-//! | file | content |
-//! |---|---|
-//! | `machine` | the record |
-//! | `path` | the choice of a path, and its reason |
-//! | `sysfs` | network interfaces, RDMA ports and memory nodes, from a tree such as `/sys` |
-//! | `driver` | devices and the links between them, from the CUDA driver |
-//! | `probe` | this machine |
-//! | `report` | a machine with its paths |
 
 #[cfg(feature = "cuda")]
 mod driver;
@@ -25,10 +16,8 @@ mod probe;
 mod report;
 mod sysfs;
 
-pub use machine::{
-    Device, DeviceLink, LinkLayer, Machine, MemoryNode, Nic, PciPath, Peer, RdmaPort, Software,
-};
-pub use path::{Endpoint, Path, PathTransport, UnknownEndpoint, path, paths};
+pub use machine::{Device, DeviceLink, Machine, MemoryNode, Nic, Peer, RdmaPort, Software};
+pub use path::{Path, PathTransport, UnknownEnd, path, paths};
 pub use probe::probe;
-pub use report::{PathRecord, PeerLink, TopologyReport};
-pub use sysfs::{SysfsError, read_sysfs};
+pub use report::{PeerLink, TopologyReport};
+pub use sysfs::read_sysfs;

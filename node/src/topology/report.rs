@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
-use super::path::{Endpoint, Path, paths};
+use super::path::{Path, paths};
 
 /// A machine, the paths between its parts, and the links to its peers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -12,22 +12,10 @@ pub struct TopologyReport {
     /// The machine.
     pub machine: Machine,
     /// The paths.
-    pub paths: Vec<PathRecord>,
+    pub paths: Vec<Path>,
     /// Links to peers, of a node that runs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<PeerLink>,
-}
-
-/// The path of a transfer, with its ends.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct PathRecord {
-    /// One end.
-    pub from: String,
-    /// The other end.
-    pub to: String,
-    /// The path.
-    #[serde(flatten)]
-    pub path: Path,
 }
 
 /// The link to a peer.
@@ -46,13 +34,8 @@ pub struct PeerLink {
 
 impl TopologyReport {
     /// Returns a machine with these paths.
-    pub fn new(machine: Machine, paths: impl IntoIterator<Item = (Endpoint, Endpoint, Path)>) -> Self {
-        let record = |(from, to, path): (Endpoint, Endpoint, Path)| PathRecord {
-            from: from.to_string(),
-            to: to.to_string(),
-            path,
-        };
-        Self { machine, paths: paths.into_iter().map(record).collect(), links: Vec::new() }
+    pub fn new(machine: Machine, paths: Vec<Path>) -> Self {
+        Self { machine, paths, links: Vec::new() }
     }
 
     /// Returns a machine with all paths between its parts.

@@ -37,15 +37,6 @@
 //! link. A release that removes or changes a field, adds a message or a variant, or appends a field
 //! that it cannot do without, increments the last version, and speaks to peers of a former one as
 //! that did.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `limits` | bounds on lengths, counts and times |
-//! | `header` | the fixed header, the proof of a token |
-//! | `codec` | frames of the control stream, messages in postcard |
-//! | `hello` | the first message of each side |
-//! | `item` | heads of data items, acknowledgements |
-//! | `error` | the error of all decoders |
 
 mod codec;
 mod error;

@@ -8,6 +8,8 @@ mod kv;
 mod bounds;
 mod doubts;
 mod ends;
+#[path = "../hooked/mod.rs"]
+mod hooked;
 mod peers;
 mod questions;
 mod storage;

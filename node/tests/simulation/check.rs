@@ -123,7 +123,10 @@ impl Checks {
         if self.ended.contains(&key) {
             return failed("an outcome behind the final one");
         }
-        if let Outcome::Failed(Cause::Violation(_) | Cause::Peer(AbortReason::Violation(_))) = outcome {
+        if let Outcome::Failed(
+            Cause::Own(AbortReason::Violation(_)) | Cause::Peer(AbortReason::Violation(_)),
+        ) = outcome
+        {
             return failed("a violation between nodes that follow the protocol");
         }
         // A request for cached blocks waits one term for their export.

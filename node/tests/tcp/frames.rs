@@ -1,25 +1,16 @@
 //! Frames arrive as they were, and nowhere else.
 
-use std::any::Any;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use kvpool::storage::{Elements, ElementsMut, FrameMove, HostStorage, Storage};
+use kvpool::storage::Storage;
 use kvpool::transport::{
     PeerId, RegionId, SourceState, Tag, TransferId, TransferState, Transport, TransportError,
 };
-use kvpool::{DeviceId, GrowError, KvLayout, Run, StorageError};
+use kvpool::{DeviceId, KvLayout, Run, StorageError};
 
+use crate::hooked::{Access, Hooked};
 use crate::support::*;
-
-/// A storage whose memory the transport does not reach, as that of a device. Unpacking waits for
-/// the gate.
-#[derive(Debug)]
-struct Remote {
-    host: HostStorage,
-    gate: Gate,
-    fails: bool,
-}
 
 /// Where a thread waits while it is shut.
 #[derive(Debug, Default)]
@@ -51,80 +42,20 @@ impl Gate {
     }
 }
 
-impl Remote {
-    fn new(layout: &KvLayout, frames: usize, fails: bool) -> Arc<Self> {
-        let host = HostStorage::new(layout.clone(), frames, frames).unwrap();
-        Arc::new(Self { host, gate: Gate::default(), fails })
-    }
-
-    fn check(&self) -> Result<(), StorageError> {
-        if self.fails { Err(StorageError::NoPlanes { device: DeviceId::Host }) } else { Ok(()) }
-    }
-}
-
-// SAFETY of all: the caller's promises are those of the inner storage.
-impl Storage for Remote {
-    fn layout(&self) -> &KvLayout {
-        self.host.layout()
-    }
-    fn device(&self) -> DeviceId {
-        DeviceId::Cuda(0)
-    }
-    fn frames(&self) -> usize {
-        self.host.frames()
-    }
-    fn frames_max(&self) -> usize {
-        self.host.frames_max()
-    }
-    fn grow(&self, total: usize) -> Result<(), GrowError> {
-        self.host.grow(total)
-    }
-    unsafe fn shrink(&self, total: usize) {
-        // SAFETY: see above.
-        unsafe { self.host.shrink(total) }
-    }
-    unsafe fn store(
-        &self,
-        l: usize,
-        k: Elements<'_>,
-        v: Elements<'_>,
-        s: &[i64],
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.store(l, k, v, s) }
-    }
-    unsafe fn load(
-        &self,
-        l: usize,
-        s: &[i64],
-        k: ElementsMut<'_>,
-        v: ElementsMut<'_>,
-    ) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.load(l, s, k, v) }
-    }
-    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.copy(moves) }
-    }
-    fn as_any(&self) -> &dyn Any {
-        self
-    }
-    unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        self.check()?;
-        // SAFETY: see above.
-        unsafe { self.host.pack(runs, out) }
-    }
-    unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        self.check()?;
-        self.gate.pass();
-        // SAFETY: see above.
-        unsafe { self.host.unpack(runs, bytes) }
-    }
-    unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
-        // SAFETY: see above.
-        unsafe { self.host.zero(runs) }
-    }
+/// A storage whose memory the transport does not reach, as that of a device. Unpacking waits for
+/// the gate.
+fn remote(layout: &KvLayout, frames: usize, fails: bool) -> (Arc<dyn Storage>, Arc<Gate>) {
+    let gate = Arc::new(Gate::default());
+    let of_hook = gate.clone();
+    let hook = move |access| match (fails, access) {
+        (true, _) => Err(StorageError::NoPlanes { device: DeviceId::Host }),
+        (false, Access::Pack) => Ok(()),
+        (false, Access::Unpack) => {
+            of_hook.pass();
+            Ok(())
+        }
+    };
+    (Arc::new(Hooked::new(layout, frames, DeviceId::Cuda(0), hook)), gate)
 }
 
 /// Sends scattered frames, and checks every frame of the target.
@@ -162,7 +93,7 @@ async fn frames_arrive_between_all_layouts_over_all_paths() {
             let layouts = layouts(scales);
             let all = |frames| -> Vec<Arc<dyn Storage>> {
                 let mut all: Vec<_> = layouts.iter().map(|layout| storage(layout, frames)).collect();
-                all.push(Remote::new(&layouts[0], frames, false));
+                all.push(remote(&layouts[0], frames, false).0);
                 all
             };
             for from in &all(64) {
@@ -319,15 +250,15 @@ async fn quotas_hold_for_each_peer() {
     assert!(matches!(pair.b.transport.revoke(Tag(1), SourceState::Unknown), TransferState::Done));
     let _three = pair.b.grant(3, target, &[run(0, 6)]).unwrap();
     // A transfer whose target waits at the gate.
-    let remote = Remote::new(&layout(), 8, false);
-    remote.gate.shut();
-    let target = pair.a.register(&(remote.clone() as Arc<dyn Storage>));
+    let (remote, gate) = remote(&layout(), 8, false);
+    gate.shut();
+    let target = pair.a.register(&remote);
     let _granted = pair.a.grant(7, target, &[run(0, 1)]).unwrap();
     let source = pair.b.register(&to);
     let (first, _) = pair.b.submit(7, source, &[run(0, 1)], &[run(0, 1)]).unwrap();
     let second = pair.b.submit(7, source, &[run(0, 1)], &[run(0, 1)]);
     assert!(matches!(second, Err(TransportError::Quota { what: "transfers to the peer", .. })));
-    remote.gate.open();
+    gate.open();
     assert!(matches!(end(&pair.b.transport, first).await, TransferState::Done));
 }
 
@@ -336,13 +267,13 @@ async fn quotas_hold_for_each_peer() {
 async fn a_grant_is_quarantined_while_a_copy_into_it_runs() {
     let pair = Pair::new(Path::Plain, limits()).await;
     let from = storage(&layout(), 8);
-    let remote = Remote::new(&layout(), 8, false);
+    let (remote, gate) = remote(&layout(), 8, false);
     let source = pair.a.register(&from);
-    let target = pair.b.register(&(remote.clone() as Arc<dyn Storage>));
+    let target = pair.b.register(&remote);
     let granted = pair.b.grant(1, target, &[run(0, 4)]).unwrap();
-    remote.gate.shut();
+    gate.shut();
     let (transfer, _) = pair.a.submit(1, source, &[run(0, 4)], &[run(0, 4)]).unwrap();
-    until("the copy runs", || remote.gate.waiting() == 1).await;
+    until("the copy runs", || gate.waiting() == 1).await;
     assert!(matches!(pair.b.transport.revoke(Tag(1), SourceState::Unknown), TransferState::Quarantined(_)));
     assert!(granted.is_held());
     assert_eq!(pair.b.transport.live(), (0, 1));
@@ -350,7 +281,7 @@ async fn a_grant_is_quarantined_while_a_copy_into_it_runs() {
     // Cutting the peer does not help either.
     pair.b.transport.remove_peer(pair.b.peer);
     assert!(granted.is_held());
-    remote.gate.open();
+    gate.open();
     until("the hold is dropped", || !granted.is_held()).await;
     assert!(matches!(pair.b.transport.revoke(Tag(1), SourceState::Unknown), TransferState::Done));
     assert_eq!(pair.b.transport.live(), (0, 0));
@@ -361,7 +292,7 @@ async fn a_grant_is_quarantined_while_a_copy_into_it_runs() {
 async fn a_storage_that_fails_fails_the_transfer() {
     for fails in [[true, false], [false, true]] {
         let pair = Pair::new(Path::Plain, limits()).await;
-        let [from, to] = fails.map(|fails| Remote::new(&layout(), 8, fails) as Arc<dyn Storage>);
+        let [from, to] = fails.map(|fails| remote(&layout(), 8, fails).0);
         let (source, target) = (pair.a.register(&from), pair.b.register(&to));
         let _granted = pair.b.grant(1, target, &[run(0, 4)]).unwrap();
         let (transfer, sent) = pair.a.submit(1, source, &[run(0, 4)], &[run(0, 4)]).unwrap();

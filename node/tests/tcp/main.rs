@@ -6,6 +6,8 @@ mod cuts;
 mod faults;
 mod frames;
 mod handshake;
+#[path = "../hooked/mod.rs"]
+mod hooked;
 mod places;
 mod releases;
 mod support;

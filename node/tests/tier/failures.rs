@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 
 use kvpool_node::tier::{
-    BreakerState, Fault, InProcess, Outcome, SharedTier, StoreError, TierError, TierFailure, TierSettings,
+    BreakerState, InProcess, Outcome, SharedTier, StoreError, TierError, TierFailure, TierSettings,
     ValueError,
 };
 
+use super::faulty::Fault;
 use super::support::{SLACK, WAIT, all, get, hasty, in_process, keys, put, reads, soon, until, values};
 
 const SHORT: Duration = Duration::from_millis(50);

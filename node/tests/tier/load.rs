@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::{Pool, SequenceError};
-use kvpool_node::tier::{Fault, SharedTier, TierPolicy, Tiered};
+use kvpool_node::tier::{SharedTier, TierPolicy, Tiered};
 
+use super::faulty::Fault;
 use super::kv;
 use super::support::{bring_back, hasty, idle, in_process, tiered};
 

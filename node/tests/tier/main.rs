@@ -6,6 +6,7 @@
 //! | `kv` | pools whose bytes identify them |
 //! | `support` | tiers, values, and memory for them |
 //! | `conformance` | the suite, over the store in the process |
+//! | `faulty` | a store with faults |
 //! | `failures` | deadlines, the breaker, the queue, keys that failed |
 //! | `pools` | prefixes come back, policies, stores that lie, quarantine |
 //! | `load` | faults that change under load |
@@ -19,6 +20,7 @@ mod kv;
 
 mod conformance;
 mod failures;
+mod faulty;
 mod load;
 #[cfg(feature = "mooncake")]
 mod mooncake;

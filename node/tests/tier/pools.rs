@@ -5,15 +5,14 @@ use std::time::{Duration, Instant};
 
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::{AllocRequest, Dtype, KvLayout, Pool};
-use kvpool_node::tier::{
-    Fault, InProcess, SharedTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings,
-};
+use kvpool_node::tier::{SharedTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings};
 
+use super::faulty::{Fault, Faulty};
 use super::kv;
 use super::support::{NAMESPACE, SLACK, WAIT, bring_back, hasty, idle, in_process, soon, tiered, until};
 
 /// A pool that has computed a prompt of ten full blocks, and stored them; and another pool.
-async fn stored() -> (InProcess, Arc<SharedTier>, [Pool; 2], Vec<u32>) {
+async fn stored() -> (Faulty, Arc<SharedTier>, [Pool; 2], Vec<u32>) {
     let (store, tier) = in_process(hasty());
     let (a, b) = kv::pools(50);
     let tokens = kv::prompt(1, 41);

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use kvpool::Pool;
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool_node::tier::{
-    Fingerprint, InProcess, Landing, Outcome, SharedTier, Store, TierKey, TierPolicy, TierRead, TierReport,
+    Fingerprint, Landing, Outcome, SharedTier, Store, TierKey, TierPolicy, TierRead, TierReport,
     TierSettings, TierValue, Tiered, TieredSettings, ValueError, value_bytes, verify,
 };
 
+use super::faulty::Faulty;
 use super::kv;
 
 /// The longest time of any step. The machine may be busy.
@@ -33,8 +34,8 @@ pub fn tier(store: impl Store, settings: TierSettings) -> Arc<SharedTier> {
     Arc::new(SharedTier::new(store, settings).unwrap())
 }
 
-pub fn in_process(settings: TierSettings) -> (InProcess, Arc<SharedTier>) {
-    let store = InProcess::new(64 << 20);
+pub fn in_process(settings: TierSettings) -> (Faulty, Arc<SharedTier>) {
+    let store = Faulty::new(64 << 20);
     (store.clone(), tier(store, settings))
 }
 

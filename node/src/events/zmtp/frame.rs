@@ -109,7 +109,6 @@ pub(in crate::events) fn multipart(first: &[&[u8]], last: usize) -> Vec<u8> {
     bytes
 }
 
-/// Returns a command.
 pub(super) fn command_bytes(name: &[u8], body: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     head(&mut bytes, COMMAND, 1 + name.len() + body.len());

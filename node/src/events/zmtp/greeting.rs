@@ -16,7 +16,6 @@ const SIGNATURE_END: usize = 9;
 const VERSION: usize = 10;
 const MECHANISM: std::ops::Range<usize> = 12..32;
 
-/// The sockets here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::events) enum SocketType {
     Pub,

@@ -10,7 +10,6 @@ use crate::membership::member::Member;
 /// The most members that are known: more than a node has peers.
 pub(super) const MEMBERS_MAX: usize = 1024;
 
-/// The known members, by name.
 pub(super) struct KnownMembers {
     grace: Duration,
     entries: BTreeMap<String, Known>,
@@ -72,7 +71,6 @@ impl KnownMembers {
         self.entries.values().filter_map(|known| known.missing_since).min()?.checked_add(self.grace)
     }
 
-    /// Returns the members, by name.
     pub(super) fn members(&self) -> Vec<Member> {
         self.entries.values().map(|known| known.member.clone()).collect()
     }

@@ -185,7 +185,6 @@ impl Watch {
         Ok(())
     }
 
-    /// Returns the name in a key.
     fn name(&self, kv: &KeyValue) -> Option<String> {
         kv.key_str().ok()?.strip_prefix(&self.servers.location.prefix()).map(str::to_owned)
     }

@@ -1,11 +1,12 @@
 //! The state of the driver, and its loop.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::Pool;
 use kvpool::transport::Tag;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
 use super::input::Input;
@@ -33,7 +34,6 @@ pub(super) struct Quarantined {
     pub(super) tag: Tag,
 }
 
-/// A grant of a peer.
 pub(super) type PeerGrant = (LinkId, Way, u64);
 
 /// What a driver works on.

@@ -1,13 +1,12 @@
 //! Outcomes, and where the blocks of a migration go at its end.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use kvpool::transport::{SourceState, TransferState};
 use kvpool::{Imported, TransferError};
 
 use super::driver::{Driver, Quarantined};
 use crate::node::arrival::Arrival;
 use crate::node::job::{Ending, Job, SideJob};
+use crate::node::message::Way;
 use crate::node::status::{self, HISTORY, NodeStatus};
 use crate::protocol::{MachineId, Outcome, Report};
 
@@ -21,13 +20,11 @@ impl Driver {
     }
 
     pub(super) fn report(&mut self, machine: MachineId, report: Report) {
-        if report.bad_blocks > 0 {
-            self.setup.counters.bad_blocks.fetch_add(report.bad_blocks, Relaxed);
-        }
+        self.setup.counters.count(|counters| counters.bad_blocks += report.bad_blocks);
         let now = self.now();
         let Some(job) = self.jobs.get_mut(&machine) else { return };
         if let Outcome::InDoubt { since, .. } = report.outcome {
-            self.setup.counters.in_doubt.fetch_add(1, Relaxed);
+            self.setup.counters.count(|counters| counters.in_doubt += 1);
             job.in_doubt = Some(since);
             job.alone_since = (!self.peers.has_links(job.link)).then_some(now);
             let sequence = job.sequence.map(|id| id.0);
@@ -99,7 +96,9 @@ impl Driver {
         });
         let migrations = running.chain(self.history.iter().cloned()).collect();
         let peers = self.peers.iter().map(|peer| peer.status(&self.setup.fingerprint)).collect();
+        let nixl_peers = self.peers.iter().filter(|peer| peer.on(Way::Nixl).is_some());
+        let nixl_peers = nixl_peers.map(|peer| peer.name.clone()).collect();
         let oldest_doubt = self.doubts().map(|(_, _, since)| self.now().since(since)).max();
-        NodeStatus { migrations, peers, quarantined_grants: self.quarantined.len(), oldest_doubt }
+        NodeStatus { migrations, peers, nixl_peers, quarantined_grants: self.quarantined.len(), oldest_doubt }
     }
 }

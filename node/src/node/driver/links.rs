@@ -69,18 +69,11 @@ impl Driver {
     fn read(&self, id: LinkId, link: Arc<Link>) {
         let inputs = self.setup.sender.clone();
         tokio::spawn(async move {
-            let error = loop {
-                let (message, room) = match link.recv_held::<NodeMessage>().await {
-                    Ok(received) => received,
-                    Err(error) => break error,
-                };
+            while let Ok((message, room)) = link.recv_held::<NodeMessage>().await {
                 let Some(inputs) = inputs.upgrade() else { return };
                 if inputs.send(Input::Message(id, link.clone(), Box::new(message), room)).await.is_err() {
                     return;
                 }
-            };
-            if !matches!(error, LinkError::Closed | LinkError::Ended) {
-                tracing::warn!(peer = link.peer().name, address = %link.address(), %error, "the link was cut");
             }
             if let Some(inputs) = inputs.upgrade() {
                 let _ = inputs.send(Input::LinkLost(id, link)).await;
@@ -91,7 +84,13 @@ impl Driver {
     pub(super) fn link_lost(&mut self, id: LinkId, link: &Arc<Link>) {
         self.lose_questions(id, link);
         let reason = link.cause().unwrap_or(LinkError::Closed);
-        tracing::info!(peer = link.peer().name, address = %link.address(), %reason, "link lost");
+        let (peer, address) = (&link.peer().name, link.address());
+        let is_cut = !matches!(reason, LinkError::Closed | LinkError::Ended);
+        if is_cut && self.peers.reports.is_new(format!("{reason} {peer}")) {
+            tracing::warn!(peer, %address, %reason, "the link was cut");
+        } else {
+            tracing::info!(peer, %address, %reason, "link lost");
+        }
         if self.peers.leave(id, link) {
             self.note_link(id, false);
             let actions = self.setup.machines.link_lost(self.now(), id);

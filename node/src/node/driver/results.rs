@@ -1,7 +1,5 @@
 //! Results of tasks, as the machines take them.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use kvpool::Imported;
 use kvpool::transport::{Grant as Permission, Tag};
 
@@ -102,7 +100,7 @@ impl Driver {
             }
             return;
         };
-        self.setup.counters.quarantined_transfers.fetch_add(1, Relaxed);
+        self.setup.counters.count(|counters| counters.quarantined_transfers += 1);
         let (transport, inputs) = (carrier.transport.clone(), self.setup.sender.clone());
         tokio::spawn(async move {
             work::over(transport, transfer).await;
@@ -165,11 +163,9 @@ impl Driver {
         let tag = Tag(self.next_tag);
         self.next_tag += 1;
         let grant = work::grant_of(way.number(), tag, region, &runs)?;
-        let bytes = self.setup.pool.layout().packed_bytes() as u64;
-        self.setup
-            .counters
-            .granted_bytes
-            .fetch_add(bytes * runs.iter().map(|run| u64::from(run.len)).sum::<u64>(), Relaxed);
+        let frames: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
+        let bytes = frames * self.setup.pool.layout().packed_bytes() as u64;
+        self.setup.counters.count(|counters| counters.granted_bytes += bytes);
         // SAFETY: the hold keeps the frames for the import alone: see `Import::piece`.
         let granted = unsafe { transport.grant(Permission { tag, region, runs, peer, hold }) };
         granted.map_err(work::text)?;

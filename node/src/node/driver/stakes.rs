@@ -71,7 +71,7 @@ impl Driver {
 
     /// Returns whether anything of a peer is remembered, or it is configured.
     pub(super) fn has_reason(&self, id: LinkId, peer: &Peer) -> bool {
-        let configured = self.setup.configured.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let configured = self.setup.configured.lock();
         configured.contains(&peer.name)
             || self.quarantined.iter().any(|grant| grant.link == id)
             || self.jobs.values().any(|job| job.link == id)

@@ -1,7 +1,5 @@
 //! What the machines want done.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use kvpool::transport::{SourceState, TransferState, TransportError};
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -46,9 +44,7 @@ impl Driver {
             Ok(()) => {}
             // The lengths of messages are checked where they are made.
             Err(error @ LinkError::Wire(_)) => tracing::warn!(peer = peer.name, %error, "not sent"),
-            Err(_) => {
-                self.setup.counters.dropped_messages.fetch_add(1, Relaxed);
-            }
+            Err(_) => self.setup.counters.count(|counters| counters.dropped_messages += 1),
         }
     }
 
@@ -149,7 +145,7 @@ impl Driver {
                     let found = caught(|| work::export_prefix(&pool, &what, blocks_max, message_max));
                     match found.and_then(|found| found) {
                         Ok(found) => {
-                            counters.bad_blocks.fetch_add(found.damaged as u64, Relaxed);
+                            counters.count(|counters| counters.bad_blocks += found.damaged as u64);
                             let parcel = Parcel::new(&node, found.export, None);
                             (Some(parcel), Ok((found.manifest, found.blocks)))
                         }

@@ -3,6 +3,7 @@
 use crate::protocol::bounded::Text;
 use crate::protocol::copies::CopyEvent;
 use crate::protocol::machine::Event;
+use crate::protocol::message::AbortReason;
 use crate::protocol::message::MigrationId;
 use crate::protocol::outcome::{Cause, Outcome};
 use crate::protocol::request::MachineId;
@@ -75,7 +76,9 @@ impl Migrations {
 fn reason(outcome: &Outcome) -> Text {
     match outcome {
         // Not nested.
-        Outcome::Failed(Cause::OtherPart(reason) | Cause::Local(reason)) => reason.clone(),
+        Outcome::Failed(Cause::Own(AbortReason::OtherPart(reason) | AbortReason::Local(reason))) => {
+            reason.clone()
+        }
         Outcome::Failed(cause) => Text::new(cause.to_string()),
         Outcome::Refused { reason, .. } => Text::new(reason.to_string()),
         outcome => Text::new(format!("{outcome:?}")),

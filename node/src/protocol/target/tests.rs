@@ -197,7 +197,7 @@ fn verifying() {
     let reason = Text::new("device lost");
     let actions = target.on(NOW, Event::Done(Work::VerifyFailed(reason.clone())));
     assert_eq!(actions[2], aborted(T, AbortReason::Local(reason.clone())));
-    assert!(releases(&target, &actions, &Outcome::Failed(Cause::Local(reason))));
+    assert!(releases(&target, &actions, &Outcome::Failed(Cause::Own(AbortReason::Local(reason)))));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn attempts_are_bounded_at_the_target_too() {
     assert_eq!(target.on(NOW, sent(2)).to_vec(), [bad(2, &[(0, 1)])]);
     let actions = target.on(NOW, sent(3));
     let what = Text::new("more attempts than permitted");
-    assert!(releases(&target, &actions, &Outcome::Failed(Cause::Violation(what))));
+    assert!(releases(&target, &actions, &Outcome::Failed(Cause::Own(AbortReason::Violation(what)))));
     assert!(matches!(actions[1], Action::Report { bad_blocks: 3, .. }));
 }
 
@@ -251,7 +251,7 @@ fn committing() {
 
     let mut target = self::target(TargetState::Committing);
     let reason = Text::new("no");
-    let outcome = Outcome::Failed(Cause::Local(reason.clone()));
+    let outcome = Outcome::Failed(Cause::Own(AbortReason::Local(reason.clone())));
     let report = Action::Report { outcome, bad_blocks: 2 };
     let actions = target.on(NOW, Event::Done(Work::CommitFailed(reason.clone())));
     assert_eq!(actions.to_vec(), [aborted(T, AbortReason::Local(reason)), report]);
@@ -297,7 +297,10 @@ fn an_undecided_target_ends_alone() {
         let asks = state == TargetState::Asking;
         let mut target = target(state);
         let actions = target.on(NOW, Event::Cancel);
-        assert!(releases(&target, &actions, &Outcome::Failed(Cause::Cancelled)), "{state:?}");
+        assert!(
+            releases(&target, &actions, &Outcome::Failed(Cause::Own(AbortReason::Cancelled))),
+            "{state:?}"
+        );
         assert_eq!(actions.contains(&aborted(T, AbortReason::Cancelled)), !asks);
         let mut target = self::target(state);
         let actions = target.on(NOW, Event::PeerEnded);
@@ -384,7 +387,10 @@ fn a_commit_of_a_copy_that_was_not_verified_is_a_violation() {
         let mut target = target(state);
         let actions = target.on(NOW, COMMIT);
         let what = Text::new("a commit of a copy that was not verified");
-        assert!(releases(&target, &actions, &Outcome::Failed(Cause::Violation(what))), "{state:?}");
+        assert!(
+            releases(&target, &actions, &Outcome::Failed(Cause::Own(AbortReason::Violation(what)))),
+            "{state:?}"
+        );
     }
 }
 
@@ -436,7 +442,7 @@ fn the_end_of_another_part_ends_an_agreed_one() {
     let mut target = agreed();
     let why = Text::new("the peer's process has ended");
     let actions = target.on(NOW, of_copy(CopyEvent::Ended(why.clone())));
-    let outcome = Outcome::Failed(Cause::OtherPart(why.clone()));
+    let outcome = Outcome::Failed(Cause::Own(AbortReason::OtherPart(why.clone())));
     let (release, abort) = (Action::Do(Task::Release), aborted(T, AbortReason::OtherPart(why)));
     assert_eq!(actions.to_vec(), [release, Action::Report { outcome, bad_blocks: 0 }, abort]);
     let mut target = agreed();
@@ -457,7 +463,8 @@ fn copies_of_a_cleared_cache() {
             cached.on(NOW, event);
         }
         let actions = cached.on(NOW, commit(false));
-        let report = Action::Report { outcome: Outcome::Failed(Cause::Cleared), bad_blocks: 0 };
+        let report =
+            Action::Report { outcome: Outcome::Failed(Cause::Own(AbortReason::Cleared)), bad_blocks: 0 };
         assert_eq!(actions.to_vec(), [Action::Do(Task::Release), report, aborted(T, AbortReason::Cleared)]);
     }
     // A part: a repeated message may say so first, or later; it stays said.

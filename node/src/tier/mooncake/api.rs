@@ -131,7 +131,6 @@ pub(super) fn is_uncertain(code: i64) -> bool {
     code < 0 && !matches!(code, NO_SPACE | PARAMETERS | NOT_READY | NOT_FOUND | EXISTS | LEASED)
 }
 
-/// Returns what a code means.
 pub(super) fn meaning(code: i64) -> String {
     let text = match code {
         NO_SPACE => "no space",

@@ -50,6 +50,21 @@ pub(super) struct Got {
     got: Vec<i64>,
 }
 
+/// The value of one key, in the memory of its get.
+struct GotValue {
+    all: Arc<Got>,
+    at: usize,
+    len: usize,
+}
+
+impl AsRef<[u8]> for GotValue {
+    fn as_ref(&self) -> &[u8] {
+        let memory = self.all.lent.memory.as_ref().expect("it is there until the end");
+        // SAFETY: the get has ended well, and no other call has the memory before it is given back.
+        unsafe { memory.bytes(self.at, self.len) }
+    }
+}
+
 /// Parts of one memory, one for each key of a call.
 struct Slots {
     pointers: Vec<*mut c_void>,
@@ -164,23 +179,23 @@ impl Client {
 
 impl Got {
     /// Gives the answers out.
-    pub(super) fn answer(mut self, answer: &mut dyn FnMut(usize, Answer<'_>)) -> Result<(), StoreError> {
-        for (place, &got) in self.got.iter().enumerate() {
+    pub(super) fn answer(self, answer: &mut dyn FnMut(usize, Answer)) -> Result<(), StoreError> {
+        let all = Arc::new(self);
+        for (place, &got) in all.got.iter().enumerate() {
             match usize::try_from(got) {
-                Ok(len) if len <= self.bytes => {
-                    // SAFETY: this get has ended well, and no other one has this part of the memory.
-                    let value = unsafe { self.lent.memory().bytes(place * self.bytes, len) };
-                    answer(place, Ok(Some(value)));
+                Ok(len) if len <= all.bytes => {
+                    let value = GotValue { all: all.clone(), at: place * all.bytes, len };
+                    answer(place, Ok(Some(Box::new(value))));
                 }
                 Ok(len) => {
-                    let reason = format!("{len} bytes for a buffer of {}", self.bytes);
+                    let reason = format!("{len} bytes for a buffer of {}", all.bytes);
                     answer(place, Err(StoreError::Answer { store: NAME, reason }));
                 }
                 Err(_) if matches!(got, NOT_FOUND | NOT_READY) => answer(place, Ok(None)),
                 Err(_) => answer(place, Err(refused(meaning(got)))),
             }
         }
-        match self.got.iter().find(|got| is_unreachable(**got)) {
+        match all.got.iter().find(|got| is_unreachable(**got)) {
             Some(&code) => Err(unreachable("batch_get_into", code)),
             None => Ok(()),
         }

@@ -29,6 +29,8 @@ pub(super) struct Memory {
 
 // SAFETY: it owns its bytes, and gives them out by references to itself only.
 unsafe impl Send for Memory {}
+// SAFETY: through a shared reference its bytes are only read.
+unsafe impl Sync for Memory {}
 
 impl Memory {
     /// Allocates memory of at least one byte; `None` if there is none.

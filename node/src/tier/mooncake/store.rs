@@ -87,7 +87,7 @@ impl Store for Mooncake {
         &'a self,
         keys: &'a [TierKey],
         bytes: usize,
-        answer: &'a mut (dyn FnMut(usize, Answer<'_>) + Send),
+        answer: &'a mut (dyn FnMut(usize, Answer) + Send),
     ) -> StoreFuture<'a, ()> {
         let keys = keys.to_vec();
         Box::pin(async move { self.on_thread(move |client| client.get(&keys, bytes)).await?.answer(answer) })

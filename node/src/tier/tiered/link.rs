@@ -1,12 +1,13 @@
 //! A pool, a tier, and blocks between them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::{BlockHash, Origin};
 use kvpool::storage::Storage;
 use kvpool::{Export, Pool, Run, TransferError};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::super::error::TierError;
@@ -134,7 +135,7 @@ impl Link {
 
     /// Changes the counters, or reads them.
     pub(super) fn count<T>(&self, change: impl FnOnce(&mut TieredCounters) -> T) -> T {
-        change(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.counters.lock())
     }
 
     pub(in super::super) fn read_counters(&self) -> TieredCounters {

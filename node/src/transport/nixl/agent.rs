@@ -14,7 +14,6 @@ use super::span::{Memory, Pair, Span};
 /// Backend that moves the bytes.
 const BACKEND: &CStr = c"UCX";
 
-/// An agent with its backend.
 pub(super) struct Agent {
     api: Rc<Api>,
     raw: Raw,
@@ -41,7 +40,6 @@ pub(super) struct Request(Raw);
 #[must_use]
 pub(super) struct Registration(Raw);
 
-/// Returns an error that names the call.
 fn check(call: &'static str, status: Status) -> Result<(), TransportError> {
     if status >= 0 { Ok(()) } else { Err(failed(call, status)) }
 }

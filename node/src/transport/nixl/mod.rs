@@ -20,12 +20,6 @@
 //! | knowledge at the target of what a source has in flight | a grant is over when the source says so ([`SourceState::Over`]) or the agent is gone |
 //!
 //! [`SourceState::Over`]: kvpool::transport::SourceState::Over
-//!
-//! # Files
-//!
-//! `api` the library's functions · `agent` its objects · `span` frames as addresses · `metadata`
-//! what peers exchange · `shared` the state of the transfers · `work` the thread · `transport` the
-//! rest.
 
 mod agent;
 mod api;

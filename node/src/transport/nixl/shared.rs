@@ -1,10 +1,10 @@
 //! The state that the thread and its callers share: regions, peers, grants, transfers.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use kvpool::transport::{Hold, PeerId, RegionId, Submission, Tag, TransferId, TransportError};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::span::{Memory, Pair, Region, requests};
 
@@ -61,7 +61,7 @@ pub(super) struct Job {
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing that holds the lock panics half way.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     pub(super) fn has_grants(&self) -> bool {

@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 /// Over shared memory posting a request copies its bytes, on the only thread that polls.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
-/// Kind of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Memory {
     /// Host memory.

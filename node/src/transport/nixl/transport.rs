@@ -1,8 +1,8 @@
 //! The transport: what other threads see of NIXL's thread.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use kvpool::transport::{
     Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
     TransportError,
 };
+use parking_lot::Mutex;
 
 use super::api::Api;
 use super::metadata::Metadata;
@@ -83,7 +84,7 @@ impl NixlTransport {
     }
 
     fn stop(&self) {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = self.commands.send(Command::Stop);
             let _ = thread.join();
@@ -229,7 +230,7 @@ impl Transport for NixlTransport {
         while !state.is_gone
             && let Some(Transfer { phase: Phase::InFlight, .. }) = state.transfers.get(&transfer)
         {
-            state = self.shared.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.shared.ended.wait(&mut state);
         }
         drop(state);
         self.poll(transfer, None)
@@ -247,8 +248,7 @@ impl Transport for NixlTransport {
             if open == 0 || now >= deadline {
                 return open;
             }
-            let waited = self.shared.ended.wait_timeout(state, deadline - now);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.shared.ended.wait_until(&mut state, deadline);
         }
     }
 }

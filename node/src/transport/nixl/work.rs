@@ -27,7 +27,6 @@ const LONG_PAUSE: Duration = Duration::from_millis(10);
 /// Looks in vain before the thread pauses.
 const SPINS: u32 = 200;
 
-/// Answer of a command.
 pub(super) type Answer<T> = SyncSender<Result<T, TransportError>>;
 
 /// What the thread is asked to do.

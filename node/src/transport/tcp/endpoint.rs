@@ -14,7 +14,6 @@ use super::handshake::{self, within};
 use super::link::{Connections, Link};
 use super::link_state::Peer;
 use super::listener::{Accepted, Listener, SocketFile, bind_unix};
-use super::lock::lock;
 use super::pending::{Entered, Pending};
 use super::random::random;
 use super::resolve::{Resolve, SystemResolver, resolve};
@@ -155,7 +154,7 @@ impl Endpoint {
     /// Keeps a place free among the links for each of these peers, at most half of all places, so
     /// that others cannot use them up.
     pub fn keep_places(&self, peers: impl IntoIterator<Item = String>) {
-        lock(&self.shared.table).configured = peers.into_iter().collect();
+        self.shared.table.lock().configured = peers.into_iter().collect();
     }
 
     /// Returns the limits.
@@ -268,7 +267,7 @@ impl Endpoint {
 
     /// Returns the number of established links.
     pub fn links(&self) -> usize {
-        lock(&self.shared.table).links.values().sum()
+        self.shared.table.lock().links.values().sum()
     }
 
     pub(super) fn shared(&self) -> &Arc<Shared> {
@@ -477,7 +476,7 @@ impl Acceptor {
     ) -> Result<(), LinkError> {
         let (key, messages) = ((hello.name, header.incarnation), hello.messages);
         let waiting = {
-            let table = lock(&self.shared.table);
+            let table = self.shared.table.lock();
             table
                 .waiting
                 .get(&link)

@@ -1,6 +1,6 @@
 //! The transport of frames over links.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -9,6 +9,7 @@ use kvpool::transport::{
     Grant, PeerId, RegionId, SourceState, Submission, Tag, TransferId, TransferState, Transport,
     TransportError,
 };
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::endpoint::Endpoint;
@@ -16,7 +17,6 @@ use super::error::LinkError;
 use super::inner::{Attached, Inner, NO_LINK, PeerEntry, gone};
 use super::link::Link;
 use super::link_state::LinkShared;
-use super::lock::lock;
 use super::region::{NAME, Region};
 use super::stream::Stream;
 use super::{receive, send};
@@ -73,14 +73,14 @@ impl TcpTransport {
 
     /// Returns the number of transfers and grants that are not over.
     pub fn live(&self) -> (usize, usize) {
-        let state = lock(&self.inner.state);
+        let state = self.inner.state.lock();
         (state.transfers.live(), state.grants.live())
     }
 }
 
 impl Drop for TcpTransport {
     fn drop(&mut self) {
-        let mut state = lock(&self.inner.state);
+        let mut state = self.inner.state.lock();
         state.closed = true;
         let peers: Vec<u32> = state.peers.keys().copied().collect();
         drop(state);
@@ -90,7 +90,7 @@ impl Drop for TcpTransport {
 
 /// Notes a link, and spawns the loops of its data streams.
 fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, TransportError> {
-    let mut state = lock(&inner.state);
+    let mut state = inner.state.lock();
     if state.closed {
         return Err(TransportError::Closed);
     }
@@ -155,7 +155,7 @@ impl Transport for TcpTransport {
 
     fn register(&self, storage: &Arc<dyn Storage>) -> Result<RegionId, TransportError> {
         let region = Arc::new(Region::new(storage.clone())?);
-        let mut state = lock(&self.inner.state);
+        let mut state = self.inner.state.lock();
         state.regions.push(region);
         Ok(RegionId(state.regions.len() as u32 - 1))
     }
@@ -174,7 +174,7 @@ impl Transport for TcpTransport {
         }
         let (name, incarnation): (String, u64) = wire::decode(metadata).map_err(invalid)?;
         check_name(&name).map_err(invalid)?;
-        let state = lock(&self.inner.state);
+        let state = self.inner.state.lock();
         let of_peer = |entry: &PeerEntry| {
             entry.name == name && entry.incarnation == incarnation && !entry.links.is_empty()
         };
@@ -187,7 +187,7 @@ impl Transport for TcpTransport {
     }
 
     unsafe fn grant(&self, grant: Grant) -> Result<(), TransportError> {
-        let mut state = lock(&self.inner.state);
+        let mut state = self.inner.state.lock();
         if state.closed {
             return Err(TransportError::Closed);
         }
@@ -202,12 +202,12 @@ impl Transport for TcpTransport {
     }
 
     fn revoke(&self, tag: Tag, _source: SourceState) -> TransferState {
-        let granted = lock(&self.inner.state).grants.revoke(tag);
+        let granted = self.inner.state.lock().grants.revoke(tag);
         match granted {
             Ok(granted) => drop(granted),
             Err(unknown) => return TransferState::Failed(unknown),
         }
-        lock(&self.inner.state).grants.ended(tag)
+        self.inner.state.lock().grants.ended(tag)
     }
 
     unsafe fn submit(&self, submission: Submission) -> Result<TransferId, TransportError> {
@@ -222,9 +222,9 @@ impl Transport for TcpTransport {
 
     fn poll(&self, transfer: TransferId, waker: Option<&Waker>) -> TransferState {
         // Wakers are user code: they are cloned and dropped without the lock.
-        let over = lock(&self.inner.state).transfers.over(transfer);
+        let over = self.inner.state.lock().transfers.over(transfer);
         let over = over.is_some_and(|over| over.poll(waker));
-        lock(&self.inner.state).transfers.state(transfer, over)
+        self.inner.state.lock().transfers.state(transfer, over)
     }
 
     fn cancel(&self, transfer: TransferId) -> TransferState {
@@ -234,11 +234,11 @@ impl Transport for TcpTransport {
 
     /// Waits for the transfers, then revokes all grants, and waits for those.
     fn drain(&self, deadline: Instant) -> usize {
-        lock(&self.inner.state).closed = true;
-        self.inner.signal.wait(deadline, || lock(&self.inner.state).transfers.live() == 0);
-        let revoked = lock(&self.inner.state).grants.revoke_all();
+        self.inner.state.lock().closed = true;
+        self.inner.signal.wait(deadline, || self.inner.state.lock().transfers.live() == 0);
+        let revoked = self.inner.state.lock().grants.revoke_all();
         drop(revoked);
-        self.inner.signal.wait(deadline, || lock(&self.inner.state).grants.live() == 0);
+        self.inner.signal.wait(deadline, || self.inner.state.lock().grants.live() == 0);
         let (transfers, grants) = self.live();
         transfers + grants
     }

@@ -1,16 +1,15 @@
 //! What peers may write.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use kvpool::Run;
 use kvpool::transport::{Grant, PeerId, Tag, TransferState, TransportError};
+use parking_lot::Mutex;
 
-use super::lock::lock;
 use super::region::{Held, NAME, Over, Region, Signal};
 use crate::wire::{ItemHead, ItemStatus, Limits};
 
-/// A grant in force.
 pub(super) struct Granted {
     pub(super) held: Held,
     peer: PeerId,
@@ -45,13 +44,12 @@ pub(super) struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(granted) = self.granted.upgrade() {
-            lock(&granted.busy).retain(|&busy| busy != self.run);
+            granted.busy.lock().retain(|&busy| busy != self.run);
         }
     }
 }
 
 impl Grants {
-    /// Adds a grant.
     pub(super) fn add(
         &mut self,
         grant: Grant,
@@ -148,7 +146,7 @@ impl Granted {
         if u64::from(head.bytes) != u64::from(head.run.len) * self.held.region.frame_bytes() as u64 {
             return Err(ItemStatus::OtherSize);
         }
-        let mut busy = lock(&self.busy);
+        let mut busy = self.busy.lock();
         if busy.iter().any(|busy| busy.start.0 < end && start < busy.end()) {
             return Err(ItemStatus::Overlap);
         }

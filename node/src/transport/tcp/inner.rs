@@ -1,15 +1,15 @@
 //! The state of the transport: regions, peers with their links, grants, transfers.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvpool::transport::{PeerId, RegionId, Submission, TransferId, TransportError};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::error::LinkError;
 use super::grants::{Claim, Grants};
 use super::link_state::{LinkShared, Peer};
-use super::lock::lock;
 use super::region::{Region, Signal};
 use super::stream::Stream;
 use super::transfers::{Item, Remains, Sent, Transfers};
@@ -76,7 +76,7 @@ impl State {
 impl Inner {
     /// Takes the next item for a stream of a link, and notes it there.
     pub(super) fn next_item(&self, peer: PeerId, link: u128, stream: &Stream) -> Option<Item> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let entry = state.peers.get(&peer.0)?;
         // Without this, an item could be noted behind the back of `end_link`.
         entry.links.iter().find(|attached| attached.link.number == link)?;
@@ -87,27 +87,27 @@ impl Inner {
     }
 
     pub(super) fn acknowledged(&self, sent: Sent, status: ItemStatus) {
-        let remains = lock(&self.state).transfers.acknowledged(sent, status);
+        let remains = self.state.lock().transfers.acknowledged(sent, status);
         drop(remains);
     }
 
     pub(super) fn fail(&self, transfer: TransferId, error: TransportError) {
-        let remains = lock(&self.state).transfers.fail(transfer, error);
+        let remains = self.state.lock().transfers.fail(transfer, error);
         drop(remains);
     }
 
     pub(super) fn claim(&self, peer: PeerId, head: &ItemHead) -> Result<Claim, ItemStatus> {
-        lock(&self.state).grants.claim(peer, head)
+        self.state.lock().grants.claim(peer, head)
     }
 
     /// Returns the bytes of the largest frame of all storages.
     pub(super) fn frame_bytes_max(&self) -> usize {
-        lock(&self.state).regions.iter().map(|region| region.frame_bytes()).max().unwrap_or(0)
+        self.state.lock().regions.iter().map(|region| region.frame_bytes()).max().unwrap_or(0)
     }
 
     /// Ends the transfers of a closed link: those with items on it, or all if it was the last.
     pub(super) fn end_link(&self, peer: PeerId, link: &LinkShared, error: &TransportError) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let State { peers, transfers, .. } = &mut *state;
         let Some(entry) = peers.get_mut(&peer.0) else { return };
         let Some(at) = entry.links.iter().position(|attached| attached.link.number == link.number) else {
@@ -128,7 +128,7 @@ impl Inner {
     /// Closes all links to a peer.
     pub(super) fn remove(&self, peer: PeerId, error: &TransportError) {
         let links: Vec<_> = {
-            let state = lock(&self.state);
+            let state = self.state.lock();
             let entry = state.peers.get(&peer.0);
             entry.into_iter().flat_map(|entry| &entry.links).map(|attached| attached.link.clone()).collect()
         };
@@ -155,7 +155,7 @@ impl Inner {
         &self,
         submission: Submission,
     ) -> Result<(TransferId, Vec<Arc<Stream>>), TransportError> {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if state.closed {
             return Err(TransportError::Closed);
         }

@@ -1,13 +1,13 @@
 //! The state of a link: an authenticated peer, its data streams, and whether it is closed.
 
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::sleep;
 
 use super::error::LinkError;
-use super::lock::lock;
 use super::socket::Socket;
 use super::table::Slot;
 use crate::wire::{Limits, Statement, Versions};
@@ -121,8 +121,8 @@ impl LinkShared {
     /// Closes the link. The first cause counts.
     pub(super) fn close(&self, cause: LinkError) {
         let _ = self.closing.cause.set(cause);
-        drop(lock(&self.data).take());
-        drop(lock(&self.slot).take());
+        drop(self.data.lock().take());
+        drop(self.slot.lock().take());
         // Last: the link no longer counts when its end is seen.
         self.closing.done.send_replace(true);
     }
@@ -137,7 +137,7 @@ impl LinkShared {
 
     /// Takes the data streams; `None` if they were taken before, or the link is closed.
     pub(super) fn take_data(&self) -> Option<Vec<Socket>> {
-        lock(&self.data).take()
+        self.data.lock().take()
     }
 
     /// Runs a loop of the link until it fails or the link is closed. A failure closes the link.

@@ -72,7 +72,6 @@ pub(crate) enum Listener {
     Unix(UnixListener),
 }
 
-/// A connection that was accepted.
 pub(crate) enum Accepted {
     Tcp(TcpStream, SocketAddr),
     Unix(UnixStream),

@@ -24,20 +24,6 @@
 //! A revoked grant, a cancelled transfer and a lost link drop the table's reference. Bytes that
 //! still arrive for a revoked grant are thrown away, and the rest of an item of a cancelled
 //! transfer is filled with zeros, so that the stream stays usable.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `address`, `error`, `tls`, `random`, `settings` | addresses, errors, certificates, identities |
-//! | `socket`, `handshake` | a connection, and who is at its other end |
-//! | `lock`, `pending`, `table` | mutexes, connections before they say who they are, the links of an endpoint |
-//! | `link_state`, `control`, `link` | the state of a link, the loops of its control stream, its owner's side |
-//! | `resolve` | addresses of host names |
-//! | `listener` | listeners, and the files of Unix sockets |
-//! | `endpoint` | what listens, and connections to peers |
-//! | `region`, `grants`, `transfers` | memory of a storage, tables of what peers may write, and of what is sent |
-//! | `stream`, `inner` | the state of a data stream, and that of the transport |
-//! | `receive`, `send` | the loops of a data stream |
-//! | `frames` | [`TcpTransport`] |
 
 mod address;
 mod control;
@@ -50,7 +36,6 @@ mod inner;
 mod link;
 mod link_state;
 mod listener;
-mod lock;
 mod pending;
 mod random;
 mod receive;

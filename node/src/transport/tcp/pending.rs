@@ -6,12 +6,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
-
-use super::lock::lock;
 
 /// Host that a connection comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -47,7 +46,6 @@ struct State {
     all: BTreeMap<u64, (Source, oneshot::Sender<()>)>,
 }
 
-/// The place of one connection.
 struct Place {
     pending: Arc<Pending>,
     number: u64,
@@ -82,7 +80,7 @@ impl Pending {
     /// none.
     pub(crate) fn enter(self: &Arc<Self>, source: Source) -> Entered {
         let (keep, kept) = oneshot::channel();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let displaced = if state.all.len() >= self.max { state.displace() } else { None };
         let number = state.next;
         state.next += 1;
@@ -108,7 +106,7 @@ impl State {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let left = lock(&self.pending.state).all.remove(&self.number);
+        let left = self.pending.state.lock().all.remove(&self.number);
         drop(left);
     }
 }
@@ -135,7 +133,7 @@ mod tests {
             silent.iter_mut().map(|entered| is_displaced(&mut entered.kept)).filter(|gone| !gone).count();
         assert_eq!(left, 2, "of twenty");
         drop(silent);
-        assert_eq!(lock(&pending.state).all.len(), 2);
+        assert_eq!(pending.state.lock().all.len(), 2);
     }
 
     #[test]

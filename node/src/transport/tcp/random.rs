@@ -4,7 +4,6 @@ use std::io;
 
 use super::error::LinkError;
 
-/// Returns random bytes.
 pub(super) fn random<const N: usize>() -> Result<[u8; N], LinkError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|error| LinkError::Io {

@@ -2,16 +2,16 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::Instant;
 
 use kvpool::storage::{Arrangement, PlanePart, Storage, StoragePlanes};
 use kvpool::transport::{Hold, TransportError};
 use kvpool::{DeviceId, FrameId, Run};
+use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
-use super::lock::lock;
 use super::socket::{Buffers, Sources};
 use crate::wire::Form;
 
@@ -204,7 +204,6 @@ impl Held {
         Self { region, hold: Some(hold), over }
     }
 
-    /// Returns the hold.
     pub(super) fn hold(&self) -> &Hold {
         self.hold.as_ref().unwrap_or_else(|| unreachable!("only `drop` takes it"))
     }
@@ -230,7 +229,7 @@ impl Over {
 
     fn set(&self) {
         let waker = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             state.0 = true;
             state.1.take()
         };
@@ -241,13 +240,13 @@ impl Over {
     }
 
     pub(super) fn is_set(&self) -> bool {
-        lock(&self.state).0
+        self.state.lock().0
     }
 
     /// Returns whether it is over; if not, keeps the waker.
     pub(super) fn poll(&self, waker: Option<&Waker>) -> bool {
         let mut waker = waker.cloned();
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         if !state.0 && waker.is_some() {
             std::mem::swap(&mut state.1, &mut waker);
         }
@@ -267,25 +266,22 @@ pub(super) struct Signal {
 
 impl Signal {
     fn raise(&self) {
-        *lock(&self.count) += 1;
+        *self.count.lock() += 1;
         self.raised.notify_all();
     }
 
     /// Waits until `done`, which is evaluated after each end, or the deadline.
     pub(super) fn wait(&self, deadline: Instant, mut done: impl FnMut() -> bool) {
         loop {
-            let before = *lock(&self.count);
+            let before = *self.count.lock();
             if done() {
                 return;
             }
-            let mut count = lock(&self.count);
+            let mut count = self.count.lock();
             while *count == before {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
+                if self.raised.wait_until(&mut count, deadline).timed_out() {
                     return;
                 }
-                let waited = self.raised.wait_timeout(count, left);
-                count = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
             }
         }
     }

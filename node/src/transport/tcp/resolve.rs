@@ -29,7 +29,6 @@ pub trait Resolve: Send + Sync + std::fmt::Debug + 'static {
     fn resolve(&self, host: &str, port: u16) -> Resolved<'_>;
 }
 
-/// The resolver of the system.
 #[derive(Debug)]
 pub(super) struct SystemResolver(Arc<Semaphore>);
 

@@ -12,7 +12,6 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, Interest, ReadBuf, ReadHal
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::TlsStream;
 
-/// A connection.
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
@@ -32,7 +31,6 @@ pub enum SocketKind {
 }
 
 impl Socket {
-    /// Returns the kind of the connection.
     pub(super) fn kind(&self) -> SocketKind {
         match self {
             Self::Tcp(_) => SocketKind::Tcp,
@@ -57,7 +55,6 @@ impl Socket {
         stream.get_ref().1.peer_certificates()
     }
 
-    /// Splits the connection.
     pub(super) fn split(self) -> (ReadSide, WriteSide) {
         match self {
             Self::Tcp(stream) => {
@@ -153,7 +150,6 @@ fn length<S: std::ops::Deref<Target = [u8]>>(slices: &[S]) -> usize {
     slices.iter().map(|slice| slice.len()).sum()
 }
 
-/// The side of a connection that is read.
 pub(super) enum ReadSide {
     Tcp(Arc<TcpStream>),
     Unix(Arc<UnixStream>),
@@ -205,7 +201,6 @@ impl ReadSide {
         Ok(read.expect("an own buffer is always there"))
     }
 
-    /// Fills the buffer.
     pub(super) async fn read_exact(&mut self, mut buffer: &mut [u8]) -> io::Result<()> {
         while !buffer.is_empty() {
             let read = self.read(buffer).await?;
@@ -270,7 +265,6 @@ impl WriteSide {
         }
     }
 
-    /// Writes all bytes.
     pub(super) async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let mut own = Bytes(bytes);

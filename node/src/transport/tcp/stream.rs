@@ -1,13 +1,13 @@
 //! A data stream: what is queued for the peer, and what it has not acknowledged.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::error::LinkError;
-use super::lock::lock;
 use super::transfers::{Item, Sent};
 use crate::wire::{Ack, Limits};
 
@@ -45,7 +45,7 @@ impl Stream {
 
     /// Queues an acknowledgement for the peer.
     pub(super) fn acknowledge(&self, ack: Ack) -> Result<(), LinkError> {
-        let mut out = lock(&self.out);
+        let mut out = self.out.lock();
         if out.acks.len() >= ACKS_MAX {
             return Err(LinkError::Limit { what: "unread acknowledgements", max: ACKS_MAX });
         }
@@ -57,7 +57,7 @@ impl Stream {
 
     /// Takes the oldest unacknowledged item, which must be the acknowledged one.
     pub(super) fn acknowledged(&self, ack: Ack) -> Option<Sent> {
-        let mut out = lock(&self.out);
+        let mut out = self.out.lock();
         out.sent.front().filter(|sent| sent.item == ack.item)?;
         out.progress = Instant::now();
         let sent = out.sent.pop_front();
@@ -68,12 +68,12 @@ impl Stream {
 
     /// Takes all unacknowledged items.
     pub(super) fn take_sent(&self) -> VecDeque<Sent> {
-        std::mem::take(&mut lock(&self.out).sent)
+        std::mem::take(&mut self.out.lock().sent)
     }
 
     /// Notes an item as sent, before its first byte is.
     pub(super) fn sending(&self, sent: Sent) {
-        let mut out = lock(&self.out);
+        let mut out = self.out.lock();
         out.progress = Instant::now();
         out.sent.push_back(sent);
     }
@@ -82,7 +82,7 @@ impl Stream {
     /// window has room.
     pub(super) fn next(&self, limits: &Limits, next_item: impl FnOnce() -> Option<Item>) -> Work {
         let (full, idle) = {
-            let mut out = lock(&self.out);
+            let mut out = self.out.lock();
             if let Some(ack) = out.acks.pop_front() {
                 return Work::Ack(ack);
             }

@@ -1,12 +1,12 @@
 //! The links of an endpoint: their counts, and those whose data streams are still arriving.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::mpsc;
 
 use super::error::LinkError;
-use super::lock::lock;
 use super::settings::Identity;
 use super::socket::Socket;
 use crate::wire::Limits;
@@ -26,11 +26,11 @@ impl Shared {
 
     /// Returns what this node says of itself in handshakes that begin now.
     pub(super) fn identity(&self) -> Arc<Identity> {
-        self.identity.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.identity.read().clone()
     }
 
     pub(super) fn set_identity(&self, identity: Identity) {
-        *self.identity.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(identity);
+        *self.identity.write() = Arc::new(identity);
     }
 }
 
@@ -92,7 +92,7 @@ impl<'a> Expected<'a> {
         peer: PeerKey,
         streams: mpsc::Sender<(u16, Socket)>,
     ) -> Self {
-        let mut table = lock(&shared.table);
+        let mut table = shared.table.lock();
         let oldest = table.waiting.iter().min_by_key(|(_, waiting)| waiting.number).map(|(&link, _)| link);
         let is_full = table.waiting.len() >= shared.limits.handshakes.max(1);
         let given_up = oldest.filter(|_| is_full).and_then(|oldest| table.waiting.remove(&oldest));
@@ -109,7 +109,7 @@ impl<'a> Expected<'a> {
 impl Slot {
     pub(super) fn take(shared: &Arc<Shared>, name: &str) -> Result<Self, LinkError> {
         let limits = &shared.limits;
-        let mut table = lock(&shared.table);
+        let mut table = shared.table.lock();
         if table.links.values().sum::<usize>() + table.kept(name, limits) >= limits.links {
             return Err(LinkError::Limit { what: "links", max: limits.links });
         }
@@ -125,7 +125,7 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let mut table = lock(&self.shared.table);
+        let mut table = self.shared.table.lock();
         if let Some(links) = table.links.get_mut(&self.name) {
             *links -= 1;
             if *links == 0 {
@@ -137,6 +137,6 @@ impl Drop for Slot {
 
 impl Drop for Expected<'_> {
     fn drop(&mut self) {
-        lock(&self.shared.table).waiting.remove(&self.link);
+        self.shared.table.lock().waiting.remove(&self.link);
     }
 }

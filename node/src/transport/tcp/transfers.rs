@@ -160,7 +160,6 @@ impl Transfers {
         Remains(entry.source.take())
     }
 
-    /// Ends all transfers to a peer.
     pub(super) fn fail_peer(&mut self, peer: PeerId, error: &TransportError) -> Vec<Remains> {
         self.queues.remove(&peer);
         let of_peer = self.entries.iter().filter(|(_, entry)| entry.peer == peer);
