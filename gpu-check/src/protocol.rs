@@ -2,7 +2,7 @@
 //! stale, without them some are.
 
 use cudarc::driver::result;
-use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PackParams};
+use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PackParams, Way};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
@@ -61,7 +61,7 @@ fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
         n_pieces,
         n_frames: half as u32,
         unit: 16,
-        reserved: 0,
+        way: Way::Out,
     };
     let (copies, packs, burns) =
         (gpu.kernel("kvp_copy")?, gpu.kernel("kvp_pack")?, gpu.probe("kvp_probe_burn")?);

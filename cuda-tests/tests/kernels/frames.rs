@@ -3,7 +3,8 @@
 use kvpool::storage::{FrameMove, KvLayout};
 use kvpool::{FrameId, Run};
 use kvpool_cuda::params::{
-    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, PackParams, Piece, ZeroParams, unit,
+    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, PackParams, Piece, Way, ZeroParams,
+    unit,
 };
 use kvpool_cuda_tests::host::{Order, launch, launch_with};
 use kvpool_testkit::rng::Rng;
@@ -80,11 +81,11 @@ fn pack(arena: &mut Arena, frames: &[u32], unpacked: Option<&[u8]>, rng: &mut Rn
         n_pieces: pieces.len() as u32,
         n_frames: frames.len() as u32,
         unit: any_unit(widest, rng),
-        reserved: 0,
+        way: if unpacked.is_some() { Way::In } else { Way::Out },
     };
     let (ctas, order) = any_launch(rng);
     // SAFETY: as above; the packed form has room for every frame.
-    unsafe { launch(if unpacked.is_some() { "kvp_unpack" } else { "kvp_pack" }, ctas, params, order) };
+    unsafe { launch("kvp_pack", ctas, params, order) };
     if let Some(bytes) = unpacked {
         arena.reference.unpack(&runs(frames), bytes);
     }

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kvpool_cuda::params::{CopyParams, Lane, Move, NO_MOVES, Piece, RowsParams};
+use kvpool_cuda::params::{CopyParams, Lane, Move, NO_MOVES, Piece, RowsParams, Way};
 use kvpool_cuda_tests::host::{Order, launch};
 
 /// Names the error that a child makes.
@@ -29,9 +29,11 @@ fn store(slot: i64, skew: usize, unit: u32) {
         block_tokens: 2,
         n_tokens: 1,
         unit,
+        way: Way::In,
+        row_type: 0,
     };
     // SAFETY: violated on purpose: the sanitizer must report it.
-    unsafe { launch("kvp_store", 1, params, Order::ASCENDING) };
+    unsafe { launch("kvp_rows", 1, params, Order::ASCENDING) };
     std::hint::black_box((&rows, &frames));
 }
 
