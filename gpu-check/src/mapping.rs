@@ -8,7 +8,7 @@ use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX, Piece};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, launch};
+use crate::gpu::{self, Gpu, Outcome, launch};
 use crate::report::Section;
 use crate::sample;
 
@@ -156,7 +156,5 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
 
 /// Returns the median in seconds.
 fn median(times: &[Duration]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)
+    gpu::median(times.iter().map(Duration::as_secs_f64).collect())
 }

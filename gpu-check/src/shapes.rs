@@ -62,7 +62,6 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         unsafe { launch(&stream, &probe, 8 * sms, &linear_params) }
     })?;
     section.figure(LINEAR, rate(linear), "GB/s");
-    let is_90 = gpu.context.compute_capability()? >= (9, 0);
     let mut shapes = Vec::new();
     for share in [1, 2, 4] {
         for teams in [1, 2, 4, 8] {
@@ -74,13 +73,10 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             shapes.push(("kvp_copy", ctas, teams * COPY_TEAM, 0, teams * PIECE_BYTES_MAX));
         }
     }
-    if is_90 {
+    if gpu.bulk()?.is_some() {
         for ctas in [8, 16, 32, 64, sms, 2 * sms, 3 * sms] {
             shapes.push(("kvp_copy_bulk", ctas, BULK_THREADS, BULK_SHARED_BYTES, BULK_IN_FLIGHT));
         }
-        let bulk = gpu.kernel("kvp_copy_bulk")?;
-        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
     }
     // Of each kernel, all bytes are verified once, and samples for each shape: the host takes longer to
     // make and compare half a gigabyte than the device to copy it.
