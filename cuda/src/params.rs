@@ -97,9 +97,6 @@ pub struct Lane {
 /// Number of moves that a launch passes as parameters.
 pub const MOVES_INLINE: usize = 256;
 
-/// The inline moves of a launch that has a table of moves, or none.
-pub const NO_MOVES: [Move; MOVES_INLINE] = [Move { src: 0, dst: 0 }; MOVES_INLINE];
-
 /// Parameters of `kvp_copy` and `kvp_copy_bulk`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
@@ -118,6 +115,23 @@ pub struct CopyParams {
     pub reserved: u32,
     /// Up to [`MOVES_INLINE`] moves.
     pub few: [Move; MOVES_INLINE],
+}
+
+impl CopyParams {
+    /// Describes `moves` of `pieces`: the address and the length of each table. The moves at address 0
+    /// are those that the caller puts into `few`.
+    #[must_use]
+    pub fn new(pieces: (u64, usize), moves: (u64, usize), unit: u32) -> Self {
+        Self {
+            pieces: pieces.0,
+            moves: moves.0,
+            n_pieces: pieces.1 as u32,
+            n_moves: moves.1 as u32,
+            unit,
+            reserved: 0,
+            few: [Move { src: 0, dst: 0 }; MOVES_INLINE],
+        }
+    }
 }
 
 /// Parameters of `kvp_zero`.

@@ -8,7 +8,7 @@ use half::bf16;
 use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
 use kvpool::{FrameId, Run};
 use kvpool_cuda::params::{
-    CopyParams, Lane, Move, NO_MOVES, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
+    CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
     SCALES_PER_TOKEN_HEAD, THREADS, Way, ZeroParams, code_type, row_type,
 };
 use kvpool_testkit::rng::Rng;
@@ -179,15 +179,8 @@ impl Bench<'_> {
         let sms = gpu.multiprocessors;
         for (name, list) in [("layer-first", &layers), ("block-first", &blocks)] {
             let pieces = gpu.upload(list)?;
-            let params = CopyParams {
-                pieces: pieces.address(),
-                moves: moves.address(),
-                n_pieces: list.len() as u32,
-                n_moves: shape.moved as u32,
-                unit: 16,
-                reserved: 0,
-                few: NO_MOVES,
-            };
+            let (pieces, moves) = ((pieces.address(), list.len()), (moves.address(), shape.moved));
+            let params = CopyParams::new(pieces, moves, 16);
             // Some moves, in all planes.
             let piece_at = |piece: &Piece, frame: u32| piece.base + u64::from(frame) * piece.frame_stride;
             let (mut best, sampled) = (f64::INFINITY, self.moves());

@@ -7,7 +7,7 @@
 //! the highest priority. Both are timed alone and together.
 
 use cudarc::driver::{CudaFunction, sys};
-use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, THREADS};
+use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, THREADS};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first, median};
@@ -37,18 +37,10 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         .map(|at| Move { src: 2 * at as u32, dst: (frames / 2) as u32 + 2 * at as u32 + 1 })
         .collect();
     let moves: Vec<Move> = moves.into_iter().filter(|step| (step.dst as usize) < frames).collect();
-    let (n_pieces, n_moves) = (pieces.len() as u32, moves.len() as u32);
+    let (n_pieces, n_moves) = (pieces.len(), moves.len());
     let list = moves;
     let (pieces, moves) = (gpu.upload(&pieces)?, gpu.upload(&list)?);
-    let wave = CopyParams {
-        pieces: pieces.address(),
-        moves: moves.address(),
-        n_pieces,
-        n_moves,
-        unit: 16,
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let wave = CopyParams::new((pieces.address(), n_pieces), (moves.address(), n_moves), 16);
     let copy = gpu.kernel("kvp_copy")?;
     let low = gpu.lowest()?;
 

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, Storage};
-use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX, Piece};
+use kvpool_cuda::params::{CopyParams, Move, PIECE_BYTES_MAX, Piece};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
@@ -112,15 +112,7 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
             })
             .collect();
         let table = gpu.upload(&pieces)?;
-        let params = CopyParams {
-            pieces: table.address(),
-            moves: list.address(),
-            n_pieces: pieces.len() as u32,
-            n_moves: moved as u32,
-            unit: 16,
-            reserved: 0,
-            few: NO_MOVES,
-        };
+        let params = CopyParams::new((table.address(), pieces.len()), (list.address(), moved), 16);
         let tiles = moves.iter().step_by(moved.div_ceil(8)).map(|step| {
             let at = |frame: u32| base + u64::from(frame) * FRAME_BYTES as u64;
             (at(step.src), at(step.dst))

@@ -2,9 +2,7 @@
 //! driver's copies of the same pieces.
 
 use cudarc::driver::{result, sys};
-use kvpool_cuda::params::{
-    BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX,
-};
+use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, PIECE_BYTES_MAX};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};
@@ -31,15 +29,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let arena = gpu.buffer(planes * frames * tile as usize)?;
     let pieces = layer_first(arena.address(), planes, frames, tile);
     let table = gpu.upload(&pieces)?;
-    let mut params = CopyParams {
-        pieces: table.address(),
-        moves: 0,
-        n_pieces: pieces.len() as u32,
-        n_moves: moved as u32,
-        unit: 16,
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let mut params = CopyParams::new((table.address(), pieces.len()), (0, moved), 16);
     // From even frames of the first half to scattered frames of the second.
     let half = frames / 2;
     for at in 0..moved {
