@@ -138,6 +138,10 @@ struct Int8 {
   }
 };
 
+struct alignas(8) V8 {
+  u32 x, y;
+};
+
 template <class Code>
 __device__ __forceinline__ u32 encode_four(const float* values, float inverse) {
   const u32 low = Code::encode_two(values[0] * inverse, values[1] * inverse);
@@ -145,39 +149,63 @@ __device__ __forceinline__ u32 encode_four(const float* values, float inverse) {
 }
 
 template <class Code>
-__device__ __forceinline__ void decode_four(u32 codes, float scale, float* values) {
-  Code::decode_two(codes & 0xFFFF, values);
-  Code::decode_two(codes >> 16, values + 2);
-#pragma unroll
-  for (u32 k = 0; k < 4; k++) values[k] *= scale;
+__device__ __forceinline__ V8 encode_eight(const float* values, float inverse) {
+  return {encode_four<Code>(values, inverse), encode_four<Code>(values + 4, inverse)};
 }
 
-struct alignas(8) V8 {
-  u32 x, y;
-};
+template <class Code>
+__device__ __forceinline__ void decode_four(u32 codes, float* values) {
+  Code::decode_two(codes & 0xFFFF, values);
+  Code::decode_two(codes >> 16, values + 2);
+}
 
-// Writes the codes of 8, 4 or 1 values, at an address that is a multiple of that number of bytes.
-template <class Code, u32 N>
-__device__ __forceinline__ void write_codes(u8* to, const float* values, float inverse) {
-  if constexpr (N == 8) {
-    *reinterpret_cast<V8*>(to) = V8{encode_four<Code>(values, inverse), encode_four<Code>(values + 4, inverse)};
-  } else if constexpr (N == 4) {
-    *reinterpret_cast<u32*>(to) = encode_four<Code>(values, inverse);
+template <class Code>
+__device__ __forceinline__ void decode_eight(V8 codes, float* values) {
+  decode_four<Code>(codes.x, values);
+  decode_four<Code>(codes.y, values + 4);
+}
+
+// Returns the largest value of a type.
+__device__ __forceinline__ float largest_code(u32 type) {
+  return type == CODES_E4M3 ? E4m3::MAX : type == CODES_E5M2 ? E5m2::MAX : Int8::MAX;
+}
+
+// Writes the codes of 8 values: all, at a multiple of 8 bytes, or the first `n`.
+__device__ __forceinline__ void write_codes(u32 type, bool is_whole, u8* to, u32 n, const float* values, float inverse) {
+  V8 codes;
+  if (type == CODES_E4M3) {
+    codes = encode_eight<E4m3>(values, inverse);
+  } else if (type == CODES_E5M2) {
+    codes = encode_eight<E5m2>(values, inverse);
   } else {
-    *to = u8(Code::encode(values[0] * inverse));
+    codes = encode_eight<Int8>(values, inverse);
   }
+  if (is_whole) {
+    *reinterpret_cast<V8*>(to) = codes;
+    return;
+  }
+#pragma unroll
+  for (u32 k = 0; k < 8; k++)
+    if (k < n) to[k] = u8((k < 4 ? codes.x : codes.y) >> 8 * (k % 4));
 }
 
 // Reads codes and returns their values: the inverse of `write_codes`.
-template <class Code, u32 N>
-__device__ __forceinline__ void read_codes(const u8* from, float scale, float* values) {
-  if constexpr (N == 8) {
-    const V8 codes = *reinterpret_cast<const V8*>(from);
-    decode_four<Code>(codes.x, scale, values);
-    decode_four<Code>(codes.y, scale, values + 4);
-  } else if constexpr (N == 4) {
-    decode_four<Code>(*reinterpret_cast<const u32*>(from), scale, values);
+__device__ __forceinline__ void read_codes(u32 type, bool is_whole, const u8* from, u32 n, float scale, float* values) {
+  V8 codes{0, 0};
+  if (is_whole) {
+    codes = *reinterpret_cast<const V8*>(from);
   } else {
-    values[0] = Code::decode(*from) * scale;
+#pragma unroll
+    for (u32 k = 0; k < 8; k++)
+      if (k < n) (k < 4 ? codes.x : codes.y) |= u32(from[k]) << 8 * (k % 4);
   }
+  if (type == CODES_E4M3) {
+    decode_eight<E4m3>(codes, values);
+  } else if (type == CODES_E5M2) {
+    decode_eight<E5m2>(codes, values);
+  } else {
+    decode_eight<Int8>(codes, values);
+  }
+#pragma unroll
+  for (u32 k = 0; k < 8; k++) values[k] *= scale;
 }

@@ -14,9 +14,11 @@ cd "$(dirname "$0")/ptx"
 mkdir -p "$folder"
 for name in kvpool probes; do
     for sm in 80 90; do
-        log=$("$ptxas" -v -arch="sm_$sm" -o "$folder/$name.sm$sm.cubin" "$name.sm$sm.ptx" 2>&1)
+        ptx=$name.sm$sm.ptx
+        [[ -e $ptx ]] || ptx=$name.sm80.ptx
+        log=$("$ptxas" -v -arch="sm_$sm" -o "$folder/$name.sm$sm.cubin" "$ptx" 2>&1)
         if grep -E "[1-9][0-9]* bytes (stack frame|spill)" <<<"$log"; then
-            echo "cubins.sh: a kernel in $name.sm$sm.ptx spills, or has a stack frame" >&2
+            echo "cubins.sh: a kernel in $ptx spills on sm_$sm, or has a stack frame" >&2
             exit 1
         fi
         echo "$name.sm$sm: $(grep -c "Used [0-9]* registers" <<<"$log") kernels, at most" \

@@ -54,91 +54,75 @@ __device__ __forceinline__ u32 bf16_narrow(float value) {
 #endif
 }
 
-// Layout of elements in 32-bit words: `PER_WORD` elements, the first in the low bits.
-struct F32 {
-  static constexpr u32 PER_WORD = 1;
-  using Element = u32;
-  static __device__ __forceinline__ void widen(u32 word, float* values) { values[0] = float_of(word); }
-  static __device__ __forceinline__ u32 narrow(const float* values) { return bits_of(values[0]); }
-};
-struct F16 {
-  static constexpr u32 PER_WORD = 2;
-  using Element = u16;
-  static __device__ __forceinline__ void widen(u32 word, float* values) {
-    values[0] = f16_widen(word & 0xFFFF);
-    values[1] = f16_widen(word >> 16);
-  }
-  static __device__ __forceinline__ u32 narrow(const float* values) {
-    return f16_narrow(values[0]) | f16_narrow(values[1]) << 16;
-  }
-  static __device__ __forceinline__ float widen_one(u16 bits) { return f16_widen(bits); }
-  static __device__ __forceinline__ u16 narrow_one(float value) { return u16(f16_narrow(value)); }
-};
-struct Bf16 {
-  static constexpr u32 PER_WORD = 2;
-  using Element = u16;
-  static __device__ __forceinline__ void widen(u32 word, float* values) {
-    values[0] = float_of(word << 16);
-    values[1] = float_of(word & 0xFFFF0000u);
-  }
-  static __device__ __forceinline__ u32 narrow(const float* values) {
-#if defined(__CUDA_ARCH__)
-    u32 word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
-    return word;
-#else
-    return bf16_narrow(values[0]) | bf16_narrow(values[1]) << 16;
-#endif
-  }
-  static __device__ __forceinline__ float widen_one(u16 bits) { return float_of(u32(bits) << 16); }
-  static __device__ __forceinline__ u16 narrow_one(float value) { return u16(bf16_narrow(value)); }
-};
+__device__ __forceinline__ float bf16_widen(u32 bits) { return float_of(bits << 16); }
 
-// Reads `N` elements: 8 at a multiple of 16 bytes, 4 at a multiple of 4, or 1 at a multiple of its
-// own size.
-template <class Row, u32 N>
-__device__ __forceinline__ void read_values(const u8* from, float* values) {
-  if constexpr (N == 8) {
-    constexpr u32 PER_VECTOR = 4 * Row::PER_WORD;
-#pragma unroll
-    for (u32 k = 0; k < N / PER_VECTOR; k++) {
-      const V16 v = load_once(reinterpret_cast<const V16*>(from) + k);
-      float* at = values + k * PER_VECTOR;
-      Row::widen(v.x, at);
-      Row::widen(v.y, at + Row::PER_WORD);
-      Row::widen(v.z, at + 2 * Row::PER_WORD);
-      Row::widen(v.w, at + 3 * Row::PER_WORD);
+// Narrows two values to one word, the first in its low half.
+__device__ __forceinline__ u32 bf16_narrow_two(const float* values) {
+#if defined(__CUDA_ARCH__)
+  u32 word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(values[1]), "f"(values[0]));
+  return word;
+#else
+  return bf16_narrow(values[0]) | bf16_narrow(values[1]) << 16;
+#endif
+}
+
+// Elements that a thread converts in one step.
+constexpr u32 STEP = 8;
+
+__device__ __forceinline__ u32 element_bytes(u32 type) { return type == ROWS_F32 ? 4 : 2; }
+
+// Reads a step of elements of `type`. With `is_whole`, all exist and start at a multiple of 16
+// bytes; otherwise `n` exist, at a multiple of their size, and the others count as zero.
+__device__ __forceinline__ void read_values(u32 type, bool is_whole, const u8* from, u32 n, float* values) {
+  u32 words[STEP];  // of two elements each, unless they are f32
+  if (is_whole) {
+    const V16 low = load_once(reinterpret_cast<const V16*>(from));
+    words[0] = low.x, words[1] = low.y, words[2] = low.z, words[3] = low.w;
+    if (type == ROWS_F32) {
+      const V16 high = load_once(reinterpret_cast<const V16*>(from) + 1);
+      words[4] = high.x, words[5] = high.y, words[6] = high.z, words[7] = high.w;
     }
-  } else if constexpr (N == 4) {
+  } else if (type == ROWS_F32) {
 #pragma unroll
-    for (u32 k = 0; k < N / Row::PER_WORD; k++)
-      Row::widen(load_once(reinterpret_cast<const u32*>(from) + k), values + k * Row::PER_WORD);
-  } else if constexpr (Row::PER_WORD == 1) {
-    Row::widen(*reinterpret_cast<const u32*>(from), values);
+    for (u32 k = 0; k < STEP; k++) words[k] = k < n ? reinterpret_cast<const u32*>(from)[k] : 0;
   } else {
-    values[0] = Row::widen_one(*reinterpret_cast<const u16*>(from));
+    const u16* elements = reinterpret_cast<const u16*>(from);
+#pragma unroll
+    for (u32 k = 0; k < STEP; k += 2) {
+      const u32 low = k < n ? elements[k] : 0, high = k + 1 < n ? elements[k + 1] : 0;
+      words[k / 2] = low | high << 16;
+    }
+  }
+#pragma unroll
+  for (u32 k = 0; k < STEP; k++) {
+    const u32 half = k % 2 == 0 ? words[k / 2] & 0xFFFF : words[k / 2] >> 16;
+    values[k] = type == ROWS_F32 ? float_of(words[k]) : type == ROWS_F16 ? f16_widen(half) : bf16_widen(half);
   }
 }
 
-// Writes `N` elements: the inverse of `read_values`.
-template <class Row, u32 N>
-__device__ __forceinline__ void write_values(u8* to, const float* values) {
-  if constexpr (N == 8) {
-    constexpr u32 PER_VECTOR = 4 * Row::PER_WORD;
+// Writes a step of elements: the inverse of `read_values`.
+__device__ __forceinline__ void write_values(u32 type, bool is_whole, u8* to, u32 n, const float* values) {
+  u32 words[STEP];
 #pragma unroll
-    for (u32 k = 0; k < N / PER_VECTOR; k++) {
-      const float* at = values + k * PER_VECTOR;
-      const V16 v = {Row::narrow(at), Row::narrow(at + Row::PER_WORD), Row::narrow(at + 2 * Row::PER_WORD),
-                     Row::narrow(at + 3 * Row::PER_WORD)};
-      store_once(reinterpret_cast<V16*>(to) + k, v);
-    }
-  } else if constexpr (N == 4) {
+  for (u32 k = 0; k < STEP; k++) words[k] = bits_of(values[k]);
+  if (type == ROWS_F16) {
 #pragma unroll
-    for (u32 k = 0; k < N / Row::PER_WORD; k++)
-      store_once(reinterpret_cast<u32*>(to) + k, Row::narrow(values + k * Row::PER_WORD));
-  } else if constexpr (Row::PER_WORD == 1) {
-    *reinterpret_cast<u32*>(to) = Row::narrow(values);
+    for (u32 k = 0; k < STEP / 2; k++) words[k] = f16_narrow(values[2 * k]) | f16_narrow(values[2 * k + 1]) << 16;
+  } else if (type == ROWS_BF16) {
+#pragma unroll
+    for (u32 k = 0; k < STEP / 2; k++) words[k] = bf16_narrow_two(values + 2 * k);
+  }
+  if (is_whole) {
+    store_once(reinterpret_cast<V16*>(to), V16{words[0], words[1], words[2], words[3]});
+    if (type == ROWS_F32) store_once(reinterpret_cast<V16*>(to) + 1, V16{words[4], words[5], words[6], words[7]});
+  } else if (type == ROWS_F32) {
+#pragma unroll
+    for (u32 k = 0; k < STEP; k++)
+      if (k < n) reinterpret_cast<u32*>(to)[k] = words[k];
   } else {
-    *reinterpret_cast<u16*>(to) = Row::narrow_one(values[0]);
+#pragma unroll
+    for (u32 k = 0; k < STEP; k++)
+      if (k < n) reinterpret_cast<u16*>(to)[k] = u16(words[k / 2] >> 16 * (k % 2));
   }
 }

@@ -1,14 +1,17 @@
 // Conversion of rows, head by head: assignment of threads to heads, and the work per head.
 //
 // One group of lanes converts one head of one token's K or V. A group is the smallest power-of-two
-// number of lanes of a warp that converts the head in one step of `N` elements per lane; a long
-// head takes the whole warp and several steps. With 8 elements per step, heads of 64, 128 and 256
-// take 8, 16 and 32 lanes.
+// number of lanes of a warp that converts the head in one step of 8 elements per lane; a long head
+// takes the whole warp and several steps. Heads of 64, 128 and 256 take 8, 16 and 32 lanes.
 //
 //   job = (token * halves + half) * heads + head        halves: 2, or 1 for a latent layout
 //
 // All groups of a warp run the same number of rounds. Groups without work (padding, or past the
 // last job) stay for the shuffles, which name the whole warp.
+//
+// The types and the unit are arguments, the same for all threads: kernels pass their parameters, and
+// an instance for one pair of types passes constants. Units below 16 are rare: their elements are
+// accessed one by one.
 #pragma once
 
 #include "bytes.h"
@@ -42,8 +45,7 @@ struct Groups {
 };
 
 // Locates a job's head; returns `false` for padding.
-template <u32 ELEMENT>
-__device__ __forceinline__ bool locate(const QuantParams& p, u32 job, Head& head) {
+__device__ __forceinline__ bool locate(const QuantParams& p, u32 element, u32 job, Head& head) {
   const bool two = p.rows.v != nullptr;
   const u32 index = job % p.heads;
   const u32 row = job / p.heads;
@@ -56,7 +58,7 @@ __device__ __forceinline__ bool locate(const QuantParams& p, u32 job, Head& head
 
   const u32 first = index * p.head_dim;
   const u64 row_at = u64(token) * (is_v ? p.rows.v_stride : p.rows.k_stride);
-  head.row = (is_v ? p.rows.v : p.rows.k) + row_at + first * ELEMENT;
+  head.row = (is_v ? p.rows.v : p.rows.k) + row_at + first * element;
   const Lane lane = is_v ? p.rows.v_lane : p.rows.k_lane;
   head.codes = in_frame(lane.base, lane.frame_stride, frame) + (u64(offset) * p.rows.row_bytes + first);
 
@@ -69,42 +71,44 @@ __device__ __forceinline__ bool locate(const QuantParams& p, u32 job, Head& head
   return true;
 }
 
-// Returns the bits of the largest finite magnitude of `largest` and `values`. As integers they sort
-// like the magnitudes.
-template <u32 N>
+// Returns the bits of the largest finite magnitude of `largest` and a step of values. As integers
+// they sort like the magnitudes.
 __device__ __forceinline__ u32 largest_of(u32 largest, const float* values) {
 #pragma unroll
-  for (u32 k = 0; k < N; k++) {
+  for (u32 k = 0; k < STEP; k++) {
     const u32 magnitude = bits_of(values[k]) & 0x7FFFFFFF;
     if (magnitude < 0x7F800000u && magnitude > largest) largest = magnitude;
   }
   return largest;
 }
 
-template <class Code, class Row, u32 N>
-__device__ __forceinline__ void quantise_by(const QuantParams& p) {
-  constexpr u32 ELEMENT = sizeof(typename Row::Element);
-  const u32 steps = p.head_dim / N;
-  const u32 jobs = p.rows.n_tokens * (p.rows.v ? 2 : 1) * p.heads;
+__device__ __forceinline__ u32 steps_of(const QuantParams& p) { return (p.head_dim + STEP - 1) / STEP; }
+__device__ __forceinline__ u32 jobs_of(const QuantParams& p) {
+  return p.rows.n_tokens * (p.rows.v ? 2 : 1) * p.heads;
+}
+
+// Converts rows of values of type `row` to codes of type `code`.
+__device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row, u32 unit) {
+  const u32 element = element_bytes(row), steps = steps_of(p), jobs = jobs_of(p);
+  const bool is_whole = unit == 16;
   Groups group(steps);
   for (; group.warp_job < jobs; group.warp_job += group.step, group.job += group.step) {
     Head head;
-    const bool live = group.job < jobs && locate<ELEMENT>(p, group.job, head);
-    // A head that takes one step is read once; the later steps of a long head are read again.
-    const bool mine = live && group.lane < steps;
-    float held[N];
-    if (mine) read_values<Row, N>(head.row + group.lane * N * ELEMENT, held);
+    const bool live = group.job < jobs && locate(p, element, group.job, head);
+    const u32 end = live ? steps : 0;
+    float values[STEP];
+    auto read = [&](u32 i) {
+      read_values(row, is_whole, head.row + i * STEP * element, p.head_dim - i * STEP, values);
+    };
 
     float inverse = 1.0f;
-    if (p.mode == SCALES_PER_TOKEN_HEAD) {
-      u32 largest = mine ? largest_of<N>(0, held) : 0;
-      if (live) {
+    const bool finds_scale = p.mode == SCALES_PER_TOKEN_HEAD;
+    if (finds_scale) {
+      u32 largest = 0;
 #pragma unroll 1
-        for (u32 i = group.lane + group.lanes; i < steps; i += group.lanes) {
-          float values[N];
-          read_values<Row, N>(head.row + i * N * ELEMENT, values);
-          largest = largest_of<N>(largest, values);
-        }
+      for (u32 i = group.lane; i < end; i += group.lanes) {
+        read(i);
+        largest = largest_of(largest, values);
       }
 #pragma unroll 1
       for (u32 other = group.lanes / 2; other > 0; other /= 2) {
@@ -112,7 +116,7 @@ __device__ __forceinline__ void quantise_by(const QuantParams& p) {
         largest = theirs > largest ? theirs : largest;
       }
       constexpr float SMALLEST = 1.17549435e-38f;  // so that its inverse is finite
-      const float exact = float_of(largest) / Code::MAX;
+      const float exact = float_of(largest) / largest_code(code);
       const float scale = exact > SMALLEST ? exact : SMALLEST;
       inverse = 1.0f / scale;
       if (live && group.lane == 0) *head.scale_at = scale;
@@ -120,55 +124,31 @@ __device__ __forceinline__ void quantise_by(const QuantParams& p) {
       inverse = 1.0f / *head.scale_at;
     }
 
-    if (mine) write_codes<Code, N>(head.codes + group.lane * N, held, inverse);
-    if (live) {
+    // The values of a head that takes one step are still there; those of a long head are read again.
+    const bool is_held = finds_scale && steps <= group.lanes;
 #pragma unroll 1
-      for (u32 i = group.lane + group.lanes; i < steps; i += group.lanes) {
-        float values[N];
-        read_values<Row, N>(head.row + i * N * ELEMENT, values);
-        write_codes<Code, N>(head.codes + i * N, values, inverse);
-      }
+    for (u32 i = group.lane; i < end; i += group.lanes) {
+      if (!is_held) read(i);
+      write_codes(code, is_whole, head.codes + i * STEP, p.head_dim - i * STEP, values, inverse);
     }
   }
 }
 
-template <class Code, class Row, u32 N>
-__device__ __forceinline__ void dequantise_by(const QuantParams& p) {
-  constexpr u32 ELEMENT = sizeof(typename Row::Element);
-  const u32 steps = p.head_dim / N;
-  const u32 jobs = p.rows.n_tokens * (p.rows.v ? 2 : 1) * p.heads;
+// Converts codes to rows of values: the inverse of `quantise`.
+__device__ __forceinline__ void dequantise(const QuantParams& p, u32 code, u32 row, u32 unit) {
+  const u32 element = element_bytes(row), steps = steps_of(p), jobs = jobs_of(p);
+  const bool is_whole = unit == 16;
   Groups group(steps);
   for (; group.job < jobs; group.job += group.step) {
     Head head;
-    if (!locate<ELEMENT>(p, group.job, head)) continue;
+    if (!locate(p, element, group.job, head)) continue;
     const float scale = p.mode == SCALES_UNIT ? 1.0f : *head.scale_at;
 #pragma unroll 1
     for (u32 i = group.lane; i < steps; i += group.lanes) {
-      float values[N];
-      read_codes<Code, N>(head.codes + i * N, scale, values);
-      write_values<Row, N>(head.row + i * N * ELEMENT, values);
+      const u32 n = p.head_dim - i * STEP;
+      float values[STEP];
+      read_codes(code, is_whole, head.codes + i * STEP, n, scale, values);
+      write_values(row, is_whole, head.row + i * STEP * element, n, values);
     }
-  }
-}
-
-template <class Code, class Row>
-__device__ __forceinline__ void quantise(const QuantParams& p) {
-  if (p.rows.unit == 16) {
-    quantise_by<Code, Row, 8>(p);
-  } else if (p.rows.unit == 4) {
-    quantise_by<Code, Row, 4>(p);
-  } else {
-    quantise_by<Code, Row, 1>(p);
-  }
-}
-
-template <class Code, class Row>
-__device__ __forceinline__ void dequantise(const QuantParams& p) {
-  if (p.rows.unit == 16) {
-    dequantise_by<Code, Row, 8>(p);
-  } else if (p.rows.unit == 4) {
-    dequantise_by<Code, Row, 4>(p);
-  } else {
-    dequantise_by<Code, Row, 1>(p);
   }
 }

@@ -69,30 +69,20 @@ KVP_KERNEL(kvp_zero, ZeroParams) {
   }
 }
 
-// Packs frames, one after another.
+// Packs frames, one after another, or unpacks them.
 KVP_KERNEL(kvp_pack, PackParams) {
+  const bool is_out = p.way == WAY_OUT;
   for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
     const Piece piece = p.pieces[job.column];
-    const u8* from = in_frame(piece.base, piece.frame_stride, p.frames[job.row]);
-    u8* to = p.packed + (u64(job.row) * p.packed_stride + piece.packed_at);
-    copy_bytes<THREADS>(from, to, piece.bytes, p.unit, threadIdx.x);
-  }
-}
-
-// Unpacks frames.
-KVP_KERNEL(kvp_unpack, PackParams) {
-  for (Jobs job(p.n_frames, p.n_pieces); job.more(); job.next()) {
-    const Piece piece = p.pieces[job.column];
-    const u8* from = p.packed + (u64(job.row) * p.packed_stride + piece.packed_at);
-    u8* to = in_frame(piece.base, piece.frame_stride, p.frames[job.row]);
-    copy_bytes<THREADS>(from, to, piece.bytes, p.unit, threadIdx.x);
+    u8* inside = in_frame(piece.base, piece.frame_stride, p.frames[job.row]);
+    u8* packed = p.packed + (u64(job.row) * p.packed_stride + piece.packed_at);
+    copy_bytes<THREADS>(is_out ? inside : packed, is_out ? packed : inside, piece.bytes, p.unit, threadIdx.x);
   }
 }
 
 // Copies rows unconverted to or from their slots: one warp per K or V of one token.
-template <bool STORE>
-__device__ __forceinline__ void move_rows(const RowsParams& p) {
-  const bool two = p.v != nullptr;
+KVP_KERNEL(kvp_rows, RowsParams) {
+  const bool two = p.v != nullptr, is_out = p.way == WAY_OUT;
   const u32 jobs = two ? 2 * p.n_tokens : p.n_tokens;
   const u32 step = gridDim.x * (THREADS / WARP);
   for (u32 job = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP; job < jobs; job += step) {
@@ -105,25 +95,13 @@ __device__ __forceinline__ void move_rows(const RowsParams& p) {
     u8* outside = (is_v ? p.v : p.k) + u64(token) * (is_v ? p.v_stride : p.k_stride);
     const Lane lane = is_v ? p.v_lane : p.k_lane;
     u8* inside = in_frame(lane.base, lane.frame_stride, frame) + u64(offset) * p.row_bytes;
-    copy_bytes<WARP>(STORE ? outside : inside, STORE ? inside : outside, p.row_bytes, p.unit, threadIdx.x & (WARP - 1));
+    copy_bytes<WARP>(is_out ? inside : outside, is_out ? outside : inside, p.row_bytes, p.unit, threadIdx.x & (WARP - 1));
   }
 }
 
-KVP_KERNEL(kvp_store, RowsParams) { move_rows<true>(p); }
-KVP_KERNEL(kvp_load, RowsParams) { move_rows<false>(p); }
-
 // Converts rows of values to codes, and back.
-#define KVP_CONVERT(code, Code, row, Row)                                                      \
-  KVP_KERNEL(kvp_quantise_##code##_##row, QuantParams) { quantise<Code, Row>(p); }             \
-  KVP_KERNEL(kvp_dequantise_##code##_##row, QuantParams) { dequantise<Code, Row>(p); }
-#define KVP_CONVERT_ROWS(code, Code)    \
-  KVP_CONVERT(code, Code, bf16, Bf16)   \
-  KVP_CONVERT(code, Code, f16, F16)     \
-  KVP_CONVERT(code, Code, f32, F32)
-
-KVP_CONVERT_ROWS(e4m3, E4m3)
-KVP_CONVERT_ROWS(e5m2, E5m2)
-KVP_CONVERT_ROWS(int8, Int8)
+KVP_KERNEL(kvp_quantise, QuantParams) { quantise(p, p.code_type, p.rows.row_type, p.rows.unit); }
+KVP_KERNEL(kvp_dequantise, QuantParams) { dequantise(p, p.code_type, p.rows.row_type, p.rows.unit); }
 
 // Patches block tables in device memory: rewrites the entries whose blocks moved.
 KVP_KERNEL(kvp_patch, PatchParams) {

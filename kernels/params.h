@@ -86,12 +86,19 @@ KVP_OFFSET(ZeroParams, n_pieces, 16);
 KVP_OFFSET(ZeroParams, n_frames, 20);
 KVP_OFFSET(ZeroParams, unit, 24);
 
+// Direction of a copy.
+enum Way : u32 {
+  WAY_IN = 0,   // to the frames
+  WAY_OUT = 1,  // from the frames
+};
+
 struct PackParams {
   const Piece* pieces;
   const u32* frames;
   u8* packed;
   u64 packed_stride;  // bytes from one packed frame to the next
-  u32 n_pieces, n_frames, unit, reserved;
+  u32 n_pieces, n_frames, unit;
+  Way way;
 };
 KVP_SIZE(PackParams, 48);
 KVP_OFFSET(PackParams, frames, 8);
@@ -100,6 +107,13 @@ KVP_OFFSET(PackParams, packed_stride, 24);
 KVP_OFFSET(PackParams, n_pieces, 32);
 KVP_OFFSET(PackParams, n_frames, 36);
 KVP_OFFSET(PackParams, unit, 40);
+KVP_OFFSET(PackParams, way, 44);
+
+// Type of the elements of the caller's rows that are converted.
+enum RowType : u32 { ROWS_BF16 = 0, ROWS_F16 = 1, ROWS_F32 = 2 };
+
+// Type of the codes in the frames.
+enum CodeType : u32 { CODES_E4M3 = 0, CODES_E5M2 = 1, CODES_INT8 = 2 };
 
 // Rows of one layer in the caller's memory: [tokens][row].
 struct RowsParams {
@@ -112,8 +126,10 @@ struct RowsParams {
   Lane v_lane;        // joined planes: K's lane plus half a tile
   u32 row_bytes;      // of a row in the lane
   u32 block_tokens, n_tokens, unit;
+  Way way;            // of kvp_rows
+  u32 row_type;       // converting kernels only
 };
-KVP_SIZE(RowsParams, 88);
+KVP_SIZE(RowsParams, 96);
 KVP_OFFSET(RowsParams, v, 8);
 KVP_OFFSET(RowsParams, k_stride, 16);
 KVP_OFFSET(RowsParams, v_stride, 24);
@@ -124,6 +140,8 @@ KVP_OFFSET(RowsParams, row_bytes, 72);
 KVP_OFFSET(RowsParams, block_tokens, 76);
 KVP_OFFSET(RowsParams, n_tokens, 80);
 KVP_OFFSET(RowsParams, unit, 84);
+KVP_OFFSET(RowsParams, way, 88);
+KVP_OFFSET(RowsParams, row_type, 92);
 
 // Scaling of codes to values.
 enum ScaleMode : u32 {
@@ -138,16 +156,17 @@ struct QuantParams {
   const float* v_scales;
   Lane k_scale_lane;          // [block_tokens][heads] in a tile; SCALES_PER_TOKEN_HEAD only
   Lane v_scale_lane;
-  u32 heads, head_dim, mode, reserved;
+  u32 heads, head_dim, mode, code_type;
 };
-KVP_SIZE(QuantParams, 152);
-KVP_OFFSET(QuantParams, k_scales, 88);
-KVP_OFFSET(QuantParams, v_scales, 96);
-KVP_OFFSET(QuantParams, k_scale_lane, 104);
-KVP_OFFSET(QuantParams, v_scale_lane, 120);
-KVP_OFFSET(QuantParams, heads, 136);
-KVP_OFFSET(QuantParams, head_dim, 140);
-KVP_OFFSET(QuantParams, mode, 144);
+KVP_SIZE(QuantParams, 160);
+KVP_OFFSET(QuantParams, k_scales, 96);
+KVP_OFFSET(QuantParams, v_scales, 104);
+KVP_OFFSET(QuantParams, k_scale_lane, 112);
+KVP_OFFSET(QuantParams, v_scale_lane, 128);
+KVP_OFFSET(QuantParams, heads, 144);
+KVP_OFFSET(QuantParams, head_dim, 148);
+KVP_OFFSET(QuantParams, mode, 152);
+KVP_OFFSET(QuantParams, code_type, 156);
 
 // An entry of a block table, and the new frame of its block.
 struct MovedEntry {

@@ -1,8 +1,9 @@
 // Kernels for measurements: baselines for the pool's kernels, and workloads that the pool's kernels
-// may disturb. Not part of the pool.
+// may disturb. Not part of the pool. One PTX serves all devices.
 #include "entry.h"
 
 #include "bytes.h"
+#include "heads.h"
 
 struct ProbeParams {
   u64 from, to;  // addresses; `to` has room for one u32, or for the whole copy
@@ -106,3 +107,8 @@ KVP_KERNEL(kvp_probe_gather, GatherParams) {
     to[job] = load_once(reinterpret_cast<const V16*>(p.base + u64(u32(table[job])) * p.frame_stride));
   }
 }
+
+// The pool's conversions compiled for one pair of types and whole vectors, to measure the cost of types
+// as run-time parameters. The types are a pair whose code is the same for every architecture.
+KVP_KERNEL(kvp_probe_quantise, QuantParams) { quantise(p, CODES_INT8, ROWS_BF16, 16); }
+KVP_KERNEL(kvp_probe_dequantise, QuantParams) { dequantise(p, CODES_INT8, ROWS_BF16, 16); }

@@ -40,27 +40,23 @@ bool finds_scales(void** arguments) {
 }
 
 #define KVP_ENTRY(name, is_cooperative) {#name, Entry<&name>::call, Entry<&name>::BYTES, is_cooperative}
-#define KVP_ENTRIES(code, row) \
-  KVP_ENTRY(kvp_quantise_##code##_##row, finds_scales), KVP_ENTRY(kvp_dequantise_##code##_##row, is_alone)
-#define KVP_ROW_ENTRIES(code) KVP_ENTRIES(code, bf16), KVP_ENTRIES(code, f16), KVP_ENTRIES(code, f32)
 
 const Kernel KERNELS[] = {
     KVP_ENTRY(kvp_copy, is_alone),
     KVP_ENTRY(kvp_copy_bulk, is_alone),
     KVP_ENTRY(kvp_zero, is_alone),
     KVP_ENTRY(kvp_pack, is_alone),
-    KVP_ENTRY(kvp_unpack, is_alone),
-    KVP_ENTRY(kvp_store, is_alone),
-    KVP_ENTRY(kvp_load, is_alone),
-    KVP_ROW_ENTRIES(e4m3),
-    KVP_ROW_ENTRIES(e5m2),
-    KVP_ROW_ENTRIES(int8),
+    KVP_ENTRY(kvp_rows, is_alone),
+    KVP_ENTRY(kvp_quantise, finds_scales),
+    KVP_ENTRY(kvp_dequantise, is_alone),
     KVP_ENTRY(kvp_patch, is_alone),
     KVP_ENTRY(kvp_probe_read, is_alone),
     KVP_ENTRY(kvp_probe_copy, is_alone),
     KVP_ENTRY(kvp_probe_burn, is_alone),
     KVP_ENTRY(kvp_probe_compare, is_alone),
     KVP_ENTRY(kvp_probe_gather, is_alone),
+    KVP_ENTRY(kvp_probe_quantise, finds_scales),
+    KVP_ENTRY(kvp_probe_dequantise, is_alone),
 };
 
 }  // namespace
@@ -99,15 +95,19 @@ extern "C" int kvp_host_launch(const char* name, unsigned gx, unsigned bx, void*
 // The converters of codes.h and floats.h alone, applied element by element.
 extern "C" void kvp_host_encode(unsigned code, const float* values, u8* codes, size_t n) {
   for (size_t i = 0; i < n; i++)
-    codes[i] = u8(code == 0 ? E4m3::encode(values[i]) : code == 1 ? E5m2::encode(values[i]) : Int8::encode(values[i]));
+    codes[i] = u8(code == CODES_E4M3   ? E4m3::encode(values[i])
+                  : code == CODES_E5M2 ? E5m2::encode(values[i])
+                                       : Int8::encode(values[i]));
 }
 extern "C" void kvp_host_decode(unsigned code, const u8* codes, float* values, size_t n) {
   for (size_t i = 0; i < n; i++)
-    values[i] = code == 0 ? E4m3::decode(codes[i]) : code == 1 ? E5m2::decode(codes[i]) : Int8::decode(codes[i]);
+    values[i] = code == CODES_E4M3   ? E4m3::decode(codes[i])
+                : code == CODES_E5M2 ? E5m2::decode(codes[i])
+                                     : Int8::decode(codes[i]);
 }
 extern "C" void kvp_host_widen(unsigned row, const u16* bits, float* values, size_t n) {
-  for (size_t i = 0; i < n; i++) values[i] = row == 0 ? F16::widen_one(bits[i]) : Bf16::widen_one(bits[i]);
+  for (size_t i = 0; i < n; i++) values[i] = row == ROWS_F16 ? f16_widen(bits[i]) : bf16_widen(bits[i]);
 }
 extern "C" void kvp_host_narrow(unsigned row, const float* values, u16* bits, size_t n) {
-  for (size_t i = 0; i < n; i++) bits[i] = row == 0 ? F16::narrow_one(values[i]) : Bf16::narrow_one(values[i]);
+  for (size_t i = 0; i < n; i++) bits[i] = u16(row == ROWS_F16 ? f16_narrow(values[i]) : bf16_narrow(values[i]));
 }

@@ -17,10 +17,6 @@ struct Wait : Op {
   bool step(Device&) override { return true; }
 };
 
-// capture.cpp
-void record_captured(Event* event, Stream* stream);
-int wait_captured(Stream* stream, Event* event);
-
 enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 };
 
 static int record(void* raw_event, void* raw_stream, Call& call, const char* function) {

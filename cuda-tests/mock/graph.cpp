@@ -1,9 +1,11 @@
-// Graphs: the results of captures, and their replays.
+// Captures from begin to end, graphs, which are their results, and replays.
 //
 // CUDA: a launch runs the nodes in any order that respects their dependencies, after the work that
 // its stream holds. Kernel parameters are those of the capture; the contents of memory (a table, a
 // pinned buffer) are read when the node runs. A launch also waits for earlier launches of the same
 // executable graph, in any stream.
+#include <algorithm>
+
 #include "graph.h"
 
 namespace mock {
@@ -30,9 +32,108 @@ struct Replay : Op {
     return done == nodes->size();
   }
 };
+
+// Returns true if every node leads to the origin stream's last nodes.
+static bool joined(const Capture& capture) {
+  std::vector<bool> reached(capture.nodes.size());
+  std::vector<size_t> open;
+  for (const Node* node : capture.origin->tail) open.push_back(node->index);
+  while (!open.empty()) {
+    size_t index = open.back();
+    open.pop_back();
+    if (reached[index]) continue;
+    reached[index] = true;
+    for (size_t before : capture.nodes[index]->after) open.push_back(before);
+  }
+  return std::find(reached.begin(), reached.end(), false) == reached.end();
+}
+
+static void end(Capture* capture) {
+  capture->ended = true;
+  for (Stream* stream : capture->streams) {
+    stream->capture = nullptr;
+    stream->tail.clear();
+  }
+  std::vector<Capture*>& open = machine().captures;
+  open.erase(std::remove(open.begin(), open.end(), capture), open.end());
+}
 }  // namespace mock
 
 using namespace mock;
+
+// CUDA: the legacy stream cannot be captured; a stream that is already capturing is in an illegal
+// state.
+API cuStreamBeginCapture_v2(void* raw, int mode) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  if (mode < GLOBAL || mode > RELAXED) return INVALID_VALUE;
+  if (stream == stream->device->legacy) return CAPTURE_UNSUPPORTED;
+  if (stream->capture) return ILLEGAL_STATE;
+  // Never freed: events may keep pointers to it.
+  Capture* capture = new Capture(stream, mode, ++machine().ids);
+  stream->capture = capture;
+  stream->tail.clear();
+  machine().captures.push_back(capture);
+  return OK;
+}
+
+// CUDA: a capture that is not relaxed must be ended by the thread that began it. An invalid capture
+// ends with CUDA_ERROR_STREAM_CAPTURE_INVALIDATED and a null graph.
+API cuStreamEndCapture(void* raw, void** graph) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  Capture* capture = stream->capture;
+  if (!capture) return ILLEGAL_STATE;
+  *graph = nullptr;
+  if (capture->mode != RELAXED && capture->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
+  if (capture->origin != stream) return invalidate(capture), CAPTURE_UNMATCHED;
+  bool whole = joined(*capture);
+  end(capture);
+  if (capture->invalid) return CAPTURE_INVALIDATED;
+  if (!whole) return CAPTURE_UNJOINED;
+  // The nodes stay, because events may point to them; the graph gets copies.
+  auto nodes = std::make_shared<Nodes>();
+  for (const auto& node : capture->nodes) nodes->push_back(std::make_unique<Node>(*node));
+  *graph = adopt(new Graph(std::move(nodes)));
+  return OK;
+}
+
+static int status_of(const Stream* stream) { return !stream->capture ? 0 : stream->capture->invalid ? 2 : 1; }
+
+
+API cuStreamIsCapturing(void* raw, int* status) {
+  ENTER(ALIVE);
+  Stream* stream = stream_of(raw, call, __func__);
+  if (call.code) return call.code;
+  if (is_implied(stream)) return CAPTURE_IMPLICIT;
+  *status = status_of(stream);
+  return OK;
+}
+
+static int info(void* raw, int* status, unsigned long long* id, const char* function) {
+  ::mock::Call call(function, ALIVE);
+  if (call.code) return call.code;
+  Stream* stream = stream_of(raw, call, function);
+  if (call.code) return call.code;
+  if (is_implied(stream)) return CAPTURE_IMPLICIT;
+  *status = status_of(stream);
+  if (id) *id = stream->capture ? stream->capture->id : 0;
+  return OK;
+}
+
+API cuStreamGetCaptureInfo(void* stream, int* status, unsigned long long* id) { return info(stream, status, id, __func__); }
+
+// The graph and its dependencies are not reported: a call that asks for them gets
+// CUDA_ERROR_NOT_SUPPORTED rather than a wrong answer.
+API cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, void** graph, const void** before, size_t* count) {
+  return graph || before || count ? int(NOT_SUPPORTED) : info(stream, status, id, __func__);
+}
+API cuStreamGetCaptureInfo_v3(void* stream, int* status, unsigned long long* id, void** graph, const void** before, const void** edges,
+                              size_t* count) {
+  return graph || before || edges || count ? int(NOT_SUPPORTED) : info(stream, status, id, __func__);
+}
 
 API cuGraphInstantiateWithFlags(void** exec, void* raw, unsigned long long flags) {
   ENTER(ALIVE);

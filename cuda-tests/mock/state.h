@@ -15,7 +15,8 @@
 // | schedule, op | choice of the next step; one piece of work |
 // | stream, event, launch, copy | enqueued operations |
 // | region, memory, virtual, pointer, fault | owners of addresses; bad accesses |
-// | capture, graph | work for later |
+// | capture | nodes of a capture, and calls that invalidate it; below stream and event |
+// | graph | captures from begin to end, graphs and their launches; above them |
 // | device, result, state | contexts, codes, common checks |
 // | control | the interface for tests |
 //
@@ -192,12 +193,16 @@ void forget_if_done(Stream* stream);
 int enqueue(Stream* stream, OpRef op);
 
 // capture.cpp
+// Returns true if a use of the stream would include captured streams.
+bool is_implied(const Stream* stream);
 // Returns CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, and invalidates the captures, if a wait for the stream or
 // a query of it would include captured streams.
 int implied_capture(const Stream* stream);
 int unsafe_call();
 void invalidate(Capture* capture);
 int captured(Stream* stream, OpRef op);
+void record_captured(Event* event, Stream* stream);
+int wait_captured(Stream* stream, Event* event);
 
 // schedule.cpp
 void start_worker();

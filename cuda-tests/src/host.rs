@@ -7,7 +7,7 @@
 use std::ffi::{CString, c_char, c_uint, c_void};
 
 use kvpool::Dtype;
-use kvpool_cuda::params::THREADS;
+use kvpool_cuda::params::{THREADS, code_type, row_type};
 
 /// Order of a launch's CTAs, and of a CTA's threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,35 +75,13 @@ pub unsafe fn launch_with<P: Copy>(kernel: &str, ctas: u32, threads: u32, mut pa
     assert_eq!(code, 0, "launch of {kernel}");
 }
 
-/// Returns the name of a quantised dtype in kernel names, and its number.
-fn code(dtype: Dtype) -> (&'static str, c_uint) {
-    match dtype {
-        Dtype::Fp8E4M3 => ("e4m3", 0),
-        Dtype::Fp8E5M2 => ("e5m2", 1),
-        Dtype::Int8 => ("int8", 2),
-        _ => panic!("{dtype} is not quantised"),
-    }
+fn code(dtype: Dtype) -> c_uint {
+    code_type(dtype).unwrap_or_else(|| panic!("{dtype} is not quantised"))
 }
 
-fn row(dtype: Dtype) -> (&'static str, c_uint) {
-    match dtype {
-        Dtype::F16 => ("f16", 0),
-        Dtype::Bf16 => ("bf16", 1),
-        Dtype::F32 => ("f32", 2),
-        _ => panic!("{dtype} is quantised"),
-    }
-}
-
-/// Returns the name of the kernel that converts rows of type `rows` to codes of type `codes`.
-#[must_use]
-pub fn quantise_name(codes: Dtype, rows: Dtype) -> String {
-    format!("kvp_quantise_{}_{}", code(codes).0, row(rows).0)
-}
-
-/// Returns the name of the kernel for the reverse conversion.
-#[must_use]
-pub fn dequantise_name(codes: Dtype, rows: Dtype) -> String {
-    format!("kvp_dequantise_{}_{}", code(codes).0, row(rows).0)
+fn row(dtype: Dtype) -> c_uint {
+    assert_eq!(dtype.bytes(), 2, "{dtype} does not have 16 bits");
+    row_type(dtype).expect("the type can be converted")
 }
 
 /// Returns the codes of values, by the kernels' software conversion.
@@ -111,7 +89,7 @@ pub fn dequantise_name(codes: Dtype, rows: Dtype) -> String {
 pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
     let mut codes = vec![0; values.len()];
     // SAFETY: as many codes as values.
-    unsafe { kvp_host_encode(code(dtype).1, values.as_ptr(), codes.as_mut_ptr(), values.len()) };
+    unsafe { kvp_host_encode(code(dtype), values.as_ptr(), codes.as_mut_ptr(), values.len()) };
     codes
 }
 
@@ -120,26 +98,24 @@ pub fn encode(dtype: Dtype, values: &[f32]) -> Vec<u8> {
 pub fn decode(dtype: Dtype, codes: &[u8]) -> Vec<f32> {
     let mut values = vec![0.0; codes.len()];
     // SAFETY: as many values as codes.
-    unsafe { kvp_host_decode(code(dtype).1, codes.as_ptr(), values.as_mut_ptr(), codes.len()) };
+    unsafe { kvp_host_decode(code(dtype), codes.as_ptr(), values.as_mut_ptr(), codes.len()) };
     values
 }
 
 /// Converts f16 or bf16 to f32.
 #[must_use]
 pub fn widen(dtype: Dtype, bits: &[u16]) -> Vec<f32> {
-    assert!(row(dtype).1 < 2, "{dtype} does not have 16 bits");
     let mut values = vec![0.0; bits.len()];
     // SAFETY: as many values as elements.
-    unsafe { kvp_host_widen(row(dtype).1, bits.as_ptr(), values.as_mut_ptr(), bits.len()) };
+    unsafe { kvp_host_widen(row(dtype), bits.as_ptr(), values.as_mut_ptr(), bits.len()) };
     values
 }
 
 /// Converts f32 to f16 or bf16.
 #[must_use]
 pub fn narrow(dtype: Dtype, values: &[f32]) -> Vec<u16> {
-    assert!(row(dtype).1 < 2, "{dtype} does not have 16 bits");
     let mut bits = vec![0; values.len()];
     // SAFETY: as many elements as values.
-    unsafe { kvp_host_narrow(row(dtype).1, values.as_ptr(), bits.as_mut_ptr(), values.len()) };
+    unsafe { kvp_host_narrow(row(dtype), values.as_ptr(), bits.as_mut_ptr(), values.len()) };
     bits
 }

@@ -29,8 +29,9 @@ use kvpool::storage::CopyDone;
 use super::device::Device;
 use super::event::Event;
 use super::gate::Unended;
-use super::host_rows::{Rows, Way};
+use super::host_rows::Rows;
 use super::kernels::{Kernel, Shape};
+use super::params::Way;
 use super::staging::{LotBuffers, Pinned, Scratch};
 use super::stream::is_idle;
 
@@ -198,8 +199,8 @@ impl<'a> CommandScope<'a> {
         // SAFETY: the caller's promise; the struct is valid during the call.
         let enqueued = unsafe {
             match (rows.is_dense(), way) {
-                (true, Way::Down) => sys::cuMemcpyDtoHAsync_v2(at, device, width * height, self.stream),
-                (true, Way::Up) => sys::cuMemcpyHtoDAsync_v2(device, at, width * height, self.stream),
+                (true, Way::Out) => sys::cuMemcpyDtoHAsync_v2(at, device, width * height, self.stream),
+                (true, Way::In) => sys::cuMemcpyHtoDAsync_v2(device, at, width * height, self.stream),
                 (false, _) => sys::cuMemcpy2DAsync_v2(&rows.description(way), self.stream),
             }
         };

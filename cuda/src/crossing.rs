@@ -23,9 +23,9 @@ use kvpool::StorageError;
 
 use super::command_scope::CommandScope;
 use super::gate::Flight;
-use super::kernels::Kernel;
 use super::memory::bytes_of;
 use super::packed::{DEPTH, Lot};
+use super::params::Way;
 use super::staging::{LotBuffers, Staging};
 use super::storage::CudaStorage;
 
@@ -149,7 +149,7 @@ impl Crossing<'_> {
         // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest is the
         // caller's promise.
         unsafe {
-            source.inner.launch_listed(&mut commands, Kernel::Pack, list, &lot, packed, grid)?;
+            source.inner.launch_listed(&mut commands, Way::Out, list, &lot, packed, grid)?;
             source.send_to(target, packed, landed, lot.bytes)?;
         }
         commands.mark()?;
@@ -191,7 +191,7 @@ impl Crossing<'_> {
         let grid = target.grid(lot.frames.len() * lot.pieces.len());
         // SAFETY: the frames exist; destinations are distinct; the lot has arrived, and its buffer
         // is kept until the scope ends; the rest is the caller's promise.
-        unsafe { target.inner.launch_listed(&mut landed, Kernel::Unpack, list, &lot, packed, grid)? };
+        unsafe { target.inner.launch_listed(&mut landed, Way::In, list, &lot, packed, grid)? };
         landed.mark()?;
         self.landing.push_back(landed);
         Ok(())

@@ -7,19 +7,19 @@
 use kvpool::Dtype;
 use kvpool::StorageError;
 use kvpool::storage::backend::check;
-use kvpool::storage::{DeviceStream, PlaneKind, Scales};
+use kvpool::storage::{DeviceStream, PlaneKind};
 
 use super::command_scope::CommandScope;
 use super::device::raw;
 use super::kernels::Kernel;
-use super::params::{
-    Lane, QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, THREADS, unit,
-};
-use super::pieces::lanes;
+use super::params::{QuantParams, RowsParams, THREADS, Way, code_type, row_type, unit};
 use super::storage::CudaStorage;
 
 /// Number of threads that move one row of K or V.
-const WARP: u32 = 32;
+const WARP: usize = 32;
+
+/// Warps of a CTA.
+const WARPS: usize = THREADS as usize / WARP;
 
 /// Rows of K and V in device memory, `[tokens][row]`, as an engine's projections write them or its
 /// kernels read them.
@@ -38,11 +38,22 @@ pub struct DeviceRows {
     pub v_stride: usize,
 }
 
-/// Direction: to the frames, or from them.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    Store,
-    Load,
+/// Slots in the device's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Slots {
+    /// Address of the first slot, i64.
+    pub(super) address: u64,
+    /// Number of slots, one per token.
+    pub(super) tokens: usize,
+}
+
+/// What one launch moves.
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    /// K and V; K alone in a latent layout.
+    Both,
+    K,
+    V,
 }
 
 impl CudaStorage {
@@ -71,7 +82,7 @@ impl CudaStorage {
         tokens: usize,
     ) -> Result<(), StorageError> {
         // SAFETY: the caller's promise.
-        unsafe { self.rows_on(stream, layer, Way::Store, rows, slots, tokens) }
+        unsafe { self.rows_on(stream, layer, Way::In, rows, slots, tokens) }
     }
 
     /// Enqueues a [`load`](kvpool::storage::Storage::load) of rows into the device's memory.
@@ -94,7 +105,7 @@ impl CudaStorage {
         tokens: usize,
     ) -> Result<(), StorageError> {
         // SAFETY: the caller's promise.
-        unsafe { self.rows_on(stream, layer, Way::Load, rows, slots, tokens) }
+        unsafe { self.rows_on(stream, layer, Way::Out, rows, slots, tokens) }
     }
 
     /// # Safety
@@ -133,7 +144,7 @@ impl CudaStorage {
             return Err(StorageError::RowsMisaligned { which, address: slots, stride, align });
         }
         // Limit of 32-bit counters.
-        let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP as usize);
+        let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP);
         // SAFETY: the stream is of this device; the scope keeps nothing, so that no wait is needed.
         let mut commands = unsafe { CommandScope::on(&self.inner.device, raw(stream)) };
         let mut enqueued = Ok(());
@@ -143,10 +154,10 @@ impl CudaStorage {
                 v: rows.v + (first * rows.v_stride) as u64,
                 ..rows
             };
-            let slots = slots + (first * size_of::<i64>()) as u64;
+            let address = slots + (first * size_of::<i64>()) as u64;
+            let slots = Slots { address, tokens: most.min(tokens - first) };
             // SAFETY: the caller's promise.
-            enqueued =
-                unsafe { self.launch_rows(&mut commands, layer, way, part, slots, most.min(tokens - first)) };
+            enqueued = unsafe { self.launch_rows(&mut commands, layer, way, Part::Both, part, slots) };
             if enqueued.is_err() {
                 break;
             }
@@ -166,69 +177,44 @@ impl CudaStorage {
         commands: &mut CommandScope<'_>,
         layer: usize,
         way: Way,
+        part: Part,
         rows: DeviceRows,
-        slots: u64,
-        tokens: usize,
+        slots: Slots,
     ) -> Result<(), StorageError> {
-        let inner = &*self.inner;
-        let values = lanes(&inner.placed, layer, PlaneKind::Values, &inner.layout);
-        let scales = lanes(&inner.placed, layer, PlaneKind::Scales, &inner.layout);
-        let is_latent = inner.halves() == 1;
-        let params = self.quant_params(layer, rows, slots, tokens, values, scales);
-        let params = if is_latent { without_v(params) } else { params };
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_kernel(commands, way, rows.dtype, params) }
-    }
-
-    /// Launches it for K alone (`half` 0) or V alone (1), as if it were the vector of a latent
-    /// layout.
-    ///
-    /// # Safety
-    /// As for [`launch_rows`](Self::launch_rows).
-    #[expect(clippy::too_many_arguments, reason = "it is launch_rows for one half")]
-    pub(super) unsafe fn launch_half(
-        &self,
-        commands: &mut CommandScope<'_>,
-        layer: usize,
-        way: Way,
-        rows: DeviceRows,
-        half: usize,
-        slots: u64,
-        tokens: usize,
-    ) -> Result<(), StorageError> {
-        let inner = &*self.inner;
-        let values = lanes(&inner.placed, layer, PlaneKind::Values, &inner.layout);
-        let scales = lanes(&inner.placed, layer, PlaneKind::Scales, &inner.layout);
-        let (values, scales) = ([values[half]; 2], [scales[half]; 2]);
-        let rows = if half == 0 { rows } else { DeviceRows { k: rows.v, k_stride: rows.v_stride, ..rows } };
-        let mut params = self.quant_params(layer, rows, slots, tokens, values, scales);
-        if half == 1 {
-            params.k_scales = params.v_scales;
+        let (layout, grid) = (&self.inner.layout, |warps: usize| self.grid(warps.div_ceil(WARPS)));
+        let mut params = self.quant_params(layer, way, rows, slots);
+        match part {
+            Part::Both if self.inner.halves() == 2 => {}
+            Part::Both | Part::K => params.take_k(),
+            Part::V => params.take_v(),
         }
+        let rows_of = &mut params.rows;
+        let k = [rows_of.k, rows_of.k_stride, rows_of.k_lane.base, rows_of.k_lane.frame_stride];
+        let v = [rows_of.v, rows_of.v_stride, rows_of.v_lane.base, rows_of.v_lane.frame_stride];
+        let numbers = k.into_iter().chain(v).chain([rows_of.row_bytes.into()]);
+        let jobs = slots.tokens * if rows_of.v == 0 { 1 } else { 2 };
+        if rows.dtype == layout.dtype() {
+            rows_of.unit = unit(numbers);
+            // SAFETY: the caller's promise.
+            return unsafe { commands.launch(Kernel::Rows, grid(jobs), rows_of) };
+        }
+        let types = row_type(rows.dtype).zip(code_type(layout.dtype()));
+        let unknown = || self.no_kernel(format!("rows of {} and frames of {}", rows.dtype, layout.dtype()));
+        (rows_of.row_type, params.code_type) = types.ok_or_else(unknown)?;
+        rows_of.unit = unit(numbers.chain([layout.head_dim() as u64]));
+        let kernel = if way == Way::In { Kernel::Quantise } else { Kernel::Dequantise };
         // SAFETY: the caller's promise.
-        unsafe { self.launch_kernel(commands, way, rows.dtype, without_v(params)) }
+        unsafe { commands.launch(kernel, grid(jobs * layout.kv_heads()), &params) }
     }
 
-    fn quant_params(
-        &self,
-        layer: usize,
-        rows: DeviceRows,
-        slots: u64,
-        tokens: usize,
-        [k_lane, v_lane]: [Lane; 2],
-        [k_scale_lane, v_scale_lane]: [Lane; 2],
-    ) -> QuantParams {
+    /// Describes K and V of one layer, with the widest unit and types still missing.
+    fn quant_params(&self, layer: usize, way: Way, rows: DeviceRows, slots: Slots) -> QuantParams {
         let (inner, layout) = (&*self.inner, &self.inner.layout);
+        let lanes = inner.lanes[layer];
         let scales_at = (layer * layout.kv_heads() * size_of::<f32>()) as u64;
         let [k_scales, v_scales] = match &inner.scales {
             Some(scales) => scales.each_ref().map(|scales| scales.address() + scales_at),
             None => [0; 2],
-        };
-        let mode = match layout.scales() {
-            Scales::Unit => SCALES_UNIT,
-            Scales::PerHead { .. } => SCALES_PER_HEAD,
-            Scales::PerTokenHead => SCALES_PER_TOKEN_HEAD,
-            other => unreachable!("no kernel knows scales of {other:?}"),
         };
         QuantParams {
             rows: RowsParams {
@@ -236,61 +222,24 @@ impl CudaStorage {
                 v: rows.v,
                 k_stride: rows.k_stride as u64,
                 v_stride: rows.v_stride as u64,
-                slots,
-                k_lane,
-                v_lane,
+                slots: slots.address,
+                k_lane: lanes.values[0],
+                v_lane: lanes.values[1],
                 row_bytes: layout.row_bytes(PlaneKind::Values) as u32,
                 block_tokens: layout.block_tokens() as u32,
-                n_tokens: tokens as u32,
+                n_tokens: slots.tokens as u32,
                 unit: 1,
+                way,
+                row_type: 0,
             },
             k_scales,
             v_scales,
-            k_scale_lane,
-            v_scale_lane,
+            k_scale_lane: lanes.scales[0],
+            v_scale_lane: lanes.scales[1],
             heads: layout.kv_heads() as u32,
             head_dim: layout.head_dim() as u32,
-            mode,
-            reserved: 0,
+            mode: inner.scale_mode,
+            code_type: 0,
         }
     }
-
-    /// # Safety
-    /// As for [`launch_rows`](Self::launch_rows).
-    unsafe fn launch_kernel(
-        &self,
-        commands: &mut CommandScope<'_>,
-        way: Way,
-        dtype: Dtype,
-        mut params: QuantParams,
-    ) -> Result<(), StorageError> {
-        let layout = &self.inner.layout;
-        let rows = &mut params.rows;
-        let k = [rows.k, rows.k_stride, rows.k_lane.base, rows.k_lane.frame_stride];
-        let v = [rows.v, rows.v_stride, rows.v_lane.base, rows.v_lane.frame_stride];
-        let numbers = k.into_iter().chain(v).chain([rows.row_bytes.into()]);
-        let jobs = rows.n_tokens as usize * self.inner.halves();
-        if dtype == layout.dtype() {
-            rows.unit = unit(numbers);
-            let grid = self.grid(jobs.div_ceil((THREADS / WARP) as usize));
-            let kernel = if way == Way::Store { Kernel::Store } else { Kernel::Load };
-            // SAFETY: the caller's promise.
-            return unsafe { commands.launch(kernel, grid, &params.rows) };
-        }
-        rows.unit = unit(numbers.chain([layout.head_dim() as u64]));
-        let grid = self.grid((jobs * layout.kv_heads()).div_ceil((THREADS / WARP) as usize));
-        let kernel = match way {
-            Way::Store => Kernel::Quantise(layout.dtype(), dtype),
-            Way::Load => Kernel::Dequantise(layout.dtype(), dtype),
-        };
-        // SAFETY: the caller's promise.
-        unsafe { commands.launch(kernel, grid, &params) }
-    }
-}
-
-/// Removes V from the parameters; the kernels test its address.
-fn without_v(mut params: QuantParams) -> QuantParams {
-    (params.rows.v, params.rows.v_stride) = (0, 0);
-    (params.rows.v_lane, params.v_scale_lane) = Default::default();
-    params
 }

@@ -28,9 +28,9 @@ use kvpool::{FrameId, Run};
 
 use super::command_scope::CommandScope;
 use super::host_pages::resident_bytes;
-use super::host_rows::{Pairs, Rows, Way, between, count, fit};
-use super::kernels::Kernel;
+use super::host_rows::{Pairs, Rows, between, count, fit};
 use super::packed::{DEPTH, LOT_BYTES, Lot, frames_of};
+use super::params::Way;
 use super::registered::Registered;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
@@ -66,8 +66,8 @@ impl CudaStorage {
         (here, there): Sides<'_>,
     ) -> Result<(), StorageError> {
         match way {
-            Way::Down => check_runs(host, self, here, there)?,
-            Way::Up => check_runs(self, host, there, here)?,
+            Way::Out => check_runs(host, self, here, there)?,
+            Way::In => check_runs(self, host, there, here)?,
         };
         self.inner.device.good()?;
         let pairs: Vec<(u32, u32)> = frames_of(here).into_iter().zip(frames_of(there)).collect();
@@ -97,8 +97,8 @@ impl CudaStorage {
             // SAFETY: the caller's promise.
             return unsafe {
                 match way {
-                    Way::Down => through_host(host, self, here, there),
-                    Way::Up => through_host(self, host, there, here),
+                    Way::Out => through_host(host, self, here, there),
+                    Way::In => through_host(self, host, there, here),
                 }
             };
         }
@@ -109,7 +109,7 @@ impl CudaStorage {
                 let hosts: Vec<Run> = (pairs[lot.frames.clone()].iter())
                     .map(|&(_, host)| Run { start: FrameId(host), len: 1 })
                     .collect();
-                if way == Way::Down { host.unpack(&hosts, bytes) } else { host.pack(&hosts, bytes) }
+                if way == Way::Out { host.unpack(&hosts, bytes) } else { host.pack(&hosts, bytes) }
             })
         }
     }
@@ -193,14 +193,14 @@ impl CudaStorage {
         // SAFETY: the caller's promise, for frames that exist. The registration and the scratch memory
         // outlive the scope.
         unsafe {
-            if direct.way == Way::Down {
-                inner.launch_lot(commands, Kernel::Pack, frames, lot, packed, grid)?;
+            if direct.way == Way::Out {
+                inner.launch_lot(commands, Way::Out, frames, lot, packed, grid)?;
             }
             for rows in direct.rows(lot, packed, inner.layout.packed_bytes()) {
                 commands.copy_rows(direct.way, &rows)?;
             }
-            if direct.way == Way::Up {
-                inner.launch_lot(commands, Kernel::Unpack, frames, lot, packed, grid)?;
+            if direct.way == Way::In {
+                inner.launch_lot(commands, Way::In, frames, lot, packed, grid)?;
             }
         }
         commands.mark().map(drop)

@@ -6,17 +6,10 @@ use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemorytype};
 
 use kvpool::storage::backend::Extent;
 
+use super::params::Way;
+
 /// Largest distance between two rows: the driver's limit on every device so far.
 const PITCH_MAX: usize = i32::MAX as usize;
-
-/// Direction of a copy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
-    /// From the device to the host.
-    Down,
-    /// From the host to the device.
-    Up,
-}
 
 /// `height` rows of `width` bytes, at equal distances on each side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,10 +33,10 @@ impl Rows {
         let host = ptr::with_exposed_provenance_mut(self.host as usize);
         // One side is the device, the other one the host; the address of the other kind is unused.
         let (device, none) = (CUmemorytype::CU_MEMORYTYPE_DEVICE, CUmemorytype::CU_MEMORYTYPE_HOST);
-        let (from, to) = if way == Way::Down { (device, none) } else { (none, device) };
+        let (from, to) = if way == Way::Out { (device, none) } else { (none, device) };
         let (from_pitch, to_pitch) = match way {
-            Way::Down => (self.device_pitch, self.host_pitch),
-            Way::Up => (self.host_pitch, self.device_pitch),
+            Way::Out => (self.device_pitch, self.host_pitch),
+            Way::In => (self.host_pitch, self.device_pitch),
         };
         CUDA_MEMCPY2D {
             srcXInBytes: 0,

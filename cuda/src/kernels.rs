@@ -11,7 +11,7 @@
 //! All kernels iterate over their work with the grid size as stride, so that any grid size is correct: it only determines
 //! how much of the device a launch may use.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
@@ -21,7 +21,6 @@ use cudarc::driver::sys::{
     self, CUfunction, CUfunction_attribute, CUjit_option, CUmodule, CUresult, CUstream,
 };
 
-use kvpool::Dtype;
 use kvpool::StorageError;
 
 use super::context::Context;
@@ -70,9 +69,6 @@ const LOG_BYTES: usize = 4096;
 /// First architecture with instructions for conversions to and from 8 bits.
 const SM90: Version = Version { major: 9, minor: 0 };
 
-const CODES: [(Dtype, &str); 3] = [(Dtype::Fp8E4M3, "e4m3"), (Dtype::Fp8E5M2, "e5m2"), (Dtype::Int8, "int8")];
-const ROWS: [(Dtype, &str); 3] = [(Dtype::Bf16, "bf16"), (Dtype::F16, "f16"), (Dtype::F32, "f32")];
-
 /// A kernel; see [`params`](super::params) for its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kernel {
@@ -81,25 +77,21 @@ pub(super) enum Kernel {
     CopyBulk,
     Zero,
     Pack,
-    Unpack,
-    Store,
-    Load,
+    Rows,
+    Quantise,
+    Dequantise,
     Patch,
-    /// Converts rows of the second type to codes of the first.
-    Quantise(Dtype, Dtype),
-    /// Converts codes of the first type to rows of the second.
-    Dequantise(Dtype, Dtype),
 }
 
-const PLAIN: [(Kernel, &str); 8] = [
-    (Kernel::Copy, "copy"),
-    (Kernel::CopyBulk, "copy_bulk"),
-    (Kernel::Zero, "zero"),
-    (Kernel::Pack, "pack"),
-    (Kernel::Unpack, "unpack"),
-    (Kernel::Store, "store"),
-    (Kernel::Load, "load"),
-    (Kernel::Patch, "patch"),
+const NAMES: [(Kernel, &CStr); 8] = [
+    (Kernel::Copy, c"kvp_copy"),
+    (Kernel::CopyBulk, c"kvp_copy_bulk"),
+    (Kernel::Zero, c"kvp_zero"),
+    (Kernel::Pack, c"kvp_pack"),
+    (Kernel::Rows, c"kvp_rows"),
+    (Kernel::Quantise, c"kvp_quantise"),
+    (Kernel::Dequantise, c"kvp_dequantise"),
+    (Kernel::Patch, c"kvp_patch"),
 ];
 
 /// The loaded kernels of one device.
@@ -139,7 +131,7 @@ impl Kernels {
         let (module, image) = load_first(&context, images(capability))?;
         let mut kernels =
             Self { context: context.clone(), module, functions: Vec::new(), has_bulk: false, image };
-        for (kernel, name) in named() {
+        for (kernel, name) in NAMES {
             let mut function = std::ptr::null_mut();
             // SAFETY: the pointer is valid, the module is loaded, and the name ends in a NUL.
             let found = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
@@ -274,21 +266,6 @@ fn with_log(error: StorageError, log: &[u8]) -> StorageError {
     }
 }
 
-/// Returns every kernel with its name in the module.
-fn named() -> impl Iterator<Item = (Kernel, CString)> {
-    let plain = PLAIN.into_iter().map(|(kernel, name)| (kernel, format!("kvp_{name}")));
-    let pairs = CODES.into_iter().flat_map(|code| ROWS.into_iter().map(move |row| (code, row)));
-    let converting = pairs.flat_map(|((code, code_name), (row, row_name))| {
-        [
-            (Kernel::Quantise(code, row), format!("kvp_quantise_{code_name}_{row_name}")),
-            (Kernel::Dequantise(code, row), format!("kvp_dequantise_{code_name}_{row_name}")),
-        ]
-    });
-    plain
-        .chain(converting)
-        .map(|(kernel, name)| (kernel, CString::new(name).expect("the name contains no NUL")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -296,13 +273,12 @@ mod tests {
     #[test]
     fn every_kernel_is_in_both_modules() {
         for ptx in [PTX_SM80, PTX_SM90] {
-            for (kernel, name) in named() {
+            for (kernel, name) in NAMES {
                 let entry = format!(".entry {}(", name.to_str().unwrap());
                 assert!(ptx.contains(&entry), "{kernel:?}: no {entry}");
             }
             assert_eq!(ptx.find('\0'), Some(ptx.len() - 1));
         }
-        assert_eq!(named().count(), 8 + 2 * 9);
     }
 
     #[test]

@@ -11,9 +11,7 @@ use super::command_scope::CommandScope;
 use super::device::raw;
 use super::kernels::{Kernel, Shape};
 use super::memory::bytes_of;
-use super::params::{
-    BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, ZeroParams,
-};
+use super::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, ZeroParams};
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
@@ -103,31 +101,22 @@ impl CudaStorage {
         beside: Beside,
     ) -> Result<CommandScope<'_>, StorageError> {
         let inner = &*self.inner;
-        let n_pieces = inner.pieces.list.len();
-        let (pieces, n_pieces) = (inner.table.address(), n_pieces as u32);
+        let (pieces, n_pieces) = (inner.table.address(), inner.pieces.list.len());
         inner.device.good()?;
         // SAFETY: the stream lives.
         let mut commands = unsafe { CommandScope::on(&inner.device, stream) };
         let _entered = inner.device.0.context.enter()?;
         // Jobs are counted in 31 bits.
-        let most = (i32::MAX as usize / n_pieces.max(1) as usize).clamp(1, BYTES_MAX / size_of::<Move>());
+        let most = (i32::MAX as usize / n_pieces.max(1)).clamp(1, BYTES_MAX / size_of::<Move>());
         for moves in moves.chunks(most) {
-            let mut params = CopyParams {
-                pieces,
-                moves: 0,
-                n_pieces,
-                n_moves: moves.len() as u32,
-                unit: inner.pieces.copy_unit,
-                reserved: 0,
-                few: NO_MOVES,
-            };
+            let mut params = CopyParams::new((pieces, n_pieces), (0, moves.len()), inner.pieces.copy_unit);
             let list = moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 });
             if moves.len() <= MOVES_INLINE {
                 params.few.iter_mut().zip(list).for_each(|(place, step)| *place = step);
             } else {
                 params.moves = commands.upload(bytes_of(&list.collect::<Vec<Move>>()))?;
             }
-            let (kernel, shape) = self.copy_shape(moves.len().saturating_mul(n_pieces as usize), beside);
+            let (kernel, shape) = self.copy_shape(moves.len().saturating_mul(n_pieces), beside);
             // SAFETY: the tables live until the command scope ends; the unit fits the kernel; the
             // rest is the caller's promise.
             unsafe { commands.launch_as(kernel, shape, &params)? };

@@ -19,10 +19,9 @@ use kvpool::storage::backend::{check, check_runs, through_host};
 use kvpool::storage::{HostStorage, Storage};
 
 use super::command_scope::{CommandScope, PinnedAt};
-use super::host_rows::Way;
 use super::kernels::Kernel;
 use super::memory::bytes_of;
-use super::params::{PackParams, Piece};
+use super::params::{PackParams, Piece, Way};
 use super::pieces::Pieces;
 use super::staging::{BYTES_MAX, SCRATCH_MAX};
 use super::storage::{CudaStorage, StorageInner};
@@ -90,7 +89,7 @@ impl StorageInner {
     pub(super) unsafe fn launch_lot(
         &self,
         commands: &mut CommandScope<'_>,
-        kernel: Kernel,
+        way: Way,
         frames: &[u32],
         lot: &Lot,
         packed: u64,
@@ -98,7 +97,7 @@ impl StorageInner {
     ) -> Result<(), StorageError> {
         let frames = commands.upload(bytes_of(&frames[lot.frames.clone()]))?;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_listed(commands, kernel, frames, lot, packed, grid) }
+        unsafe { self.launch_listed(commands, way, frames, lot, packed, grid) }
     }
 
     /// Does the same for frames whose list is at an address of the device, in the scope's memory.
@@ -108,7 +107,7 @@ impl StorageInner {
     pub(super) unsafe fn launch_listed(
         &self,
         commands: &mut CommandScope<'_>,
-        kernel: Kernel,
+        way: Way,
         frames: u64,
         lot: &Lot,
         packed: u64,
@@ -124,10 +123,10 @@ impl StorageInner {
             n_pieces: lot.pieces.len() as u32,
             n_frames: lot.frames.len() as u32,
             unit: self.pieces.pack_unit,
-            reserved: 0,
+            way,
         };
         // SAFETY: the caller's promise.
-        unsafe { commands.launch(kernel, grid, &params) }
+        unsafe { commands.launch(Kernel::Pack, grid, &params) }
     }
 }
 
@@ -140,7 +139,7 @@ impl CudaStorage {
         self.check_packed(check::runs(runs, self.frames())?, out.len())?;
         // SAFETY: the caller's promise; the frames exist.
         unsafe {
-            self.through_pinned(Way::Down, &frames_of(runs), &mut |lot, bytes| {
+            self.through_pinned(Way::Out, &frames_of(runs), &mut |lot, bytes| {
                 out[lot.at..][..lot.bytes].copy_from_slice(bytes);
                 Ok(())
             })
@@ -155,7 +154,7 @@ impl CudaStorage {
         self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes.len())?;
         // SAFETY: the caller's promise; the frames exist and are distinct.
         unsafe {
-            self.through_pinned(Way::Up, &frames_of(runs), &mut |lot, buffer| {
+            self.through_pinned(Way::In, &frames_of(runs), &mut |lot, buffer| {
                 buffer.copy_from_slice(&bytes[lot.at..][..lot.bytes]);
                 Ok(())
             })
@@ -164,10 +163,10 @@ impl CudaStorage {
 
     /// Copies frames through pinned buffers, one for each lot.
     ///
-    /// `host` writes the packed bytes of a lot on the way up, and reads them on the way down.
+    /// `host` writes the packed bytes of a lot on the way in, and reads them on the way out.
     ///
     /// # Safety
-    /// The frames exist, and are distinct on the way up; the frame rule.
+    /// The frames exist, and are distinct on the way in; the frame rule.
     pub(super) unsafe fn through_pinned(
         &self,
         way: Way,
@@ -179,14 +178,14 @@ impl CudaStorage {
         let mut under_way: VecDeque<(CommandScope<'_>, PinnedAt, Lot)> = VecDeque::new();
         let arrive = |host: Host<'_>, (commands, pinned, lot): (CommandScope<'_>, PinnedAt, Lot)| {
             let mut buffers = commands.wait_and_return()?;
-            if way == Way::Up { Ok(()) } else { host(&lot, &mut buffers.bytes_mut(pinned)[..lot.bytes]) }
+            if way == Way::In { Ok(()) } else { host(&lot, &mut buffers.bytes_mut(pinned)[..lot.bytes]) }
         };
         for lot in inner.lots(frames.len(), BYTES_MAX) {
             if under_way.len() == DEPTH {
                 under_way.pop_front().map_or(Ok(()), |oldest| arrive(host, oldest))?;
             }
             let mut pinned = inner.device.0.staging.pinned(lot.bytes)?;
-            if way == Way::Up {
+            if way == Way::In {
                 host(&lot, &mut pinned.bytes_mut()[..lot.bytes])?;
             }
             // SAFETY: the stream lives as long as the storage.
@@ -195,12 +194,12 @@ impl CudaStorage {
             let grid = self.grid(lot.frames.len() * lot.pieces.len());
             // SAFETY: the caller's promise; the buffers are the scope's.
             unsafe {
-                if way == Way::Down {
-                    inner.launch_lot(&mut commands, Kernel::Pack, frames, &lot, packed, grid)?;
-                    commands.fetch(pinned, packed, lot.bytes)?;
-                } else {
+                if way == Way::In {
                     commands.send(packed, pinned, lot.bytes)?;
-                    inner.launch_lot(&mut commands, Kernel::Unpack, frames, &lot, packed, grid)?;
+                }
+                inner.launch_lot(&mut commands, way, frames, &lot, packed, grid)?;
+                if way == Way::Out {
+                    commands.fetch(pinned, packed, lot.bytes)?;
                 }
             }
             commands.mark()?;
@@ -221,7 +220,7 @@ impl CudaStorage {
     ) -> Result<(), StorageError> {
         if let Some(host) = source.as_any().downcast_ref::<HostStorage>() {
             // SAFETY: the caller's promise.
-            return unsafe { self.exchange(host, Way::Up, (to, from)) };
+            return unsafe { self.exchange(host, Way::In, (to, from)) };
         }
         let Some(source) = source.as_any().downcast_ref::<Self>() else {
             // SAFETY: the caller's promise.
@@ -296,8 +295,8 @@ impl CudaStorage {
             // SAFETY: the frames exist; destinations are distinct; the buffer is kept until the
             // scope ends; the rest is the caller's promise.
             unsafe {
-                there.launch_lot(&mut commands, Kernel::Pack, from, &lot, packed, grids[0])?;
-                here.launch_lot(&mut commands, Kernel::Unpack, to, &landing_lot, packed, grids[1])?;
+                there.launch_lot(&mut commands, Way::Out, from, &lot, packed, grids[0])?;
+                here.launch_lot(&mut commands, Way::In, to, &landing_lot, packed, grids[1])?;
             }
             commands.mark()?;
             under_way.push_back(commands);

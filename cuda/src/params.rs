@@ -6,13 +6,12 @@
 //! | `kvp_copy` | [`CopyParams`] | one piece of one move per 128 threads |
 //! | `kvp_copy_bulk` | [`CopyParams`] | one piece of one move per CTA; compute capability 9.0 |
 //! | `kvp_zero` | [`ZeroParams`] | one piece of one frame per CTA |
-//! | `kvp_pack`, `kvp_unpack` | [`PackParams`] | one piece of one frame per CTA |
-//! | `kvp_store`, `kvp_load` | [`RowsParams`] | K or V of one token per warp |
-//! | `kvp_quantise_CODE_ROW`, `kvp_dequantise_CODE_ROW` | [`QuantParams`] | one head of K or V of one token per part of a warp |
+//! | `kvp_pack` | [`PackParams`] | one piece of one frame per CTA |
+//! | `kvp_rows` | [`RowsParams`] | K or V of one token per warp |
+//! | `kvp_quantise`, `kvp_dequantise` | [`QuantParams`] | one head of K or V of one token per part of a warp |
 //! | `kvp_patch` | [`PatchParams`] | one entry per thread |
 //!
-//! `CODE` is `e4m3`, `e5m2` or `int8`, `ROW` is `bf16`, `f16` or `f32`. CTAs have [`THREADS`]
-//! threads in one dimension; any number of CTAs is valid.
+//! CTAs have [`THREADS`] threads in one dimension; any number of CTAs is valid.
 //!
 //! A *piece* is at most [`PIECE_BYTES_MAX`] of one plane's tile. Planes are cut into pieces once,
 //! so that layer-first and block-first layouts, joined and separate planes, planes of scales and
@@ -33,7 +32,7 @@ use std::mem::offset_of;
 
 use cudarc::driver::DeviceRepr;
 
-use kvpool::MovedEntry;
+use kvpool::{Dtype, MovedEntry};
 
 /// Threads per CTA.
 pub const THREADS: u32 = 256;
@@ -98,9 +97,6 @@ pub struct Lane {
 /// Number of moves that a launch passes as parameters.
 pub const MOVES_INLINE: usize = 256;
 
-/// The inline moves of a launch that has a table of moves, or none.
-pub const NO_MOVES: [Move; MOVES_INLINE] = [Move { src: 0, dst: 0 }; MOVES_INLINE];
-
 /// Parameters of `kvp_copy` and `kvp_copy_bulk`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
@@ -121,6 +117,23 @@ pub struct CopyParams {
     pub few: [Move; MOVES_INLINE],
 }
 
+impl CopyParams {
+    /// Describes `moves` of `pieces`: the address and the length of each table. The moves at address 0
+    /// are those that the caller puts into `few`.
+    #[must_use]
+    pub fn new(pieces: (u64, usize), moves: (u64, usize), unit: u32) -> Self {
+        Self {
+            pieces: pieces.0,
+            moves: moves.0,
+            n_pieces: pieces.1 as u32,
+            n_moves: moves.1 as u32,
+            unit,
+            reserved: 0,
+            few: [Move { src: 0, dst: 0 }; MOVES_INLINE],
+        }
+    }
+}
+
 /// Parameters of `kvp_zero`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
@@ -139,7 +152,17 @@ pub struct ZeroParams {
     pub reserved: u32,
 }
 
-/// Parameters of `kvp_pack` and `kvp_unpack`.
+/// Direction of a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Way {
+    /// To the frames: unpack, store.
+    In = 0,
+    /// From the frames: pack, load.
+    Out = 1,
+}
+
+/// Parameters of `kvp_pack`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct PackParams {
@@ -157,12 +180,11 @@ pub struct PackParams {
     pub n_frames: u32,
     /// Unit of access; see [`unit()`].
     pub unit: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Direction.
+    pub way: Way,
 }
 
-/// Parameters of `kvp_store` and `kvp_load`: rows of one layer, `[tokens][row]`, moved without
-/// conversion.
+/// Parameters of `kvp_rows`, which moves rows of one layer, `[tokens][row]`, without conversion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C)]
 pub struct RowsParams {
@@ -188,6 +210,32 @@ pub struct RowsParams {
     pub n_tokens: u32,
     /// Unit of access; see [`unit()`].
     pub unit: u32,
+    /// Direction of `kvp_rows`.
+    pub way: Way,
+    /// Type of the caller's rows, for the converting kernels: [`row_type`].
+    pub row_type: u32,
+}
+
+/// Returns the number of the type of rows that are converted; `None` for other types.
+#[must_use]
+pub const fn row_type(dtype: Dtype) -> Option<u32> {
+    match dtype {
+        Dtype::Bf16 => Some(0),
+        Dtype::F16 => Some(1),
+        Dtype::F32 => Some(2),
+        _ => None,
+    }
+}
+
+/// Returns the number of a type of codes; `None` for other types.
+#[must_use]
+pub const fn code_type(dtype: Dtype) -> Option<u32> {
+    match dtype {
+        Dtype::Fp8E4M3 => Some(0),
+        Dtype::Fp8E5M2 => Some(1),
+        Dtype::Int8 => Some(2),
+        _ => None,
+    }
 }
 
 /// Mode of [`QuantParams`]: `value = code`.
@@ -220,8 +268,24 @@ pub struct QuantParams {
     pub head_dim: u32,
     /// [`SCALES_UNIT`], [`SCALES_PER_HEAD`] or [`SCALES_PER_TOKEN_HEAD`].
     pub mode: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Type of the codes: [`code_type`].
+    pub code_type: u32,
+}
+
+impl QuantParams {
+    /// Leaves K alone, as in a latent layout; the kernels test the address of V.
+    pub(super) fn take_k(&mut self) {
+        (self.rows.v, self.rows.v_stride) = (0, 0);
+        (self.rows.v_lane, self.v_scale_lane) = Default::default();
+    }
+
+    /// Leaves V alone, in the place of K.
+    pub(super) fn take_v(&mut self) {
+        (self.rows.k, self.rows.k_stride) = (self.rows.v, self.rows.v_stride);
+        (self.rows.k_lane, self.k_scale_lane) = (self.rows.v_lane, self.v_scale_lane);
+        self.k_scales = self.v_scales;
+        self.take_k();
+    }
 }
 
 /// Parameters of `kvp_patch`.
@@ -238,61 +302,36 @@ pub struct PatchParams {
     pub n: u32,
 }
 
-// Counterpart of the assertions in `kernels/params.h`.
-const _: () = {
-    assert!(size_of::<Piece>() == 24);
-    assert!(offset_of!(Piece, frame_stride) == 8);
-    assert!(offset_of!(Piece, bytes) == 16);
-    assert!(offset_of!(Piece, packed_at) == 20);
-    assert!(size_of::<Move>() == 8);
-    assert!(offset_of!(Move, dst) == 4);
-    assert!(size_of::<Lane>() == 16);
-    assert!(offset_of!(Lane, frame_stride) == 8);
-    assert!(size_of::<CopyParams>() == 2080);
-    assert!(offset_of!(CopyParams, few) == 32);
-    assert!(offset_of!(CopyParams, moves) == 8);
-    assert!(offset_of!(CopyParams, n_pieces) == 16);
-    assert!(offset_of!(CopyParams, n_moves) == 20);
-    assert!(offset_of!(CopyParams, unit) == 24);
-    assert!(size_of::<ZeroParams>() == 32);
-    assert!(offset_of!(ZeroParams, frames) == 8);
-    assert!(offset_of!(ZeroParams, n_pieces) == 16);
-    assert!(offset_of!(ZeroParams, n_frames) == 20);
-    assert!(offset_of!(ZeroParams, unit) == 24);
-    assert!(size_of::<PackParams>() == 48);
-    assert!(offset_of!(PackParams, frames) == 8);
-    assert!(offset_of!(PackParams, packed) == 16);
-    assert!(offset_of!(PackParams, packed_stride) == 24);
-    assert!(offset_of!(PackParams, n_pieces) == 32);
-    assert!(offset_of!(PackParams, n_frames) == 36);
-    assert!(offset_of!(PackParams, unit) == 40);
-    assert!(size_of::<RowsParams>() == 88);
-    assert!(offset_of!(RowsParams, v) == 8);
-    assert!(offset_of!(RowsParams, k_stride) == 16);
-    assert!(offset_of!(RowsParams, v_stride) == 24);
-    assert!(offset_of!(RowsParams, slots) == 32);
-    assert!(offset_of!(RowsParams, k_lane) == 40);
-    assert!(offset_of!(RowsParams, v_lane) == 56);
-    assert!(offset_of!(RowsParams, row_bytes) == 72);
-    assert!(offset_of!(RowsParams, block_tokens) == 76);
-    assert!(offset_of!(RowsParams, n_tokens) == 80);
-    assert!(offset_of!(RowsParams, unit) == 84);
-    assert!(size_of::<QuantParams>() == 152);
-    assert!(offset_of!(QuantParams, k_scales) == 88);
-    assert!(offset_of!(QuantParams, v_scales) == 96);
-    assert!(offset_of!(QuantParams, k_scale_lane) == 104);
-    assert!(offset_of!(QuantParams, v_scale_lane) == 120);
-    assert!(offset_of!(QuantParams, heads) == 136);
-    assert!(offset_of!(QuantParams, head_dim) == 140);
-    assert!(offset_of!(QuantParams, mode) == 144);
-    assert!(size_of::<MovedEntry>() == 12);
-    assert!(offset_of!(MovedEntry, column) == 4);
-    assert!(offset_of!(MovedEntry, frame) == 8);
-    assert!(size_of::<PatchParams>() == 24);
-    assert!(offset_of!(PatchParams, entries) == 8);
-    assert!(offset_of!(PatchParams, row_stride) == 16);
-    assert!(offset_of!(PatchParams, n) == 20);
-};
+/// Asserts the sizes and offsets that `kernels/params.h` asserts, too.
+macro_rules! layouts {
+    ($($name:ident: $bytes:literal { $($field:ident: $at:literal),* })*) => {
+        const _: () = {
+            $(
+                assert!(size_of::<$name>() == $bytes);
+                $(assert!(offset_of!($name, $field) == $at);)*
+            )*
+        };
+    };
+}
+
+layouts! {
+    Piece: 24 { frame_stride: 8, bytes: 16, packed_at: 20 }
+    Move: 8 { dst: 4 }
+    Lane: 16 { frame_stride: 8 }
+    CopyParams: 2080 { moves: 8, n_pieces: 16, n_moves: 20, unit: 24, few: 32 }
+    ZeroParams: 32 { frames: 8, n_pieces: 16, n_frames: 20, unit: 24 }
+    PackParams: 48 { frames: 8, packed: 16, packed_stride: 24, n_pieces: 32, n_frames: 36, unit: 40, way: 44 }
+    RowsParams: 96 {
+        v: 8, k_stride: 16, v_stride: 24, slots: 32, k_lane: 40, v_lane: 56, row_bytes: 72, block_tokens: 76,
+        n_tokens: 80, unit: 84, way: 88, row_type: 92
+    }
+    QuantParams: 160 {
+        k_scales: 96, v_scales: 104, k_scale_lane: 112, v_scale_lane: 128, heads: 144, head_dim: 148, mode: 152,
+        code_type: 156
+    }
+    MovedEntry: 12 { column: 4, frame: 8 }
+    PatchParams: 24 { entries: 8, row_stride: 16, n: 20 }
+}
 
 // SAFETY: C layout without references, identical on the device, as asserted above.
 unsafe impl DeviceRepr for CopyParams {}
@@ -306,10 +345,6 @@ unsafe impl DeviceRepr for RowsParams {}
 unsafe impl DeviceRepr for QuantParams {}
 // SAFETY: as above.
 unsafe impl DeviceRepr for PatchParams {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Piece {}
-// SAFETY: as above.
-unsafe impl DeviceRepr for Move {}
 
 #[cfg(test)]
 mod tests {

@@ -76,23 +76,35 @@ impl Pieces {
     }
 }
 
-/// Returns the lanes of K and V of a layer, or of their scales; V's is unused in a latent layout.
-pub(super) fn lanes(placed: &[Placed], layer: usize, kind: PlaneKind, layout: &KvLayout) -> [Lane; 2] {
-    let mut lanes = [Lane::default(); 2];
-    for Placed { base, plane } in placed.iter().filter(|at| at.plane.layer == layer && at.plane.kind == kind)
-    {
+/// Lanes of K and V of one layer, and of their scales; V's are unused in a latent layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct LayerLanes {
+    pub(super) values: [Lane; 2],
+    pub(super) scales: [Lane; 2],
+}
+
+/// Returns the lanes by layer, or a plane of which no kernel knows the lanes.
+pub(super) fn lanes(placed: &[Placed], layout: &KvLayout) -> Result<Vec<LayerLanes>, Plane> {
+    let mut layers = vec![LayerLanes::default(); layout.layers()];
+    for Placed { base, plane } in placed {
         let lane =
             |offset: usize| Lane { base: base + offset as u64, frame_stride: plane.frame_stride as u64 };
+        let of_layer = &mut layers[plane.layer];
+        let lanes = match plane.kind {
+            PlaneKind::Values => &mut of_layer.values,
+            PlaneKind::Scales => &mut of_layer.scales,
+            _ => return Err(*plane),
+        };
         match plane.part {
             PlanePart::K | PlanePart::Latent => lanes[0] = lane(0),
             PlanePart::V => lanes[1] = lane(0),
             PlanePart::Joined => {
-                lanes = [lane(0), lane(layout.block_tokens() * layout.row_bytes(kind))];
+                *lanes = [lane(0), lane(layout.block_tokens() * layout.row_bytes(plane.kind))];
             }
-            other => unreachable!("no kernel knows planes of {other:?}"),
+            _ => return Err(*plane),
         }
     }
-    lanes
+    Ok(layers)
 }
 
 #[cfg(test)]
@@ -160,14 +172,13 @@ mod tests {
     fn lanes_of_joined_planes_are_half_a_tile_apart() {
         let joined = layout(2, 8).dtype(Dtype::Int8).scales(Scales::PerTokenHead).parts(KvPlanes::Joined);
         let joined = joined.build().unwrap();
-        let placed = placed(&joined);
-        for kind in [PlaneKind::Values, PlaneKind::Scales] {
-            let [k, v] = lanes(&placed, 1, kind, &joined);
+        let layer = lanes(&placed(&joined), &joined).unwrap()[1];
+        for (kind, [k, v]) in [(PlaneKind::Values, layer.values), (PlaneKind::Scales, layer.scales)] {
             assert_eq!(v.base - k.base, (16 * joined.row_bytes(kind)) as u64);
             assert_eq!(k.frame_stride, v.frame_stride);
         }
         let latent = KvLayout::builder().layers(2).latent(24).build().unwrap();
-        let [k, v] = lanes(&self::placed(&latent), 1, PlaneKind::Values, &latent);
+        let [k, v] = lanes(&placed(&latent), &latent).unwrap()[1].values;
         assert!(k.base > 0 && v == Lane::default());
     }
 }

@@ -6,8 +6,9 @@ use kvpool::storage::backend::check;
 use kvpool::storage::{Elements, ElementsMut, Storage};
 
 use super::command_scope::CommandScope;
-use super::device_rows::{DeviceRows, Way};
+use super::device_rows::{DeviceRows, Part, Slots};
 use super::memory::bytes_of;
+use super::params::Way;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
@@ -51,7 +52,7 @@ impl CudaStorage {
             // the caller's promise.
             unsafe {
                 commands.send(scratch, pinned, at.end)?;
-                self.launch_parts(&mut commands, layer, Way::Store, (k.dtype(), v.dtype()), scratch, &at)?;
+                self.launch_parts(&mut commands, layer, Way::In, (k.dtype(), v.dtype()), scratch, &at)?;
             }
             commands.wait()?;
         }
@@ -87,7 +88,7 @@ impl CudaStorage {
             // SAFETY: as in `store_rows`; the slots are sent before the rows are fetched.
             unsafe {
                 commands.send(scratch, pinned, size_of_val(slots))?;
-                self.launch_parts(&mut commands, layer, Way::Load, dtypes, scratch, &at)?;
+                self.launch_parts(&mut commands, layer, Way::Out, dtypes, scratch, &at)?;
                 commands.fetch(pinned, scratch, at.end)?;
             }
             let mut buffers = commands.wait_and_return()?;
@@ -129,14 +130,15 @@ impl CudaStorage {
             k_stride: at.k_bytes,
             v_stride: at.v_bytes,
         };
+        let slots = Slots { address: buffer, tokens: at.tokens };
         if k == v || self.inner.halves() == 1 {
             // SAFETY: the caller's promise.
-            return unsafe { self.launch_rows(commands, layer, way, rows, buffer, at.tokens) };
+            return unsafe { self.launch_rows(commands, layer, way, Part::Both, rows, slots) };
         }
         // SAFETY: the caller's promise.
         unsafe {
-            self.launch_half(commands, layer, way, rows, 0, buffer, at.tokens)?;
-            self.launch_half(commands, layer, way, DeviceRows { dtype: v, ..rows }, 1, buffer, at.tokens)
+            self.launch_rows(commands, layer, way, Part::K, rows, slots)?;
+            self.launch_rows(commands, layer, way, Part::V, DeviceRows { dtype: v, ..rows }, slots)
         }
     }
 }

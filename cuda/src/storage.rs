@@ -32,10 +32,10 @@ use super::adopted::{self, Owner};
 use super::arena::{Arena, MemorySharing};
 use super::config::CudaConfig;
 use super::device::Device;
-use super::host_rows::Way;
 use super::memory::{Memory, bytes_of};
+use super::params::{SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, Way};
 use super::pending::PendingCopies;
-use super::pieces::{Pieces, Placed};
+use super::pieces::{LayerLanes, Pieces, Placed, lanes};
 use super::staging::BYTES_MAX;
 use super::stream::{Stream, StreamPriority};
 use super::watch::is_watcher;
@@ -103,6 +103,10 @@ pub(super) struct StorageInner {
     pub(super) layout: KvLayout,
     pub(super) placed: Vec<Placed>,
     pub(super) pieces: Pieces,
+    /// By layer.
+    pub(super) lanes: Vec<LayerLanes>,
+    /// How kernels scale codes.
+    pub(super) scale_mode: u32,
     pub(super) pending: PendingCopies,
     /// The pieces in device memory, for kernels.
     pub(super) table: Memory,
@@ -200,18 +204,32 @@ impl CudaStorage {
     ) -> Result<Self, StorageError> {
         let pieces = Pieces::new(&placed)?;
         let table = Memory::of(device, &service, bytes_of(&pieces.list))?;
-        let scales = match layout.scales() {
+        let lanes = lanes(&placed, &layout).map_err(|plane| no_kernel(device, format!("{plane:?}")))?;
+        let (scale_mode, scales) = match layout.scales() {
+            Scales::Unit => (SCALES_UNIT, None),
             Scales::PerHead { k, v } => {
                 let [k, v] = [k, v].map(|scales| Memory::of(device, &service, bytes_of(scales)));
-                Some([k?, v?])
+                (SCALES_PER_HEAD, Some([k?, v?]))
             }
-            _ => None,
+            Scales::PerTokenHead => (SCALES_PER_TOKEN_HEAD, None),
+            other => return Err(no_kernel(device, format!("scales of {other:?}"))),
         };
         let stream = |priority| Stream::new(device.0.context.clone(), priority);
         let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
         let (mapping, sending) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Usual)?);
         let (pending, device) = (PendingCopies::default(), device.clone());
-        let inner = StorageInner { memory, layout, placed, pieces, pending, table, scales, device };
+        let inner = StorageInner {
+            memory,
+            layout,
+            placed,
+            pieces,
+            lanes,
+            scale_mode,
+            pending,
+            table,
+            scales,
+            device,
+        };
         Ok(Self {
             inner: Arc::new(inner),
             frames: AtomicUsize::new(frames),
@@ -225,6 +243,11 @@ impl CudaStorage {
             moving_ctas: config.moving_ctas,
             host_bytes_max: config.host_bytes_max,
         })
+    }
+
+    /// Returns the error for a kind of data that this version's kernels do not handle.
+    pub(super) fn no_kernel(&self, data: String) -> StorageError {
+        no_kernel(&self.inner.device, data)
     }
 
     /// Returns the open device that holds the frames.
@@ -299,6 +322,11 @@ impl CudaStorage {
         let most = self.inner.device.info().multiprocessors.max(1) * CTAS_PER_MULTIPROCESSOR;
         jobs.min(most as usize) as u32
     }
+}
+
+fn no_kernel(device: &Device, data: String) -> StorageError {
+    let reason = format!("no kernel handles {data}").into();
+    StorageError::Device { device: device.id(), doing: "choosing a kernel", reason }
 }
 
 /// Checks the limits of 32-bit counters in kernels, and of a buffer.
@@ -467,7 +495,7 @@ impl Storage for CudaStorage {
     ) -> Option<Result<(), StorageError>> {
         let host = target.as_any().downcast_ref::<HostStorage>()?;
         // SAFETY: the caller's promise.
-        Some(unsafe { self.exchange(host, Way::Down, (from, to)) })
+        Some(unsafe { self.exchange(host, Way::Out, (from, to)) })
     }
 
     unsafe fn receive(&self, source: &dyn Storage, from: &[Run], to: &[Run]) -> Result<(), StorageError> {

@@ -8,8 +8,8 @@ use half::bf16;
 use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
 use kvpool::{FrameId, Run};
 use kvpool_cuda::params::{
-    CopyParams, Lane, Move, NO_MOVES, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
-    SCALES_PER_TOKEN_HEAD, THREADS, ZeroParams,
+    CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
+    SCALES_PER_TOKEN_HEAD, THREADS, Way, ZeroParams, code_type, row_type,
 };
 use kvpool_testkit::rng::Rng;
 
@@ -22,6 +22,9 @@ use crate::sample;
 const LINEAR: &str = "best linear copy";
 /// Baseline: the driver's linear write.
 const MEMSET: &str = "driver's memset";
+
+/// Baseline: the same kernel, compiled for this pair of types. Shows what types as parameters cost.
+const FIXED: &str = "the kernel for these types alone";
 
 /// Threads of a warp.
 const WARP: u32 = 32;
@@ -176,15 +179,8 @@ impl Bench<'_> {
         let sms = gpu.multiprocessors;
         for (name, list) in [("layer-first", &layers), ("block-first", &blocks)] {
             let pieces = gpu.upload(list)?;
-            let params = CopyParams {
-                pieces: pieces.address(),
-                moves: moves.address(),
-                n_pieces: list.len() as u32,
-                n_moves: shape.moved as u32,
-                unit: 16,
-                reserved: 0,
-                few: NO_MOVES,
-            };
+            let (pieces, moves) = ((pieces.address(), list.len()), (moves.address(), shape.moved));
+            let params = CopyParams::new(pieces, moves, 16);
             // Some moves, in all planes.
             let piece_at = |piece: &Piece, frame: u32| piece.base + u64::from(frame) * piece.frame_stride;
             let (mut best, sampled) = (f64::INFINITY, self.moves());
@@ -225,7 +221,7 @@ impl Bench<'_> {
         let (n_pieces, pieces, frames) = (list.len() as u32, gpu.upload(&list)?, gpu.upload(&sources)?);
         let packed = gpu.buffer(count * block)?;
         let packed_at = packed.address();
-        let params = PackParams {
+        let params = |way| PackParams {
             pieces: pieces.address(),
             frames: frames.address(),
             packed: packed.address(),
@@ -233,22 +229,22 @@ impl Bench<'_> {
             n_pieces,
             n_frames: count as u32,
             unit: 16,
-            reserved: 0,
+            way,
         };
-        for (name, what) in [("kvp_pack", "pack"), ("kvp_unpack", "unpack")] {
-            let kernel = gpu.kernel(name)?;
+        let kernel = gpu.kernel("kvp_pack")?;
+        for (way, what) in [(Way::Out, "pack"), (Way::In, "unpack")] {
             let step = count.div_ceil(SAMPLES);
             let tiles = sources.iter().enumerate().step_by(step).flat_map(|(at, &frame)| {
                 list.iter().map(move |piece| {
                     let inside = piece.base + u64::from(frame) * piece.frame_stride;
                     let outside = packed_at + (at * block) as u64 + u64::from(piece.packed_at);
-                    if what == "pack" { (inside, outside) } else { (outside, inside) }
+                    if way == Way::Out { (inside, outside) } else { (outside, inside) }
                 })
             });
             let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
             let time = gpu.time(stream, shape.times, || {
                 // SAFETY: all buffers are kept until the stream has been waited for.
-                unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
+                unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params(way)) }
             })?;
             let got = rate(2 * count * shape.block_bytes(), time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
@@ -326,7 +322,7 @@ impl Bench<'_> {
         k.fill(stream, 0x3E)?;
         v.fill(stream, 0x3E)?;
         let scales = gpu.upload(&vec![0.01f32; HEADS as usize])?;
-        let rows = |row_bytes| RowsParams {
+        let rows = |way, row_bytes| RowsParams {
             k: k.address(),
             v: v.address(),
             k_stride: u64::from(row_in),
@@ -338,6 +334,8 @@ impl Bench<'_> {
             block_tokens: BLOCK_TOKENS,
             n_tokens: tokens as u32,
             unit: 16,
+            way,
+            row_type: row_type(Dtype::Bf16).expect("bf16 can be converted"),
         };
         // As the pool launches them: a warp for each job, on at most four CTAs a multiprocessor.
         let grid_for = |jobs: usize| {
@@ -350,20 +348,20 @@ impl Bench<'_> {
                 (slot as u64 / u64::from(BLOCK_TOKENS), slot as u64 % u64::from(BLOCK_TOKENS));
             plane(half) + frame * u64::from(shape.tile_bytes) + offset * u64::from(row_in)
         };
-        for (name, what) in [("kvp_store", "store, bf16"), ("kvp_load", "load, bf16")] {
-            let kernel = gpu.kernel(name)?;
+        let kernel = gpu.kernel("kvp_rows")?;
+        for (way, what) in [(Way::In, "store, bf16"), (Way::Out, "load, bf16")] {
             let rows_of =
                 list.iter().enumerate().step_by(tokens.div_ceil(SAMPLES)).flat_map(|(token, &slot)| {
                     [(0, k.address()), (1, v.address())].map(|(half, base)| {
                         let (outside, inside) = (base + token as u64 * u64::from(row_in), inside(half, slot));
-                        if name == "kvp_store" { (outside, inside) } else { (inside, outside) }
+                        if way == Way::In { (outside, inside) } else { (inside, outside) }
                     })
                 });
             let samples = sample::plant(gpu, row_in as usize, rows_of)?;
             let time = gpu.time(stream, shape.times, || {
                 // SAFETY: all buffers are kept until the stream has been waited for; slots are
                 // unique.
-                unsafe { launch(stream, &kernel, grid, &rows(row_in)) }
+                unsafe { launch(stream, &kernel, grid, &rows(way, row_in)) }
             })?;
             let got = rate(4 * tokens * row_in as usize, time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
@@ -380,7 +378,7 @@ impl Bench<'_> {
         for (dtype, code) in [(Dtype::Fp8E4M3, "e4m3"), (Dtype::Fp8E5M2, "e5m2"), (Dtype::Int8, "int8")] {
             for (mode, scaled) in [(SCALES_PER_HEAD, "static"), (SCALES_PER_TOKEN_HEAD, "dynamic")] {
                 let params = QuantParams {
-                    rows: rows(HEADS * HEAD_DIM),
+                    rows: rows(Way::In, HEADS * HEAD_DIM),
                     k_scales: scales.address(),
                     v_scales: scales.address(),
                     k_scale_lane: lane(2),
@@ -388,7 +386,7 @@ impl Bench<'_> {
                     heads: HEADS,
                     head_dim: HEAD_DIM,
                     mode,
-                    reserved: 0,
+                    code_type: code_type(dtype).expect("a type of codes"),
                 };
                 stream.synchronize()?;
                 for (buffer, numbers) in [&k, &v].into_iter().zip(&ordinary) {
@@ -402,13 +400,23 @@ impl Bench<'_> {
                         v.fill(stream, 0)?;
                         stream.synchronize()?;
                     }
-                    let kernel = gpu.kernel(&format!("kvp_{verb}_{code}_bf16"))?;
-                    let time = gpu.time(stream, shape.times, || {
-                        // SAFETY: as above.
-                        unsafe { launch(stream, &kernel, grid, &params) }
-                    })?;
-                    let got = rate(3 * tokens * row_in as usize, time);
+                    let measure = |kernel| {
+                        let time = gpu.time(stream, shape.times, || {
+                            // SAFETY: as above.
+                            unsafe { launch(stream, &kernel, grid, &params) }
+                        })?;
+                        Outcome::Ok(rate(3 * tokens * row_in as usize, time))
+                    };
                     let what = format!("{what}, bf16 as {code}, {scaled} scales");
+                    let fixed = match dtype {
+                        Dtype::Int8 => Some(measure(gpu.probe(&format!("kvp_probe_{verb}"))?)?),
+                        _ => None,
+                    };
+                    // The checked bytes are those of the pool's own kernel, which is launched last.
+                    let got = measure(gpu.kernel(&format!("kvp_{verb}"))?)?;
+                    if let Some(fixed) = fixed {
+                        section.ratio(format!("{what}, over {FIXED}"), got, "GB/s", got / fixed, FIXED);
+                    }
                     section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
                 }
                 stream.synchronize()?;

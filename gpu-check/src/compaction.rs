@@ -10,7 +10,7 @@ use kvpool::{AllocRequest, Lease, Order, Pool, Run};
 use kvpool_cuda::CudaStorage;
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, ProbeParams, launch};
+use crate::gpu::{self, Gpu, Outcome, ProbeParams, launch};
 use crate::report::Section;
 
 /// Baseline: a linear copy of as many bytes by one kernel.
@@ -48,7 +48,7 @@ pub struct Scattered {
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let sizes = Sizes::new(options)?;
     let kernel_ms = if options.quick { 0.0 } else { KERNEL_MS };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = gpu::runtime()?;
     let block = sizes.layout.packed_bytes();
     let kib = block / 1024;
     let (stream, shared) = gpu.stream()?;

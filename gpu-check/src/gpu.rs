@@ -11,7 +11,7 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use kvpool::DeviceId;
 use kvpool::storage::DeviceStream;
-use kvpool_cuda::params::{Piece, THREADS};
+use kvpool_cuda::params::{BULK_SHARED_BYTES, PIECE_BYTES_MAX, Piece, THREADS};
 use kvpool_cuda::{CudaError, Device};
 
 use sys::CUdevice_attribute as Attribute;
@@ -20,8 +20,28 @@ use crate::report::DeviceFacts;
 
 const KERNELS_80: &str = include_str!("../../kernels/ptx/kvpool.sm80.ptx");
 const KERNELS_90: &str = include_str!("../../kernels/ptx/kvpool.sm90.ptx");
-const PROBES_80: &str = include_str!("../../kernels/ptx/probes.sm80.ptx");
-const PROBES_90: &str = include_str!("../../kernels/ptx/probes.sm90.ptx");
+const PROBES: &str = include_str!("../../kernels/ptx/probes.sm80.ptx");
+
+/// The pool's kernels and the probes as machine code, by the major version of the compute capability.
+#[cfg(kvpool_cubins)]
+const CUBINS: [(u32, [&[u8]; 2]); 2] = [
+    (
+        8,
+        [
+            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin")),
+            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin")),
+        ],
+    ),
+    (
+        9,
+        [
+            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin")),
+            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin")),
+        ],
+    ),
+];
+#[cfg(not(kvpool_cubins))]
+const CUBINS: [(u32, [&[u8]; 2]); 0] = [];
 
 /// Result of a measurement. Errors are only reported as text.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -94,11 +114,11 @@ impl Gpu {
             let loaded = code.and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
             loaded.map_or_else(|| context.load_module(Ptx::from_src(text)), Ok)
         };
-        let [kernels, probes] = cubins(device.info().capability.major).unwrap_or([None; 2]);
+        let [kernels, probes] = cubins(&device).map_or([None; 2], |codes| codes.map(Some));
         let begin = Instant::now();
         let kernels = load(kernels, if is_90 { KERNELS_90 } else { KERNELS_80 })?;
         let loaded = begin.elapsed();
-        let probes = load(probes, if is_90 { PROBES_90 } else { PROBES_80 })?;
+        let probes = load(probes, PROBES)?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count)? as u32;
         Ok(Self { device, context, multiprocessors, ordinal, kernels, probes, opened, loaded })
@@ -143,7 +163,7 @@ impl Gpu {
     #[cfg(kvpool_cubins)]
     #[must_use]
     pub fn cubin(&self) -> Option<&'static [u8]> {
-        cubins(self.device.info().capability.major)?[0]
+        cubins(&self.device).map(|[kernels, _]| kernels)
     }
 
     /// Returns the time in milliseconds that it took to open the device for a pool.
@@ -208,6 +228,21 @@ impl Gpu {
     /// If no kernel has this name.
     pub fn kernel(&self, name: &str) -> Outcome<CudaFunction> {
         Ok(self.kernels.load_function(name)?)
+    }
+
+    /// Returns the kernel for bulk copies, with the shared memory that it needs; `None` if the device has
+    /// no such copies.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn bulk(&self) -> Outcome<Option<CudaFunction>> {
+        if self.context.compute_capability()? < (9, 0) {
+            return Ok(None);
+        }
+        let bulk = self.kernel("kvp_copy_bulk")?;
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
+        Ok(Some(bulk))
     }
 
     /// Returns a kernel for measurements.
@@ -295,32 +330,28 @@ impl Gpu {
             let end: CudaEvent = stream.record_event(TIMED)?;
             took.push(f64::from(begin.elapsed_ms(&end)?) / repeats as f64);
         }
-        took.sort_by(f64::total_cmp);
-        Ok(took[took.len() / 2])
+        Ok(median(took))
     }
 }
 
-/// Returns the pool's kernels and the probes as machine code for a compute capability, if the program
-/// has it.
-fn cubins(major: u32) -> Option<[Option<&'static [u8]>; 2]> {
-    #[cfg(kvpool_cubins)]
-    match major {
-        8 => {
-            return Some([
-                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin"))),
-                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin"))),
-            ]);
-        }
-        9 => {
-            return Some([
-                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin"))),
-                Some(include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin"))),
-            ]);
-        }
-        _ => {}
-    }
-    let _ = major;
-    None
+/// Returns the median; 0 if there are no values.
+#[must_use]
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Creates a runtime that runs futures of the pool on the calling thread.
+///
+/// # Errors
+/// An error of the system.
+pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_time().build()
+}
+
+/// Returns the machine code for a device, if the program has it.
+fn cubins(device: &Device) -> Option<[&'static [u8]; 2]> {
+    CUBINS.into_iter().find(|(major, _)| *major == device.info().capability.major).map(|(_, codes)| codes)
 }
 
 /// Returns the version of the kernel's driver.
@@ -431,7 +462,6 @@ impl Drop for Buffer {
 /// KiB.
 #[must_use]
 pub fn layer_first(base: u64, planes: usize, frames: usize, tile_bytes: u32) -> Vec<Piece> {
-    use kvpool_cuda::params::PIECE_BYTES_MAX;
     let stride = u64::from(tile_bytes);
     let mut pieces = Vec::new();
     for plane in 0..planes as u64 {

@@ -10,7 +10,7 @@ use kvpool_cuda::{CudaStorage, DeviceRows};
 
 use crate::Options;
 use crate::compaction::{Scattered, Sizes, pattern};
-use crate::gpu::{Gpu, Outcome, launch};
+use crate::gpu::{self, Gpu, Outcome, launch};
 use crate::report::Section;
 
 /// Replays beside the compaction, at least.
@@ -111,11 +111,11 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     captured?;
     compared?;
     let graph = graph.ok_or("the capture has no graph")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = gpu::runtime()?;
     let (mut replays, mut wrong) = (0, 0);
     let moved = thread::scope(|scope| {
         let compacting = scope.spawn(|| -> Result<usize, String> {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build();
+            let runtime = gpu::runtime();
             let runtime = runtime.map_err(|error| error.to_string())?;
             // Short waves, so that many replays fall between them.
             let options = sizes.options().wave_bytes(4 * layout.bytes_per_block());

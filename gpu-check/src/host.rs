@@ -9,7 +9,7 @@ use kvpool::{FrameId, Run};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome};
+use crate::gpu::{self, Gpu, Outcome};
 use crate::report::Section;
 
 /// Baseline: one copy of all bytes between the device and pinned memory.
@@ -163,6 +163,5 @@ fn median<E: Into<Box<dyn std::error::Error>>>(
         work().map_err(Into::into)?;
         took.push(begin.elapsed().as_secs_f64());
     }
-    took.sort_by(f64::total_cmp);
-    Ok(took[took.len() / 2])
+    Ok(gpu::median(took))
 }

@@ -7,10 +7,10 @@
 //! the highest priority. Both are timed alone and together.
 
 use cudarc::driver::{CudaFunction, sys};
-use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, THREADS};
+use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, THREADS};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};
+use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first, median};
 use crate::report::Section;
 use crate::sample;
 
@@ -37,18 +37,10 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         .map(|at| Move { src: 2 * at as u32, dst: (frames / 2) as u32 + 2 * at as u32 + 1 })
         .collect();
     let moves: Vec<Move> = moves.into_iter().filter(|step| (step.dst as usize) < frames).collect();
-    let (n_pieces, n_moves) = (pieces.len() as u32, moves.len() as u32);
+    let (n_pieces, n_moves) = (pieces.len(), moves.len());
     let list = moves;
     let (pieces, moves) = (gpu.upload(&pieces)?, gpu.upload(&list)?);
-    let wave = CopyParams {
-        pieces: pieces.address(),
-        moves: moves.address(),
-        n_pieces,
-        n_moves,
-        unit: 16,
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let wave = CopyParams::new((pieces.address(), n_pieces), (moves.address(), n_moves), 16);
     let copy = gpu.kernel("kvp_copy")?;
     let low = gpu.lowest()?;
 
@@ -92,8 +84,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
                 took.push(f64::from(begin.elapsed_ms(&end)?));
                 low.synchronize()?;
             }
-            took.sort_by(f64::total_cmp);
-            Ok(took[took.len() / 2])
+            Ok(median(took))
         };
         time(None)?;
         let alone = time(None)?;
@@ -116,11 +107,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let shared = (gpu.context.attribute(opt_in)?.max(0) as u32).saturating_sub(1024).min(SHARED_MAX);
     let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     kernel.set_attribute(which, shared as i32)?;
-    let is_90 = gpu.context.compute_capability()? >= (9, 0);
-    let bulk = gpu.kernel("kvp_copy_bulk")?;
-    if is_90 {
-        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
-    }
+    let bulk = gpu.bulk()?;
     // Only some of the moves' tiles: the bytes must arrive beside it, too.
     let tiles = list.iter().flat_map(|step| {
         let at = |frame: u32| arena.address() + u64::from(frame) * u64::from(tile);
@@ -146,11 +133,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             steps_took.push(f64::from(begin.elapsed_ms(&end)?));
             low.synchronize()?;
         }
-        let median = |took: &mut Vec<f64>| {
-            took.sort_by(f64::total_cmp);
-            took.get(took.len() / 2).copied().unwrap_or(0.0)
-        };
-        Ok((median(&mut steps_took), median(&mut waves_took)))
+        Ok((median(steps_took), median(waves_took)))
     };
     time(None)?;
     let (alone, _) = time(None)?;
@@ -160,8 +143,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         "ms",
     );
     let mut shapes = vec![("kvp_copy", &copy, (32, 2 * COPY_TEAM, 0))];
-    if is_90 {
-        shapes.push(("kvp_copy_bulk", &bulk, (32, BULK_THREADS, BULK_SHARED_BYTES)));
+    if let Some(bulk) = &bulk {
+        shapes.push(("kvp_copy_bulk", bulk, (32, BULK_THREADS, BULK_SHARED_BYTES)));
     }
     for (name, copy, shape) in shapes {
         let lonely = gpu.time(&low, steps, || {

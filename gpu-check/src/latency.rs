@@ -11,7 +11,7 @@ use kvpool::{AllocRequest, FrameId, Pool};
 use kvpool_cuda::CudaStorage;
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome};
+use crate::gpu::{self, Gpu, Outcome};
 use crate::report::Section;
 
 /// Baseline: the wait for a stream that has no work.
@@ -86,7 +86,7 @@ fn batches(gpu: &Gpu, times: usize, called: Duration, section: &mut Section) -> 
     let storage = CudaStorage::new(&gpu.device, layout.clone(), 65, 65)?;
     let pool = Pool::builder(layout).blocks(64).storage(Arc::new(storage)).build()?;
     let (_, stream) = gpu.stream()?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = gpu::runtime()?;
     let (mut ended, mut handed, mut copied) = (Vec::new(), Vec::new(), Vec::new());
     runtime.block_on(async {
         for _ in 0..times {

@@ -7,7 +7,7 @@
 //! | `kernels` | device storage against the scalar reference, all layouts; adopted memory; an engine's pointers |
 //! | `load` | kernels loaded as PTX and as machine code, without the driver's cache |
 //! | `protocol` | writes, moves and reads on two streams, with waits and without |
-//! | `bandwidth` | every kernel that moves bytes, relative to the best linear copy; conversions compared with the host's to the bit |
+//! | `bandwidth` | every kernel that moves bytes, relative to the best linear copy; conversions compared with the host's to the bit, and with the kernels for one pair of types |
 //! | `shapes` | the copy kernels by CTAs, threads and bytes in flight, and the driver's copies of the same pieces |
 //! | `compaction` | a pool is defragmented, alone and beside a batch; every byte verified |
 //! | `host` | offloading and bringing back by every way, relative to the best copy over the bus and to `memcpy` |

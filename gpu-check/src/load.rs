@@ -10,7 +10,7 @@ use std::time::Instant;
 use cudarc::driver::result;
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome};
+use crate::gpu::{Gpu, Outcome, median};
 use crate::report::Section;
 
 /// Turns the driver's cache off, in the environment of the process.
@@ -64,6 +64,5 @@ fn load(times: usize, image: *const c_void) -> Outcome<f64> {
             result::module::unload(module)?;
         }
     }
-    took.sort_by(f64::total_cmp);
-    Ok(took[took.len() / 2])
+    Ok(median(took))
 }

@@ -4,11 +4,11 @@
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, Storage};
-use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX, Piece};
+use kvpool_cuda::params::{CopyParams, Move, PIECE_BYTES_MAX, Piece};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, launch};
+use crate::gpu::{self, Gpu, Outcome, launch};
 use crate::report::Section;
 use crate::sample;
 
@@ -112,15 +112,7 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
             })
             .collect();
         let table = gpu.upload(&pieces)?;
-        let params = CopyParams {
-            pieces: table.address(),
-            moves: list.address(),
-            n_pieces: pieces.len() as u32,
-            n_moves: moved as u32,
-            unit: 16,
-            reserved: 0,
-            few: NO_MOVES,
-        };
+        let params = CopyParams::new((table.address(), pieces.len()), (list.address(), moved), 16);
         let tiles = moves.iter().step_by(moved.div_ceil(8)).map(|step| {
             let at = |frame: u32| base + u64::from(frame) * FRAME_BYTES as u64;
             (at(step.src), at(step.dst))
@@ -156,7 +148,5 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
 
 /// Returns the median in seconds.
 fn median(times: &[Duration]) -> f64 {
-    let mut times = times.to_vec();
-    times.sort_unstable();
-    times.get(times.len() / 2).map_or(0.0, Duration::as_secs_f64)
+    gpu::median(times.iter().map(Duration::as_secs_f64).collect())
 }

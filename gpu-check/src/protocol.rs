@@ -2,7 +2,7 @@
 //! stale, without them some are.
 
 use cudarc::driver::result;
-use kvpool_cuda::params::{CopyParams, Move, NO_MOVES, PackParams};
+use kvpool_cuda::params::{CopyParams, Move, PackParams, Way};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
@@ -44,15 +44,7 @@ fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
     let frames: Vec<u32> = moves.iter().map(|step| step.dst).collect();
     let (pieces, moves, frames) = (gpu.upload(&pieces)?, gpu.upload(&moves)?, gpu.upload(&frames)?);
     let packed = gpu.buffer(half * PLANES * TILE as usize)?;
-    let copy = CopyParams {
-        pieces: pieces.address(),
-        moves: moves.address(),
-        n_pieces,
-        n_moves: half as u32,
-        unit: 16,
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let copy = CopyParams::new((pieces.address(), n_pieces as usize), (moves.address(), half), 16);
     let pack = PackParams {
         pieces: pieces.address(),
         frames: frames.address(),
@@ -61,7 +53,7 @@ fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
         n_pieces,
         n_frames: half as u32,
         unit: 16,
-        reserved: 0,
+        way: Way::Out,
     };
     let (copies, packs, burns) =
         (gpu.kernel("kvp_copy")?, gpu.kernel("kvp_pack")?, gpu.probe("kvp_probe_burn")?);

@@ -8,7 +8,9 @@ use comfy_table::{Cell, CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::clocks::Clocks;
-use crate::supervise;
+
+/// Prefix of the line with a section's results so far, which remain if its process is killed.
+pub const SO_FAR: &str = "gpu_check-so-far ";
 
 /// Results of one section, as its process reports them.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -130,7 +132,7 @@ impl Section {
 
     fn tell(&self) {
         if self.tells {
-            supervise::tell(self);
+            println!("{SO_FAR}{}", line(self));
         }
     }
 

@@ -12,7 +12,7 @@ use kvpool::{AllocRequest, Pool, Sequence, SequenceId};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch};
+use crate::gpu::{self, Buffer, Gpu, Outcome, ProbeParams, launch};
 use crate::report::Section;
 
 const SEQUENCES: u64 = 8;
@@ -62,7 +62,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         sequences.push(sequence);
     }
     drop(ballast);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = gpu::runtime()?;
     let steps = Steps::new(gpu, options)?;
     let pause = || {
         std::thread::sleep(steps.pause);
@@ -144,7 +144,7 @@ impl<'a> Steps<'a> {
             let stepping = scope.spawn(|| {
                 let step = || -> Outcome<Vec<Duration>> {
                     self.gpu.context.bind_to_thread()?;
-                    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+                    let runtime = gpu::runtime()?;
                     let mut times = Vec::new();
                     while times.is_empty() || !is_over.load(Ordering::Relaxed) {
                         let begin = Instant::now();

@@ -2,9 +2,7 @@
 //! driver's copies of the same pieces.
 
 use cudarc::driver::{result, sys};
-use kvpool_cuda::params::{
-    BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, NO_MOVES, PIECE_BYTES_MAX,
-};
+use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, PIECE_BYTES_MAX};
 
 use crate::Options;
 use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};
@@ -31,15 +29,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let arena = gpu.buffer(planes * frames * tile as usize)?;
     let pieces = layer_first(arena.address(), planes, frames, tile);
     let table = gpu.upload(&pieces)?;
-    let mut params = CopyParams {
-        pieces: table.address(),
-        moves: 0,
-        n_pieces: pieces.len() as u32,
-        n_moves: moved as u32,
-        unit: 16,
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let mut params = CopyParams::new((table.address(), pieces.len()), (0, moved), 16);
     // From even frames of the first half to scattered frames of the second.
     let half = frames / 2;
     for at in 0..moved {
@@ -62,7 +52,6 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         unsafe { launch(&stream, &probe, 8 * sms, &linear_params) }
     })?;
     section.figure(LINEAR, rate(linear), "GB/s");
-    let is_90 = gpu.context.compute_capability()? >= (9, 0);
     let mut shapes = Vec::new();
     for share in [1, 2, 4] {
         for teams in [1, 2, 4, 8] {
@@ -74,13 +63,10 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             shapes.push(("kvp_copy", ctas, teams * COPY_TEAM, 0, teams * PIECE_BYTES_MAX));
         }
     }
-    if is_90 {
+    if gpu.bulk()?.is_some() {
         for ctas in [8, 16, 32, 64, sms, 2 * sms, 3 * sms] {
             shapes.push(("kvp_copy_bulk", ctas, BULK_THREADS, BULK_SHARED_BYTES, BULK_IN_FLIGHT));
         }
-        let bulk = gpu.kernel("kvp_copy_bulk")?;
-        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
     }
     // Of each kernel, all bytes are verified once, and samples for each shape: the host takes longer to
     // make and compare half a gigabyte than the device to copy it.

@@ -17,13 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::report::{Section, SectionReport};
+use crate::report::{self, SO_FAR, Section, SectionReport};
 
 /// Prefix of the line with a child's report; other lines of its output are passed on.
 pub const LINE: &str = "gpu_check-section ";
-
-/// Prefix of the line with the results so far.
-const SO_FAR: &str = "gpu_check-so-far ";
 
 /// Names the parent's process to a child.
 const PARENT: &str = "KVPOOL_GPU_CHECK_PARENT";
@@ -57,13 +54,7 @@ pub fn run(jobs: impl IntoIterator<Item = Job>, mut done: impl FnMut(&SectionRep
 
 /// Prints a child's report on its standard output.
 pub fn print(report: &SectionReport) {
-    // In one line: JSON escapes line ends in texts.
-    println!("{LINE}{}", serde_json::to_string(report).expect("numbers and text serialise to JSON"));
-}
-
-/// Prints a child's results so far, which remain if it is killed.
-pub fn tell(section: &Section) {
-    println!("{SO_FAR}{}", serde_json::to_string(section).expect("numbers and text serialise to JSON"));
+    println!("{LINE}{}", report::line(report));
 }
 
 /// Makes this process, a child, end with its parent.

@@ -14,7 +14,7 @@ use kvpool_cuda::{CudaConfig, CudaStorage, DeviceTable};
 use kvpool_testkit::rng::Rng;
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, launch};
+use crate::gpu::{self, Gpu, Outcome, launch};
 use crate::report::Section;
 
 /// Bytes of a block that the kernel reads.
@@ -88,7 +88,7 @@ struct Moved {
 
 /// Defragments and resizes until the steps are over.
 fn move_blocks(pool: &Pool, blocks: usize, is_over: &AtomicBool, has_moved: &AtomicBool) -> Outcome<Moved> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = gpu::runtime()?;
     let mut moved = Moved { blocks: 0, resizes: 0 };
     while !is_over.load(Ordering::Relaxed) {
         for total in [blocks / 2, blocks] {
@@ -133,7 +133,7 @@ fn step(
     let mut table = DeviceTable::new(&gpu.device, rows, columns, 1)?;
     let found = gpu.buffer(rows * columns * READ)?;
     let kernel = gpu.probe("kvp_probe_gather")?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let runtime = gpu::runtime()?;
     let mut next_id = 0;
     let mut open = || -> Outcome<Sequence> {
         next_id += 1;

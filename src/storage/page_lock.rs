@@ -22,7 +22,7 @@
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
 /// Time for which a first refusal for now holds.
@@ -119,7 +119,12 @@ impl PageLocks {
         frames: impl FnOnce() -> usize,
         make: impl FnOnce(usize) -> Result<L, Refusal>,
     ) -> Option<PageLock> {
-        let mut state = self.0.try_lock().ok()?;
+        let mut state = match self.0.try_lock() {
+            Ok(state) => state,
+            // A panic while locking has changed nothing.
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         // Counted here: a shrink counts down before it retires, so that no lock has pages that it
         // returns.
         let frames = frames();

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{self, CUfunction};
 use cudarc::driver::{CudaContext, DriverError};
 use kvpool::storage::{ElementsMut, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
-use kvpool_cuda::params::{PackParams, Piece, THREADS, unit};
+use kvpool_cuda::params::{PackParams, Piece, THREADS, Way, unit};
 use kvpool_cuda::{CudaStorage, DeviceTable};
 
 use super::rows::Rows;
@@ -94,7 +94,7 @@ impl Gather {
             n_pieces: self.pieces.len() as u32,
             n_frames: (rows * table.columns()) as u32,
             unit: self.pack_unit,
-            reserved: 0,
+            way: Way::Out,
         };
         let mut arguments = [(&raw const params).cast_mut().cast::<c_void>()];
         let (start, none) = (arguments.as_mut_ptr(), std::ptr::null_mut());

@@ -3,7 +3,7 @@
 use kvpool::storage::{FrameMove, KvLayout};
 use kvpool::{FrameId, Run};
 use kvpool_cuda::params::{
-    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, NO_MOVES, PackParams, Piece, ZeroParams, unit,
+    BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, PackParams, Piece, Way, ZeroParams, unit,
 };
 use kvpool_cuda_tests::host::{Order, launch, launch_with};
 use kvpool_testkit::rng::Rng;
@@ -16,15 +16,9 @@ fn copy(arena: &mut Arena, moves: &[FrameMove], rng: &mut Rng) {
     let pieces = arena.pieces();
     let list: Vec<Move> = moves.iter().map(|step| Move { src: step.src.0, dst: step.dst.0 }).collect();
     let (mut pieces_at, mut moves_at) = (Buffer::of_values(&pieces), Buffer::of_values(&list));
-    let mut params = CopyParams {
-        pieces: pieces_at.address(),
-        moves: moves_at.address(),
-        n_pieces: pieces.len() as u32,
-        n_moves: list.len() as u32,
-        unit: any_unit(unit_of(&pieces), rng),
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let unit = any_unit(unit_of(&pieces), rng);
+    let mut params =
+        CopyParams::new((pieces_at.address(), pieces.len()), (moves_at.address(), list.len()), unit);
     if rng.below(2) == 0 {
         params.moves = 0;
         params.few[..list.len()].copy_from_slice(&list);
@@ -80,11 +74,11 @@ fn pack(arena: &mut Arena, frames: &[u32], unpacked: Option<&[u8]>, rng: &mut Rn
         n_pieces: pieces.len() as u32,
         n_frames: frames.len() as u32,
         unit: any_unit(widest, rng),
-        reserved: 0,
+        way: if unpacked.is_some() { Way::In } else { Way::Out },
     };
     let (ctas, order) = any_launch(rng);
     // SAFETY: as above; the packed form has room for every frame.
-    unsafe { launch(if unpacked.is_some() { "kvp_unpack" } else { "kvp_pack" }, ctas, params, order) };
+    unsafe { launch("kvp_pack", ctas, params, order) };
     if let Some(bytes) = unpacked {
         arena.reference.unpack(&runs(frames), bytes);
     }
@@ -142,8 +136,7 @@ fn nothing_to_do_is_done() {
     let mut rng = Rng(1);
     for order in [Order::ASCENDING, Order::DESCENDING] {
         for (n_pieces, n_moves) in [(0, 0), (0, 3), (3, 0)] {
-            let copy =
-                CopyParams { pieces: 0, moves: 0, n_pieces, n_moves, unit: 16, reserved: 0, few: NO_MOVES };
+            let copy = CopyParams::new((0, n_pieces), (0, n_moves), 16);
             for kernel in ["kvp_copy", "kvp_copy_bulk"] {
                 // SAFETY: no jobs, so no accesses.
                 unsafe { launch(kernel, 1 + rng.below(4) as u32, copy, order) };
@@ -171,15 +164,7 @@ fn bulk_copies_reuse_their_stages() {
             .collect();
         let pieces = &pieces[round % 3..][..1];
         let mut pieces_at = Buffer::of_values(pieces);
-        let mut params = CopyParams {
-            pieces: pieces_at.address(),
-            moves: 0,
-            n_pieces: 1,
-            n_moves: COUNT as u32,
-            unit: 16,
-            reserved: 0,
-            few: NO_MOVES,
-        };
+        let mut params = CopyParams::new((pieces_at.address(), 1), (0, COUNT), 16);
         for at in 0..COUNT {
             params.few[at] = Move { src: at as u32, dst: (COUNT + (at * 7) % COUNT) as u32 };
         }

@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use kvpool_cuda::params::{CopyParams, Lane, Move, NO_MOVES, Piece, RowsParams};
+use kvpool_cuda::params::{CopyParams, Lane, Move, Piece, RowsParams, Way};
 use kvpool_cuda_tests::host::{Order, launch};
 
 /// Names the error that a child makes.
@@ -29,9 +29,11 @@ fn store(slot: i64, skew: usize, unit: u32) {
         block_tokens: 2,
         n_tokens: 1,
         unit,
+        way: Way::In,
+        row_type: 0,
     };
     // SAFETY: violated on purpose: the sanitizer must report it.
-    unsafe { launch("kvp_store", 1, params, Order::ASCENDING) };
+    unsafe { launch("kvp_rows", 1, params, Order::ASCENDING) };
     std::hint::black_box((&rows, &frames));
 }
 
@@ -41,15 +43,9 @@ fn copy() {
     let base = frames.as_mut_ptr().expose_provenance() as u64;
     let pieces = [Piece { base, frame_stride: 128, bytes: 128, packed_at: 0 }];
     let moves = [Move { src: 0, dst: 2 }];
-    let params = CopyParams {
-        pieces: pieces.as_ptr().expose_provenance() as u64,
-        moves: moves.as_ptr().expose_provenance() as u64,
-        n_pieces: 1,
-        n_moves: 1,
-        unit: 4,
-        reserved: 0,
-        few: NO_MOVES,
-    };
+    let [pieces, moves] =
+        [pieces.as_ptr().expose_provenance(), moves.as_ptr().expose_provenance()].map(|at| (at as u64, 1));
+    let params = CopyParams::new(pieces, moves, 4);
     // SAFETY: as above.
     unsafe { launch("kvp_copy", 1, params, Order::ASCENDING) };
     std::hint::black_box(&frames);

@@ -3,9 +3,10 @@
 use kvpool::Dtype;
 use kvpool::storage::{KvLayout, PlaneKind, Scales};
 use kvpool_cuda::params::{
-    QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, unit,
+    QuantParams, RowsParams, SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, Way, code_type, row_type,
+    unit,
 };
-use kvpool_cuda_tests::host::{dequantise_name, launch, quantise_name};
+use kvpool_cuda_tests::host::launch;
 use kvpool_testkit::rng::Rng;
 use kvpool_testkit::scalar::{Rows, narrow, same};
 
@@ -104,7 +105,7 @@ struct Launch {
 }
 
 /// Prepares the parameters, with the widest unit.
-fn prepare(arena: &mut Arena, layer: usize, slots: &[i64], sides: &mut [Outside]) -> Launch {
+fn prepare(arena: &mut Arena, way: Way, layer: usize, slots: &[i64], sides: &mut [Outside]) -> Launch {
     let layout = arena.layout.clone();
     let mut slots_at = Buffer::of_values(slots);
     let mut scales = [0, 1].map(|half| Buffer::of_values(arena.static_scales(layer, half)));
@@ -132,6 +133,8 @@ fn prepare(arena: &mut Arena, layer: usize, slots: &[i64], sides: &mut [Outside]
         block_tokens: layout.block_tokens() as u32,
         n_tokens: slots.len() as u32,
         unit: unit(numbers),
+        way,
+        row_type: row_type(sides[0].dtype).unwrap_or(0),
     };
     let params = QuantParams {
         rows,
@@ -146,7 +149,7 @@ fn prepare(arena: &mut Arena, layer: usize, slots: &[i64], sides: &mut [Outside]
             Scales::PerTokenHead => SCALES_PER_TOKEN_HEAD,
             _ => SCALES_UNIT,
         },
-        reserved: 0,
+        code_type: code_type(layout.dtype()).unwrap_or(0),
     };
     let [k_scales, v_scales] = scales;
     Launch { params, _keeps: [slots_at, k_scales, v_scales] }
@@ -157,15 +160,28 @@ fn sides(arena: &Arena, dtype: Dtype, tokens: usize, rng: &mut Rng) -> Vec<Outsi
     (0..arena.reference.halves()).map(|_| Outside::new(dtype, elements, tokens, rng)).collect()
 }
 
-fn run(raw: &str, converting: &str, is_converted: bool, mut launched: Launch, rng: &mut Rng) {
+fn run(is_converted: bool, mut launched: Launch, rng: &mut Rng) {
     let (ctas, order) = any_launch(rng);
-    launched.params.rows.unit = any_unit(launched.params.rows.unit, rng);
+    let params = &mut launched.params;
+    params.rows.unit = any_unit(params.rows.unit, rng);
+    let is_probed = params.rows.unit == 16
+        && (Some(params.rows.row_type), Some(params.code_type))
+            == (row_type(Dtype::Bf16), code_type(Dtype::Int8))
+        && rng.below(2) == 0;
+    let kernel = match (is_converted, params.rows.way, is_probed) {
+        (false, ..) => "kvp_rows",
+        (true, Way::In, false) => "kvp_quantise",
+        (true, Way::Out, false) => "kvp_dequantise",
+        // Compiled for this pair of types alone.
+        (true, Way::In, true) => "kvp_probe_quantise",
+        (true, Way::Out, true) => "kvp_probe_dequantise",
+    };
     // SAFETY: the slots exist and are unique, each has a row, and the caller holds the memory.
     unsafe {
         if is_converted {
-            launch(converting, ctas, launched.params, order);
+            launch(kernel, ctas, *params, order);
         } else {
-            launch(raw, ctas, launched.params.rows, order);
+            launch(kernel, ctas, params.rows, order);
         }
     }
 }
@@ -179,10 +195,8 @@ fn store(arena: &mut Arena, dtype: Dtype, rng: &mut Rng) {
     let rows: Vec<Rows> = sides.iter().map(|_| any_rows(dtype, elements, rng)).collect();
     sides.iter_mut().zip(&rows).for_each(|(side, rows)| side.fill(rows));
 
-    let launched = prepare(arena, layer, &slots, &mut sides);
-    let is_converted = dtype != layout.dtype();
-    let name = if is_converted { quantise_name(layout.dtype(), dtype) } else { String::new() };
-    run("kvp_store", &name, is_converted, launched, rng);
+    let launched = prepare(arena, Way::In, layer, &slots, &mut sides);
+    run(dtype != layout.dtype(), launched, rng);
 
     for (half, rows) in rows.iter().enumerate() {
         arena.reference.store(layer, half, rows, &slots);
@@ -201,10 +215,8 @@ fn load(arena: &mut Arena, dtype: Dtype, rng: &mut Rng) {
     slots.push(again);
     let mut sides = sides(arena, dtype, slots.len(), rng);
 
-    let launched = prepare(arena, layer, &slots, &mut sides);
-    let is_converted = dtype != layout.dtype();
-    let name = if is_converted { dequantise_name(layout.dtype(), dtype) } else { String::new() };
-    run("kvp_load", &name, is_converted, launched, rng);
+    let launched = prepare(arena, Way::Out, layer, &slots, &mut sides);
+    run(dtype != layout.dtype(), launched, rng);
 
     for (half, side) in sides.iter().enumerate() {
         let bytes = vec![POISON; slots.len() * layout.row_elements() * dtype.bytes()];

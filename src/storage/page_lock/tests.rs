@@ -117,3 +117,11 @@ fn nobody_waits_for_a_thread_that_locks() {
     });
     assert!(made.is_some());
 }
+
+#[test]
+fn a_panic_while_pages_are_locked_leaves_the_next_attempt_possible() {
+    let locks = PageLocks::default();
+    let panics = || locks.get_now(4, |_| -> Result<(), _> { panic!("a driver that panics") });
+    assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+    assert!(locks.get_now(4, lock).is_some());
+}
