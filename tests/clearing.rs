@@ -41,31 +41,6 @@ fn no_number_of_clears_brings_a_held_block_back() {
     pool.audit().unwrap();
 }
 
-/// Blocks leave by their hashes, also those in use, and no other is touched.
-#[test]
-fn blocks_are_uncached_by_their_hashes() {
-    let pool = pool(100);
-    for number in 1..4 {
-        drop(admit(&pool, number.into(), &prompt(number, 9)));
-    }
-    let (held, _) = admit(&pool, 1, &prompt(1, 9));
-    let hashes: Vec<BlockHash> = pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
-    let (asked, others): (Vec<BlockHash>, Vec<BlockHash>) =
-        hashes.iter().partition(|hash| held.block_hashes().contains(hash) || **hash == hashes[5]);
-    assert_eq!((asked.len(), others.len()), (3, hashes.len() - 3));
-    let (free, unknown) = (pool.free_blocks(), BlockHash::new(7, 8));
-    // Each twice, and one that is not there.
-    let uncached = pool.uncache(&[&asked[..], &[unknown], &asked[..]].concat());
-    assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (1, 2));
-    assert_eq!(pool.free_blocks(), free + 1);
-    assert_eq!([&asked, &others].map(|hashes| pool.has_cached(hashes).contains(&true)), [false, true]);
-    assert!(!pool.has_cached(&others).contains(&false) && !pool.has_cached(&[unknown])[0]);
-    drop(held);
-    assert_eq!(pool.uncache(&hashes).evicted_blocks, others.len());
-    assert_eq!(pool.cached_blocks(), []);
-    pool.audit().unwrap();
-}
-
 /// Blocks of earlier eras, which a pool with room does not evict, take no place in the index from
 /// those of the same hash that are cached later.
 #[test]

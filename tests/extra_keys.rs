@@ -96,28 +96,6 @@ fn unfinished_blocks_have_the_keys_of_their_tokens() {
 }
 
 #[test]
-fn a_later_turn_has_keys_too() {
-    for block_tokens in [1, 2, 3, 16] {
-        let pool = pool(block_tokens, 400);
-        let turn = |key: &[u8]| {
-            let (mut sequence, _) = serve(&pool, 1, &[7; 10], &[]);
-            sequence.extra_key(12..30, key).unwrap();
-            sequence.extra_key(12..30, key).unwrap();
-            sequence.announce(&[7; 25]).unwrap();
-            append(&pool, &mut sequence, 35);
-        };
-        turn(b"first");
-        turn(b"second");
-        for (key, other) in [(b"first" as &[u8], 34), (b"second", 34), (b"third", 12)] {
-            let keys = image(12..30, key);
-            let keys = PrefixKeys::new().extra_keys(&keys);
-            let found = pool.sequence(SequenceId(2)).keys(keys).tokens(&[7; 35]).unwrap().len();
-            assert_eq!(found, other / block_tokens * block_tokens, "{key:?}, {block_tokens}");
-        }
-    }
-}
-
-#[test]
 fn bad_keys_are_refused_and_change_nothing() {
     let pool = pool(4, 50);
     let refused = |key: ExtraKey, want: PrefixError| {

@@ -4,7 +4,6 @@
 mod abandoned;
 mod accounts;
 mod admission;
-mod all_at_once;
 mod announced;
 mod bad_input;
 mod clearing;

@@ -236,31 +236,3 @@ fn a_pool_is_fragmented_where_a_move_would_help() {
     }
     assert!(seen.iter().all(|&rounds| rounds > 50), "{seen:?}");
 }
-
-/// Statistics need no walk over the pool, and are exact once the threads are done.
-#[test]
-fn numbers_add_up_when_the_threads_are_done() {
-    let pool = pool(3_000);
-    kvpool_testkit::threads::scope(|scope| {
-        let work = |seed| {
-            let pool = &pool;
-            scope.spawn(move || {
-                let mut random = fastrand::Rng::with_seed(seed);
-                let mut leases = Vec::new();
-                for _ in 0..5_000 {
-                    match pool.allocate(AllocRequest::new(random.usize(1..100))) {
-                        Ok(lease) if leases.len() < 10 => leases.push(lease),
-                        _ if leases.is_empty() => {}
-                        _ => drop(leases.swap_remove(random.usize(..leases.len()))),
-                    }
-                    let stats = pool.stats();
-                    assert_eq!((stats.total, stats.available), (3_000, stats.free + stats.evictable));
-                }
-            })
-        };
-        // Joined: a scope does not wait for the threads' destructors, which flush their caches.
-        [0, 1, 2].map(work).into_iter().for_each(|thread| thread.join().unwrap());
-    });
-    let stats = pool.stats();
-    assert_eq!((stats.used, stats.free, stats.available, stats.total), (0, 3_000, 3_000, 3_000));
-}

@@ -27,43 +27,6 @@ fn a_prompt_is_found_again_but_for_its_last_token() {
 }
 
 #[test]
-fn cached_blocks_are_available_and_evicted() {
-    let pool = pool(64);
-    serve(&pool, &prompt(1, 40));
-    serve(&pool, &prompt(2, 80));
-    let stats = pool.stats();
-    assert_eq!((stats.evictable, stats.used, stats.free, stats.available), (30, 0, 34, 64));
-    assert_eq!(
-        (pool.free_blocks(), pool.available_blocks()),
-        (34, 64),
-        "the methods agree with the statistics"
-    );
-    let lease = pool.allocate(AllocRequest::new(64)).unwrap();
-    assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 30);
-    assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { evictable: 0, .. })));
-    drop(lease);
-    assert_eq!(serve(&pool, &prompt(1, 40)), 0);
-    pool.audit().unwrap();
-}
-
-#[test]
-fn the_least_recently_used_is_evicted_first_from_its_end() {
-    let pool = pool(64);
-    let prompts: Vec<Vec<u32>> = (0..4).map(|first| prompt(first, 64)).collect();
-    prompts.iter().for_each(|prompt| drop(admit(&pool, 0, prompt)));
-    assert_eq!(pool.stats().evictable, 64);
-    assert_eq!(serve(&pool, &prompts[0]), 60, "used again: now the second is the oldest");
-    // One block for the first prompt's last block again, then ten more.
-    drop(pool.allocate(AllocRequest::new(10)).unwrap());
-    assert_eq!(serve(&pool, &prompts[0][..61]), 60);
-    assert_eq!(serve(&pool, &prompts[2]), 60);
-    assert_eq!(serve(&pool, &prompts[3]), 60);
-    let found = serve(&pool, &prompts[1]);
-    assert!((16..=24).contains(&found), "the beginning is still cached: {found}");
-    pool.audit().unwrap();
-}
-
-#[test]
 fn salts_tenants_and_adapters_separate_prefixes() {
     let pool = pool(100);
     let prompt = prompt(1, 33);

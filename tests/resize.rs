@@ -7,8 +7,7 @@ use std::time::Duration;
 use kvpool::compact::Blocker;
 use kvpool::storage::KvLayout;
 use kvpool::{
-    AllocError, AllocRequest, GrowError, Lease, Pool, Priority, ResizeError, ResizeOptions, SequenceId,
-    ShrinkError,
+    AllocError, AllocRequest, GrowError, Lease, Pool, Priority, ResizeError, ResizeOptions, ShrinkError,
 };
 use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::threads;
@@ -144,54 +143,6 @@ async fn a_reserve_moves_with_the_end() {
     assert_eq!(pool.audit().unwrap().reserved, 20);
     pool.resize(300).await.unwrap();
     assert_eq!((pool.audit().unwrap().reserved, pool.free_blocks()), (20, 280));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn threads_go_on_while_the_pool_breathes() {
-    let pool = pool(2_000, 4_000);
-    let worker = |seed: u64| {
-        let pool = pool.clone();
-        tokio::task::spawn_blocking(move || {
-            let mut rng = fastrand::Rng::with_seed(seed);
-            let mut open = Vec::new();
-            for id in 0..3_000 {
-                let mut sequence = pool.sequence(SequenceId(seed << 32 | id)).open().unwrap();
-                let mut batch = pool.begin_batch();
-                match batch.append(&mut sequence, rng.usize(1..120)) {
-                    Ok(_) => open.push(sequence),
-                    // The other thread's batch may hold back all later frees while that thread does
-                    // not run.
-                    Err(_) => open.truncate(5),
-                }
-                while open.len() > 20 {
-                    open.swap_remove(rng.usize(..open.len()));
-                }
-                batch.finish();
-            }
-        })
-    };
-    let breathe = async {
-        let mut resized = 0;
-        for blocks in [4_000, 2_500, 1_500, 3_000, 1_400, 2_000].into_iter().cycle().take(60) {
-            match pool.resize(blocks).await {
-                Ok(_) => resized += 1,
-                Err(
-                    ResizeError::Blocked { .. } | ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. },
-                ) => {}
-                Err(error) => panic!("{error}"),
-            }
-            tokio::time::sleep(Duration::from_micros(300)).await;
-        }
-        resized
-    };
-    let (a, b, resized) = tokio::join!(worker(1), worker(2), breathe);
-    a.unwrap();
-    b.unwrap();
-    assert!(resized > 20, "only {resized} of 60");
-    let audit = pool.audit().unwrap();
-    assert_eq!((audit.owned, audit.held), (0, 0));
-    assert_eq!(pool.free_blocks(), pool.total_blocks());
-    assert!(pool.allocate(AllocRequest::new(pool.total_blocks())).is_ok());
 }
 
 /// `resize` asks for a size, not for a number of additional blocks, also if another call was

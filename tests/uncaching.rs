@@ -16,12 +16,6 @@ fn found(pool: &Pool, prompt: &[u32]) -> usize {
     pool.sequence(SequenceId(u64::MAX)).tokens(prompt).unwrap().len()
 }
 
-fn append(pool: &Pool, sequence: &mut Sequence, tokens: &[u32]) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, tokens).unwrap();
-    batch.finish();
-}
-
 /// Computing the prompt again makes it findable, and every block is there at the end.
 fn recovers(pool: &Pool, prompt: &[u32]) {
     drop(admit(pool, u64::MAX, prompt));
@@ -43,99 +37,6 @@ fn a_block_in_use_is_not_found_any_more() {
     drop(held);
     assert_eq!((found(&pool, &long), pool.free_blocks()), (0, 100));
     recovers(&pool, &long);
-}
-
-#[test]
-fn the_owner_continues() {
-    let pool = pool(100);
-    // So that the ids of its tokens are kept.
-    let _events = Follower::new(&pool);
-    let long = prompt(1, 42);
-    let (mut held, _) = admit(&pool, 1, &long);
-    let hashes = held.block_hashes().to_vec();
-    pool.uncache(&hashes[2..3]);
-    assert_eq!(found(&pool, &long), 8);
-    // Its later tokens were computed from the wrong block.
-    append(&pool, &mut held, &prompt(7, 20));
-    let all = [&long[..], &prompt(7, 20)].concat();
-    drop(admit(&pool, 2, &long[..12]));
-    assert_eq!(found(&pool, &all), 40, "cached before, and not uncached: the caller names these too");
-    assert_eq!((held.len(), held.announced()), (62, 62));
-    // It is written in place: a block that is not cached has one owner.
-    held.truncate(10).unwrap();
-    let before = pool.stats().used;
-    append(&pool, &mut held, &[5]);
-    assert_eq!((pool.stats().used, held.len()), (before, 11));
-    let fork = held.fork(SequenceId(3)).unwrap();
-    append(&pool, &mut held, &[6, 7, 8, 9, 10]);
-    let written = [&long[..10], &[5, 6, 7, 8, 9, 10, 11]].concat();
-    drop((held, fork));
-    assert_eq!(found(&pool, &written), 8, "two tokens of the block are those of the wrong one");
-    pool.uncache(&hashes);
-    assert_eq!(found(&pool, &all), 0);
-    recovers(&pool, &all);
-}
-
-/// The bytes that a fork or a truncated sequence copies are those of the wrong block.
-#[test]
-fn a_copy_is_not_found_either() {
-    let pool = pool(100);
-    // So that the ids of its tokens are kept.
-    let _events = Follower::new(&pool);
-    let long = prompt(1, 42);
-    let (mut held, _) = admit(&pool, 1, &long);
-    let mut fork = held.fork(SequenceId(2)).unwrap();
-    held.truncate(14).unwrap();
-    pool.uncache(&fork.block_hashes()[3..]);
-    fork.truncate(14).unwrap();
-    append(&pool, &mut fork, &[1, 2, 3]);
-    append(&pool, &mut fork, &[4, 5, 6]);
-    let copied = [&long[..14], &[1, 2, 3, 4, 5, 6]].concat();
-    drop(fork);
-    assert_eq!(found(&pool, &copied), 12);
-    drop(held);
-    recovers(&pool, &copied);
-}
-
-/// A batch is about to register the block, or the sequence is, after several batches.
-#[test]
-fn a_block_that_is_registered_later_is_not_found() {
-    for kind in 0..4 {
-        let pool = pool(100);
-        let long = prompt(1, 42);
-        let mut sequence = pool.sequence(SequenceId(1)).tokens(&long).unwrap();
-        let other = pool.begin_batch();
-        let mut batch = pool.begin_batch();
-        let mut second: Option<Batch> = None;
-        match kind {
-            0 => drop(batch.append(&mut sequence, 42).unwrap()),
-            1 => {
-                // Two writers of one block, in flight together.
-                batch.append(&mut sequence, 6).unwrap();
-                let mut later = pool.begin_batch();
-                later.append(&mut sequence, 36).unwrap();
-                second = Some(later);
-            }
-            2 => drop(batch.append(&mut sequence, Tokens::Draft(42)).unwrap()),
-            _ => drop(batch.append(&mut sequence, 6).unwrap()),
-        }
-        let hashes = sequence.block_hashes().to_vec();
-        assert_eq!(hashes.len(), 10);
-        let uncached = pool.uncache(&hashes);
-        assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (0, 0));
-        if kind == 3 {
-            // Half of the second block was written before.
-            batch.append(&mut sequence, 36).unwrap();
-        }
-        second.into_iter().for_each(Batch::finish);
-        drop(other);
-        batch.finish();
-        sequence.commit(42).unwrap();
-        assert_eq!(found(&pool, &long), 0, "{kind}");
-        drop(sequence);
-        assert_eq!(found(&pool, &long), 0, "{kind}");
-        recovers(&pool, &long);
-    }
 }
 
 /// Tokens that are appended after the call are new, whatever the sequence was opened for before.

@@ -341,18 +341,6 @@ fn a_run_crosses_words_groups_and_segments() {
 }
 
 #[test]
-fn an_exact_run_leaves_no_waste() {
-    let pool = frames(8192, 8192, 4096);
-    for len in [1, 63, 64, 65, 100, 128, 1000, 4096] {
-        let got = pool.allocate_run(len, FrameId(0)).unwrap();
-        assert_eq!(pool.free_frames(), 8192 - len as usize, "{got}");
-        pool.free_run(got);
-        pool.audit().unwrap();
-    }
-    assert_eq!(pool.census(Order(12)).free_in_order, 8192);
-}
-
-#[test]
 fn holes_before_whole_units() {
     let pool = frames(4096, 4096, 4096);
     assert!(pool.claim(run(0, 4096)));
@@ -433,23 +421,6 @@ fn a_list_extends_over_whole_units() {
     assert_eq!(pool.allocate_fresh(700, FrameId(0), &mut |run| runs.append(run)), 448, "holes are left");
     assert_eq!(*runs, [run(576, 448)]);
     pool.audit().unwrap();
-}
-
-#[test]
-fn growth_fills_the_last_segment_first() {
-    let pool = frames(100, 1000, 256);
-    let mut calls = Vec::new();
-    let mut prepare = |run| {
-        calls.push(run);
-        Ok(())
-    };
-    assert_eq!(pool.grow(28, &mut prepare), Ok(run(100, 28)));
-    assert_eq!(pool.grow(872, &mut prepare), Ok(run(128, 872)));
-    assert_eq!(calls, [run(100, 28), run(128, 872)]);
-    assert_eq!(pool.total(), 1000);
-    assert_eq!(pool.grow(1, &mut |_| Ok(())), Err(GrowError::TooLarge { asked: 1, total: 1000, max: 1000 }));
-    assert_eq!(pool.grow(0, &mut |_| Ok(())), Err(GrowError::Zero));
-    assert_eq!(pool.allocate_run(1000, FrameId(0)), Some(run(0, 1000)));
 }
 
 #[test]

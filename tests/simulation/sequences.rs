@@ -113,6 +113,11 @@ impl World {
             Ok(appended) => appended,
             Err(SequenceError::Alloc(error)) => {
                 assert_eq!(written.real.len(), before);
+                // An unfinished block may have to be copied.
+                let copied = usize::from(!before.is_multiple_of(block_tokens));
+                let lacking =
+                    (before + count).div_ceil(block_tokens) - before.div_ceil(block_tokens) + copied;
+                assert!(lacking > written.real.reserved_blocks(), "within its reservation: {error}");
                 self.note(format_args!("{id}: {error}"));
                 return self.is_refused_rightly(&error, false);
             }

@@ -93,56 +93,6 @@ async fn free_blocks_are_allocated_at_once() {
 }
 
 #[tokio::test]
-async fn urgent_before_high_before_normal_and_each_in_order() {
-    let pool = pool(8);
-    let held = all(&pool);
-    let (say, mut said) = mpsc::unbounded_channel();
-    let line = [
-        (Priority::Normal, 4),
-        (Priority::Normal, 5),
-        (Priority::High, 2),
-        (Priority::Urgent, 0),
-        (Priority::High, 3),
-        (Priority::Urgent, 1),
-    ];
-    for (come, (priority, name)) in line.into_iter().enumerate() {
-        named(&pool, AllocRequest::new(8).priority(priority), name, &say);
-        in_line(&pool, come + 1).await;
-    }
-    drop(held);
-    for expected in 0..line.len() {
-        assert_eq!(soon(said.recv()).await, Some(expected));
-    }
-    soon(async {
-        while pool.free_blocks() < 8 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    quiet(&pool, 8);
-}
-
-#[tokio::test]
-async fn a_small_request_does_not_overtake_a_large_one() {
-    let pool = pool(8);
-    let mut held = all(&pool);
-    let (say, mut said) = mpsc::unbounded_channel();
-    named(&pool, AllocRequest::new(6), 0, &say);
-    in_line(&pool, 1).await;
-    named(&pool, AllocRequest::new(1), 1, &say);
-    in_line(&pool, 2).await;
-    held.truncate(4);
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert!(said.try_recv().is_err(), "four are free: enough for the second request only");
-    // An allocation that does not wait takes free blocks.
-    drop(pool.allocate(AllocRequest::new(1)).unwrap());
-    held.truncate(2);
-    assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(0), Some(1)));
-}
-
-#[tokio::test]
 async fn requests_that_waiting_cannot_meet_are_refused_at_once() {
     let pool = builder(10).reserve(4).build().unwrap();
     let _held = all(&pool);
@@ -222,45 +172,6 @@ async fn a_dropped_future_hands_its_turn_on() {
         drop(lease);
         futures[1].take();
         quiet(&pool, 4);
-    }
-}
-
-#[tokio::test]
-async fn growth_wakes() {
-    let pool = builder(8).blocks_max(100).build().unwrap();
-    let held = all(&pool);
-    let other = pool.clone();
-    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(8)).await });
-    in_line(&pool, 1).await;
-    pool.grow(8).unwrap();
-    let lease = soon(waiting).await.unwrap().unwrap();
-    drop((held, lease));
-    quiet(&pool, 16);
-}
-
-#[tokio::test]
-async fn the_end_of_a_batch_wakes() {
-    for dropped in [false, true] {
-        let pool = pool(8);
-        let held = all(&pool);
-        let (first, second) = (pool.begin_batch(), pool.begin_batch());
-        drop(held);
-        assert_eq!(pool.stats().retired, 8);
-        let other = pool.clone();
-        let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(8)).await });
-        in_line(&pool, 1).await;
-        second.finish();
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        assert!(!waiting.is_finished());
-        if dropped {
-            drop(first)
-        } else {
-            first.finish()
-        }
-        drop(soon(waiting).await.unwrap().unwrap());
-        quiet(&pool, 8);
     }
 }
 
