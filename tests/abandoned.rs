@@ -4,6 +4,7 @@
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{Append, BlockTable, Dtype, Pool, Sequence, SequenceId, Tokens};
+use kvpool_testkit::steps::append;
 
 /// Numbers of tokens per block that every test runs with.
 const SIZES: [usize; 4] = [1, 2, 3, 16];
@@ -26,12 +27,6 @@ fn cached(pool: &Pool, id: u64, prompt: &[u32]) -> usize {
 /// Number of cached tokens of a prompt that was computed as a whole.
 fn all_of(prompt: &[u32], block_tokens: usize) -> usize {
     (prompt.len() - 1) / block_tokens * block_tokens
-}
-
-fn append(pool: &Pool, sequence: &mut Sequence, tokens: usize) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, tokens).unwrap();
-    batch.finish();
 }
 
 /// `batch.append(..)?; launch()?; batch.finish();` with a launch that fails.
@@ -75,9 +70,7 @@ fn nothing_computed_from_them_is_found() {
             }
             let mut first = pool.begin_batch();
             first.append(&mut sequence, lost).unwrap();
-            let mut second = pool.begin_batch();
-            second.append(&mut sequence, 60 - computed - lost).unwrap();
-            second.finish();
+            append(&pool, &mut sequence, 60 - computed - lost);
             drop(first);
             let case = format!("{computed} + {lost}, {block_tokens} tokens a block");
             assert!(cached(&pool, 2, &prompt) <= computed, "{case}");

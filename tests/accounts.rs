@@ -9,10 +9,9 @@ use std::task::{Context, Poll, Waker};
 use kvpool::block::Blocks;
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{
-    AdmitRequest, AllocRequest, AuditError, BlockId, Pool, Priority, Sequence, SequenceId, Unaccounted,
-};
+use kvpool::{AdmitRequest, AllocRequest, AuditError, BlockId, Pool, Priority, SequenceId, Unaccounted};
 use kvpool_testkit::prompts::{admit, pool_of, prompt};
+use kvpool_testkit::steps::append;
 
 /// Pools that agree on hashes.
 fn pool(blocks: usize) -> Pool {
@@ -37,12 +36,6 @@ fn release_listed(blocks: &Blocks, ids: &[BlockId]) {
 fn unstored(blocks: usize) -> Pool {
     let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage();
     builder.prefix_cache(PrefixConfig::new()).build().unwrap()
-}
-
-fn append(pool: &Pool, sequence: &mut Sequence, tokens: usize) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, tokens).unwrap();
-    batch.finish();
 }
 
 fn sound(pool: &Pool) {

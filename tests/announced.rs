@@ -5,6 +5,7 @@
 use kvpool::prefix::{HashKey, KvEvent, PrefixConfig};
 use kvpool::storage::KvLayout;
 use kvpool::{Append, Pool, Sequence, SequenceError, SequenceId, Tokens};
+use kvpool_testkit::steps::append;
 
 const BLOCKS: usize = 200;
 
@@ -113,9 +114,7 @@ fn tokens_go_on_inside_a_block_after_a_swap() {
             let (near, far) = (pool(block_tokens), pool(block_tokens));
             let mut tokens: Vec<u32> = (0..3 * block_tokens as u32).collect();
             let mut sequence = near.sequence(SequenceId(1)).tokens(&tokens).unwrap();
-            let mut batch = near.begin_batch();
-            batch.append(&mut sequence, tokens.len()).unwrap();
-            batch.finish();
+            append(&near, &mut sequence, tokens.len());
             let (out, _) = runtime.block_on(near.migrate(sequence, &far)).unwrap();
             let (mut back, _) = runtime.block_on(far.migrate(out, &near)).unwrap();
             assert_eq!(back.announced(), tokens.len());

@@ -7,6 +7,7 @@ use kvpool::prefix::policy::{CachePriority, PolicyKind};
 use kvpool::prefix::{BlockHash, KvEvent, KvEvents, PrefixConfig};
 use kvpool::{AllocRequest, BlockId, Pool, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, pool_of, prompt};
+use kvpool_testkit::steps::append;
 
 /// Each row stores the era of its block in few bits. A block that a sequence holds must not be
 /// found again when they wrap around.
@@ -29,9 +30,7 @@ fn no_number_of_clears_brings_a_held_block_back() {
     }
     batch.finish();
     // A chain that began before all clears continues, and registers the blocks that it fills.
-    let mut batch = pool.begin_batch();
-    batch.append(&mut late, &prompt(2, 16)[9..]).unwrap();
-    batch.finish();
+    append(&pool, &mut late, &prompt(2, 16)[9..]);
     assert_eq!([found(1), found(2)], [0, 0]);
     drop((held, late));
     assert_eq!([found(1), found(2)], [0, 0]);
@@ -64,9 +63,7 @@ fn blocks_of_an_earlier_era_are_evicted_first() {
         let keep = |number, priority| {
             let tokens = prompt(number, 4 * BLOCK_TOKENS);
             let mut sequence = pool.sequence(SequenceId(1)).keep(priority).tokens(&tokens).unwrap();
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, tokens.len()).unwrap();
-            batch.finish();
+            append(&pool, &mut sequence, tokens.len());
         };
         (0..5).for_each(|number| keep(number, CachePriority::High));
         pool.clear_prefix_cache();
@@ -162,9 +159,7 @@ fn a_block_covered_by_a_clear_is_not_removed_again() {
     assert_eq!(pool.stats().evictable, 3, "unfindable, and not evicted yet");
     router.follow(&mut events);
     assert_eq!((router.cleared, router.removed, router.stored.len()), (1, 0, 0));
-    let mut batch = pool.begin_batch();
-    batch.append(&mut long, &prompt(3, 16)[9..]).unwrap();
-    batch.finish();
+    append(&pool, &mut long, &prompt(3, 16)[9..]);
     drop((held, long));
     drop(pool.allocate(AllocRequest::new(20)).unwrap());
     router.follow(&mut events);

@@ -8,6 +8,7 @@ use kvpool::compact::{DefragConfig, DefragError, DefragOptions};
 use kvpool::storage::{CopyDone, FrameMove, KvLayout};
 use kvpool::{AllocError, AllocRequest, BlockTable, Lease, Order, Pool, Priority, SequenceId};
 use kvpool_testkit::leases::{block, checkerboard, handle, singles};
+use kvpool_testkit::steps::append;
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").expect("the layout of the examples")
@@ -110,9 +111,7 @@ async fn a_batch_learns_what_moved() {
     let pool = pool(400);
     let open = |id, tokens: usize| {
         let mut sequence = pool.sequence(SequenceId(id)).open().unwrap();
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, tokens).unwrap();
-        batch.finish();
+        append(&pool, &mut sequence, tokens);
         sequence
     };
     let (gone, kept, other) = (open(1, 40), open(2, 400), open(3, 300));

@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use kvpool::prefix::{BlockHash, Chain, ExtraKey, HashKey, KvEvent, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{AdmitRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, Tokens, TransferError};
+use kvpool_testkit::steps;
 use proptest::prelude::*;
 
 fn pool(block_tokens: usize, blocks: usize) -> Pool {
@@ -17,9 +18,7 @@ fn pool(block_tokens: usize, blocks: usize) -> Pool {
 }
 
 fn append(pool: &Pool, sequence: &mut Sequence, length: usize) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, Tokens::Announced(length - sequence.len())).unwrap();
-    batch.finish();
+    steps::append(pool, sequence, Tokens::Announced(length - sequence.len()));
 }
 
 /// Opens a prompt, and appends what was not cached. Returns the number of cached tokens too.
@@ -125,9 +124,7 @@ fn bad_keys_are_refused_and_change_nothing() {
     ] {
         assert_eq!(sequence.extra_key(tokens, key), Err(SequenceError::Prefix(want)));
     }
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, &[1; 4]).unwrap();
-    batch.finish();
+    steps::append(&pool, &mut sequence, &[1; 4]);
     drop(sequence);
     assert_eq!(serve(&pool, 1, &[1; 13], &[]).1, 12, "no key was added");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -305,9 +302,7 @@ fn run(steps: Vec<Step>, block_tokens: usize) {
                     turn.real.extra_key(start..start + length, &[key]).unwrap();
                     turn.keys.insert((start, start + length, key));
                 }
-                let mut batch = pools[turn.side].begin_batch();
-                batch.append(&mut turn.real, &vec![7; tokens]).unwrap();
-                batch.finish();
+                steps::append(&pools[turn.side], &mut turn.real, &vec![7; tokens]);
                 turn.tokens += tokens;
             }
             Step::Truncate { which, length } => {

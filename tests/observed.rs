@@ -8,6 +8,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket, Tokens};
 use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::prompts::{admit, pool as caching_pool, prompt};
+use kvpool_testkit::steps::append;
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").unwrap()
@@ -85,9 +86,7 @@ fn a_share_and_a_fork_are_accesses() {
     let leases = singles(&pool, AllocRequest::new(2));
     let handles: Vec<_> = leases.iter().map(handle).collect();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 6).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 6);
     let block = pool.blocks().handle(sequence.blocks().next().unwrap());
     let before = access(&pool, block);
     for _ in 0..3 {
@@ -136,9 +135,7 @@ fn one_in_so_many_is_timed_on_every_path() {
         |pool| drop(pool.allocate(AllocRequest::new(3)).unwrap()),
         |pool| {
             let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, 3).unwrap();
-            batch.finish();
+            append(&pool, &mut sequence, 3);
         },
     ];
     for (number, way) in ways.into_iter().enumerate() {

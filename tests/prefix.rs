@@ -6,6 +6,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, Pool, PrefixError, Priority, SequenceError, SequenceId, Tokens};
 use kvpool_testkit::leases::singles;
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, prompt};
+use kvpool_testkit::steps::append;
 
 fn serve(pool: &Pool, prompt: &[u32]) -> usize {
     admit(pool, 0, prompt).1
@@ -33,9 +34,7 @@ fn salts_tenants_and_adapters_separate_prefixes() {
     let cached = |keys: PrefixKeys<'_>| {
         let mut sequence = pool.sequence(SequenceId(1)).keys(keys).tokens(&prompt).unwrap();
         let cached = sequence.len();
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, prompt.len() - cached).unwrap();
-        batch.finish();
+        append(&pool, &mut sequence, prompt.len() - cached);
         cached
     };
     let kinds = [
@@ -56,9 +55,7 @@ fn decoded_tokens_are_reused_when_they_were_announced() {
     let prompt = prompt(1, 6);
     let (mut sequence, _) = admit(&pool, 1, &prompt);
     for token in 0..10 {
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, &[900 + token]).unwrap();
-        batch.finish();
+        append(&pool, &mut sequence, &[900 + token]);
     }
     assert_eq!((sequence.len(), sequence.announced()), (16, 16));
     drop(sequence);
@@ -112,9 +109,7 @@ fn a_fork_shares_what_it_knows() {
     let pool = pool(100);
     let (first, _) = admit(&pool, 1, &prompt(1, 6));
     let mut second = first.fork(SequenceId(2)).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut second, &[1, 2]).unwrap();
-    batch.finish();
+    append(&pool, &mut second, &[1, 2]);
     drop((first, second));
     let mut turn = prompt(1, 6);
     turn.extend([1, 2, 3]);
@@ -158,9 +153,7 @@ fn a_tail_is_reused_by_a_copy() {
     // The batch must end before the sequence is closed, or its last block is not reused.
     let first = prompt(1, 10);
     let mut sequence = pool.sequence(SequenceId(9)).reuse_tail().tokens(&first).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 10).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 10);
     drop(sequence);
     let mut longer = first.clone();
     longer.extend([5, 6, 7]);

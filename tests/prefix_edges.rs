@@ -7,6 +7,7 @@ use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
 use kvpool::{AdmitRequest, AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId};
 use kvpool_testkit::prompts::admit;
+use kvpool_testkit::steps::append;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
@@ -175,9 +176,7 @@ fn a_prompt_served_again_hits_with_all_but_its_last_token() {
                 let prompt: Vec<u32> = (0..length).map(|token| (number * 1000 + token) as u32).collect();
                 let mut first = open(&prompt).unwrap_or_else(|error| panic!("{of}: {error}"));
                 assert_eq!(first.len(), 0, "{of}");
-                let mut batch = pool.begin_batch();
-                batch.append(&mut first, length).unwrap();
-                batch.finish();
+                append(&pool, &mut first, length);
                 drop(first);
                 for _ in 0..2 {
                     let mut again = open(&prompt).unwrap_or_else(|error| panic!("{of}: {error}"));

@@ -10,6 +10,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
 use kvpool::{AllocRequest, Pool, SequenceId};
 use kvpool_testkit::prompts::{admit, pool, pool_of, prompt};
+use kvpool_testkit::steps::append;
 
 /// Returns the number of cached tokens of a prompt.
 fn cached(pool: &Pool, prompt: &[u32]) -> usize {
@@ -23,9 +24,7 @@ fn a_rewritten_sequence_is_not_found_under_old_tokens() {
     let (mut sequence, _) = admit(&pool, 1, &old);
     pool.clear_prefix_cache();
     sequence.truncate(0).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, &new).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, &new);
     assert_eq!(sequence.announced(), 9);
     drop(sequence);
     assert_eq!(cached(&pool, &old), 0, "its blocks hold other tokens");
@@ -193,9 +192,7 @@ fn a_front_gives_way_to_smaller_ranks_alone() {
     let pool = pool_of(10, PrefixConfig::new().policy_of(Arc::new(policy)));
     let serve = |first, keep| {
         let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 4)).unwrap();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, 4).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, 4);
     };
     serve(1, CachePriority::High);
     serve(2, CachePriority::Low);
@@ -263,9 +260,7 @@ fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
     let serve = |first, keep| {
         let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 5)).unwrap();
         let rest = 5 - sequence.len();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, rest).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, rest);
     };
     serve(1, CachePriority::Low);
     serve(2, CachePriority::Low);

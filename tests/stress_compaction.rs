@@ -1,6 +1,7 @@
 //! Real threads on a pool whose blocks move concurrently: a background task, runs by hand, runs for
-//! waiting requests, and resizes. Every token and every raw block is read back. Also on a device whose
-//! copies end later, or fail, and with freed blocks that are wiped.
+//! waiting requests, and resizes. Every token and every raw block is read back, in copies and in tiles
+//! that blocks move away from. Also on a device whose copies end later, or fail, and with freed blocks
+//! that are wiped.
 //!
 //! `KVPOOL_SEED=<seed>` repeats the threads' random choices (the schedule is up to the machine);
 //! `KVPOOL_STRESS_SECONDS=<seconds>` makes the test longer.
@@ -116,10 +117,52 @@ impl Written {
             Err(error) => panic!("{error}"),
         };
         self.tokens.extend((0..count).map(|_| rng.u32(1..1 << 23) as f32));
-        let k: Vec<f32> = self.tokens[appended.clone()].iter().flat_map(|&token| [token; HEAD_DIM]).collect();
-        let v: Vec<f32> = k.iter().map(|k| -k).collect();
-        batch.store(&mut self.real, 0, appended, (&k).into(), (&v).into()).unwrap();
+        if is_on_host(pool) && rng.bool() {
+            for index in appended.start / BLOCK_TOKENS..appended.end.div_ceil(BLOCK_TOKENS) {
+                let (k, v) = batch.tile_mut::<f32>(&mut self.real, 0, index).unwrap();
+                let tokens = &self.tokens[index * BLOCK_TOKENS..];
+                for ((k, v), token) in k.chunks_mut(HEAD_DIM).zip(v.chunks_mut(HEAD_DIM)).zip(tokens) {
+                    k.fill(*token);
+                    v.fill(-*token);
+                }
+            }
+        } else {
+            let k: Vec<f32> =
+                self.tokens[appended.clone()].iter().flat_map(|&token| [token; HEAD_DIM]).collect();
+            let v: Vec<f32> = k.iter().map(|k| -k).collect();
+            batch.store(&mut self.real, 0, appended, (&k).into(), (&v).into()).unwrap();
+        }
         batch.finish();
+    }
+
+    /// Takes all tiles, and reads them again and again while blocks move away from under them, and a
+    /// fork comes and goes. Returns the number of blocks that moved.
+    fn check_tiles(&self, pool: &Pool, fork: SequenceId, rng: &mut Rng) -> usize {
+        let batch = pool.begin_batch();
+        let frames = || self.real.blocks().map(|block| pool.blocks().frame(block));
+        let (before, mut tiles): (Vec<_>, _) = (frames().collect(), Vec::new());
+        for index in 0..self.real.block_count() {
+            match batch.tile::<f32>(&self.real, 0, index) {
+                Ok(tile) => tiles.push((index, tile)),
+                // Shared, and not sealed.
+                Err(SequenceError::NotReadable { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let fork = (rng.u8(..4) == 0).then(|| self.real.fork(fork));
+        for turn in 0..rng.usize(1..6) {
+            for &(index, (k, v)) in &tiles {
+                let tokens = &self.tokens[index * BLOCK_TOKENS..];
+                assert_eq!(k.len(), tokens.len().min(BLOCK_TOKENS) * HEAD_DIM);
+                for ((k, v), &token) in k.chunks(HEAD_DIM).zip(v.chunks(HEAD_DIM)).zip(tokens) {
+                    let is_kept = k.iter().all(|&k| k == token) && v.iter().all(|&v| v == -token);
+                    assert!(is_kept, "block {index} of {}, turn {turn}", self.real.id());
+                }
+            }
+            std::thread::sleep(Duration::from_micros(rng.u64(..400)));
+        }
+        drop(fork);
+        frames().zip(&before).filter(|(now, before)| now != *before).count()
     }
 
     fn check(&self, pool: &Pool) {
@@ -136,14 +179,19 @@ impl Written {
     }
 }
 
-/// Sequences open, grow, fork and close; each is checked when it closes.
-fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
+fn is_on_host(pool: &Pool) -> bool {
+    pool.storage().unwrap().device() == DeviceId::Host
+}
+
+/// Sequences open, grow, fork and close; each is checked when it closes. Counts the blocks that left
+/// a frame under a tile.
+fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, left: &AtomicUsize, mut rng: Rng) {
     let new_id = || SequenceId(ids.fetch_add(1, Relaxed) as u64);
     let mut sequences: Vec<Written> = Vec::new();
     let mut table = (Ticket(0), SequenceId(0), Vec::new(), Vec::new());
     while !stop.load(Relaxed) {
         let many = sequences.len();
-        match rng.u8(..20) {
+        match rng.u8(..21) {
             0..3 if many < 24 => {
                 let priority = [Priority::Normal, Priority::Urgent][rng.usize(..2)];
                 let real = pool.sequence(new_id()).priority(priority).open().unwrap();
@@ -168,6 +216,10 @@ fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
             }
             16 if many > 0 => sequences[rng.usize(..many)].check(pool),
             17 if many > 0 => patch(pool, &sequences, &mut table, &mut rng),
+            18 if many > 0 && is_on_host(pool) => {
+                let moved = sequences[rng.usize(..many)].check_tiles(pool, new_id(), &mut rng);
+                left.fetch_add(moved, Relaxed);
+            }
             _ if many > 12 => sequences.swap_remove(rng.usize(..many)).check(pool),
             _ => {}
         }
@@ -360,9 +412,11 @@ fn everything_at_once(reserve: usize, is_late: bool, seed: u64) {
     let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
     let rng = |thread: u64| Rng::with_seed(seed ^ thread << 40);
     let (served, shrinks) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let left = AtomicUsize::new(if is_late { usize::MAX / 2 } else { 0 });
     // Until every event has occurred, also on a busy machine.
     let is_enough = |of: Duration| {
-        let counts = [served.load(Relaxed), shrinks.load(Relaxed), task.totals().moved_blocks];
+        let counts = [&served, &shrinks, &left].map(|count| count.load(Relaxed));
+        let counts = [&counts[..], &[task.totals().moved_blocks]].concat();
         of > LIMIT || of > Duration::from_secs(seconds) && counts.iter().all(|&count| count > 2)
     };
     threads::scope(|scope| {
@@ -374,9 +428,9 @@ fn everything_at_once(reserve: usize, is_late: bool, seed: u64) {
             }
         }
         let raise = Raise(&stop);
-        let (pool, stop, ids) = (&pool, &stop, &ids);
+        let (pool, stop, ids, left) = (&pool, &stop, &ids, &left);
         let threads: Vec<_> = (0..2)
-            .map(|thread| scope.spawn(move || serve(pool, stop, ids, rng(thread))))
+            .map(|thread| scope.spawn(move || serve(pool, stop, ids, left, rng(thread))))
             .chain([scope.spawn(move || hold(pool, stop, rng(2)))])
             .collect();
         let stopwatch = async {
@@ -393,8 +447,10 @@ fn everything_at_once(reserve: usize, is_late: bool, seed: u64) {
         drop(raise);
     });
     let totals = runtime.block_on(task.stop());
-    println!("{served:?} served, {shrinks:?} shrinks, {totals:?}");
-    assert!(served.into_inner() > 0 && shrinks.into_inner() > 0 && totals.moved_blocks > 0);
+    println!("{served:?} served, {shrinks:?} shrinks, {left:?} left a frame under a tile, {totals:?}");
+    assert!(
+        [served, shrinks, left].into_iter().all(|count| count.into_inner() > 0) && totals.moved_blocks > 0
+    );
     assert!(is_late || totals.failed == 0, "{totals:?}");
     // The last copy may be on a thread of the runtime, and ends with it, or on the device.
     drop(runtime);

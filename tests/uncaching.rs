@@ -10,6 +10,7 @@ use kvpool::{
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, pool_of, prompt};
 use kvpool_testkit::rng::Rng;
+use kvpool_testkit::steps::append;
 
 /// Returns the number of tokens that a request with this prompt would be given.
 fn found(pool: &Pool, prompt: &[u32]) -> usize {
@@ -61,9 +62,7 @@ fn the_unfinished_last_block_is_not_found() {
     let pool = pool(100);
     let short = prompt(1, 10);
     let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&short).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 10).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 10);
     pool.uncache(&sequence.block_hashes()[1..]);
     drop(sequence);
     let found = pool.sequence(SequenceId(2)).reuse_tail().tokens(&prompt(1, 12)).unwrap();

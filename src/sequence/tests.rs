@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::block::{Blocks, BlocksConfig};
-use crate::error::{AllocError, HandleError, SequenceError, StorageError};
+use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, SequenceId};
 use crate::storage::{Dtype, FrameMove, HostStorage, KvLayout, Storage};
 use crate::sync::{AtomicBool, Ordering};
@@ -44,10 +44,6 @@ fn ids(sequence: &Sequence) -> Vec<BlockId> {
 
 fn sealed(sequences: &Sequences, sequence: &Sequence) -> Vec<bool> {
     sequence.blocks().map(|id| blocks(sequences).word(id).is_sealed()).collect()
-}
-
-fn refs(sequences: &Sequences, sequence: &Sequence) -> Vec<u32> {
-    sequence.blocks().map(|id| blocks(sequences).word(id).refs()).collect()
 }
 
 fn free(sequences: &Sequences) -> usize {
@@ -117,51 +113,6 @@ fn a_batch_names_the_blocks_that_it_will_seal() {
     assert!(!sealed(&sequences, &first)[2]);
     first.commit(12).unwrap();
     assert_eq!((sealed(&sequences, &first), first.settled_blocks()), (vec![true; 3], 3));
-}
-
-#[test]
-fn misuse_is_refused_and_changes_nothing() {
-    let (sequences, other) = (pool(4), pool(4));
-    let id = SequenceId(1);
-    let mut sequence = sequences.open(id).unwrap();
-    let mut batch = Batch::begin(&sequences);
-    batch.append(&mut sequence, 5).unwrap();
-    let before = (ids(&sequence), free(&sequences));
-
-    let full = batch.append(&mut sequence, 12).unwrap_err();
-    assert!(matches!(full, SequenceError::Alloc(AllocError::Exhausted { asked: 3, free: 2, .. })), "{full}");
-    assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
-    assert_eq!(batch.append(&mut sequence, Tokens::Draft(0)), Err(SequenceError::ZeroTokens { id }));
-    let too_long = SequenceError::TooLong { id, asked: TOKENS_MAX, length: 5, max: TOKENS_MAX };
-    assert_eq!(batch.append(&mut sequence, TOKENS_MAX), Err(too_long));
-    assert_eq!(sequence.commit(6), Err(SequenceError::CommitBeyondLength { id, asked: 6, length: 5 }));
-    assert_eq!(sequence.truncate(6), Err(SequenceError::TruncateBeyondLength { id, asked: 6, length: 5 }));
-    for (start, end) in [(0, 6), (3, 2)] {
-        let refused = Err(SequenceError::TokensOutOfRange { id, start, end, length: 5 });
-        let mut slots = vec![7];
-        assert_eq!(batch.slot_mapping(&sequence, Range { start, end }, &mut slots), refused);
-        assert_eq!(slots, [7]);
-    }
-
-    let mut foreign = Batch::begin(&other);
-    let refused = Err(SequenceError::ForeignSequence { id });
-    assert_eq!(foreign.append(&mut sequence, 1).map(|_| ()), refused);
-    assert_eq!(foreign.slot_mapping(&sequence, 0..1, &mut Vec::new()), refused);
-    assert_eq!(foreign.lengths([&sequence], &mut Vec::new()), refused);
-    assert_eq!(foreign.block_table([&sequence], &mut BlockTable::new()), refused);
-    assert_eq!(foreign.csr_table([&sequence], &mut CsrTable::new()), refused);
-    assert_eq!(store(&mut foreign, &mut sequence, 4..5, 0.0), refused);
-
-    let short = batch.store(&mut sequence, 0, 4..5, (&[0.0f32; 2][..]).into(), (&[0.0f32; 1][..]).into());
-    assert!(matches!(short, Err(SequenceError::Storage(StorageError::Length { .. }))), "{short:?}");
-    assert_eq!((ids(&sequence), free(&sequences)), before);
-    assert_eq!((sequence.len(), sequence.committed()), (5, 5));
-
-    let bare = build(4, false, true);
-    let mut sequence = bare.open(id).unwrap();
-    let mut batch = Batch::begin(&bare);
-    batch.append(&mut sequence, 1).unwrap();
-    assert_eq!(store(&mut batch, &mut sequence, 0..1, 0.0), Err(SequenceError::NoStorage));
 }
 
 #[test]

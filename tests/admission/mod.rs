@@ -17,6 +17,7 @@ use kvpool::{
     SequenceError, SequenceId, StepError, TOKENS_MAX, Tokens,
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit as serve, pool as caching, pool_of, prompt};
+use kvpool_testkit::steps::append;
 use tokio::time::timeout;
 
 /// Longer than any wait in these files, on any machine.
@@ -280,9 +281,7 @@ async fn the_prefix_may_be_evicted_grow_or_be_cleared_while_an_admission_waits()
         let mut sequence = soon(waiting).await.unwrap();
         let blocks = sequence.block_count() + sequence.reserved_blocks();
         assert_eq!((sequence.len(), blocks), (cached, 40), "{change}");
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, Tokens::Announced(80)).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, Tokens::Announced(80));
         drop(sequence);
         let again = pool.admit(&request(2, &tokens)).unwrap();
         assert_eq!(again.len(), 76, "{change}: what the admitted sequence computed is cached");

@@ -7,6 +7,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
 use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Pool, Priority, SequenceId, Tokens};
+use kvpool_testkit::steps::append;
 
 use super::kv::{
     BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,
@@ -139,9 +140,7 @@ async fn caches_that_do_not_agree() {
         }
         let (mut sequence, _) = from.migrate(sequence, &to).await.unwrap();
         check(&to, &sequence, &tokens);
-        let mut batch = to.begin_batch();
-        batch.append(&mut sequence, &tokens[..10]).unwrap();
-        batch.finish();
+        append(&to, &mut sequence, &tokens[..10]);
         drop(sequence);
         assert_eq!(cached(&to, &tokens), 0);
         [from, to].iter().for_each(is_idle);

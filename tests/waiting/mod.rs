@@ -17,6 +17,7 @@ use kvpool::{
     AllocError, AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
 use kvpool_testkit::leases::{block, singles, split};
+use kvpool_testkit::steps::append;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -198,9 +199,7 @@ const WAYS: [(&str, Way); 6] = [
     ("close of a sequence", |pool| {
         let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
         let tokens = pool.free_blocks() * pool.layout().block_tokens();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, tokens).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, tokens);
         Box::new(move || drop(sequence))
     }),
     ("the last reference of several", |pool| {
