@@ -39,17 +39,6 @@ async fn a_checkerboard_becomes_two_halves() {
 }
 
 #[tokio::test]
-async fn a_budget_is_kept() {
-    let pool = pool(512);
-    let _kept = checkerboard(&pool);
-    let bytes = pool.layout().bytes_per_block();
-    let options = DefragOptions::new().budget_bytes(20 * bytes as u64).wave_bytes(8 * bytes);
-    let report = pool.defragment_with(options).await.unwrap();
-    assert!(report.moved_blocks <= 20 && report.moved_blocks >= 8, "{report:?}");
-    assert_eq!(report.waves, report.moved_blocks.div_ceil(8));
-}
-
-#[tokio::test]
 async fn invalid_options_are_refused() {
     let pool = pool(64);
     for options in [DefragOptions::new().wave_bytes(0), DefragOptions::new().order(Order(99))] {
@@ -63,27 +52,6 @@ async fn invalid_options_are_refused() {
     assert!(matches!(pool.start_defragmenter(still), Err(DefragError::Option { .. })));
     let bare = Pool::builder(layout()).blocks(64).without_storage().build().unwrap();
     assert_eq!(bare.defragment().await, Err(DefragError::NoBytes));
-}
-
-#[test]
-fn without_a_runtime_the_polling_thread_copies() {
-    let pool = pool(256);
-    let _kept = checkerboard(&pool);
-    assert!(matches!(pool.start_defragmenter(DefragConfig::new()), Err(DefragError::NoRuntime)));
-    let report = block_on(pool.defragment()).unwrap();
-    assert!(report.moved_blocks > 0);
-    pool.audit().unwrap();
-}
-
-/// Polls a future that only waits for itself.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = std::pin::pin!(future);
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    loop {
-        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-    }
 }
 
 /// A copier that keeps its work until it is told to proceed.

@@ -319,16 +319,6 @@ fn is_line(place: &SourcePlace, line: u32) -> bool {
     place.file == file!() && place.line == line
 }
 
-/// A cached block without references has no owner, and is listed if it is pinned.
-#[test]
-fn an_evictable_block_has_no_owner() {
-    let pool = caching_pool(10);
-    drop(admit(&pool, 1, &prompt(1, 9)));
-    let owners = pool.owners();
-    assert_eq!((owners.blocks(), owners.pinned.len()), (0, 0));
-    assert_eq!(pool.stats().evictable, 2);
-}
-
 /// Every way to make a lease names the line that called it.
 #[cfg(debug_assertions)]
 #[tokio::test]
@@ -357,13 +347,4 @@ async fn an_audit_names_the_line_that_leaked() {
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     append(&pool, &mut sequence, 5 * BLOCK_TOKENS);
     assert_eq!(pool.audit().unwrap().allocated_at.len(), lines.len() - 1);
-}
-
-/// The numbers of an idle pool do not change by reading them.
-#[test]
-fn reading_changes_nothing() {
-    let pool = caching_pool(50);
-    drop(admit(&pool, 1, &prompt(1, 30)));
-    let before = pool.metrics();
-    assert_eq!(pool.metrics(), before);
 }

@@ -49,22 +49,6 @@ fn salts_tenants_and_adapters_separate_prefixes() {
     assert_eq!(kinds.map(cached), [32; 6]);
 }
 
-#[test]
-fn decoded_tokens_are_reused_when_they_were_announced() {
-    let pool = pool(100);
-    let prompt = prompt(1, 6);
-    let (mut sequence, _) = admit(&pool, 1, &prompt);
-    for token in 0..10 {
-        append(&pool, &mut sequence, &[900 + token]);
-    }
-    assert_eq!((sequence.len(), sequence.announced()), (16, 16));
-    drop(sequence);
-    let mut turn = prompt.clone();
-    turn.extend((0..10).map(|token| 900 + token));
-    turn.extend([1, 2, 3]);
-    assert_eq!(serve(&pool, &turn), 16);
-}
-
 /// Drafts that an append makes final fill blocks of their own.
 #[test]
 fn drafts_that_an_append_makes_final_are_reused() {
@@ -102,19 +86,6 @@ fn unknown_tokens_end_what_can_be_reused() {
     assert_eq!(serve(&pool, &again), 12);
     again[10] = 0;
     assert_eq!(serve(&pool, &again), 8);
-}
-
-#[test]
-fn a_fork_shares_what_it_knows() {
-    let pool = pool(100);
-    let (first, _) = admit(&pool, 1, &prompt(1, 6));
-    let mut second = first.fork(SequenceId(2)).unwrap();
-    append(&pool, &mut second, &[1, 2]);
-    drop((first, second));
-    let mut turn = prompt(1, 6);
-    turn.extend([1, 2, 3]);
-    assert_eq!(serve(&pool, &turn), 8);
-    pool.audit().unwrap();
 }
 
 #[test]

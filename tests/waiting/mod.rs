@@ -83,17 +83,6 @@ fn quiet(pool: &Pool, free: usize) {
 }
 
 #[tokio::test]
-async fn free_blocks_are_allocated_at_once() {
-    let pool = pool(100);
-    let mut future = pin!(pool.allocate_async(AllocRequest::new(100)));
-    let Poll::Ready(lease) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-        panic!("all are free")
-    };
-    assert_eq!(lease.unwrap().blocks().len(), 100);
-    quiet(&pool, 100);
-}
-
-#[tokio::test]
 async fn requests_that_waiting_cannot_meet_are_refused_at_once() {
     let pool = builder(10).reserve(4).build().unwrap();
     let _held = all(&pool);
