@@ -135,7 +135,7 @@ fn one_in_so_many_is_timed_on_every_path() {
         |pool| drop(pool.allocate(AllocRequest::new(3)).unwrap()),
         |pool| {
             let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-            append(&pool, &mut sequence, 3);
+            append(pool, &mut sequence, 3);
         },
     ];
     for (number, way) in ways.into_iter().enumerate() {

@@ -40,6 +40,47 @@ fn a_block_in_use_is_not_found_any_more() {
     recovers(&pool, &long);
 }
 
+/// A batch is about to register the block, or the sequence is, after several batches.
+#[test]
+fn a_block_that_is_registered_later_is_not_found() {
+    for kind in 0..4 {
+        let pool = pool(100);
+        let long = prompt(1, 42);
+        let mut sequence = pool.sequence(SequenceId(1)).tokens(&long).unwrap();
+        let other = pool.begin_batch();
+        let mut batch = pool.begin_batch();
+        let mut second: Option<Batch> = None;
+        match kind {
+            0 => drop(batch.append(&mut sequence, 42).unwrap()),
+            1 => {
+                // Two writers of one block, in flight together.
+                batch.append(&mut sequence, 6).unwrap();
+                let mut later = pool.begin_batch();
+                later.append(&mut sequence, 36).unwrap();
+                second = Some(later);
+            }
+            2 => drop(batch.append(&mut sequence, Tokens::Draft(42)).unwrap()),
+            _ => drop(batch.append(&mut sequence, 6).unwrap()),
+        }
+        let hashes = sequence.block_hashes().to_vec();
+        assert_eq!(hashes.len(), 10);
+        let uncached = pool.uncache(&hashes);
+        assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (0, 0));
+        if kind == 3 {
+            // Half of the second block was written before.
+            batch.append(&mut sequence, 36).unwrap();
+        }
+        second.into_iter().for_each(Batch::finish);
+        drop(other);
+        batch.finish();
+        sequence.commit(42).unwrap();
+        assert_eq!(found(&pool, &long), 0, "{kind}");
+        drop(sequence);
+        assert_eq!(found(&pool, &long), 0, "{kind}");
+        recovers(&pool, &long);
+    }
+}
+
 /// Tokens that are appended after the call are new, whatever the sequence was opened for before.
 #[test]
 fn what_is_computed_after_the_call_is_found() {
