@@ -3,10 +3,8 @@
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
-use kvpool::{
-    AdmitRequest, Append, Batch, BlockTable, CsrTable, Dtype, Pool, Sequence, SequenceError, SequenceId,
-    Tokens,
-};
+use kvpool::{Append, BlockTable, Dtype, Pool, Sequence, SequenceId, Tokens};
+use kvpool_testkit::steps::append;
 
 /// Numbers of tokens per block that every test runs with.
 const SIZES: [usize; 4] = [1, 2, 3, 16];
@@ -31,30 +29,6 @@ fn all_of(prompt: &[u32], block_tokens: usize) -> usize {
     (prompt.len() - 1) / block_tokens * block_tokens
 }
 
-fn append(pool: &Pool, sequence: &mut Sequence, tokens: usize) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, tokens).unwrap();
-    batch.finish();
-}
-
-/// Checks that every output shows the same length.
-fn check_outputs(batch: &Batch, sequence: &Sequence, length: usize, block_tokens: usize) {
-    let (mut table, mut csr, mut lengths, mut slots) =
-        (BlockTable::new(), CsrTable::new(), Vec::new(), Vec::new());
-    batch.block_table([sequence], &mut table).unwrap();
-    batch.csr_table([sequence], &mut csr).unwrap();
-    batch.lengths([sequence], &mut lengths).unwrap();
-    let blocks = length.div_ceil(block_tokens);
-    assert_eq!((sequence.len(), sequence.block_count(), sequence.blocks().len()), (length, blocks, blocks));
-    assert_eq!(
-        (table.lengths(), table.width(), &lengths[..]),
-        (&[length as i32][..], blocks, &[length as i32][..])
-    );
-    assert_eq!(csr.indices.len(), blocks);
-    batch.slot_mapping(sequence, 0..length, &mut slots).unwrap();
-    assert!(batch.slot_mapping(sequence, 0..length + 1, &mut slots).is_err());
-}
-
 /// `batch.append(..)?; launch()?; batch.finish();` with a launch that fails.
 #[test]
 fn a_failed_launch_leaves_nothing_to_find() {
@@ -74,7 +48,6 @@ fn a_failed_launch_leaves_nothing_to_find() {
         assert!(step(&mut sequence, true).is_err());
         assert_eq!(cached(&pool, 2, &prompt), 0, "{block_tokens} tokens a block");
         assert_eq!((sequence.len(), sequence.committed(), sequence.announced()), (0, 0, 41));
-        check_outputs(&pool.begin_batch(), &sequence, 0, block_tokens);
         // The same step again.
         step(&mut sequence, false).unwrap();
         assert_eq!(sequence.len(), 41);
@@ -97,9 +70,7 @@ fn nothing_computed_from_them_is_found() {
             }
             let mut first = pool.begin_batch();
             first.append(&mut sequence, lost).unwrap();
-            let mut second = pool.begin_batch();
-            second.append(&mut sequence, 60 - computed - lost).unwrap();
-            second.finish();
+            append(&pool, &mut sequence, 60 - computed - lost);
             drop(first);
             let case = format!("{computed} + {lost}, {block_tokens} tokens a block");
             assert!(cached(&pool, 2, &prompt) <= computed, "{case}");
@@ -171,31 +142,6 @@ fn decoded_tokens_can_be_appended_again() {
     }
 }
 
-/// Appends within a reservation cannot fail, also the second time, with every other block in use.
-#[test]
-fn the_reservation_comes_back() {
-    for block_tokens in SIZES {
-        let pool = pool(block_tokens, 64);
-        let prompt = prompt(3 * block_tokens + 1);
-        let request = AdmitRequest::new(SequenceId(1), &prompt);
-        let mut sequence = pool.admit(&request).unwrap();
-        let _rest = pool.allocate(kvpool::AllocRequest::new(pool.available_blocks())).unwrap();
-        let reader = pool.begin_batch();
-        for _ in 0..5 {
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, Tokens::Announced(prompt.len())).unwrap();
-            drop(batch);
-            assert_eq!(sequence.len(), 0);
-            sequence.reserve(1).unwrap();
-            assert_eq!(sequence.reserved_blocks(), prompt.len().div_ceil(block_tokens));
-        }
-        append(&pool, &mut sequence, prompt.len());
-        drop(reader);
-        drop(sequence);
-        pool.audit().unwrap();
-    }
-}
-
 /// Blocks of a batch that was abandoned may be in tables of others: they are not reused early.
 #[test]
 fn a_released_reservation_waits_for_readers() {
@@ -217,94 +163,6 @@ fn a_released_reservation_waits_for_readers() {
     reader.finish();
     drop(sequence);
     pool.audit().unwrap();
-}
-
-/// Drafted tokens that were accepted by an earlier batch stay, the rest goes.
-#[test]
-fn drafts_are_withdrawn() {
-    for block_tokens in SIZES {
-        let pool = pool(block_tokens, 200);
-        let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(9)).unwrap();
-        append(&pool, &mut sequence, 9);
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, Tokens::Draft(6)).unwrap();
-        batch.finish();
-        sequence.announce(&[1, 2, 3]).unwrap();
-        sequence.commit(12).unwrap();
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, Tokens::Draft(5)).unwrap();
-        drop(batch);
-        assert_eq!((sequence.len(), sequence.committed()), (15, 12));
-        assert!(matches!(sequence.commit(16), Err(SequenceError::CommitBeyondLength { .. })));
-        sequence.truncate(12).unwrap();
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, &[4]).unwrap();
-        batch.finish();
-        assert_eq!((sequence.len(), sequence.announced()), (13, 13));
-        drop(sequence);
-        pool.audit().unwrap();
-    }
-}
-
-/// A batch that only read, or that wrote to a sequence whose tokens were removed since, withdraws
-/// nothing.
-#[test]
-fn readers_and_removed_tokens_withdraw_nothing() {
-    for block_tokens in SIZES {
-        let pool = pool(block_tokens, 200);
-        let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt(20)).unwrap();
-        append(&pool, &mut sequence, 10);
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, 10).unwrap();
-        sequence.truncate(10).unwrap();
-        append(&pool, &mut sequence, 4);
-        drop(batch);
-        drop(pool.begin_batch());
-        assert_eq!(sequence.len(), 14);
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, 1).unwrap();
-        batch.finish();
-        assert_eq!(sequence.len(), 15);
-        drop(sequence);
-        pool.audit().unwrap();
-    }
-}
-
-/// The bytes of tokens that are appended again are those of the second time.
-#[test]
-fn bytes_are_those_of_the_batch_that_finished() {
-    for block_tokens in SIZES {
-        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).block_tokens(block_tokens);
-        let layout = layout.dtype(Dtype::F32).build().unwrap();
-        let pool = Pool::builder(layout).blocks(100).prefix_cache(PrefixConfig::new()).build().unwrap();
-        let prompt = prompt(11);
-        let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
-        let fill = |sequence: &mut Sequence, tokens: usize, value: f32, finishes: bool| {
-            let mut batch = pool.begin_batch();
-            let new = batch.append(sequence, tokens).unwrap().tokens;
-            let row = vec![value; 4 * tokens];
-            let elements = || kvpool::storage::Elements::from(&row[..]);
-            batch.store(sequence, 0, new, elements(), elements()).unwrap();
-            if finishes {
-                batch.finish();
-            }
-        };
-        fill(&mut sequence, 5, 1.0, true);
-        fill(&mut sequence, 6, 9.0, false);
-        fill(&mut sequence, 6, 2.0, true);
-        drop(sequence);
-        let again: Vec<u32> = prompt.iter().copied().chain([5, 6]).collect();
-        let found = pool.sequence(SequenceId(2)).tokens(&again).unwrap();
-        let (mut k, mut v) = (vec![0f32; 4 * found.len()], vec![0f32; 4 * found.len()]);
-        let mut batch = pool.begin_batch();
-        let (k_out, v_out) = ((&mut k[..]).into(), (&mut v[..]).into());
-        batch.load(&found, 0, 0..found.len(), k_out, v_out).unwrap();
-        let want = |token: usize| if token < 5 { 1.0 } else { 2.0 };
-        for (at, (k, v)) in k.iter().zip(&v).enumerate() {
-            assert_eq!((*k, *v), (want(at / 4), want(at / 4)), "token {}", at / 4);
-        }
-        assert_eq!(found.len(), 11 / block_tokens * block_tokens);
-    }
 }
 
 /// A sequence that closes before the batch finishes is found afterwards, also its unfinished block;

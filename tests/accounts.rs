@@ -4,19 +4,14 @@
 
 use std::future::Future;
 use std::mem::forget;
-use std::pin::pin;
-use std::sync::Mutex;
 use std::task::{Context, Poll, Waker};
-use std::thread;
 
 use kvpool::block::Blocks;
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{
-    AdmitRequest, AllocRequest, AuditError, BlockId, FrameGroup, FramePool, Lease, Pool, Priority, Sequence,
-    SequenceId, Unaccounted,
-};
+use kvpool::{AdmitRequest, AllocRequest, AuditError, BlockId, Pool, Priority, SequenceId, Unaccounted};
 use kvpool_testkit::prompts::{admit, pool_of, prompt};
+use kvpool_testkit::steps::append;
 
 /// Pools that agree on hashes.
 fn pool(blocks: usize) -> Pool {
@@ -41,12 +36,6 @@ fn release_listed(blocks: &Blocks, ids: &[BlockId]) {
 fn unstored(blocks: usize) -> Pool {
     let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_storage();
     builder.prefix_cache(PrefixConfig::new()).build().unwrap()
-}
-
-fn append(pool: &Pool, sequence: &mut Sequence, tokens: usize) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, tokens).unwrap();
-    batch.finish();
 }
 
 fn sound(pool: &Pool) {
@@ -247,213 +236,4 @@ fn references_that_do_not_exist() {
     release_listed(other.blocks(), &lease.blocks()[..1]);
     assert_eq!((found(&other).references, found(&other).blocks.len()), (-1, 0));
     forget(lease);
-}
-
-/// Each step by which references change hands keeps the counts, whoever takes it.
-#[test]
-fn every_step_is_counted() {
-    for is_cached in [true, false] {
-        let layout = KvLayout::named("tiny").unwrap();
-        let builder = Pool::builder(layout).blocks(300).magazine_blocks(4);
-        let here =
-            if is_cached { builder.prefix_cache(PrefixConfig::new()) } else { builder }.build().unwrap();
-        for blocks in [1, 3, 16, 17, 90] {
-            drop(here.allocate(AllocRequest::new(blocks)).unwrap());
-            sound(&here);
-            let lease = here.allocate(AllocRequest::new(blocks)).unwrap();
-            let mut shared = lease.share().unwrap();
-            sound(&here);
-            drop(shared.split_off(blocks / 2));
-            sound(&here);
-            drop(lease);
-            sound(&here);
-            drop(shared);
-            sound(&here);
-            let mut lease = here.allocate(AllocRequest::new(blocks)).unwrap();
-            let elsewhere = lease.split_off(blocks / 2).into_owned();
-            thread::scope(|scope| scope.spawn(move || drop(elsewhere)).join().unwrap());
-            lease.seal(..);
-            let shared = lease.share().unwrap().into_owned();
-            drop(lease);
-            thread::scope(|scope| scope.spawn(move || drop(shared)).join().unwrap());
-            sound(&here);
-            let mut sequence = here.sequence(SequenceId(1)).open().unwrap();
-            sequence.reserve(blocks).unwrap();
-            append(&here, &mut sequence, 4 * blocks - 2);
-            let mut fork = sequence.fork(SequenceId(2)).unwrap();
-            append(&here, &mut fork, 3);
-            sound(&here);
-            sequence.truncate(blocks).unwrap();
-            sequence.reserve(40).unwrap();
-            sequence.release_reservation();
-            sound(&here);
-            drop(sequence);
-            thread::scope(|scope| scope.spawn(move || drop(fork)).join().unwrap());
-            sound(&here);
-        }
-    }
-}
-
-/// References up to the maximum, and the way back from a refusal.
-#[test]
-fn refusals_count_nothing() {
-    let pool = pool(20);
-    let lease = pool.allocate(AllocRequest::new(3)).unwrap();
-    let mut shares: Vec<_> = std::iter::from_fn(|| lease.share().ok()).collect();
-    assert_eq!(shares.len(), 8_190);
-    // The first block has room for one more, the others do not.
-    let rest = shares[0].split_off(1);
-    drop(shares.swap_remove(0));
-    assert!(lease.share().is_err());
-    sound(&pool);
-    drop((lease, shares, rest));
-    let (sequence, _) = admit(&pool, 1, &prompt(1, 9));
-    let last = sequence.blocks().last().unwrap();
-    (0..8_190).for_each(|_| share_listed(pool.blocks(), &[last]));
-    assert!(sequence.fork(SequenceId(2)).is_err());
-    (0..8_190).for_each(|_| release_listed(pool.blocks(), &[last]));
-    sound(&pool);
-}
-
-/// The engine of a frame pool is the owner of its references.
-#[test]
-fn frames_are_counted() {
-    let pool = FramePool::builder(200).build().unwrap();
-    let mut random = fastrand::Rng::with_seed(7);
-    let mut owned: Vec<u32> = Vec::new();
-    let keys: Vec<_> = (0..40_u32).map(|key| pool.key(FrameGroup(0), &key.to_le_bytes()).unwrap()).collect();
-    for _ in 0..3_000 {
-        match random.u32(..8) {
-            0 | 1 => {
-                let _ = pool.allocate(AllocRequest::new(random.usize(1..40)), &mut owned);
-            }
-            2 if !owned.is_empty() => {
-                let shared = owned[random.usize(..owned.len())];
-                pool.share(&[shared]).unwrap();
-                owned.push(shared);
-            }
-            3 if !owned.is_empty() => {
-                let named = owned[random.usize(..owned.len())];
-                pool.register(&[(named, keys[random.usize(..keys.len())])]).unwrap();
-            }
-            4 => {
-                let from = random.usize(..keys.len());
-                pool.hit(&keys[from..keys.len().min(from + 3)], &mut owned).unwrap();
-            }
-            5 if !owned.is_empty() => {
-                pool.uncache(&[owned[random.usize(..owned.len())]]).unwrap();
-            }
-            6 => {
-                pool.unregister(keys[random.usize(..keys.len())]).unwrap();
-            }
-            _ => {
-                random.shuffle(&mut owned);
-                let freed = owned.split_off(owned.len() - random.usize(..=owned.len().min(30)));
-                pool.free(&freed).unwrap();
-            }
-        }
-        pool.audit().unwrap();
-    }
-}
-
-/// Threads that allocate, share, free each other's blocks, grow sequences, drop futures, move
-/// blocks and end: afterwards, every reference has an owner, and one that has none is found.
-#[test]
-fn threads_leave_every_reference_with_an_owner() {
-    let rounds = if cfg!(debug_assertions) { 12 } else { 60 };
-    let here = Pool::builder(KvLayout::named("tiny").unwrap())
-        .blocks(600)
-        .magazine_blocks(8)
-        .threads(4)
-        .prefix_cache(PrefixConfig::new())
-        .build()
-        .unwrap();
-    let there = pool(600);
-    let leases = Mutex::new(Vec::new());
-    for round in 0..rounds {
-        thread::scope(|scope| {
-            let threads: Vec<_> = (0..4)
-                .map(|number| {
-                    let (here, there, leases) = (&here, &there, &leases);
-                    scope.spawn(move || work(round * 4 + number, here, there, leases))
-                })
-                .collect();
-            threads.into_iter().for_each(|thread| thread.join().unwrap());
-        });
-        sound(&here);
-        sound(&there);
-        let lost = allocate_listed(here.blocks(), &AllocRequest::new(1)).unwrap();
-        assert_eq!(found(&here).references, 1);
-        release_listed(here.blocks(), &[lost]);
-    }
-}
-
-fn work(number: u64, here: &Pool, there: &Pool, leases: &Mutex<Vec<Lease<'static>>>) {
-    let mut random = fastrand::Rng::with_seed(number);
-    let mut sequences = Vec::new();
-    for step in 0..300 {
-        match random.u32(..12) {
-            0 | 1 => {
-                if let Ok(lease) = here.allocate_owned(AllocRequest::new(random.usize(1..20))) {
-                    leases.lock().unwrap().push(lease);
-                }
-            }
-            2 | 3 => {
-                let dropped = leases.lock().unwrap().pop();
-                drop(dropped);
-            }
-            4 => {
-                let mut leases = leases.lock().unwrap();
-                if let Some(lease) = leases.last() {
-                    let shared = lease.share().unwrap();
-                    leases.push(shared);
-                }
-            }
-            5 => {
-                let freed: Vec<_> = {
-                    let mut all = leases.lock().unwrap();
-                    let keep = all.len() - random.usize(..=all.len().min(4));
-                    all.drain(keep..).collect()
-                };
-                drop(freed);
-            }
-            6 | 7 => {
-                let prompt = prompt(random.u32(..4), random.usize(1..60));
-                let request = AdmitRequest::new(SequenceId(1_000 * number + step), &prompt);
-                if let Ok(mut sequence) = here.admit(&request) {
-                    let rest = prompt.len() - sequence.len();
-                    append(here, &mut sequence, rest);
-                    sequences.push(sequence);
-                }
-            }
-            8 => {
-                if let Some(sequence) = sequences.pop() {
-                    drop(sequence);
-                }
-            }
-            9 => {
-                let Some(sequence) = sequences.last() else { continue };
-                if let Ok(mut fork) = sequence.fork(SequenceId(1_000 * number + step)) {
-                    let mut step = here.begin_batch();
-                    let _ = step.append(&mut fork, random.usize(1..9));
-                    step.finish();
-                    sequences.push(fork);
-                }
-            }
-            10 => {
-                let mut waits = pin!(here.allocate_async(AllocRequest::new(500)));
-                let _ = waits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            }
-            _ if random.bool() => {
-                let _ = pollster::block_on(here.defragment());
-            }
-            _ => {
-                let Some(sequence) = sequences.pop() else { continue };
-                match pollster::block_on(here.migrate_until(sequence, there, std::time::Instant::now())) {
-                    Ok(_) => {}
-                    Err(error) => drop(error.sequence),
-                }
-            }
-        }
-    }
 }

@@ -4,7 +4,7 @@
 
 use kvpool::prefix::{HashKey, KvEvent, PrefixConfig};
 use kvpool::storage::KvLayout;
-use kvpool::{Append, Pool, Sequence, SequenceError, SequenceId, Tokens};
+use kvpool::{Append, Pool, Sequence, SequenceId, Tokens};
 
 const BLOCKS: usize = 200;
 
@@ -104,41 +104,6 @@ fn tokens_after_every_cut_are_found() {
     assert!(wrong.is_empty(), "{} of {tried} combinations, the first: {}", wrong.len(), wrong[0]);
 }
 
-/// The ids survive a swap through a pool to which nobody listens.
-#[test]
-fn tokens_go_on_inside_a_block_after_a_swap() {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    for block_tokens in [1, 2, 3, 4, 16] {
-        for cut in 0..=3 * block_tokens {
-            let (near, far) = (pool(block_tokens), pool(block_tokens));
-            let mut tokens: Vec<u32> = (0..3 * block_tokens as u32).collect();
-            let mut sequence = near.sequence(SequenceId(1)).tokens(&tokens).unwrap();
-            let mut batch = near.begin_batch();
-            batch.append(&mut sequence, tokens.len()).unwrap();
-            batch.finish();
-            let (out, _) = runtime.block_on(near.migrate(sequence, &far)).unwrap();
-            let (mut back, _) = runtime.block_on(far.migrate(out, &near)).unwrap();
-            assert_eq!(back.announced(), tokens.len());
-            back.truncate(cut).unwrap();
-            tokens.truncate(cut);
-            let fresh: Vec<u32> = (0..block_tokens as u32 + 1).map(|token| 900 + token).collect();
-            let mut batch = near.begin_batch();
-            let appended = batch.append(&mut back, &fresh);
-            assert!(
-                appended.is_ok(),
-                "{cut} of {} tokens in blocks of {block_tokens}: {appended:?}",
-                3 * block_tokens
-            );
-            batch.finish();
-            drop(back);
-            tokens.extend(fresh);
-            tokens.push(1);
-            let found = near.sequence(SequenceId(2)).tokens(&tokens).unwrap().len();
-            assert_eq!(found, (tokens.len() - 1) / block_tokens * block_tokens, "{cut}, {block_tokens}");
-        }
-    }
-}
-
 /// A subscriber that comes later than a sequence receives the ids of the tokens that are appended
 /// from then on, and of all others in their blocks.
 #[test]
@@ -157,20 +122,4 @@ fn a_late_subscriber_receives_the_tokens_of_blocks() {
         stored.push(tokens.to_vec());
     }
     assert_eq!(stored, [vec![1, 2, 3, 4], vec![5, 6, 7, 8]]);
-}
-
-/// Known tokens, a cut inside a block, one more token.
-#[test]
-fn a_cut_inside_a_block_leaves_its_tokens_known() {
-    let pool = pool(4);
-    let tokens: Vec<u32> = (0..20).collect();
-    let mut sequence = pool.sequence(SequenceId(1)).tokens(&tokens).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 20).unwrap();
-    sequence.truncate(14).unwrap();
-    assert_eq!((sequence.announced(), batch.append(&mut sequence, &[7]).map(drop)), (14, Ok(())));
-    // Tokens that were never announced are unknown still.
-    batch.append(&mut sequence, 1).unwrap();
-    let unknown = SequenceError::TokensUnknown { id: SequenceId(1), known: 15 };
-    assert_eq!(batch.append(&mut sequence, &[7]), Err(unknown));
 }

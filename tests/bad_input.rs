@@ -12,6 +12,7 @@ use kvpool::{
     StorageError, TOKENS_MAX, Tokens,
 };
 use kvpool_testkit::leases::{block, handle, singles};
+use kvpool_testkit::steps::{append, exhausted};
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").unwrap()
@@ -57,71 +58,62 @@ impl Drop for Unchanged {
 }
 
 #[test]
-fn pools_without_blocks() {
+fn builders_of_no_pool() {
+    let is = |builder: PoolBuilder, of: &dyn Fn(&BuildError) -> bool| {
+        let error = refused(builder);
+        assert!(of(&error), "{error}");
+    };
     for builder in [builder(), builder().blocks(0), builder().blocks_max(10)] {
-        assert!(matches!(refused(builder), BuildError::NoBlocks));
+        is(builder, &|error| matches!(error, BuildError::NoBlocks));
     }
-}
-
-#[test]
-fn pools_of_more_blocks_than_a_word_can_number() {
     let max = FRAMES_MAX - 1;
     for blocks in [FRAMES_MAX, usize::MAX] {
         for builder in [builder().blocks(blocks), builder().blocks(1).blocks_max(blocks)] {
-            let error = refused(builder);
-            assert!(
-                matches!(error, BuildError::TooManyBlocks { blocks: b, max: m } if (b, m) == (blocks, max))
+            is(
+                builder,
+                &|error| matches!(*error, BuildError::TooManyBlocks { blocks: b, max: m } if (b, m) == (blocks, max)),
             );
         }
     }
-    let error = refused(builder().blocks(FRAMES_MAX + 1).without_null_block());
-    assert!(matches!(refused(builder().blocks(8).zero_on_free()), BuildError::NothingToZero));
-    assert!(matches!(error, BuildError::TooManyBlocks { max: FRAMES_MAX, .. }), "{error}");
-}
-
-#[test]
-fn a_maximum_below_the_initial_size() {
-    let error = refused(builder().blocks(10).blocks_max(9));
-    assert!(matches!(error, BuildError::MaxBelowStart { blocks: 10, max: 9 }), "{error}");
-}
-
-#[test]
-fn segments_that_are_not_a_power_of_two_of_words() {
+    is(builder().blocks(FRAMES_MAX + 1).without_null_block(), &|error| {
+        matches!(error, BuildError::TooManyBlocks { max: FRAMES_MAX, .. })
+    });
+    is(builder().blocks(8).zero_on_free(), &|error| matches!(error, BuildError::NothingToZero));
+    is(builder().blocks(10).blocks_max(9), &|error| {
+        matches!(error, BuildError::MaxBelowStart { blocks: 10, max: 9 })
+    });
+    // A segment is a power of two of words.
     for frames in [0, 1, 32, 63, 65, 4097, 2 * FRAMES_MAX, usize::MAX] {
-        let error = refused(builder().blocks(10).segment_blocks(frames));
-        assert!(matches!(error, BuildError::Segment { frames: f, .. } if f == frames), "{error}");
+        is(
+            builder().blocks(10).segment_blocks(frames),
+            &|error| matches!(*error, BuildError::Segment { frames: f, .. } if f == frames),
+        );
     }
-}
-
-#[test]
-fn magazines_that_are_too_large() {
     for blocks in [65, usize::MAX] {
-        let error = refused(builder().blocks(10).magazine_blocks(blocks));
-        assert!(matches!(error, BuildError::Magazine { blocks: b, max: 64 } if b == blocks), "{error}");
+        is(
+            builder().blocks(10).magazine_blocks(blocks),
+            &|error| matches!(*error, BuildError::Magazine { blocks: b, max: 64 } if b == blocks),
+        );
     }
-}
-
-#[test]
-fn more_threads_than_a_machine_runs() {
+    // More than a machine runs.
     for threads in [1 << 17, usize::MAX / 2 + 1, usize::MAX] {
         for builder in [builder().blocks(10), builder().blocks(10).magazine_blocks(1)] {
-            let error = refused(builder.threads(threads));
-            assert!(matches!(error, BuildError::Threads { threads: t, .. } if t == threads), "{error}");
+            is(
+                builder.threads(threads),
+                &|error| matches!(*error, BuildError::Threads { threads: t, .. } if t == threads),
+            );
         }
     }
+    is(builder().blocks(10).fragmentation_order(Order(28)), &|error| {
+        matches!(error, BuildError::Order { order: 28, max: 27 })
+    });
+}
+
+#[test]
+fn extreme_options_that_are_accepted() {
     builder().blocks(10).magazine_blocks(1).threads(1 << 16).build().unwrap();
     builder().blocks(10).threads(0).build().unwrap();
-}
-
-#[test]
-fn fragmentation_at_an_order_beyond_any_pool() {
-    let error = refused(builder().blocks(10).fragmentation_order(Order(28)));
-    assert!(matches!(error, BuildError::Order { order: 28, max: 27 }), "{error}");
     builder().blocks(10).fragmentation_order(Order(27)).build().unwrap().stats();
-}
-
-#[test]
-fn any_sampling_rate_is_accepted() {
     for every in [1, (1 << 31) + 1, u32::MAX] {
         let pool = builder().blocks(10).latency_sample(every).build().unwrap();
         drop(pool.allocate(AllocRequest::new(1)).unwrap());
@@ -142,9 +134,7 @@ fn blocks_of_more_tokens_than_a_sequence_has() {
     }
     let pool = Pool::builder(layout(TOKENS_MAX)).without_storage().blocks(1).build().unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut sequence, TOKENS_MAX).unwrap();
-    step.finish();
+    append(&pool, &mut sequence, TOKENS_MAX);
     assert_eq!(sequence.block_count(), 1);
 }
 
@@ -216,30 +206,8 @@ fn requests_that_no_pool_can_meet() {
         (AllocRequest::new(usize::MAX).contiguous(), AllocError::TooLarge { asked: usize::MAX, total: 100 }),
         (AllocRequest::new(1 << 32), AllocError::TooLarge { asked: 1 << 32, total: 100 }),
         (AllocRequest::new((1 << 32) + 1), AllocError::TooLarge { asked: (1 << 32) + 1, total: 100 }),
-        (
-            AllocRequest::new(91),
-            AllocError::Exhausted {
-                asked: 91,
-                free: 90,
-                retired: 0,
-                evictable: 0,
-                held: 0,
-                in_transfer: 0,
-                oldest_batch: None,
-            },
-        ),
-        (
-            AllocRequest::new(91).contiguous(),
-            AllocError::Exhausted {
-                asked: 91,
-                free: 90,
-                retired: 0,
-                evictable: 0,
-                held: 0,
-                in_transfer: 0,
-                oldest_batch: None,
-            },
-        ),
+        (AllocRequest::new(91), exhausted(91, 90)),
+        (AllocRequest::new(91).contiguous(), exhausted(91, 90)),
         (
             AllocRequest::new(1).device(device),
             AllocError::WrongDevice { asked: device, device: DeviceId::Host },
@@ -409,6 +377,14 @@ fn lengths_beyond_the_end() {
     }
     assert_eq!((sequence.len(), sequence.committed()), (6, 0));
     batch.finish();
+
+    let bare = builder().blocks(4).build().unwrap();
+    let mut sequence = bare.sequence(id).open().unwrap();
+    let mut batch = bare.begin_batch();
+    batch.append(&mut sequence, 1).unwrap();
+    let none = || (&[0.0_f32; 0][..]).into();
+    assert_eq!(batch.store(&mut sequence, 0, 0..1, none(), none()), Err(SequenceError::NoStorage));
+    assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
 }
 
 /// Also in the middle of a list of good ones: the output built for those before it is discarded.
@@ -419,9 +395,7 @@ fn sequences_of_another_pool() {
     let mut theirs = other.pool.sequence(SequenceId(2)).open().unwrap();
     let mut batch = test.pool.begin_batch();
     batch.append(&mut ours, 9).unwrap();
-    let mut step = other.pool.begin_batch();
-    step.append(&mut theirs, 9).unwrap();
-    step.finish();
+    append(&other.pool, &mut theirs, 9);
     let refusal = Err(SequenceError::ForeignSequence { id: SequenceId(2) });
     let free = (test.pool.free_blocks(), other.pool.free_blocks());
     assert_eq!(batch.append(&mut theirs, 1).map(drop), refusal);

@@ -7,6 +7,7 @@ use kvpool::prefix::policy::{CachePriority, PolicyKind};
 use kvpool::prefix::{BlockHash, KvEvent, KvEvents, PrefixConfig};
 use kvpool::{AllocRequest, BlockId, Pool, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, pool_of, prompt};
+use kvpool_testkit::steps::append;
 
 /// Each row stores the era of its block in few bits. A block that a sequence holds must not be
 /// found again when they wrap around.
@@ -29,40 +30,13 @@ fn no_number_of_clears_brings_a_held_block_back() {
     }
     batch.finish();
     // A chain that began before all clears continues, and registers the blocks that it fills.
-    let mut batch = pool.begin_batch();
-    batch.append(&mut late, &prompt(2, 16)[9..]).unwrap();
-    batch.finish();
+    append(&pool, &mut late, &prompt(2, 16)[9..]);
     assert_eq!([found(1), found(2)], [0, 0]);
     drop((held, late));
     assert_eq!([found(1), found(2)], [0, 0]);
     // New chains belong to the new era.
     drop(admit(&pool, 3, &prompt(1, 9)));
     assert_eq!(found(1), 8);
-    pool.audit().unwrap();
-}
-
-/// Blocks leave by their hashes, also those in use, and no other is touched.
-#[test]
-fn blocks_are_uncached_by_their_hashes() {
-    let pool = pool(100);
-    for number in 1..4 {
-        drop(admit(&pool, number.into(), &prompt(number, 9)));
-    }
-    let (held, _) = admit(&pool, 1, &prompt(1, 9));
-    let hashes: Vec<BlockHash> = pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
-    let (asked, others): (Vec<BlockHash>, Vec<BlockHash>) =
-        hashes.iter().partition(|hash| held.block_hashes().contains(hash) || **hash == hashes[5]);
-    assert_eq!((asked.len(), others.len()), (3, hashes.len() - 3));
-    let (free, unknown) = (pool.free_blocks(), BlockHash::new(7, 8));
-    // Each twice, and one that is not there.
-    let uncached = pool.uncache(&[&asked[..], &[unknown], &asked[..]].concat());
-    assert_eq!((uncached.evicted_blocks, uncached.kept_blocks), (1, 2));
-    assert_eq!(pool.free_blocks(), free + 1);
-    assert_eq!([&asked, &others].map(|hashes| pool.has_cached(hashes).contains(&true)), [false, true]);
-    assert!(!pool.has_cached(&others).contains(&false) && !pool.has_cached(&[unknown])[0]);
-    drop(held);
-    assert_eq!(pool.uncache(&hashes).evicted_blocks, others.len());
-    assert_eq!(pool.cached_blocks(), []);
     pool.audit().unwrap();
 }
 
@@ -89,9 +63,7 @@ fn blocks_of_an_earlier_era_are_evicted_first() {
         let keep = |number, priority| {
             let tokens = prompt(number, 4 * BLOCK_TOKENS);
             let mut sequence = pool.sequence(SequenceId(1)).keep(priority).tokens(&tokens).unwrap();
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, tokens.len()).unwrap();
-            batch.finish();
+            append(&pool, &mut sequence, tokens.len());
         };
         (0..5).for_each(|number| keep(number, CachePriority::High));
         pool.clear_prefix_cache();
@@ -187,9 +159,7 @@ fn a_block_covered_by_a_clear_is_not_removed_again() {
     assert_eq!(pool.stats().evictable, 3, "unfindable, and not evicted yet");
     router.follow(&mut events);
     assert_eq!((router.cleared, router.removed, router.stored.len()), (1, 0, 0));
-    let mut batch = pool.begin_batch();
-    batch.append(&mut long, &prompt(3, 16)[9..]).unwrap();
-    batch.finish();
+    append(&pool, &mut long, &prompt(3, 16)[9..]);
     drop((held, long));
     drop(pool.allocate(AllocRequest::new(20)).unwrap());
     router.follow(&mut events);

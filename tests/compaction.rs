@@ -1,17 +1,14 @@
 //! Moves while the pool serves: bytes are preserved whatever happens in between, and no block is
 //! lost.
 
-use std::sync::atomic::{AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvpool::compact::{DefragConfig, DefragError, DefragOptions, DefragReport};
-use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, KvLayout};
-use kvpool::{
-    AllocError, AllocRequest, BlockTable, Lease, Order, Pool, Priority, Sequence, SequenceError, SequenceId,
-    StorageError,
-};
+use kvpool::compact::{DefragConfig, DefragError, DefragOptions};
+use kvpool::storage::{CopyDone, FrameMove, KvLayout};
+use kvpool::{AllocError, AllocRequest, BlockTable, Lease, Order, Pool, Priority, SequenceId};
 use kvpool_testkit::leases::{block, checkerboard, handle, singles};
+use kvpool_testkit::steps::append;
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").expect("the layout of the examples")
@@ -19,72 +16,6 @@ fn layout() -> KvLayout {
 
 fn pool(blocks: usize) -> Pool {
     Pool::builder(layout()).blocks(blocks).build().unwrap()
-}
-
-/// Returns the value stored for token `token` of a sequence.
-fn content(sequence: u64, token: usize, bytes: usize) -> Vec<u8> {
-    let mut rng = fastrand::Rng::with_seed(sequence << 32 | token as u64);
-    (0..bytes).map(|_| rng.u8(..)).collect()
-}
-
-/// A sequence with bytes of its own.
-struct Written {
-    sequence: Sequence,
-    row: usize,
-}
-
-impl Written {
-    fn new(pool: &Pool, id: u64, tokens: usize) -> Self {
-        let layout = pool.layout();
-        let row = layout.kv_heads() * layout.head_dim() * layout.dtype().bytes();
-        let mut written = Self { sequence: pool.sequence(SequenceId(id)).open().unwrap(), row };
-        written.append(pool, tokens).unwrap();
-        written
-    }
-
-    fn append(&mut self, pool: &Pool, tokens: usize) -> Result<(), SequenceError> {
-        let layout = pool.layout().clone();
-        let (mut batch, appended) = loop {
-            let mut batch = pool.begin_batch();
-            match batch.append(&mut self.sequence, tokens) {
-                Ok(appended) => break (batch, appended.tokens),
-                // Another thread's batch may hold back all later frees while that thread does not
-                // run.
-                Err(SequenceError::Alloc(AllocError::Exhausted { retired, .. })) if retired > 0 => {
-                    batch.finish();
-                    std::thread::yield_now();
-                }
-                Err(error) => return Err(error),
-            }
-        };
-        let id = self.sequence.id().0;
-        let bytes: Vec<u8> = appended.clone().flat_map(|token| content(id, token, self.row)).collect();
-        let v: Vec<u8> = bytes.iter().map(|byte| !byte).collect();
-        for layer in 0..layout.layers() {
-            let k = Elements::new(layout.dtype(), &bytes).unwrap();
-            let v = Elements::new(layout.dtype(), &v).unwrap();
-            batch.store(&mut self.sequence, layer, appended.clone(), k, v)?;
-        }
-        batch.finish();
-        Ok(())
-    }
-
-    fn check(&self, pool: &Pool) {
-        let layout = pool.layout().clone();
-        let len = self.sequence.len();
-        let mut batch = pool.begin_batch();
-        let (mut k, mut v) = (vec![0; len * self.row], vec![0; len * self.row]);
-        for layer in 0..layout.layers() {
-            let keys = ElementsMut::new(layout.dtype(), &mut k).unwrap();
-            let values = ElementsMut::new(layout.dtype(), &mut v).unwrap();
-            batch.load(&self.sequence, layer, 0..len, keys, values).unwrap();
-            for token in 0..len {
-                let want = content(self.sequence.id().0, token, self.row);
-                assert_eq!(k[token * self.row..][..self.row], want, "token {token}");
-                assert!(v[token * self.row..][..self.row].iter().zip(&want).all(|(v, k)| *v == !k));
-            }
-        }
-    }
 }
 
 #[tokio::test]
@@ -108,65 +39,6 @@ async fn a_checkerboard_becomes_two_halves() {
 }
 
 #[tokio::test]
-async fn sequences_keep_their_bytes() {
-    let pool = pool(600);
-    let mut sequences: Vec<Written> = (0..40).map(|id| Written::new(&pool, id, 1 + id as usize)).collect();
-    for round in 1..8 {
-        for written in &mut sequences {
-            written.append(&pool, round).unwrap();
-        }
-    }
-    let mut keep = false;
-    sequences.retain(|_| {
-        keep = !keep;
-        keep
-    });
-    let report = pool.defragment().await.unwrap();
-    assert!(
-        report.moved_blocks > 50 && report.fragmentation_after < report.fragmentation_before,
-        "{report:?}"
-    );
-    sequences.iter().for_each(|written| written.check(&pool));
-    for written in &mut sequences {
-        written.append(&pool, 9).unwrap();
-        written.check(&pool);
-    }
-    drop(sequences);
-    assert_eq!(pool.audit().unwrap().owned, 0);
-}
-
-#[tokio::test]
-async fn pinned_and_open_blocks_stay() {
-    let pool = pool(256);
-    let (mut kept, mut pins) = (checkerboard(&pool), Vec::new());
-    for (i, lease) in kept.iter_mut().enumerate() {
-        match i % 3 {
-            0 => pins.push(pool.pin_scoped(handle(lease)).unwrap()),
-            1 => assert!(lease.reopen(0)),
-            _ => {}
-        }
-    }
-    let before: Vec<_> = kept.iter().map(|lease| pool.info(handle(lease)).unwrap()).collect();
-    pool.defragment_with(DefragOptions::new().order(Order(1))).await.unwrap();
-    for (i, (lease, before)) in kept.iter().zip(&before).enumerate() {
-        let now = pool.info(handle(lease)).unwrap();
-        assert!(i % 3 == 2 || now.frame == before.frame, "{before:?} moved: {now:?}");
-    }
-    pool.audit().unwrap();
-}
-
-#[tokio::test]
-async fn a_budget_is_kept() {
-    let pool = pool(512);
-    let _kept = checkerboard(&pool);
-    let bytes = pool.layout().bytes_per_block();
-    let options = DefragOptions::new().budget_bytes(20 * bytes as u64).wave_bytes(8 * bytes);
-    let report = pool.defragment_with(options).await.unwrap();
-    assert!(report.moved_blocks <= 20 && report.moved_blocks >= 8, "{report:?}");
-    assert_eq!(report.waves, report.moved_blocks.div_ceil(8));
-}
-
-#[tokio::test]
 async fn invalid_options_are_refused() {
     let pool = pool(64);
     for options in [DefragOptions::new().wave_bytes(0), DefragOptions::new().order(Order(99))] {
@@ -180,27 +52,6 @@ async fn invalid_options_are_refused() {
     assert!(matches!(pool.start_defragmenter(still), Err(DefragError::Option { .. })));
     let bare = Pool::builder(layout()).blocks(64).without_storage().build().unwrap();
     assert_eq!(bare.defragment().await, Err(DefragError::NoBytes));
-}
-
-#[test]
-fn without_a_runtime_the_polling_thread_copies() {
-    let pool = pool(256);
-    let _kept = checkerboard(&pool);
-    assert!(matches!(pool.start_defragmenter(DefragConfig::new()), Err(DefragError::NoRuntime)));
-    let report = block_on(pool.defragment()).unwrap();
-    assert!(report.moved_blocks > 0);
-    pool.audit().unwrap();
-}
-
-/// Polls a future that only waits for itself.
-fn block_on<F: Future>(future: F) -> F::Output {
-    let mut future = std::pin::pin!(future);
-    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-    loop {
-        if let std::task::Poll::Ready(output) = future.as_mut().poll(&mut context) {
-            return output;
-        }
-    }
 }
 
 /// A copier that keeps its work until it is told to proceed.
@@ -221,66 +72,22 @@ impl Held {
     }
 }
 
-/// A device that copies at its own pace: a run dropped during a copy leaves its wave to the copy.
-#[tokio::test]
-async fn a_dropped_run_leaves_its_wave_to_the_copy() {
-    let held = Arc::new(Held::default());
-    let pool = held.pool(256);
-    let kept = checkerboard(&pool);
-    let run = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
-    assert!(run.is_err(), "nothing was copied");
-    let (moves, done) = held.take().expect("a wave is being copied");
-    let report = pool.audit().unwrap();
-    assert_eq!((report.held, report.owned), (moves.len(), 128));
-    // The compaction lock is held until the copy ends.
-    let again = tokio::time::timeout(Duration::from_millis(20), pool.defragment()).await;
-    assert!(again.is_err() && held.take().is_none());
-    done(Ok(()));
-    assert_eq!(pool.audit().unwrap().held, 0);
-    let moved = kept.iter().filter(|lease| lease.frames().next().unwrap().0 != block(lease).0).count();
-    assert_eq!(moved, moves.len());
-    drop(kept);
-    assert_eq!(pool.free_blocks(), 256);
-}
-
-/// A copy that fails, and one that is dropped, undo their moves.
-#[tokio::test]
-async fn a_failed_copy_puts_everything_back() {
-    let failing = Arc::new(AtomicUsize::new(2));
-    let left = failing.clone();
-    let copier = Arc::new(move |_: &[FrameMove], done: CopyDone| match left.fetch_sub(1, Relaxed) {
-        2 => done(Ok(())),
-        1 => done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other })),
-        _ => drop(done),
-    });
-    let pool = Pool::builder(layout()).blocks(256).engine_copies(copier).build().unwrap();
-    let kept = checkerboard(&pool);
-    let options = DefragOptions::new().wave_bytes(16 * pool.layout().bytes_per_block());
-    let failed = pool.defragment_with(options).await;
-    let Err(DefragError::Copy { report, .. }) = failed else { panic!("{failed:?}") };
-    assert_eq!((report.moved_blocks, report.given_up.copy_failed, report.waves), (16, 16, 1));
-    let audit = pool.audit().unwrap();
-    assert_eq!((audit.held, audit.owned, pool.free_blocks()), (0, 128, 128));
-    let dropped = pool.defragment().await;
-    assert!(matches!(dropped, Err(DefragError::CopyDropped { .. })), "{dropped:?}");
-    assert_eq!(pool.audit().unwrap().held, 0);
-    drop(kept);
-    assert_eq!(pool.free_blocks(), 256);
-}
-
 /// Moves that an earlier table misses are listed, and old frames stay readable until the batch
 /// ends.
 #[tokio::test]
 async fn a_batch_learns_what_moved() {
     let pool = pool(400);
-    let gone = Written::new(&pool, 1, 40);
-    let kept = Written::new(&pool, 2, 400);
-    let other = Written::new(&pool, 3, 300);
+    let open = |id, tokens: usize| {
+        let mut sequence = pool.sequence(SequenceId(id)).open().unwrap();
+        append(&pool, &mut sequence, tokens);
+        sequence
+    };
+    let (gone, kept, other) = (open(1, 40), open(2, 400), open(3, 300));
     drop((gone, other));
     let first = pool.begin_batch();
     let since = first.ticket();
     let mut table = BlockTable::new();
-    first.block_table([&kept.sequence], &mut table).unwrap();
+    first.block_table([&kept], &mut table).unwrap();
     first.finish();
     // All lower frames are free, and form one long run if the sequence's blocks go there.
     let report = pool.defragment_with(DefragOptions::new().order(Order(8))).await.unwrap();
@@ -290,60 +97,20 @@ async fn a_batch_learns_what_moved() {
     assert_eq!(all, kvpool::block::Since::Listed);
     assert_eq!(moved.len(), report.moved_blocks);
     let mut entries = Vec::new();
-    assert_eq!(second.moved_entries([&kept.sequence], since, &mut entries), Ok(kvpool::block::Since::Listed));
+    assert_eq!(second.moved_entries([&kept], since, &mut entries), Ok(kvpool::block::Since::Listed));
     let mut by_entry = table.row(0).to_vec();
     entries.iter().for_each(|entry| by_entry[entry.column as usize] = entry.frame);
     let mut patched = table.row(0).to_vec();
-    for (entry, block) in patched.iter_mut().zip(kept.sequence.blocks()) {
+    for (entry, block) in patched.iter_mut().zip(kept.blocks()) {
         if let Some(moved) = moved.iter().rev().find(|moved| moved.block == block) {
             *entry = moved.to.0 as i32;
         }
     }
-    second.block_table([&kept.sequence], &mut table).unwrap();
+    second.block_table([&kept], &mut table).unwrap();
     assert_eq!(patched, table.row(0));
     assert_eq!(by_entry, table.row(0));
     let none = second.moved_since(second.ticket(), &mut Vec::new());
     assert_eq!(none, kvpool::block::Since::Listed);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_background_task_keeps_a_churning_pool_whole() {
-    let pool = pool(2_000);
-    let task = pool
-        .start_defragmenter(DefragConfig::new().threshold(0.05).interval(Duration::from_millis(1)))
-        .unwrap();
-    let churn = |seed: u64| {
-        let pool = pool.clone();
-        tokio::task::spawn_blocking(move || {
-            let mut rng = fastrand::Rng::with_seed(seed);
-            let mut sequences: Vec<Written> = Vec::new();
-            for id in 0..400 {
-                sequences.push(Written::new(&pool, seed << 20 | id, rng.usize(1..80)));
-                while sequences.len() > 40 {
-                    sequences.swap_remove(rng.usize(..sequences.len())).check(&pool);
-                }
-                let grown = rng.usize(..sequences.len());
-                sequences[grown].append(&pool, rng.usize(1..20)).unwrap();
-                if id % 16 == 0 {
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-            }
-            sequences.iter().for_each(|written| written.check(&pool));
-        })
-    };
-    let by_hand = async {
-        for _ in 0..20 {
-            pool.defragment().await.unwrap();
-            tokio::time::sleep(Duration::from_millis(3)).await;
-        }
-    };
-    let (a, b, ()) = tokio::join!(churn(1), churn(2), by_hand);
-    a.unwrap();
-    b.unwrap();
-    let totals = task.stop().await;
-    assert!(totals.looks > 0 && totals.failed == 0, "{totals:?}");
-    assert_eq!(pool.audit().unwrap().owned, 0);
-    assert_eq!(pool.free_blocks(), 2_000);
 }
 
 #[tokio::test]
@@ -417,12 +184,6 @@ async fn a_resting_request_does_not_overtake_the_new_head() {
 
 fn poll<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> std::task::Poll<F::Output> {
     future.as_mut().poll(&mut std::task::Context::from_waker(std::task::Waker::noop()))
-}
-
-#[test]
-fn a_report_reads_well() {
-    let report = DefragReport::default();
-    assert_eq!(report.given_up.to_string(), "none");
 }
 
 /// A block becomes movable: nothing was freed, and yet the run can be allocated now.

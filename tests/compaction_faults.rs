@@ -201,22 +201,6 @@ async fn a_late_copy_of_a_dropped_run_gives_up_the_lock() {
     }
 }
 
-/// Without a runtime there is no timer: the next polled run detects the late copy.
-#[test]
-fn a_late_copy_is_found_without_a_runtime() {
-    let asked = Asked::default();
-    let pool = pool(never(&asked));
-    let _kept = checkerboard(&pool);
-    let options = DefragOptions::new().copy_deadline(Duration::from_millis(30));
-    {
-        let mut run = pin!(pool.defragment_with(options));
-        assert!(poll(run.as_mut()).is_pending());
-    }
-    std::thread::sleep(Duration::from_millis(40));
-    let again = poll(pin!(pool.defragment()));
-    assert!(matches!(again, Poll::Ready(Err(DefragError::CopyOverdue { .. }))), "{again:?}");
-}
-
 /// The task continues, counts the late copy, and stops in time.
 #[tokio::test(start_paused = true)]
 async fn a_background_task_survives_a_late_copy() {

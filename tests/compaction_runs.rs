@@ -7,6 +7,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{CompactionState, Order, Pool, Sequence, SequenceId};
 use kvpool_testkit::leases::{checkerboard, handle};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as cached_pool, prompt};
+use kvpool_testkit::steps;
 
 fn pool(blocks: usize) -> Pool {
     let layout = KvLayout::named("tiny").expect("the layout of the examples");
@@ -14,9 +15,7 @@ fn pool(blocks: usize) -> Pool {
 }
 
 fn append(pool: &Pool, sequence: &mut Sequence, blocks: usize) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, blocks * BLOCK_TOKENS).unwrap();
-    batch.finish();
+    steps::append(pool, sequence, blocks * BLOCK_TOKENS);
 }
 
 /// Opens, grows and closes sequences in turn, until about 60 % of the pool is in use.
@@ -76,9 +75,7 @@ async fn unsealed_and_pinned_blocks_are_counted() {
 fn spared_and_evictable_frames_are_reported() {
     let pool = cached_pool(1_500);
     let (mut sequence, _) = admit(&pool, 0, &prompt(1, 4 * 100));
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, &prompt(9, 4)).unwrap();
-    batch.finish();
+    steps::append(&pool, &mut sequence, &prompt(9, 4));
     drop(admit(&pool, 1, &prompt(2, 4 * 90)));
     pool.trim();
     let (snapshot, order) = (pool.snapshot(), pool.snapshot().order());

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use kvpool::storage::{HostStorage, KvLayout, Storage};
-use kvpool::{AllocRequest, AuditError, BlockHandle, BuildError, Generation, Lease, Pool, SequenceId};
+use kvpool::{AllocRequest, AuditError, BuildError, Lease, Pool, SequenceId};
 use kvpool_testkit::threads;
 
 fn layout() -> KvLayout {
@@ -99,75 +99,6 @@ fn new_blocks_can_be_freed_at_once() {
             stop.store(true, Ordering::Relaxed);
         });
         pool.audit().unwrap();
-    }
-}
-
-/// A handle can be forged, or be stale. It can read and temporarily pin a block, and nothing else.
-#[test]
-fn handles_read_and_pin() {
-    let pool = Pool::builder(layout()).blocks(8).build().unwrap();
-    let mut lease = pool.allocate(AllocRequest::new(4).pinned()).unwrap();
-    let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut sequence, 4 * pool.layout().block_tokens()).unwrap();
-    step.finish();
-    let made_up = |id| {
-        (0..3).find_map(|generation| {
-            let handle = BlockHandle { id, pool: pool.tag(), generation: Generation(generation) };
-            pool.info(handle).is_ok().then_some(handle)
-        })
-    };
-    let of_sequence: Vec<_> = sequence.blocks().map(|id| made_up(id).expect("an owned block")).collect();
-    for (handles, pins, sealed) in [(lease.handles().collect::<Vec<_>>(), 1, false), (of_sequence, 0, true)] {
-        for handle in handles {
-            let pin = pool.pin_scoped(handle).unwrap();
-            assert_eq!(pool.info(handle).unwrap().pins, pins + 1);
-            drop(pin);
-            let info = pool.info(handle).unwrap();
-            assert_eq!((info.refs, info.pins, info.sealed), (1, pins, sealed));
-        }
-    }
-    assert_eq!(pool.audit().unwrap().references, 8);
-    lease.seal(1..3);
-    let sealed: Vec<_> = lease.handles().map(|handle| pool.info(handle).unwrap().sealed).collect();
-    assert_eq!(sealed, [false, true, true, false]);
-    assert!(lease.reopen(1) && !pool.info(lease.handles().nth(1).unwrap()).unwrap().sealed);
-    lease.seal(..);
-    lease.truncate(2);
-    let fork = sequence.fork(SequenceId(2)).unwrap();
-    let late = pool.pin_scoped(lease.handles().next().unwrap()).unwrap();
-    drop((sequence, fork, lease));
-    let next = pool.allocate(AllocRequest::new(8).pinned()).unwrap();
-    drop(late);
-    assert!(
-        next.handles().all(|handle| pool.info(handle).unwrap().pins == 1),
-        "the pin is of another generation"
-    );
-    drop(next);
-    assert_eq!(pool.audit().unwrap().references, 0);
-}
-
-#[test]
-fn a_shared_lease_keeps_its_blocks() {
-    let pool = Pool::builder(layout()).blocks(40).build().unwrap();
-    for blocks in [1, 3, 20] {
-        let mut lease = pool.allocate(AllocRequest::new(blocks)).unwrap();
-        lease.seal(..);
-        let mut other = lease.share().unwrap();
-        assert_eq!(lease.blocks(), other.blocks());
-        let refs =
-            |of: &Lease<'_>| of.handles().map(|handle| pool.info(handle).unwrap().refs).collect::<Vec<_>>();
-        assert_eq!((refs(&other), pool.audit().unwrap().references), (vec![2; blocks], 2 * blocks as u64));
-        assert!(!other.reopen(0) && !lease.reopen(0), "each is read by the other");
-        let tail = other.split_off(blocks / 2).into_owned();
-        drop(other);
-        assert_eq!((pool.free_blocks(), tail.blocks()), (40 - blocks, &lease.blocks()[blocks / 2..]));
-        drop(lease);
-        assert_eq!(refs(&tail), vec![1; blocks - blocks / 2]);
-        let mut tail = tail;
-        assert!(tail.reopen(0));
-        drop(tail);
-        assert_eq!((pool.free_blocks(), pool.audit().unwrap().references), (40, 0));
     }
 }
 

@@ -10,6 +10,7 @@ use fastrand::Rng;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, FrameId, Pool, Run, Sequence, SequenceId};
+use kvpool_testkit::steps::append;
 
 /// Frames of a unit, in each of which lies one sequence.
 const UNIT: usize = 64;
@@ -33,9 +34,7 @@ impl Full {
         for id in 0..units {
             let tokens: Vec<u32> = (0..UNIT * BLOCK_TOKENS).map(|at| (id << 16 | at) as u32).collect();
             let mut sequence = pool.sequence(SequenceId(id as u64)).tokens(&tokens).unwrap();
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, tokens.len()).unwrap();
-            batch.finish();
+            append(&pool, &mut sequence, tokens.len());
             let first = pool.info(sequence.handles().next().unwrap()).unwrap().frame;
             assert_eq!(first.index() % UNIT, 0, "a unit each");
             by_unit[first.index() / UNIT] = Some(sequence);

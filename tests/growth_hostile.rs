@@ -8,6 +8,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, BlockTable, Lease, Pool, Priority, Sequence, SequenceId};
 use kvpool_testkit::leases::singles;
 use kvpool_testkit::prompts::{admit, pool, prompt};
+use kvpool_testkit::steps::append;
 
 const UNIT: u32 = 64;
 /// Tokens per block of the layout.
@@ -26,9 +27,7 @@ fn keep_owned(pool: &Pool, mut keeps: impl FnMut(u32) -> bool) -> Vec<Lease<'sta
 }
 
 fn grow(pool: &Pool, sequence: &mut Sequence, blocks: usize) {
-    let mut step = pool.begin_batch();
-    step.append(sequence, blocks * BLOCK_TOKENS).unwrap();
-    step.finish();
+    append(pool, sequence, blocks * BLOCK_TOKENS);
 }
 
 fn frames(pool: &Pool, sequence: &Sequence) -> Vec<u32> {

@@ -11,6 +11,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, Lease, Pool, SequenceId};
+use kvpool_testkit::steps::append;
 use kvpool_testkit::storages::{Call, Hooked};
 
 fn pool(blocks: usize) -> Pool {
@@ -101,9 +102,7 @@ fn a_policy_that_drops_its_pool() {
     let block_tokens = pool.layout().block_tokens();
     let prompt: Vec<u32> = (0..16 * block_tokens as u32).collect();
     let mut first = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut first, prompt.len()).unwrap();
-    step.finish();
+    append(&pool, &mut first, prompt.len());
     drop(first);
     assert_eq!(pool.stats().evictable, 16);
     let mut second = pool.sequence(SequenceId(2)).open().unwrap();
@@ -175,9 +174,7 @@ fn a_policy_panics_with_a_payload_that_panics() {
         let prompt: Vec<u32> =
             (0..10 * pool.layout().block_tokens() as u32).map(|n| n + 1_000 * id).collect();
         let mut sequence = pool.sequence(SequenceId(u64::from(id))).tokens(&prompt).unwrap();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, prompt.len()).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, prompt.len());
     }
     assert_eq!((pool.audit().unwrap().owned, pool.available_blocks()), (0, 16));
     assert!(pool.prefix_cache().unwrap().stats().evicted_blocks >= 24);

@@ -4,7 +4,6 @@
 mod abandoned;
 mod accounts;
 mod admission;
-mod all_at_once;
 mod announced;
 mod bad_input;
 mod clearing;
@@ -27,7 +26,6 @@ mod hostile_waiting;
 mod metrics;
 mod migration;
 mod observed;
-mod ownership;
 mod preemption;
 mod prefix;
 mod prefix_edges;
@@ -38,7 +36,6 @@ mod reclaim_stalled;
 mod reclaim_task;
 mod request_counts;
 mod resize;
-mod sequence_conformance;
 mod sequence_runs;
 #[cfg(feature = "serde")]
 mod serde;

@@ -8,6 +8,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, Lease, Metrics, PinOwner, Pool, Priority, SequenceId, SourcePlace};
 use kvpool_testkit::leases::checkerboard;
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool as caching_pool, prompt};
+use kvpool_testkit::steps::append;
 
 fn pool(blocks: usize) -> Pool {
     Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).build().unwrap()
@@ -252,9 +253,7 @@ async fn moves_and_migrations_count() {
     assert_eq!(here.metrics().moves.runs, 2);
     drop(kept);
     let mut sequence = here.sequence(SequenceId(1)).open().unwrap();
-    let mut batch = here.begin_batch();
-    batch.append(&mut sequence, 9).unwrap();
-    batch.finish();
+    append(&here, &mut sequence, 9);
     let (sequence, report) = here.migrate(sequence, &there).await.unwrap();
     let error = here.migrate(sequence, &there).await.unwrap_err();
     drop(error);
@@ -273,9 +272,7 @@ fn owners_are_listed_with_their_blocks() {
     let lease_line = line!() - 1;
     let fixed = pool.allocate(AllocRequest::new(2).pinned()).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).priority(Priority::Urgent).open().unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 9).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 9);
     let fork = sequence.fork(SequenceId(2)).unwrap();
     let block = sequence.blocks().next().unwrap();
     let pin = pool.pin_scoped(pool.blocks().handle(block)).unwrap();
@@ -322,16 +319,6 @@ fn is_line(place: &SourcePlace, line: u32) -> bool {
     place.file == file!() && place.line == line
 }
 
-/// A cached block without references has no owner, and is listed if it is pinned.
-#[test]
-fn an_evictable_block_has_no_owner() {
-    let pool = caching_pool(10);
-    drop(admit(&pool, 1, &prompt(1, 9)));
-    let owners = pool.owners();
-    assert_eq!((owners.blocks(), owners.pinned.len()), (0, 0));
-    assert_eq!(pool.stats().evictable, 2);
-}
-
 /// Every way to make a lease names the line that called it.
 #[cfg(debug_assertions)]
 #[tokio::test]
@@ -358,17 +345,6 @@ async fn an_audit_names_the_line_that_leaked() {
     drop(lease);
     // The same blocks, owned by a sequence now, have no line.
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 5 * BLOCK_TOKENS).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 5 * BLOCK_TOKENS);
     assert_eq!(pool.audit().unwrap().allocated_at.len(), lines.len() - 1);
-}
-
-/// The numbers of an idle pool do not change by reading them.
-#[test]
-fn reading_changes_nothing() {
-    let pool = caching_pool(50);
-    drop(admit(&pool, 1, &prompt(1, 30)));
-    let before = pool.metrics();
-    assert_eq!(pool.metrics(), before);
 }

@@ -8,6 +8,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket, Tokens};
 use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::prompts::{admit, pool as caching_pool, prompt};
+use kvpool_testkit::steps::append;
 
 fn layout() -> KvLayout {
     KvLayout::named("tiny").unwrap()
@@ -85,9 +86,7 @@ fn a_share_and_a_fork_are_accesses() {
     let leases = singles(&pool, AllocRequest::new(2));
     let handles: Vec<_> = leases.iter().map(handle).collect();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 6).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 6);
     let block = pool.blocks().handle(sequence.blocks().next().unwrap());
     let before = access(&pool, block);
     for _ in 0..3 {
@@ -136,9 +135,7 @@ fn one_in_so_many_is_timed_on_every_path() {
         |pool| drop(pool.allocate(AllocRequest::new(3)).unwrap()),
         |pool| {
             let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-            let mut batch = pool.begin_batch();
-            batch.append(&mut sequence, 3).unwrap();
-            batch.finish();
+            append(pool, &mut sequence, 3);
         },
     ];
     for (number, way) in ways.into_iter().enumerate() {
@@ -235,32 +232,4 @@ fn a_pool_is_fragmented_where_a_move_would_help() {
         seen[usize::from(gained > 0)] += 1;
     }
     assert!(seen.iter().all(|&rounds| rounds > 50), "{seen:?}");
-}
-
-/// Statistics need no walk over the pool, and are exact once the threads are done.
-#[test]
-fn numbers_add_up_when_the_threads_are_done() {
-    let pool = pool(3_000);
-    kvpool_testkit::threads::scope(|scope| {
-        let work = |seed| {
-            let pool = &pool;
-            scope.spawn(move || {
-                let mut random = fastrand::Rng::with_seed(seed);
-                let mut leases = Vec::new();
-                for _ in 0..5_000 {
-                    match pool.allocate(AllocRequest::new(random.usize(1..100))) {
-                        Ok(lease) if leases.len() < 10 => leases.push(lease),
-                        _ if leases.is_empty() => {}
-                        _ => drop(leases.swap_remove(random.usize(..leases.len()))),
-                    }
-                    let stats = pool.stats();
-                    assert_eq!((stats.total, stats.available), (3_000, stats.free + stats.evictable));
-                }
-            })
-        };
-        // Joined: a scope does not wait for the threads' destructors, which flush their caches.
-        [0, 1, 2].map(work).into_iter().for_each(|thread| thread.join().unwrap());
-    });
-    let stats = pool.stats();
-    assert_eq!((stats.used, stats.free, stats.available, stats.total), (0, 3_000, 3_000, 3_000));
 }

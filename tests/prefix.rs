@@ -6,6 +6,7 @@ use kvpool::storage::KvLayout;
 use kvpool::{AllocError, AllocRequest, Pool, PrefixError, Priority, SequenceError, SequenceId, Tokens};
 use kvpool_testkit::leases::singles;
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, prompt};
+use kvpool_testkit::steps::append;
 
 fn serve(pool: &Pool, prompt: &[u32]) -> usize {
     admit(pool, 0, prompt).1
@@ -27,52 +28,13 @@ fn a_prompt_is_found_again_but_for_its_last_token() {
 }
 
 #[test]
-fn cached_blocks_are_available_and_evicted() {
-    let pool = pool(64);
-    serve(&pool, &prompt(1, 40));
-    serve(&pool, &prompt(2, 80));
-    let stats = pool.stats();
-    assert_eq!((stats.evictable, stats.used, stats.free, stats.available), (30, 0, 34, 64));
-    assert_eq!(
-        (pool.free_blocks(), pool.available_blocks()),
-        (34, 64),
-        "the methods agree with the statistics"
-    );
-    let lease = pool.allocate(AllocRequest::new(64)).unwrap();
-    assert_eq!(pool.prefix_cache().unwrap().stats().evicted_blocks, 30);
-    assert!(matches!(pool.allocate(AllocRequest::new(1)), Err(AllocError::Exhausted { evictable: 0, .. })));
-    drop(lease);
-    assert_eq!(serve(&pool, &prompt(1, 40)), 0);
-    pool.audit().unwrap();
-}
-
-#[test]
-fn the_least_recently_used_is_evicted_first_from_its_end() {
-    let pool = pool(64);
-    let prompts: Vec<Vec<u32>> = (0..4).map(|first| prompt(first, 64)).collect();
-    prompts.iter().for_each(|prompt| drop(admit(&pool, 0, prompt)));
-    assert_eq!(pool.stats().evictable, 64);
-    assert_eq!(serve(&pool, &prompts[0]), 60, "used again: now the second is the oldest");
-    // One block for the first prompt's last block again, then ten more.
-    drop(pool.allocate(AllocRequest::new(10)).unwrap());
-    assert_eq!(serve(&pool, &prompts[0][..61]), 60);
-    assert_eq!(serve(&pool, &prompts[2]), 60);
-    assert_eq!(serve(&pool, &prompts[3]), 60);
-    let found = serve(&pool, &prompts[1]);
-    assert!((16..=24).contains(&found), "the beginning is still cached: {found}");
-    pool.audit().unwrap();
-}
-
-#[test]
 fn salts_tenants_and_adapters_separate_prefixes() {
     let pool = pool(100);
     let prompt = prompt(1, 33);
     let cached = |keys: PrefixKeys<'_>| {
         let mut sequence = pool.sequence(SequenceId(1)).keys(keys).tokens(&prompt).unwrap();
         let cached = sequence.len();
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, prompt.len() - cached).unwrap();
-        batch.finish();
+        append(&pool, &mut sequence, prompt.len() - cached);
         cached
     };
     let kinds = [
@@ -85,24 +47,6 @@ fn salts_tenants_and_adapters_separate_prefixes() {
     ];
     assert_eq!(kinds.map(cached), [0; 6]);
     assert_eq!(kinds.map(cached), [32; 6]);
-}
-
-#[test]
-fn decoded_tokens_are_reused_when_they_were_announced() {
-    let pool = pool(100);
-    let prompt = prompt(1, 6);
-    let (mut sequence, _) = admit(&pool, 1, &prompt);
-    for token in 0..10 {
-        let mut batch = pool.begin_batch();
-        batch.append(&mut sequence, &[900 + token]).unwrap();
-        batch.finish();
-    }
-    assert_eq!((sequence.len(), sequence.announced()), (16, 16));
-    drop(sequence);
-    let mut turn = prompt.clone();
-    turn.extend((0..10).map(|token| 900 + token));
-    turn.extend([1, 2, 3]);
-    assert_eq!(serve(&pool, &turn), 16);
 }
 
 /// Drafts that an append makes final fill blocks of their own.
@@ -145,21 +89,6 @@ fn unknown_tokens_end_what_can_be_reused() {
 }
 
 #[test]
-fn a_fork_shares_what_it_knows() {
-    let pool = pool(100);
-    let (first, _) = admit(&pool, 1, &prompt(1, 6));
-    let mut second = first.fork(SequenceId(2)).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut second, &[1, 2]).unwrap();
-    batch.finish();
-    drop((first, second));
-    let mut turn = prompt(1, 6);
-    turn.extend([1, 2, 3]);
-    assert_eq!(serve(&pool, &turn), 8);
-    pool.audit().unwrap();
-}
-
-#[test]
 fn duplicates_of_a_prefix_coexist() {
     let pool = pool(100);
     let prompt = prompt(1, 41);
@@ -195,9 +124,7 @@ fn a_tail_is_reused_by_a_copy() {
     // The batch must end before the sequence is closed, or its last block is not reused.
     let first = prompt(1, 10);
     let mut sequence = pool.sequence(SequenceId(9)).reuse_tail().tokens(&first).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 10).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 10);
     drop(sequence);
     let mut longer = first.clone();
     longer.extend([5, 6, 7]);

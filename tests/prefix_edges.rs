@@ -5,7 +5,7 @@
 use kvpool::block::BlockWord;
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{AdmitRequest, AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId};
+use kvpool::{AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId};
 use kvpool_testkit::prompts::admit;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
@@ -155,75 +155,4 @@ fn a_block_that_loses_tokens_before_its_batch_ends_is_not_found() {
     drop(sequence);
     assert_eq!(pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len(), 8);
     pool.audit().unwrap();
-}
-
-/// A prompt that is served again hits with all but its last token, whatever part of a block it ends
-/// with, and leaves no reference behind.
-#[test]
-fn a_prompt_served_again_hits_with_all_but_its_last_token() {
-    const BLOCKS: usize = 64;
-    for block_tokens in [1, 2, 3, 16] {
-        for is_admitted in [false, true] {
-            let pool = pool(BLOCKS, BLOCKS, block_tokens);
-            let open = |prompt: &[u32]| match is_admitted {
-                false => pool.sequence(SequenceId(1)).reuse_tail().tokens(prompt),
-                true => pool.admit(&AdmitRequest::new(SequenceId(1), prompt).reuse_tail()),
-            };
-            for number in 0..2 * BLOCKS {
-                let length = 1 + number % (3 * block_tokens + 1);
-                let of = format!("{length} tokens in blocks of {block_tokens}, admitted: {is_admitted}");
-                let prompt: Vec<u32> = (0..length).map(|token| (number * 1000 + token) as u32).collect();
-                let mut first = open(&prompt).unwrap_or_else(|error| panic!("{of}: {error}"));
-                assert_eq!(first.len(), 0, "{of}");
-                let mut batch = pool.begin_batch();
-                batch.append(&mut first, length).unwrap();
-                batch.finish();
-                drop(first);
-                for _ in 0..2 {
-                    let mut again = open(&prompt).unwrap_or_else(|error| panic!("{of}: {error}"));
-                    assert_eq!(again.len(), length - 1, "{of}");
-                    let mut batch = pool.begin_batch();
-                    let appended = batch.append(&mut again, 1).unwrap();
-                    batch.finish();
-                    let is_shared = !(length - 1).is_multiple_of(block_tokens);
-                    assert_eq!(appended.copied.is_some(), is_shared, "{of}");
-                    drop(again);
-                    let hit = open(&prompt).unwrap();
-                    assert_eq!(
-                        (hit.len(), hit.block_count()),
-                        (length - 1, (length - 1).div_ceil(block_tokens))
-                    );
-                    drop(hit);
-                    let report = pool.audit().unwrap();
-                    assert_eq!((report.owned, pool.available_blocks()), (0, BLOCKS), "{of}");
-                }
-            }
-            drop(pool.allocate(AllocRequest::new(BLOCKS)).unwrap());
-        }
-    }
-}
-
-/// A prompt that is a part of a cached one, or continues it, hits with what they have in common.
-#[test]
-fn an_unfinished_block_is_found_by_its_own_tokens_and_by_those_that_continue_it() {
-    for block_tokens in [1, 2, 3, 16] {
-        let pool = pool(64, 64, block_tokens);
-        let tokens: Vec<u32> = (0..3 * block_tokens as u32).collect();
-        for length in 1..tokens.len() {
-            let mut first = pool.sequence(SequenceId(1)).reuse_tail().tokens(&tokens[..length]).unwrap();
-            let mut batch = pool.begin_batch();
-            let missing = length - first.len();
-            batch.append(&mut first, missing).unwrap();
-            batch.finish();
-            drop(first);
-            for asked in 1..=tokens.len() {
-                let hit = pool.sequence(SequenceId(2)).reuse_tail().tokens(&tokens[..asked]).unwrap();
-                // Shorter prompts have left their unfinished blocks, and a full block is found as a
-                // whole only.
-                let expected = if asked <= length { asked - 1 } else { length };
-                assert_eq!(hit.len(), expected, "{asked} of {length} tokens in blocks of {block_tokens}");
-            }
-            assert_eq!(pool.audit().unwrap().owned, 0);
-        }
-    }
 }

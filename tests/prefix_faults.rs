@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Place, Policy, PolicyKind, Released};
-use kvpool::{AllocRequest, Batch, Pool, Sequence, SequenceError, SequenceId, Tokens};
+use kvpool::{AllocRequest, Pool, SequenceId};
 use kvpool_testkit::prompts::{admit, pool, pool_of, prompt};
+use kvpool_testkit::steps::append;
 
 /// Returns the number of cached tokens of a prompt.
 fn cached(pool: &Pool, prompt: &[u32]) -> usize {
@@ -23,54 +24,11 @@ fn a_rewritten_sequence_is_not_found_under_old_tokens() {
     let (mut sequence, _) = admit(&pool, 1, &old);
     pool.clear_prefix_cache();
     sequence.truncate(0).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, &new).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, &new);
     assert_eq!(sequence.announced(), 9);
     drop(sequence);
     assert_eq!(cached(&pool, &old), 0, "its blocks hold other tokens");
     assert_eq!(pool.audit().unwrap().owned, 0);
-}
-
-#[test]
-fn truncating_nothing_keeps_announced_tokens() {
-    let pool = pool(100);
-    let prompt = prompt(1, 20);
-    let mut sequence = pool.sequence(SequenceId(1)).tokens(&prompt).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 10).unwrap();
-    sequence.truncate(10).unwrap();
-    assert_eq!(sequence.announced(), 20);
-    batch.append(&mut sequence, 10).unwrap();
-    batch.finish();
-    drop(sequence);
-    assert_eq!(cached(&pool, &prompt), 16);
-}
-
-#[test]
-fn ids_belong_to_the_tokens_appended_with_them() {
-    let pool = pool(100);
-    let prompt = prompt(1, 3);
-    let (mut sequence, _) = admit(&pool, 1, &prompt);
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, Tokens::Draft(3)).unwrap();
-    let unknown = SequenceError::TokensUnknown { id: SequenceId(1), known: 3 };
-    assert_eq!(batch.append(&mut sequence, &[7, 8, 9]), Err(unknown));
-    sequence.announce(&[4, 5, 6]).unwrap();
-    batch.append(&mut sequence, &[7, 8, 9]).unwrap();
-    batch.finish();
-    drop(sequence);
-    assert_eq!(cached(&pool, &[100_000, 100_001, 100_002, 7, 8, 9]), 0);
-    assert_eq!(cached(&pool, &[100_000, 100_001, 100_002, 4, 5, 6, 7, 8, 9]), 8);
-
-    let mut sequence = pool.sequence(SequenceId(2)).tokens(&[1, 2, 3, 4, 5]).unwrap();
-    let mut batch = pool.begin_batch();
-    let ahead = SequenceError::TokensAhead { id: SequenceId(2), length: 0, announced: 5 };
-    assert_eq!(batch.append(&mut sequence, &[9, 9]), Err(ahead));
-    batch.append(&mut sequence, 5).unwrap();
-    batch.append(&mut sequence, &[9, 9, 9]).unwrap();
-    batch.finish();
-    assert_eq!(cached(&pool, &[1, 2, 3, 4, 5, 9, 9, 9, 0]), 8);
 }
 
 /// The sequence outlives the failed step: its tail continues bytes that were not stored, and must
@@ -91,33 +49,6 @@ fn a_tail_after_a_panic_is_not_found() {
     let longer = prompt(1, 20);
     let found = pool.sequence(SequenceId(3)).reuse_tail().tokens(&longer).unwrap();
     assert_eq!(found.len(), 8);
-}
-
-/// The engine's step fails between the append and the store.
-#[test]
-fn blocks_of_a_panicked_step_are_not_found() {
-    let pool = pool(100);
-    let fails = |step: &dyn Fn(&mut Sequence, &mut Batch)| {
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&prompt(1, 11)).unwrap();
-            let mut batch = pool.begin_batch();
-            step(&mut sequence, &mut batch);
-            panic!("the device is lost");
-        }));
-        assert!(outcome.is_err());
-        assert_eq!((cached(&pool, &prompt(1, 11)), pool.stats().evictable), (0, 0));
-        assert_eq!(pool.audit().unwrap().owned, 0);
-    };
-    fails(&|sequence, batch| {
-        batch.append(sequence, 11).unwrap();
-    });
-    fails(&|sequence, batch| {
-        batch.append(sequence, Tokens::Draft(11)).unwrap();
-        sequence.commit(10).unwrap();
-    });
-    let (sequence, _) = admit(&pool, 1, &prompt(1, 11));
-    drop(sequence);
-    assert_eq!(cached(&pool, &prompt(1, 11)), 8);
 }
 
 /// Answer to the nth call, with these heads; `None` panics.
@@ -261,9 +192,7 @@ fn a_front_gives_way_to_smaller_ranks_alone() {
     let pool = pool_of(10, PrefixConfig::new().policy_of(Arc::new(policy)));
     let serve = |first, keep| {
         let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 4)).unwrap();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, 4).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, 4);
     };
     serve(1, CachePriority::High);
     serve(2, CachePriority::Low);
@@ -331,9 +260,7 @@ fn a_front_that_is_placed_elsewhere_leaves_its_queue() {
     let serve = |first, keep| {
         let mut sequence = pool.sequence(SequenceId(1)).keep(keep).tokens(&prompt(first, 5)).unwrap();
         let rest = 5 - sequence.len();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, rest).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, rest);
     };
     serve(1, CachePriority::Low);
     serve(2, CachePriority::Low);

@@ -1,10 +1,9 @@
 //! The prefix cache under misuse, and under unlucky timing.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, PolicyKind, Released};
+use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::{AllocError, AllocRequest, Pool, Sequence, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, pool_of};
@@ -35,29 +34,6 @@ fn in_time(f: impl FnOnce() + Send + 'static) {
         done.send(()).unwrap();
     });
     wait.recv_timeout(Duration::from_secs(20)).expect("the function returns");
-}
-
-/// A truncated sequence forgets the tokens that it had.
-#[test]
-fn tokens_after_a_full_truncation_are_not_taken_for_the_old_ones() {
-    let pool = pool_of(100, PrefixConfig::new());
-    let (old, new) = (prompt(1, 2), prompt(2, 2));
-    let mut sequence = pool.sequence(SequenceId(1)).tokens(&old).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 1).unwrap();
-    sequence.truncate(0).unwrap();
-    assert_eq!(sequence.announced(), 0);
-    batch.append(&mut sequence, &new).unwrap();
-    batch.finish();
-    drop(sequence);
-    // The first would be a hit on bytes of other tokens.
-    assert_eq!(
-        pool.sequence(SequenceId(2)).tokens(&old).unwrap().len(),
-        0,
-        "these tokens were never computed"
-    );
-    assert_eq!(pool.sequence(SequenceId(3)).tokens(&new).unwrap().len(), 8);
-    pool.audit().unwrap();
 }
 
 /// Between the release of a block and its recording, another sequence reuses and releases it.
@@ -120,78 +96,6 @@ fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
         }
         drop(pool.allocate(AllocRequest::new(40)).unwrap());
         pool.audit().unwrap();
-    });
-}
-
-/// The policy's first victims cannot be evicted yet; enough blocks behind them can.
-#[test]
-fn blocks_that_a_batch_sees_do_not_hide_those_that_none_does() {
-    let pool = pool_of(100, PrefixConfig::new().policy(PolicyKind::Priority));
-    let (idle, seen) = (prompt(1, 50), prompt(2, 48));
-    let open_idle = open(&pool, 1, &idle);
-    let sequence = pool.sequence(SequenceId(2)).keep(CachePriority::Low).tokens(&seen).unwrap();
-    let low = fill(&pool, sequence, &seen);
-    drop(open_idle);
-    let batch = pool.begin_batch();
-    drop(low);
-    let lease = pool.allocate(AllocRequest::new(50)).expect("50 blocks were released before the batch began");
-    batch.finish();
-    drop(lease);
-    pool.audit().unwrap();
-}
-
-/// A request for more than can be evicted.
-#[test]
-fn a_refused_request_evicts_nothing() {
-    let pool = pool_of(100, PrefixConfig::new());
-    let lease = pool.allocate(AllocRequest::new(55)).unwrap();
-    let tokens = prompt(1, 40);
-    drop(open(&pool, 1, &tokens));
-    let refused = pool.allocate(AllocRequest::new(50));
-    assert!(
-        matches!(refused, Err(AllocError::Exhausted { asked: 50, free: 5, evictable: 40, .. })),
-        "{refused:?}"
-    );
-    assert_eq!(pool.sequence(SequenceId(2)).tokens(&tokens).unwrap().len(), 160);
-    drop(pool.allocate(AllocRequest::new(45)).unwrap());
-    drop(lease);
-    pool.audit().unwrap();
-}
-
-/// A policy with arbitrary answers.
-#[derive(Debug)]
-struct Wild(AtomicU64);
-
-impl Policy for Wild {
-    fn name(&self) -> &'static str {
-        "wild"
-    }
-
-    fn queues(&self) -> usize {
-        3
-    }
-
-    fn place(&self, _: &Released, _: Millis) -> Place {
-        let n = self.0.fetch_add(1, Relaxed);
-        let rank = [0, u64::MAX, n, u64::MAX - n, n << 40][n as usize % 5];
-        Place { queue: [0, 3, 255, 1, 2, 7, 4][n as usize % 7], rank, state: !n }
-    }
-
-    fn victim(&self, _: &[Option<Head>], _: Millis) -> Option<usize> {
-        [None, Some(0), Some(2), Some(3), Some(usize::MAX)][self.0.fetch_add(1, Relaxed) as usize % 5]
-    }
-}
-
-#[test]
-fn no_policy_breaks_the_pool() {
-    in_time(|| {
-        let pool = pool_of(100, PrefixConfig::new().policy_of(Arc::new(Wild(AtomicU64::new(0)))));
-        for round in 0..200 {
-            drop(open(&pool, 1, &prompt(round % 9, 10 + round as usize % 30)));
-            drop(pool.allocate(AllocRequest::new(1 + round as usize % 60)).unwrap());
-        }
-        drop(pool.allocate(AllocRequest::new(100)).unwrap());
-        assert_eq!(pool.audit().unwrap().evictable, 0);
     });
 }
 

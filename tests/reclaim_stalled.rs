@@ -10,6 +10,7 @@ use std::time::Duration;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, Pool, SequenceId};
+use kvpool_testkit::steps::append;
 use kvpool_testkit::storages::{Call, Hooked};
 use tokio::time::timeout;
 
@@ -35,9 +36,7 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     let open = |id: u64, tokens: &[u32]| pool.sequence(SequenceId(id)).tokens(tokens).unwrap();
     // Most of the pool is cached, and a list takes the last whole unit: a slice is due.
     let mut first = open(1, &tokens[..4 * 1_900]);
-    let mut step = pool.begin_batch();
-    step.append(&mut first, 4 * 1_900).unwrap();
-    step.finish();
+    append(&pool, &mut first, 4 * 1_900);
     drop(first);
     let mut held = open(2, &tokens[4 * 1_900..]);
     let mut batch = pool.begin_batch();

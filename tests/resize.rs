@@ -6,10 +6,7 @@ use std::time::Duration;
 
 use kvpool::compact::Blocker;
 use kvpool::storage::KvLayout;
-use kvpool::{
-    AllocError, AllocRequest, GrowError, Lease, Pool, Priority, ResizeError, ResizeOptions, SequenceId,
-    ShrinkError,
-};
+use kvpool::{AllocRequest, Lease, Pool, Priority, ResizeError, ResizeOptions};
 use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::threads;
 
@@ -25,29 +22,6 @@ fn at_the_end(pool: &Pool, blocks: usize) -> Vec<Lease<'static>> {
     let mut kept = all.split_off(all.len() - blocks);
     kept.iter_mut().for_each(|lease| lease.seal(..));
     kept
-}
-
-#[tokio::test]
-async fn blocks_in_use_move_down_and_keep_their_ids() {
-    let pool = pool(1_000, 1_000);
-    let kept = at_the_end(&pool, 200);
-    let report = pool.resize(300).await.unwrap();
-    assert_eq!((report.from, report.to, report.moved.moved_blocks), (1_000, 300, 200));
-    assert_eq!((pool.total_blocks(), pool.free_blocks()), (300, 100));
-    for lease in &kept {
-        let info = pool.info(handle(lease)).unwrap();
-        assert!(info.id.0 > 800 && info.frame.0 <= 300, "{info:?}");
-    }
-    pool.audit().unwrap();
-    let refused = pool.allocate(AllocRequest::new(101)).unwrap_err();
-    assert!(matches!(refused, AllocError::Exhausted { asked: 101, free: 100, .. }), "{refused:?}");
-    let rest = pool.allocate(AllocRequest::new(100)).unwrap();
-    drop(rest);
-    drop(kept);
-    let grown = pool.resize(1_000).await.unwrap();
-    assert_eq!((grown.from, grown.to), (300, 1_000));
-    assert_eq!((pool.free_blocks(), pool.audit().unwrap().owned), (1_000, 0));
-    assert!(pool.allocate(AllocRequest::new(1_000).contiguous()).is_ok());
 }
 
 #[tokio::test]
@@ -74,20 +48,6 @@ async fn immovable_blocks_are_named_and_the_pool_is_unchanged() {
     drop(kept);
 }
 
-#[tokio::test]
-async fn a_shrink_without_room_is_refused_at_once() {
-    let pool = pool(200, 300);
-    let _kept = at_the_end(&pool, 120);
-    assert_eq!(pool.resize(119).await, Err(ResizeError::NoRoom { asked: 119, used: 120 }));
-    assert_eq!(pool.resize(0).await, Err(ResizeError::Shrink(ShrinkError::TooFew { asked: 0, min: 1 })));
-    assert!(matches!(pool.resize(301).await, Err(ResizeError::Grow(GrowError::TooLarge { .. }))));
-    let same = pool.resize(200).await.unwrap();
-    assert_eq!((same.from, same.to), (200, 200));
-    assert_eq!(pool.resize(120).await.unwrap().to, 120);
-    assert_eq!(pool.free_blocks(), 0);
-    pool.audit().unwrap();
-}
-
 /// A batch in flight may still read freed blocks: their frames are removed once it has ended.
 #[tokio::test]
 async fn a_batch_in_flight_is_waited_for() {
@@ -111,19 +71,6 @@ async fn a_batch_in_flight_is_waited_for() {
     assert_eq!(pool.free_blocks(), 100);
 }
 
-#[tokio::test]
-async fn a_dropped_resize_leaves_the_pool_as_it_was() {
-    let pool = pool(500, 600);
-    let kept = at_the_end(&pool, 10);
-    let _pin = pool.pin_scoped(handle(&kept[0])).unwrap();
-    let resize = pool.resize_with(100, ResizeOptions::new().patience(Duration::from_secs(60)));
-    assert!(tokio::time::timeout(Duration::from_millis(20), resize).await.is_err());
-    assert_eq!((pool.total_blocks(), pool.free_blocks(), pool.audit().unwrap().held), (500, 490, 0));
-    pool.resize(600).await.unwrap();
-    assert_eq!(pool.free_blocks(), 590);
-    assert!(pool.allocate(AllocRequest::new(590)).is_ok());
-}
-
 /// The reserve moves when the pool's end does: its frames may be anywhere.
 #[tokio::test]
 async fn a_reserve_moves_with_the_end() {
@@ -144,54 +91,6 @@ async fn a_reserve_moves_with_the_end() {
     assert_eq!(pool.audit().unwrap().reserved, 20);
     pool.resize(300).await.unwrap();
     assert_eq!((pool.audit().unwrap().reserved, pool.free_blocks()), (20, 280));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn threads_go_on_while_the_pool_breathes() {
-    let pool = pool(2_000, 4_000);
-    let worker = |seed: u64| {
-        let pool = pool.clone();
-        tokio::task::spawn_blocking(move || {
-            let mut rng = fastrand::Rng::with_seed(seed);
-            let mut open = Vec::new();
-            for id in 0..3_000 {
-                let mut sequence = pool.sequence(SequenceId(seed << 32 | id)).open().unwrap();
-                let mut batch = pool.begin_batch();
-                match batch.append(&mut sequence, rng.usize(1..120)) {
-                    Ok(_) => open.push(sequence),
-                    // The other thread's batch may hold back all later frees while that thread does
-                    // not run.
-                    Err(_) => open.truncate(5),
-                }
-                while open.len() > 20 {
-                    open.swap_remove(rng.usize(..open.len()));
-                }
-                batch.finish();
-            }
-        })
-    };
-    let breathe = async {
-        let mut resized = 0;
-        for blocks in [4_000, 2_500, 1_500, 3_000, 1_400, 2_000].into_iter().cycle().take(60) {
-            match pool.resize(blocks).await {
-                Ok(_) => resized += 1,
-                Err(
-                    ResizeError::Blocked { .. } | ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. },
-                ) => {}
-                Err(error) => panic!("{error}"),
-            }
-            tokio::time::sleep(Duration::from_micros(300)).await;
-        }
-        resized
-    };
-    let (a, b, resized) = tokio::join!(worker(1), worker(2), breathe);
-    a.unwrap();
-    b.unwrap();
-    assert!(resized > 20, "only {resized} of 60");
-    let audit = pool.audit().unwrap();
-    assert_eq!((audit.owned, audit.held), (0, 0));
-    assert_eq!(pool.free_blocks(), pool.total_blocks());
-    assert!(pool.allocate(AllocRequest::new(pool.total_blocks())).is_ok());
 }
 
 /// `resize` asks for a size, not for a number of additional blocks, also if another call was

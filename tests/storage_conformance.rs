@@ -98,48 +98,6 @@ fn adopted_memory_conforms() {
     conformance::run(adopted);
 }
 
-/// Blocks packed by one arrangement are unpacked by another: the packed form is independent of
-/// layout.
-#[test]
-fn packed_blocks_travel_between_arrangements() {
-    use kvpool::storage::{Dtype, KvPlanes, Scales};
-    use kvpool::{FrameId, Run};
-    let all = [Run { start: FrameId(0), len: 3 }];
-    let make = |arrangement, parts| {
-        let layout =
-            KvLayout::named_builder("tiny").expect("a known name").arrangement(arrangement).parts(parts);
-        let layout =
-            layout.dtype(Dtype::Fp8E4M3).scales(Scales::PerTokenHead).build().expect("a good layout");
-        HostStorage::new(layout, 3, 3).expect("memory for three frames")
-    };
-    let from = make(Arrangement::LayerFirst, KvPlanes::Separate);
-    let rows: Vec<f32> = (0..12 * 16).map(|value| value as f32 - 90.0).collect();
-    let slots: Vec<i64> = (0..12).collect();
-    let mut packed = vec![0; 3 * from.layout().packed_bytes()];
-    // SAFETY: one thread.
-    unsafe {
-        from.store(0, (&rows).into(), (&rows).into(), &slots).expect("good rows");
-        from.store(1, (&rows).into(), (&rows).into(), &slots).expect("good rows");
-        from.pack(&all, &mut packed).expect("all frames");
-    }
-    for (arrangement, parts) in [
-        (Arrangement::LayerFirst, KvPlanes::Joined),
-        (Arrangement::BlockFirst, KvPlanes::Separate),
-        (Arrangement::BlockFirst, KvPlanes::Joined),
-    ] {
-        let to = make(arrangement, parts);
-        let (mut k, mut v) = (vec![0f32; rows.len()], vec![0f32; rows.len()]);
-        // SAFETY: one thread.
-        unsafe {
-            to.unpack(&all, &packed).expect("all frames");
-            to.load(1, &slots, (&mut k).into(), (&mut v).into()).expect("good slots");
-        }
-        for (got, want) in k.iter().zip(&rows).chain(v.iter().zip(&rows)) {
-            assert!((got - want).abs() <= want.abs() / 16.0 + 0.2, "{got} differs from {want}");
-        }
-    }
-}
-
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: if cfg!(miri) { 2 } else { 200 },

@@ -9,6 +9,7 @@ use kvpool::compact::{DefragError, ResizeError};
 use kvpool::storage::{CopyDone, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{AllocRequest, DeviceId, FrameId, GrowError, Pool, Run, SequenceId, StorageError};
 use kvpool_testkit::leases::checkerboard;
+use kvpool_testkit::steps::append;
 use kvpool_testkit::storages::{Call, Hooked};
 
 const BLOCKS: usize = 64;
@@ -173,9 +174,7 @@ fn a_copy_that_fails_puts_the_wave_back() {
 fn an_append_whose_copy_panics_loses_nothing() {
     let (pool, plan) = pool(8, false);
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut sequence, 6).unwrap();
-    step.finish();
+    append(&pool, &mut sequence, 6);
     let mut fork = sequence.fork(SequenceId(2)).unwrap();
     plan.next(Call::Copy, Fault::Panics);
     panics(|| pool.begin_batch().append(&mut fork, 1));

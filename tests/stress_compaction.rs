@@ -1,20 +1,23 @@
 //! Real threads on a pool whose blocks move concurrently: a background task, runs by hand, runs for
-//! waiting requests, and resizes. Every token and every raw block is read back.
+//! waiting requests, and resizes. Every token and every raw block is read back, in copies and in tiles
+//! that blocks move away from. Also on a device whose copies end later, or fail, and with freed blocks
+//! that are wiped.
 //!
 //! `KVPOOL_SEED=<seed>` repeats the threads' random choices (the schedule is up to the machine);
 //! `KVPOOL_STRESS_SECONDS=<seconds>` makes the test longer.
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use kvpool::block::{Moved, Since};
-use kvpool::compact::{DefragConfig, DefragOptions, ResizeError, ResizeOptions};
-use kvpool::storage::{Dtype, KvLayout};
+use kvpool::compact::{DefragConfig, DefragError, DefragOptions, ResizeError, ResizeOptions};
+use kvpool::storage::{CopyDone, Dtype, FrameMove, HostStorage, KvLayout, Storage};
 use kvpool::{
-    AllocError, AllocRequest, BlockHandle, BlockPin, BlockTable, FrameId, Lease, Order, Pool, Priority, Run,
-    Sequence, SequenceError, SequenceId, Ticket, Tokens,
+    AllocError, AllocRequest, BlockHandle, BlockPin, BlockTable, DeviceId, FrameId, Lease, Order, Pool,
+    Priority, Run, Sequence, SequenceError, SequenceId, StorageError, Ticket, Tokens,
 };
 use kvpool_testkit::leases::{handle, split};
 use kvpool_testkit::threads;
@@ -30,15 +33,63 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
-fn pool(reserve: usize) -> Pool {
+/// Memory of a device that copies a wave of moves at some later time, or fails, possibly without
+/// reporting it.
+#[derive(Debug)]
+struct Late {
+    host: Arc<HostStorage>,
+    copies: Mutex<mpsc::Sender<(Vec<FrameMove>, CopyDone)>>,
+}
+
+impl Late {
+    fn new(layout: KvLayout, frames: usize, seed: u64) -> Self {
+        let host = Arc::new(HostStorage::new(layout, frames, frames).unwrap());
+        let (copies, copied) = mpsc::channel::<(Vec<FrameMove>, CopyDone)>();
+        let (storage, mut rng) = (host.clone(), Rng::with_seed(seed));
+        std::thread::spawn(move || {
+            for (moves, done) in copied {
+                std::thread::sleep(Duration::from_micros(rng.u64(..600)));
+                match rng.u8(..32) {
+                    0 => done(Err(StorageError::Aliases { which: "nothing" })),
+                    1 => drop(done),
+                    // SAFETY: the frame rule holds until `done` is called.
+                    _ => done(unsafe { storage.copy(&moves) }),
+                }
+            }
+        });
+        Self { host, copies: Mutex::new(copies) }
+    }
+}
+
+// All but a wave's copy is forwarded to host memory. The frame rule is the caller's.
+impl Storage for Late {
+    kvpool_testkit::as_on_the_host!(host);
+
+    fn device(&self) -> DeviceId {
+        DeviceId::Cuda(0)
+    }
+
+    unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
+        let _ = self.copies.lock().unwrap().send((moves.to_vec(), done));
+    }
+}
+
+/// Copies that a [`Late`] device failed.
+fn has_failed(error: &DefragError) -> bool {
+    matches!(error, DefragError::Copy { .. } | DefragError::CopyDropped { .. })
+}
+
+fn pool(reserve: usize, late: Option<u64>) -> Pool {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(HEAD_DIM).block_tokens(BLOCK_TOKENS);
-    Pool::builder(layout.dtype(Dtype::F32).build().unwrap())
-        .blocks(BLOCKS)
-        .segment_blocks(256)
-        .threads(4)
-        .reserve(reserve)
-        .build()
-        .unwrap()
+    let layout = layout.dtype(Dtype::F32).build().unwrap();
+    let builder =
+        Pool::builder(layout.clone()).blocks(BLOCKS).segment_blocks(256).threads(4).reserve(reserve);
+    match late {
+        None => builder,
+        Some(seed) => builder.storage(Arc::new(Late::new(layout, BLOCKS + 1, seed))).zero_on_free(),
+    }
+    .build()
+    .unwrap()
 }
 
 /// A sequence, and the number stored for each token: all elements of K are that number, of V its
@@ -66,10 +117,52 @@ impl Written {
             Err(error) => panic!("{error}"),
         };
         self.tokens.extend((0..count).map(|_| rng.u32(1..1 << 23) as f32));
-        let k: Vec<f32> = self.tokens[appended.clone()].iter().flat_map(|&token| [token; HEAD_DIM]).collect();
-        let v: Vec<f32> = k.iter().map(|k| -k).collect();
-        batch.store(&mut self.real, 0, appended, (&k).into(), (&v).into()).unwrap();
+        if is_on_host(pool) && rng.bool() {
+            for index in appended.start / BLOCK_TOKENS..appended.end.div_ceil(BLOCK_TOKENS) {
+                let (k, v) = batch.tile_mut::<f32>(&mut self.real, 0, index).unwrap();
+                let tokens = &self.tokens[index * BLOCK_TOKENS..];
+                for ((k, v), token) in k.chunks_mut(HEAD_DIM).zip(v.chunks_mut(HEAD_DIM)).zip(tokens) {
+                    k.fill(*token);
+                    v.fill(-*token);
+                }
+            }
+        } else {
+            let k: Vec<f32> =
+                self.tokens[appended.clone()].iter().flat_map(|&token| [token; HEAD_DIM]).collect();
+            let v: Vec<f32> = k.iter().map(|k| -k).collect();
+            batch.store(&mut self.real, 0, appended, (&k).into(), (&v).into()).unwrap();
+        }
         batch.finish();
+    }
+
+    /// Takes all tiles, and reads them again and again while blocks move away from under them, and a
+    /// fork comes and goes. Returns the number of blocks that moved.
+    fn check_tiles(&self, pool: &Pool, fork: SequenceId, rng: &mut Rng) -> usize {
+        let batch = pool.begin_batch();
+        let frames = || self.real.blocks().map(|block| pool.blocks().frame(block));
+        let (before, mut tiles): (Vec<_>, _) = (frames().collect(), Vec::new());
+        for index in 0..self.real.block_count() {
+            match batch.tile::<f32>(&self.real, 0, index) {
+                Ok(tile) => tiles.push((index, tile)),
+                // Shared, and not sealed.
+                Err(SequenceError::NotReadable { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        let fork = (rng.u8(..4) == 0).then(|| self.real.fork(fork));
+        for turn in 0..rng.usize(1..6) {
+            for &(index, (k, v)) in &tiles {
+                let tokens = &self.tokens[index * BLOCK_TOKENS..];
+                assert_eq!(k.len(), tokens.len().min(BLOCK_TOKENS) * HEAD_DIM);
+                for ((k, v), &token) in k.chunks(HEAD_DIM).zip(v.chunks(HEAD_DIM)).zip(tokens) {
+                    let is_kept = k.iter().all(|&k| k == token) && v.iter().all(|&v| v == -token);
+                    assert!(is_kept, "block {index} of {}, turn {turn}", self.real.id());
+                }
+            }
+            std::thread::sleep(Duration::from_micros(rng.u64(..400)));
+        }
+        drop(fork);
+        frames().zip(&before).filter(|(now, before)| now != *before).count()
     }
 
     fn check(&self, pool: &Pool) {
@@ -86,14 +179,19 @@ impl Written {
     }
 }
 
-/// Sequences open, grow, fork and close; each is checked when it closes.
-fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
+fn is_on_host(pool: &Pool) -> bool {
+    pool.storage().unwrap().device() == DeviceId::Host
+}
+
+/// Sequences open, grow, fork and close; each is checked when it closes. Counts the blocks that left
+/// a frame under a tile.
+fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, left: &AtomicUsize, mut rng: Rng) {
     let new_id = || SequenceId(ids.fetch_add(1, Relaxed) as u64);
     let mut sequences: Vec<Written> = Vec::new();
     let mut table = (Ticket(0), SequenceId(0), Vec::new(), Vec::new());
     while !stop.load(Relaxed) {
         let many = sequences.len();
-        match rng.u8(..20) {
+        match rng.u8(..21) {
             0..3 if many < 24 => {
                 let priority = [Priority::Normal, Priority::Urgent][rng.usize(..2)];
                 let real = pool.sequence(new_id()).priority(priority).open().unwrap();
@@ -118,6 +216,10 @@ fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, mut rng: Rng) {
             }
             16 if many > 0 => sequences[rng.usize(..many)].check(pool),
             17 if many > 0 => patch(pool, &sequences, &mut table, &mut rng),
+            18 if many > 0 && is_on_host(pool) => {
+                let moved = sequences[rng.usize(..many)].check_tiles(pool, new_id(), &mut rng);
+                left.fetch_add(moved, Relaxed);
+            }
             _ if many > 12 => sequences.swap_remove(rng.usize(..many)).check(pool),
             _ => {}
         }
@@ -265,7 +367,7 @@ async fn wait(pool: Pool, stop: &AtomicBool, served: &AtomicUsize, mut rng: Rng)
 }
 
 /// Resizes, repeatedly.
-async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: Rng) {
+async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, is_late: bool, mut rng: Rng) {
     while !stop.load(Relaxed) {
         // Slightly smaller, with few blocks in the way, or any size.
         let less = pool.total_blocks().saturating_sub(rng.usize(1..60)).max(BLOCKS / 3);
@@ -280,6 +382,7 @@ async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: R
                 shrinks.fetch_add(usize::from(is_less), Relaxed);
             }
             Err(ResizeError::NoRoom { .. } | ResizeError::NoTurn { .. } | ResizeError::Blocked { .. }) => {}
+            Err(ResizeError::Defrag(error)) if is_late && has_failed(&error) => {}
             Err(error) => panic!("{error}"),
         }
         if rng.u8(..4) == 0 {
@@ -289,15 +392,15 @@ async fn resize(pool: Pool, stop: &AtomicBool, shrinks: &AtomicUsize, mut rng: R
         let options = DefragOptions::new().order(Order(rng.u8(..8))).wave_bytes(rng.usize(1..40_000));
         let run =
             tokio::time::timeout(Duration::from_micros(rng.u64(..3_000)), pool.defragment_with(options));
-        if let Ok(outcome) = run.await {
-            outcome.unwrap();
+        if let Ok(Err(error)) = run.await {
+            assert!(is_late && has_failed(&error), "{error}");
         }
         tokio::time::sleep(Duration::from_micros(rng.u64(..2_000))).await;
     }
 }
 
-fn everything_at_once(reserve: usize, seed: u64) {
-    let pool = pool(reserve);
+fn everything_at_once(reserve: usize, is_late: bool, seed: u64) {
+    let pool = pool(reserve, is_late.then_some(seed));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
     let seconds = number("KVPOOL_STRESS_SECONDS").unwrap_or(2);
@@ -309,9 +412,11 @@ fn everything_at_once(reserve: usize, seed: u64) {
     let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
     let rng = |thread: u64| Rng::with_seed(seed ^ thread << 40);
     let (served, shrinks) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let left = AtomicUsize::new(if is_late { usize::MAX / 2 } else { 0 });
     // Until every event has occurred, also on a busy machine.
     let is_enough = |of: Duration| {
-        let counts = [served.load(Relaxed), shrinks.load(Relaxed), task.totals().moved_blocks];
+        let counts = [&served, &shrinks, &left].map(|count| count.load(Relaxed));
+        let counts = [&counts[..], &[task.totals().moved_blocks]].concat();
         of > LIMIT || of > Duration::from_secs(seconds) && counts.iter().all(|&count| count > 2)
     };
     threads::scope(|scope| {
@@ -323,9 +428,9 @@ fn everything_at_once(reserve: usize, seed: u64) {
             }
         }
         let raise = Raise(&stop);
-        let (pool, stop, ids) = (&pool, &stop, &ids);
+        let (pool, stop, ids, left) = (&pool, &stop, &ids, &left);
         let threads: Vec<_> = (0..2)
-            .map(|thread| scope.spawn(move || serve(pool, stop, ids, rng(thread))))
+            .map(|thread| scope.spawn(move || serve(pool, stop, ids, left, rng(thread))))
             .chain([scope.spawn(move || hold(pool, stop, rng(2)))])
             .collect();
         let stopwatch = async {
@@ -337,16 +442,22 @@ fn everything_at_once(reserve: usize, seed: u64) {
         };
         runtime.block_on(async {
             let waits = wait(pool.clone(), stop, &served, rng(3));
-            tokio::join!(waits, resize(pool.clone(), stop, &shrinks, rng(4)), stopwatch)
+            tokio::join!(waits, resize(pool.clone(), stop, &shrinks, is_late, rng(4)), stopwatch)
         });
         drop(raise);
     });
     let totals = runtime.block_on(task.stop());
-    println!("{served:?} served, {shrinks:?} shrinks, {totals:?}");
-    assert!(served.into_inner() > 0 && shrinks.into_inner() > 0 && totals.moved_blocks > 0);
-    assert_eq!(totals.failed, 0);
-    // The last copy may be on a thread of the runtime, and ends with it.
+    println!("{served:?} served, {shrinks:?} shrinks, {left:?} left a frame under a tile, {totals:?}");
+    assert!(
+        [served, shrinks, left].into_iter().all(|count| count.into_inner() > 0) && totals.moved_blocks > 0
+    );
+    assert!(is_late || totals.failed == 0, "{totals:?}");
+    // The last copy may be on a thread of the runtime, and ends with it, or on the device.
     drop(runtime);
+    let begun = Instant::now();
+    while pool.audit().map_or(true, |report| report.held > 0) && begun.elapsed() < LIMIT {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held), (0, 0), "{report:?}");
     assert_eq!(report.reserved, reserve);
@@ -358,6 +469,13 @@ fn everything_at_once(reserve: usize, seed: u64) {
 fn everything_at_once_while_blocks_move() {
     let seed = number("KVPOOL_SEED").unwrap_or_else(|| fastrand::u64(..));
     eprintln!("KVPOOL_SEED={seed}");
-    everything_at_once(0, seed);
-    everything_at_once(40, seed);
+    everything_at_once(0, false, seed);
+    everything_at_once(40, false, seed);
+}
+
+#[test]
+fn on_a_device_that_copies_late_and_fails() {
+    let seed = number("KVPOOL_SEED").unwrap_or_else(|| fastrand::u64(..));
+    eprintln!("KVPOOL_SEED={seed}");
+    everything_at_once(16, true, seed);
 }

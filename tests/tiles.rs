@@ -2,8 +2,6 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use half::{bf16, f16};
@@ -11,11 +9,9 @@ use kvpool::storage::{
     AdoptedTensor, AdoptedTensors, Dtype, Element, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes,
     Scales, Storage,
 };
-use kvpool::{
-    AllocError, Batch, DefragConfig, DefragOptions, DeviceId, Pool, Run, Sequence, SequenceError, SequenceId,
-    StorageError, Tokens,
-};
-use kvpool_testkit::{conformance, threads};
+use kvpool::{Batch, DeviceId, Pool, Run, Sequence, SequenceError, SequenceId, StorageError, Tokens};
+use kvpool_testkit::conformance;
+use kvpool_testkit::steps;
 
 const BLOCK_TOKENS: usize = 4;
 const HEAD_DIM: usize = 32;
@@ -189,9 +185,7 @@ async fn bytes_written_in_place_are_loaded() {
 fn a_tile_counts_as_a_write_of_its_batch() {
     let pool = pool();
     let mut sequence = open(&pool, 1);
-    let mut first = pool.begin_batch();
-    first.append(&mut sequence, Tokens::Draft(BLOCK_TOKENS)).unwrap();
-    first.finish();
+    steps::append(&pool, &mut sequence, Tokens::Draft(BLOCK_TOKENS));
     let mut second = pool.begin_batch();
     second.tile_mut::<f32>(&mut sequence, 0, 0).unwrap().0.fill(1.0);
     sequence.commit(BLOCK_TOKENS).unwrap();
@@ -409,142 +403,4 @@ fn tensors_that_do_not_fit_are_refused() {
     let odd = AdoptedTensor { base: adopted[1].base.wrapping_add(1), ..adopted[1] };
     let odd = adopt(AdoptedTensors::KvFirst(&[adopted[0], odd]), 5);
     assert!(matches!(odd, Err(StorageError::PlaneMisaligned { plane: 2, .. })), "{odd:?}");
-}
-
-/// A sequence that is written through tiles: all elements of token `t` are `tokens[t]`.
-struct Written {
-    real: Sequence,
-    tokens: Vec<f32>,
-}
-
-impl Written {
-    fn append(&mut self, pool: &Pool, rng: &mut Rng) {
-        let mut batch = pool.begin_batch();
-        let new = match batch.append(&mut self.real, rng.usize(1..12)) {
-            Ok(appended) => appended.tokens,
-            Err(SequenceError::Alloc(AllocError::Exhausted { .. })) => return,
-            Err(error) => panic!("{error}"),
-        };
-        self.tokens.extend(new.clone().map(|_| rng.u32(1..1 << 23) as f32));
-        for index in new.start / BLOCK_TOKENS..new.end.div_ceil(BLOCK_TOKENS) {
-            let layer = rng.usize(..2);
-            for layer in [layer, 1 - layer] {
-                let (k, v) = batch.tile_mut::<f32>(&mut self.real, layer, index).unwrap();
-                let tokens = self.tokens[index * BLOCK_TOKENS..].iter();
-                for ((k, v), token) in k.chunks_mut(HEAD_DIM).zip(v.chunks_mut(HEAD_DIM)).zip(tokens) {
-                    k.fill(*token + layer as f32);
-                    v.fill(-*token);
-                }
-            }
-        }
-        batch.finish();
-    }
-
-    /// Takes all tiles, and reads them again and again while blocks move away from under them.
-    fn check(&self, pool: &Pool, rng: &mut Rng) -> usize {
-        let batch = pool.begin_batch();
-        let frame = |block| pool.blocks().frame(block);
-        let frames: Vec<_> = self.real.blocks().map(frame).collect();
-        let mut tiles = Vec::new();
-        for index in 0..self.real.block_count() {
-            for layer in 0..2 {
-                match batch.tile::<f32>(&self.real, layer, index) {
-                    Ok(tile) => tiles.push((layer, index, tile)),
-                    Err(SequenceError::NotReadable { .. }) => assert!(index + 1 == self.real.block_count()),
-                    Err(error) => panic!("{error}"),
-                }
-            }
-        }
-        // A fork may take a reference meanwhile, and release it.
-        let fork = (rng.u8(..4) == 0).then(|| self.real.fork(SequenceId(rng.u64(1 << 40..))));
-        for turn in 0..rng.usize(1..6) {
-            for &(layer, index, (k, v)) in &tiles {
-                let tokens = &self.tokens[index * BLOCK_TOKENS..];
-                assert_eq!(k.len(), tokens.len().min(BLOCK_TOKENS) * HEAD_DIM);
-                for ((k, v), token) in k.chunks(HEAD_DIM).zip(v.chunks(HEAD_DIM)).zip(tokens) {
-                    let of = self.real.id();
-                    assert!(
-                        k.iter().all(|&k| k == *token + layer as f32),
-                        "K of {of}, block {index}, turn {turn}"
-                    );
-                    assert!(v.iter().all(|&v| v == -*token), "V of {of}, block {index}, turn {turn}");
-                }
-            }
-            std::thread::sleep(Duration::from_micros(rng.u64(..400)));
-        }
-        drop(fork);
-        self.real.blocks().map(frame).zip(&frames).filter(|(now, then)| now != *then).count()
-    }
-}
-
-fn serve(pool: &Pool, stop: &AtomicBool, ids: &AtomicUsize, moved: &AtomicUsize, mut rng: Rng) {
-    let new_id = || SequenceId(ids.fetch_add(1, Relaxed) as u64);
-    let mut sequences: Vec<Written> = Vec::new();
-    while !stop.load(Relaxed) {
-        let many = sequences.len();
-        match rng.u8(..16) {
-            0..3 if many < 20 => {
-                let real = pool.sequence(new_id()).open().unwrap();
-                sequences.push(Written { real, tokens: Vec::new() });
-            }
-            3..9 if many > 0 => sequences[rng.usize(..many)].append(pool, &mut rng),
-            9 if many > 0 && many < 20 => {
-                let written = &sequences[rng.usize(..many)];
-                let real = written.real.fork(new_id()).unwrap();
-                let tokens = written.tokens.clone();
-                sequences.push(Written { real, tokens });
-            }
-            10 if many > 0 => {
-                let written = &mut sequences[rng.usize(..many)];
-                let length = rng.usize(..=written.tokens.len());
-                written.real.truncate(length).unwrap();
-                written.tokens.truncate(length);
-            }
-            11..14 if many > 0 => {
-                moved.fetch_add(sequences[rng.usize(..many)].check(pool, &mut rng), Relaxed);
-            }
-            _ if many > 10 => drop(sequences.swap_remove(rng.usize(..many))),
-            _ => {}
-        }
-    }
-}
-
-/// Tiles stay valid and unchanged while blocks move in the background, forks come and go, and the
-/// pool is resized.
-#[test]
-fn tiles_stay_while_blocks_move() {
-    let seconds = std::env::var("KVPOOL_STRESS_SECONDS").ok().and_then(|text| text.parse().ok());
-    let seed = std::env::var("KVPOOL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1);
-    println!("KVPOOL_SEED={seed}");
-    let pool = Pool::builder(layout())
-        .blocks(1200)
-        .blocks_max(1200)
-        .segment_blocks(256)
-        .zero_on_free()
-        .build()
-        .unwrap();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let config = DefragConfig::new().threshold(0.01).interval(Duration::from_millis(1));
-    let config = config.moves(DefragOptions::new().wave_bytes(40_000));
-    let task = runtime.block_on(async { pool.start_defragmenter(config) }).unwrap();
-    let (stop, ids, moved) = (AtomicBool::new(false), AtomicUsize::new(0), AtomicUsize::new(0));
-    threads::scope(|scope| {
-        for thread in 0..3 {
-            let (pool, stop, ids, moved) = (&pool, &stop, &ids, &moved);
-            scope.spawn(move || serve(pool, stop, ids, moved, Rng::with_seed(seed * 100 + thread)));
-        }
-        let deadline = Instant::now() + Duration::from_secs(seconds.unwrap_or(2));
-        while Instant::now() < deadline {
-            // Either may be refused: by open blocks above the new end, or by the task.
-            let _ = runtime.block_on(pool.resize(700));
-            let _ = runtime.block_on(pool.defragment());
-            let _ = runtime.block_on(pool.resize(1200));
-        }
-        stop.store(true, Relaxed);
-    });
-    println!("{:?}", runtime.block_on(task.stop()));
-    println!("{} blocks left a frame under a tile", moved.load(Relaxed));
-    assert!(moved.load(Relaxed) > 0, "no block moved while it was read");
-    kvpool::flush_thread();
-    pool.audit().unwrap();
 }

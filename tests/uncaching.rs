@@ -10,16 +10,11 @@ use kvpool::{
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit, pool, pool_of, prompt};
 use kvpool_testkit::rng::Rng;
+use kvpool_testkit::steps::append;
 
 /// Returns the number of tokens that a request with this prompt would be given.
 fn found(pool: &Pool, prompt: &[u32]) -> usize {
     pool.sequence(SequenceId(u64::MAX)).tokens(prompt).unwrap().len()
-}
-
-fn append(pool: &Pool, sequence: &mut Sequence, tokens: &[u32]) {
-    let mut batch = pool.begin_batch();
-    batch.append(sequence, tokens).unwrap();
-    batch.finish();
 }
 
 /// Computing the prompt again makes it findable, and every block is there at the end.
@@ -43,58 +38,6 @@ fn a_block_in_use_is_not_found_any_more() {
     drop(held);
     assert_eq!((found(&pool, &long), pool.free_blocks()), (0, 100));
     recovers(&pool, &long);
-}
-
-#[test]
-fn the_owner_continues() {
-    let pool = pool(100);
-    // So that the ids of its tokens are kept.
-    let _events = Follower::new(&pool);
-    let long = prompt(1, 42);
-    let (mut held, _) = admit(&pool, 1, &long);
-    let hashes = held.block_hashes().to_vec();
-    pool.uncache(&hashes[2..3]);
-    assert_eq!(found(&pool, &long), 8);
-    // Its later tokens were computed from the wrong block.
-    append(&pool, &mut held, &prompt(7, 20));
-    let all = [&long[..], &prompt(7, 20)].concat();
-    drop(admit(&pool, 2, &long[..12]));
-    assert_eq!(found(&pool, &all), 40, "cached before, and not uncached: the caller names these too");
-    assert_eq!((held.len(), held.announced()), (62, 62));
-    // It is written in place: a block that is not cached has one owner.
-    held.truncate(10).unwrap();
-    let before = pool.stats().used;
-    append(&pool, &mut held, &[5]);
-    assert_eq!((pool.stats().used, held.len()), (before, 11));
-    let fork = held.fork(SequenceId(3)).unwrap();
-    append(&pool, &mut held, &[6, 7, 8, 9, 10]);
-    let written = [&long[..10], &[5, 6, 7, 8, 9, 10, 11]].concat();
-    drop((held, fork));
-    assert_eq!(found(&pool, &written), 8, "two tokens of the block are those of the wrong one");
-    pool.uncache(&hashes);
-    assert_eq!(found(&pool, &all), 0);
-    recovers(&pool, &all);
-}
-
-/// The bytes that a fork or a truncated sequence copies are those of the wrong block.
-#[test]
-fn a_copy_is_not_found_either() {
-    let pool = pool(100);
-    // So that the ids of its tokens are kept.
-    let _events = Follower::new(&pool);
-    let long = prompt(1, 42);
-    let (mut held, _) = admit(&pool, 1, &long);
-    let mut fork = held.fork(SequenceId(2)).unwrap();
-    held.truncate(14).unwrap();
-    pool.uncache(&fork.block_hashes()[3..]);
-    fork.truncate(14).unwrap();
-    append(&pool, &mut fork, &[1, 2, 3]);
-    append(&pool, &mut fork, &[4, 5, 6]);
-    let copied = [&long[..14], &[1, 2, 3, 4, 5, 6]].concat();
-    drop(fork);
-    assert_eq!(found(&pool, &copied), 12);
-    drop(held);
-    recovers(&pool, &copied);
 }
 
 /// A batch is about to register the block, or the sequence is, after several batches.
@@ -160,9 +103,7 @@ fn the_unfinished_last_block_is_not_found() {
     let pool = pool(100);
     let short = prompt(1, 10);
     let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&short).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 10).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 10);
     pool.uncache(&sequence.block_hashes()[1..]);
     drop(sequence);
     let found = pool.sequence(SequenceId(2)).reuse_tail().tokens(&prompt(1, 12)).unwrap();

@@ -45,21 +45,6 @@ pub fn mean(figures: impl IntoIterator<Item = f64>) -> f64 {
     sum / f64::from(count)
 }
 
-impl std::fmt::Display for Times {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ns = |time: Duration| time.as_nanos();
-        write!(f, "{:>7} {:>7} {:>9}", ns(self.median), ns(self.p99), ns(self.max))
-    }
-}
-
-/// Returns the share of free positions outside free aligned runs of `2^order`: the *fragmentation
-/// rate*; 0 if none is free. `owned` says for each position, from 0, whether it is taken.
-pub fn fragmentation(owned: &[bool], order: u32) -> f64 {
-    let free = owned.iter().filter(|owned| !**owned).count();
-    let in_runs = free_in_units(owned, 1 << order);
-    if free == 0 { 0.0 } else { 1.0 - in_runs as f64 / free as f64 }
-}
-
 /// Returns the number of free positions in wholly free aligned units of `unit`.
 pub fn free_in_units(owned: &[bool], unit: usize) -> usize {
     owned.chunks_exact(unit).filter(|unit| unit.iter().all(|owned| !owned)).count() * unit

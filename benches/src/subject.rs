@@ -59,9 +59,3 @@ pub trait Worker {
     /// Returns the numbers of blocks.
     fn ids(blocks: &Self::Blocks, visit: &mut dyn FnMut(u32));
 }
-
-/// A worker that can free a part of an allocation.
-pub trait Splits: Worker {
-    /// Frees the first half of the blocks (rounded down).
-    fn free_first_half(&mut self, blocks: &mut Self::Blocks);
-}

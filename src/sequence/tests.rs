@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::block::{Blocks, BlocksConfig};
-use crate::error::{AllocError, HandleError, SequenceError, StorageError};
+use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, SequenceId};
 use crate::storage::{Dtype, FrameMove, HostStorage, KvLayout, Storage};
 use crate::sync::{AtomicBool, Ordering};
@@ -44,10 +44,6 @@ fn ids(sequence: &Sequence) -> Vec<BlockId> {
 
 fn sealed(sequences: &Sequences, sequence: &Sequence) -> Vec<bool> {
     sequence.blocks().map(|id| blocks(sequences).word(id).is_sealed()).collect()
-}
-
-fn refs(sequences: &Sequences, sequence: &Sequence) -> Vec<u32> {
-    sequence.blocks().map(|id| blocks(sequences).word(id).refs()).collect()
 }
 
 fn free(sequences: &Sequences) -> usize {
@@ -99,39 +95,6 @@ fn write_step(sequences: &Sequences, sequence: &mut Sequence, tokens: usize, fir
 }
 
 #[test]
-fn tokens_take_blocks_and_dropping_gives_them_back() {
-    let sequences = pool(10);
-    let mut sequence = sequences.sequence(SequenceId(1)).open().unwrap();
-    assert_eq!((sequences.count(), sequences.block_tokens()), (1, TOKENS));
-    let mut batch = Batch::begin(&sequences);
-    let first = batch.append(&mut sequence, 6).unwrap();
-    assert_eq!(first, Appended { tokens: 0..6, new_blocks: 2, copied: None });
-    let second = batch.append(&mut sequence, 2).unwrap();
-    assert_eq!(second, Appended { tokens: 6..8, new_blocks: 0, copied: None });
-    batch.append(&mut sequence, 1).unwrap();
-    assert_eq!((sequence.len(), sequence.committed(), sequence.block_count()), (9, 9, 3));
-    let held = ids(&sequence);
-    assert!(held.is_sorted() && held[2].0 == held[0].0 + 2, "the blocks form one run: {held:?}");
-    batch.finish();
-    assert_eq!(free(&sequences), 7);
-    drop(sequence);
-    assert_eq!((sequences.count(), free(&sequences)), (0, 10));
-    blocks(&sequences).audit().unwrap();
-}
-
-#[test]
-fn an_id_is_open_once() {
-    let sequences = pool(2);
-    let first = sequences.open(SequenceId(5)).unwrap();
-    let refused = SequenceError::AlreadyOpen { id: SequenceId(5) };
-    assert_eq!(sequences.open(SequenceId(5)).unwrap_err(), refused);
-    assert_eq!(first.fork(SequenceId(5)).unwrap_err(), refused);
-    drop(first);
-    assert!(sequences.view(SequenceId(5)).is_none());
-    sequences.open(SequenceId(5)).unwrap();
-}
-
-#[test]
 fn a_batch_names_the_blocks_that_it_will_seal() {
     let sequences = pool(10);
     let named = |batch: &Batch| batch.blocks_to_seal().map(|handle| handle.id).collect::<Vec<_>>();
@@ -150,111 +113,6 @@ fn a_batch_names_the_blocks_that_it_will_seal() {
     assert!(!sealed(&sequences, &first)[2]);
     first.commit(12).unwrap();
     assert_eq!((sealed(&sequences, &first), first.settled_blocks()), (vec![true; 3], 3));
-}
-
-#[test]
-fn misuse_is_refused_and_changes_nothing() {
-    let (sequences, other) = (pool(4), pool(4));
-    let id = SequenceId(1);
-    let mut sequence = sequences.open(id).unwrap();
-    let mut batch = Batch::begin(&sequences);
-    batch.append(&mut sequence, 5).unwrap();
-    let before = (ids(&sequence), free(&sequences));
-
-    let full = batch.append(&mut sequence, 12).unwrap_err();
-    assert!(matches!(full, SequenceError::Alloc(AllocError::Exhausted { asked: 3, free: 2, .. })), "{full}");
-    assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
-    assert_eq!(batch.append(&mut sequence, Tokens::Draft(0)), Err(SequenceError::ZeroTokens { id }));
-    let too_long = SequenceError::TooLong { id, asked: TOKENS_MAX, length: 5, max: TOKENS_MAX };
-    assert_eq!(batch.append(&mut sequence, TOKENS_MAX), Err(too_long));
-    assert_eq!(sequence.commit(6), Err(SequenceError::CommitBeyondLength { id, asked: 6, length: 5 }));
-    assert_eq!(sequence.truncate(6), Err(SequenceError::TruncateBeyondLength { id, asked: 6, length: 5 }));
-    for (start, end) in [(0, 6), (3, 2)] {
-        let refused = Err(SequenceError::TokensOutOfRange { id, start, end, length: 5 });
-        let mut slots = vec![7];
-        assert_eq!(batch.slot_mapping(&sequence, Range { start, end }, &mut slots), refused);
-        assert_eq!(slots, [7]);
-    }
-
-    let mut foreign = Batch::begin(&other);
-    let refused = Err(SequenceError::ForeignSequence { id });
-    assert_eq!(foreign.append(&mut sequence, 1).map(|_| ()), refused);
-    assert_eq!(foreign.slot_mapping(&sequence, 0..1, &mut Vec::new()), refused);
-    assert_eq!(foreign.lengths([&sequence], &mut Vec::new()), refused);
-    assert_eq!(foreign.block_table([&sequence], &mut BlockTable::new()), refused);
-    assert_eq!(foreign.csr_table([&sequence], &mut CsrTable::new()), refused);
-    assert_eq!(store(&mut foreign, &mut sequence, 4..5, 0.0), refused);
-
-    let short = batch.store(&mut sequence, 0, 4..5, (&[0.0f32; 2][..]).into(), (&[0.0f32; 1][..]).into());
-    assert!(matches!(short, Err(SequenceError::Storage(StorageError::Length { .. }))), "{short:?}");
-    assert_eq!((ids(&sequence), free(&sequences)), before);
-    assert_eq!((sequence.len(), sequence.committed()), (5, 5));
-
-    let bare = build(4, false, true);
-    let mut sequence = bare.open(id).unwrap();
-    let mut batch = Batch::begin(&bare);
-    batch.append(&mut sequence, 1).unwrap();
-    assert_eq!(store(&mut batch, &mut sequence, 0..1, 0.0), Err(SequenceError::NoStorage));
-}
-
-#[test]
-fn a_block_has_as_many_owners_as_it_can_count() {
-    let sequences = pool(2);
-    let mut sequence = sequences.open(SequenceId(0)).unwrap();
-    let mut step = Batch::begin(&sequences);
-    step.append(&mut sequence, 1).unwrap();
-    step.finish();
-    let block = ids(&sequence)[0];
-    let more = crate::block::BlockWord::REFS_MAX as usize - 1;
-    (0..more).for_each(|_| blocks(&sequences).share_listed(&[block]).unwrap());
-    let refused = sequence.fork(SequenceId(1)).unwrap_err();
-    assert!(matches!(refused, SequenceError::Handle(HandleError::TooManyReferences { .. })), "{refused}");
-    assert_eq!(sequences.count(), 1);
-    (0..more).for_each(|_| blocks(&sequences).release_listed(&[block]));
-    sequence.fork(SequenceId(1)).unwrap();
-}
-
-#[test]
-fn a_fork_shares_until_somebody_writes() {
-    let sequences = pool(10);
-    let mut parent = sequences.open(SequenceId(1)).unwrap();
-    write_step(&sequences, &mut parent, 6, 0.0);
-    let mut child = parent.fork(SequenceId(2)).unwrap();
-    assert_eq!((ids(&child), refs(&sequences, &parent)), (ids(&parent), vec![2, 2]));
-    assert_eq!((child.len(), child.committed(), free(&sequences)), (6, 6, 8));
-
-    let mut batch = Batch::begin(&sequences);
-    assert_eq!(
-        store(&mut batch, &mut parent, 5..6, 9.0),
-        Err(SequenceError::NotWritable { id: SequenceId(1), position: 5, block: ids(&parent)[1] })
-    );
-    let appended = write(&mut batch, &mut child, 4, 100.0);
-    let copied = appended.copied.unwrap();
-    assert_eq!((appended.new_blocks, copied.from, copied.to), (2, ids(&parent)[1], ids(&child)[1]));
-    assert_eq!((refs(&sequences, &parent), refs(&sequences, &child)), (vec![2, 1], vec![2, 1, 1]));
-    // The parent now owns its tail exclusively.
-    assert_eq!(write(&mut batch, &mut parent, 1, 6.0).copied, None);
-    assert_eq!(read(&sequences, &parent), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-    assert_eq!(read(&sequences, &child), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 100.0, 101.0, 102.0, 103.0]);
-    drop(parent);
-    assert_eq!(read(&sequences, &child)[..2], [0.0, 1.0]);
-    drop(child);
-    batch.finish();
-    assert_eq!(blocks(&sequences).counts().used(), 0);
-    blocks(&sequences).audit().unwrap();
-}
-
-#[test]
-fn a_failed_copy_on_write_changes_nothing() {
-    let sequences = pool(3);
-    let mut parent = sequences.open(SequenceId(1)).unwrap();
-    write_step(&sequences, &mut parent, 6, 0.0);
-    let mut child = parent.fork(SequenceId(2)).unwrap();
-    let mut batch = Batch::begin(&sequences);
-    assert!(matches!(batch.append(&mut child, 3), Err(SequenceError::Alloc(AllocError::Exhausted { .. }))));
-    assert_eq!((ids(&child), child.len(), free(&sequences)), (ids(&parent), 6, 1));
-    assert_eq!(batch.append(&mut child, 2).unwrap().new_blocks, 1);
-    batch.finish();
 }
 
 #[test]
@@ -387,24 +245,6 @@ fn a_batch_takes_its_own_promise_back() {
     batch.finish();
     assert_eq!(sealed(&sequences, &sequence), [false]);
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 20.0]);
-}
-
-#[test]
-fn a_pool_without_bytes_reports_the_copy() {
-    let sequences = build(4, false, true);
-    let mut parent = sequences.open(SequenceId(1)).unwrap();
-    let mut batch = Batch::begin(&sequences);
-    batch.append(&mut parent, 2).unwrap();
-    let mut child = parent.fork(SequenceId(2)).unwrap();
-    let copied = batch.append(&mut child, 1).unwrap().copied.unwrap();
-    assert_eq!(copied.frames.src, blocks(&sequences).frame(copied.from));
-    assert_eq!(copied.frames.dst, FrameId(batch_row(&batch, &child)[0] as u32));
-    // The engine copies within the batch: until it ends, the source is not written.
-    assert_eq!(refs(&sequences, &parent), [2]);
-    batch.finish();
-    assert_eq!(refs(&sequences, &parent), [1]);
-    drop((parent, child));
-    assert_eq!(blocks(&sequences).counts().used(), 0);
 }
 
 fn batch_row(batch: &Batch, sequence: &Sequence) -> Vec<i32> {

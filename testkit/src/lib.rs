@@ -8,6 +8,7 @@ pub mod prefix;
 pub mod prompts;
 pub mod rng;
 pub mod scalar;
+pub mod steps;
 pub mod storages;
 pub mod threads;
 pub mod transport_suite;

@@ -17,6 +17,7 @@ use kvpool::{
     StepError, StorageError, Tokens,
 };
 use kvpool_testkit::prompts::{admit as serve, pool as caching, pool_of, prompt};
+use kvpool_testkit::steps::append;
 use kvpool_testkit::storages::{Call, Hooked};
 use tokio::time::sleep;
 
@@ -85,9 +86,7 @@ async fn requests_that_a_shrink_made_impossible_are_refused() {
     let wanted = request(3, &tokens);
     let mut reserving = pool.sequence(SequenceId(2)).open().unwrap();
     reserving.reserve(16 * 4).unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut reserving, 16 * 4).unwrap();
-    step.finish();
+    append(&pool, &mut reserving, 16 * 4);
     let held = pool.allocate(AllocRequest::new(40)).unwrap();
     let mut growing = pin!(pool.reserve_async(&mut reserving, 50 * 4));
     let mut waiting = pin!(pool.admit_async(&wanted));
@@ -131,9 +130,7 @@ async fn a_partial_hit_does_not_keep_its_own_admission_waiting() {
     let pool = caching(5);
     let tokens = prompt(1, 18);
     let mut sequence = pool.sequence(SequenceId(1)).reuse_tail().tokens(&tokens).unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 18).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 18);
     drop(sequence);
     assert_eq!(pool.stats().evictable, 5);
     let longer = prompt(1, 20);

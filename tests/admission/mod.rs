@@ -2,7 +2,6 @@
 //! limit, so that no test hangs.
 #![cfg(not(kvpool_loom))]
 
-mod engine;
 mod faults;
 mod order;
 
@@ -18,6 +17,7 @@ use kvpool::{
     SequenceError, SequenceId, StepError, TOKENS_MAX, Tokens,
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, admit as serve, pool as caching, pool_of, prompt};
+use kvpool_testkit::steps::append;
 use tokio::time::timeout;
 
 /// Longer than any wait in these files, on any machine.
@@ -160,6 +160,8 @@ fn bad_requests_change_nothing() {
         Err(SequenceError::Alloc(AllocError::TooLarge { asked: 101, total: 100 }))
     ));
     assert!(matches!(sequence.reserve(usize::MAX), Err(SequenceError::TooLong { .. })));
+    let foreign_here = poll_once(pin!(other.reserve_async(&mut sequence, 1)));
+    assert!(matches!(foreign_here, Poll::Ready(Err(SequenceError::ForeignSequence { .. }))));
     assert_eq!((pool.stats().used, pool.sequence_count()), (used, 1));
     drop((batch, sequence, foreign));
     quiet(&pool);
@@ -279,34 +281,13 @@ async fn the_prefix_may_be_evicted_grow_or_be_cleared_while_an_admission_waits()
         let mut sequence = soon(waiting).await.unwrap();
         let blocks = sequence.block_count() + sequence.reserved_blocks();
         assert_eq!((sequence.len(), blocks), (cached, 40), "{change}");
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, Tokens::Announced(80)).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, Tokens::Announced(80));
         drop(sequence);
         let again = pool.admit(&request(2, &tokens)).unwrap();
         assert_eq!(again.len(), 76, "{change}: what the admitted sequence computed is cached");
         drop(again);
         quiet(&pool);
     }
-}
-
-#[tokio::test]
-async fn a_running_sequence_can_wait_for_blocks() {
-    let pool = plain(20);
-    let mut sequence = pool.admit(&request(1, &[1; 8])).unwrap();
-    let rest = pool.allocate_owned(AllocRequest::new(18)).unwrap();
-    let late = pool.reserve_until(&mut sequence, 20, Instant::now() + Duration::from_millis(20)).await;
-    assert!(matches!(late, Err(SequenceError::Alloc(AllocError::Deadline { asked: 3, .. }))), "{late:?}");
-    assert_eq!(sequence.reserved_blocks(), 2);
-    let reserving = pool.reserve_async(&mut sequence, 20);
-    let (reserved, ()) = soon(async { tokio::join!(reserving, async { drop(rest) }) }).await;
-    reserved.unwrap();
-    assert_eq!(sequence.reserved_blocks(), 5);
-    let other = plain(10);
-    let foreign = other.reserve_async(&mut sequence, 1).await;
-    assert!(matches!(foreign, Err(SequenceError::ForeignSequence { .. })), "{foreign:?}");
-    drop(sequence);
-    quiet(&pool);
 }
 
 #[test]
@@ -405,26 +386,6 @@ fn a_step_is_of_chunks_decoded_tokens_and_drafts() {
     let mut tokens = prompt(2, 7);
     tokens.extend([70, 71, 5]);
     assert_eq!(pool.sequence(SequenceId(5)).tokens(&tokens).unwrap().len(), 8);
-    quiet(&pool);
-}
-
-#[test]
-fn a_step_that_fails_at_one_sequence_takes_back_the_others() {
-    let pool = caching(20);
-    let (mut first, _) = serve(&pool, 1, &prompt(1, 8));
-    let (mut second, _) = serve(&pool, 2, &prompt(2, 8));
-    // Announced, but not appended: a token cannot be announced behind these.
-    second.announce(&[1, 2]).unwrap();
-    let mut batch = pool.begin_batch();
-    let mut step = [Append::new(&mut first, &[5]), Append::new(&mut second, &[6])];
-    let refused = batch.step(&mut step).unwrap_err();
-    assert!(matches!(
-        refused,
-        StepError::Sequence { id: SequenceId(2), error: SequenceError::TokensAhead { .. } }
-    ));
-    assert_eq!((first.len(), second.len(), first.announced()), (8, 8, 8));
-    batch.step(&mut [Append::new(&mut first, &[7])]).unwrap();
-    drop((batch, first, second));
     quiet(&pool);
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use kvpool::{AdmitRequest, AllocError, AllocRequest, Priority, SequenceError, SequenceId};
+use kvpool_testkit::steps::append;
 use tokio::time::{Instant, sleep};
 
 use super::{plain, poll_once, quiet, request, soon};
@@ -85,9 +86,7 @@ async fn appends_follow_higher_priorities_only() {
     batch.finish();
     drop((same, held));
     let admitted = soon(waiting).await.unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut low, 4).unwrap();
-    step.finish();
+    append(&pool, &mut low, 4);
     drop((admitted, low));
     quiet(&pool);
 }
@@ -108,9 +107,7 @@ async fn an_admission_that_is_not_polled_is_passed_over_by_appends() {
         Err(SequenceError::Alloc(AllocError::Behind { .. }))
     ));
     sleep(Duration::from_millis(150)).await;
-    let mut step = pool.begin_batch();
-    step.append(&mut low, 4).unwrap();
-    step.finish();
+    append(&pool, &mut low, 4);
     let admitted = soon(waiting).await.unwrap();
     drop((admitted, low));
     quiet(&pool);

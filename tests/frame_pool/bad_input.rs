@@ -39,6 +39,7 @@ fn frames_out_of_range_null_and_free_are_named() {
     assert_eq!(pool.info(&[owned[0], free], &mut Vec::new()), Err(unowned));
     assert_eq!((pool.counts(), references(&pool, &owned)), (before, vec![1, 1]));
     assert_eq!(pool.cached(key(&pool, 99)).unwrap(), None);
+    assert_eq!(pool.clear_idle().unwrap_err().to_string(), "2 frames are in use");
     pool.free(&owned).unwrap();
     pool.audit().unwrap();
 }

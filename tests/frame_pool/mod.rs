@@ -43,50 +43,6 @@ fn references(pool: &FramePool, frames: &[u32]) -> Vec<u32> {
     out
 }
 
-#[test]
-fn frames_are_evicted_in_the_order_in_which_they_were_freed() {
-    let pool = pool(8);
-    let cached = cache(&pool, &[10, 11, 12, 13, 14, 15]);
-    // The two free frames come first; then eviction follows the order of the list.
-    let free = allocate(&pool, 2);
-    assert!(free.iter().all(|frame| !cached.contains(frame)));
-    assert_eq!(allocate(&pool, 1), cached[..1]);
-    // A share and a free make a frame the newest.
-    pool.share(&cached[1..2]).unwrap();
-    pool.free(&cached[1..2]).unwrap();
-    assert_eq!(allocate(&pool, 1), cached[2..3]);
-    // The order of the list counts, not that of the frames.
-    pool.share(&[cached[5], cached[4]]).unwrap();
-    pool.free(&[cached[5], cached[4]]).unwrap();
-    let rest: Vec<u32> = (0..4).flat_map(|_| allocate(&pool, 1)).collect();
-    assert_eq!(rest, [cached[3], cached[1], cached[5], cached[4]]);
-    assert_eq!(pool.cached(key(&pool, 11)).unwrap(), None);
-    assert_eq!(pool.audit().unwrap().owned, 8);
-}
-
-#[test]
-fn frames_freed_first_out_are_evicted_before_all_others() {
-    let pool = pool(8);
-    let cached = cache(&pool, &[10, 11, 12, 13, 14, 15, 16, 17]);
-    // Each has an older entry in the queue of the others.
-    pool.share(&[cached[6], cached[3], cached[1], cached[5]]).unwrap();
-    pool.free_first_out(&[cached[6], cached[3]]).unwrap();
-    pool.free_first_out(&[cached[1], cached[5]]).unwrap();
-    assert_eq!(pool.cached(key(&pool, 13)).unwrap(), Some(cached[3]), "found until it is evicted");
-    // The last free decides.
-    pool.share(&[cached[3], cached[6]]).unwrap();
-    pool.free(&cached[3..4]).unwrap();
-    pool.free_first_out(&cached[6..7]).unwrap();
-    let evicted: Vec<u32> = (0..8).flat_map(|_| allocate(&pool, 1)).collect();
-    assert_eq!(evicted, [1, 5, 6, 0, 2, 4, 7, 3].map(|place: usize| cached[place]));
-    // A frame without hashes is free at once, and comes before all cached ones.
-    pool.register(&[(evicted[0], key(&pool, 1))]).unwrap();
-    pool.free_first_out(&evicted[..1]).unwrap();
-    pool.free(&evicted[1..2]).unwrap();
-    assert_eq!(allocate(&pool, 2), [evicted[1], evicted[0]]);
-    pool.audit().unwrap();
-}
-
 /// Frames that a batch may see keep their place, and do not disturb the order of the others.
 #[test]
 fn frames_freed_first_out_under_a_batch_leave_the_order_of_the_others() {
@@ -106,86 +62,6 @@ fn frames_freed_first_out_under_a_batch_leave_the_order_of_the_others() {
     drop(batch);
     assert_eq!(allocate(&pool, 40), recent);
     pool.audit().unwrap();
-}
-
-#[test]
-fn several_keys_name_one_frame_and_several_frames_have_one_key() {
-    let pool = pool(16);
-    let frames = allocate(&pool, 3);
-    let (full, part, other) = (key(&pool, 1), key(&pool, 2), key(&pool, 3));
-    pool.register(&[(frames[0], full), (frames[0], part), (frames[1], full), (frames[2], other)]).unwrap();
-    pool.register(&[(frames[0], part)]).unwrap(); // Again: no effect.
-    assert_eq!(pool.hashes(frames[0]).unwrap().len(), 2);
-    assert_eq!(pool.cached(part).unwrap(), Some(frames[0]));
-    // The same hash in another group is another key.
-    let elsewhere = pool.key(FrameGroup(1), &1_u64.to_le_bytes()).unwrap();
-    assert_eq!(pool.cached(elsewhere).unwrap(), None);
-
-    assert_eq!(pool.uncache(&frames[..1]).unwrap(), 1);
-    assert_eq!((pool.cached(full).unwrap(), pool.cached(part).unwrap()), (Some(frames[1]), None));
-    assert_eq!(references(&pool, &frames), [1, 1, 1], "uncached, and still owned");
-    assert!(pool.is_writable(frames[0]).unwrap() && !pool.is_writable(frames[1]).unwrap());
-
-    // Its first key is taken away, and comes back.
-    pool.register(&[(frames[2], part), (frames[2], full)]).unwrap();
-    assert_eq!(pool.unregister(other).unwrap(), 1);
-    assert_eq!((pool.cached(other).unwrap(), pool.cached(part).unwrap()), (None, Some(frames[2])));
-    pool.register(&[(frames[2], other)]).unwrap();
-    assert_eq!(pool.hashes(frames[2]).unwrap().len(), 3);
-    assert_eq!(pool.unregister(full).unwrap(), 2, "of two frames");
-    assert!(pool.is_writable(frames[1]).unwrap(), "it had no other key");
-    pool.free(&frames).unwrap();
-    assert_eq!(pool.audit().unwrap().evictable, 1);
-    // The eviction takes all keys.
-    allocate(&pool, 16);
-    assert_eq!((pool.cached(other).unwrap(), pool.cached(part).unwrap()), (None, None));
-    pool.audit().unwrap();
-}
-
-#[test]
-fn keys_move_to_a_copy() {
-    let pool = pool(8);
-    let frames = allocate(&pool, 2);
-    let keys = [key(&pool, 1), key(&pool, 2)];
-    pool.register(&[(frames[0], keys[0]), (frames[0], keys[1])]).unwrap();
-    assert_eq!(pool.move_keys(frames[0], frames[1]).unwrap(), 2);
-    assert_eq!(keys.map(|key| pool.cached(key).unwrap()), [Some(frames[1]); 2]);
-    assert_eq!(pool.hashes(frames[0]).unwrap(), []);
-    pool.free(&frames).unwrap();
-    assert_eq!((pool.counts().evictable, pool.audit().unwrap().owned), (1, 0));
-}
-
-#[test]
-fn hits_take_references_on_the_leading_known_keys() {
-    let pool = pool(8);
-    let frames = cache(&pool, &[1, 2, 3]);
-    let keys = [1, 2, 9, 3].map(|content| key(&pool, content));
-    let mut hits = Vec::new();
-    assert_eq!(pool.hit(&keys, &mut hits).unwrap(), 2);
-    assert_eq!((&hits[..], references(&pool, &frames)), (&frames[..2], vec![1, 1, 0]));
-    let mut info = Vec::new();
-    pool.info(&frames, &mut info).unwrap();
-    assert_eq!(
-        info.iter().map(|info| (info.references, info.hashes)).collect::<Vec<_>>(),
-        [(1, 1), (1, 1), (0, 1)]
-    );
-    assert_eq!(pool.uncache(&frames).unwrap(), 3);
-    assert_eq!(pool.counts().free(), 6, "the third one is free");
-    pool.free(&hits).unwrap();
-    assert_eq!(pool.counts().free(), 8);
-    pool.audit().unwrap();
-}
-
-#[test]
-fn the_cache_is_cleared_only_while_nothing_is_in_use() {
-    let pool = pool(8);
-    let frames = cache(&pool, &[1, 2]);
-    pool.share(&frames[..1]).unwrap();
-    assert_eq!(pool.clear_idle().unwrap_err().to_string(), "1 frames are in use");
-    assert_eq!(pool.cached(key(&pool, 2)).unwrap(), Some(frames[1]));
-    pool.free(&frames[..1]).unwrap();
-    assert_eq!(pool.clear_idle(), Ok(2));
-    assert_eq!((pool.cached(key(&pool, 1)).unwrap(), pool.counts().free()), (None, 8));
 }
 
 #[test]

@@ -370,8 +370,19 @@ impl World {
         let expected: Vec<u32> = frames.iter().map(|&frame| self.model.references(frame) as u32).collect();
         assert_eq!(references(&self.pool, &frames), expected);
         for &frame in &frames {
+            let (references, keys) = (self.model.references(frame), self.model.keys.get(&frame));
+            if !self.model.is_free(frame) {
+                let mut info = Vec::new();
+                self.pool.info(&[frame], &mut info).unwrap();
+                let hashes = keys.map_or(0, BTreeSet::len);
+                assert_eq!((info[0].references as usize, info[0].hashes), (references, hashes));
+            }
+            if references > 0 {
+                let is_writable = references == 1 && keys.is_none();
+                assert_eq!(self.pool.is_writable(frame), Ok(is_writable), "frame {frame}");
+            }
             let mut hashes = self.pool.hashes(frame).unwrap();
-            let keys = self.model.keys.get(&frame).into_iter().flatten();
+            let keys = keys.into_iter().flatten();
             let mut expected: Vec<_> = keys.map(|&content| key(&self.pool, content).hash()).collect();
             hashes.sort_unstable();
             expected.sort_unstable();

@@ -6,21 +6,17 @@
 //! | `kv` | bytes that identify their token |
 //! | `sequences` | a sequence goes to another pool, and continues there |
 //! | `cached` | evictable blocks go, and come back |
-//! | `eras` | what was computed before a clear is not found after it, whichever way it comes back |
-//! | `lineage` | random operations and clears, against the eras in which each token was computed |
+//! | `lineage` | random operations and clears, against a model of where each sequence is and of when each token was computed |
 //! | `waiting` | a sequence that comes back into a full pool waits its turn |
 //! | `refusals` | refused migrations, which change nothing |
 //! | `faults` | storages that fail or panic, futures that are dropped |
-//! | `property` | random operations, against a model of where each sequence is |
 //! | `stress` | migrations beside threads on both pools |
 #![cfg(not(kvpool_loom))]
 
 mod cached;
-mod eras;
 mod faults;
 pub(super) mod kv;
 mod lineage;
-mod property;
 mod refusals;
 mod sequences;
 #[cfg(not(miri))]

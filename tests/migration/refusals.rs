@@ -1,5 +1,6 @@
 //! Refused migrations: the error says what and where, and nothing has changed.
 
+use kvpool_testkit::steps::exhausted;
 use std::time::Instant;
 
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
@@ -145,15 +146,7 @@ async fn no_room_in_the_target() {
         AllocError::Deadline { asked: 6, free: 5, retired: 0, oldest_batch: None, head: None, turn: None };
     assert_eq!(error, TransferError::Alloc(want));
     let error = from.replicate(&sequence, &to).await.unwrap_err();
-    let want = AllocError::Exhausted {
-        asked: 6,
-        free: 5,
-        retired: 0,
-        evictable: 0,
-        held: 0,
-        in_transfer: 0,
-        oldest_batch: None,
-    };
+    let want = exhausted(6, 5);
     assert_eq!(error, TransferError::Alloc(want), "a copy never waits");
     let rest = to.allocate(AllocRequest::new(5)).unwrap();
     drop(sequence);

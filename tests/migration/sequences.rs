@@ -7,6 +7,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
 use kvpool::storage::{Arrangement, KvPlanes};
 use kvpool::{Pool, Priority, SequenceId, Tokens};
+use kvpool_testkit::steps::append;
 
 use super::kv::{
     BLOCK_TOKENS, admit, builder, cached, check, config, extend, is_idle, layout, plain, pool, pools, prompt,
@@ -43,23 +44,6 @@ async fn consecutive_frames_go_in_one_run() {
     let sequence = admit(&from, 7, &prompt(1, 80)).unwrap();
     let (_, report) = from.migrate(sequence, &to).await.unwrap();
     assert!(report.carried.runs <= 3, "{report:?}");
-}
-
-#[tokio::test]
-async fn it_continues_in_the_target() {
-    let (from, to) = pools(100);
-    let tokens = prompt(1, 80);
-    let sequence = admit(&from, 7, &tokens[..42]).unwrap();
-    let (mut sequence, _) = from.migrate(sequence, &to).await.unwrap();
-    assert_eq!((sequence.announced(), to.sequence_count(), from.sequence_count()), (42, 1, 0));
-    let mut batch = to.begin_batch();
-    batch.append(&mut sequence, &tokens[42..79]).unwrap();
-    store(&mut batch, &mut sequence, 42, &tokens[42..79]);
-    batch.finish();
-    check(&to, &sequence, &tokens);
-    drop(sequence);
-    assert_eq!(cached(&to, &tokens), 19, "its hashes continue those that it came with");
-    is_idle(&to);
 }
 
 /// A batch that panicked may not have stored its appended tokens: they must not be found in any
@@ -134,40 +118,6 @@ async fn blocks_cached_in_the_target_are_shared() {
     [from, to].iter().for_each(is_idle);
 }
 
-/// The replica and the original continue independently.
-#[tokio::test]
-async fn a_replica_is_independent() {
-    let (from, to) = pools(100);
-    let (tokens, other) = (prompt(1, 60), [&prompt(1, 42)[..], &prompt(2, 18)].concat());
-    let mut here = admit(&from, 7, &tokens[..42]).unwrap();
-    let (mut there, _) = from.replicate(&here, &to).await.unwrap();
-    for (pool, sequence, tokens) in [(&from, &mut here, &tokens), (&to, &mut there, &other)] {
-        let mut batch = pool.begin_batch();
-        batch.append(sequence, &tokens[42..]).unwrap();
-        store(&mut batch, sequence, 42, &tokens[42..]);
-        batch.finish();
-    }
-    check(&from, &here, &tokens);
-    check(&to, &there, &other);
-    drop((here, there));
-    [from, to].iter().for_each(is_idle);
-}
-
-/// A fork keeps its blocks, including shared ones, when the other sequence goes.
-#[tokio::test]
-async fn forks_stay() {
-    let (from, to) = pools(100);
-    let tokens = prompt(1, 42);
-    let sequence = admit(&from, 7, &tokens).unwrap();
-    let fork = sequence.fork(SequenceId(8)).unwrap();
-    let (went, _) = from.migrate(sequence, &to).await.unwrap();
-    let (forked, report) = from.migrate(fork, &to).await.unwrap();
-    assert_eq!(report.shared_blocks, 10, "the other sequence brought them");
-    [&went, &forked].iter().for_each(|sequence| check(&to, sequence, &tokens));
-    drop((went, forked));
-    [from, to].iter().for_each(is_idle);
-}
-
 /// Without caches, with one on either side, with caches that hash differently, and after a clear:
 /// the bytes arrive, and no false hit occurs.
 #[tokio::test]
@@ -190,9 +140,7 @@ async fn caches_that_do_not_agree() {
         }
         let (mut sequence, _) = from.migrate(sequence, &to).await.unwrap();
         check(&to, &sequence, &tokens);
-        let mut batch = to.begin_batch();
-        batch.append(&mut sequence, &tokens[..10]).unwrap();
-        batch.finish();
+        append(&to, &mut sequence, &tokens[..10]);
         drop(sequence);
         assert_eq!(cached(&to, &tokens), 0);
         [from, to].iter().for_each(is_idle);
@@ -241,17 +189,6 @@ impl Policy for Watcher {
         self.0.lock().unwrap().push((released.priority, released.keep_until));
         Place { queue: 0, rank: released.order, state: 0 }
     }
-}
-
-#[tokio::test]
-async fn an_empty_sequence_goes_too() {
-    let (from, to) = pools(8);
-    let sequence = from.sequence(SequenceId(7)).open().unwrap();
-    let (mut sequence, report) = from.migrate(sequence, &to).await.unwrap();
-    assert_eq!((sequence.len(), report.carried.blocks), (0, 0));
-    let mut step = to.begin_batch();
-    step.append(&mut sequence, 1).unwrap();
-    step.finish();
 }
 
 /// Outside of any runtime, the polling thread copies.

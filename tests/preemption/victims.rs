@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use kvpool::{LowestPriorityFirst, Pool, Priority, Sequence, SequenceError, SequenceId, Victim};
+use kvpool_testkit::steps::append;
 
 use super::kv::{admit, is_idle, plain, pool, prompt};
 
@@ -13,9 +14,7 @@ fn ids(victims: &[Victim]) -> Vec<u64> {
 fn open(pool: &Pool, id: u64, priority: Priority, tokens: usize) -> Sequence {
     let mut sequence = pool.sequence(SequenceId(id)).priority(priority).open().unwrap();
     if tokens > 0 {
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, tokens).unwrap();
-        step.finish();
+        append(pool, &mut sequence, tokens);
     }
     sequence
 }
@@ -53,9 +52,7 @@ async fn blocks_that_a_close_gives_back() {
     let tokens = prompt(1, 42);
     let first = admit(&pool, 1, &tokens).unwrap();
     let mut fork = first.fork(SequenceId(2)).unwrap();
-    let mut step = pool.begin_batch();
-    step.append(&mut fork, 9).unwrap();
-    step.finish();
+    append(&pool, &mut fork, 9);
     let counts = |id| {
         let victim = pool.victim(SequenceId(id)).unwrap();
         (victim.freed_blocks, victim.cached_blocks, victim.shared_blocks)

@@ -171,8 +171,34 @@ impl World {
         }
     }
 
+    /// Pins a sequence's block by a handle that nobody gave out, as any caller can make up: a refusal
+    /// reveals the generation. The pin ends with the block.
+    pub fn pin_forged(&mut self) {
+        let Some(index) = self.pick(self.sequences.len()) else { return };
+        let blocks: Vec<_> = self.sequences[index].real.blocks().collect();
+        let Some(block) = self.pick(blocks.len()) else { return };
+        let handle = self.pool.blocks().handle(blocks[block]);
+        if self.forged.len() < 12
+            && let Ok(pin) = self.pool.pin_scoped(handle)
+        {
+            self.forged.push((pin, self.pool.info(handle).unwrap().frame));
+        }
+    }
+
+    pub fn unpin_forged(&mut self) {
+        self.check_pins();
+        if let Some(index) = self.pick(self.forged.len()) {
+            drop(self.forged.swap_remove(index));
+        }
+    }
+
     /// Checks that pinned blocks stay in their frames.
     pub fn check_pins(&self) {
+        for (pin, frame) in &self.forged {
+            if let Ok(info) = self.pool.info(pin.handle()) {
+                assert!(info.frame == *frame && info.pins > 0, "{info:?} was pinned in {frame}");
+            }
+        }
         for leased in &self.all_leased {
             let info = self.pool.info(leased.handle).unwrap();
             let (refs, pins) = (leased.leases.len(), leased.pins.len() + usize::from(leased.is_pinned));

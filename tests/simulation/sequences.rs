@@ -113,6 +113,11 @@ impl World {
             Ok(appended) => appended,
             Err(SequenceError::Alloc(error)) => {
                 assert_eq!(written.real.len(), before);
+                // An unfinished block may have to be copied.
+                let copied = usize::from(!before.is_multiple_of(block_tokens));
+                let lacking =
+                    (before + count).div_ceil(block_tokens) - before.div_ceil(block_tokens) + copied;
+                assert!(lacking > written.real.reserved_blocks(), "within its reservation: {error}");
                 self.note(format_args!("{id}: {error}"));
                 return self.is_refused_rightly(&error, false);
             }
@@ -275,14 +280,24 @@ impl World {
         let batch = self.some_batch();
         let chosen: Vec<usize> = (0..self.sequences.len()).filter(|_| self.rng.bool()).collect();
         let kind = self.rng.u8(..4);
+        let padding = self.pool.blocks().null_block().map_or(-1, |id| self.pool.blocks().frame(id).0 as i32);
+        let is_padded = |table: &BlockTable, row: usize, blocks: usize| {
+            table.row(row)[blocks..].iter().all(|&frame| frame == padding)
+        };
         let frames: Vec<Vec<usize>> = {
             let batch = &self.batches[batch].batch;
             let sequences = chosen.iter().map(|&index| &self.sequences[index].real);
             let frames = |row: &[i32]| row.iter().map(|&frame| frame as usize).collect::<Vec<_>>();
             match kind {
                 0 => {
-                    let mut table = BlockTable::new();
+                    let mut table = BlockTable::with_width(3);
                     batch.block_table(sequences, &mut table).unwrap();
+                    for (row, &index) in chosen.iter().enumerate() {
+                        assert!(
+                            is_padded(&table, row, self.sequences[index].real.block_count()),
+                            "{table:?}"
+                        );
+                    }
                     (0..chosen.len()).map(|row| frames(table.row(row))).collect()
                 }
                 1 => {

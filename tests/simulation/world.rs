@@ -9,7 +9,7 @@ use std::time::Duration;
 use fastrand::Rng;
 use kvpool::compact::{Defragmenter, FrameKind};
 use kvpool::storage::{CopyDone, Dtype, FrameMove, KvLayout};
-use kvpool::{AllocRequest, Batch, BlockId, FrameId, Order, Pool, StorageError};
+use kvpool::{AllocRequest, Batch, BlockId, BlockPin, FrameId, Order, Pool, StorageError};
 use tokio::runtime::Runtime;
 
 use super::device::Device;
@@ -112,6 +112,8 @@ pub struct World {
     pub prompts: Vec<Vec<u32>>,
     pub remembered: Vec<Remembered>,
     pub all_leased: Vec<Leased>,
+    /// Pins on blocks of sequences, and the frames in which they were pinned.
+    pub forged: Vec<(BlockPin, FrameId)>,
     pub tasks: Vec<Task>,
     pub defragmenter: Option<Defragmenter>,
     pub runtime: Rc<Runtime>,
@@ -164,6 +166,8 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (3, "share leased", World::share_leased),
     (3, "pin leased", World::pin_leased),
     (3, "unpin leased", World::unpin_leased),
+    (2, "pin by a forged handle", World::pin_forged),
+    (1, "unpin by a forged handle", World::unpin_forged),
     (6, "free leased", World::free_leased),
     (4, "read leased", World::read_leased),
     (6, "allocate and wait", World::allocate_and_wait),
@@ -234,6 +238,7 @@ impl World {
             prompts: prefix::some_prompts(&mut Rng::with_seed(!seed), scale),
             remembered: Vec::new(),
             all_leased: Vec::new(),
+            forged: Vec::new(),
             tasks: Vec::new(),
             defragmenter: None,
             runtime,
@@ -499,6 +504,7 @@ impl World {
         self.finish_tasks(false);
         self.audit();
         self.sequences.clear();
+        self.forged.clear();
         self.free_all();
         self.finish_tasks(true);
         let counts = self.pool.blocks().counts();

@@ -1,5 +1,6 @@
 //! A sequence leaves by an export and arrives by an import.
 
+use kvpool_testkit::steps::exhausted;
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
@@ -236,15 +237,7 @@ fn refused_exports_and_imports() {
     assert_eq!(to.import(&manifest).unwrap_err(), want);
     drop(open);
     let lease = to.allocate(AllocRequest::new(12)).unwrap();
-    let want = AllocError::Exhausted {
-        asked: 11,
-        free: 8,
-        retired: 0,
-        evictable: 0,
-        held: 0,
-        in_transfer: 0,
-        oldest_batch: None,
-    };
+    let want = exhausted(11, 8);
     assert_eq!(to.import(&manifest).unwrap_err(), TransferError::Alloc(want));
     drop(lease);
     assert_eq!(export.piece(&[11]).err(), Some(TransferError::NotTransferred { place: 11 }));

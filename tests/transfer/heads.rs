@@ -5,6 +5,7 @@ use kvpool::{
     Export, FormError, HeadRange, Import, ManifestError, Pool, Run, Sequence, SequenceId, TransferError,
 };
 use kvpool_testkit::rng::Rng;
+use kvpool_testkit::steps::append;
 
 use super::kv::{config, is_idle};
 
@@ -207,9 +208,7 @@ fn sources_that_disagree() {
     let mut import = target.import_heads(&sources[0].1.manifest().unwrap(), own).unwrap();
     let other = pool(sources[1].0.layout().clone());
     let mut sequence = other.sequence(SequenceId(8)).tokens(&[1; TOKENS]).unwrap();
-    let mut batch = other.begin_batch();
-    batch.append(&mut sequence, TOKENS).unwrap();
-    batch.finish();
+    append(&other, &mut sequence, TOKENS);
     let mut export = other.export(sequence).unwrap();
     export.set_heads(sources[1].2).unwrap();
     let want = TransferError::Manifest(ManifestError::Sources { what: "the sequence" });

@@ -17,6 +17,7 @@ use kvpool::{
     AllocError, AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
 };
 use kvpool_testkit::leases::{block, singles, split};
+use kvpool_testkit::steps::append;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -79,67 +80,6 @@ fn quiet(pool: &Pool, free: usize) {
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, pool.free_blocks(), pool.stats().waiting), (0, free, 0), "{report:?}");
     assert!(!pool.blocks().is_awaited(), "frees take the fast path again");
-}
-
-#[tokio::test]
-async fn free_blocks_are_allocated_at_once() {
-    let pool = pool(100);
-    let mut future = pin!(pool.allocate_async(AllocRequest::new(100)));
-    let Poll::Ready(lease) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
-        panic!("all are free")
-    };
-    assert_eq!(lease.unwrap().blocks().len(), 100);
-    quiet(&pool, 100);
-}
-
-#[tokio::test]
-async fn urgent_before_high_before_normal_and_each_in_order() {
-    let pool = pool(8);
-    let held = all(&pool);
-    let (say, mut said) = mpsc::unbounded_channel();
-    let line = [
-        (Priority::Normal, 4),
-        (Priority::Normal, 5),
-        (Priority::High, 2),
-        (Priority::Urgent, 0),
-        (Priority::High, 3),
-        (Priority::Urgent, 1),
-    ];
-    for (come, (priority, name)) in line.into_iter().enumerate() {
-        named(&pool, AllocRequest::new(8).priority(priority), name, &say);
-        in_line(&pool, come + 1).await;
-    }
-    drop(held);
-    for expected in 0..line.len() {
-        assert_eq!(soon(said.recv()).await, Some(expected));
-    }
-    soon(async {
-        while pool.free_blocks() < 8 {
-            tokio::task::yield_now().await;
-        }
-    })
-    .await;
-    quiet(&pool, 8);
-}
-
-#[tokio::test]
-async fn a_small_request_does_not_overtake_a_large_one() {
-    let pool = pool(8);
-    let mut held = all(&pool);
-    let (say, mut said) = mpsc::unbounded_channel();
-    named(&pool, AllocRequest::new(6), 0, &say);
-    in_line(&pool, 1).await;
-    named(&pool, AllocRequest::new(1), 1, &say);
-    in_line(&pool, 2).await;
-    held.truncate(4);
-    for _ in 0..100 {
-        tokio::task::yield_now().await;
-    }
-    assert!(said.try_recv().is_err(), "four are free: enough for the second request only");
-    // An allocation that does not wait takes free blocks.
-    drop(pool.allocate(AllocRequest::new(1)).unwrap());
-    held.truncate(2);
-    assert_eq!((soon(said.recv()).await, soon(said.recv()).await), (Some(0), Some(1)));
 }
 
 #[tokio::test]
@@ -225,45 +165,6 @@ async fn a_dropped_future_hands_its_turn_on() {
     }
 }
 
-#[tokio::test]
-async fn growth_wakes() {
-    let pool = builder(8).blocks_max(100).build().unwrap();
-    let held = all(&pool);
-    let other = pool.clone();
-    let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(8)).await });
-    in_line(&pool, 1).await;
-    pool.grow(8).unwrap();
-    let lease = soon(waiting).await.unwrap().unwrap();
-    drop((held, lease));
-    quiet(&pool, 16);
-}
-
-#[tokio::test]
-async fn the_end_of_a_batch_wakes() {
-    for dropped in [false, true] {
-        let pool = pool(8);
-        let held = all(&pool);
-        let (first, second) = (pool.begin_batch(), pool.begin_batch());
-        drop(held);
-        assert_eq!(pool.stats().retired, 8);
-        let other = pool.clone();
-        let waiting = tokio::spawn(async move { other.allocate_async(AllocRequest::new(8)).await });
-        in_line(&pool, 1).await;
-        second.finish();
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        assert!(!waiting.is_finished());
-        if dropped {
-            drop(first)
-        } else {
-            first.finish()
-        }
-        drop(soon(waiting).await.unwrap().unwrap());
-        quiet(&pool, 8);
-    }
-}
-
 /// Allocates all free blocks, and frees them when called.
 type Way = fn(Pool) -> Box<dyn FnOnce()>;
 
@@ -287,9 +188,7 @@ const WAYS: [(&str, Way); 6] = [
     ("close of a sequence", |pool| {
         let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
         let tokens = pool.free_blocks() * pool.layout().block_tokens();
-        let mut step = pool.begin_batch();
-        step.append(&mut sequence, tokens).unwrap();
-        step.finish();
+        append(&pool, &mut sequence, tokens);
         Box::new(move || drop(sequence))
     }),
     ("the last reference of several", |pool| {

@@ -1,6 +1,7 @@
 //! The reserve for urgent requests.
 
 use super::*;
+use kvpool_testkit::steps::exhausted;
 
 #[test]
 fn a_reserve_must_leave_something() {
@@ -19,27 +20,14 @@ async fn the_reserve_is_for_urgent_requests() {
     let held = all(&pool);
     for priority in [Priority::Normal, Priority::High] {
         let refused = pool.allocate(AllocRequest::new(1).priority(priority)).unwrap_err();
-        assert_eq!(
-            refused,
-            AllocError::Exhausted {
-                asked: 1,
-                free: 0,
-                retired: 0,
-                evictable: 0,
-                held: 0,
-                in_transfer: 0,
-                oldest_batch: None
-            }
-        );
+        assert_eq!(refused, exhausted(1, 0));
     }
     let urgent = |blocks| AllocRequest::new(blocks).priority(Priority::Urgent);
     assert!(pool.allocate(urgent(11)).is_err());
     assert_eq!(pool.stats().reserved, 10, "a refusal takes nothing");
     let mut one = pool.allocate_owned(urgent(4)).unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).priority(Priority::Urgent).open().unwrap();
-    let mut batch = pool.begin_batch();
-    batch.append(&mut sequence, 3 * pool.layout().block_tokens()).unwrap();
-    batch.finish();
+    append(&pool, &mut sequence, 3 * pool.layout().block_tokens());
     let three = soon(pool.allocate_async(urgent(3))).await.unwrap();
     assert_eq!((pool.stats().reserved, pool.audit().unwrap().owned), (0, 100));
     let mut poor = pool.sequence(SequenceId(2)).open().unwrap();

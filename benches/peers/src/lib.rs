@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use kvbm_logical::blocks::{ImmutableBlock, MutableBlock};
 use kvbm_logical::manager::FrequencyTrackingCapacity;
 use kvbm_logical::{BlockManager, BlockRegistry, SequenceHash};
-use kvpool_benches::subject::Splits;
 use kvpool_benches::{Subject, Worker};
 
 pub use reuse::KvbmReuse;
@@ -87,12 +86,6 @@ impl Worker for KvbmWorker<'_> {
 
     fn ids(blocks: &Self::Blocks, visit: &mut dyn FnMut(u32)) {
         blocks.iter().for_each(|block| visit(Self::id(block)));
-    }
-}
-
-impl Splits for KvbmWorker<'_> {
-    fn free_first_half(&mut self, blocks: &mut Self::Blocks) {
-        blocks.drain(..blocks.len() / 2);
     }
 }
 

@@ -7,7 +7,7 @@ use crossbeam_queue::ArrayQueue;
 use parking_lot::Mutex as ParkingMutex;
 use smallvec::SmallVec;
 
-use super::{Splits, Subject, Worker};
+use super::{Subject, Worker};
 
 /// Numbers of the blocks of one allocation.
 type Ids = SmallVec<[u32; 16]>;
@@ -223,12 +223,5 @@ impl<L: FreeList> Worker for ListWorker<'_, L> {
 
     fn ids(blocks: &Ids, visit: &mut dyn FnMut(u32)) {
         blocks.iter().for_each(|&id| visit(id));
-    }
-}
-
-impl<L: FreeList> Splits for ListWorker<'_, L> {
-    fn free_first_half(&mut self, blocks: &mut Ids) {
-        let half: Ids = blocks.drain(..blocks.len() / 2).collect();
-        self.free_many(half);
     }
 }

@@ -3,7 +3,7 @@
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{AllocRequest, Lease, Pool, SequenceId};
 
-use super::{Splits, Subject, Worker};
+use super::{Subject, Worker};
 
 /// Returns a small model's layout. The benches of blocks store no bytes.
 pub fn layout() -> KvLayout {
@@ -77,12 +77,5 @@ impl<'a> Worker for LeaseWorker<'a> {
 
     fn ids(blocks: &Lease<'a>, visit: &mut dyn FnMut(u32)) {
         blocks.blocks().iter().for_each(|id| visit(id.get()));
-    }
-}
-
-impl Splits for LeaseWorker<'_> {
-    fn free_first_half(&mut self, blocks: &mut Self::Blocks) {
-        let rest = blocks.split_off(blocks.blocks().len() / 2);
-        *blocks = rest;
     }
 }

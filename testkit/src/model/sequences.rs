@@ -210,7 +210,8 @@ impl Drive {
     fn tables(&self) -> Checked {
         let batch = self.pool.begin_batch();
         let sequences = || self.sequences.iter().map(|opened| &opened.real);
-        let (mut table, mut csr) = (BlockTable::new(), CsrTable::new());
+        let (mut table, mut csr, mut lengths) = (BlockTable::new(), CsrTable::new(), Vec::new());
+        batch.lengths(sequences(), &mut lengths).map_err(|error| error.to_string())?;
         batch.block_table(sequences(), &mut table).map_err(|error| error.to_string())?;
         batch.csr_table(sequences(), &mut csr).map_err(|error| error.to_string())?;
         same("rows", &self.sequences.len(), &table.rows())?;
@@ -228,6 +229,9 @@ impl Drive {
             same("row of the table", &frames[..], table.row(row))?;
             let length = opened.tokens.len();
             same("length in the table", &(length as i32), &table.lengths()[row])?;
+            same("length", &(length as i32), &lengths[row])?;
+            let in_last = length - opened.blocks.len().saturating_sub(1) * self.block_tokens;
+            same("length of the last page", &(in_last as i32), &csr.last_page_len[row])?;
             let mut slots = Vec::new();
             batch.slot_mapping(&opened.real, 0..length, &mut slots).map_err(|error| error.to_string())?;
             let slot = |token: usize| {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::block::{AllocRequest, AuditError, BlockWord, BlocksConfig, FramePlace};
-use crate::error::{AllocError, GrowError, HandleError};
+use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Generation};
 
 fn blocks(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Blocks {
@@ -33,42 +33,6 @@ fn shrink(blocks: &Blocks, to: usize) {
 }
 
 #[test]
-fn an_idle_pool_shrinks_and_grows_again() {
-    let pool = blocks(200, 300, 8);
-    for to in [199, 130, 127, 64, 63, 1] {
-        shrink(&pool, to);
-        assert_eq!((pool.total(), pool.counts().free(), pool.counts().held), (to, to, 0));
-        assert_eq!(pool.audit().unwrap().total, to + 1);
-        let all = take(&pool, to);
-        assert!(all.iter().all(|id| id.index() <= to), "{all:?}");
-        assert_eq!(
-            pool.allocate(&AllocRequest::new(1), &mut |_| ()),
-            Err(AllocError::Exhausted {
-                asked: 1,
-                free: 0,
-                retired: 0,
-                evictable: 0,
-                held: 0,
-                in_transfer: 0,
-                oldest_batch: None
-            })
-        );
-        pool.release(&all);
-    }
-    // Within its words, and beyond them; the ids are the earlier ones.
-    pool.grow(99, &mut |_| Ok(())).unwrap();
-    pool.grow(200, &mut |run| {
-        assert_eq!(run, Run { start: FrameId(101), len: 200 });
-        Ok(())
-    })
-    .unwrap();
-    let mut all = take(&pool, 300);
-    all.sort_unstable();
-    assert!(all.iter().map(|id| id.0).eq(1..=300));
-    pool.audit().unwrap();
-}
-
-#[test]
 fn frames_in_magazines_and_limbo_are_collected() {
     let pool = blocks(150, 150, 8);
     let all = take(&pool, 150);
@@ -97,43 +61,6 @@ fn frames_in_magazines_and_limbo_are_collected() {
     assert_eq!(pool.audit().unwrap().owned, 20);
     pool.release(&kept);
     assert_eq!(take(&pool, 20).len(), 20);
-}
-
-#[test]
-fn a_shrink_that_is_abandoned_leaves_the_pool_as_it_was() {
-    let pool = blocks(200, 300, 0);
-    let owned = take(&pool, 1);
-    let mut shrinking = pool.begin_shrink(70).unwrap();
-    assert_eq!(shrinking.collect(), 0);
-    assert_eq!(pool.begin_shrink(10).unwrap_err(), ShrinkError::Busy);
-    assert_eq!(pool.grow(1, &mut |_| panic!("not called")), Err(GrowError::Busy));
-    assert_eq!((pool.total(), pool.counts().held, pool.counts().free()), (200, 130, 69));
-    drop(shrinking);
-    assert_eq!((pool.total(), pool.counts().held, pool.counts().free()), (200, 0, 199));
-    pool.audit().unwrap();
-    take(&pool, 199);
-    let mut shrinking = pool.begin_shrink(70).unwrap();
-    assert_eq!(shrinking.collect(), 130);
-    let shrinking = shrinking.commit(|_| panic!("not called")).unwrap_err();
-    assert_eq!(shrinking.remaining(), 130);
-    drop(shrinking);
-    pool.release(&owned);
-    pool.grow(100, &mut |_| Ok(())).unwrap();
-    assert_eq!(pool.audit().unwrap().in_bitmap, 101);
-}
-
-#[test]
-fn invalid_sizes_are_refused() {
-    let pool = blocks(10, 20, 0);
-    assert_eq!(pool.begin_shrink(0).unwrap_err(), ShrinkError::TooFew { asked: 0, min: 1 });
-    for asked in [10, 11, usize::MAX] {
-        assert_eq!(pool.begin_shrink(asked).unwrap_err(), ShrinkError::NotSmaller { asked, total: 10 });
-    }
-    shrink(&pool, 4);
-    assert_eq!(pool.grow(17, &mut |_| Ok(())), Err(GrowError::TooLarge { asked: 17, total: 4, max: 20 }));
-    let refused = GrowError::Memory { asked: 3, reason: "none left" };
-    assert_eq!(pool.grow(3, &mut |_| Err(refused)), Err(refused));
-    assert_eq!((pool.total(), pool.audit().unwrap().total), (4, 5));
 }
 
 #[test]
