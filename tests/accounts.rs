@@ -211,7 +211,7 @@ fn owners_that_do_not_say_which() {
     sound(&pool);
 
     // Requests of each kind wait for blocks, with and without a prefix to keep.
-    let rest = pool.allocate(AllocRequest::new(pool.counts().free())).unwrap();
+    let rest = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
     let long = prompt(1, 12);
     let request = AdmitRequest::new(SequenceId(3), &long);
     let mut lease =

@@ -64,7 +64,7 @@ fn the_least_recently_used_is_evicted_first_from_its_end() {
 }
 
 #[test]
-fn salts_tenants_and_adapters_separate_prefixes() {
+fn salts_and_adapters_separate_prefixes() {
     let pool = pool(100);
     let prompt = prompt(1, 33);
     let cached = |keys: PrefixKeys<'_>| {
@@ -79,12 +79,11 @@ fn salts_tenants_and_adapters_separate_prefixes() {
         PrefixKeys::new(),
         PrefixKeys::new().salt(b"a"),
         PrefixKeys::new().salt(b"b"),
-        PrefixKeys::new().tenant(b"a"),
         PrefixKeys::new().adapter(b"a"),
-        PrefixKeys::new().salt(b"a").tenant(b"a"),
+        PrefixKeys::new().salt(b"a").adapter(b"a"),
     ];
-    assert_eq!(kinds.map(cached), [0; 6]);
-    assert_eq!(kinds.map(cached), [32; 6]);
+    assert_eq!(kinds.map(cached), [0; 5]);
+    assert_eq!(kinds.map(cached), [32; 5]);
 }
 
 #[test]

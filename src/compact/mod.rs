@@ -66,6 +66,8 @@ pub use report::{
 };
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
+#[cfg(feature = "internals")]
+pub use stop::Stop;
 pub use task::{DefragConfig, Defragmenter};
 #[cfg(feature = "internals")]
 pub use turns::{Share, Turn, Turns};

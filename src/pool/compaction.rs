@@ -188,7 +188,7 @@ impl Pool {
     }
 
     /// Returns the compactor, which moves this pool's blocks.
-    pub fn compactor(&self) -> &Compactor {
+    pub(super) fn compactor(&self) -> &Compactor {
         &self.0.compactor
     }
 }

@@ -1,6 +1,6 @@
 //! The pool type: shared state, block handles, sequences, batches and counters.
 
-use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Counts, Sampler};
+use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Sampler};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -359,13 +359,6 @@ impl Pool {
         }
     }
 
-    /// Returns the number of blocks in each state, without visiting them.
-    ///
-    /// Exact if no other thread allocates or frees at the same time.
-    pub fn counts(&self) -> Counts {
-        self.0.blocks.counts()
-    }
-
     /// Returns the number of batches in flight.
     pub fn batches_in_flight(&self) -> u64 {
         self.0.blocks.clock().in_flight()
@@ -381,7 +374,7 @@ impl Pool {
 impl Sequence {
     /// Returns its pool, or `None` if all [`Pool`] handles have been dropped.
     ///
-    /// Not available in models. [`pool_tag`](Self::pool_tag) and [`Pool::owns`] are.
+    /// Not available in models; [`Pool::owns`] is.
     pub fn pool(&self) -> Option<Pool> {
         let owner = self.sequences().owner()?.upgrade()?;
         owner.downcast::<Shared>().ok().map(Pool)

@@ -308,7 +308,7 @@ async fn frees_during_a_transfer() {
             assert_eq!(pool.available_blocks(), 0);
             drop(all);
         }
-        assert_eq!((pool.counts().retired, pool.batches_in_flight()), (0, 0));
+        assert_eq!((pool.stats().retired, pool.batches_in_flight()), (0, 0));
     }
     from.defragment().await.unwrap();
     assert_eq!(frames(&from), before);

@@ -279,7 +279,7 @@ impl PyPool {
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot
     /// fail.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn admit(
         &self,
@@ -288,14 +288,13 @@ impl PyPool {
         headroom: Tokens,
         priority: Rank,
         salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
-        let keys = Keys::new(salt, tenant, adapter, extra_keys);
+        let keys = Keys::new(salt, adapter, extra_keys);
         let admission = Admission {
             pool: self.share()?,
             id: SequenceId(id.0),

@@ -136,7 +136,7 @@ def test_the_prefix_cache_finds_what_was_computed(pool: kvpool.Pool) -> None:
     assert cache is not None and cache.stats().hit_blocks == 10
     # 12: the last full block was computed twice.
     assert len(cache.blocks()) == pool.stats().evictable == 12
-    with pool.sequence(8, prompt, tenant=b"another") as other:
+    with pool.sequence(8, prompt, salt=b"another") as other:
         assert len(other) == 0
     with cache.pin(prompt) as pinned:
         assert (pinned.tokens, len(pinned.blocks)) == (40, 10)
