@@ -36,19 +36,17 @@ impl Pool {
 
     /// Admits a sequence like [`admit`](Self::admit), and waits for blocks if necessary.
     ///
-    /// Admissions wait in the line of [`allocate_async`](Self::allocate_async): by priority, and in
-    /// order of arrival within each; running sequences that [reserve](Self::reserve_async) blocks
-    /// come before admissions of their priority. The id is open from the first poll on. The prefix
-    /// is looked up in each turn, so it is the one that is cached when the sequence is admitted.
-    ///
-    /// Dropping the future passes its turn on, and leaves nothing behind.
+    /// Admissions wait in the line of [`allocate_async`](Self::allocate_async). The id is open from
+    /// the first poll on. The prefix is looked up in each turn, so it is the one that is cached
+    /// when the sequence is admitted. Dropping the future passes its turn on, and leaves nothing
+    /// behind.
     ///
     /// # Errors
     ///
-    /// As for [`admit`](Self::admit), except for [`AllocError::Behind`], [`AllocError::Exhausted`]
-    /// and [`AllocError::NoRun`]: the request waits instead. [`AllocError::Deadline`] at the
-    /// deadline of [`Wait::until`], [`AllocError::TooLarge`] also if the pool shrinks meanwhile,
-    /// [`AllocError::FenceRefused`] on a thread that cannot wait.
+    /// As for [`admit`](Self::admit), except that it waits instead of [`AllocError::Behind`],
+    /// [`AllocError::Exhausted`] and [`AllocError::NoRun`]: until the deadline of [`Wait::until`]
+    /// at most ([`AllocError::Deadline`]). [`AllocError::TooLarge`] also if the pool shrinks
+    /// meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
     ///
     /// # Panics
     ///
@@ -77,11 +75,10 @@ impl Pool {
     /// prefix that has other owners. The evictable part counts, because it cannot be evicted for
     /// the rest.
     ///
-    /// While no other thread uses the pool, no batch is in flight and no request waits, the request
-    /// is admitted if and only if this is at most `available_blocks()`, which it then reduces by as
-    /// many. That is so for priorities that may not use the reserve, and unless the request is
-    /// contiguous; a block that is cached [in part](AdmitRequest::reuse_tail) is held in addition
-    /// if there is room.
+    /// While no other thread uses the pool, no batch is in flight and no request waits, a request
+    /// that is not contiguous is admitted if and only if this is at most `available_blocks()`,
+    /// which it then reduces by as many. (A block that is cached [in
+    /// part](AdmitRequest::reuse_tail) is held in addition if there is room.)
     ///
     /// Takes nothing, and does not count as a use of the cached blocks.
     ///
@@ -132,7 +129,7 @@ impl Pool {
     }
 
     /// Reserves blocks for the next `tokens` tokens of a running sequence, and waits for them if
-    /// necessary. See [`Sequence::reserve`].
+    /// necessary. See [`Sequence::reserve`](crate::Sequence::reserve).
     ///
     /// Waits in the line of [`allocate_async`](Self::allocate_async), at the sequence's priority,
     /// before leases and admissions of that priority. Dropping the future passes its turn on; the
@@ -141,8 +138,7 @@ impl Pool {
     /// A request of higher priority comes first even if it lacks more blocks than all owners but
     /// this sequence could release. Both then wait until a sequence is closed or
     /// [preempted](Self::victims), or one of the futures is dropped:
-    /// `lacking` in the [`AllocError::Behind`] of [`Sequence::reserve`], or
-    /// [`Stats::head_of_line`](super::Stats::head_of_line), shows such a request.
+    /// [`Stats::head_of_line`](super::Stats::head_of_line) shows such a request.
     ///
     /// # Errors
     ///

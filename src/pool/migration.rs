@@ -16,41 +16,32 @@ use super::wait::{CallUntil, Wait};
 
 impl Pool {
     /// Moves a sequence to another pool of this process, on any device or on the host.
-    ///
     /// [`migrate_to_node`](Self::migrate_to_node) moves one to another node.
     ///
     /// The blocks' bytes are copied, in as few runs as they occupy. The sequence continues there
     /// with the same id, tokens, committed length and priority, and is closed here. Blocks that the
-    /// other pool has already cached are shared instead of copied. If the prefix caches of both
-    /// pools use the same hashing, what is known of the sequence's tokens moves along and can be
-    /// hit there; otherwise its ids stay known, and its blocks are not cached there. The same holds
-    /// where a cache was [cleared](Self::clear_prefix_cache) since its blocks were computed: this
-    /// pool's, or the other one's if the sequence comes back. A pool does not find what was
-    /// computed in it before a clear, however it comes back. It cannot tell by which weights
-    /// another pool computed; after a change of weights, clear each pool that computes.
+    /// other pool has cached are shared instead. If both caches use the same hashing, what is known
+    /// of the tokens moves along and can be hit there; otherwise its ids stay known, and its blocks
+    /// are not cached there, nor are those that were computed before a
+    /// [clear](Self::clear_prefix_cache) of either cache. A pool cannot tell by which weights
+    /// another one computed: after a change of weights, clear each pool that computes.
     ///
     /// If the other pool has no room, the sequence waits there in the line of
     /// [`allocate_async`](Self::allocate_async), as a running sequence: after requests of higher
-    /// priority, before leases and admissions of its own. It holds no block there while it waits,
-    /// and nothing overtakes it but appends to running sequences. Tasks that hold blocks there while
-    /// they wait for each other's never end: give such a wait a deadline, or swap a sequence out
-    /// first. A sequence that is larger than the other pool is refused at once. Of the other ways to
-    /// another pool, [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a
-    /// node fail at once without room, and [`offload`](Self::offload) and
-    /// [`bring_back`](Self::bring_back) move as many blocks as there is room for.
+    /// priority, before leases and admissions of its own. It holds no block there while it waits.
+    /// Tasks that hold blocks there while they wait for each other's never end: set a deadline, or
+    /// swap a sequence out first. Other transfers do not wait for room: [`preempt`](Self::preempt),
+    /// [`replicate`](Self::replicate) and transfers to a node fail, and [`offload`](Self::offload)
+    /// and [`bring_back`](Self::bring_back) move as many blocks as there is room for.
+    ///
+    /// A batch in flight that writes the sequence is a reason to refuse it; await
+    /// [`settled`](Self::settled) first, or set a deadline ([`Wait::until`]): it bounds the waits,
+    /// first for these batches and then for room, and the error at the deadline returns the open
+    /// sequence. Dropping the future instead closes the sequence; [`replicate`](Self::replicate)
+    /// keeps it.
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB
-    /// between pools in host memory: these the polling thread copies, as it does elsewhere. A batch
-    /// in flight that writes the sequence is a reason to refuse it; await
-    /// [`settled`](Self::settled) first, or set a deadline. Batches of other sequences are no
-    /// obstacle. Frees here are not held back by the copy.
-    ///
-    /// With a deadline ([`Wait::until`]) it waits until then, first for the batches that write the
-    /// sequence and then for room in the other pool. The error at the deadline returns the sequence,
-    /// which stays open.
-    ///
-    /// Dropping the future gives up its place in line, or stops the copy, and closes the sequence;
-    /// use [`replicate`](Self::replicate) to keep it, or a deadline to get it back.
+    /// between pools in host memory: these the polling thread copies, as it does elsewhere.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
@@ -63,13 +54,9 @@ impl Pool {
     /// let mut batch = busy.begin_batch();
     /// batch.append(&mut sequence, 42)?;
     /// batch.finish();
-    /// let (mut sequence, report) = busy.migrate(sequence, &idle).await?;
+    /// let (sequence, report) = busy.migrate(sequence, &idle).await?;
     /// // This layout has blocks of 4 tokens.
-    /// assert_eq!((sequence.len(), report.carried.blocks), (42, 11));
-    /// assert_eq!(busy.free_blocks(), 100);
-    /// let mut step = idle.begin_batch();
-    /// step.append(&mut sequence, 1)?;
-    /// step.finish();
+    /// assert_eq!((sequence.len(), report.carried.blocks, busy.free_blocks()), (42, 11, 100));
     /// # Ok(())
     /// # }
     /// ```
@@ -79,8 +66,8 @@ impl Pool {
     /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::SamePool`],
     /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
-    /// other pool, or there is no room at the deadline, [`TransferError::Sequence`] if the id is open
-    /// there, [`TransferError::Storage`] if the layouts differ or a copy fails.
+    /// other pool, or there is no room at the deadline, [`TransferError::Sequence`] if the id is
+    /// open there, [`TransferError::Storage`] if the layouts differ or a copy fails.
     pub fn migrate<'a>(
         &'a self,
         mut sequence: Sequence,
@@ -145,13 +132,13 @@ impl Pool {
         Ok((arrived, report))
     }
 
-    /// Copies a sequence to another pool, and leaves the original open here.
+    /// Copies a sequence to another pool, and leaves the original open here. The copies are
+    /// independent.
     ///
-    /// The copies are independent. Never waits for room. A batch in flight that writes the sequence is
-    /// a reason to refuse it, unless a deadline is set ([`Wait::until`]): until then it waits for
-    /// such batches. Dropping the future cancels the operation
-    /// without effect, except that the id stays open in the other pool until the current piece is
-    /// copied.
+    /// Never waits for room. A batch in flight that writes the sequence is a reason to refuse it,
+    /// unless a deadline is set ([`Wait::until`]), until which it waits for such batches. Dropping
+    /// the future cancels the copy, but the id stays open in the other pool until the current piece
+    /// is copied.
     ///
     /// # Errors
     ///
@@ -230,21 +217,20 @@ impl Pool {
 
     /// Moves up to `blocks_max` evictable blocks to another pool's prefix cache.
     ///
-    /// Blocks are copied in the order of eviction, and then evicted here. A block that is hit
-    /// meanwhile stays. Both caches must use the same [hashing and
-    /// key](crate::prefix::PrefixConfig). The other pool evicts its own coldest blocks to make
-    /// room; if that is not enough, fewer blocks move.
+    /// Blocks are copied in the order of eviction, and then evicted here; one that is hit meanwhile
+    /// stays. Both caches must use the same [hashing and key](crate::prefix::PrefixConfig). The
+    /// other pool evicts its own coldest blocks to make room; if that is not enough, fewer blocks
+    /// move. Blocks that are being offloaded cannot be evicted: choose a small `blocks_max` if
+    /// other threads allocate here at the same time.
     ///
     /// A hash identifies the tokens of a block, but neither the model nor the tensor-parallel rank.
-    /// Pools that offload to the same pool therefore need a different [salt](PrefixKeys::salt)
-    /// each, unless their bytes are identical. Blocks that are being offloaded cannot be evicted;
-    /// choose a small `blocks_max` if other threads allocate here at the same time.
+    /// Pools that offload to the same pool need a different [salt](PrefixKeys::salt) each, unless
+    /// their bytes are identical.
     ///
     /// Dropping the future is safe: the offload either completes, or leaves all blocks where they
     /// were. To [clear](Self::clear_prefix_cache) both caches during an offload, clear this pool's
-    /// first; then the blocks being copied are found in neither. Blocks that come from a pool, and
-    /// were computed there before it was cleared, do not go back into its cache: they stay here,
-    /// and count as [stale](OffloadReport::stale_blocks).
+    /// first. Blocks that were computed in the other pool before it was cleared stay here, and
+    /// count as [stale](OffloadReport::stale_blocks).
     ///
     /// # Errors
     ///
@@ -270,17 +256,15 @@ impl Pool {
     /// Copies cached blocks of these tokens from another pool's prefix cache into this pool's.
     ///
     /// Copies the blocks that this pool lacks, up to the first gap, so that a
-    /// [sequence](Self::sequence) opened with these tokens finds them here. The other pool keeps
-    /// its copies. Does not wait for room: if there is less, only the leading blocks come. Blocks
-    /// that were computed here before this cache was cleared do not come, nor those that were
-    /// computed after them, and count as [stale](BringBackReport::stale_blocks).
-    ///
+    /// [sequence](Self::sequence) opened with these tokens finds them here. If there is less room,
+    /// only the leading blocks come. Blocks that were computed here before this cache was cleared,
+    /// and those after them, do not come, and count as [stale](BringBackReport::stale_blocks).
     /// Dropping the future is safe: the copy either completes, or has no effect.
     ///
     /// # Errors
     ///
-    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] if a key is empty, or the
-    /// range of an extra key is, or is not within the tokens; nothing is copied.
+    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] for invalid keys; nothing
+    /// is copied.
     pub async fn bring_back(
         &self,
         from: &Self,

@@ -63,13 +63,13 @@ impl Pool {
     /// Takes a sequence's blocks away, to make room for others.
     ///
     /// [`Preempt::Swap`] first waits until the batches that write the sequence have
-    /// [ended](Self::settled), and then copies it. The deadline of [`Wait::until`] bounds that wait. The calling task must hold no such
-    /// batch. It does not wait for room in the other pool, so that the caller can recompute
-    /// instead. Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does
-    /// not wait: while a batch in flight writes to its blocks, they stay in use, and are cached
-    /// when it finishes. Await [`settled`](Self::settled) first to have them at once.
+    /// [ended](Self::settled), until the deadline of [`Wait::until`] at most, and then copies it.
+    /// The calling task must hold no such batch. It does not wait for room in the other pool, so
+    /// that the caller can recompute instead; back again, [`migrate`](Self::migrate) does.
+    /// [`Preempt::Recompute`] does not wait: while a batch in flight writes to its blocks, they
+    /// stay in use, and are cached when it finishes.
     ///
-    /// Dropping the future closes the sequence.
+    /// Dropping the future closes the sequence; at a deadline it is returned.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Preempt, storage::KvLayout};
@@ -95,8 +95,8 @@ impl Pool {
     /// # Errors
     ///
     /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// and for a swap the errors of [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if a
-    /// batch that writes the sequence is in flight at the deadline.
+    /// and for a swap the errors of [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if
+    /// a batch that writes the sequence is in flight at the deadline.
     pub fn preempt<'a>(
         &'a self,
         sequence: Sequence,

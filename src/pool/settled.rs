@@ -27,12 +27,10 @@ impl Pool {
     /// Waits until every batch that has written to the sequence so far has ended.
     ///
     /// Its bytes are then complete: it can be [migrated](Self::migrate), and its full blocks of
-    /// final tokens can be sealed and cached. Batches of other sequences are not waited for, even
-    /// if they began earlier. (Exception: if more than three batches that write the sequence are in
-    /// flight at once, all batches up to the oldest of them are waited for too.)
-    ///
-    /// Only batches that wrote before the call count. A task must not await this while it holds
-    /// such a batch itself.
+    /// final tokens can be sealed and cached. Batches of other sequences are not waited for, unless
+    /// more than three batches that write the sequence are in flight: then all up to the oldest of
+    /// them are. Only batches that wrote before the call count. A task must not await this while it
+    /// holds such a batch itself.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};

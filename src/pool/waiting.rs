@@ -33,13 +33,11 @@ impl Pool {
     /// waits, and an [admission](Self::admit) none while one of at least its priority does:
     /// [`AllocError::Behind`].
     ///
-    /// The future may be dropped at any time; its turn passes to the next request. A future that is
-    /// kept without being polled delays those behind it no longer than the
-    /// [patience](crate::pool::PoolBuilder::turn_patience): then they are served, and it keeps its
-    /// place until it is polled. While blocks are copied for it, the patience begins at the end of
-    /// the copy. Blocks that a [resize](Self::resize) holds whose future is not polled are returned
-    /// after the same time. If a contiguous request finds enough free blocks but no run of
-    /// that length, blocks are moved until there is one.
+    /// The future may be dropped at any time; its turn passes to the next request. One that is kept
+    /// without being polled delays those behind it no longer than the
+    /// [patience](crate::pool::PoolBuilder::turn_patience), which begins after copies for it; it
+    /// keeps its place. If a contiguous request finds enough free blocks but no run of that length,
+    /// blocks are moved until there is one.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, Priority, storage::KvLayout};
@@ -61,10 +59,11 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
-    /// [`AllocError::WrongDevice`], [`AllocError::TooLarge`] (even if the pool could grow to that
-    /// size; also if the pool shrinks while the request waits), [`AllocError::Reserved`]; and on a
-    /// thread that cannot wait, [`AllocError::FenceRefused`].
+    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that
+    /// waiting cannot resolve: [`AllocError::Zero`], [`AllocError::WrongDevice`],
+    /// [`AllocError::TooLarge`] (even if the pool could grow to that size; also if the pool shrinks
+    /// while the request waits), [`AllocError::Reserved`]; and on a thread that cannot wait,
+    /// [`AllocError::FenceRefused`].
     ///
     /// # Panics
     ///
