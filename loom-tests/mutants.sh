@@ -187,6 +187,7 @@ given_turn_lost turns
 polled_turn_passed turns
 copying_turn_passed turns
 turn_before_undone turns
+stop_read_first turns
 hit_unpinned frame_pool
 abandoned_late abandoned
 abandoned_unseen_by_seal abandoned

@@ -77,7 +77,8 @@
 //!   words, magazines and logs are shorter than in a normal build, so that four blocks reach the
 //!   boundary cases. A model has at most five threads.
 //! - *Loops.* A thread that waits for another thread in a loop must call [`thread::yield_now`] in
-//!   it, which lets loom run another thread. To await a future, use `loom::future::block_on` or
+//!   it, which lets loom run another thread. To await a future (of a [`Wait`](crate::Wait),
+//!   [`IntoFuture::into_future`] returns it), use `loom::future::block_on` or
 //!   block on loom's condition variable: loom reports a future that is never woken as a deadlock.
 //! - *Stacks.* loom gives the threads of a model a small stack. A thread that overflows it, as a
 //!   compaction does in an unoptimized build, must be spawned by `thread::Builder` with a larger

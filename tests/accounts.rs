@@ -200,12 +200,13 @@ fn owners_that_do_not_say_which() {
     sound(&pool);
 
     // Requests of each kind wait for blocks, with and without a prefix to keep.
-    let rest = pool.allocate(AllocRequest::new(pool.counts().free())).unwrap();
+    let rest = pool.allocate(AllocRequest::new(pool.free_blocks())).unwrap();
     let long = prompt(1, 12);
     let request = AdmitRequest::new(SequenceId(3), &long);
-    let mut lease = Box::pin(pool.allocate_async(AllocRequest::new(2).priority(Priority::High)));
-    let mut admitted = Box::pin(pool.admit_async(&request));
-    let mut more = Box::pin(pool.reserve_async(&mut fork, 20));
+    let mut lease =
+        Box::pin(pool.allocate_async(AllocRequest::new(2).priority(Priority::High)).into_future());
+    let mut admitted = Box::pin(pool.admit_async(&request).into_future());
+    let mut more = Box::pin(pool.reserve_async(&mut fork, 20).into_future());
     let mut context = Context::from_waker(Waker::noop());
     assert!(lease.as_mut().poll(&mut context).is_pending());
     assert!(admitted.as_mut().poll(&mut context).is_pending());

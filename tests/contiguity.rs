@@ -105,7 +105,7 @@ fn sequences_lie_in_few_runs_while_the_cache_is_full() {
         let evicted = pool.prefix_cache().unwrap().stats().evicted_blocks;
         assert!(evicted > 10 * BLOCKS as u64, "the pool was not full: {evicted}");
         // Most of it is cached at any time: contiguity is not bought with free blocks.
-        let evictable = pool.counts().evictable;
+        let evictable = pool.stats().evictable;
         assert!(evictable > BLOCKS * 85 / 100, "seed {seed}: {evictable} of {BLOCKS} blocks are cached");
         for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
             let (ours, others) = (percentile(&mut in_pool, share), percentile(&mut in_queue, share));

@@ -44,7 +44,7 @@ fn a_refused_list_evicts_nothing() {
     assert!(pool.allocate(AllocRequest::new(1_000)).is_err());
     let mut sequence = pool.sequence(SequenceId(2)).open().unwrap();
     assert!(pool.begin_batch().append(&mut sequence, 1_000 * BLOCK_TOKENS).is_err());
-    assert_eq!((pool.counts().evictable, evicted(&pool)), (500, 0));
+    assert_eq!((pool.stats().evictable, evicted(&pool)), (500, 0));
     drop(lease);
 }
 
@@ -67,14 +67,14 @@ fn idle_batches_do_not_drain_the_cache() {
     for n in 1..=500 {
         drop(admit(&pool, n, &prompt(n as u32, 160)));
     }
-    let cached = pool.counts().evictable;
+    let cached = pool.stats().evictable;
     assert!(cached > 19_000, "{cached}");
     owned.retain(|lease| lease.frames().next().unwrap().0 / UNIT != 5);
     pool.trim();
     let mut sequence = pool.sequence(SequenceId(1_000)).open().unwrap();
     grow(&pool, &mut sequence, UNIT as usize);
     (0..50).for_each(|_| drop(pool.begin_batch()));
-    let left = pool.counts().evictable;
+    let left = pool.stats().evictable;
     assert!(left + 1_024 > cached, "{cached} blocks were cached, and {left} are");
     drop(owned);
 }
@@ -90,7 +90,7 @@ fn scattered_owners_do_not_empty_the_cache() {
         for n in 1..=300 {
             drop(admit(&pool, n, &prompt(n as u32, 1_000)));
             if n > 150 {
-                least = least.min(pool.counts().evictable);
+                least = least.min(pool.stats().evictable);
             }
         }
         assert!(least > rest * 92 / 100, "{percent} % owned: {least} of {rest} blocks are cached");

@@ -28,7 +28,7 @@ fn a_prompt_is_found_again_but_for_its_last_token() {
 }
 
 #[test]
-fn salts_tenants_and_adapters_separate_prefixes() {
+fn salts_and_adapters_separate_prefixes() {
     let pool = pool(100);
     let prompt = prompt(1, 33);
     let cached = |keys: PrefixKeys<'_>| {
@@ -41,12 +41,11 @@ fn salts_tenants_and_adapters_separate_prefixes() {
         PrefixKeys::new(),
         PrefixKeys::new().salt(b"a"),
         PrefixKeys::new().salt(b"b"),
-        PrefixKeys::new().tenant(b"a"),
         PrefixKeys::new().adapter(b"a"),
-        PrefixKeys::new().salt(b"a").tenant(b"a"),
+        PrefixKeys::new().salt(b"a").adapter(b"a"),
     ];
-    assert_eq!(kinds.map(cached), [0; 6]);
-    assert_eq!(kinds.map(cached), [32; 6]);
+    assert_eq!(kinds.map(cached), [0; 5]);
+    assert_eq!(kinds.map(cached), [32; 5]);
 }
 
 /// Drafts that an append makes final fill blocks of their own.

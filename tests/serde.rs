@@ -30,7 +30,7 @@ async fn reports_survive_a_round_trip() {
     round_trip(&pool.sequence_runs());
     let owners = round_trip(&pool.owners());
     assert!(owners.contains(&(u64::MAX - 1).to_string()), "{owners}");
-    round_trip(&pool.counts());
+    round_trip(&pool.blocks().counts());
     round_trip(&pool.defragment().await.unwrap());
 }
 

@@ -8,7 +8,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvpool::compact::{BREAK_PRICE, FrameKind, FrameState, Goal, Snapshot, plan, plan_at_price};
+use kvpool::compact::{BREAK_PRICE, FrameKind, FrameState, Goal, Snapshot, plan};
 use kvpool::{FrameId, Order, Run, SequenceId};
 
 const ORDER: Order = Order(4);
@@ -48,11 +48,11 @@ fn worth(_: &mut Criterion) {
     for frames in SIZES {
         for (in_use, price) in IN_USE.into_iter().flat_map(|in_use| [(in_use, 0), (in_use, BREAK_PRICE)]) {
             let before = snapshot(frames, in_use);
-            let full = plan_at_price(&before, GOAL, usize::MAX, price);
+            let full = plan(&before, GOAL, usize::MAX, price);
             let mut after = before.clone();
             after.apply(&full);
             assert_eq!(after.free_runs(ORDER) as isize, before.free_runs(ORDER) as isize + full.runs_gained);
-            let more = plan_at_price(&after, GOAL, usize::MAX, price);
+            let more = plan(&after, GOAL, usize::MAX, price);
             assert!(price > 0 || more.moves.is_empty(), "a second plan finds more");
             println!(
                 "{frames:>8} {in_use:>6}% {price:>6} {:>8} {:>8} {:>11.2} {:>6.1}% {:>6.1}% {:>7.2} {:>7.2}",
@@ -77,7 +77,7 @@ fn full(c: &mut Criterion) {
             let before = snapshot(frames, in_use);
             let id = BenchmarkId::new(format!("{in_use} % in use"), frames);
             group.bench_with_input(id, &before, |bencher, before| {
-                bencher.iter(|| plan(black_box(before), GOAL, usize::MAX));
+                bencher.iter(|| plan(black_box(before), GOAL, usize::MAX, BREAK_PRICE));
             });
         }
     }
@@ -93,8 +93,10 @@ fn parts(c: &mut Criterion) {
         ("one run of 32", Goal::Run { len: 32 }, usize::MAX),
         ("the last 4096 frames", Goal::Empty { region }, usize::MAX),
     ] {
-        assert!(!plan(&before, goal, moves_max).moves.is_empty(), "nothing to measure");
-        group.bench_function(name, |bencher| bencher.iter(|| plan(black_box(&before), goal, moves_max)));
+        assert!(!plan(&before, goal, moves_max, BREAK_PRICE).moves.is_empty(), "nothing to measure");
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| plan(black_box(&before), goal, moves_max, BREAK_PRICE))
+        });
     }
 }
 

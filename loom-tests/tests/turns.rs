@@ -1,8 +1,9 @@
 //! Theorem: of the tasks that ask for the right to move blocks, one has it at a time, and sees what
 //! the one before it did, its copies included. Each of them gets it, also if one gives up at any
 //! moment, or is passed over because it is not polled. What a task leaves behind while it is not
-//! polled is returned to it or dropped, once, and before the next task has the right. A thread that
-//! sleeps forever is a deadlock, which the checker reports.
+//! polled is returned to it or dropped, once, and before the next task has the right. A task that
+//! waits for the signal to stop gets it. A thread that sleeps forever is a deadlock, which the
+//! checker reports.
 //!
 //! (The patience of these turns is zero or infinite: a model has no time.)
 #![cfg(kvpool_loom)]
@@ -13,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use kvpool::TurnTask;
-use kvpool::compact::{Turn, Turns};
+use kvpool::compact::{Stop, Turn, Turns};
 use kvpool_loom_tests::{block_on, check, join_last};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -207,5 +208,18 @@ fn a_task_is_passed_over_after_its_copy() {
         other.join().unwrap();
         take_a_turn(&shared, Duration::ZERO);
         assert!((2..=3).contains(&shared.moved()));
+    });
+}
+
+/// The signal is given while a task begins to wait for it, or before, or after.
+#[test]
+fn a_task_is_stopped() {
+    check("a_task_is_stopped", || {
+        let stop = Arc::new(Stop::default());
+        let giver = stop.clone();
+        let giver = thread::spawn(move || giver.give());
+        block_on(stop.given());
+        assert!(stop.is_given());
+        join_last(giver);
     });
 }

@@ -8,10 +8,9 @@ use crate::sync::runtime::run_blocking;
 
 /// Copies frames for a pool that was built without storage, in the engine's own memory.
 ///
-/// It is called with moves in which no destination is also a source. It may complete on any thread,
-/// and reports the end through [`CopyDone`]; after that call it must not touch these frames any
-/// more. During the copy, the sources are not written, and the destinations are not accessed by
-/// anyone else.
+/// No destination of its moves is also a source. During the copy, the sources are not written, and
+/// no one else accesses the destinations. It may complete on any thread, and reports the end
+/// through [`CopyDone`], after which it must not touch these frames.
 pub type FrameCopier = Arc<dyn Fn(&[FrameMove], CopyDone) + Send + Sync>;
 
 /// Smaller copies are done by the calling thread, because waking another one would take longer.

@@ -10,52 +10,35 @@
 //!         publish, retire                                   (where the copy completes)
 //! ```
 //!
-//! # Several waves in flight
+//! Waves in flight are independent: each has its own marked blocks and held destinations, and is
+//! published when its copy is complete, in any order. A wave with a destination that an earlier one
+//! vacates begins when that one has ended.
 //!
-//! While the device copies a wave, the next one is begun, so that the device does not wait for the
-//! host between them. Waves are independent: the blocks of each are marked, its destinations are
-//! claimed from the free frames and held, and each is published when its own copy is complete,
-//! in any order. A wave with a destination that an earlier one vacates begins when that one has
-//! ended; before, the claim would fail.
+//! # Runs that are dropped, not polled, or stuck
 //!
-//! # Cancellation
-//!
-//! A run can be dropped at every await. A wave that is being copied belongs to the copy, not to the
-//! run that began it: when the copy ends, the wave is published, or undone if the copy failed. Only
-//! then, or when the copy becomes overdue, does the run's [turn](super::turns) end.
-//!
-//! # A run that is not polled
-//!
-//! A run whose future is kept without being polled is passed over once no copy of it is under way:
-//! the next run has its turn. Each wave asks first whether the run still has its own. If not, an
-//! explicit run waits for another turn and continues with a new plan; a run of the background task
-//! or for a waiting request ends.
-//!
-//! # A copy that does not end
-//!
-//! A copy has a [deadline](DefragOptions::copy_deadline). Past it the copy gives up its share of
-//! its run's turn, and the run that began it, if it still exists, ends with
-//! [`DefragError::CopyOverdue`]. The wave continues to hold its frames, because they may still be
-//! read and written; it is published or undone when the copier reports the outcome, or drops the
-//! callback. So do other waves in flight. Until then no other wave begins: a stuck copier gets no
-//! further frames, and each new run ends with the error at once.
+//! - A run can be dropped at every await. A wave that is being copied belongs to its copy, which
+//!   publishes it, or undoes it if it failed. Only then does the run's [turn](super::turns) end.
+//! - A run that is not polled is passed over once no copy of it is under way. Each wave asks first
+//!   whether the run still has its turn. If not, an explicit run takes another turn and plans anew;
+//!   a run of the background task or for a waiting request ends.
+//! - A copy past its [deadline](DefragOptions::copy_deadline) gives up its share of the turn, and its
+//!   run ends with [`DefragError::CopyOverdue`]. The wave keeps its frames, which may still be read
+//!   and written, until the copier reports the outcome or drops the callback. Until then no other
+//!   wave begins: a stuck copier gets no further frames.
 //!
 //! # Memory used by moves
 //!
-//! While a wave is being copied it holds its destinations, and the frames of those of its blocks
-//! that are released meanwhile. The storage therefore bounds the bytes of a wave, and the number of
-//! waves in flight. While batches are in flight, vacated frames stay retired until those batches
-//! have ended: a run may retire as many frames as it moves blocks. An explicit run does all it can.
-//! The background task leaves room for allocations: it moves as many blocks as a [share](ROOM) of
-//! the available ones, and continues when those batches have ended.
+//! A wave under copy holds its destinations, and the frames of those of its blocks that are released
+//! meanwhile; the storage bounds the bytes and the number of waves. Vacated frames stay retired until
+//! the batches in flight have ended. An explicit run does all it can. The background task moves at
+//! most a [share](ROOM) of the available blocks, and continues when those batches have ended.
 //!
 //! # Evictable blocks
 //!
-//! What an allocation can get is what is free or evictable, so runs of such frames are the goal. An
-//! evictable block is not copied for it: it stays, or is evicted when another block moves to its
-//! frame. A shrink moves evictable blocks out of its region, while there is room, and a run for a
-//! request those that a batch may see. Plans are advice: a block can also become evictable between
-//! its plan and its copy.
+//! An allocation gets free and evictable frames alike, so runs of both are the goal. An evictable
+//! block stays, or is evicted when another block moves to its frame. A shrink moves those of its
+//! region while there is room, and a run for a request those that a batch may see. A block can also
+//! become evictable between its plan and its copy.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -81,14 +64,13 @@ use super::report::{CompactionState, GivenUp, MoveCounts};
 use super::snapshot::FrameState;
 use super::stop::Stop;
 use super::turns::{Turn, Turns};
-use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan_at_price};
+use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
 
-/// Maximum number of blocks per wave. More small blocks would fit, but the longer a block stays
-/// marked before its copy, the likelier a concurrent operation cancels its move.
+/// Maximum number of blocks per wave: the longer a block stays marked before its copy, the likelier
+/// its move is cancelled.
 const WAVE_BLOCKS: usize = 256;
 
-/// Maximum number of snapshots and plans per run. Concurrent allocations and frees cancel some
-/// moves, so that one plan may not be enough.
+/// Maximum number of snapshots and plans per run, since some moves are cancelled.
 const LOOKS: usize = 4;
 
 /// The background task moves at most one block per this many free and evictable blocks, and then
@@ -219,12 +201,11 @@ impl Compactor {
     /// [`DefragError`].
     pub async fn defragment(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
         options.check()?;
-        self.defragment_until(options, None).await
+        self.defragment_for(options, None).await
     }
 
-    /// Does the same, for the background task if given; when stopped, finishes the current wave
-    /// only.
-    pub(super) async fn defragment_until(
+    /// Compacts, for the background task if given; when stopped, finishes the current wave only.
+    pub(super) async fn defragment_for(
         &self,
         options: DefragOptions,
         background: Option<Background>,
@@ -251,12 +232,8 @@ impl Compactor {
         }
     }
 
-    /// Makes one free run of `len` frames by moving blocks.
-    ///
-    /// It is for an allocation that finds no such run although enough blocks are free.
-    ///
-    /// The run becomes available once every batch that was in flight when the blocks moved has
-    /// ended.
+    /// Makes one free run of `len` frames by moving blocks, for an allocation that finds none. It
+    /// becomes available once every batch that was in flight has ended.
     ///
     /// Returns `None` if `unless` completed while another run had its turn.
     ///
@@ -438,25 +415,18 @@ impl CompactionPass<'_> {
         self.background.as_ref().is_some_and(|background| background.stop.is_given()) || !self.turn.is_held()
     }
 
-    /// Returns true if vacated frames stay retired for a while.
-    ///
-    /// Further moves would then take free frames from allocations.
+    /// Returns true if vacated frames stay retired for a while: further moves would take free frames
+    /// from allocations.
     fn leaves_room(&self) -> bool {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
 
-    /// Returns free frames from threads' caches to the bitmaps.
-    ///
-    /// Plans do not see cached frames. It costs each thread its magazines.
+    /// Returns free frames from threads' caches to the bitmaps, where plans see them.
     pub(super) fn trim_caches(&self) {
         self.compactor.blocks().trim();
     }
 
-    /// Returns a plan for the current state of the pool.
-    ///
-    /// Evictable blocks stay, or are dropped from the frames to which others move: an allocation
-    /// would drop them in any case. They are moved out of a region to be emptied, and out of a run
-    /// for a request while a batch may see them.
+    /// Returns a plan for the current state of the pool. For evictable blocks, see the module docs.
     pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
         let (blocks, mut snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
         let null = usize::from(blocks.null_block().is_some());
@@ -471,7 +441,7 @@ impl CompactionPass<'_> {
                 snapshot = snapshot.without_evictable(can_go, Some(FrameState::AWAY));
             }
         }
-        plan_at_price(&snapshot, goal, moves_max, break_price)
+        plan(&snapshot, goal, moves_max, break_price)
     }
 
     /// Carries out moves wave by wave.

@@ -1,33 +1,28 @@
 //! Compaction: blocks move so that scattered frames, free or evictable, form runs.
 //!
-//! [`plan()`] is a pure function. It takes a [`Snapshot`] of every frame at one moment, and returns
-//! which blocks should move where. It touches no pool, has no randomness and reads no clock, so
-//! that equal snapshots give equal plans. A plan is advice: when it is carried out, a block may
-//! have been freed, or a destination taken. Such a move is cancelled without affecting the others.
+//! [`plan()`] is a pure function of a [`Snapshot`] of every frame at one moment. It returns which
+//! blocks should move where: a hint, since a block may be freed, or a destination taken, before it
+//! is carried out. Such a move is cancelled without affecting the others.
 //!
 //! # Objectives
 //!
 //! - The *fragmentation rate* at order `k` ([`Snapshot::fragmentation`]): one minus the number of
-//!   free aligned runs of `2^k`, divided by the number that the free frames could form. Free frames
-//!   outside of the bitmaps are in no run.
-//! - The *mean run of a sequence* ([`Snapshot::mean_sequence_run`]): blocks that are neighbours
-//!   both in a sequence and in memory share one descriptor of a transfer. This comes second: of the
-//!   plans that move the fewest blocks, the planner picks one that joins runs of sequences, or
-//!   breaks few.
+//! free aligned runs of `2^k`, divided by the number that the free frames could form. Free frames
+//! outside of the bitmaps are in no run.
+//! - The *mean run of a sequence* ([`Snapshot::mean_sequence_run`]), which comes second: blocks
+//! that
+//! are neighbours both in a sequence and in memory share one descriptor of a transfer.
 //!
-//! # What a run costs
-//!
-//! A run that is broken costs a descriptor in every later transfer, so breaks have a
+//! A run of a sequence that is broken costs a descriptor in every later transfer, so breaks have a
 //! [price](BREAK_PRICE), and a plan that does not pay is empty. Three kinds of frames deserve a
 //! rule:
 //!
 //! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to
-//!   cure, except for a request that waits for a run at a given place.
-//! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others:
-//!   an allocation gets evictable frames as it gets free ones. A compaction plans as if they had
-//!   been dropped. A plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead;
-//!   adjacent ones then count as neighbours in a sequence, because they are mostly the rest of one.
-//!   So does a shrink, while there is room.
+//! cure,
+//! except for a request that waits for a run at a given place.
+//! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others. A
+//! plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; so does a shrink,
+//! while there is room.
 //! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
 //!
 //! # Files
@@ -56,16 +51,18 @@ mod turns;
 pub use crate::block::GaveWay;
 pub use crate::storage::WAVE_BYTES;
 pub use bytes::{Bytes, FrameCopier};
-pub use compactor::Compactor;
+pub(crate) use compactor::Compactor;
 pub use error::{Blocker, DefragError, ResizeError};
 pub use goal::{BREAK_PRICE, Goal, Move, Plan, Shortfall, Step};
 pub use options::{COPY_DEADLINE, DefragOptions};
-pub use plan::{plan, plan_at_price};
+pub use plan::plan;
 pub use report::{
     CompactionState, DefragReport, DefragTotals, GivenUp, MoveCounts, OverdueCopy, ResizeReport,
 };
 pub use resize::ResizeOptions;
 pub use snapshot::{FrameKind, FrameState, PLACE_MAX, Snapshot};
+#[cfg(feature = "internals")]
+pub use stop::Stop;
 pub use task::{DefragConfig, Defragmenter};
 #[cfg(feature = "internals")]
 pub use turns::{Share, Turn, Turns};

@@ -8,18 +8,15 @@
 //!
 //! Suppose that a plan empties `e` regions that contain `m` blocks. The `eR - m` free frames in
 //! them are holes that cannot be filled, so that `m <= H - (eR - m)`, which is **`eR <= H`: the
-//! number of emptied regions is limited, but not their choice**. Filling a region that is entirely
-//! free adds `R` holes at the cost of one run, and gains nothing. Therefore at most
-//! `min(H / R, regions that can be emptied)` runs can be gained, any regions will do, and the
-//! cheapest are those with the fewest blocks. If they are emptied in ascending order of cost, every
-//! prefix is optimal for its cost; a budget, or a run that stops early, needs this property.
-//! `tests` compares with an exhaustive search.
+//! number of emptied regions is limited, but not their choice**. Therefore at most
+//! `min(H / R, regions that can be emptied)` runs can be gained, and the cheapest are those with the
+//! fewest blocks. Emptied in ascending order of cost, every prefix is optimal for its cost, which a
+//! budget needs. `tests` compares with an exhaustive search.
 //!
 //! # The price of breaks
 //!
-//! A block that leaves its predecessor ends a run of its sequence, and each run is a descriptor in
-//! every later transfer of the sequence. A free run becomes at least one run of a later sequence. A
-//! plan for [`Goal::Fragmentation`] therefore has a worth, in runs:
+//! Each run of a sequence is a descriptor in every later transfer, and a free run becomes at least
+//! one run of a later sequence. A plan for [`Goal::Fragmentation`] therefore has a worth, in runs:
 //!
 //! ```text
 //! worth = free_joins + price * (joins + rooms_gained - breaks)
@@ -27,10 +24,9 @@
 //!
 //! where `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free
 //! frame behind the last block of a list that grows. While the worth is less than half of
-//! `free_joins`, the steps whose own worth is negative are dropped. A plan whose worth stays
-//! negative is empty. So a plan is made only if it pays, and repeated planning ends, because each
-//! plan gains free runs and lowers no worth. At a price of 0, the plan is the optimum above. Other
-//! goals have no price: a request waits for their run, or a shrink for their region.
+//! `free_joins`, the steps whose own worth is negative are dropped; a plan whose worth stays negative
+//! is empty. Repeated planning ends, because each plan gains free runs and lowers no worth. At a
+//! price of 0, the plan is the optimum above. Other goals have no price.
 //!
 //! The remaining choices favour later plans:
 //!
@@ -65,25 +61,19 @@ use crate::ids::{FrameId, Order, Run};
 
 use self::map::{Map, Spared};
 use self::steps::Gain;
-use super::goal::{BREAK_PRICE, Goal, Move, Plan, Step};
+use super::goal::{Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
 
 /// Number of times that steps are dropped before the plan is given up.
 const ROUNDS: usize = 4;
 
-/// Returns the best plan towards `goal` with at most `moves_max` moves.
+/// Returns the best plan towards `goal` with at most `moves_max` moves, at a price of each break in
+/// maximal free runs ([`BREAK_PRICE`](super::BREAK_PRICE) by default).
 ///
 /// Pure and deterministic; takes some milliseconds per million frames. A plan without gain is
-/// empty. A break has the price [`BREAK_PRICE`].
-pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
-    plan_at_price(snapshot, goal, moves_max, BREAK_PRICE)
-}
-
-/// As [`plan`], with another price of a break, in maximal free runs.
-///
-/// At a price of 0, planning again after all moves of an unlimited plan returns no move. At a
+/// empty. At a price of 0, planning again after all moves of an unlimited plan returns no move. At a
 /// higher one, it may return further moves that pay, a limited number of times.
-pub fn plan_at_price(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
+pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
     match goal {
         Goal::Fragmentation { order } => {
             let map = Map::of(snapshot, Spared::Kept);

@@ -92,9 +92,7 @@ pub struct DefragReport {
     /// runs.
     pub time: Duration,
     /// Fragmentation rate before the run at the order of its goal, 0 to 1; see
-    /// [`Pool::fragmentation`](crate::pool::Pool::fragmentation). It is one minus the number of
-    /// free aligned runs of that order, divided by the number that the same free frames would form
-    /// under the best placement of all blocks.
+    /// [`Fragmentation::rate`](crate::Fragmentation::rate).
     pub fragmentation_before: f64,
     /// The same after the run. Vacated frames that a batch in flight may still read are not free
     /// yet.
@@ -112,9 +110,8 @@ pub struct DefragReport {
 }
 
 impl DefragReport {
-    /// Returns whether blocks were moved, and the pool has fewer runs and is more fragmented than
-    /// before: other threads have allocated and freed meanwhile, and have undone more than the
-    /// moves gained.
+    /// Returns whether blocks were moved, and the pool is more fragmented than before: other
+    /// threads have undone more than the moves gained.
     pub fn is_worse(&self) -> bool {
         let is_more_fragmented = self.available_fragmentation_after > self.available_fragmentation_before;
         self.moved_blocks > 0 && self.runs_gained < 0 && is_more_fragmented
@@ -245,34 +242,26 @@ pub struct DefragTotals {
 }
 
 impl DefragTotals {
-    /// Returns the mean [fragmentation rate](DefragReport::fragmentation_before) before a run, 0 to
-    /// 1.
-    ///
-    /// The mean is over [`runs`](Self::runs); 0 if there were none.
+    /// Returns the mean of [`DefragReport::fragmentation_before`] over the [`runs`](Self::runs); 0
+    /// if there were none.
     pub fn fragmentation_before(&self) -> f64 {
         self.fragmentation_before_sum / self.runs.max(1) as f64
     }
 
-    /// Returns the mean [fragmentation rate](DefragReport::fragmentation_after) after a run, 0 to
-    /// 1.
-    ///
-    /// The mean is over [`runs`](Self::runs); 0 if there were none.
+    /// Returns the mean of [`DefragReport::fragmentation_after`] over the [`runs`](Self::runs); 0
+    /// if there were none.
     pub fn fragmentation_after(&self) -> f64 {
         self.fragmentation_after_sum / self.runs.max(1) as f64
     }
 
-    /// Returns the mean [rate over free and evictable
-    /// frames](DefragReport::available_fragmentation_before) before a run, 0 to 1.
-    ///
-    /// The mean is over [`runs`](Self::runs); 0 if there were none.
+    /// Returns the mean of [`DefragReport::available_fragmentation_before`] over the
+    /// [`runs`](Self::runs); 0 if there were none.
     pub fn available_fragmentation_before(&self) -> f64 {
         self.available_fragmentation_before_sum / self.runs.max(1) as f64
     }
 
-    /// Returns the mean [rate over free and evictable
-    /// frames](DefragReport::available_fragmentation_after) after a run, 0 to 1.
-    ///
-    /// The mean is over [`runs`](Self::runs); 0 if there were none.
+    /// Returns the mean of [`DefragReport::available_fragmentation_after`] over the
+    /// [`runs`](Self::runs); 0 if there were none.
     pub fn available_fragmentation_after(&self) -> f64 {
         self.available_fragmentation_after_sum / self.runs.max(1) as f64
     }

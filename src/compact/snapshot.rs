@@ -11,20 +11,14 @@
 //! The lower 61 bits are the *key*. Two frames `f` and `f + 1` are *linked* if the key of the
 //! second is the key of the first plus one: they are neighbours both in a sequence and in memory.
 //! No link leads into or out of a frame without a sequence, because [`PLACE_MAX`] keeps the last
-//! places unused.
-//!
-//! A snapshot does not know the sequences that an evictable block came from. Blocks of one sequence
-//! were released together, and will be found or evicted together, so evictable blocks in adjacent
-//! frames count as linked: their key is a number above all sequences, and their frame as the place
-//! ([`FrameState::evictable`]).
-//!
-//! # Ends
+//! places unused. Evictable blocks in adjacent frames count as linked, since most come from one
+//! sequence: their key is a number above all sequences, with their frame as the place.
 //!
 //! The *ends* are the frames of the last blocks of lists that grow. The frame behind an end is the
 //! list's *room* if it is free: the next block continues the run there.
 //!
-//! A snapshot of a pool in use is torn: a block may appear twice, or not at all. Neither this file
-//! nor the planner relies on consistency; a torn snapshot only makes the plan less useful.
+//! A snapshot of a pool in use is not atomic: a block may appear twice, or not at all. It is only a
+//! hint to the planner.
 
 use std::fmt;
 

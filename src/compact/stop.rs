@@ -1,56 +1,52 @@
 //! The signal that stops a background task.
 
 use std::future::poll_fn;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::task::Poll;
 
-use crate::sync::wake;
+use crate::sync::{AtomicBool, AtomicWaker, Ordering::*, wake};
 
 /// A signal that is given once, and that one task waits for.
-#[derive(Debug, Default)]
-pub(super) struct Stop(Mutex<Signal>);
+///
+/// The task stores its waker and then reads the flag; the giver sets the flag and then takes the
+/// waker. Both steps change the waker's word, so that one of them comes second and sees the other's.
+///
+/// Model: `loom-tests/tests/turns.rs`.
+pub struct Stop {
+    is_given: AtomicBool,
+    waker: AtomicWaker,
+}
 
-#[derive(Debug, Default)]
-struct Signal {
-    is_given: bool,
-    /// Of the task that waits for it.
-    waker: Option<Waker>,
+impl Default for Stop {
+    fn default() -> Self {
+        Self { is_given: AtomicBool::new(false), waker: AtomicWaker::new() }
+    }
 }
 
 impl Stop {
-    fn lock(&self) -> MutexGuard<'_, Signal> {
-        // No code panics while this lock is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Gives the signal.
-    pub(super) fn give(&self) {
-        let waker = {
-            let mut signal = self.lock();
-            signal.is_given = true;
-            signal.waker.take()
-        };
-        if let Some(waker) = waker {
-            wake(waker);
-        }
+    pub fn give(&self) {
+        // Relaxed: the change of the waker's word publishes it.
+        self.is_given.store(true, Relaxed);
+        self.waker.take().into_iter().for_each(wake);
     }
 
-    pub(super) fn is_given(&self) -> bool {
-        self.lock().is_given
+    /// Returns whether the signal was given.
+    pub fn is_given(&self) -> bool {
+        self.is_given.load(Relaxed)
     }
 
     /// Waits for the signal.
-    pub(super) async fn given(&self) {
-        let given = poll_fn(|context| {
-            // The old waker is dropped after the lock is released.
-            let mut waker = Some(context.waker().clone());
-            let mut signal = self.lock();
-            if signal.is_given {
-                return Poll::Ready(());
-            }
-            std::mem::swap(&mut signal.waker, &mut waker);
-            Poll::Pending
-        });
-        given.await;
+    pub async fn given(&self) {
+        poll_fn(|context| {
+            self.waker.register(context.waker());
+            if self.is_given() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    }
+}
+
+impl std::fmt::Debug for Stop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Stop").field(&self.is_given()).finish()
     }
 }

@@ -17,10 +17,8 @@
 //! ```
 //!
 //! Changes are detected by a counter that the bitmaps keep, and by the clock's word. Events that
-//! make a block movable but change neither (a lease's seal, the end of a pin, a free into a
-//! magazine) are noticed within [`THOROUGH_EVERY`].
-//!
-//! It takes turns with explicit runs and with resizes, and like them it blocks no other operation.
+//! change neither (a lease's seal, the end of a pin, a free into a magazine) are noticed within
+//! [`THOROUGH_EVERY`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -67,8 +65,6 @@ const TRIM_EVERY: Duration = Duration::from_millis(20);
 pub struct DefragConfig {
     /// The task runs while the fragmentation rate of free and evictable frames is above this share,
     /// 0 to 1; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
-    /// The rate is one minus the number of aligned runs of the order of such frames, divided by the
-    /// number that as many frames would form under the best placement of all blocks.
     ///
     /// The task does not count the frames that sequences spare for their growth, nor as many others
     /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
@@ -80,9 +76,8 @@ pub struct DefragConfig {
     /// blocks that are allocated, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise it
     /// moves what it can.
     pub share: f64,
-    /// Time between two checks. While the pool does not change, checks are nearly free, and the
-    /// time between them grows to 100 ms (or to this value, if larger); the first check that finds
-    /// a change resets it to this value.
+    /// Time between two checks. While the pool does not change, it grows to 100 ms, or to this
+    /// value if larger.
     pub interval: Duration,
     /// Options of each run: by default, all moves that gain a run of the pool's order.
     pub moves: DefragOptions,
@@ -165,7 +160,7 @@ impl Defragmenter {
     /// # Errors
     ///
     /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
-    pub fn start(compactor: Compactor, config: DefragConfig) -> Result<Self, DefragError> {
+    pub(crate) fn start(compactor: Compactor, config: DefragConfig) -> Result<Self, DefragError> {
         config.check()?;
         if !compactor.bytes().are_known() {
             return Err(DefragError::NoBytes);
@@ -275,7 +270,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
             trimmed = Some(now());
         }
         let background = Background { stop: stop.clone(), trims_caches, moves_max };
-        let outcome = compactor.defragment_until(config.moves, Some(background)).await;
+        let outcome = compactor.defragment_for(config.moves, Some(background)).await;
         let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
         let report = match &outcome {
             Ok(report) => *report,

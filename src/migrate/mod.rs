@@ -1,13 +1,12 @@
 //! Migration: transfer of blocks to another pool, on the host or on another device, and back.
 //!
-//! There are three operations. A whole sequence is copied and continues in the other pool
-//! ([`SequenceCopy`]; to move it, the source is closed afterwards). Cached blocks that would be
-//! evicted soon move to another pool's cache ([`offload`]). Cached blocks of a prompt are copied
-//! back from there ([`bring_back`]).
+//! A sequence is copied ([`SequenceCopy`]; to move it, the source is closed afterwards), cached
+//! blocks that would be evicted soon move to another pool's cache ([`offload`]), and those of a
+//! prompt are copied back from there ([`bring_back`]).
 //!
 //! Each runs over the same halves: an [`Export`] in the source, an [`Import`] in the target, and a
-//! copy in between. Within the process it is one call of the target's storage. Between nodes it is
-//! a [`transport`] of the node, and a [`Manifest`] says in advance what comes.
+//! copy in between: within the process one call of the target's storage, between nodes a
+//! [`transport`], for which a [`Manifest`] says in advance what comes.
 //!
 //! # Protocol
 //!
@@ -28,16 +27,14 @@
 //! | export and import | a reference on each source block; fresh blocks and the id in the target | the same | - |
 //! | the copy or transport | - | a [hold](transport::Hold) on each piece: the same references, and the pins of the source's blocks | - |
 //!
-//! References are counted by holder: export, import and each hold keep them, and the last one to be
-//! dropped releases them. A transfer can therefore be given up at any time. Blocks whose bytes a
-//! transport may still read or write stay owned, and are reported as quarantined.
+//! The last of export, import and holds to be dropped releases the references. A transfer can
+//! therefore be given up at any time. Blocks whose bytes a transport may still read or write stay
+//! owned, and are reported as quarantined.
 //!
-//! Within the process the transfer runs as a job of its own: on a tokio runtime in a thread for
-//! blocking work, elsewhere, or for a short copy of a sequence, in the polling thread. It owns
-//! export and import. The future can therefore be dropped at its single await: the job stops after
-//! the current piece, and drops them. A sequence owned by a dropped future is closed, like any
-//! dropped sequence; a borrowed one is unaffected. An offload belongs entirely to its job, which
-//! also commits it: when the future is dropped, the job stops early or completes.
+//! Within the process the transfer runs as a job, which owns export and import: on a tokio runtime in
+//! a thread for blocking work, elsewhere, or for a short copy of a sequence, in the polling thread.
+//! When the future is dropped, the job stops after the current piece; an offload, which its job
+//! commits, stops early or completes.
 //!
 //! # Why the source is not written meanwhile
 //!

@@ -15,28 +15,19 @@ use super::Pool;
 impl Pool {
     /// Moves blocks so that free and evictable frames form aligned runs of the pool's order.
     ///
-    /// Runs concurrently with all other operations; no thread waits for a move. Only sealed,
-    /// unpinned blocks move: those that a finished batch filled, and those that their
-    /// [lease](crate::Lease::seal) sealed. A pool of unsealed leases stays as it is, and the report
-    /// says that no block moved.
-    ///
-    /// Evictable blocks stay, since allocations get their frames by eviction. Where a block moves
-    /// to the frame of an evictable one, that is evicted.
+    /// No thread waits for a move. Only sealed, unpinned blocks move: those that a finished batch
+    /// filled, and those that their [lease](crate::Lease::seal) sealed. Evictable blocks stay,
+    /// since allocations get their frames by eviction; one at the destination of a move is evicted.
     ///
     /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
     /// The future may be dropped at any time; moves that are being copied then finish by
-    /// themselves.
+    /// themselves. One that is kept without being polled loses its turn after the
+    /// [patience](crate::pool::PoolBuilder::turn_patience), but not while it copies; polled again,
+    /// it takes another turn and continues.
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB in
-    /// host memory at a time: these the polling thread copies, as it does elsewhere. A copy that
-    /// takes longer than the [deadline](DefragOptions::copy_deadline) ends the run with
-    /// [`DefragError::CopyOverdue`].
-    ///
-    /// A future that is kept without being polled loses its turn to the next in line, once its
-    /// copies are over and the [patience](crate::pool::PoolBuilder::turn_patience) has passed; when
-    /// it is polled again, it takes another turn and continues. [`Stats::turn`](super::Stats::turn)
-    /// shows whose turn it is. There is no time limit for the wait: wrap the future in a timeout.
+    /// host memory at a time: these the polling thread copies, as it does elsewhere.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
@@ -49,14 +40,14 @@ impl Pool {
     /// let report = pool.defragment().await?;
     /// assert!(report.fragmentation_before > 0.9, "{report:?}");
     /// assert!(report.fragmentation_after < 0.05, "{report:?}");
-    /// pool.audit()?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// [`DefragError`]; moves completed before it stay in effect, all other blocks are unchanged.
+    /// [`DefragError`]; moves completed before it stay in effect. A copy that takes longer than its
+    /// [deadline](DefragOptions::copy_deadline) is one.
     ///
     /// # Panics
     ///
@@ -69,25 +60,17 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`defragment`](Self::defragment).
-    ///
-    /// # Panics
-    ///
-    /// As for [`defragment`](Self::defragment).
+    /// As for [`defragment`](Self::defragment), which also names its panics.
     pub async fn defragment_with(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
         traced!("kvpool.defragment", self.0.compactor.defragment(options)).await
     }
 
-    /// Starts a background task that compacts the pool whenever it is fragmented.
+    /// Starts a background task that compacts the pool whenever it is fragmented, and while no
+    /// batch begins evicts ahead of need.
     ///
-    /// While no batch begins, it also evicts ahead of need, in slices of about 128 blocks, what
-    /// the ends of batches and sequences left.
-    ///
-    /// Needs the feature `tokio`. The task runs on the current tokio runtime, until the result is
-    /// [stopped](Defragmenter::stop) or dropped. While nothing drives that runtime, for example one
-    /// of the current thread between two calls of `block_on`, the task makes no progress; if it is
-    /// in the midst of a run then, others pass over its turn as for
-    /// [`defragment`](Self::defragment).
+    /// The task runs on the current tokio runtime (feature `tokio`), until the result is
+    /// [stopped](Defragmenter::stop) or dropped. While nothing drives that runtime it makes no
+    /// progress, and others pass over its turn.
     ///
     /// # Errors
     ///
@@ -106,21 +89,19 @@ impl Pool {
     ///
     /// Growth is immediate. A shrink moves the blocks beyond the new end below it, and returns the
     /// memory to the system. It waits for its turn to move blocks, and then for batches in flight
-    /// and for unsealed blocks, each up to [`ResizeOptions::patience`]. If blocks cannot move, the
-    /// error names them, and the pool keeps its size. Allocations continue in the part that
-    /// remains: the free blocks beyond the new end are [held](super::Stats::held).
+    /// and for unsealed blocks, each up to [`ResizeOptions::patience`]. Allocations continue in the
+    /// part that remains: the free blocks beyond the new end are [held](super::Stats::held).
     ///
     /// The future may be dropped at any time; the pool then keeps its size. If it is kept without
-    /// being polled for longer than the [patience](crate::pool::PoolBuilder::turn_patience), the
-    /// requests and runs that wait for what it holds undo the shrink, as far as it got; when it is
-    /// polled again it takes another turn and begins anew. So it may stand in a `select!` beside a
-    /// branch that waits for blocks. [`Pool::allocate`] does not undo it, and reports the blocks as
-    /// `held`.
+    /// being polled for longer than the [patience](crate::pool::PoolBuilder::turn_patience),
+    /// requests and runs that wait for what it holds undo the shrink; polled again, it begins anew.
+    /// So it may stand in a `select!` beside a branch that waits for blocks. [`Pool::allocate`]
+    /// does not undo it.
     ///
     /// # Errors
     ///
-    /// [`ResizeError`]; the pool keeps its size. [`ResizeError::NoTurn`] names the task that had
-    /// the turn for as long as the patience.
+    /// [`ResizeError`]; the pool keeps its size. It names the blocks that cannot move, or the task
+    /// that had the turn for as long as the patience ([`ResizeError::NoTurn`]).
     ///
     /// # Panics
     ///
@@ -134,11 +115,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`resize`](Self::resize).
-    ///
-    /// # Panics
-    ///
-    /// As for [`resize`](Self::resize).
+    /// As for [`resize`](Self::resize), which also names its panics.
     pub async fn resize_with(
         &self,
         blocks: usize,
@@ -188,7 +165,7 @@ impl Pool {
     }
 
     /// Returns the compactor, which moves this pool's blocks.
-    pub fn compactor(&self) -> &Compactor {
+    pub(super) fn compactor(&self) -> &Compactor {
         &self.0.compactor
     }
 }

@@ -15,13 +15,10 @@ use super::leased::{Leased, Root};
 
 /// Owns its blocks: holds a reference on each, and releases it when dropped, on any thread.
 ///
-/// The [handles](Self::handles) of a lease's blocks can be inspected and
-/// [pinned](super::Pool::pin_scoped). All other changes go through the lease.
-///
 /// [`Pool::allocate`](super::Pool::allocate) returns a lease that borrows the pool, which costs no
-/// reference count. [`Pool::allocate_owned`](super::Pool::allocate_owned) returns a
-/// `Lease<'static>`, which keeps the needed part of the pool alive and can be moved into threads,
-/// tasks and tables.
+/// reference count; [`Pool::allocate_owned`](super::Pool::allocate_owned) a `Lease<'static>`, which
+/// keeps the needed part of the pool alive. The [handles](Self::handles) of its blocks can be
+/// inspected and [pinned](super::Pool::pin_scoped); all other changes go through the lease.
 ///
 /// The owner may write to the blocks until it [seals](Self::seal) them. Compaction moves sealed
 /// blocks only: leases that are never sealed stay where they are, also in the way of a contiguous

@@ -27,6 +27,7 @@ mod shape;
 mod stats;
 mod transfer;
 mod victims;
+mod wait;
 mod waiting;
 
 pub use crate::block::{
@@ -56,3 +57,4 @@ pub use sequence_runs::SequenceRuns;
 pub use settled::Settled;
 pub use stats::{Fragmentation, Pressure, Stats};
 pub use victims::{LowestPriorityFirst, Victim, VictimOrder};
+pub use wait::{CallUntil, Wait};

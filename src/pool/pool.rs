@@ -1,6 +1,6 @@
 //! The pool type: shared state, block handles, sequences, batches and counters.
 
-use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Counts, Sampler};
+use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Sampler};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
@@ -15,10 +15,10 @@ use crate::sync::Arc;
 /// Cloning is cheap, and all clones are the same pool. Every method takes `&self` and may be called
 /// from any number of threads at once.
 ///
-/// A block has at most 8,191 references: of sequences that share it, forks, pinned prefixes, and
-/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block that has
-/// as many gets no cached tokens from that block on and computes them, and later ones share its
-/// blocks; [`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks) counts it.
+/// A block has at most 8,191 references: of sequences, forks, pinned prefixes, and
+/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block with as
+/// many computes its tokens from that block on
+/// ([`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks)).
 ///
 /// ```
 /// use kvpool::{AllocRequest, Pool};
@@ -26,8 +26,7 @@ use crate::sync::Arc;
 ///
 /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(1_000).build()?;
 /// let lease = pool.allocate(AllocRequest::new(10))?;
-/// assert_eq!(lease.blocks().len(), 10);
-/// assert_eq!(pool.free_blocks(), 990);
+/// assert_eq!((lease.blocks().len(), pool.free_blocks()), (10, 990));
 /// drop(lease);
 /// assert_eq!(pool.free_blocks(), 1_000);
 /// pool.audit()?;
@@ -100,8 +99,7 @@ impl Pool {
         self.0.sequences.sequence(id)
     }
 
-    /// Returns a read-only view of an open sequence's blocks, usable while its owner continues.
-    ///
+    /// Returns a read-only view of an open sequence's blocks, usable while its owner continues;
     /// `None` if the sequence is not open.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
         self.0.sequences.view(id)
@@ -129,12 +127,12 @@ impl Pool {
         Batch::begin(&self.0.sequences)
     }
 
-    /// Begins a batch on a device's stream; it ends when the stream reaches that point.
+    /// Begins a batch on a device's stream; it ends when the stream reaches that point, however it
+    /// is ended on the host.
     ///
-    /// Copies on write are enqueued on the stream, ahead of the batch's writes, and the batch ends
-    /// when the stream gets there, however it is ended on the host. The bytes that it reads and
-    /// copies must be written by work enqueued on the stream before, or by work that the stream
-    /// waits for.
+    /// Copies on write are enqueued on the stream, ahead of the batch's writes. The bytes that the
+    /// batch reads and copies must be written by work enqueued on the stream before, or by work
+    /// that the stream waits for.
     ///
     /// # Errors
     ///
@@ -147,9 +145,8 @@ impl Pool {
         Batch::begin_on(&self.0.sequences, stream)
     }
 
-    /// Returns true if the pool's device has failed.
-    ///
-    /// Such a pool allocates no more blocks, and the contents of its blocks are lost.
+    /// Returns true if the pool's device has failed: it allocates no more blocks, and the contents
+    /// of its blocks are lost.
     pub fn is_lost(&self) -> bool {
         self.0.blocks.is_lost()
     }
@@ -163,9 +160,8 @@ impl Pool {
         self.grow_as(blocks, &mut |_| Ok(()))
     }
 
-    /// Grows like [`grow`](Self::grow), but first calls `check` with the new frames.
-    ///
-    /// An error of `check` cancels the growth before anything changes.
+    /// Grows, but first calls `check` with the new frames, whose error cancels the growth without
+    /// effect.
     pub(super) fn grow_as(
         &self,
         blocks: usize,
@@ -182,30 +178,23 @@ impl Pool {
 
     /// Returns free blocks cached by threads to the bitmaps, where they join into runs.
     ///
-    /// This covers magazines, the depot, and retired blocks that no batch can read any more. An
-    /// allocation that runs short does the same by itself; an operator may call this before looking
-    /// at fragmentation.
+    /// An allocation that runs short does the same by itself; an operator may call this before
+    /// looking at fragmentation.
     pub fn trim(&self) {
         self.0.blocks.trim();
     }
 
     /// Returns the number of blocks that can be allocated without evicting:
-    /// [`Stats::free`](super::Stats::free).
+    /// [`Stats::free`](super::Stats::free). Excludes the [reserve](super::PoolBuilder::reserve).
     ///
-    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
-    /// allocates or frees at the same time.
+    /// O(threads); exact if no other thread allocates or frees at the same time.
     pub fn free_blocks(&self) -> usize {
         self.0.blocks.counts().free()
     }
 
     /// Returns the number of free and evictable blocks:
-    /// [`Stats::available`](super::Stats::available).
-    ///
-    /// Compare it with [`blocks_needed`](Self::blocks_needed), which counts the evictable blocks of
-    /// a cached prefix.
-    ///
-    /// Excludes the [reserve](super::PoolBuilder::reserve). O(threads); exact if no other thread
-    /// allocates or frees at the same time.
+    /// [`Stats::available`](super::Stats::available). Otherwise like
+    /// [`free_blocks`](Self::free_blocks). Compare it with [`blocks_needed`](Self::blocks_needed).
     pub fn available_blocks(&self) -> usize {
         self.0.blocks.counts().available()
     }
@@ -228,21 +217,20 @@ impl Pool {
         self.0.sequences.cache().map(|cache| &**cache)
     }
 
-    /// Returns the cached blocks and their hashes; empty without a prefix cache.
+    /// Returns the cached blocks and their hashes; empty without a prefix cache. Visits every
+    /// block.
     ///
     /// Use it when starting to follow the [events](PrefixCache::events), or after events were lost.
-    /// Visits every block of the pool.
     pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
         self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
     }
 
     /// Clears the prefix cache: prefixes cached before the call are not found any more.
     ///
-    /// Takes the same time in a pool of any size. Unowned blocks stay evictable and keep counting
-    /// as such. LRU evicts them before any that are cached later; a policy with several queues does
-    /// so where they are first in their queue. Owned ones become evictable when they are released,
-    /// and are evicted before all others. To have free blocks at once, [evict](Self::evict_cached)
-    /// some.
+    /// Takes the same time in a pool of any size. Unowned blocks stay evictable; LRU evicts them
+    /// before any that are cached later, a policy with several queues where they are first in their
+    /// queue. Owned ones become evictable when they are released, and are evicted before all
+    /// others. To have free blocks at once, [evict](Self::evict_cached) some.
     pub fn clear_prefix_cache(&self) {
         if let Some(cache) = self.prefix_cache() {
             cache.clear();
@@ -260,24 +248,20 @@ impl Pool {
     /// Uncaches all blocks of these hashes, of contents that proved to be wrong: no lookup finds
     /// them any more.
     ///
-    /// Blocks without owners are evicted. Owners keep theirs and continue: a sequence can append,
-    /// fork, truncate and close as before. This also holds for blocks that were written before the
-    /// call, even in part, and are full or final later: by a batch in flight, by another sequence
-    /// with the same tokens, or by an import. Blocks that are written after the call are found
-    /// again.
+    /// Blocks without owners are evicted. Owners keep theirs and continue. This also holds for
+    /// blocks that were written before the call, even in part, and become full or final later: by a
+    /// batch in flight, by another sequence with the same tokens, or by an import. Blocks that are
+    /// written after the call are found again.
     ///
     /// What was computed from a wrong block is wrong too, and has other hashes. Nothing that a
-    /// sequence with such a block fills from now on is found. Those blocks that are cached already
-    /// are found again once the wrong one was computed anew: pass their hashes too.
-    /// [`Sequence::block_hashes`] returns those of a sequence, and
-    /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each. An
-    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail) has a hash of
-    /// its own, which only its event tells. To forget everything, [clear](Self::clear_prefix_cache)
-    /// the cache.
+    /// sequence with such a block fills from now on is found. Pass the hashes of those that are
+    /// cached already: [`Sequence::block_hashes`] returns those of a sequence, and
+    /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each, also for an
+    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail). To forget
+    /// everything, [clear](Self::clear_prefix_cache) the cache.
     ///
-    /// Visits every block of the pool. 65,536 hashes are remembered. If there are more, the older
-    /// ones are dropped, and a block that was written before and is registered afterwards is not
-    /// found. Frames that a batch in flight may see become free when it ends.
+    /// Visits every block of the pool. 65,536 hashes are remembered; of more, the older ones are
+    /// dropped. Frames that a batch in flight may see become free when it ends.
     ///
     /// ```
     /// # use kvpool::{Pool, SequenceId, Tokens, prefix::PrefixConfig, storage::KvLayout};
@@ -298,18 +282,11 @@ impl Pool {
             .map_or_else(UncachedBlocks::default, |cache| cache.uncache_hashes(&self.0.blocks, hashes))
     }
 
-    /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left, and
-    /// returns their number.
+    /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left,
+    /// and returns their number.
     ///
-    /// Blocks that a batch in flight may see, or that are being moved, stay. Other threads may
-    /// allocate meanwhile: the blocks are evicted in slices.
-    ///
-    /// ```
-    /// # use kvpool::{Pool, storage::KvLayout};
-    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
-    /// assert_eq!(pool.evict_cached(0), 0, "no block is cached");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Blocks that a batch in flight may see, or that are being moved, stay. The blocks are evicted
+    /// in slices, between which other threads may allocate.
     pub fn evict_cached(&self, keep: usize) -> usize {
         /// Blocks of a slice.
         const SLICE: usize = 512;
@@ -323,18 +300,17 @@ impl Pool {
         }
     }
 
-    /// Recounts every frame and block, what sequences spare, and the references of each kind of
-    /// owner. Call it while no thread allocates or frees; leases, batches, transfers and requests
-    /// that wait may be open.
+    /// Recounts every frame and block, and the references of each kind of owner.
     ///
-    /// A lease that was [forgotten](std::mem::forget) is an owner: [`AuditReport::allocated_at`]
-    /// and [`owners`](Self::owners) name it. A reference that no owner will release is an error.
+    /// Call it while no thread allocates or frees; leases, batches, transfers and requests that
+    /// wait may be open. A lease that was [forgotten](std::mem::forget) is an owner:
+    /// [`owners`](Self::owners) names it. A reference that no owner will release is an error.
     ///
     /// # Errors
     ///
-    /// The first contradiction found, or [`AuditError::Busy`], also while a thread is ending: the end
-    /// of a [scope](std::thread::scope) does not wait for the destructors of its threads, a `join`
-    /// does.
+    /// The first contradiction found, or [`AuditError::Busy`], also while a thread is ending: the
+    /// end of a [scope](std::thread::scope) does not wait for the destructors of its threads, a
+    /// `join` does.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_owners(|| self.accounts())?;
@@ -359,13 +335,6 @@ impl Pool {
         }
     }
 
-    /// Returns the number of blocks in each state, without visiting them.
-    ///
-    /// Exact if no other thread allocates or frees at the same time.
-    pub fn counts(&self) -> Counts {
-        self.0.blocks.counts()
-    }
-
     /// Returns the number of batches in flight.
     pub fn batches_in_flight(&self) -> u64 {
         self.0.blocks.clock().in_flight()
@@ -381,7 +350,7 @@ impl Pool {
 impl Sequence {
     /// Returns its pool, or `None` if all [`Pool`] handles have been dropped.
     ///
-    /// Not available in models. [`pool_tag`](Self::pool_tag) and [`Pool::owns`] are.
+    /// Not available in models; [`Pool::owns`] is.
     pub fn pool(&self) -> Option<Pool> {
         let owner = self.sequences().owner()?.upgrade()?;
         owner.downcast::<Shared>().ok().map(Pool)

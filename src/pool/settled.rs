@@ -27,12 +27,10 @@ impl Pool {
     /// Waits until every batch that has written to the sequence so far has ended.
     ///
     /// Its bytes are then complete: it can be [migrated](Self::migrate), and its full blocks of
-    /// final tokens can be sealed and cached. Batches of other sequences are not waited for, even
-    /// if they began earlier. (Exception: if more than three batches that write the sequence are in
-    /// flight at once, all batches up to the oldest of them are waited for too.)
-    ///
-    /// Only batches that wrote before the call count. A task must not await this while it holds
-    /// such a batch itself.
+    /// final tokens can be sealed and cached. Batches of other sequences are not waited for, unless
+    /// more than three batches that write the sequence are in flight: then all up to the oldest of
+    /// them are. Only batches that wrote before the call count. A task must not await this while it
+    /// holds such a batch itself.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
@@ -80,7 +78,7 @@ impl Pool {
 }
 
 impl Settled {
-    /// Waits like the future itself, but gives up at a deadline.
+    /// Waits like the future itself, but gives up at a deadline, if there is one.
     ///
     /// Looks at least once, even if the deadline has passed.
     ///
@@ -91,7 +89,8 @@ impl Settled {
     /// # Panics
     ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn until(mut self, deadline: Instant) -> Result<(), SettleError> {
+    pub async fn until(mut self, deadline: impl Into<Option<Instant>>) -> Result<(), SettleError> {
+        let Some(deadline) = deadline.into() else { return self.await };
         if let Some(outcome) = timeout_at(deadline, &mut self).await {
             return outcome;
         }

@@ -48,14 +48,11 @@ pub struct Stats {
     pub total: usize,
     /// Owned blocks.
     pub used: usize,
-    /// Blocks that any allocation can get without evicting: in the bitmaps, in threads' magazines
-    /// and in the depot. Excludes the reserve.
+    /// Blocks that any allocation can get without evicting. Excludes the reserve.
     pub free: usize,
-    /// Blocks that any allocation can get, if necessary by evicting: [`free`](Self::free) +
-    /// [`evictable`](Self::evictable).
+    /// [`free`](Self::free) + [`evictable`](Self::evictable).
     pub available: usize,
-    /// Unowned blocks that the prefix cache keeps until their frames are needed; zero without that
-    /// cache.
+    /// Unowned blocks that the prefix cache keeps until their frames are needed.
     pub evictable: usize,
     /// Freed blocks that a batch in flight may still read.
     pub retired: usize,
@@ -90,16 +87,13 @@ pub struct Stats {
     pub closing: usize,
     /// The oldest batch in flight; blocks [retired](Self::retired) since it began wait for its end.
     ///
-    /// Its age counts from the first call that found it to be the oldest: a call to
-    /// [`Pool::stats`](super::Pool::stats), a refused allocation, or a waiting one. The age is thus
-    /// a lower bound, and two calls in a row reveal a batch that never ends.
+    /// Its age is a lower bound: it counts from the first call that found it to be the oldest.
     pub oldest_batch: Option<OldestBatch>,
     /// The first request in line, and since when it has been ready without being polled.
     pub head_of_line: Option<HeadOfLine>,
     /// Requests that were woken and not polled in time, so that others are served before them.
     pub passed_over: usize,
-    /// The task whose turn it is to move blocks. It may hold blocks ([`held`](Self::held)); one
-    /// that is not polled is passed over by others that wait.
+    /// The task whose turn it is to move blocks; see [`TurnHolder`].
     #[cfg_attr(feature = "serde", serde(default))]
     pub turn: Option<TurnHolder>,
     /// A copy of moving blocks that has passed its deadline; its blocks are among
@@ -108,7 +102,7 @@ pub struct Stats {
     /// Owned blocks whose bytes are being transferred to or from another pool or node.
     pub in_transfer: usize,
     /// Owned blocks of transfers that were given up, whose bytes a transport may still read or
-    /// write: they are reusable once the transport has lost its access to them.
+    /// write.
     pub quarantined: usize,
     /// Blocks held for good because their bytes could not be
     /// [wiped](crate::pool::PoolBuilder::zero_on_free).
@@ -142,11 +136,10 @@ impl Pool {
     }
 
     /// Returns the [fragmentation rate](Fragmentation::rate) over free and evictable frames, 0 to
-    /// 1, at the pool's [order](super::PoolBuilder::fragmentation_order).
+    /// 1, at the pool's [order](super::PoolBuilder::fragmentation_order): what the rate would be
+    /// after all evictable blocks were evicted, and moves can lower.
     ///
-    /// It is the rate that the pool would have after all evictable blocks were evicted: the share
-    /// of the runs that no eviction can provide, but moves could. Without evictable blocks it
-    /// equals the rate; with some, it reads the word of every block: some milliseconds per million
+    /// With evictable blocks it reads the word of every block: some milliseconds per million
     /// blocks.
     pub fn available_fragmentation(&self) -> f64 {
         self.0.blocks.available_fragmentation(self.0.order)

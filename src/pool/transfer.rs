@@ -84,13 +84,13 @@ impl Pool {
     /// that are cached here.
     ///
     /// The hashes are those of a chain from its block `first` on; as many are
-    /// [accepted](Import::accepted) as there is room for. There is no manifest: the caller verifies the
-    /// bytes of each missing block, and [states](Import::arrived) that they are right.
+    /// [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
+    /// missing block, and [states](Import::arrived) that they are right.
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Manifest`] if a hash
-    /// is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Manifest`] if a
+    /// hash is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
         Import::prefix(&self.end()?, first, hashes)
     }
@@ -108,9 +108,8 @@ impl Pool {
         Import::of_heads(&self.end()?, manifest, own)
     }
 
-    /// Returns whether an export is of this pool.
-    ///
-    /// The bytes of another pool's export are in frames that this one knows nothing about.
+    /// Returns whether an export is of this pool. The frames of another pool's export have no
+    /// meaning here.
     pub fn has_exported(&self, export: &Export) -> bool {
         export.is_of(&self.0.sequences)
     }
@@ -144,10 +143,12 @@ impl Pool {
         remote.ok_or_else(|| TransferError::UnknownNode { name: name.into() })
     }
 
-    /// Moves a sequence to a node that the pool [knows](Self::set_remotes), by its name.
+    /// Moves a sequence to a node that the pool [knows](Self::set_remotes), by its name. It
+    /// continues there, and is closed here.
     ///
-    /// It continues there, and is closed here. Never waits for room, nor for the batches that write
-    /// the sequence: await [`settled`](Self::settled) first. A dropped future closes the sequence, whether or not the transfer completes.
+    /// Waits neither for room, nor for the batches that write the sequence: await
+    /// [`settled`](Self::settled) first. A dropped future closes the sequence, whether or not the
+    /// transfer completes.
     ///
     /// # Errors
     ///

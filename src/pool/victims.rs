@@ -95,7 +95,7 @@ impl Pool {
     /// is closed meanwhile may be in the list: the task that owns it does not find it when it is to
     /// [preempt](Self::preempt) it.
     ///
-    /// Visits every block of every open sequence.
+    /// Visits every block of every open sequence; [`victim`](Self::victim) visits one sequence.
     ///
     /// ```
     /// # use kvpool::{LowestPriorityFirst, Pool, Priority, SequenceId, storage::KvLayout};
@@ -112,19 +112,9 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn victims(&self, order: &dyn VictimOrder) -> Vec<Victim> {
-        sorted(self.0.sequences.views().iter().map(Victim::of).collect(), order)
-    }
-
-    /// Lists those of these sequences that are open, like [`victims`](Self::victims).
-    ///
-    /// A sequence that was closed meanwhile is absent. An id that occurs twice is listed twice.
-    pub fn victims_among(
-        &self,
-        candidates: impl IntoIterator<Item = SequenceId>,
-        order: &dyn VictimOrder,
-    ) -> Vec<Victim> {
-        let open = candidates.into_iter().filter_map(|id| self.victim(id).ok());
-        sorted(open.collect(), order)
+        let mut victims: Vec<_> = self.0.sequences.views().iter().map(Victim::of).collect();
+        victims.sort_by(|one, other| order.compare(one, other));
+        victims
     }
 
     /// Returns the blocks that the close of a sequence would give back now.
@@ -136,9 +126,4 @@ impl Pool {
         let view = self.view(id).ok_or(SequenceError::NotOpen { id })?;
         Ok(Victim::of(&view))
     }
-}
-
-fn sorted(mut victims: Vec<Victim>, order: &dyn VictimOrder) -> Vec<Victim> {
-    victims.sort_by(|one, other| order.compare(one, other));
-    victims
 }

@@ -20,7 +20,7 @@
 //! - The stream ends when no block can be stored, found or evicted any more: when the last `Pool`,
 //!   `Sequence`, `SequenceView` and `Batch` is dropped, and any migration or manual
 //!   compaction in progress has ended. Leases, block handles, a running `Defragmenter`, and threads
-//!   that have used the pool do not keep it open; a clone of the pool's `Compactor` does.
+//!   that have used the pool do not keep it open.
 //!
 //! Any number of subscribers may follow the events at once, and an event costs its publisher the
 //! same: a position, an exchange in the ring, and one of `sleeps`. It wakes subscribers

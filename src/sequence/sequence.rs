@@ -100,11 +100,6 @@ impl Sequence {
         self.id
     }
 
-    /// Returns the tag of its pool.
-    pub fn pool_tag(&self) -> PoolTag {
-        self.pool_blocks().tag()
-    }
-
     /// Returns the sequences of its pool.
     pub(crate) fn sequences(&self) -> &Sequences {
         &self.sequences

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 /// Longer than any wait in these files, on any machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl IntoFuture<Output = T>) -> T {
     timeout(LIMIT, future).await.expect("a request waits forever")
 }
 
@@ -227,7 +227,7 @@ async fn an_admission_waits_and_leaves_nothing_behind_if_dropped() {
     let all = pool.allocate_owned(AllocRequest::new(20)).unwrap();
     let wanted = request(1, &tokens);
     {
-        let mut waiting = pin!(pool.admit_async(&wanted));
+        let mut waiting = pin!(pool.admit_async(&wanted).into_future());
         assert!(poll_once(waiting.as_mut()).is_pending());
         assert_eq!((pool.stats().waiting, pool.sequence_count()), (1, 1));
         let refused = pool.admit(&request(2, &tokens)).unwrap_err();
@@ -242,7 +242,7 @@ async fn an_admission_waits_and_leaves_nothing_behind_if_dropped() {
     }
     assert_eq!((pool.stats().waiting, pool.sequence_count()), (0, 0));
     let deadline = Instant::now() + Duration::from_millis(20);
-    let late = pool.admit_until(&wanted, deadline).await.unwrap_err();
+    let late = pool.admit_async(&wanted).until(deadline).await.unwrap_err();
     assert!(matches!(late, SequenceError::Alloc(AllocError::Deadline { asked: 10, .. })), "{late}");
     let (admitted, ()) = soon(async { tokio::join!(pool.admit_async(&wanted), async { drop(all) }) }).await;
     let sequence = admitted.unwrap();
@@ -260,7 +260,7 @@ async fn the_prefix_may_be_evicted_grow_or_be_cleared_while_an_admission_waits()
         let held = pool.allocate_owned(AllocRequest::new(29)).unwrap();
         // 40 blocks, ten of them cached, and one is free.
         let wanted = request(1, &tokens).headroom(80);
-        let mut waiting = pin!(pool.admit_async(&wanted));
+        let mut waiting = pin!(pool.admit_async(&wanted).into_future());
         assert!(poll_once(waiting.as_mut()).is_pending());
         match change {
             "evicted" => {

@@ -215,7 +215,7 @@ impl World {
                 let state = |of: &Sequence| (of.id(), of.len(), of.committed(), of.announced());
                 let before = state(&sequence);
                 // Without a wait for room.
-                let moved = self.pools[side].migrate_until(sequence, &self.pools[to], Instant::now()).await;
+                let moved = self.pools[side].migrate(sequence, &self.pools[to]).until(Instant::now()).await;
                 let (side, sequence) = match moved {
                     Ok((sequence, report)) => {
                         assert_eq!(report.shared_blocks + report.carried.blocks, sequence.block_count());

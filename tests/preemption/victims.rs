@@ -73,10 +73,9 @@ async fn blocks_that_a_close_gives_back() {
 fn a_victim_that_finished() {
     let pool = pool(plain(), 100);
     let (a, b) = (open(&pool, 1, Priority::Normal, 8), open(&pool, 2, Priority::Normal, 8));
-    let candidates = [1, 2, 3].map(SequenceId);
-    assert_eq!(ids(&pool.victims_among(candidates, &LowestPriorityFirst)), [2, 1]);
+    assert_eq!(ids(&pool.victims(&LowestPriorityFirst)), [2, 1]);
     drop(b);
-    assert_eq!(ids(&pool.victims_among(candidates, &LowestPriorityFirst)), [1]);
+    assert_eq!(ids(&pool.victims(&LowestPriorityFirst)), [1]);
     let want = SequenceError::NotOpen { id: SequenceId(2) };
     assert_eq!(pool.victim(SequenceId(2)).unwrap_err(), want);
     drop(a);

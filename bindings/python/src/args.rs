@@ -175,12 +175,11 @@ pub fn request(
 /// Start, end and key of a range of tokens.
 pub type Extra<'py> = (Place, Place, Bound<'py, PyBytes>);
 
-/// What separates equal tokens: salt, tenant, adapter, and keys of ranges of tokens.
+/// What separates equal tokens: salt, adapter, and keys of ranges of tokens.
 #[derive(Clone, Default)]
 pub struct Keys {
     extra: Vec<ExtraKey>,
     salt: Option<Box<[u8]>>,
-    tenant: Option<Box<[u8]>>,
     adapter: Option<Box<[u8]>>,
 }
 
@@ -188,14 +187,13 @@ impl Keys {
     /// Copies the keys.
     pub fn new(
         salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra: Option<Vec<Extra<'_>>>,
     ) -> Self {
         let owned = |bytes: Option<&Bound<'_, PyBytes>>| bytes.map(|bytes| bytes.as_bytes().into());
         let extra = extra.into_iter().flatten();
         let extra = extra.map(|(start, end, key)| ExtraKey::new(start.0..end.0, key.as_bytes())).collect();
-        Self { salt: owned(salt), tenant: owned(tenant), adapter: owned(adapter), extra }
+        Self { salt: owned(salt), adapter: owned(adapter), extra }
     }
 
     /// Returns the library's form.
@@ -203,9 +201,6 @@ impl Keys {
         let mut keys = PrefixKeys::new().extra_keys(&self.extra);
         if let Some(salt) = &self.salt {
             keys = keys.salt(salt);
-        }
-        if let Some(tenant) = &self.tenant {
-            keys = keys.tenant(tenant);
         }
         if let Some(adapter) = &self.adapter {
             keys = keys.adapter(adapter);

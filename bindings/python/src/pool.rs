@@ -271,10 +271,10 @@ impl PyPool {
     /// Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
     /// the number of cached tokens, and the others must be appended.
     ///
-    /// Only sequences with equal `salt`, `tenant` and `adapter` share blocks. `extra_keys` are
+    /// Only sequences with equal `salt` and `adapter` share blocks. `extra_keys` are
     /// start, end and key of ranges of tokens, such as images: from these on, keys must be equal
     /// too. `reuse_tail` also allows hits that fill a block in part.
-    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false))]
+    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false))]
     #[allow(clippy::too_many_arguments)]
     fn sequence(
         &self,
@@ -282,12 +282,11 @@ impl PyPool {
         tokens: Option<Numbers>,
         priority: Rank,
         salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
     ) -> Outcome<PySequence> {
-        let (pool, keys) = (self.get()?, Keys::new(salt, tenant, adapter, extra_keys));
+        let (pool, keys) = (self.get()?, Keys::new(salt, adapter, extra_keys));
         let builder: SequenceBuilder<'_> =
             with_options!(pool.sequence(SequenceId(id.0)), keys, priority, reuse_tail);
         Ok(PySequence::new(match tokens {
@@ -298,7 +297,7 @@ impl PyPool {
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false))]
     #[allow(clippy::too_many_arguments)]
     fn try_admit(
         &self,
@@ -307,13 +306,12 @@ impl PyPool {
         headroom: Tokens,
         priority: Rank,
         salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
     ) -> Outcome<PySequence> {
-        let keys = Keys::new(salt, tenant, adapter, extra_keys);
+        let keys = Keys::new(salt, adapter, extra_keys);
         let new = AdmitRequest::new(SequenceId(id.0), &prompt.0).headroom(headroom.0);
         let request = with_options!(new, keys, priority, reuse_tail);
         let request = if contiguous { request.contiguous() } else { request };
@@ -326,17 +324,16 @@ impl PyPool {
     /// While no other call uses the pool, no batch is in flight and no request waits, it is
     /// admitted if and only if this is at most `available_blocks`; see the core's documentation for
     /// the exceptions.
-    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, tenant=None, adapter=None, extra_keys=None))]
+    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, adapter=None, extra_keys=None))]
     fn blocks_needed(
         &self,
         prompt: Numbers,
         headroom: Tokens,
         salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
     ) -> Outcome<usize> {
-        let keys = Keys::new(salt, tenant, adapter, extra_keys);
+        let keys = Keys::new(salt, adapter, extra_keys);
         let request = AdmitRequest::new(SequenceId(0), &prompt.0).headroom(headroom.0).keys(keys.get());
         Ok(self.get()?.blocks_needed(&request)?)
     }
@@ -523,14 +520,8 @@ impl PyPool {
         if self.closed() {
             return Ok("<kvpool.Pool, closed>".to_owned());
         }
-        let pool = self.get()?;
-        let counts = pool.counts();
-        Ok(format!(
-            "<kvpool.Pool of {} blocks, {} used, {} free>",
-            counts.total,
-            counts.used(),
-            counts.free()
-        ))
+        let stats = self.get()?.stats();
+        Ok(format!("<kvpool.Pool of {} blocks, {} used, {} free>", stats.total, stats.used, stats.free))
     }
 
     fn _repr_html_(&self) -> Outcome<String> {

@@ -120,16 +120,15 @@ impl PyPrefixCache {
     /// Keeps the cached prefix of these tokens from eviction until the result is closed.
     ///
     /// Raises CacheError if not even the first block is cached.
-    #[pyo3(signature = (tokens, *, salt=None, tenant=None, adapter=None, extra_keys=None))]
+    #[pyo3(signature = (tokens, *, salt=None, adapter=None, extra_keys=None))]
     fn pin(
         &self,
         tokens: Numbers,
         salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
     ) -> Outcome<PyPinned> {
-        let keys = Keys::new(salt, tenant, adapter, extra_keys);
+        let keys = Keys::new(salt, adapter, extra_keys);
         let pinned = self.pool()?.pin_prefix(&keys.get(), &tokens.0)?;
         Ok(PyPinned(Exclusive::new("pinned prefix", pinned)))
     }

@@ -136,7 +136,7 @@ def test_the_prefix_cache_finds_what_was_computed(pool: kvpool.Pool) -> None:
     assert cache is not None and cache.stats().hit_blocks == 10
     # 12: the last full block was computed twice.
     assert len(cache.blocks()) == pool.stats().evictable == 12
-    with pool.sequence(8, prompt, tenant=b"another") as other:
+    with pool.sequence(8, prompt, salt=b"another") as other:
         assert len(other) == 0
     with cache.pin(prompt) as pinned:
         assert (pinned.tokens, len(pinned.blocks)) == (40, 10)
@@ -291,11 +291,11 @@ def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:
     for lease in leases[1::2]:
         lease.seal()
     assert pool.fragmentation().rate > 0.5
-    report = pool.defragment_blocking()
+    report = pool.defragment().wait()
     assert report.moved_blocks > 0 and report.fragmentation_after < 0.1
-    resized = pool.resize_blocking(60)
+    resized = pool.resize(60).wait()
     assert (resized.before, resized.after, pool.total_blocks) == (100, 60, 60)
-    assert pool.resize_blocking(200).after == 200
+    assert pool.resize(200).wait().after == 200
     for lease in leases[1::2]:
         lease.close()
     assert pool.compaction_state is None

@@ -126,8 +126,8 @@ impl ReplayPool {
     /// Returns the number of blocks that belong to no sequence: free, cached, or retired until
     /// batches in flight have ended. Reads counters only.
     pub fn free_blocks(&self) -> usize {
-        let counts = self.pool.counts();
-        counts.available() + counts.retired
+        let stats = self.pool.stats();
+        stats.available + stats.retired
     }
 
     /// Begins a step of a scheduler thread.

@@ -197,10 +197,10 @@ impl Admin for PoolAdmin {
         Box::pin(async move {
             self.check_serving()?;
             self.walk(move |pool| {
-                let (begun, before) = (Instant::now(), pool.counts());
+                let (begun, before) = (Instant::now(), pool.stats());
                 pool.trim();
                 let evicted = order.keep.map_or(0, |keep| pool.evict_cached(keep));
-                TrimOutcome::of(&before, &pool.counts(), evicted, begun.elapsed().as_secs_f64() * 1e3)
+                TrimOutcome::of(&before, &pool.stats(), evicted, begun.elapsed().as_secs_f64() * 1e3)
             })
             .await
         })

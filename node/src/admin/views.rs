@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use kvpool::{Owners, PinOwner, Priority, TransferDirection};
+use kvpool::{Owners, PinOwner, Priority, Stats, TransferDirection};
 use serde::{Deserialize, Serialize};
 
 /// Whether a node should get work.
@@ -60,14 +60,14 @@ pub struct TrimOutcome {
 }
 
 impl TrimOutcome {
-    pub(super) fn of(before: &kvpool::Counts, after: &kvpool::Counts, evicted: usize, time_ms: f64) -> Self {
+    pub(super) fn of(before: &Stats, after: &Stats, evicted: usize, time_ms: f64) -> Self {
         Self {
             flushed_blocks: before.in_magazines.saturating_sub(after.in_magazines),
             reclaimed_blocks: before.retired.saturating_sub(after.retired),
             evicted_blocks: evicted,
             evictable: after.evictable,
-            free_before: before.free(),
-            free_after: after.free(),
+            free_before: before.free,
+            free_after: after.free,
             time_ms,
         }
     }

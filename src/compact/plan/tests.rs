@@ -7,12 +7,16 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::compact::{FrameKind, FrameState, Shortfall};
+use crate::compact::{BREAK_PRICE, FrameKind, FrameState, Shortfall};
 use crate::ids::SequenceId;
 
 mod optimum;
 
 const ALL: usize = usize::MAX;
+
+fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
+    super::plan(snapshot, goal, moves_max, BREAK_PRICE)
+}
 
 /// Composition of a random pool, as weights.
 #[derive(Clone, Copy, Debug)]
@@ -136,7 +140,7 @@ proptest! {
         let order = Order(order);
         let before = pool(&mut Rng::with_seed(seed), frames, order.0, mix);
         let goal = Goal::Fragmentation { order };
-        let cheap = |snapshot: &Snapshot, moves_max| plan_at_price(snapshot, goal, moves_max, 0);
+        let cheap = |snapshot: &Snapshot, moves_max| super::plan(snapshot, goal, moves_max, 0);
         let plan = cheap(&before, budget);
         let after = check(&before, order, &plan, budget);
         prop_assert_eq!(after.count(FrameKind::Spared), before.count(FrameKind::Spared));
@@ -176,8 +180,8 @@ proptest! {
         let goal = Goal::Fragmentation { order };
         // Each plan raises the worth of the pool, so that repeated planning ends.
         for round in 0.. {
-            let plan = plan_at_price(&pool, goal, budget, price);
-            prop_assert_eq!(&plan_at_price(&pool, goal, budget, price), &plan, "not deterministic");
+            let plan = super::plan(&pool, goal, budget, price);
+            prop_assert_eq!(&super::plan(&pool, goal, budget, price), &plan, "not deterministic");
             if plan.moves.is_empty() {
                 break;
             }
@@ -286,7 +290,7 @@ const FOURS: Goal = Goal::Fragmentation { order: Order(2) };
 
 #[test]
 fn the_sparsest_goes_into_the_fullest() {
-    let plan = plan_at_price(&drawn("**.. *... ***. **.."), FOURS, 1, 0);
+    let plan = super::plan(&drawn("**.. *... ***. **.."), FOURS, 1, 0);
     assert_eq!(pairs(&plan), [(4, 11)]);
     assert_eq!(plan.shortfall, Some(Shortfall::Budget { needed: 3 }));
 }
@@ -334,7 +338,7 @@ fn among_equals_no_sequence_is_broken_and_units_are_completed() {
         [&region("."), sparse, &region("A"), "*********......."].concat(),
     ];
     let goal = Goal::Fragmentation { order: Order(4) };
-    assert_eq!(super::plan(&drawn(&text.concat()), goal, 1).steps[0].region.start, FrameId(64 + 32));
+    assert_eq!(self::plan(&drawn(&text.concat()), goal, 1).steps[0].region.start, FrameId(64 + 32));
 }
 
 #[test]
@@ -345,7 +349,7 @@ fn a_free_run_is_filled_only_if_there_is_no_other_way() {
     // One run is gained and one is lost.
     assert_eq!(plan.runs_gained, 0);
     assert_eq!(plan.moves.iter().filter(|one| [10, 11].contains(&one.to.0)).count(), 2);
-    assert_eq!(super::plan(&snapshot, Goal::Empty { region }, 2).runs_gained, 0);
+    assert_eq!(self::plan(&snapshot, Goal::Empty { region }, 2).runs_gained, 0);
 }
 
 #[test]
@@ -388,7 +392,7 @@ fn a_plan_that_breaks_long_runs_for_little_gain_is_empty() {
         ('a'..='h').map(|list| [list.to_string().repeat(40), ".".repeat(24)].concat()).collect();
     let goal = Goal::Fragmentation { order: Order(4) };
     let snapshot = drawn(&text.concat());
-    let dear = plan_at_price(&snapshot, goal, ALL, 0);
+    let dear = super::plan(&snapshot, goal, ALL, 0);
     assert_eq!((dear.runs_gained, dear.joins, dear.breaks), (4, 0, 4), "a run for each break");
     assert_eq!(plan(&snapshot, goal, ALL), Plan::default());
 
@@ -403,10 +407,10 @@ fn a_plan_that_breaks_long_runs_for_little_gain_is_empty() {
 fn of_several_steps_those_that_pay_are_made() {
     // Region 1 ends a run of two regions, region 2 holds a stray block.
     let snapshot = drawn("aaaa a... *... **B. **C.");
-    let plan = plan_at_price(&snapshot, FOURS, ALL, 4);
+    let plan = super::plan(&snapshot, FOURS, ALL, 4);
     assert_eq!(plan.steps.len(), 1, "{plan:?}");
     assert_eq!((plan.steps[0].region.start, plan.breaks), (FrameId(8), 0));
-    let both = plan_at_price(&snapshot, FOURS, ALL, 0);
+    let both = super::plan(&snapshot, FOURS, ALL, 0);
     assert_eq!((both.steps.len(), both.breaks), (2, 1));
 }
 
@@ -431,7 +435,7 @@ fn the_frame_behind_a_growing_list_is_filled_last() {
     // The only other hole is behind a list that grows.
     let only = drawn("Aaa. *... ****").with_ends([FrameId(2)]);
     assert_eq!(plan(&only, FOURS, ALL), Plan::default(), "a room is worth two free runs");
-    let forced = plan_at_price(&only, FOURS, ALL, 1);
+    let forced = super::plan(&only, FOURS, ALL, 1);
     assert_eq!((pairs(&forced), forced.rooms_gained), (vec![(4, 3)], -1));
 }
 
@@ -441,7 +445,7 @@ fn a_stray_evictable_block_moves_and_a_run_of_them_stays() {
     assert_eq!(pairs(&plan(&drawn("+... ***. ***. **.."), goal, ALL)), [(0, 7)]);
     let run = drawn("+++. AAA. BBB. CCC.");
     assert_eq!(plan(&run, goal, ALL), Plan::default());
-    assert_eq!(plan_at_price(&run, goal, ALL, 0).breaks, 2);
+    assert_eq!(super::plan(&run, goal, ALL, 0).breaks, 2);
     // Together they keep their neighbours.
     let together = plan(&drawn("++.. **.. ****"), goal, ALL);
     assert_eq!((pairs(&together), together.breaks), (vec![(0, 6), (1, 7)], 0));

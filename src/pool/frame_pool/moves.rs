@@ -12,7 +12,7 @@
 //! move, also if all references are gone again: an owner may have written other contents.
 
 use crate::block::Wave;
-use crate::compact::{BREAK_PRICE, GaveWay, GivenUp, Goal, Snapshot, plan_at_price};
+use crate::compact::{BREAK_PRICE, GaveWay, GivenUp, Goal, Snapshot, plan};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
@@ -77,7 +77,7 @@ impl FramePool {
     pub fn propose_moves_at_price(&self, goal: Goal, moves_max: usize, break_price: u32) -> FrameMoves {
         let Shared { blocks, order, .. } = &*self.0;
         blocks.trim();
-        let plan = plan_at_price(&Snapshot::of_frames(blocks, *order), goal, moves_max, break_price);
+        let plan = plan(&Snapshot::of_frames(blocks, *order), goal, moves_max, break_price);
         self.moves_of(plan.moves.iter().map(|step| (step.from, step.to)))
     }
 

@@ -16,8 +16,7 @@ use crate::sync::{Arc, Ordering::*};
 /// Each subscriber receives all events since its subscription, and lags and loses independently of
 /// the others. The stream ends with the pool: when the last `Pool`, `Sequence`,
 /// `SequenceView` and `Batch` is dropped. Leases, a running `Defragmenter`, and threads that have
-/// used the pool do not keep it open; a clone of the pool's `Compactor` does, and so does a
-/// `Defragmenter` whose runtime is not driven. Dropping this value ends the subscription.
+/// used the pool do not keep it open; a `Defragmenter` whose runtime is not driven does. Dropping this value ends the subscription.
 pub struct KvEvents {
     shared: Arc<Shared>,
     /// The subscription's slot, in a list that `shared` owns.

@@ -1,5 +1,5 @@
-//! Inputs that separate equal tokens: salt, tenant and adapter of a sequence; extra keys of some of
-//! its tokens.
+//! Inputs that separate equal tokens: salt and adapter of a sequence; extra keys of some of its
+//! tokens.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use crate::error::PrefixError;
 /// Everything besides tokens that the blocks of a sequence depend on. Sequences share blocks only
 /// if all of it is equal.
 ///
-/// A salt hides blocks from all requests that do not give the same salt. Salt, tenant and adapter
-/// separate whole sequences; extra keys separate them from the first block on that the range of
-/// such a key touches.
+/// A salt, for example that of a tenant, hides blocks from all requests that do not give the same
+/// salt. Salt and adapter separate whole sequences; extra keys separate them from the first block on
+/// that the range of such a key touches.
 ///
 /// ```
 /// use kvpool::prefix::{ExtraKey, PrefixKeys};
@@ -23,7 +23,6 @@ use crate::error::PrefixError;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PrefixKeys<'a> {
     pub(super) salt: Option<&'a [u8]>,
-    pub(super) tenant: Option<&'a [u8]>,
     pub(super) adapter: Option<&'a [u8]>,
     pub(super) extra: &'a [ExtraKey],
 }
@@ -80,20 +79,13 @@ impl ExtraKey {
 impl<'a> PrefixKeys<'a> {
     /// Returns keys with no field set.
     pub const fn new() -> Self {
-        Self { salt: None, tenant: None, adapter: None, extra: &[] }
+        Self { salt: None, adapter: None, extra: &[] }
     }
 
     /// Sets a secret shared by the requests that may share these blocks.
     #[must_use]
     pub const fn salt(mut self, salt: &'a [u8]) -> Self {
         self.salt = Some(salt);
-        self
-    }
-
-    /// Sets the tenant that owns these blocks.
-    #[must_use]
-    pub const fn tenant(mut self, tenant: &'a [u8]) -> Self {
-        self.tenant = Some(tenant);
         self
     }
 
@@ -121,9 +113,9 @@ impl<'a> PrefixKeys<'a> {
         self.extra.iter().try_for_each(|key| key.check(0, tokens))
     }
 
-    /// Returns each field by name; the order is part of the hash.
-    pub(super) fn fields(&self) -> [(&'static str, Option<&'a [u8]>); 3] {
-        [("salt", self.salt), ("tenant", self.tenant), ("adapter", self.adapter)]
+    /// Returns each field by name.
+    pub(super) fn fields(&self) -> [(&'static str, Option<&'a [u8]>); 2] {
+        [("salt", self.salt), ("adapter", self.adapter)]
     }
 
     pub(super) fn check(&self) -> Result<(), PrefixError> {

@@ -207,20 +207,16 @@ fn keys_never_collide_by_concatenation() {
     let all = [
         none,
         none.salt(b"a"),
-        none.tenant(b"a"),
         none.adapter(b"a"),
         none.salt(b"ab"),
-        none.salt(b"a").tenant(b"b"),
-        none.salt(b"b").tenant(b"a"),
         none.salt(b"a").adapter(b"b"),
-        none.tenant(b"a").adapter(b"b"),
-        none.salt(b"ab").tenant(b"c"),
-        none.salt(b"a").tenant(b"bc"),
-        none.salt(b"a").tenant(b"b").adapter(b"c"),
+        none.salt(b"b").adapter(b"a"),
+        none.salt(b"ab").adapter(b"c"),
+        none.salt(b"a").adapter(b"bc"),
         none.salt(b"a\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0b"),
         none.salt(&[0]),
         none.salt(&[0, 0]),
-        none.tenant(&[0]),
+        none.adapter(&[0]),
         none.salt(&[1]),
     ];
     let mut seen = HashSet::new();
@@ -363,11 +359,8 @@ fn another_key_function_or_block_size_gives_other_hashes() {
 #[test]
 fn bad_input_is_refused() {
     let hasher = hasher();
-    for (keys, field) in [
-        (PrefixKeys::new().salt(b""), "salt"),
-        (PrefixKeys::new().salt(b"x").tenant(b""), "tenant"),
-        (PrefixKeys::new().adapter(b""), "adapter"),
-    ] {
+    for (keys, field) in [(PrefixKeys::new().salt(b""), "salt"), (PrefixKeys::new().adapter(b""), "adapter")]
+    {
         assert_eq!(hasher.root(&keys).unwrap_err(), PrefixError::EmptyKey { field });
     }
     let none = PrefixHasher::new(Hashing::Fast, &key(), 0);

@@ -20,6 +20,7 @@ __version__: str
 
 @final
 class Call(Coroutine[Any, Any, _T], Generic[_T]):
+    def wait(self) -> _T: ...
     def __await__(self) -> Generator[Any, Any, _T]: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
@@ -254,7 +255,6 @@ class PrefixCache:
         tokens: _Numbers,
         *,
         salt: bytes | None = None,
-        tenant: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
     ) -> PinnedPrefix: ...
@@ -274,7 +274,6 @@ class Events:
 class Defragmenter:
     def totals(self) -> DefragmenterTotals: ...
     def stop(self) -> Call[DefragmenterTotals]: ...
-    def stop_blocking(self) -> DefragmenterTotals: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
 
@@ -366,16 +365,6 @@ class Pool:
         contiguous: bool = False,
         timeout: float | None = None,
     ) -> Call[Lease]: ...
-    def allocate_blocking(
-        self,
-        blocks: int,
-        *,
-        sequence: int | None = None,
-        priority: _Priority = ...,
-        pinned: bool = False,
-        contiguous: bool = False,
-        timeout: float | None = None,
-    ) -> Lease: ...
     def info(self, handle: Handle) -> BlockState: ...
     def sequence(
         self,
@@ -384,7 +373,6 @@ class Pool:
         *,
         priority: _Priority = ...,
         salt: bytes | None = None,
-        tenant: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
@@ -397,7 +385,6 @@ class Pool:
         headroom: int = ...,
         priority: _Priority = ...,
         salt: bytes | None = None,
-        tenant: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
@@ -411,28 +398,12 @@ class Pool:
         headroom: int = ...,
         priority: _Priority = ...,
         salt: bytes | None = None,
-        tenant: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
         timeout: float | None = None,
     ) -> Call[Sequence]: ...
-    def admit_blocking(
-        self,
-        id: int,
-        prompt: _Numbers,
-        *,
-        headroom: int = ...,
-        priority: _Priority = ...,
-        salt: bytes | None = None,
-        tenant: bytes | None = None,
-        adapter: bytes | None = None,
-        extra_keys: list[tuple[int, int, bytes]] | None = None,
-        reuse_tail: bool = False,
-        contiguous: bool = False,
-        timeout: float | None = None,
-    ) -> Sequence: ...
     def reserve(self, sequence: Sequence, tokens: int, *, timeout: float | None = None) -> Call[None]: ...
     def blocks_needed(
         self,
@@ -440,7 +411,6 @@ class Pool:
         *,
         headroom: int = ...,
         salt: bytes | None = None,
-        tenant: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
     ) -> int: ...
@@ -457,20 +427,13 @@ class Pool:
     def trim(self) -> None: ...
     def map(self, title: str = "kvpool") -> Map: ...
     def defragment(self, *, order: int | None = None, budget_bytes: int | None = None) -> Call[DefragmentReport]: ...
-    def defragment_blocking(
-        self, *, order: int | None = None, budget_bytes: int | None = None
-    ) -> DefragmentReport: ...
     def start_defragmenter(
         self, *, threshold: float = ..., interval: float = ..., share: float = ...
     ) -> Defragmenter: ...
     def resize(self, blocks: int, *, patience: float | None = None) -> Call[Resized]: ...
-    def resize_blocking(self, blocks: int, *, patience: float | None = None) -> Resized: ...
     def migrate(
         self, sequence: Sequence, target: Pool | str, *, timeout: float | None = None
     ) -> Call[tuple[Sequence | None, Migrated]]: ...
-    def migrate_blocking(
-        self, sequence: Sequence, target: Pool | str, *, timeout: float | None = None
-    ) -> tuple[Sequence | None, Migrated]: ...
     def preempt(
         self, sequence: Sequence, *, swap: Pool | None = None, timeout: float | None = None
     ) -> Call[tuple[PreemptReport, Sequence | None]]: ...
@@ -894,15 +857,8 @@ class Tier:
     @property
     def value_bytes(self) -> int: ...
     def exists(self, keys: Iterable[bytes], *, timeout: float = ...) -> Call[list[_TierWord]]: ...
-    def exists_blocking(self, keys: Iterable[bytes], *, timeout: float = ...) -> list[_TierWord]: ...
     def put(self, keys: Iterable[bytes], buffers: Iterable[Buffer], *, timeout: float = ...) -> Call[list[_TierWord]]: ...
-    def put_blocking(
-        self, keys: Iterable[bytes], buffers: Iterable[Buffer], *, timeout: float = ...
-    ) -> list[_TierWord]: ...
     def get(self, keys: Iterable[bytes], buffers: Iterable[Buffer], *, timeout: float = ...) -> Call[list[_TierWord]]: ...
-    def get_blocking(
-        self, keys: Iterable[bytes], buffers: Iterable[Buffer], *, timeout: float = ...
-    ) -> list[_TierWord]: ...
     def stats(self) -> TierStats: ...
     def close(self) -> None: ...
 

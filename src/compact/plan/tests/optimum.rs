@@ -106,7 +106,7 @@ fn no_plan_gains_more_or_moves_less() {
         let order = rng.u8(1..=2);
         let snapshot = small(rng, frames, order);
         let moves_max = if rng.bool() { ALL } else { rng.usize(0..5) };
-        let plan = plan_at_price(&snapshot, Goal::Fragmentation { order: Order(order) }, moves_max, 0);
+        let plan = crate::compact::plan(&snapshot, Goal::Fragmentation { order: Order(order) }, moves_max, 0);
         let (runs, moves, _) = optimum(&snapshot, order, moves_max);
         if moves == 0 {
             assert!(plan.moves.is_empty(), "moves without gain: {snapshot:?}");
@@ -145,7 +145,7 @@ fn sequences_lie_nearly_as_well_as_they_can() {
             continue;
         }
         let mut after = snapshot.clone();
-        after.apply(&plan_at_price(&snapshot, Goal::Fragmentation { order: Order(order) }, ALL, 0));
+        after.apply(&crate::compact::plan(&snapshot, Goal::Fragmentation { order: Order(order) }, ALL, 0));
         let most = most_links(&snapshot, &ends);
         assert!(after.links() <= most, "better than the optimum: {snapshot:?}");
         let blocks = snapshot.frames().iter().filter(|state| state.block().is_some()).count();
