@@ -91,15 +91,15 @@ pub mod config;
 #[cfg(not(feature = "internals"))]
 mod config;
 
-/// Runs a future inside a span of this name, with the feature `tracing`; without, does nothing to
-/// it.
+/// Runs a future inside a span of this name, with the feature `tracing`. Each poll is a
+/// [call](sync::call).
 macro_rules! traced {
     ($name:literal, $future:expr) => {{
         #[cfg(feature = "tracing")]
         let future = tracing::Instrument::instrument($future, tracing::info_span!(target: "kvpool", $name));
         #[cfg(not(feature = "tracing"))]
         let future = $future;
-        future
+        $crate::sync::calls(future)
     }};
 }
 

@@ -7,6 +7,7 @@ use crate::block::Operation;
 use crate::error::{AllocError, SequenceError};
 use crate::prefix::PrefixKeys;
 use crate::sequence::{AdmitRequest, PinnedInfo, PinnedPrefix, Sequence};
+use crate::sync::call;
 
 use super::Pool;
 
@@ -29,6 +30,7 @@ impl Pool {
     /// retention time that has passed. Nothing has changed: neither the id nor a block is taken,
     /// and no cached block was touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
+        let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
         let mut admission = self.0.sequences.admission(request)?;
         admission.try_now()?;
@@ -101,6 +103,7 @@ impl Pool {
     ///
     /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
     pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
+        let _call = call();
         self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing + evictable)
     }
 
@@ -135,6 +138,7 @@ impl Pool {
     /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if the first block is
     /// cached, but has the maximum of 8,191 references.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
+        let _call = call();
         self.0.sequences.pin_prefix(keys, tokens)
     }
 

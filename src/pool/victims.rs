@@ -6,6 +6,7 @@ use crate::block::Priority;
 use crate::error::SequenceError;
 use crate::ids::{SequenceId, Ticket};
 use crate::sequence::SequenceView;
+use crate::sync::call;
 
 use super::Pool;
 
@@ -112,6 +113,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn victims(&self, order: &dyn VictimOrder) -> Vec<Victim> {
+        let _call = call();
         sorted(self.0.sequences.views().iter().map(Victim::of).collect(), order)
     }
 
@@ -123,6 +125,7 @@ impl Pool {
         candidates: impl IntoIterator<Item = SequenceId>,
         order: &dyn VictimOrder,
     ) -> Vec<Victim> {
+        let _call = call();
         let open = candidates.into_iter().filter_map(|id| self.victim(id).ok());
         sorted(open.collect(), order)
     }
@@ -133,6 +136,7 @@ impl Pool {
     ///
     /// [`SequenceError::NotOpen`] if it was closed meanwhile.
     pub fn victim(&self, id: SequenceId) -> Result<Victim, SequenceError> {
+        let _call = call();
         let view = self.view(id).ok_or(SequenceError::NotOpen { id })?;
         Ok(Victim::of(&view))
     }

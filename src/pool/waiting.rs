@@ -13,6 +13,7 @@ use crate::block::{AllocRequest, Blocks, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
+use crate::sync::calls;
 use crate::sync::runtime::{now, sleep_until, timeout_at};
 
 use super::leased::{Ids, Leased, Root, Seen};
@@ -108,7 +109,7 @@ impl Pool {
         place: &mut Waiting<'_>,
         attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
     ) -> impl Future<Output = Result<T, AllocError>> {
-        Self::in_turns_with(Some(self), place, attempt)
+        calls(Self::in_turns_with(Some(self), place, attempt))
     }
 
     /// As [`in_turns`](Self::in_turns), for a pool that moves blocks for a request that needs a run,
@@ -143,7 +144,7 @@ impl Pool {
                     let rest = rest_after(now().saturating_duration_since(began));
                     pulse.beat(rest);
                     // Models have no time.
-                    if !cfg!(kvpool_loom) {
+                    if !cfg!(any(kvpool_loom, kvpool_loom_coarse)) {
                         sleep_until(now() + rest).await;
                     }
                     if has_turn {

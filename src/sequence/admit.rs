@@ -21,6 +21,7 @@ use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, FrameId, SequenceId};
 use crate::prefix::PrefixKeys;
 use crate::prefix::policy::{CachePriority, Millis};
+use crate::sync::call;
 
 use super::builder::{Options, option_setters};
 use super::registry::Sequences;
@@ -110,6 +111,7 @@ impl Sequences {
         &self,
         request: &'a AdmitRequest<'a>,
     ) -> Result<Admission<'a>, SequenceError> {
+        let _call = call();
         let AdmitRequest { prompt, options, headroom, .. } = request;
         let blocks = options.check_prompt(self, prompt, *headroom)?;
         let mut sequence = options.open(self)?;
@@ -175,6 +177,7 @@ impl Admission<'_> {
     ///
     /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
     pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
+        let _call = call();
         self.check_fits()?;
         self.blocks_of_pool().check_is_first(&self.allocation(self.blocks))?;
         let blocks = self.blocks_of_pool().clone();

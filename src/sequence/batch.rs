@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockHandle, BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
-use crate::sync::Ordering::Relaxed;
+use crate::sync::{Ordering::Relaxed, call};
 
 use super::TOKENS_MAX;
 use super::batch_inner::{BatchInner, Finish, Promise};
@@ -230,6 +230,7 @@ impl Batch {
         sequence: &mut Sequence,
         tokens: impl Into<Tokens<'t>>,
     ) -> Result<Appended, SequenceError> {
+        let _call = call();
         let tokens = tokens.into();
         sequence.catch_up();
         if self.is_nothing(sequence, tokens)? {

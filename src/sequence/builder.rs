@@ -9,6 +9,7 @@ use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
+use crate::sync::call;
 
 use super::TOKENS_MAX;
 use super::registry::Sequences;
@@ -84,6 +85,7 @@ impl<'a> Options<'a> {
 
     /// Opens an empty sequence.
     pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
+        let _call = call();
         let known = self.hashes(sequences)?;
         let list = sequences.register(self.id, self.priority)?;
         let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list);
@@ -184,6 +186,7 @@ impl<'a> SequenceBuilder<'a> {
     /// [`SequenceError::Prefix`] for an extra key beyond the prompt; [`SequenceError::Alloc`] for a
     /// prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
+        let _call = call();
         self.options.check_prompt(self.sequences, prompt, 0)?;
         let _timing = self.sequences.0.sampler.start(Operation::Admit);
         let mut sequence = self.open()?;

@@ -8,7 +8,7 @@ use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
-use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, fence_after_rmw};
+use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, call, fence_after_rmw};
 
 use super::abandoned::Abandoned;
 use super::closing::Closing;
@@ -360,6 +360,7 @@ impl SequenceView {
 
     /// Returns the number of its tokens, including drafted ones.
     pub fn len(&self) -> usize {
+        let _call = call();
         self.list.tokens() as usize
     }
 
@@ -380,6 +381,7 @@ impl SequenceView {
 
     /// Returns its blocks, in order. They may have been released by the time this returns.
     pub fn blocks(&self) -> Vec<BlockId> {
+        let _call = call();
         // Acquire: see `BlockList::read`.
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }

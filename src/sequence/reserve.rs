@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::block::{AllocRequest, Blocks, Class, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, Ticket};
+use crate::sync::call;
 
 use super::plan::{Growth, TOKENS_MAX};
 use super::registry::Sequences;
@@ -38,6 +39,7 @@ impl Sequence {
     /// those of the sequence included;
     /// [`SequenceError::TooLong`]. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        let _call = call();
         let Some(request) = self.reservation(tokens)? else { return Ok(()) };
         let pool = self.pool_blocks().clone();
         Ok(self.allocate_reserved(&pool, &request)?)
@@ -55,6 +57,7 @@ impl Sequence {
 
     /// Releases the reserved blocks, and returns their number.
     pub fn release_reservation(&mut self) -> usize {
+        let _call = call();
         self.catch_up();
         // The last ones first, as in a truncated list.
         let reserved = std::mem::take(&mut self.reserved);

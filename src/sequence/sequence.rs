@@ -11,7 +11,7 @@ use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache};
-use crate::sync::{AtomicU64, Ordering::*, fence};
+use crate::sync::{AtomicU64, Ordering::*, call, fence};
 
 use super::abandoned::{Write, Writes};
 use super::frames::Frames;
@@ -241,6 +241,7 @@ impl Sequence {
     /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if a block has the
     /// maximum of 8,191 references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
+        let _call = call();
         let mut list = self.sequences.register(id, self.priority)?;
         let ids: SmallVec<[BlockId; 64]> = self.listed().collect();
         if let Err(error) = self.pool_blocks().share_listed(&ids) {
@@ -290,6 +291,7 @@ impl Sequence {
     ///
     /// [`SequenceError::CommitBeyondLength`].
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
+        let _call = call();
         self.catch_up();
         if length > self.len() {
             return Err(SequenceError::CommitBeyondLength { id: self.id, asked: length, length: self.len() });
@@ -313,6 +315,7 @@ impl Sequence {
     /// tokens were announced, and [`SequenceError::TokensAhead`] if others were. Unchanged except
     /// for what a batch that is abandoned at this moment takes back.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        let _call = call();
         self.catch_up();
         let (committed, length) = (self.committed(), self.len());
         let asked = committed + tokens.len();
@@ -343,6 +346,7 @@ impl Sequence {
     ///
     /// [`SequenceError::TruncateBeyondLength`].
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
+        let _call = call();
         self.catch_up();
         if length > self.len() {
             return Err(SequenceError::TruncateBeyondLength {
@@ -528,6 +532,7 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        let _call = call();
         let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
         if !self.is_closed {
             self.sequences.unregister(self.id);

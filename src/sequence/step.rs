@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{AllocError, SequenceError, StepError};
 use crate::ids::SequenceId;
+use crate::sync::call;
 
 use super::batch::{Appended, Batch, Copied};
 use super::plan::Growth;
@@ -78,6 +79,7 @@ impl Batch {
     ///
     /// If the storage panics during a copy; then as after an error.
     pub fn step(&mut self, appends: &mut [Append<'_>]) -> Result<Stepped, StepError> {
+        let _call = call();
         let planned = self.plan_step(appends)?;
         let copied = match catch_unwind(AssertUnwindSafe(|| self.open_tails(appends, &planned))) {
             Ok(Ok(copied)) => copied,

@@ -8,7 +8,7 @@ use crate::compact::MoveCounts;
 use crate::error::{AllocError, FrameError};
 use crate::ids::{FrameId, Order, PoolTag, Run, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixStats};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, call};
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
@@ -127,6 +127,7 @@ impl FrameBatch {
 
 impl Drop for FrameBatch {
     fn drop(&mut self) {
+        let _call = call();
         if let Some(in_flight) = self.in_flight.take() {
             self.blocks.end_batch(in_flight);
         }
@@ -153,6 +154,7 @@ impl FramePool {
     ///
     /// [`AllocError`]; the pool and `out` are unchanged.
     pub fn allocate(&self, request: AllocRequest, out: &mut Vec<u32>) -> Result<(), AllocError> {
+        let _call = call();
         // First, so that a failure to allocate memory loses no frame.
         out.reserve(request.blocks.min(self.frames()));
         self.0.blocks.allocate_frames(&request.pinned(), false, &mut |run| out.extend(run.start.0..run.end()))
@@ -167,6 +169,7 @@ impl FramePool {
     ///
     /// [`AllocError`]; the pool and `out` are unchanged.
     pub fn allocate_runs(&self, request: AllocRequest, out: &mut Vec<Run>) -> Result<(), AllocError> {
+        let _call = call();
         let before = out.len();
         out.reserve(request.blocks.min(self.frames()));
         self.0.blocks.allocate_frames(&request.pinned(), true, &mut |run| match out[before..].last_mut() {
@@ -186,6 +189,7 @@ impl FramePool {
     /// [`FrameError`]; no frame was allocated, and the cache is unchanged, with one exception: if
     /// another thread takes one of the cached frames concurrently, others may have been evicted.
     pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
     }
 
@@ -201,6 +205,7 @@ impl FramePool {
     /// another thread concurrently frees a frame of the list, though only one reference is left,
     /// that frame is reported, and the others are freed.
     pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         self.free_with(frames, PolicyInfo::default())
     }
 
@@ -215,6 +220,7 @@ impl FramePool {
     ///
     /// As for [`free`](Self::free).
     pub fn free_first_out(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         self.free_with(frames, PolicyInfo { is_first_out: true, ..PolicyInfo::default() })
     }
 
@@ -233,6 +239,7 @@ impl FramePool {
     ///
     /// [`FrameError`]; no frame has gained a reference.
     pub fn share(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         blocks.share_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
     }
@@ -298,6 +305,7 @@ impl FramePool {
     ///
     /// If 65,536 batches are in flight.
     pub fn begin_batch(&self) -> FrameBatch {
+        let _call = call();
         let blocks = self.0.blocks.clone();
         let in_flight = blocks.begin_batch();
         let ticket = in_flight.ticket();
@@ -325,11 +333,13 @@ impl FramePool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn evict(&self, frames: usize) -> usize {
+        let _call = call();
         self.0.blocks.evict_free(frames)
     }
 
     /// Returns free frames cached by threads to the bitmaps, where they join into runs.
     pub fn trim(&self) {
+        let _call = call();
         self.0.blocks.trim();
     }
 
@@ -342,6 +352,7 @@ impl FramePool {
     ///
     /// O(threads); exact if no other thread allocates or frees at the same time.
     pub fn available(&self) -> usize {
+        let _call = call();
         self.0.blocks.counts().available()
     }
 
@@ -349,6 +360,7 @@ impl FramePool {
     ///
     /// Exact if no other thread allocates or frees at the same time.
     pub fn counts(&self) -> Counts {
+        let _call = call();
         self.0.blocks.counts()
     }
 
@@ -381,6 +393,7 @@ impl FramePool {
     ///
     /// The first contradiction found.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
+        let _call = call();
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_in_place()?;
         self.0.blocks.audit_owners(Accounts::default)?;

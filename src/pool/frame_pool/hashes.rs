@@ -3,6 +3,7 @@
 use crate::error::{FrameError, PrefixError};
 use crate::ids::{BlockId, PoolTag};
 use crate::prefix::{BlockHash, KvEvents};
+use crate::sync::call;
 
 use super::frame_pool::{FramePool, Shared};
 
@@ -89,6 +90,7 @@ impl FramePool {
     /// is another pool's; nothing was registered. A frame that another thread frees concurrently,
     /// though it has only one reference, is not registered.
     pub fn register(&self, frames: &[(u32, FrameKey)]) -> Result<(), FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let mut named = Vec::with_capacity(frames.len());
         for (index, &(frame, key)) in frames.iter().enumerate() {
@@ -114,6 +116,7 @@ impl FramePool {
     ///
     /// [`FrameError::ForeignKey`].
     pub fn cached(&self, key: FrameKey) -> Result<Option<u32>, FrameError> {
+        let _call = call();
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.peek(&self.0.blocks, hash).map(|frame| frame.0))
     }
@@ -127,6 +130,7 @@ impl FramePool {
     ///
     /// [`FrameError::ForeignKey`]; `out` is unchanged.
     pub fn cached_prefix(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         keys.iter().enumerate().try_for_each(|(index, &key)| self.check_key(index, key).map(drop))?;
         let before = out.len();
@@ -143,6 +147,7 @@ impl FramePool {
     ///
     /// [`FrameError::ForeignKey`]; no reference was taken.
     pub fn hit(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let hashes = keys.iter().enumerate().map(|(index, &key)| self.check_key(index, key));
         let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
@@ -169,6 +174,7 @@ impl FramePool {
     ///
     /// [`FrameError::OutOfRange`], [`FrameError::Null`]; nothing was changed.
     pub fn uncache(&self, frames: &[u32]) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let ids = frames.iter().enumerate().map(|(index, &frame)| blocks.block_in_place(index, frame));
         let ids = ids.collect::<Result<Vec<_>, _>>()?;
@@ -183,6 +189,7 @@ impl FramePool {
     ///
     /// [`FrameError::ForeignKey`]; nothing was changed.
     pub fn unregister(&self, key: FrameKey) -> Result<usize, FrameError> {
+        let _call = call();
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.unname(&self.0.blocks, hash))
     }
@@ -195,6 +202,7 @@ impl FramePool {
     /// [`FrameError`], with index 0 for `from` and 1 for `to`, also if `to` has keys or is `from`;
     /// nothing was changed.
     pub fn move_keys(&self, from: u32, to: u32) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let source = self.owned_block(0, from)?;
         let target = self.owned_block(1, to)?;
@@ -225,6 +233,7 @@ impl FramePool {
     ///
     /// [`FrameError::NotIdle`]; the cache is unchanged.
     pub fn clear_idle(&self) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let ids = (0..blocks.rows() as u32).map(BlockId);
         let frames = ids.clone().filter(|&id| blocks.word(id).is_owned()).count();
