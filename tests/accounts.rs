@@ -214,9 +214,10 @@ fn owners_that_do_not_say_which() {
     let rest = pool.allocate(AllocRequest::new(pool.counts().free())).unwrap();
     let long = prompt(1, 12);
     let request = AdmitRequest::new(SequenceId(3), &long);
-    let mut lease = Box::pin(pool.allocate_async(AllocRequest::new(2).priority(Priority::High)));
-    let mut admitted = Box::pin(pool.admit_async(&request));
-    let mut more = Box::pin(pool.reserve_async(&mut fork, 20));
+    let mut lease =
+        Box::pin(pool.allocate_async(AllocRequest::new(2).priority(Priority::High)).into_future());
+    let mut admitted = Box::pin(pool.admit_async(&request).into_future());
+    let mut more = Box::pin(pool.reserve_async(&mut fork, 20).into_future());
     let mut context = Context::from_waker(Waker::noop());
     assert!(lease.as_mut().poll(&mut context).is_pending());
     assert!(admitted.as_mut().poll(&mut context).is_pending());
@@ -441,7 +442,7 @@ fn work(number: u64, here: &Pool, there: &Pool, leases: &Mutex<Vec<Lease<'static
                 }
             }
             10 => {
-                let mut waits = pin!(here.allocate_async(AllocRequest::new(500)));
+                let mut waits = pin!(here.allocate_async(AllocRequest::new(500)).into_future());
                 let _ = waits.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             }
             _ if random.bool() => {
@@ -449,7 +450,7 @@ fn work(number: u64, here: &Pool, there: &Pool, leases: &Mutex<Vec<Lease<'static
             }
             _ => {
                 let Some(sequence) = sequences.pop() else { continue };
-                match pollster::block_on(here.migrate_until(sequence, there, std::time::Instant::now())) {
+                match pollster::block_on(here.migrate(sequence, there).until(std::time::Instant::now())) {
                     Ok(_) => {}
                     Err(error) => drop(error.sequence),
                 }

@@ -206,7 +206,7 @@ async fn bytes_stay_and_nothing_is_lost(device: DeviceId) {
                     let mut request = AllocRequest::new(rng.usize(1..24)).priority(priority);
                     request.contiguous = rng.bool();
                     let deadline = Instant::now() + Duration::from_micros(rng.u64(..4_000));
-                    match pool.allocate_until(request, deadline).await {
+                    match pool.allocate_async(request).until(deadline).await {
                         Ok(mut lease) => {
                             waited.fetch_add(1, Relaxed);
                             if rng.bool() {

@@ -116,8 +116,8 @@ fn tokens_go_on_inside_a_block_after_a_swap() {
             let mut batch = near.begin_batch();
             batch.append(&mut sequence, tokens.len()).unwrap();
             batch.finish();
-            let (out, _) = runtime.block_on(near.migrate(sequence, &far)).unwrap();
-            let (mut back, _) = runtime.block_on(far.migrate(out, &near)).unwrap();
+            let (out, _) = runtime.block_on(near.migrate(sequence, &far).into_future()).unwrap();
+            let (mut back, _) = runtime.block_on(far.migrate(out, &near).into_future()).unwrap();
             assert_eq!(back.announced(), tokens.len());
             back.truncate(cut).unwrap();
             tokens.truncate(cut);

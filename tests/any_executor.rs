@@ -72,7 +72,7 @@ fn allocations_end_at_their_deadlines_on_every_thread() {
             let pool = &pool;
             scope.spawn(move || {
                 let request = AllocRequest::new(blocks);
-                let refused = late(|deadline| block_on(pool.allocate_until(request, deadline)));
+                let refused = late(|deadline| block_on(pool.allocate_async(request).until(deadline)));
                 let Err(AllocError::Deadline { asked, free: 0, .. }) = refused else { panic!("{refused:?}") };
                 assert_eq!(asked, blocks);
             });
@@ -82,7 +82,7 @@ fn allocations_end_at_their_deadlines_on_every_thread() {
     threads::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let lease = block_on(pool.allocate_until(AllocRequest::new(2), far())).unwrap();
+                let lease = block_on(pool.allocate_async(AllocRequest::new(2)).until(far())).unwrap();
                 assert_eq!(lease.blocks().len(), 2);
             });
         }
@@ -96,10 +96,10 @@ fn allocations_end_at_their_deadlines_on_every_thread() {
 fn a_dropped_future_passes_its_turn_on() {
     let pool = pool(8);
     let held = all(&pool);
-    let mut first = Box::pin(pool.allocate_until(AllocRequest::new(8), far()));
+    let mut first = Box::pin(pool.allocate_async(AllocRequest::new(8)).until(far()));
     assert!(poll_once(first.as_mut()).is_pending());
     threads::scope(|scope| {
-        let second = scope.spawn(|| block_on(pool.allocate_until(AllocRequest::new(8), far())));
+        let second = scope.spawn(|| block_on(pool.allocate_async(AllocRequest::new(8)).until(far())));
         in_line(&pool, 2);
         // The first is woken, and not polled.
         drop(held);
@@ -118,7 +118,7 @@ fn a_run_is_made_for_a_waiting_request() {
     let batch = pool.begin_batch();
     let request = AllocRequest::new(100).contiguous();
     threads::scope(|scope| {
-        let waiting = scope.spawn(|| block_on(pool.allocate_until(request, far())));
+        let waiting = scope.spawn(|| block_on(pool.allocate_async(request).until(far())));
         in_line(&pool, 1);
         thread::sleep(SHORT);
         batch.finish();
@@ -135,20 +135,20 @@ fn admissions_and_reservations_wait() {
     let rest = all(&pool);
     let prompt = [2; 40];
     let request = AdmitRequest::new(SequenceId(2), &prompt);
-    let refused = late(|deadline| block_on(pool.admit_until(&request, deadline)));
+    let refused = late(|deadline| block_on(pool.admit_async(&request).until(deadline)));
     assert!(
         matches!(refused, Err(SequenceError::Alloc(AllocError::Deadline { asked: 10, .. }))),
         "{refused:?}"
     );
-    let refused = late(|deadline| block_on(pool.reserve_until(&mut running, 20, deadline)));
+    let refused = late(|deadline| block_on(pool.reserve_async(&mut running, 20).until(deadline)));
     assert!(
         matches!(refused, Err(SequenceError::Alloc(AllocError::Deadline { asked: 3, .. }))),
         "{refused:?}"
     );
     assert_eq!((pool.sequence_count(), running.reserved_blocks()), (1, 2));
     threads::scope(|scope| {
-        let admitted = scope.spawn(|| block_on(pool.admit_until(&request, far())).unwrap());
-        scope.spawn(|| block_on(pool.reserve_until(&mut running, 20, far())).unwrap());
+        let admitted = scope.spawn(|| block_on(pool.admit_async(&request).until(far())).unwrap());
+        scope.spawn(|| block_on(pool.reserve_async(&mut running, 20).until(far())).unwrap());
         in_line(&pool, 2);
         drop(rest);
         assert_eq!(admitted.join().unwrap().reserved_blocks(), 10);
@@ -157,7 +157,7 @@ fn admissions_and_reservations_wait() {
     // A dropped admission leaves neither the line nor its id taken.
     let rest = all(&pool);
     {
-        let mut waiting = pin!(pool.admit_async(&request));
+        let mut waiting = pin!(pool.admit_async(&request).into_future());
         assert!(poll_once(waiting.as_mut()).is_pending());
         assert_eq!((pool.stats().waiting, pool.sequence_count()), (1, 2));
     }
@@ -175,9 +175,9 @@ fn batches_are_waited_for() {
     let refused = late(|deadline| block_on(pool.settled(&sequence).until(deadline)));
     assert_eq!(refused, Err(SettleError::Deadline { batch: ticket }));
     let to = &other;
-    let refused = late(|deadline| block_on(pool.replicate_until(&sequence, to, deadline))).unwrap_err();
+    let refused = late(|deadline| block_on(pool.replicate(&sequence, to).until(deadline))).unwrap_err();
     assert!(matches!(refused, TransferError::BeingWritten { batch, .. } if batch == ticket), "{refused}");
-    let refused = late(|deadline| block_on(pool.migrate_until(sequence, to, deadline))).unwrap_err();
+    let refused = late(|deadline| block_on(pool.migrate(sequence, to).until(deadline))).unwrap_err();
     let sequence = *refused.sequence;
     let (say, said) = channel();
     threads::scope(|scope| {
@@ -187,7 +187,7 @@ fn batches_are_waited_for() {
             Instant::now()
         });
         let replicated = scope.spawn(|| {
-            let mut waiting = pin!(pool.replicate_until(&sequence, to, far()));
+            let mut waiting = pin!(pool.replicate(&sequence, to).until(far()));
             assert!(poll_once(waiting.as_mut()).is_pending());
             say.send(()).unwrap();
             block_on(waiting).unwrap()
@@ -198,9 +198,9 @@ fn batches_are_waited_for() {
         assert!(settled.join().unwrap() >= before);
         assert_eq!(replicated.join().unwrap().0.len(), 42);
     });
-    let (moved, report) = block_on(pool.migrate_until(sequence, to, far())).unwrap();
+    let (moved, report) = block_on(pool.migrate(sequence, to).until(far())).unwrap();
     assert_eq!((moved.len(), report.carried.blocks, pool.free_blocks()), (42, 11, 100));
-    let preempted = block_on(other.preempt_until(moved, Preempt::Swap(&pool), far())).unwrap();
+    let preempted = block_on(other.preempt(moved, Preempt::Swap(&pool)).until(far())).unwrap();
     assert_eq!((preempted.freed_blocks, preempted.tokens_kept, other.free_blocks()), (11, 42, 100));
 }
 

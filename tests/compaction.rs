@@ -400,12 +400,12 @@ async fn a_resting_request_does_not_overtake_the_new_head() {
     let mut kept = checkerboard(&pool);
     let mut other = Box::pin(pool.defragment_with(DefragOptions::new().wave_bytes(1)));
     assert!(poll(&mut other).is_pending(), "its wave of one block is being copied");
-    let mut first = Box::pin(pool.allocate_async(AllocRequest::new(5).contiguous()));
+    let mut first = Box::pin(pool.allocate_async(AllocRequest::new(5).contiguous()).into_future());
     assert!(poll(&mut first).is_pending());
     drop(kept.remove(60));
     assert!(poll(&mut first).is_pending(), "it searched, and rests");
     let large = AllocRequest::new(200).priority(Priority::High);
-    let mut urgent = Box::pin(pool.allocate_async(large));
+    let mut urgent = Box::pin(pool.allocate_async(large).into_future());
     assert!(poll(&mut urgent).is_pending());
     kept.drain(60..63);
     assert!(poll(&mut urgent).is_pending(), "there is a run now, and not enough for this one");

@@ -353,7 +353,7 @@ fn run(steps: Vec<Step>, block_tokens: usize) {
                 let Open { side, real, tokens, keys } = open.swap_remove(place);
                 cached[side].half.insert(contents(tokens, &keys));
                 let to = &pools[1 - side];
-                let (real, _) = runtime.block_on(pools[side].migrate(real, to)).unwrap();
+                let (real, _) = runtime.block_on(pools[side].migrate(real, to).into_future()).unwrap();
                 open.push(Open { side: 1 - side, real, tokens, keys });
             }
             Step::Close { which } => {

@@ -85,7 +85,7 @@ fn beside_a_cache(f: impl FnOnce(&Pool) + Send) {
     });
 }
 
-fn soon<T>(future: impl Future<Output = T>) -> T {
+fn soon<T>(future: impl IntoFuture<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let bounded = async { tokio::time::timeout(Duration::from_secs(20), future).await };
     runtime.block_on(bounded).expect("it spins, or sleeps forever")

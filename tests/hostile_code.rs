@@ -40,7 +40,7 @@ fn a_release_that_panics_releases_nothing_twice() {
         let bomb = Arc::new(Bomb::default());
         {
             let waker = Waker::from(bomb.clone());
-            let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)));
+            let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)).into_future());
             // Until it has searched everywhere, and sleeps.
             for _ in 0..4 {
                 assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
@@ -158,7 +158,7 @@ fn a_waker_panics_with_a_payload_that_panics() {
     let pool = pool(32);
     let lease = pool.allocate_owned(AllocRequest::new(20)).unwrap();
     let waker = Waker::from(Arc::new(Payloads));
-    let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)));
+    let mut waiting = pin!(pool.allocate_async(AllocRequest::new(32)).into_future());
     for _ in 0..4 {
         assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }

@@ -47,7 +47,7 @@ async fn head_in_the_making(takes_signal: bool) {
     let mut run = Box::pin(pool.defragment_with(DefragOptions::new().copy_deadline(Duration::MAX)));
     assert!(poll(run.as_mut()).is_pending());
     let free = pool.free_blocks();
-    let mut a = Box::pin(pool.allocate_async(AllocRequest::new(free).contiguous()));
+    let mut a = Box::pin(pool.allocate_async(AllocRequest::new(free).contiguous()).into_future());
     assert!(timeout(Duration::from_millis(300), a.as_mut()).await.is_err());
     assert_eq!(pool.stats().waiting, 1);
     // The last block is not moving, or its move is cancelled: one more is free afterwards.
@@ -63,7 +63,7 @@ async fn head_in_the_making(takes_signal: bool) {
     }
     // From here on `a` is kept and not polled.
     let want = pool.free_blocks();
-    let b = pool.allocate_until(AllocRequest::new(want), Instant::now() + Duration::from_secs(3)).await;
+    let b = pool.allocate_async(AllocRequest::new(want)).until(Instant::now() + Duration::from_secs(3)).await;
     assert!(b.is_ok(), "{want} asked: {b:?}");
 }
 #[tokio::test]
@@ -108,7 +108,7 @@ fn plain(n: usize) -> Pool {
 fn a_waker_panics_in_an_allocation() {
     let pool = plain(100);
     let held = pool.allocate_owned(AllocRequest::new(30)).unwrap();
-    let mut w = Box::pin(pool.allocate_async(AllocRequest::new(100)));
+    let mut w = Box::pin(pool.allocate_async(AllocRequest::new(100)).into_future());
     assert!(w.as_mut().poll(&mut Context::from_waker(&bomb())).is_pending());
     let _ = caught(|| drop(pool.allocate(AllocRequest::new(40))));
     drop(w);
@@ -121,7 +121,7 @@ fn a_waker_panics_in_an_allocation() {
 fn a_waker_panics_in_begin_batch() {
     let pool = plain(100);
     let held = pool.allocate_owned(AllocRequest::new(30)).unwrap();
-    let mut w = Box::pin(pool.allocate_async(AllocRequest::new(100)));
+    let mut w = Box::pin(pool.allocate_async(AllocRequest::new(100)).into_future());
     assert!(w.as_mut().poll(&mut Context::from_waker(&bomb())).is_pending());
     let _ = caught(|| pool.begin_batch().finish());
     drop(w);
@@ -161,7 +161,7 @@ fn a_contiguous_request_that_is_kept_after_its_copy() {
     let (pool, mut kept) = holes(Duration::from_millis(50));
     drop(kept.remove(0));
     let request = AllocRequest::new(30).contiguous().priority(Priority::High);
-    let mut first = Box::pin(pool.allocate_async(request));
+    let mut first = Box::pin(pool.allocate_async(request).into_future());
     assert!(poll(first.as_mut()).is_pending());
     let began = Instant::now();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
@@ -170,7 +170,7 @@ fn a_contiguous_request_that_is_kept_after_its_copy() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let late = Instant::now() + Duration::from_secs(3);
-    let plain = pollster::block_on(pool.allocate_until(AllocRequest::new(1), late));
+    let plain = pollster::block_on(pool.allocate_async(AllocRequest::new(1)).until(late));
     assert!(plain.is_ok(), "after {:?}: {plain:?}", began.elapsed());
     drop((sequence, plain));
     // Polled again, it has its place and its run.
@@ -189,7 +189,7 @@ async fn a_contiguous_request_during_its_copy() {
     let pool = pool.turn_patience(Duration::from_millis(100)).build().unwrap();
     let _kept = checkerboard(&pool);
     let request = AllocRequest::new(8).contiguous().priority(Priority::High);
-    let mut first = Box::pin(pool.allocate_async(request));
+    let mut first = Box::pin(pool.allocate_async(request).into_future());
     assert!(poll(first.as_mut()).is_pending());
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let mut append = || pool.begin_batch().append(&mut sequence, 1).is_ok();
@@ -328,7 +328,8 @@ async fn held_blocks_and_the_turn_are_named() {
     assert_eq!(turn.task, TurnTask::Resize);
     let unpolled = turn.unpolled().unwrap();
     assert!(unpolled >= Duration::from_millis(5) && turn.age() >= unpolled, "{turn:?}");
-    let late = pool.allocate_until(AllocRequest::new(95), Instant::now() + Duration::from_millis(10)).await;
+    let late =
+        pool.allocate_async(AllocRequest::new(95)).until(Instant::now() + Duration::from_millis(10)).await;
     let Err(late @ AllocError::Deadline { turn: Some(named), .. }) = late else { panic!("{late:?}") };
     assert_eq!(named.task, TurnTask::Resize);
     assert!(late.to_string().contains("; a resize has had the turn to move blocks for "), "{late}");
@@ -448,7 +449,8 @@ async fn a_request_that_lacks_what_its_waiter_owns() {
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     let full = 60 * pool.layout().block_tokens();
     pool.begin_batch().append(&mut sequence, full).unwrap();
-    let mut first = Box::pin(pool.allocate_async(AllocRequest::new(70).priority(Priority::High)));
+    let mut first =
+        Box::pin(pool.allocate_async(AllocRequest::new(70).priority(Priority::High)).into_future());
     assert!(poll(first.as_mut()).is_pending());
     let refused = pool.begin_batch().append(&mut sequence, full + 1).unwrap_err();
     let behind =

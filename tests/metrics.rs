@@ -135,7 +135,7 @@ async fn waits_count_and_are_timed() {
     let pool = pool(4);
     let all = pool.allocate_owned(AllocRequest::new(4)).unwrap();
     let soon = std::time::Instant::now() + Duration::from_millis(5);
-    assert!(pool.allocate_until(AllocRequest::new(1), soon).await.is_err());
+    assert!(pool.allocate_async(AllocRequest::new(1)).until(soon).await.is_err());
     let (lease, ()) = tokio::join!(pool.allocate_async(AllocRequest::new(2)), async {
         tokio::time::sleep(Duration::from_millis(5)).await;
         drop(all);
@@ -154,7 +154,7 @@ async fn waits_count_and_are_timed() {
 async fn waiting_requests_are_counted_by_priority() {
     let pool = pool(4);
     let all = pool.allocate_owned(AllocRequest::new(4)).unwrap();
-    let of = |priority| Box::pin(pool.allocate_async(AllocRequest::new(1).priority(priority)));
+    let of = |priority| Box::pin(pool.allocate_async(AllocRequest::new(1).priority(priority)).into_future());
     let mut waiting =
         [Priority::Urgent, Priority::Normal, Priority::Normal].map(of).into_iter().collect::<Vec<_>>();
     for request in &mut waiting {
@@ -346,7 +346,7 @@ async fn an_audit_names_the_line_that_leaked() {
     leak(pool.allocate_async(AllocRequest::new(3)).await.unwrap());
     lines.push((line!() - 1, 3));
     let soon = std::time::Instant::now() + Duration::from_secs(5);
-    leak(pool.allocate_until(AllocRequest::new(4), soon).await.unwrap());
+    leak(pool.allocate_async(AllocRequest::new(4)).until(soon).await.unwrap());
     lines.push((line!() - 1, 4));
     let lease = pool.allocate(AllocRequest::new(5)).unwrap();
     lines.push((line!() - 1, 5));

@@ -48,7 +48,7 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     // Others evict as before.
     drop(pool.allocate(AllocRequest::new(100)).unwrap());
     let everything = pool.allocate(AllocRequest::new(pool.available_blocks())).unwrap();
-    let waiting = pool.allocate_async(AllocRequest::new(1));
+    let waiting = pool.allocate_async(AllocRequest::new(1)).into_future();
     tokio::pin!(waiting);
     assert!(timeout(Duration::from_millis(50), waiting.as_mut()).await.is_err(), "nothing is free");
     resume.send(()).unwrap();

@@ -291,8 +291,8 @@ fn a_lost_device_leaves_no_request_waiting() {
     let mut batch = world.pool.begin_batch_on(&world.stream).unwrap();
     batch.append(&mut sequence, 8).unwrap();
     let mut end = batch.finish_on(&world.stream).unwrap();
-    let mut waiting = Box::pin(world.pool.allocate_async(AllocRequest::new(4)));
-    let mut behind = Box::pin(world.pool.allocate_async(AllocRequest::new(1)));
+    let mut waiting = Box::pin(world.pool.allocate_async(AllocRequest::new(4)).into_future());
+    let mut behind = Box::pin(world.pool.allocate_async(AllocRequest::new(1)).into_future());
     assert!(poll(&mut waiting).is_pending() && poll(&mut behind).is_pending());
 
     world.device().fail();

@@ -253,7 +253,7 @@ async fn wait(pool: Pool, stop: &AtomicBool, served: &AtomicUsize, mut rng: Rng)
         request.contiguous = rng.bool();
         request.priority = [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)];
         let until = Instant::now() + Duration::from_micros(rng.u64(..20_000));
-        match pool.allocate_until(request, until).await {
+        match pool.allocate_async(request).until(until).await {
             Ok(lease) => {
                 assert!(!request.contiguous || lease.runs().count() == 1);
                 served.fetch_add(1, Relaxed);

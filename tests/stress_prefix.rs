@@ -272,7 +272,7 @@ impl Stage {
             request.contiguous = rng.bool();
             request.priority = [Priority::Normal, Priority::High, Priority::Urgent][rng.usize(..3)];
             let until = Instant::now() + Duration::from_micros(rng.u64(..20_000));
-            match self.pool.allocate_until(request, until).await {
+            match self.pool.allocate_async(request).until(until).await {
                 Ok(lease) => {
                     self.scribble(&lease);
                     self.waited.fetch_add(1, Relaxed);

@@ -119,7 +119,7 @@ fn compare(runtime: &Runtime, name: &str, pool: &Pool, live: &[Open]) {
 fn runs(runtime: &Runtime, pool: &Pool, live: &[Open]) -> Vec<usize> {
     let copy = |Open { sequence, tokens }: &Open| {
         let target = kv::pool(kv::plain(), PROMPT_MAX + GROWTH_MAX + 2);
-        let copied = runtime.block_on(pool.replicate(sequence, &target));
+        let copied = runtime.block_on(pool.replicate(sequence, &target).into_future());
         let (replica, report) = copied.expect("an empty pool has room");
         assert_eq!(report.carried.blocks, sequence.len().div_ceil(kv::BLOCK_TOKENS));
         assert_eq!(replica.id(), SequenceId(sequence.id().0));

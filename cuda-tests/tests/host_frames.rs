@@ -413,7 +413,7 @@ fn a_dropped_future_leaves_the_blocks_to_the_copy() {
         drop(others);
         there.audit().expect("a sound pool");
     }
-    let (copied, _) = runtime.block_on(here.replicate(&sequence, &there)).expect("blocks");
+    let (copied, _) = runtime.block_on(here.replicate(&sequence, &there).into_future()).expect("blocks");
     verify(&there, &copied, &rows);
     drop((copied, sequence));
     device.good().expect("a healthy device");
@@ -477,7 +477,7 @@ fn blocks_of_a_copy_whose_end_is_unknown_are_never_free() {
     }
     let enqueued = session.pending();
     let error = runtime
-        .block_on(here.replicate(&sequence, &there))
+        .block_on(here.replicate(&sequence, &there).into_future())
         .map(|_| ())
         .expect_err("a device that says nothing");
     assert!(error.to_string().contains("may still be copying"), "{error}");

@@ -114,7 +114,7 @@ fn a_request_ahead_learns_of_the_prefix_put_back() {
             drop(block_on(other.allocate_async(urgent)).unwrap());
         });
         let wanted = request(2, &prompt);
-        let mut waiting = boxed(|| pool.admit_async(&wanted));
+        let mut waiting = boxed(|| pool.admit_async(&wanted).into_future());
         lull(waiting.as_mut());
         join_last(thread);
         drop(held);
@@ -131,7 +131,7 @@ fn an_append_follows_an_urgent_admission() {
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
         let prompt = [1; BLOCK_TOKENS];
         let wanted = request(1, &prompt).priority(Priority::Urgent);
-        let mut waiting = Box::pin(pool.admit_async(&wanted));
+        let mut waiting = Box::pin(pool.admit_async(&wanted).into_future());
         lull(waiting.as_mut());
         let other = pool.clone();
         let thread = thread::spawn(move || {
@@ -164,7 +164,7 @@ fn a_new_admission_follows_a_waiting_one() {
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
         let prompt = [1; BLOCK_TOKENS];
         let wanted = request(1, &prompt);
-        let mut waiting = Box::pin(pool.admit_async(&wanted));
+        let mut waiting = Box::pin(pool.admit_async(&wanted).into_future());
         lull(waiting.as_mut());
         let other = pool.clone();
         let thread = thread::spawn(move || {
@@ -214,11 +214,11 @@ fn running_before_new() {
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
         let prompt = [1; BLOCK_TOKENS];
         let wanted = request(1, &prompt);
-        let mut admission = boxed(|| pool.admit_async(&wanted));
+        let mut admission = boxed(|| pool.admit_async(&wanted).into_future());
         lull(admission.as_mut());
         let mut running = pool.sequence(SequenceId(2)).open().unwrap();
         let growing = &mut running;
-        let mut reserving = boxed(|| pool.reserve_async(growing, 1));
+        let mut reserving = boxed(|| pool.reserve_async(growing, 1).into_future());
         lull(reserving.as_mut());
         let thread = thread::spawn(move || drop(held));
         // The admission is not polled: were it the first, this would sleep for ever.
@@ -238,7 +238,7 @@ fn a_dropped_admission_passes_its_turn_on() {
         let held = pool.allocate_owned(AllocRequest::new(1)).unwrap();
         let prompt = [1; BLOCK_TOKENS];
         let wanted = request(1, &prompt);
-        let mut first = Box::pin(pool.admit_async(&wanted));
+        let mut first = Box::pin(pool.admit_async(&wanted).into_future());
         lull(first.as_mut());
         let other = pool.clone();
         let thread = thread::spawn(move || {

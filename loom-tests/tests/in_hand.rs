@@ -125,7 +125,7 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
         let thread = thread::spawn(move || give_back(&other));
         stop.wait();
         {
-            let mut waiting = boxed(|| pool.allocate_async(AllocRequest::new(1)));
+            let mut waiting = boxed(|| pool.allocate_async(AllocRequest::new(1)).into_future());
             lull(waiting.as_mut());
             stop.resume();
             drop(block_on(waiting).unwrap());

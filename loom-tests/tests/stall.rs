@@ -138,7 +138,7 @@ fn in_a_waker() {
         let held = [(); 2].map(|()| pool.allocate_owned(AllocRequest::new(1)).unwrap());
         let waking = std::sync::Arc::new(Waking(Stop::default()));
         let waker = Waker::from(waking.clone());
-        let mut future = Box::pin(pool.allocate_async(AllocRequest::new(2)));
+        let mut future = Box::pin(pool.allocate_async(AllocRequest::new(2)).into_future());
         assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
         let [first, second] = held;
         let thread = thread::spawn(move || drop(first));

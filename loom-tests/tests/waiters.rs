@@ -226,9 +226,9 @@ fn two_priorities_and_one_free() {
     check_wide(2, "waiters::two_priorities_and_one_free", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
-        let mut normal = pin!(pool.allocate_async(one()));
+        let mut normal = pin!(pool.allocate_async(one()).into_future());
         lull(normal.as_mut());
-        let mut urgent = pin!(pool.allocate_async(one().priority(Priority::Urgent)));
+        let mut urgent = pin!(pool.allocate_async(one().priority(Priority::Urgent)).into_future());
         lull(urgent.as_mut());
         let thread = thread::spawn(move || drop(held));
         let mut order = vec![];
@@ -267,7 +267,7 @@ fn a_dropped_future_hands_its_turn_on() {
     check_wide(2, "waiters::a_dropped_future_hands_its_turn_on", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
-        let mut first = Box::pin(pool.allocate_async(one()));
+        let mut first = Box::pin(pool.allocate_async(one()).into_future());
         lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
@@ -283,10 +283,10 @@ fn dropped_while_it_is_woken() {
     check_wide(2, "waiters::dropped_while_it_is_woken", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
-        let mut first = boxed(|| pool.allocate_async(one()));
+        let mut first = boxed(|| pool.allocate_async(one()).into_future());
         lull(first.as_mut());
         let thread = thread::spawn(move || drop(held));
-        let second = boxed(|| pool.allocate_async(one().priority(Priority::High)));
+        let second = boxed(|| pool.allocate_async(one().priority(Priority::High)).into_future());
         drop(first);
         drop(block_on(second).unwrap());
         join_last(thread);
@@ -318,7 +318,7 @@ fn a_head_that_does_not_come_is_passed_over() {
     check_wide(2, "waiters::a_head_that_does_not_come_is_passed_over", || {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
-        let mut first = pin!(pool.allocate_async(one()));
+        let mut first = pin!(pool.allocate_async(one()).into_future());
         let bell = lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
@@ -339,7 +339,7 @@ fn a_head_that_comes_late_has_its_place() {
     check_wide(2, "waiters::a_head_that_comes_late_has_its_place", || {
         let pool = builder(2, 2, 0, 0).turn_patience(Duration::ZERO).build().unwrap();
         let held = [(); 2].map(|()| pool.allocate_owned(one()).unwrap());
-        let mut first = pin!(pool.allocate_async(one()));
+        let mut first = pin!(pool.allocate_async(one()).into_future());
         let bell = lull(first.as_mut());
         let other = pool.clone();
         let mut second = Box::pin(async move { other.allocate_async(AllocRequest::new(2)).await });
@@ -362,7 +362,7 @@ fn a_head_that_was_passed_over_is_dropped() {
     check_wide(2, "waiters::a_head_that_was_passed_over_is_dropped", || {
         let pool = impatient();
         let held = pool.allocate_owned(one()).unwrap();
-        let mut first = Box::pin(pool.allocate_async(one()));
+        let mut first = Box::pin(pool.allocate_async(one()).into_future());
         let bell = lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
@@ -402,9 +402,9 @@ fn the_whole_line_is_refused() {
     check_wide(2, "waiters::the_whole_line_is_refused", || {
         let pool = open(1, 1, 0, 0);
         let held = pool.allocate_owned(one()).unwrap();
-        let mut normal = pin!(pool.allocate_async(one()));
+        let mut normal = pin!(pool.allocate_async(one()).into_future());
         lull(normal.as_mut());
-        let mut high = pin!(pool.allocate_async(one().priority(Priority::High)));
+        let mut high = pin!(pool.allocate_async(one().priority(Priority::High)).into_future());
         lull(high.as_mut());
         let other = pool.clone();
         let thread = thread::spawn(move || other.blocks().poison());

@@ -1,15 +1,14 @@
 //! Admission of sequences, and reservations of running ones: at once, or in the line of waiting
 //! requests.
 
-use std::time::Instant;
-
-use crate::block::Operation;
+use crate::block::{Class, Operation, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::prefix::PrefixKeys;
 use crate::sequence::{AdmitRequest, PinnedInfo, PinnedPrefix, Sequence};
 use crate::sync::call;
 
 use super::Pool;
+use super::wait::{CallUntil, Wait};
 
 impl Pool {
     /// Opens a sequence with its cached prefix, and reserves the blocks for the rest of its prompt
@@ -49,41 +48,30 @@ impl Pool {
     /// # Errors
     ///
     /// As for [`admit`](Self::admit), except for [`AllocError::Behind`], [`AllocError::Exhausted`]
-    /// and [`AllocError::NoRun`]: the request waits instead. [`AllocError::TooLarge`] also if the
-    /// pool shrinks meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
+    /// and [`AllocError::NoRun`]: the request waits instead. [`AllocError::Deadline`] at the
+    /// deadline of [`Wait::until`], [`AllocError::TooLarge`] also if the pool shrinks meanwhile,
+    /// [`AllocError::FenceRefused`] on a thread that cannot wait.
     ///
     /// # Panics
     ///
     /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any
     /// request beside blocks that moves or a resize hold.
-    pub async fn admit_async(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
-        let mut admission = self.0.sequences.admission(request)?;
-        match admission.try_now() {
-            Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
-            Err(error) => return Err(error.into()),
-            Ok(()) => return Ok(admission.admitted()),
-        }
-        let mut place = admission.wait_in_line(self.blocks());
-        Box::pin(self.in_turns(&mut place, |place| admission.try_in_turn(place))).await?;
-        Ok(admission.admitted())
-    }
-
-    /// Admits a sequence like [`admit_async`](Self::admit_async), but gives up at a deadline.
-    ///
-    /// # Errors
-    ///
-    /// As for [`admit_async`](Self::admit_async), and [`AllocError::Deadline`].
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn admit_until(
-        &self,
-        request: &AdmitRequest<'_>,
-        deadline: Instant,
-    ) -> Result<Sequence, SequenceError> {
-        let (asked, _) = self.0.sequences.blocks_needed(request)?;
-        self.until(asked, deadline, self.admit_async(request)).await?
+    pub fn admit_async<'a>(
+        &'a self,
+        request: &'a AdmitRequest<'a>,
+    ) -> Wait<impl CallUntil<Output = Result<Sequence, SequenceError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            let mut admission = self.0.sequences.admission(request)?;
+            match admission.try_now() {
+                Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
+                Err(error) => return Err(error.into()),
+                Ok(()) => return Ok(admission.admitted()),
+            }
+            let missing = admission.missing();
+            let attempt = |place: &mut Waiting<'_>| admission.try_in_turn(place);
+            self.in_turns(&missing, Class::Admission, deadline, attempt).await?;
+            Ok(admission.admitted())
+        })
     }
 
     /// Returns the number of [available](Self::available_blocks) blocks that an admission of this
@@ -163,39 +151,27 @@ impl Pool {
     /// # Errors
     ///
     /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
-    /// [`AllocError::Reserved`] and others that waiting cannot resolve. The sequence is unchanged.
+    /// [`AllocError::Reserved`] and others that waiting cannot resolve; [`AllocError::Deadline`] at
+    /// the deadline of [`Wait::until`]. The sequence is unchanged.
     ///
     /// # Panics
     ///
     /// If it has to wait beside blocks that moves or a resize hold, in a tokio runtime whose timer
     /// is disabled.
-    pub async fn reserve_async(&self, sequence: &mut Sequence, tokens: usize) -> Result<(), SequenceError> {
-        sequence.check_in(&self.0.sequences)?;
-        let Some(request) = sequence.reservation(tokens)? else { return Ok(()) };
-        match sequence.reserve(tokens) {
-            Err(SequenceError::Alloc(AllocError::Behind { .. } | AllocError::Exhausted { .. })) => {}
-            outcome => return outcome,
-        }
-        let mut place = Sequence::wait_to_reserve(self.blocks(), &request);
-        Ok(Box::pin(self.in_turns(&mut place, |place| sequence.reserve_in_turn(&request, place))).await?)
-    }
-
-    /// Reserves blocks like [`reserve_async`](Self::reserve_async), but gives up at a deadline.
-    ///
-    /// # Errors
-    ///
-    /// As for [`reserve_async`](Self::reserve_async), and [`AllocError::Deadline`].
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn reserve_until(
-        &self,
-        sequence: &mut Sequence,
+    pub fn reserve_async<'a>(
+        &'a self,
+        sequence: &'a mut Sequence,
         tokens: usize,
-        deadline: Instant,
-    ) -> Result<(), SequenceError> {
-        let asked = sequence.reservation(tokens)?.map_or(0, |request| request.blocks);
-        self.until(asked, deadline, self.reserve_async(sequence, tokens)).await?
+    ) -> Wait<impl CallUntil<Output = Result<(), SequenceError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            sequence.check_in(&self.0.sequences)?;
+            let Some(request) = sequence.reservation(tokens)? else { return Ok(()) };
+            match sequence.reserve(tokens) {
+                Err(SequenceError::Alloc(AllocError::Behind { .. } | AllocError::Exhausted { .. })) => {}
+                outcome => return outcome,
+            }
+            let attempt = |place: &mut Waiting<'_>| sequence.reserve_in_turn(&request, place);
+            Ok(self.in_turns(&request, Class::Growth, deadline, attempt).await?)
+        })
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use crate::block::Class;
+use crate::block::{Class, Waiting};
 use crate::error::{AllocError, SettleError, TransferError};
 use crate::migrate::{
     self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Route, SequenceCopy,
@@ -12,6 +12,7 @@ use crate::prefix::PrefixKeys;
 use crate::sequence::Sequence;
 
 use super::Pool;
+use super::wait::{CallUntil, Wait};
 
 impl Pool {
     /// Moves a sequence to another pool of this process, on any device or on the host.
@@ -33,21 +34,23 @@ impl Pool {
     /// priority, before leases and admissions of its own. It holds no block there while it waits,
     /// and nothing overtakes it but appends to running sequences. Tasks that hold blocks there while
     /// they wait for each other's never end: give such a wait a deadline, or swap a sequence out
-    /// first. A sequence that is larger than the other pool is refused at once. Of the other ways to another pool, only
-    /// [`migrate_until`](Self::migrate_until) waits for room; [`preempt`](Self::preempt),
-    /// [`replicate`](Self::replicate) and transfers to a node fail at once, and
-    /// [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many blocks as there
-    /// is room for.
+    /// first. A sequence that is larger than the other pool is refused at once. Of the other ways to
+    /// another pool, [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a
+    /// node fail at once without room, and [`offload`](Self::offload) and
+    /// [`bring_back`](Self::bring_back) move as many blocks as there is room for.
     ///
     /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB
     /// between pools in host memory: these the polling thread copies, as it does elsewhere. A batch
     /// in flight that writes the sequence is a reason to refuse it; await
-    /// [`settled`](Self::settled) first, or use [`migrate_until`](Self::migrate_until). Batches of
-    /// other sequences are no obstacle. Frees here are not held back by the copy.
+    /// [`settled`](Self::settled) first, or set a deadline. Batches of other sequences are no
+    /// obstacle. Frees here are not held back by the copy.
+    ///
+    /// With a deadline ([`Wait::until`]) it waits until then, first for the batches that write the
+    /// sequence and then for room in the other pool. The error at the deadline returns the sequence,
+    /// which stays open.
     ///
     /// Dropping the future gives up its place in line, or stops the copy, and closes the sequence;
-    /// use [`replicate`](Self::replicate) to keep it, or [`migrate_until`](Self::migrate_until) to
-    /// get it back.
+    /// use [`replicate`](Self::replicate) to keep it, or a deadline to get it back.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
@@ -76,14 +79,33 @@ impl Pool {
     /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::SamePool`],
     /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
-    /// other pool, [`TransferError::Sequence`] if the id is open there, [`TransferError::Storage`]
-    /// if the layouts differ or a copy fails.
-    pub async fn migrate(
-        &self,
-        sequence: Sequence,
-        to: &Self,
-    ) -> Result<(Sequence, MigrationReport), MigrateError> {
-        self.migrate_by(sequence, to, None).await
+    /// other pool, or there is no room at the deadline, [`TransferError::Sequence`] if the id is open
+    /// there, [`TransferError::Storage`] if the layouts differ or a copy fails.
+    pub fn migrate<'a>(
+        &'a self,
+        mut sequence: Sequence,
+        to: &'a Self,
+    ) -> Wait<impl CallUntil<Output = Result<(Sequence, MigrationReport), MigrateError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            loop {
+                let mut refused = match self.migrate_by(sequence, to, deadline).await {
+                    Err(error)
+                        if deadline.is_some()
+                            && matches!(error.error, TransferError::BeingWritten { .. }) =>
+                    {
+                        error
+                    }
+                    outcome => return outcome,
+                };
+                match self.wait_for_writers(&refused.sequence, deadline, refused.error.clone()).await {
+                    Ok(()) => sequence = *refused.sequence,
+                    Err(error) => {
+                        refused.error = error;
+                        return Err(refused);
+                    }
+                }
+            }
+        })
     }
 
     /// Moves a sequence, and waits for room until a deadline, if there is one.
@@ -112,17 +134,8 @@ impl Pool {
         match copy.take_now(true) {
             Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {
                 let request = copy.request();
-                // On the heap: a sequence that does not wait should not carry it.
-                let waiting = Box::pin(async {
-                    let mut place = to.blocks().wait_in_line(&request, Class::Growth);
-                    to.in_turns(&mut place, |place| copy.take_in_turn(place)).await
-                });
-                match deadline {
-                    Some(deadline) => {
-                        to.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)?
-                    }
-                    None => waiting.await?,
-                }
+                let attempt = |place: &mut Waiting<'_>| copy.take_in_turn(place);
+                to.in_turns(&request, Class::Growth, deadline, attempt).await?;
             }
             taken => taken?,
         }
@@ -134,7 +147,9 @@ impl Pool {
 
     /// Copies a sequence to another pool, and leaves the original open here.
     ///
-    /// The copies are independent. Never waits for room. Dropping the future cancels the operation
+    /// The copies are independent. Never waits for room. A batch in flight that writes the sequence is
+    /// a reason to refuse it, unless a deadline is set ([`Wait::until`]): until then it waits for
+    /// such batches. Dropping the future cancels the operation
     /// without effect, except that the id stays open in the other pool until the current piece is
     /// copied.
     ///
@@ -142,12 +157,18 @@ impl Pool {
     ///
     /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no
     /// room; nothing changes.
-    pub async fn replicate(
-        &self,
-        sequence: &Sequence,
-        to: &Self,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
-        self.replicate_as(sequence, to, |counts| &mut counts.replicated).await
+    pub fn replicate<'a>(
+        &'a self,
+        sequence: &'a Sequence,
+        to: &'a Self,
+    ) -> Wait<impl CallUntil<Output = Result<(Sequence, MigrationReport), TransferError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            let kind: Kind = |counts| &mut counts.replicated;
+            match deadline {
+                Some(_) => self.replicate_settled(sequence, to, deadline, kind).await,
+                None => self.replicate_as(sequence, to, kind).await,
+            }
+        })
     }
 
     async fn replicate_as(
@@ -168,62 +189,6 @@ impl Pool {
 
     fn route_to(&self, to: &Self) -> Result<Route, TransferError> {
         Route::new(self.end()?, to.end()?)
-    }
-
-    /// Moves a sequence like [`migrate`](Self::migrate), after the batches that write it have
-    /// ended.
-    ///
-    /// The deadline is that of the waits, first for these batches and then for room in the other
-    /// pool, not of the copy. Batches of other sequences are not waited for. The sequence is tried
-    /// at least once: with a deadline that has passed, it moves only if it can at once.
-    ///
-    /// # Errors
-    ///
-    /// As for [`migrate`](Self::migrate), at the deadline with the sequence:
-    /// [`TransferError::BeingWritten`] if a batch that writes it is in flight, and
-    /// [`TransferError::Alloc`] with [`AllocError::Deadline`] if there is no room.
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn migrate_until(
-        &self,
-        mut sequence: Sequence,
-        to: &Self,
-        deadline: Instant,
-    ) -> Result<(Sequence, MigrationReport), MigrateError> {
-        loop {
-            let mut refused = match self.migrate_by(sequence, to, Some(deadline)).await {
-                Err(error) if matches!(error.error, TransferError::BeingWritten { .. }) => error,
-                outcome => return outcome,
-            };
-            match self.wait_for_writers(&refused.sequence, Some(deadline), refused.error.clone()).await {
-                Ok(()) => sequence = *refused.sequence,
-                Err(error) => {
-                    refused.error = error;
-                    return Err(refused);
-                }
-            }
-        }
-    }
-
-    /// Copies a sequence like [`replicate`](Self::replicate), after the batches that write it have
-    /// ended.
-    ///
-    /// # Errors
-    ///
-    /// As for [`migrate_until`](Self::migrate_until); nothing changes.
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn replicate_until(
-        &self,
-        sequence: &Sequence,
-        to: &Self,
-        deadline: Instant,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
-        self.replicate_settled(sequence, to, Some(deadline), |counts| &mut counts.replicated).await
     }
 
     /// Waits only if the copy is refused because of a batch in flight, so that other refusals come

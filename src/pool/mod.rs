@@ -25,6 +25,7 @@ mod settled;
 mod stats;
 mod transfer;
 mod victims;
+mod wait;
 mod waiting;
 
 pub use crate::block::{
@@ -53,3 +54,4 @@ pub use sequence_runs::SequenceRuns;
 pub use settled::Settled;
 pub use stats::{Fragmentation, Pressure, Stats};
 pub use victims::{LowestPriorityFirst, Victim, VictimOrder};
+pub use wait::{CallUntil, Wait};

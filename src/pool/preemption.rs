@@ -8,6 +8,7 @@ use crate::migrate::{Kind, MigrateError, MigrationReport};
 use crate::sequence::Sequence;
 
 use super::Pool;
+use super::wait::{CallUntil, Wait};
 
 /// Way in which a sequence is preempted.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +62,8 @@ pub struct Swapped {
 impl Pool {
     /// Takes a sequence's blocks away, to make room for others.
     ///
-    /// [`Preempt::Swap`] first waits, for as long as it takes, until the batches that write the
-    /// sequence have [ended](Self::settled), and then copies it. The calling task must hold no such
+    /// [`Preempt::Swap`] first waits until the batches that write the sequence have
+    /// [ended](Self::settled), and then copies it. The deadline of [`Wait::until`] bounds that wait. The calling task must hold no such
     /// batch. It does not wait for room in the other pool, so that the caller can recompute
     /// instead. Back again, [`migrate`](Self::migrate) waits its turn. [`Preempt::Recompute`] does
     /// not wait: while a batch in flight writes to its blocks, they stay in use, and are cached
@@ -94,28 +95,14 @@ impl Pool {
     /// # Errors
     ///
     /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// and for a swap the errors of [`migrate`](Self::migrate).
-    pub async fn preempt(&self, sequence: Sequence, how: Preempt<'_>) -> Result<Preempted, MigrateError> {
-        self.preempt_by(sequence, how, None).await
-    }
-
-    /// Preempts like [`preempt`](Self::preempt), but waits for batches until a deadline at most.
-    ///
-    /// # Errors
-    ///
-    /// As for [`preempt`](Self::preempt); [`TransferError::BeingWritten`] if a batch that writes
-    /// the sequence is in flight at the deadline.
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn preempt_until(
-        &self,
+    /// and for a swap the errors of [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if a
+    /// batch that writes the sequence is in flight at the deadline.
+    pub fn preempt<'a>(
+        &'a self,
         sequence: Sequence,
-        how: Preempt<'_>,
-        deadline: Instant,
-    ) -> Result<Preempted, MigrateError> {
-        self.preempt_by(sequence, how, Some(deadline)).await
+        how: Preempt<'a>,
+    ) -> Wait<impl CallUntil<Output = Result<Preempted, MigrateError>, Future: Send>> {
+        Wait::new(move |deadline| self.preempt_by(sequence, how, deadline))
     }
 
     async fn preempt_by(

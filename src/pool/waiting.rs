@@ -4,7 +4,7 @@
 //! ([`block`](crate::block)); this file has the future that a task awaits. The future is
 //! independent of the runtime.
 
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 #[cfg(debug_assertions)]
@@ -17,6 +17,7 @@ use crate::sync::calls;
 use crate::sync::runtime::{now, sleep_until, timeout_at};
 
 use super::leased::{Ids, Leased, Root, Seen};
+use super::wait::{CallUntil, Wait};
 use super::{Lease, Pool};
 
 impl Pool {
@@ -49,14 +50,19 @@ impl Pool {
     /// let all = pool.allocate_owned(AllocRequest::new(100))?;
     /// let waiting = pool.allocate_async(AllocRequest::new(10).priority(Priority::High));
     /// let (lease, ()) = tokio::join!(waiting, async { drop(all) });
-    /// assert_eq!(lease?.blocks().len(), 10);
+    /// let lease = lease?;
+    /// assert_eq!(lease.blocks().len(), 10);
+    /// // With a deadline, on any executor.
+    /// let soon = std::time::Instant::now() + std::time::Duration::from_millis(10);
+    /// let late = pollster::block_on(pool.allocate_async(AllocRequest::new(91)).until(soon));
+    /// assert!(matches!(late, Err(kvpool::AllocError::Deadline { asked: 91, .. })));
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
+    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
     /// [`AllocError::WrongDevice`], [`AllocError::TooLarge`] (even if the pool could grow to that
     /// size; also if the pool shrinks while the request waits), [`AllocError::Reserved`]; and on a
     /// thread that cannot wait, [`AllocError::FenceRefused`].
@@ -69,18 +75,22 @@ impl Pool {
     pub fn allocate_async(
         &self,
         request: AllocRequest,
-    ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
+    ) -> Wait<impl CallUntil<Output = Result<Lease<'static>, AllocError>, Future: Send>> {
         #[cfg(debug_assertions)]
         let site = Site::here();
-        async move {
-            let lease = self.allocate_or_wait(request).await;
+        Wait::new(move |deadline| async move {
+            let lease = self.allocate_or_wait(request, deadline).await;
             #[cfg(debug_assertions)]
             Lease::note_made(&lease, site);
             lease
-        }
+        })
     }
 
-    async fn allocate_or_wait(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+    async fn allocate_or_wait(
+        &self,
+        request: AllocRequest,
+        deadline: Option<Instant>,
+    ) -> Result<Lease<'static>, AllocError> {
         let blocks = self.blocks();
         blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
         if !blocks.is_awaited() {
@@ -90,43 +100,43 @@ impl Pool {
                 outcome => return outcome,
             }
         }
-        let mut place = blocks.wait_in_line(&request, Class::Admission);
-        let waiting = self.in_turns(&mut place, |place| {
+        let waiting = self.in_turns(&request, Class::Admission, deadline, |place| {
             let mut ids = Ids::new();
             place.allocate(&request, None, &mut |id| ids.push(id))?;
             let root = Root::Owned(blocks.keep_alive());
             Ok(Lease::new(Leased::new(root, ids, Seen::new(false))))
         });
-        // On the heap: a request that does not wait should not carry it.
-        traced!("kvpool.wait", Box::pin(waiting)).await
+        traced!("kvpool.wait", waiting).await
+    }
+
+    /// Waits in line for the blocks of a request, as [`in_line`] does. Moves blocks for a request
+    /// that needs a run.
+    // Not async: a future around the other one would take its room twice.
+    pub(super) fn in_turns<T>(
+        &self,
+        request: &AllocRequest,
+        class: Class,
+        deadline: Option<Instant>,
+        attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
+    ) -> impl Future<Output = Result<T, AllocError>> {
+        in_line((self.blocks(), Some(self)), request, class, deadline, attempt)
     }
 
     /// Makes an attempt in each turn of a place in line, until one succeeds, or fails for another
     /// reason than a lack of blocks.
-    // Not async: a future around the other one would take its room twice.
-    pub(super) fn in_turns<T>(
-        &self,
-        place: &mut Waiting<'_>,
-        attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
-    ) -> impl Future<Output = Result<T, AllocError>> {
-        calls(Self::in_turns_with(Some(self), place, attempt))
-    }
-
-    /// As [`in_turns`](Self::in_turns), for a pool that moves blocks for a request that needs a run,
-    /// or for one that does not.
-    pub(super) async fn in_turns_with<T>(
+    async fn take_turns<T>(
         mover: Option<&Self>,
-        place: &mut Waiting<'_>,
+        mut place: Waiting<'_>,
         mut attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
     ) -> Result<T, AllocError> {
         let (mut runs, mut has_held) = (RunMaker::default(), false);
         loop {
             match mover.filter(|_| has_held) {
-                Some(pool) => pool.turn_beside_moves(place).await,
+                Some(pool) => pool.turn_beside_moves(&mut place).await,
                 None => place.turn().await,
             }
             let began = now();
-            match attempt(place) {
+            match attempt(&mut place) {
                 // Wait for the next free.
                 Err(AllocError::Exhausted { held, .. }) => has_held = held > 0,
                 // Enough blocks are free: wait until blocks are moved, or a free joins the
@@ -169,110 +179,50 @@ impl Pool {
         }
         place.turn().await;
     }
+}
 
-    /// Allocates like [`allocate_async`](Self::allocate_async), but gives up at a deadline.
-    ///
-    /// If no other request waits ahead of it, the request is tried at least once, even if the
-    /// deadline has already passed.
-    ///
-    /// ```
-    /// # use kvpool::{AllocError, AllocRequest, Pool, storage::KvLayout};
-    /// # use std::time::{Duration, Instant};
-    /// let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).build()?;
-    /// let all = pool.allocate_owned(AllocRequest::new(100))?;
-    /// let soon = Instant::now() + Duration::from_millis(10);
-    /// // On any executor.
-    /// let late = pollster::block_on(pool.allocate_until(AllocRequest::new(1), soon));
-    /// assert!(matches!(late, Err(AllocError::Deadline { asked: 1, .. })));
-    /// # drop(all);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As for [`allocate_async`](Self::allocate_async), and [`AllocError::Deadline`].
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    #[cfg_attr(debug_assertions, track_caller)]
-    pub fn allocate_until(
-        &self,
-        request: AllocRequest,
-        deadline: Instant,
-    ) -> impl Future<Output = Result<Lease<'static>, AllocError>> + Send {
-        #[cfg(debug_assertions)]
-        let site = Site::here();
-        async move {
-            let lease = self.wait_until(request, deadline).await;
-            #[cfg(debug_assertions)]
-            Lease::note_made(&lease, site);
-            lease
+/// Waits in line for the blocks of a request: makes an attempt in each turn, until one succeeds, or
+/// fails for another reason than a lack of blocks. A pool beside the blocks moves them for a request
+/// that needs a run.
+///
+/// # Errors
+///
+/// [`AllocError::Deadline`], if there is a deadline; the request has left the line.
+pub(super) async fn in_line<T>(
+    (blocks, mover): (&Blocks, Option<&Pool>),
+    request: &AllocRequest,
+    class: Class,
+    deadline: Option<Instant>,
+    attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
+) -> Result<T, AllocError> {
+    // On the heap: a request that does not wait should not carry it.
+    let mut waiting = Box::pin(calls(Pool::take_turns(mover, blocks.wait_in_line(request, class), attempt)));
+    let Some(deadline) = deadline else { return waiting.await };
+    let every = blocks.turn_patience().max(Duration::from_millis(1));
+    loop {
+        // Poll from time to time without a wake-up, to detect a head of line that does not take its
+        // turn.
+        let look = now().checked_add(every).map_or(deadline, |look| look.min(deadline));
+        match timeout_at(look, waiting.as_mut()).await {
+            Some(outcome) => return outcome,
+            None if now() < deadline => {}
+            None => break,
         }
     }
-
-    async fn wait_until(
-        &self,
-        request: AllocRequest,
-        deadline: Instant,
-    ) -> Result<Lease<'static>, AllocError> {
-        let waiting = self.allocate_or_wait(request);
-        self.until(request.blocks, deadline, waiting).await.unwrap_or_else(Err)
-    }
-
-    /// Polls a request that waits in line for `asked` blocks until the deadline.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Deadline`]; the request has left the line.
-    pub(super) async fn until<T>(
-        &self,
-        asked: usize,
-        deadline: Instant,
-        waiting: impl Future<Output = T>,
-    ) -> Result<T, AllocError> {
-        Self::until_of(self.blocks(), asked, deadline, waiting).await.map_err(|mut error| {
-            if let AllocError::Deadline { turn, .. } = &mut error {
-                *turn = self.compactor().turn_holder();
-            }
-            error
-        })
-    }
-
-    /// As [`until`](Self::until), in the line of these blocks.
-    pub(super) async fn until_of<T>(
-        blocks: &Blocks,
-        asked: usize,
-        deadline: Instant,
-        waiting: impl Future<Output = T>,
-    ) -> Result<T, AllocError> {
-        let every = blocks.turn_patience().max(Duration::from_millis(1));
-        let before = {
-            let mut waiting = pin!(waiting);
-            loop {
-                // Poll from time to time without a wake-up, to detect a head of line that does not
-                // take its turn.
-                let look = now().checked_add(every).map_or(deadline, |look| look.min(deadline));
-                match timeout_at(look, waiting.as_mut()).await {
-                    Some(outcome) => return Ok(outcome),
-                    None if now() < deadline => {}
-                    None => break blocks.first_in_line(),
-                }
-            }
-        };
-        // The head of the line, unless it was this request, which has left the line.
-        let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
-        let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
-        blocks.count_missed_deadline();
-        Err(AllocError::Deadline {
-            asked,
-            free: counts.free(),
-            retired: counts.retired,
-            oldest_batch,
-            head: head.map(|(_, head)| head),
-            turn: None,
-        })
-    }
+    let before = blocks.first_in_line();
+    drop(waiting);
+    // The head of the line, unless it was this request, which has left the line.
+    let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
+    let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
+    blocks.count_missed_deadline();
+    Err(AllocError::Deadline {
+        asked: request.blocks,
+        free: counts.free(),
+        retired: counts.retired,
+        oldest_batch,
+        head: head.map(|(_, head)| head),
+        turn: mover.and_then(|pool| pool.compactor().turn_holder()),
+    })
 }
 
 /// Moves blocks for a request that needs a run.

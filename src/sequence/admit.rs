@@ -16,7 +16,7 @@
 
 use std::fmt;
 
-use crate::block::{AllocRequest, Blocks, Class, ListEnd, Priority, Waiting};
+use crate::block::{AllocRequest, Blocks, ListEnd, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, FrameId, SequenceId};
 use crate::prefix::PrefixKeys;
@@ -281,10 +281,5 @@ impl Admission<'_> {
     /// Returns the sequence, after a successful attempt.
     pub(crate) fn admitted(self) -> Sequence {
         self.sequence
-    }
-
-    /// Enters the line.
-    pub(crate) fn wait_in_line<'b>(&self, blocks: &'b Blocks) -> Waiting<'b> {
-        blocks.wait_in_line(&self.missing(), Class::Admission)
     }
 }

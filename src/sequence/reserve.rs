@@ -10,7 +10,7 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, Blocks, Class, Waiting};
+use crate::block::{AllocRequest, Blocks, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::call;
@@ -154,11 +154,6 @@ impl Sequence {
         self.note_reserved();
         self.spare_end();
         Ok(())
-    }
-
-    /// Enters the line for a reservation.
-    pub(crate) fn wait_to_reserve<'b>(blocks: &'b Blocks, request: &AllocRequest) -> Waiting<'b> {
-        blocks.wait_in_line(request, Class::Growth)
     }
 
     /// Tries once, in the turn of a place in line, to reserve blocks for `tokens` more tokens.

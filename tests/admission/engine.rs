@@ -79,7 +79,7 @@ impl Worker {
         let request = AdmitRequest::new(id, &text).priority(priority).headroom(self.rng.usize(..20));
         let outcome = if self.running.is_empty() {
             // Nothing else to do: wait, but not forever.
-            self.pool.admit_until(&request, Instant::now() + Duration::from_millis(500)).await
+            self.pool.admit_async(&request).until(Instant::now() + Duration::from_millis(500)).await
         } else {
             self.pool.admit(&request)
         };

@@ -61,8 +61,8 @@ async fn an_admission_learns_that_the_device_is_lost() {
     let rest = pool.allocate(AllocRequest::new(7)).unwrap();
     let tokens = prompt(2, 20);
     let wanted = request(3, &tokens);
-    let mut waiting = pin!(pool.admit_async(&wanted));
-    let mut growing = pin!(pool.reserve_async(&mut reserving, 20));
+    let mut waiting = pin!(pool.admit_async(&wanted).into_future());
+    let mut growing = pin!(pool.reserve_async(&mut reserving, 20).into_future());
     for _ in 0..5 {
         assert!(poll_once(waiting.as_mut()).is_pending());
         assert!(poll_once(growing.as_mut()).is_pending());
@@ -89,8 +89,8 @@ async fn requests_that_a_shrink_made_impossible_are_refused() {
     step.append(&mut reserving, 16 * 4).unwrap();
     step.finish();
     let held = pool.allocate(AllocRequest::new(40)).unwrap();
-    let mut growing = pin!(pool.reserve_async(&mut reserving, 50 * 4));
-    let mut waiting = pin!(pool.admit_async(&wanted));
+    let mut growing = pin!(pool.reserve_async(&mut reserving, 50 * 4).into_future());
+    let mut waiting = pin!(pool.admit_async(&wanted).into_future());
     for _ in 0..5 {
         assert!(poll_once(growing.as_mut()).is_pending());
         assert!(poll_once(waiting.as_mut()).is_pending());
@@ -115,12 +115,12 @@ async fn requests_that_need_the_reserve_are_refused() {
     let reserved = SequenceError::Alloc(AllocError::Reserved { asked: 9, total: 10, reserve: 2 });
     assert_eq!(pool.admit(&request(3, &tokens)).unwrap_err(), reserved);
     let wanted = request(3, &tokens);
-    let mut waiting = pin!(pool.admit_async(&wanted));
+    let mut waiting = pin!(pool.admit_async(&wanted).into_future());
     let Poll::Ready(outcome) = poll_once(waiting.as_mut()) else { panic!("the admission waits forever") };
     assert_eq!(outcome.unwrap_err(), reserved);
     let (mut sequence, _) = serve(&pool, 4, &prompt(2, 16));
     assert_eq!(sequence.reserve(20).unwrap_err(), reserved);
-    let mut waiting = pin!(pool.reserve_async(&mut sequence, 20));
+    let mut waiting = pin!(pool.reserve_async(&mut sequence, 20).into_future());
     let Poll::Ready(outcome) = poll_once(waiting.as_mut()) else { panic!("the reservation waits forever") };
     assert_eq!(outcome.unwrap_err(), reserved);
 }
@@ -151,7 +151,7 @@ async fn a_partial_hit_does_not_keep_its_own_admission_waiting() {
 async fn a_request_that_is_not_polled_is_passed_over_by_admissions() {
     let pool = plain(20);
     let held = pool.allocate_owned(AllocRequest::new(20)).unwrap();
-    let mut kept = Box::pin(pool.allocate_async(AllocRequest::new(20)));
+    let mut kept = Box::pin(pool.allocate_async(AllocRequest::new(20)).into_future());
     assert!(poll_once(kept.as_mut()).is_pending());
     drop(held);
     let tokens = prompt(1, 8);
@@ -260,7 +260,7 @@ async fn a_request_ahead_learns_of_the_prefix_that_an_admission_put_back() {
     let rest = pool.allocate(AllocRequest::new(12)).unwrap();
     let tokens = prompt(1, 28);
     let wanted = request(3, &tokens);
-    let mut waiting = pin!(pool.admit_async(&wanted));
+    let mut waiting = pin!(pool.admit_async(&wanted).into_future());
     assert!(poll_once(waiting.as_mut()).is_pending());
     // The admission is in line, and the end of the batch gives it a turn. While it searches, four
     // blocks go to another owner, and the other request comes.

@@ -23,7 +23,7 @@ use tokio::time::timeout;
 /// Longer than any wait in these files, on any machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
-pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl IntoFuture<Output = T>) -> T {
     timeout(LIMIT, future).await.expect("a request waits forever")
 }
 
@@ -225,7 +225,7 @@ async fn an_admission_waits_and_leaves_nothing_behind_if_dropped() {
     let all = pool.allocate_owned(AllocRequest::new(20)).unwrap();
     let wanted = request(1, &tokens);
     {
-        let mut waiting = pin!(pool.admit_async(&wanted));
+        let mut waiting = pin!(pool.admit_async(&wanted).into_future());
         assert!(poll_once(waiting.as_mut()).is_pending());
         assert_eq!((pool.stats().waiting, pool.sequence_count()), (1, 1));
         let refused = pool.admit(&request(2, &tokens)).unwrap_err();
@@ -240,7 +240,7 @@ async fn an_admission_waits_and_leaves_nothing_behind_if_dropped() {
     }
     assert_eq!((pool.stats().waiting, pool.sequence_count()), (0, 0));
     let deadline = Instant::now() + Duration::from_millis(20);
-    let late = pool.admit_until(&wanted, deadline).await.unwrap_err();
+    let late = pool.admit_async(&wanted).until(deadline).await.unwrap_err();
     assert!(matches!(late, SequenceError::Alloc(AllocError::Deadline { asked: 10, .. })), "{late}");
     let (admitted, ()) = soon(async { tokio::join!(pool.admit_async(&wanted), async { drop(all) }) }).await;
     let sequence = admitted.unwrap();
@@ -258,7 +258,7 @@ async fn the_prefix_may_be_evicted_grow_or_be_cleared_while_an_admission_waits()
         let held = pool.allocate_owned(AllocRequest::new(29)).unwrap();
         // 40 blocks, ten of them cached, and one is free.
         let wanted = request(1, &tokens).headroom(80);
-        let mut waiting = pin!(pool.admit_async(&wanted));
+        let mut waiting = pin!(pool.admit_async(&wanted).into_future());
         assert!(poll_once(waiting.as_mut()).is_pending());
         match change {
             "evicted" => {
@@ -295,7 +295,7 @@ async fn a_running_sequence_can_wait_for_blocks() {
     let pool = plain(20);
     let mut sequence = pool.admit(&request(1, &[1; 8])).unwrap();
     let rest = pool.allocate_owned(AllocRequest::new(18)).unwrap();
-    let late = pool.reserve_until(&mut sequence, 20, Instant::now() + Duration::from_millis(20)).await;
+    let late = pool.reserve_async(&mut sequence, 20).until(Instant::now() + Duration::from_millis(20)).await;
     assert!(matches!(late, Err(SequenceError::Alloc(AllocError::Deadline { asked: 3, .. }))), "{late:?}");
     assert_eq!(sequence.reserved_blocks(), 2);
     let reserving = pool.reserve_async(&mut sequence, 20);

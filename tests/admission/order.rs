@@ -71,7 +71,7 @@ async fn appends_follow_higher_priorities_only() {
     let held = pool.allocate_owned(AllocRequest::new(10)).unwrap();
     let prompt = [1; 60];
     let wanted = request(3, &prompt).priority(Priority::High);
-    let mut waiting = pin!(pool.admit_async(&wanted));
+    let mut waiting = pin!(pool.admit_async(&wanted).into_future());
     assert!(poll_once(waiting.as_mut()).is_pending());
     let mut batch = pool.begin_batch();
     let refused = batch.append(&mut low, 4).unwrap_err();
@@ -100,7 +100,7 @@ async fn an_admission_that_is_not_polled_is_passed_over_by_appends() {
     let held = pool.allocate_owned(AllocRequest::new(20)).unwrap();
     let prompt = [1; 60];
     let wanted = request(3, &prompt).priority(Priority::Urgent);
-    let mut waiting = Box::pin(pool.admit_async(&wanted));
+    let mut waiting = Box::pin(pool.admit_async(&wanted).into_future());
     assert!(poll_once(waiting.as_mut()).is_pending());
     drop(held);
     assert!(matches!(

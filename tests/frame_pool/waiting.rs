@@ -110,14 +110,14 @@ async fn deadlines_and_impossible_requests_are_refused() {
     let pool = pool(4);
     let all = allocate(&pool, 4);
     let soon = std::time::Instant::now() + Duration::from_millis(20);
-    let late = pool.allocate_until(AllocRequest::new(2), soon).await;
+    let late = pool.allocate_async(AllocRequest::new(2)).until(soon).await;
     assert!(matches!(late, Err(AllocError::Deadline { asked: 2, free: 0, .. })), "{late:?}");
     let large = pool.allocate_async(AllocRequest::new(5)).await;
     assert_eq!(large.unwrap_err(), AllocError::TooLarge { asked: 5, total: 4 });
     assert_eq!(pool.allocate_async(AllocRequest::new(0)).await.unwrap_err(), AllocError::Zero);
     pool.free(&all).unwrap();
     // Tried once, though the deadline has passed.
-    let lease = pool.allocate_until(AllocRequest::new(2), soon).await.unwrap();
+    let lease = pool.allocate_async(AllocRequest::new(2)).until(soon).await.unwrap();
     assert_eq!(lease.into_frames().len(), 2);
     let metrics = pool.metrics();
     assert_eq!(

@@ -110,7 +110,7 @@ fn a_panic_whose_payload_panics_is_an_error() {
     let fault = once(|| std::panic::panic_any(Payload));
     let (from, to) = (pool(plain(), 50), faulty(50, fault));
     let sequence = admit(&from, 7, &prompt(1, 42)).unwrap();
-    let mut migration = pin!(from.migrate(sequence, &to));
+    let mut migration = pin!(from.migrate(sequence, &to).into_future());
     let outcome = migration.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     let Poll::Ready(Err(failed)) = outcome else { panic!("it neither waits nor succeeds") };
     assert_eq!(failed.error, TransferError::Dropped);
@@ -250,12 +250,12 @@ async fn a_dropped_migration() {
         let mut kept = Some(admit(&from, 7, &tokens).unwrap());
         let mut context = Context::from_waker(Waker::noop());
         if keeps {
-            let mut replica = pin!(from.replicate(kept.as_ref().unwrap(), &to));
+            let mut replica = pin!(from.replicate(kept.as_ref().unwrap(), &to).into_future());
             assert!(replica.as_mut().poll(&mut context).is_pending());
             is_there.recv_timeout(LIMIT).unwrap();
         } else {
             let sequence = kept.take().unwrap();
-            let mut migration = Box::pin(from.migrate(sequence, &to));
+            let mut migration = Box::pin(from.migrate(sequence, &to).into_future());
             assert!(migration.as_mut().poll(&mut context).is_pending());
             is_there.recv_timeout(LIMIT).unwrap();
             drop(migration);

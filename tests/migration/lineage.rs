@@ -180,7 +180,7 @@ impl World {
                 let Some(Open { side, sequence, tokens }) = self.pick(which) else { return };
                 let to = (side + further) % POOLS;
                 let there = &self.pools[to];
-                let moved = self.pools[side].migrate_until(sequence, there, Instant::now()).await;
+                let moved = self.pools[side].migrate(sequence, there).until(Instant::now()).await;
                 let (side, sequence) =
                     moved.map_or_else(|error| (side, *error.sequence), |(sequence, _)| (to, sequence));
                 self.put(Open { side, sequence, tokens });

@@ -135,7 +135,7 @@ async fn apply(model: &mut Model, pools: &[Pool; 2], step: Step) {
             let lengths = (sequence.len(), sequence.committed(), sequence.id());
             // Without a wait for room.
             let (to, now) = (&pools[1 - side], Instant::now());
-            let outcome = pools[side].migrate_until(sequence, to, now).await;
+            let outcome = pools[side].migrate(sequence, to).until(now).await;
             let (side, sequence) = match outcome {
                 Ok((sequence, report)) => {
                     assert_eq!(report.shared_blocks + report.carried.blocks, sequence.block_count());

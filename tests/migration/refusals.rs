@@ -14,7 +14,7 @@ use super::kv::{admit, builder, check, config, extend, is_idle, plain, pool, poo
 /// Checks that a sequence is refused, and unchanged.
 async fn refused(from: &Pool, sequence: Sequence, to: &Pool, tokens: &[u32]) -> (TransferError, Sequence) {
     let before = [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count()));
-    let error = from.migrate_until(sequence, to, Instant::now()).await.unwrap_err();
+    let error = from.migrate(sequence, to).until(Instant::now()).await.unwrap_err();
     assert_eq!(before, [from, to].map(|pool| (pool.available_blocks(), pool.sequence_count())), "{error}");
     assert!(error.to_string().contains(&error.sequence.id().to_string()), "{error}");
     let sequence = *error.sequence;

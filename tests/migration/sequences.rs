@@ -260,7 +260,7 @@ fn without_a_runtime() {
     let (from, to) = pools(100);
     let tokens = prompt(1, 42);
     let sequence = admit(&from, 7, &tokens).unwrap();
-    let mut migration = std::pin::pin!(from.migrate(sequence, &to));
+    let mut migration = std::pin::pin!(from.migrate(sequence, &to).into_future());
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let std::task::Poll::Ready(outcome) = migration.as_mut().poll(&mut context) else {
         panic!("there is nothing to wait for");

@@ -113,7 +113,7 @@ impl Shared {
         // With a deadline: engines that wait for each other's blocks would wait for ever.
         let until = Instant::now() + Duration::from_millis(5);
         let to = &self.pools[1 - side];
-        let migration = self.pools[side].migrate_until(sequence, to, until);
+        let migration = self.pools[side].migrate(sequence, to).until(until);
         let outcome = if gives_up {
             let timeout = async { tokio::time::timeout(Duration::ZERO, migration).await };
             runtime.block_on(timeout).ok()

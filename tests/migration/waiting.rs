@@ -62,7 +62,7 @@ async fn a_deadline_returns_the_sequence() {
     let held = gpu.allocate(AllocRequest::new(13)).unwrap();
     for wait in [Duration::ZERO, Duration::from_millis(20)] {
         let (began, copy) = (Instant::now(), sequence.fork(SequenceId(8)).unwrap());
-        let failed = host.migrate_until(copy, &gpu, began + wait).await.unwrap_err();
+        let failed = host.migrate(copy, &gpu).until(began + wait).await.unwrap_err();
         assert!(began.elapsed() >= wait);
         let TransferError::Alloc(AllocError::Deadline { asked: 4, free: 3, head: None, .. }) = failed.error
         else {
@@ -74,7 +74,7 @@ async fn a_deadline_returns_the_sequence() {
     }
     // In time.
     let soon = Instant::now() + Duration::from_secs(20);
-    let (back, ()) = tokio::join!(host.migrate_until(sequence, &gpu, soon), async { drop(held) });
+    let (back, ()) = tokio::join!(host.migrate(sequence, &gpu).until(soon), async { drop(held) });
     let (sequence, _) = back.unwrap();
     check(&gpu, &sequence, &tokens);
     drop(sequence);
@@ -99,7 +99,7 @@ fn a_dropped_future_leaves_the_line() {
     drop(admit(&gpu, 1, &prompt(1, 8)).unwrap());
     for polls in 0..4 {
         let sequence = admit(&host, 7, &prompt(1, 16)).unwrap();
-        let mut migration = Box::pin(host.migrate(sequence, &gpu));
+        let mut migration = Box::pin(host.migrate(sequence, &gpu).into_future());
         for _ in 0..polls {
             assert!(poll(migration.as_mut()).is_none());
             assert_eq!((gpu.stats().waiting, gpu.stats().evictable, gpu.stats().used), (1, 2, 14));
@@ -142,18 +142,18 @@ async fn it_comes_before_admissions_of_its_priority() {
         AdmitRequest::new(SequenceId(2), &tokens[1]),
         AdmitRequest::new(SequenceId(3), &tokens[2]).priority(Priority::High),
     ];
-    let mut normal = Box::pin(gpu.admit_async(&requests[0]));
+    let mut normal = Box::pin(gpu.admit_async(&requests[0]).into_future());
     assert!(poll(normal.as_mut()).is_none());
     let sequence = admit(&host, 1, &tokens[0]).unwrap();
-    let mut back = Box::pin(host.migrate(sequence, &gpu));
+    let mut back = Box::pin(host.migrate(sequence, &gpu).into_future());
     assert!(poll(back.as_mut()).is_none());
-    let mut high = Box::pin(gpu.admit_async(&requests[1]));
+    let mut high = Box::pin(gpu.admit_async(&requests[1]).into_future());
     assert!(poll(high.as_mut()).is_none());
     held.truncate(12);
     let refused = gpu.admit(&AdmitRequest::new(SequenceId(4), &tokens[1][..1])).unwrap_err();
     assert!(matches!(refused, SequenceError::Alloc(AllocError::Behind { .. })), "{refused}");
     let other = admit(&host, 5, &prompt(5, 4)).unwrap();
-    let late = host.migrate_until(other, &gpu, Instant::now()).await.unwrap_err();
+    let late = host.migrate(other, &gpu).until(Instant::now()).await.unwrap_err();
     assert!(matches!(late.error, TransferError::Alloc(AllocError::Deadline { .. })), "{late}");
     assert!(poll(normal.as_mut()).is_none() && poll(back.as_mut()).is_none());
     let high = poll(high.as_mut()).expect("four blocks are free").unwrap();
@@ -175,7 +175,7 @@ async fn the_prefix_is_looked_up_in_each_turn() {
     let tokens = prompt(1, 33);
     let mut held = gpu.allocate_owned(AllocRequest::new(11)).unwrap();
     let sequence = admit(&host, 1, &tokens).unwrap();
-    let mut back = Box::pin(host.migrate(sequence, &gpu));
+    let mut back = Box::pin(host.migrate(sequence, &gpu).into_future());
     assert!(poll(back.as_mut()).is_none());
     // Three blocks that it needs are computed there meanwhile, and then two are free.
     drop(admit(&gpu, 2, &tokens[..12]).unwrap());

@@ -25,8 +25,8 @@ pub(super) struct World {
 pub(super) type Checked = Result<(), TestCaseError>;
 
 /// Returns the output of a future that is ready at once.
-fn now<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
+fn now<T>(future: impl IntoFuture<Output = T>) -> T {
+    let mut future = pin!(future.into_future());
     loop {
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return output;
@@ -312,7 +312,7 @@ impl World {
             now(from.replicate(&self.sequences[index].1, to)).ok().map(|(sequence, _)| (1 - at, sequence))
         } else {
             let (_, sequence) = self.sequences.swap_remove(index);
-            match now(from.migrate_until(sequence, to, std::time::Instant::now())) {
+            match now(from.migrate(sequence, to).until(std::time::Instant::now())) {
                 Ok((sequence, _)) => Some((1 - at, sequence)),
                 Err(refused) => Some((at, *refused.sequence)),
             }

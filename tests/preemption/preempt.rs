@@ -77,10 +77,10 @@ async fn refusals() {
     let mut sequence = pool.sequence(SequenceId(7)).tokens(&tokens).unwrap();
     let mut batch = pool.begin_batch();
     extend(&mut batch, &mut sequence, &tokens).unwrap();
-    let error = pool.preempt_until(sequence, Preempt::Swap(&host), near()).await.unwrap_err();
+    let error = pool.preempt(sequence, Preempt::Swap(&host)).until(near()).await.unwrap_err();
     assert_eq!(error.error, TransferError::BeingWritten { id: SequenceId(7), batch: batch.ticket() });
     // Recompute does not wait.
-    let preempt = |sequence, how| pool.preempt_until(sequence, how, far());
+    let preempt = |sequence, how| pool.preempt(sequence, how).until(far());
     let error = host.preempt(*error.sequence, Preempt::Recompute).await.unwrap_err();
     assert_eq!(error.error, TransferError::ForeignSequence { id: SequenceId(7), pool: host.tag() });
     let error = preempt(*error.sequence, Preempt::Swap(&pool)).await.unwrap_err();
@@ -123,7 +123,7 @@ async fn dropped_while_waiting() {
     let mut batch = pool.begin_batch();
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     {
-        let mut waiting = pin!(pool.preempt(sequence, Preempt::Swap(&host)));
+        let mut waiting = pin!(pool.preempt(sequence, Preempt::Swap(&host)).into_future());
         assert!(waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
     batch.finish();

@@ -156,14 +156,14 @@ async fn migrations_with_a_deadline() {
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     let want = TransferError::BeingWritten { id: SequenceId(7), batch: batch.ticket() };
     for deadline in [past(), near()] {
-        let error = from.replicate_until(&sequence, &to, deadline).await.unwrap_err();
+        let error = from.replicate(&sequence, &to).until(deadline).await.unwrap_err();
         assert_eq!(error, want);
-        let error = from.migrate_until(sequence, &to, deadline).await.unwrap_err();
+        let error = from.migrate(sequence, &to).until(deadline).await.unwrap_err();
         assert_eq!(error.error, want);
         sequence = *error.sequence;
         assert_eq!((sequence.len(), to.sequence_count()), (21, 0));
     }
-    let migration = from.migrate_until(sequence, &to, far());
+    let migration = from.migrate(sequence, &to).until(far());
     let (arrived, ()) = tokio::join!(migration, async { batch.finish() });
     check(&to, &arrived.unwrap().0, &tokens);
     older.finish();
@@ -180,12 +180,12 @@ async fn dropped_while_waiting() {
     let mut batch = from.begin_batch();
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     {
-        let mut waiting = pin!(from.replicate_until(&sequence, &to, far()));
+        let mut waiting = pin!(from.replicate(&sequence, &to).until(far()));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!(from.sequence_count(), 1);
     {
-        let mut waiting = pin!(from.migrate_until(sequence, &to, far()));
+        let mut waiting = pin!(from.migrate(sequence, &to).until(far()));
         assert!(waiting.as_mut().poll(&mut context).is_pending());
     }
     assert_eq!((from.sequence_count(), to.sequence_count()), (0, 0));

@@ -99,7 +99,7 @@ async fn work(worker: u32, from: &Pool, host: &Pool, done: &Done) {
             }
         }
         let target = host;
-        drop(tokio::time::timeout(Duration::ZERO, from.replicate_until(&sequence, target, far())).await);
+        drop(tokio::time::timeout(Duration::ZERO, from.replicate(&sequence, target).until(far())).await);
         if rng.bool() {
             done.closes.fetch_add(1, Relaxed);
             let length = sequence.len();
@@ -111,7 +111,7 @@ async fn work(worker: u32, from: &Pool, host: &Pool, done: &Done) {
 
 /// Swaps a sequence out and in again, and checks its bytes on both sides.
 async fn swap(sequence: Sequence, from: &Pool, host: &Pool, done: &Done, tokens: &[u32]) -> Sequence {
-    let there = match from.preempt_until(sequence, Preempt::Swap(host), far()).await {
+    let there = match from.preempt(sequence, Preempt::Swap(host)).until(far()).await {
         Ok(preempted) => preempted.swapped.unwrap().sequence,
         Err(error) => panic!("{error}"),
     };
@@ -119,7 +119,7 @@ async fn swap(sequence: Sequence, from: &Pool, host: &Pool, done: &Done, tokens:
     check(host, &there, tokens);
     let mut there = there;
     loop {
-        match host.migrate_until(there, from, far()).await {
+        match host.migrate(there, from).until(far()).await {
             Ok((back, _)) => {
                 check(from, &back, tokens);
                 return back;

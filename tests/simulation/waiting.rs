@@ -46,7 +46,9 @@ impl World {
         let kind = Kind::Allocate { request, has_deadline };
         if has_deadline {
             let deadline = (Instant::now() + Duration::from_millis(self.rng.u64(..60))).into_std();
-            self.spawn(kind, async move { Outcome::Allocated(pool.allocate_until(request, deadline).await) });
+            self.spawn(kind, async move {
+                Outcome::Allocated(pool.allocate_async(request).until(deadline).await)
+            });
         } else {
             self.spawn(kind, async move { Outcome::Allocated(pool.allocate_async(request).await) });
         }

@@ -8,7 +8,7 @@ fn stalled<'a>(
     request: AllocRequest,
     bell: &Arc<Bell>,
 ) -> std::pin::Pin<Box<impl Future<Output = Result<Lease<'static>, AllocError>> + 'a>> {
-    let mut future = Box::pin(pool.allocate_async(request));
+    let mut future = Box::pin(pool.allocate_async(request).into_future());
     assert!(future.as_mut().poll(&mut Context::from_waker(&Waker::from(bell.clone()))).is_pending());
     future
 }
@@ -31,7 +31,7 @@ async fn a_head_that_is_not_polled_is_passed_over() {
             let (other, say) = (pool.clone(), say.clone());
             tokio::spawn(async move {
                 let late = std::time::Instant::now() + LIMIT;
-                let lease = other.allocate_until(AllocRequest::new(8), late).await.unwrap();
+                let lease = other.allocate_async(AllocRequest::new(8)).until(late).await.unwrap();
                 say.send(1).unwrap();
                 drop(lease);
             });
@@ -102,7 +102,7 @@ async fn a_deadline_names_the_first_in_line() {
     let first = stalled(&pool, AllocRequest::new(5).priority(Priority::High), &bell);
     drop(held);
     let soon = std::time::Instant::now() + Duration::from_millis(60);
-    let refused = pool.allocate_until(AllocRequest::new(1), soon).await;
+    let refused = pool.allocate_async(AllocRequest::new(1)).until(soon).await;
     let Err(error @ AllocError::Deadline { asked: 1, free: 8, head: Some(head), .. }) = refused else {
         panic!("{refused:?}")
     };
@@ -130,7 +130,7 @@ async fn a_batch_that_is_not_ended_is_named() {
     assert!(refused.to_string().contains("the oldest is batch 2"), "{refused}");
     let short = Duration::from_millis(30);
     let late =
-        pool.allocate_until(AllocRequest::new(1), std::time::Instant::now() + short).await.unwrap_err();
+        pool.allocate_async(AllocRequest::new(1)).until(std::time::Instant::now() + short).await.unwrap_err();
     let AllocError::Deadline { retired: 8, oldest_batch: Some(oldest), head: None, .. } = late else {
         panic!("{late:?}")
     };

@@ -36,7 +36,7 @@ fn all(pool: &Pool) -> Lease<'static> {
     pool.allocate_owned(AllocRequest::new(pool.free_blocks())).unwrap()
 }
 
-async fn soon<T>(future: impl Future<Output = T>) -> T {
+async fn soon<T>(future: impl IntoFuture<Output = T>) -> T {
     timeout(LIMIT, future).await.expect("a request sleeps beside a free block")
 }
 
@@ -84,7 +84,7 @@ fn quiet(pool: &Pool, free: usize) {
 #[tokio::test]
 async fn free_blocks_are_allocated_at_once() {
     let pool = pool(100);
-    let mut future = pin!(pool.allocate_async(AllocRequest::new(100)));
+    let mut future = pin!(pool.allocate_async(AllocRequest::new(100)).into_future());
     let Poll::Ready(lease) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
         panic!("all are free")
     };
@@ -167,7 +167,7 @@ async fn a_deadline_ends_the_wait() {
     let mut held = all(&pool);
     let begin = Instant::now();
     let late = begin + Duration::from_secs(5);
-    let outcome = pool.allocate_until(AllocRequest::new(4), late.into_std()).await;
+    let outcome = pool.allocate_async(AllocRequest::new(4)).until(late.into_std()).await;
     assert_eq!(
         outcome.unwrap_err(),
         AllocError::Deadline { asked: 4, free: 0, retired: 0, oldest_batch: None, head: None, turn: None }
@@ -176,12 +176,15 @@ async fn a_deadline_ends_the_wait() {
     quiet_but(&pool, 10);
     // Tried once, although the deadline has passed.
     held.truncate(9);
-    assert_eq!(pool.allocate_until(AllocRequest::new(1), begin.into_std()).await.unwrap().blocks().len(), 1);
+    assert_eq!(
+        pool.allocate_async(AllocRequest::new(1)).until(begin.into_std()).await.unwrap().blocks().len(),
+        1
+    );
     // And before a deadline.
     let other = pool.clone();
     let late = Instant::now() + Duration::from_secs(5);
     let waiting =
-        tokio::spawn(async move { other.allocate_until(AllocRequest::new(10), late.into_std()).await });
+        tokio::spawn(async move { other.allocate_async(AllocRequest::new(10)).until(late.into_std()).await });
     sleep(Duration::from_secs(4)).await;
     drop(held);
     assert_eq!(waiting.await.unwrap().unwrap().blocks().len(), 10);
@@ -202,7 +205,8 @@ async fn a_dropped_future_hands_its_turn_on() {
         let mut held = Some(all(&pool));
         let bells = [(); 2].map(|()| Arc::new(Bell::default()));
         let wakers = bells.clone().map(Waker::from);
-        let mut futures = [(); 2].map(|()| Some(Box::pin(pool.allocate_async(AllocRequest::new(4)))));
+        let mut futures =
+            [(); 2].map(|()| Some(Box::pin(pool.allocate_async(AllocRequest::new(4)).into_future())));
         for (future, waker) in futures.iter_mut().zip(&wakers) {
             let future = future.as_mut().unwrap().as_mut();
             assert!(future.poll(&mut Context::from_waker(waker)).is_pending(), "nothing is free");
@@ -310,7 +314,7 @@ async fn every_way_to_free_wakes() {
             let free = take(pool.clone());
             let bell = Arc::new(Bell::default());
             let waker = Waker::from(bell.clone());
-            let mut future = pin!(pool.allocate_async(AllocRequest::new(blocks - 1)));
+            let mut future = pin!(pool.allocate_async(AllocRequest::new(blocks - 1)).into_future());
             assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
             assert_eq!(bell.0.load(Relaxed), 0, "it sleeps");
             free();

@@ -74,7 +74,7 @@ async fn wait_and_give_up(pool: &Pool, task: u64) -> usize {
             }
             1 => {
                 let late = std::time::Instant::now() + Duration::from_micros(rng.u64(..500));
-                match pool.allocate_until(request, late).await {
+                match pool.allocate_async(request).until(late).await {
                     Ok(_) | Err(AllocError::Deadline { .. }) => {}
                     Err(other) => panic!("{other}"),
                 }

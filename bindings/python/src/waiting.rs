@@ -31,7 +31,7 @@ use crate::stats::{DefragmentReport, Migrated, PreemptReport, Resized};
 async fn allocate(pool: Pool, request: AllocRequest, until: Option<Instant>) -> Outcome<PyLease> {
     let lease = match until {
         None => pool.allocate_async(request).await?,
-        Some(until) => pool.allocate_until(request, until).await?,
+        Some(until) => pool.allocate_async(request).until(until).await?,
     };
     Ok(PyLease::new(lease))
 }
@@ -56,7 +56,7 @@ impl Admission {
         let request = if self.contiguous { request.contiguous() } else { request };
         let sequence = match self.until {
             None => self.pool.admit_async(&request).await?,
-            Some(until) => self.pool.admit_until(&request, until).await?,
+            Some(until) => self.pool.admit_async(&request).until(until).await?,
         };
         Ok(PySequence::new(sequence))
     }
@@ -65,7 +65,7 @@ impl Admission {
 async fn reserve(pool: Pool, mut lent: Lent<Sequence>, tokens: usize, until: Option<Instant>) -> Outcome<()> {
     match until {
         None => pool.reserve_async(lent.value(), tokens).await?,
-        Some(until) => pool.reserve_until(lent.value(), tokens, until).await?,
+        Some(until) => pool.reserve_async(lent.value(), tokens).until(until).await?,
     }
     Ok(())
 }
@@ -235,7 +235,7 @@ async fn replicate(
 ) -> Outcome<(Sequence, MigrationReport)> {
     loop {
         let outcome = match until {
-            Some(until) => pool.replicate_until(sequence, to, until).await,
+            Some(until) => pool.replicate(sequence, to).until(until).await,
             None => pool.replicate(sequence, to).await,
         };
         match outcome {

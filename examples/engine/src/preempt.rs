@@ -37,7 +37,7 @@ impl Swap {
     ///
     /// [`TransferError`], other than a lack of blocks and batches in flight.
     pub fn swap_out(&self, pool: &Pool, sequence: Sequence) -> Result<SwapOut, EngineError> {
-        let swap = pool.preempt_until(sequence, Preempt::Swap(&self.host), Instant::now() + PATIENCE);
+        let swap = pool.preempt(sequence, Preempt::Swap(&self.host)).until(Instant::now() + PATIENCE);
         match self.runtime.block_on(swap) {
             Ok(preempted) => Ok(preempted
                 .swapped
@@ -57,7 +57,7 @@ impl Swap {
     /// [`TransferError`], other than a lack of room.
     pub fn swap_in(&self, pool: &Pool, parked: Sequence) -> Result<Result<Sequence, Sequence>, EngineError> {
         // Not a wait in line: meanwhile this worker would hold the blocks of its other sequences.
-        let now = self.host.migrate_until(parked, pool, Instant::now());
+        let now = self.host.migrate(parked, pool).until(Instant::now());
         match self.runtime.block_on(now) {
             Ok((sequence, _)) => Ok(Ok(sequence)),
             Err(refused) => match refused.error {

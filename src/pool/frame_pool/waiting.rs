@@ -4,11 +4,10 @@
 //! pool has no bytes and moves no blocks by itself. So a request for a run waits until frees or
 //! [committed moves](super::FrameMoves::commit) make one.
 
-use std::time::Instant;
-
 use crate::block::{AllocRequest, Class};
 use crate::error::AllocError;
-use crate::pool::Pool;
+use crate::pool::wait::{CallUntil, Wait};
+use crate::pool::waiting::in_line;
 
 use super::frame_pool::FramePool;
 
@@ -80,55 +79,37 @@ impl FramePool {
     ///
     /// # Errors
     ///
-    /// Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
+    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
     /// [`AllocError::WrongDevice`], [`AllocError::TooLarge`] (also if the pool shrinks meanwhile);
     /// and on a thread that cannot wait, [`AllocError::FenceRefused`].
     ///
     /// # Panics
     ///
     /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
-    pub async fn allocate_async(&self, request: AllocRequest) -> Result<FrameLease, AllocError> {
-        let (blocks, request) = (&self.0.blocks, request.pinned());
-        let lease = |frames| FrameLease { pool: self.clone(), frames };
-        blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
-        if !blocks.is_awaited() {
-            // No request waits, so there is no line to join.
-            let mut frames = Vec::new();
-            match self.allocate(request, &mut frames) {
-                Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
-                outcome => return outcome.map(|()| lease(frames)),
-            }
-        }
-        let mut place = blocks.wait_in_line(&request, Class::Admission);
-        let waiting = Pool::in_turns_with(None, &mut place, |place| {
-            let mut frames = Vec::with_capacity(request.blocks);
-            // A block with references stays in its frame.
-            place.allocate(&request, None, &mut |id| frames.push(blocks.frame(id).0))?;
-            Ok(lease(frames))
-        });
-        // On the heap: a request that does not wait should not carry it.
-        traced!("kvpool.wait", Box::pin(waiting)).await
-    }
-
-    /// Allocates like [`allocate_async`](Self::allocate_async), but gives up at a deadline.
-    ///
-    /// If no other request waits ahead of it, the request is tried at least once, even if the
-    /// deadline has already passed.
-    ///
-    /// # Errors
-    ///
-    /// As for [`allocate_async`](Self::allocate_async), and [`AllocError::Deadline`].
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn allocate_until(
+    pub fn allocate_async(
         &self,
         request: AllocRequest,
-        deadline: Instant,
-    ) -> Result<FrameLease, AllocError> {
-        let waiting = self.allocate_async(request);
-        Pool::until_of(&self.0.blocks, request.blocks, deadline, waiting).await.unwrap_or_else(Err)
+    ) -> Wait<impl CallUntil<Output = Result<FrameLease, AllocError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            let (blocks, request) = (&self.0.blocks, request.pinned());
+            let lease = |frames| FrameLease { pool: self.clone(), frames };
+            blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
+            if !blocks.is_awaited() {
+                // No request waits, so there is no line to join.
+                let mut frames = Vec::new();
+                match self.allocate(request, &mut frames) {
+                    Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
+                    outcome => return outcome.map(|()| lease(frames)),
+                }
+            }
+            let waiting = in_line((blocks, None), &request, Class::Admission, deadline, |place| {
+                let mut frames = Vec::with_capacity(request.blocks);
+                // A block with references stays in its frame.
+                place.allocate(&request, None, &mut |id| frames.push(blocks.frame(id).0))?;
+                Ok(lease(frames))
+            });
+            traced!("kvpool.wait", waiting).await
+        })
     }
 }
 

@@ -1,0 +1,68 @@
+//! Calls that wait, until a deadline if the caller sets one.
+
+use std::time::Instant;
+
+/// A call that waits. Awaiting it waits for as long as it takes; [`until`](Self::until) sets a
+/// deadline first.
+///
+/// Nothing happens before it is awaited. Where a [`Future`] is needed, [`IntoFuture::into_future`]
+/// returns it.
+#[must_use = "nothing happens before it is awaited"]
+pub struct Wait<C>(C);
+
+impl<C: CallUntil> Wait<C> {
+    pub(super) fn new(call: C) -> Self {
+        Self(call)
+    }
+
+    /// Returns the future of the call with a deadline, which ends its waits, but no copy.
+    ///
+    /// The call is tried at least once, even if the deadline has passed. Its documentation names
+    /// the error of a missed deadline.
+    ///
+    /// # Panics
+    ///
+    /// The future panics if it has to wait in a tokio runtime whose timer is disabled.
+    pub fn until(self, deadline: Instant) -> C::Future {
+        self.0.call(Some(deadline))
+    }
+}
+
+impl<C: CallUntil> IntoFuture for Wait<C> {
+    type Output = C::Output;
+    type IntoFuture = C::Future;
+
+    fn into_future(self) -> C::Future {
+        self.0.call(None)
+    }
+}
+
+impl<C> std::fmt::Debug for Wait<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wait").finish_non_exhaustive()
+    }
+}
+
+/// What a [`Wait`] calls: a function of the deadline that returns the future.
+pub trait CallUntil {
+    /// Result of the call.
+    type Output;
+    /// Future of the call.
+    type Future: Future<Output = Self::Output>;
+
+    /// Returns the future, which waits until the deadline if there is one.
+    fn call(self, deadline: Option<Instant>) -> Self::Future;
+}
+
+impl<C, F> CallUntil for C
+where
+    C: FnOnce(Option<Instant>) -> F,
+    F: Future,
+{
+    type Output = F::Output;
+    type Future = F;
+
+    fn call(self, deadline: Option<Instant>) -> F {
+        self(deadline)
+    }
+}
