@@ -166,8 +166,8 @@ pub use pool::{
 #[doc(inline)]
 pub use sequence::{
     AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError, Listed, Moved,
-    MovedEntry, PinnedInfo, PinnedPrefix, Sequence, SequenceBuilder, SequenceView, Since, Stepped,
-    TOKENS_MAX, Tokens,
+    MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions, Sequence, SequenceBuilder, SequenceView, Since,
+    Stepped, TOKENS_MAX, Tokens,
 };
 #[doc(inline)]
 pub use {

@@ -81,7 +81,7 @@ impl Pool {
     ///
     /// While no other thread uses the pool, no batch is in flight and no request waits, the request
     /// is admitted if and only if this is at most `available_blocks()`, which it then reduces by as
-    /// many. That is so for priorities that may not use the reserve, and unless the request is
+    /// many, except for the blocks that it [leaves](AdmitRequest::leave). That is so for priorities that may not use the reserve, and unless the request is
     /// contiguous; a block that is cached [in part](AdmitRequest::reuse_tail) is held in addition
     /// if there is room.
     ///

@@ -7,6 +7,11 @@
 //!             refused: the prefix's blocks return to their places in the eviction order
 //! ```
 //!
+//! # Blocks that are left
+//!
+//! An admission that [leaves](AdmitRequest::leave) blocks allocates them together with its own, and
+//! frees them in the same call: at that moment nobody else has them.
+//!
 //! A block that is cached in part needs a block for its copy beside it. If there is none, the
 //! attempt is repeated without that block, whose memory may be what was missing.
 //!
@@ -48,6 +53,7 @@ pub struct AdmitRequest<'a> {
     prompt: &'a [u32],
     options: Options<'a>,
     headroom: usize,
+    leave: usize,
     is_contiguous: bool,
 }
 
@@ -56,12 +62,30 @@ impl<'a> AdmitRequest<'a> {
 
     /// Creates a request for a prompt, at normal priority and without headroom.
     pub fn new(id: SequenceId, prompt: &'a [u32]) -> Self {
-        Self { prompt, options: Options::new(id), headroom: 0, is_contiguous: false }
+        Self { prompt, options: Options::new(id), headroom: 0, leave: 0, is_contiguous: false }
     }
 
     /// Sets the number of tokens behind the prompt for which blocks are reserved too.
     pub fn headroom(mut self, tokens: usize) -> Self {
         self.headroom = tokens;
+        self
+    }
+
+    /// Admits only if this number of blocks stay available besides: a watermark, for the appends of
+    /// running sequences.
+    ///
+    /// Without it, a preempted request that comes back can take the blocks for which it was
+    /// preempted, before the sequence that lacked them appends again; it is then preempted again,
+    /// and neither of the two proceeds. With it, each admission leaves running sequences `blocks`
+    /// blocks to append to before another preemption is necessary. One block for each sequence of
+    /// the next step is enough for all requests to finish in the end.
+    ///
+    /// The blocks are taken and given back in the same call, so that admissions on several threads
+    /// cannot count on the same ones. Cached blocks are evicted for them, and an append on another
+    /// thread that finds no block at that moment is refused. They count in errors and as a part of
+    /// the run of a [contiguous](Self::contiguous) request.
+    pub fn leave(mut self, blocks: usize) -> Self {
+        self.leave = blocks;
         self
     }
 
@@ -77,6 +101,12 @@ impl<'a> AdmitRequest<'a> {
     pub fn id(&self) -> SequenceId {
         self.options.id
     }
+
+    /// Returns the number of blocks of the prompt, the headroom and those to leave.
+    fn blocks(&self, sequences: &Sequences) -> Result<usize, SequenceError> {
+        let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom)?;
+        Ok(blocks.saturating_add(self.leave))
+    }
 }
 
 impl fmt::Debug for AdmitRequest<'_> {
@@ -85,6 +115,7 @@ impl fmt::Debug for AdmitRequest<'_> {
             .field("options", &self.options)
             .field("prompt", &self.prompt.len())
             .field("headroom", &self.headroom)
+            .field("leave", &self.leave)
             .field("is_contiguous", &self.is_contiguous)
             .finish()
     }
@@ -97,7 +128,7 @@ type Take<'a> = &'a mut dyn FnMut(BlockId);
 pub(crate) struct Admission<'a> {
     request: &'a AdmitRequest<'a>,
     sequence: Sequence,
-    /// Number of blocks for the prompt and the headroom.
+    /// Number of blocks for the prompt and the headroom, and of those to leave.
     blocks: usize,
 }
 
@@ -112,8 +143,8 @@ impl Sequences {
         request: &'a AdmitRequest<'a>,
     ) -> Result<Admission<'a>, SequenceError> {
         let _call = call();
-        let AdmitRequest { prompt, options, headroom, .. } = request;
-        let blocks = options.check_prompt(self, prompt, *headroom)?;
+        let AdmitRequest { prompt, options, .. } = request;
+        let blocks = request.blocks(self)?;
         let mut sequence = options.open(self)?;
         sequence.announce(prompt)?;
         Ok(Admission { request, sequence, blocks })
@@ -126,8 +157,8 @@ impl Sequences {
     ///
     /// As for an admission, except that the id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
-        let AdmitRequest { prompt, options, headroom, .. } = request;
-        let blocks = options.check_prompt(self, prompt, *headroom)?;
+        let AdmitRequest { prompt, options, .. } = request;
+        let blocks = request.blocks(self)?;
         let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else {
             return Ok((blocks, 0));
         };
@@ -271,9 +302,7 @@ impl Admission<'_> {
         if let Some(prefix) = prefix {
             self.sequence.adopt(prefix);
         }
-        reserved.reverse();
-        self.sequence.reserved = reserved;
-        self.sequence.note_reserved();
+        self.sequence.reserve_but(reserved, self.request.leave);
         self.sequence.spare_end();
         (Ok(()), took_tail)
     }

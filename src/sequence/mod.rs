@@ -98,6 +98,7 @@ pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
 pub use step::{Append, Stepped};
 pub use tokens::Tokens;
+pub use transfer::ResumeOptions;
 pub(crate) use transfer::{Arrival, BlockRefs, Outline};
 
 #[cfg(all(test, not(kvpool_loom)))]

@@ -74,6 +74,18 @@ impl Sequence {
         self.list.note_reserved(self.reserved.len());
     }
 
+    /// Makes these new blocks, in order, its reservation, except for the last `leave` of them, which
+    /// are released.
+    pub(super) fn reserve_but(&mut self, mut blocks: Vec<BlockId>, leave: usize) {
+        blocks.reverse();
+        let left: SmallVec<[BlockId; 8]> = blocks.drain(..leave).collect();
+        self.reserved = blocks;
+        self.note_reserved();
+        if !left.is_empty() {
+            self.pool_blocks().release_unpublished(&left);
+        }
+    }
+
     /// Releases the last `blocks` reserved blocks.
     pub(super) fn release_last_reserved(&mut self, blocks: usize) {
         let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();

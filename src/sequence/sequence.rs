@@ -54,8 +54,6 @@ pub struct Sequence {
     pub(super) reuses_tail: bool,
     /// Whether it has given up its id.
     pub(super) is_closed: bool,
-    /// The pool from which it was swapped to this one.
-    pub(crate) swapped_from: Option<PoolTag>,
 }
 
 /// Required before a write into a block that already has tokens.
@@ -91,7 +89,6 @@ impl Sequence {
             lookup: None,
             reuses_tail: false,
             is_closed: false,
-            swapped_from: None,
         }
     }
 
@@ -270,7 +267,6 @@ impl Sequence {
             lookup: None,
             reuses_tail: self.reuses_tail,
             is_closed: false,
-            swapped_from: self.swapped_from,
         };
         fork.catch_up();
         Ok(fork)

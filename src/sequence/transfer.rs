@@ -162,6 +162,35 @@ impl Sequence {
     }
 }
 
+/// Blocks for which a sequence waits, besides those of its tokens, when it is
+/// [resumed](crate::Pool::resume).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct ResumeOptions {
+    headroom: usize,
+    leave: usize,
+}
+
+impl ResumeOptions {
+    /// Asks for no further blocks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the number of tokens for which blocks are [reserved](Sequence::reserve) too.
+    pub fn headroom(mut self, tokens: usize) -> Self {
+        self.headroom = tokens;
+        self
+    }
+
+    /// Sets the number of blocks that stay available besides, as for an
+    /// [admission](super::AdmitRequest::leave).
+    pub fn leave(mut self, blocks: usize) -> Self {
+        self.leave = blocks;
+        self
+    }
+}
+
 /// Receives each allocated block.
 type Take<'a> = &'a mut dyn FnMut(BlockId);
 
@@ -173,6 +202,7 @@ pub(crate) struct Arrival {
     shared: usize,
     length: u32,
     committed: u32,
+    room: ResumeOptions,
 }
 
 impl Arrival {
@@ -184,7 +214,12 @@ impl Arrival {
     /// # Errors
     ///
     /// [`TransferError::Sequence`] if the id is open there.
-    pub(crate) fn open(outline: Outline, target: &Sequences, era: u64) -> Result<Self, TransferError> {
+    pub(crate) fn open(
+        outline: Outline,
+        target: &Sequences,
+        era: u64,
+        room: ResumeOptions,
+    ) -> Result<Self, TransferError> {
         let Outline { id, priority, length, committed, reuses_tail, known } = outline;
         let list = target.register(id, priority)?;
         let mut sequence = Sequence::new(target.clone(), id, priority, list);
@@ -192,7 +227,7 @@ impl Arrival {
             sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)));
         }
         sequence.reuses_tail = reuses_tail;
-        Ok(Self { sequence, shared: 0, length, committed })
+        Ok(Self { sequence, shared: 0, length, committed, room })
     }
 
     /// Takes its blocks, without waiting: those that are cached here, and fresh ones. `is_first`:
@@ -232,10 +267,13 @@ impl Arrival {
         taken
     }
 
-    /// Returns the request for its blocks but the first `shared`.
+    /// Returns the request for its blocks but the first `shared`, with those of its room.
     pub(crate) fn request(&self, shared: usize) -> AllocRequest {
-        let blocks = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - shared;
-        AllocRequest::new(blocks).sequence(self.id()).priority(self.sequence.priority())
+        let tokens = (self.length as usize).saturating_add(self.room.headroom);
+        let blocks = tokens.div_ceil(self.sequence.sequences.block_tokens()) - shared;
+        AllocRequest::new(blocks.saturating_add(self.room.leave))
+            .sequence(self.id())
+            .priority(self.sequence.priority())
     }
 
     fn take(
@@ -259,6 +297,8 @@ impl Arrival {
             }
             return Err(error);
         }
+        let own = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - self.shared;
+        self.sequence.reserve_but(fresh.split_off(own), self.room.leave);
         held.blocks.append(&mut fresh);
         if let (Some(known), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache())
             && self.shared > 0
@@ -315,7 +355,7 @@ impl Arrival {
 
     /// Completes the sequence after the bytes of its blocks were copied.
     pub(crate) fn commit(self, mut held: BlockRefs) -> Sequence {
-        let Self { mut sequence, shared, length, committed } = self;
+        let Self { mut sequence, shared, length, committed, .. } = self;
         let blocks = std::mem::take(&mut held.blocks);
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
