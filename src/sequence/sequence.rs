@@ -296,7 +296,7 @@ impl Sequence {
         if let Some(known) = &mut self.known {
             known.committed(self.committed);
         }
-        self.seals.complete(self.committed / self.sequences.0.block_tokens);
+        self.complete(self.committed / self.sequences.0.block_tokens);
         self.settle();
         Ok(())
     }

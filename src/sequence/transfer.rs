@@ -365,7 +365,7 @@ impl Arrival {
         sequence.seals.adopt(shared as u32);
         // All writers have ended, so the blocks are sealed, and registered if their hashes are
         // known.
-        sequence.seals.complete(committed / sequence.sequences.0.block_tokens);
+        sequence.complete(committed / sequence.sequences.0.block_tokens);
         sequence.catch_up();
         sequence.settle();
         sequence.known.iter_mut().for_each(|known| known.compute());

@@ -1,6 +1,5 @@
 //! Swapped sequences that come back, and blocks that admissions leave to running ones.
 
-use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use kvpool::{
@@ -29,7 +28,7 @@ async fn a_resumed_sequence_gets_all_of_its_room_or_none() {
     let refused = pool.resume(&swapped, room(6)).until(past()).await.unwrap_err();
     assert!(matches!(refused, TransferError::Alloc(AllocError::Deadline { asked: 20, .. })), "{refused}");
     check(&host, &swapped, &tokens);
-    let mut waiting = pin!(pool.resume(&swapped, room(6)).into_future());
+    let mut waiting = Box::pin(pool.resume(&swapped, room(6)).into_future());
     let mut context = Context::from_waker(Waker::noop());
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     drop(held);
@@ -37,7 +36,7 @@ async fn a_resumed_sequence_gets_all_of_its_room_or_none() {
     let (back, _) = resumed.unwrap();
     check(&pool, &back, &tokens);
     assert_eq!((back.reserved_blocks(), pool.free_blocks()), (3, 6));
-    drop((back, swapped));
+    drop((waiting, back, swapped));
     [pool, host].iter().for_each(is_idle);
 }
 
@@ -53,13 +52,14 @@ async fn an_admission_leaves_blocks() {
     let refused = pool.admit(&request(2)).unwrap_err();
     assert!(matches!(refused, SequenceError::Alloc(AllocError::Exhausted { asked: 10, free: 5, .. })));
     let second = request(2);
-    let mut waiting = pin!(pool.admit_async(&second).into_future());
+    let mut waiting = Box::pin(pool.admit_async(&second).into_future());
     let mut context = Context::from_waker(Waker::noop());
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     drop(first);
     let Poll::Ready(second) = waiting.as_mut().poll(&mut context) else { panic!("all are free") };
     assert_eq!(pool.free_blocks(), 5);
     drop(second);
+    drop(waiting);
     is_idle(&pool);
 }
 
