@@ -218,11 +218,7 @@ impl Pool {
         // Borrowed here, the sequence gets no further writers: one wait is enough, unless the
         // refusal was about a batch that was just beginning.
         let settled = self.settled(sequence);
-        let waited = match deadline {
-            Some(deadline) => settled.until(deadline).await,
-            None => settled.await,
-        };
-        match waited {
+        match settled.until(deadline).await {
             Ok(()) => Ok(()),
             Err(SettleError::Deadline { batch }) => {
                 Err(TransferError::BeingWritten { id: sequence.id(), batch })

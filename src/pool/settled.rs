@@ -81,7 +81,7 @@ impl Pool {
 }
 
 impl Settled {
-    /// Waits like the future itself, but gives up at a deadline.
+    /// Waits like the future itself, but gives up at a deadline, if there is one.
     ///
     /// Looks at least once, even if the deadline has passed.
     ///
@@ -92,7 +92,8 @@ impl Settled {
     /// # Panics
     ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
-    pub async fn until(mut self, deadline: Instant) -> Result<(), SettleError> {
+    pub async fn until(mut self, deadline: impl Into<Option<Instant>>) -> Result<(), SettleError> {
+        let Some(deadline) = deadline.into() else { return self.await };
         if let Some(outcome) = timeout_at(deadline, &mut self).await {
             return outcome;
         }

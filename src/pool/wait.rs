@@ -15,7 +15,8 @@ impl<C: CallUntil> Wait<C> {
         Self(call)
     }
 
-    /// Returns the future of the call with a deadline, which ends its waits, but no copy.
+    /// Returns the future of the call with a deadline, which ends its waits, but no copy. `None` is no
+    /// deadline.
     ///
     /// The call is tried at least once, even if the deadline has passed. Its documentation names
     /// the error of a missed deadline.
@@ -23,8 +24,8 @@ impl<C: CallUntil> Wait<C> {
     /// # Panics
     ///
     /// The future panics if it has to wait in a tokio runtime whose timer is disabled.
-    pub fn until(self, deadline: Instant) -> C::Future {
-        self.0.call(Some(deadline))
+    pub fn until(self, deadline: impl Into<Option<Instant>>) -> C::Future {
+        self.0.call(deadline.into())
     }
 }
 

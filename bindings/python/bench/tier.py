@@ -92,17 +92,17 @@ def main() -> None:
     with CacheNode(size, 4 * count) as node:
         writer, one, other = (kvpool.Tier.peer("cache", node.address, **settings) for _ in range(3))
         for tier in (writer, one, other):
-            until(lambda tier=tier: tier.put_blocking([b"link"], [bytes(size)], timeout=WAIT) == ["stored"])
+            until(lambda tier=tier: tier.put([b"link"], [bytes(size)], timeout=WAIT).wait() == ["stored"])
         read = [bytearray(size) for _ in range(count)]
         for number in range(arguments.rounds):
             keys = [b"%d %d" % (number, place) for place in range(count)]
             values = [os.urandom(size) for _ in keys]
             timed("TCP, there", echo.send)
             timed("TCP, back", echo.receive)
-            assert timed("put", lambda: writer.put_blocking(keys, values, timeout=WAIT)) == ["stored"] * count
-            assert timed("exists", lambda: one.exists_blocking(keys, timeout=WAIT)) == ["hit"] * count
+            assert timed("put", lambda: writer.put(keys, values, timeout=WAIT).wait()) == ["stored"] * count
+            assert timed("exists", lambda: one.exists(keys, timeout=WAIT).wait()) == ["hit"] * count
             for name, tier in (("get behind exists", one), ("get alone", other)):
-                assert timed(name, lambda: tier.get_blocking(keys, read, timeout=WAIT)) == ["hit"] * count
+                assert timed(name, lambda: tier.get(keys, read, timeout=WAIT).wait()) == ["hit"] * count
                 assert [bytes(value) for value in read] == values
     echo.peer.close()
     echo.process.wait()

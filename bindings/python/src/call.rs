@@ -13,54 +13,56 @@ use pyo3_async_runtimes::generic::future_into_py;
 use crate::error::Outcome;
 use crate::parcel::Parcel;
 use crate::process::Process;
-use crate::runtime::{Bridge, runtime};
+use crate::runtime::{Bridge, runtime, wait};
 
-/// What a call came to when it was first awaited.
+/// How a call is made: awaited in asyncio, or by a thread that waits for it.
+#[derive(Clone, Copy)]
+pub struct Caller<'py> {
+    pub py: Python<'py>,
+    blocks: bool,
+}
+
+/// What a call came to when it was made.
 pub enum Begun {
-    /// It had its result at once.
+    /// It has its result.
     Ready(Py<PyAny>),
     /// It waits: a future of asyncio.
     Waits(Py<PyAny>),
 }
 
-impl Begun {
-    /// The result of a call that need not wait.
-    fn ready<'py>(py: Python<'py>, value: impl IntoPyObjectExt<'py>) -> Outcome<Self> {
-        Ok(Self::Ready(value.into_py_any(py)?))
-    }
-
+impl Caller<'_> {
     /// Polls a future once, and begins to wait for it unless it is ready.
-    pub fn start<T>(
-        py: Python<'_>,
-        future: impl Future<Output = Outcome<T>> + Send + 'static,
-    ) -> Outcome<Self>
+    pub fn start<T>(self, future: impl Future<Output = Outcome<T>> + Send + 'static) -> Outcome<Begun>
     where
         T: for<'py> IntoPyObject<'py> + Send + 'static,
     {
+        if self.blocks {
+            return self.waits(future);
+        }
         let mut future = Box::pin(future);
         let polled = {
             let _runtime = runtime()?.enter();
             future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
         };
         match polled {
-            Poll::Ready(value) => Self::ready(py, value?),
+            Poll::Ready(value) => Ok(Begun::Ready(value?.into_py_any(self.py)?)),
             // The task polls it again, and so replaces the waker.
-            Poll::Pending => Self::waits(py, future),
+            Poll::Pending => self.waits(future),
         }
     }
 
     /// Begins to wait for a future, as a task of the extension's runtime. Cancelling the future of
-    /// asyncio drops it.
-    pub fn waits<T>(
-        py: Python<'_>,
-        future: impl Future<Output = Outcome<T>> + Send + 'static,
-    ) -> Outcome<Self>
+    /// asyncio drops it. A thread waits for it here, without the GIL.
+    pub fn waits<T>(self, future: impl Future<Output = Outcome<T>> + Send + 'static) -> Outcome<Begun>
     where
         T: for<'py> IntoPyObject<'py> + Send + 'static,
     {
+        if self.blocks {
+            return Ok(Begun::Ready(wait(self.py, future)??.into_py_any(self.py)?));
+        }
         runtime()?;
-        let future = future_into_py::<Bridge, _, T>(py, async move { Ok(future.await?) })?;
-        Ok(Self::Waits(future.unbind()))
+        let future = future_into_py::<Bridge, _, T>(self.py, async move { Ok(future.await?) })?;
+        Ok(Begun::Waits(future.unbind()))
     }
 }
 
@@ -70,7 +72,7 @@ struct Waiting {
     iterator: Py<PyAny>,
 }
 
-type First = Box<dyn FnOnce(Python<'_>) -> Outcome<Begun> + Send>;
+type First = Box<dyn FnOnce(Caller<'_>) -> Outcome<Begun> + Send>;
 
 enum State {
     New(First),
@@ -79,7 +81,7 @@ enum State {
 }
 
 /// A call to be awaited. Nothing happens before it is awaited; then it is tried at once, and waits
-/// only if it must.
+/// only if it must. [`wait`](Self::wait) makes the same call on a thread without asyncio.
 ///
 /// It has the interface of a coroutine, so that `await`, `asyncio.create_task`, `gather`,
 /// `wait_for` and task groups take it.
@@ -91,7 +93,7 @@ pub struct Call {
 
 impl Call {
     /// Makes a call of the function that tries it, and begins to wait.
-    pub fn new(first: impl FnOnce(Python<'_>) -> Outcome<Begun> + Send + 'static) -> Self {
+    pub fn new(first: impl FnOnce(Caller<'_>) -> Outcome<Begun> + Send + 'static) -> Self {
         let state = ManuallyDrop::new(Mutex::new(State::New(Box::new(first))));
         Self { made_in: Process::current(), state }
     }
@@ -145,7 +147,7 @@ impl Call {
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.take()? {
-            State::New(first) => match first(py)? {
+            State::New(first) => match first(Caller { py, blocks: false })? {
                 Begun::Ready(value) => Err(opened(py, PyStopIteration::new_err((value,)))),
                 Begun::Waits(future) => {
                     let iterator = future.bind(py).call_method0("__await__")?.unbind();
@@ -153,7 +155,24 @@ impl Call {
                 }
             },
             State::Waiting(waiting) => self.resume(py, waiting, next),
-            State::Done => Err(PyRuntimeError::new_err("cannot reuse already awaited coroutine")),
+            State::Done => Err(reused()),
+        }
+    }
+
+    /// Makes the call instead of awaiting it: blocks this thread without the GIL until it ends. A
+    /// signal ends the wait, like a cancellation.
+    fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let first = match self.take()? {
+            State::New(first) => first,
+            other => {
+                self.replace(other);
+                return Err(reused());
+            }
+        };
+        let (Begun::Ready(value) | Begun::Waits(value)) = first(Caller { py, blocks: true })?;
+        match value.bind(py).cast::<Parcel>() {
+            Ok(parcel) => parcel.get().open(py),
+            Err(_) => Ok(value),
         }
     }
 
@@ -196,6 +215,10 @@ impl Call {
         }
         Ok(())
     }
+}
+
+fn reused() -> PyErr {
+    PyRuntimeError::new_err("cannot reuse already awaited coroutine")
 }
 
 /// Opens the parcel that a call ends with, if it does.

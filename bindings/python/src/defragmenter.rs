@@ -7,7 +7,7 @@ use kvpool::{DefragConfig, Defragmenter};
 use pyo3::prelude::*;
 
 use crate::args::{Seconds, Share};
-use crate::call::{Begun, Call};
+use crate::call::Call;
 use crate::error::Outcome;
 use crate::exclusive::Exclusive;
 use crate::pool::PyPool;
@@ -48,16 +48,10 @@ impl PyDefragmenter {
     /// Stops the task, waits for its end, and returns the totals.
     fn stop(&self) -> Outcome<Call> {
         let task = Arc::clone(&self.0);
-        Ok(Call::new(move |py| {
+        Ok(Call::new(move |caller| {
             let task = task.take()?;
-            Begun::waits(py, async move { Ok(DefragmenterTotals::from(task.stop().await)) })
+            caller.waits(async move { Ok(DefragmenterTotals::from(task.stop().await)) })
         }))
-    }
-
-    /// As `stop`, blocking this thread without the GIL.
-    fn stop_blocking(&self, py: Python<'_>) -> Outcome<DefragmenterTotals> {
-        let task = self.0.take()?;
-        wait(py, async move { task.stop().await.into() })
     }
 
     fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use tokio::sync::Mutex;
 
 use crate::args::Count;
-use crate::call::{Begun, Call};
+use crate::call::Call;
 use crate::error::{Failure, Outcome};
 use crate::parcel::{Parcel, Received, Returned};
 use crate::process::{Own, Process};
@@ -132,8 +132,8 @@ impl PyEvents {
 
     fn __anext__(&self) -> Outcome<Call> {
         let (events, returned) = (self.share()?, Arc::clone(&self.returned));
-        Ok(Call::new(move |py| {
-            Begun::start(py, async move {
+        Ok(Call::new(move |caller| {
+            caller.start(async move {
                 let ended = || Failure::from(PyStopAsyncIteration::new_err("the pool is closed"));
                 let event = Self::recv(&events, &returned).await.ok_or_else(ended)?;
                 Ok(Parcel::new(Received::new(event, &returned)))

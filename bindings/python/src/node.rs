@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
 
 use crate::args::Seconds;
-use crate::call::{Begun, Call};
+use crate::call::Call;
 use crate::error::{Failure, Outcome, invalid};
 use crate::exclusive::Open;
 use crate::parcel::{Parcel, Received, Returned};
@@ -122,7 +122,7 @@ impl PyNode {
         let token = token.map(|token| token.as_bytes().to_vec());
         let pem = |bytes: Bound<'_, PyBytes>| bytes.as_bytes().to_vec();
         let tls = tls.map(|(certificates, key, authorities)| [pem(certificates), pem(key), pem(authorities)]);
-        Ok(Call::new(move |py| Begun::waits(py, start(builder, listen, peers, token, tls))))
+        Ok(Call::new(move |caller| caller.waits(start(builder, listen, peers, token, tls))))
     }
 
     /// Its name.
@@ -148,16 +148,16 @@ impl PyNode {
     /// Returns the peers, and whether a link to each is up.
     fn peers(slf: &Bound<'_, Self>) -> Outcome<Call> {
         let node = slf.get().node.share()?;
-        Ok(Call::new(move |py| {
-            Begun::waits(py, async move { Ok(node.peers().await?.into_iter().collect::<HashMap<_, _>>()) })
+        Ok(Call::new(move |caller| {
+            caller.waits(async move { Ok(node.peers().await?.into_iter().collect::<HashMap<_, _>>()) })
         }))
     }
 
     /// Returns the migrations under way and the latest that ended, the newest first.
     fn migrations(slf: &Bound<'_, Self>) -> Outcome<Call> {
         let node = slf.get().node.share()?;
-        Ok(Call::new(move |py| {
-            Begun::waits(py, async move {
+        Ok(Call::new(move |caller| {
+            caller.waits(async move {
                 let records = node.migrations().await?.into_iter().map(|record| MigrationState {
                     id: record.id,
                     peer: record.peer,
@@ -179,7 +179,7 @@ impl PyNode {
     /// refused.
     fn declare_ended(slf: &Bound<'_, Self>, peer: String) -> Outcome<Call> {
         let node = slf.get().node.share()?;
-        Ok(Call::new(move |py| Begun::waits(py, async move { Ok(node.declare_ended(&peer).await?) })))
+        Ok(Call::new(move |caller| caller.waits(async move { Ok(node.declare_ended(&peer).await?) })))
     }
 
     fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -191,9 +191,9 @@ impl PyNode {
         self.node.check()?;
         let arrivals = Arc::clone(self.arrivals.get());
         let returned = Arc::clone(&self.returned);
-        Ok(Call::new(move |py| {
+        Ok(Call::new(move |caller| {
             let ended = || Failure::from(PyStopAsyncIteration::new_err("the node has ended"));
-            Begun::start(py, async move {
+            caller.start(async move {
                 let next = || async {
                     let arrival = arrivals.lock().await.recv().await?;
                     Some((PySequence::new(arrival.sequence), arrival.from))
@@ -209,8 +209,8 @@ impl PyNode {
     #[pyo3(signature = (patience=Seconds(Duration::from_secs(10))))]
     fn shutdown(slf: &Bound<'_, Self>, patience: Seconds) -> Outcome<Call> {
         let (node, this) = (slf.get().node.share()?, slf.clone().unbind());
-        Ok(Call::new(move |py| {
-            Begun::waits(py, async move {
+        Ok(Call::new(move |caller| {
+            caller.waits(async move {
                 let is_over = node.shutdown(patience.0).await;
                 this.get().node.close()?;
                 Ok(is_over)

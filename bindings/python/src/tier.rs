@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::args::{Count, Seconds};
-use crate::call::{Begun, Call};
+use crate::call::Call;
 use crate::error::{Failure, Outcome, fields, invalid, kind, raise};
 use crate::exclusive::Open;
 use crate::node::address;
@@ -319,19 +319,7 @@ impl PyTier {
     #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
     fn exists(slf: Bound<'_, Self>, keys: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = slf.get().keys(keys)?;
-        Ok(Call::new(move |py| Begun::waits(py, shared.exists(keys, until(timeout)))))
-    }
-
-    /// As `exists`, blocking this thread without the GIL.
-    #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
-    fn exists_blocking(
-        &self,
-        py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        timeout: Seconds,
-    ) -> Outcome<Vec<&'static str>> {
-        let (shared, keys) = self.keys(keys)?;
-        wait(py, shared.exists(keys, until(timeout)))?
+        Ok(Call::new(move |caller| caller.waits(shared.exists(keys, until(timeout)))))
     }
 
     /// Stores the values in these buffers: "stored", or why not. The bytes are copied first, as many as
@@ -340,21 +328,7 @@ impl PyTier {
     fn put(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;
         let sources = Sources::new(buffers, keys.len(), self.value_bytes)?;
-        Ok(Call::new(move |py| Begun::waits(py, shared.put(keys, sources, until(timeout)))))
-    }
-
-    /// As `put`, blocking this thread without the GIL.
-    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
-    fn put_blocking(
-        &self,
-        py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        buffers: &Bound<'_, PyAny>,
-        timeout: Seconds,
-    ) -> Outcome<Vec<&'static str>> {
-        let (shared, keys) = self.keys(keys)?;
-        let sources = Sources::new(buffers, keys.len(), self.value_bytes)?;
-        wait(py, shared.put(keys, sources, until(timeout)))?
+        Ok(Call::new(move |caller| caller.waits(shared.put(keys, sources, until(timeout)))))
     }
 
     /// Reads values into these writable buffers, which do not overlap: "hit", or why not. Buffers of
@@ -363,21 +337,7 @@ impl PyTier {
     fn get(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;
         let targets = Targets::new(buffers, keys.len(), self.value_bytes)?;
-        Ok(Call::new(move |py| Begun::waits(py, shared.get(keys, targets, until(timeout)))))
-    }
-
-    /// As `get`, blocking this thread without the GIL.
-    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
-    fn get_blocking(
-        &self,
-        py: Python<'_>,
-        keys: &Bound<'_, PyAny>,
-        buffers: &Bound<'_, PyAny>,
-        timeout: Seconds,
-    ) -> Outcome<Vec<&'static str>> {
-        let (shared, keys) = self.keys(keys)?;
-        let targets = Targets::new(buffers, keys.len(), self.value_bytes)?;
-        wait(py, shared.get(keys, targets, until(timeout)))?
+        Ok(Call::new(move |caller| caller.waits(shared.get(keys, targets, until(timeout)))))
     }
 
     /// Returns counts since it began, and its state.

@@ -7,7 +7,8 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
-    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, TransferError,
+    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, ResumeOptions, Sequence, SequenceId,
+    TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -18,22 +19,18 @@ use crate::args::{
     BatchNumber, Blocks, Count, Extra, Id, Keys, Rank, RunOrder, Seconds, Tokens, deadline, request,
 };
 use crate::buffers::Numbers;
-use crate::call::{Begun, Call};
+use crate::call::Call;
 use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::Lent;
 use crate::lease::PyLease;
 use crate::parcel::{Contents, Parcel};
 use crate::pool::{PyPool, with_options};
-use crate::runtime::{runtime, wait};
+use crate::runtime::runtime;
 use crate::sequence::PySequence;
 use crate::stats::{DefragmentReport, Migrated, PreemptReport, Resized};
 
 async fn allocate(pool: Pool, request: AllocRequest, until: Option<Instant>) -> Outcome<PyLease> {
-    let lease = match until {
-        None => pool.allocate_async(request).await?,
-        Some(until) => pool.allocate_async(request).until(until).await?,
-    };
-    Ok(PyLease::new(lease))
+    Ok(PyLease::new(pool.allocate_async(request).until(until).await?))
 }
 
 /// An admission, with what it refers to.
@@ -46,28 +43,21 @@ struct Admission {
     keys: Keys,
     reuse_tail: bool,
     contiguous: bool,
+    leave: usize,
     until: Option<Instant>,
 }
 
 impl Admission {
     async fn admit(self) -> Outcome<PySequence> {
-        let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom);
+        let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom).leave(self.leave);
         let request = with_options!(new, self.keys, self.priority, self.reuse_tail);
         let request = if self.contiguous { request.contiguous() } else { request };
-        let sequence = match self.until {
-            None => self.pool.admit_async(&request).await?,
-            Some(until) => self.pool.admit_async(&request).until(until).await?,
-        };
-        Ok(PySequence::new(sequence))
+        Ok(PySequence::new(self.pool.admit_async(&request).until(self.until).await?))
     }
 }
 
 async fn reserve(pool: Pool, mut lent: Lent<Sequence>, tokens: usize, until: Option<Instant>) -> Outcome<()> {
-    match until {
-        None => pool.reserve_async(lent.value(), tokens).await?,
-        Some(until) => pool.reserve_async(lent.value(), tokens).until(until).await?,
-    }
-    Ok(())
+    Ok(pool.reserve_async(lent.value(), tokens).until(until).await?)
 }
 
 async fn defragment(pool: Pool, options: DefragOptions) -> Outcome<DefragmentReport> {
@@ -195,7 +185,7 @@ struct Preempting {
 impl Preempting {
     /// Closes the sequence.
     fn complete(mut self) -> Outcome<(PreemptReport, Option<PySequence>)> {
-        let closing = self.pool.preempt(self.source.take(), Preempt::Recompute);
+        let closing = self.pool.preempt(self.source.take(), Preempt::Recompute).into_future();
         let closed = closing.now_or_never().expect("only a swap waits");
         let preempted = closed.map_err(|error| put_back(self.source, error))?;
         let mut report = PreemptReport::from(&preempted);
@@ -234,11 +224,7 @@ async fn replicate(
     until: Option<Instant>,
 ) -> Outcome<(Sequence, MigrationReport)> {
     loop {
-        let outcome = match until {
-            Some(until) => pool.replicate(sequence, to).until(until).await,
-            None => pool.replicate(sequence, to).await,
-        };
-        match outcome {
+        match pool.replicate(sequence, to).until(until).await {
             // Without a deadline, it waits for the batches that write it for as long as they run.
             Err(TransferError::BeingWritten { .. }) if until.is_none() => pool.settled(sequence).await?,
             outcome => return Ok(outcome?),
@@ -258,38 +244,13 @@ async fn detached<T: Send + 'static>(
     }
 }
 
-impl PyPool {
-    #[allow(clippy::too_many_arguments)]
-    fn admission(
-        &self,
-        id: Id,
-        prompt: Numbers,
-        headroom: Tokens,
-        priority: Rank,
-        keys: Keys,
-        (reuse_tail, contiguous): (bool, bool),
-        timeout: Option<Seconds>,
-    ) -> Outcome<Admission> {
-        Ok(Admission {
-            pool: self.share()?,
-            id: SequenceId(id.0),
-            prompt: prompt.0,
-            headroom: headroom.0,
-            priority,
-            keys,
-            reuse_tail,
-            contiguous,
-            until: deadline(timeout),
-        })
-    }
-
-    fn lend(&self, sequence: &Bound<'_, PySequence>, what: &str) -> Outcome<Lent<Sequence>> {
-        let this = sequence.get();
-        // Lent first: no view begins meanwhile. An error puts it back.
-        let lent = Arc::clone(&this.sequence).lend()?;
-        this.views.check(what)?;
-        Ok(lent)
-    }
+/// Takes a sequence for a call, unless views are open on its memory.
+fn lend(sequence: &Bound<'_, PySequence>, what: &str) -> Outcome<Lent<Sequence>> {
+    let this = sequence.get();
+    // Lent first: no view begins meanwhile. An error puts it back.
+    let lent = Arc::clone(&this.sequence).lend()?;
+    this.views.check(what)?;
+    Ok(lent)
 }
 
 #[pymethods]
@@ -310,34 +271,17 @@ impl PyPool {
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let (pool, request) = (self.share()?, request(blocks, sequence, priority, pinned, contiguous));
-        Ok(Call::new(move |py| {
+        Ok(Call::new(move |caller| {
             let future = allocate(pool, request, deadline(timeout));
             // A contiguous request may move blocks: not while the GIL is held.
-            if contiguous { Begun::waits(py, future) } else { Begun::start(py, future) }
+            if contiguous { caller.waits(future) } else { caller.start(future) }
         }))
-    }
-
-    /// As `allocate`, blocking this thread without the GIL.
-    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false, timeout=None))]
-    #[allow(clippy::too_many_arguments)]
-    fn allocate_blocking(
-        &self,
-        py: Python<'_>,
-        blocks: Blocks,
-        sequence: Option<Id>,
-        priority: Rank,
-        pinned: bool,
-        contiguous: bool,
-        timeout: Option<Seconds>,
-    ) -> Outcome<PyLease> {
-        let request = request(blocks, sequence, priority, pinned, contiguous);
-        wait(py, allocate(self.share()?, request, deadline(timeout)))?
     }
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot
-    /// fail.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
+    /// fail. Admits only if `leave` blocks stay available besides, for running sequences.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn admit(
         &self,
@@ -351,39 +295,26 @@ impl PyPool {
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
+        leave: Count,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let keys = Keys::new(salt, tenant, adapter, extra_keys);
-        let admission =
-            self.admission(id, prompt, headroom, priority, keys, (reuse_tail, contiguous), timeout)?;
-        Ok(Call::new(move |py| match contiguous {
-            true => Begun::waits(py, admission.admit()),
-            false => Begun::start(py, admission.admit()),
+        let admission = Admission {
+            pool: self.share()?,
+            id: SequenceId(id.0),
+            prompt: prompt.0,
+            headroom: headroom.0,
+            priority,
+            keys,
+            reuse_tail,
+            contiguous,
+            leave: leave.0,
+            until: deadline(timeout),
+        };
+        Ok(Call::new(move |caller| match contiguous {
+            true => caller.waits(admission.admit()),
+            false => caller.start(admission.admit()),
         }))
-    }
-
-    /// As `admit`, blocking this thread without the GIL.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, tenant=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
-    #[allow(clippy::too_many_arguments)]
-    fn admit_blocking(
-        &self,
-        py: Python<'_>,
-        id: Id,
-        prompt: Numbers,
-        headroom: Tokens,
-        priority: Rank,
-        salt: Option<&Bound<'_, PyBytes>>,
-        tenant: Option<&Bound<'_, PyBytes>>,
-        adapter: Option<&Bound<'_, PyBytes>>,
-        extra_keys: Option<Vec<Extra<'_>>>,
-        reuse_tail: bool,
-        contiguous: bool,
-        timeout: Option<Seconds>,
-    ) -> Outcome<PySequence> {
-        let keys = Keys::new(salt, tenant, adapter, extra_keys);
-        let admission =
-            self.admission(id, prompt, headroom, priority, keys, (reuse_tail, contiguous), timeout)?;
-        wait(py, admission.admit())?
     }
 
     /// Reserves the blocks that the next `tokens` tokens of a sequence need, and waits for them if
@@ -396,9 +327,9 @@ impl PyPool {
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let (pool, sequence) = (self.share()?, sequence.clone().unbind());
-        Ok(Call::new(move |py| {
+        Ok(Call::new(move |caller| {
             let lent = Arc::clone(&sequence.get().sequence).lend()?;
-            Begun::start(py, reserve(pool, lent, tokens.0, deadline(timeout)))
+            caller.start(reserve(pool, lent, tokens.0, deadline(timeout)))
         }))
     }
 
@@ -410,18 +341,7 @@ impl PyPool {
     #[pyo3(signature = (*, order=None, budget_bytes=None))]
     fn defragment(&self, order: Option<RunOrder>, budget_bytes: Option<Count>) -> Outcome<Call> {
         let (pool, options) = (self.share()?, defragment_options(order, budget_bytes));
-        Ok(Call::new(move |py| Begun::waits(py, defragment(pool, options))))
-    }
-
-    /// As `defragment`, blocking this thread without the GIL.
-    #[pyo3(signature = (*, order=None, budget_bytes=None))]
-    fn defragment_blocking(
-        &self,
-        py: Python<'_>,
-        order: Option<RunOrder>,
-        budget_bytes: Option<Count>,
-    ) -> Outcome<DefragmentReport> {
-        wait(py, defragment(self.share()?, defragment_options(order, budget_bytes)))?
+        Ok(Call::new(move |caller| caller.waits(defragment(pool, options))))
     }
 
     /// Changes the number of blocks while the pool serves. A shrink moves blocks in use below the
@@ -432,13 +352,7 @@ impl PyPool {
     #[pyo3(signature = (blocks, *, patience=None))]
     fn resize(&self, blocks: Blocks, patience: Option<Seconds>) -> Outcome<Call> {
         let (pool, options) = (self.share()?, resize_options(patience));
-        Ok(Call::new(move |py| Begun::waits(py, resize(pool, blocks.0, options))))
-    }
-
-    /// As `resize`, blocking this thread without the GIL.
-    #[pyo3(signature = (blocks, *, patience=None))]
-    fn resize_blocking(&self, py: Python<'_>, blocks: Blocks, patience: Option<Seconds>) -> Outcome<Resized> {
-        wait(py, resize(self.share()?, blocks.0, resize_options(patience)))?
+        Ok(Call::new(move |caller| caller.waits(resize(pool, blocks.0, options))))
     }
 
     /// Moves a sequence to another pool, or to the node of this name, when the batches that write
@@ -456,28 +370,11 @@ impl PyPool {
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let (pool, to, sequence) = (self.share()?, To::of(target)?, sequence.clone().unbind());
-        Ok(Call::new(move |py| {
-            let this = sequence.bind(py).get();
-            let lent = Arc::clone(&this.sequence).lend()?;
-            this.views.check("move the sequence")?;
+        Ok(Call::new(move |caller| {
+            let lent = lend(sequence.bind(caller.py), "move the sequence")?;
             let until = deadline(timeout);
-            Begun::waits(py, async move { Ok(Parcel::new(migrate(pool, lent, to, until).await?)) })
+            caller.waits(async move { Ok(Parcel::new(migrate(pool, lent, to, until).await?)) })
         }))
-    }
-
-    /// As `migrate`, blocking this thread without the GIL.
-    #[pyo3(signature = (sequence, target, *, timeout=None))]
-    fn migrate_blocking(
-        &self,
-        py: Python<'_>,
-        sequence: &Bound<'_, PySequence>,
-        target: &Bound<'_, PyAny>,
-        timeout: Option<Seconds>,
-    ) -> Outcome<Arrived> {
-        let to = To::of(target)?;
-        let lent = self.lend(sequence, "move the sequence")?;
-        let moved = wait(py, migrate(self.share()?, lent, to, deadline(timeout)))?;
-        Ok(moved?.complete())
     }
 
     /// Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
@@ -493,12 +390,35 @@ impl PyPool {
     ) -> Outcome<Call> {
         let (pool, sequence) = (self.share()?, sequence.clone().unbind());
         let swap = swap.map(|pool| pool.get().share()).transpose()?;
-        Ok(Call::new(move |py| {
-            let this = sequence.bind(py).get();
-            let lent = Arc::clone(&this.sequence).lend()?;
-            this.views.check("preempt the sequence")?;
+        Ok(Call::new(move |caller| {
+            let lent = lend(sequence.bind(caller.py), "preempt the sequence")?;
             let until = deadline(timeout);
-            Begun::waits(py, async move { Ok(Parcel::new(preempt(pool, lent, swap, until).await?)) })
+            caller.waits(async move { Ok(Parcel::new(preempt(pool, lent, swap, until).await?)) })
+        }))
+    }
+
+    /// Moves a swapped sequence back to this pool, with blocks for `headroom` tokens, if `leave`
+    /// blocks stay available besides; waits in line for them, in its turn among the admissions.
+    /// Returns the sequence here and a report.
+    ///
+    /// If it fails or is cancelled, the sequence is as before.
+    #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None))]
+    fn resume(
+        &self,
+        sequence: &Bound<'_, PySequence>,
+        headroom: Tokens,
+        leave: Count,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        let options = ResumeOptions::new().headroom(headroom.0).leave(leave.0);
+        Ok(Call::new(move |caller| {
+            let mut lent = lend(sequence.bind(caller.py), "resume the sequence")?;
+            let until = deadline(timeout);
+            caller.waits(async move {
+                let (copy, report) = pool.resume(lent.value(), options).until(until).await?;
+                Ok(Parcel::new(Moved { copy: Some(copy), report, source: Some(lent) }))
+            })
         }))
     }
 
@@ -506,9 +426,9 @@ impl PyPool {
     #[pyo3(signature = (ticket, *, timeout=None))]
     fn settled(&self, ticket: BatchNumber, timeout: Option<Seconds>) -> Outcome<Call> {
         let pool = self.share()?;
-        Ok(Call::new(move |py| {
+        Ok(Call::new(move |caller| {
             let settled = pool.settled_up_to(kvpool::Ticket(ticket.0));
-            Begun::start(py, async move {
+            caller.start(async move {
                 match deadline(timeout) {
                     None => settled.await?,
                     Some(until) => settled.until(until).await?,

@@ -139,18 +139,18 @@ def test_deadlines(pool: kvpool.Pool) -> None:
 
     run(main())
     with pytest.raises(kvpool.Timeout):
-        pool.allocate_blocking(1, timeout=0.01)
+        pool.allocate(1, timeout=0.01).wait()
     with pytest.raises(kvpool.Timeout):
-        pool.admit_blocking(1, [1], timeout=0.01)
+        pool.admit(1, [1], timeout=0.01).wait()
     lease.close()
-    assert len(pool.allocate_blocking(1)) == 1
+    assert len(pool.allocate(1).wait()) == 1
 
 
 def test_blocking_calls_release_the_gil(pool: kvpool.Pool) -> None:
     lease = pool.try_allocate(100)
     freeing = threading.Timer(0.05, lease.close)
     freeing.start()
-    assert len(pool.allocate_blocking(50, timeout=10)) == 50
+    assert len(pool.allocate(50, timeout=10).wait()) == 50
     freeing.join()
 
 
@@ -164,7 +164,7 @@ def test_a_signal_ends_a_blocking_call(pool: kvpool.Pool) -> None:
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         with pytest.raises(InterruptedError, match="enough"):
-            pool.allocate_blocking(1)
+            pool.allocate(1).wait()
     finally:
         signal.signal(signal.SIGALRM, before)
     assert pool.stats().waiting == 0
@@ -435,7 +435,7 @@ def test_nodes_exchange_sequences(pool: kvpool.Pool) -> None:
             await asyncio.sleep(0.001)
             with pool.begin_batch() as batch:
                 batch.append(sequence := pool.sequence(id), 10)
-            pool.migrate_blocking(sequence, "b", timeout=10)
+            pool.migrate(sequence, "b", timeout=10).wait()
             time.sleep(0.005)  # it is received, and not delivered by this thread
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)

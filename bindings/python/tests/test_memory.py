@@ -78,7 +78,7 @@ def test_sequences_with_views_do_not_let_go_of_blocks(pool: kvpool.Pool) -> None
     with pool.begin_batch() as batch:
         batch.append(sequence, 6)
     view = pool.view(sequence, 1, 0)
-    for call in (sequence.close, lambda: sequence.truncate(1), lambda: sequence.fork(2), lambda: pool.migrate_blocking(sequence, other)):
+    for call in (sequence.close, lambda: sequence.truncate(1), lambda: sequence.fork(2), lambda: pool.migrate(sequence, other).wait()):
         with pytest.raises(kvpool.Busy, match="1 views"):
             call()
     with pool.begin_batch() as batch:

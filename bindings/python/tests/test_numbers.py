@@ -83,7 +83,7 @@ class World:
                 return 4
             case "EvictionOrder", "use", "keys":
                 return [(b"x", 0)]
-            case "Tier", "get" | "get_blocking", "buffers":
+            case "Tier", "get", "buffers":
                 return [bytearray(64)]
         return {
             "address": "127.0.0.1:9",
@@ -178,7 +178,7 @@ def test_times_and_shares_out_of_range(world: World, owner: str, method: str, na
         try:
             outcome = world.call(owner, method, name, value)
             if isinstance(outcome, kvpool.Defragmenter):
-                outcome.stop_blocking()
+                outcome.stop().wait()
         except kvpool.KvPoolError:
             pass
 
@@ -187,7 +187,7 @@ def test_shares_are_parts_of_one(world: World) -> None:
     with pytest.raises(kvpool.InvalidArgument, match="a share cannot be 1.5; it is from 0 to 1"):
         world.pool.start_defragmenter(threshold=1.5)
     for threshold in (0, 1, np.float32(0.5)):
-        world.pool.start_defragmenter(threshold=threshold).stop_blocking()
+        world.pool.start_defragmenter(threshold=threshold).stop().wait()
 
 
 def test_numpy_integers_are_integers(world: World) -> None:

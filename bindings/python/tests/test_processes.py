@@ -43,7 +43,7 @@ def test_the_interpreter_ends_while_calls_wait(run_python: Run) -> None:
             BEGIN
             + """
 lease = pool.try_allocate(100)
-threading.Thread(target=lambda: pool.allocate_blocking(1), daemon=True).start()
+threading.Thread(target=lambda: pool.allocate(1).wait(), daemon=True).start()
 async def main():
     waiting = asyncio.create_task(pool.allocate(1))
     await asyncio.sleep(0.02)
@@ -134,7 +134,7 @@ if child == 0:
              lambda: len(moves), step.end, lambda: step.__exit__(None, None, None), lambda: anext(node), lambda: node.name,
              node.close, lambda: memoryview(tensor), lambda: memoryview(plane), plane.__dlpack__, lambda: memoryview(table),
              lambda: pool.view(lease, 0, 0), cache.stats, events.drain, lambda: next(events), lambda: anext(events),
-             batch.finish, lambda: batch.__exit__(None, None, None), lambda: sequence.commit(1), lease.seal, task.stop_blocking]
+             batch.finish, lambda: batch.__exit__(None, None, None), lambda: sequence.commit(1), lease.seal, calls[0].wait]
     for number, use in enumerate(uses):
         try:
             use()
@@ -154,7 +154,7 @@ del tensor, calls, call
 gc.collect()
 print(os.waitstatus_to_exitcode(status), len(moves), moves.cancel(), step.end(), batch.finish(), lease.close(), sequence.close())
 frames.audit()
-task.stop_blocking()
+task.stop().wait()
 node.close()
 """
         ),
@@ -198,13 +198,13 @@ if child == 0:
         return await waiting
     if len(asyncio.run(asyncio.wait_for(main(), 5))) != 5:
         os._exit(4)
-    own.defragment_blocking()
+    own.defragment().wait()
     os._exit(0)
 _, status = os.waitpid(child, 0)
 batch.finish()
 lease.close()
 sequence.close()
-task.stop_blocking()
+task.stop().wait()
 pool.audit()
 print(os.waitstatus_to_exitcode(status), pool.free_blocks)
 """

@@ -45,7 +45,7 @@ def until(what: Callable[[], bool]) -> None:
 
 def put(tier: kvpool.Tier, *numbers: int) -> None:
     """Stores values, also while the link is not up yet."""
-    until(lambda: set(tier.put_blocking(keys(*numbers), [value(n) for n in numbers], timeout=WAIT)) == {"stored"})
+    until(lambda: set(tier.put(keys(*numbers), [value(n) for n in numbers], timeout=WAIT).wait()) == {"stored"})
 
 
 @pytest.fixture
@@ -68,14 +68,14 @@ def tier(request: pytest.FixtureRequest) -> Iterator[kvpool.Tier]:
 
 def test_values_are_found_by_key(tier: kvpool.Tier) -> None:
     put(tier, 1, 2, 3)
-    assert tier.exists_blocking(keys(1, 2, 3, 4), timeout=WAIT) == ["hit", "hit", "hit", "miss"]
+    assert tier.exists(keys(1, 2, 3, 4), timeout=WAIT).wait() == ["hit", "hit", "hit", "miss"]
     buffers = room(4)
-    assert tier.get_blocking(keys(3, 9, 1, 2), buffers, timeout=WAIT) == ["hit", "miss", "hit", "hit"]
+    assert tier.get(keys(3, 9, 1, 2), buffers, timeout=WAIT).wait() == ["hit", "miss", "hit", "hit"]
     assert [bytes(buffer) for buffer in buffers] == [value(3), b"\xee" * BYTES, value(1), value(2)]
-    assert tier.get_blocking([], [], timeout=WAIT) == tier.exists_blocking([]) == tier.put_blocking([], []) == []
+    assert tier.get([], [], timeout=WAIT).wait() == tier.exists([]).wait() == tier.put([], []).wait() == []
     # Several keys of one value, and one key twice.
     twice = room(2)
-    assert tier.get_blocking(keys(1, 1), twice, timeout=WAIT) == ["hit", "hit"]
+    assert tier.get(keys(1, 1), twice, timeout=WAIT).wait() == ["hit", "hit"]
     assert [bytes(buffer) for buffer in twice] == [value(1)] * 2
     stats = tier.stats()
     assert (stats.hits, stats.bad_values, stats.is_open) == (5, 0, False)
@@ -99,36 +99,36 @@ def test_tiers_share_values_by_namespace_and_size(node: CacheNode) -> None:
     put(one, 1, 2)
     put(third, 5)
     assert node.ask() == 3
-    until(lambda: other.get_blocking(keys(1), room(1), timeout=WAIT) == ["hit"])
+    until(lambda: other.get(keys(1), room(1), timeout=WAIT).wait() == ["hit"])
     buffers = room(3)
-    assert other.get_blocking(keys(1, 5, 2), buffers, timeout=WAIT) == ["hit", "miss", "hit"]
+    assert other.get(keys(1, 5, 2), buffers, timeout=WAIT).wait() == ["hit", "miss", "hit"]
     assert [bytes(buffers[0]), bytes(buffers[2])] == [value(1), value(2)]
-    assert third.get_blocking(keys(1, 2), room(2), timeout=WAIT) == ["miss", "miss"]
+    assert third.get(keys(1, 2), room(2), timeout=WAIT).wait() == ["miss", "miss"]
     # A node of values of another size is no peer, and its blocks are no values.
     with pytest.raises(kvpool.InvalidArgument, match="namespace of a tier is empty"):
         peer(node, "")
     wrong = kvpool.Tier.peer("cache", node.address, value_bytes=BYTES + 500, namespace="tests", rest=0.05)
-    put_wrong = wrong.put_blocking(keys(1), [bytes(BYTES + 500)], timeout=WAIT)
+    put_wrong = wrong.put(keys(1), [bytes(BYTES + 500)], timeout=WAIT).wait()
     assert put_wrong == ["failed"] and wrong.stats().last_failure
 
 
 def test_a_node_that_is_killed_and_comes_back(node: CacheNode) -> None:
     here, there = peer(node, patience=0.5), peer(node, patience=0.5, window=4)
     put(here, *range(8))
-    until(lambda: there.exists_blocking(keys(*range(8)), timeout=WAIT) == ["hit"] * 8)
+    until(lambda: there.exists(keys(*range(8)), timeout=WAIT).wait() == ["hit"] * 8)
     node.kill()
     # The window has the latest values still, and they are the right ones. Nothing else is a hit.
     for tier in (here, there):
         buffers = room(1)
-        (word,) = tier.get_blocking(keys(100), buffers, timeout=WAIT)
+        (word,) = tier.get(keys(100), buffers, timeout=WAIT).wait()
         assert word != "hit" and bytes(buffers[0]) == b"\xee" * BYTES
-        (word,) = tier.put_blocking(keys(100), [value(100)], timeout=WAIT)
+        (word,) = tier.put(keys(100), [value(100)], timeout=WAIT).wait()
         assert word == "failed"
         assert tier.stats().last_failure
     node.start()
     put(here, 200)
-    until(lambda: there.get_blocking(keys(200), room(1), timeout=WAIT) == ["hit"])
-    until(lambda: there.exists_blocking(keys(300), timeout=WAIT) == ["miss"])
+    until(lambda: there.get(keys(200), room(1), timeout=WAIT).wait() == ["hit"])
+    until(lambda: there.exists(keys(300), timeout=WAIT).wait() == ["miss"])
 
 
 def test_a_node_that_hangs_holds_up_no_call_and_writes_nothing_late(node: CacheNode) -> None:
@@ -138,11 +138,11 @@ def test_a_node_that_hangs_holds_up_no_call_and_writes_nothing_late(node: CacheN
     node.stop()
     buffers = room(4)
     began = time.monotonic()
-    words = reader.get_blocking(keys(*range(4)), buffers, timeout=0.05)
+    words = reader.get(keys(*range(4)), buffers, timeout=0.05).wait()
     assert words == ["late"] * 4 and time.monotonic() - began < WAIT / 2
     node.resume()
     # The answer comes, and finds no one: the caller has its memory back.
-    until(lambda: reader.get_blocking(keys(*range(4)), room(4), timeout=WAIT) == ["hit"] * 4)
+    until(lambda: reader.get(keys(*range(4)), room(4), timeout=WAIT).wait() == ["hit"] * 4)
     assert all(bytes(buffer) == b"\xee" * BYTES for buffer in buffers)
 
 
@@ -177,16 +177,16 @@ def test_a_cancelled_get_lets_go_of_its_buffers(node: CacheNode) -> None:
 def test_values_that_the_node_damaged_are_dropped_there(node: CacheNode) -> None:
     writer, reader = peer(node), peer(node)
     put(writer, *range(8))
-    until(lambda: reader.get_blocking(keys(0), room(1), timeout=WAIT) == ["hit"])
+    until(lambda: reader.get(keys(0), room(1), timeout=WAIT).wait() == ["hit"])
     node.ask("damage")
     buffers = room(8)
-    assert reader.get_blocking(keys(*range(8)), buffers, timeout=WAIT) == ["hit"] + ["miss"] * 7
+    assert reader.get(keys(*range(8)), buffers, timeout=WAIT).wait() == ["hit"] + ["miss"] * 7
     assert [bytes(buffer) for buffer in buffers] == [value(0)] + [b"\xee" * BYTES] * 7
-    assert reader.exists_blocking(keys(*range(8)), timeout=WAIT) == ["hit"] + ["miss"] * 7, "0 was not asked for"
+    assert reader.exists(keys(*range(8)), timeout=WAIT).wait() == ["hit"] + ["miss"] * 7, "0 was not asked for"
     assert (node.ask(), reader.stats().bad_values) == (1, 0)
     # A put replaces them.
     put(writer, *range(1, 8))
-    assert reader.get_blocking(keys(*range(8)), buffers, timeout=WAIT) == ["hit"] * 8
+    assert reader.get(keys(*range(8)), buffers, timeout=WAIT).wait() == ["hit"] * 8
     assert [bytes(buffer) for buffer in buffers] == [value(number) for number in range(8)]
 
 
@@ -198,8 +198,8 @@ count, size = 64, 16 << 20
 tier = kvpool.Tier.in_process(1 << 30, value_bytes=size, namespace="tests")
 kilobytes = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 buffer, before = bytes(size), kilobytes()
-words = tier.put_blocking([b"%d" % number for number in range(count)], [buffer] * count, timeout=0)
-print(set(words), kilobytes() - before < count * size >> 12, tier.exists_blocking([b"0"], timeout=60))
+words = tier.put([b"%d" % number for number in range(count)], [buffer] * count, timeout=0).wait()
+print(set(words), kilobytes() - before < count * size >> 12, tier.exists([b"0"], timeout=60).wait())
 """
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "{'late'} True ['miss']\n", "")
@@ -208,16 +208,16 @@ print(set(words), kilobytes() - before < count * size >> 12, tier.exists_blockin
 def test_values_of_sizes_that_take_the_same_room_are_apart(node: CacheNode) -> None:
     put(peer(node), 1)
     longer = kvpool.Tier.peer("cache", node.address, value_bytes=BYTES + 1, namespace="tests", patience=WAIT, rest=0.05)
-    until(lambda: longer.put_blocking(keys(2), [bytes(BYTES + 1)], timeout=WAIT) == ["stored"])
-    assert longer.exists_blocking(keys(1), timeout=WAIT) == ["miss"]
+    until(lambda: longer.put(keys(2), [bytes(BYTES + 1)], timeout=WAIT).wait() == ["stored"])
+    assert longer.exists(keys(1), timeout=WAIT).wait() == ["miss"]
 
 
 def test_a_long_lookup_is_no_failure(node: CacheNode) -> None:
     # In calls of a few keys each: patience is for a call of the node.
     tier = peer(node, window=8)
     put(tier, *range(40))
-    assert tier.exists_blocking(keys(*range(40)), timeout=WAIT) == ["hit"] * 40
-    assert tier.exists_blocking(keys(0, 99, 1), timeout=WAIT)[:2] == ["hit", "miss"]
+    assert tier.exists(keys(*range(40)), timeout=WAIT).wait() == ["hit"] * 40
+    assert tier.exists(keys(0, 99, 1), timeout=WAIT).wait()[:2] == ["hit", "miss"]
 
 
 def test_the_example_holds_values() -> None:
@@ -228,7 +228,7 @@ def test_the_example_holds_values() -> None:
             _, address = process.stdout.readline().split(" at ")
             tier = kvpool.Tier.peer("cache", address.strip(), value_bytes=BYTES, namespace="tests", rest=0.05)
             put(tier, 1)
-            assert tier.get_blocking(keys(1), room(1), timeout=WAIT) == ["hit"]
+            assert tier.get(keys(1), room(1), timeout=WAIT).wait() == ["hit"]
         finally:
             process.terminate()
         assert process.wait(WAIT) == 0
@@ -238,7 +238,7 @@ def test_tokens_are_checked() -> None:
     with CacheNode(BYTES, token="a secret of sixteen bytes") as node:
         put(peer(node, token=b"a secret of sixteen bytes"), 1)
         stranger = peer(node, token=b"a guess of sixteen bytes!")
-        assert stranger.get_blocking(keys(1), room(1), timeout=WAIT) == ["failed"]
+        assert stranger.get(keys(1), room(1), timeout=WAIT).wait() == ["failed"]
         with pytest.raises(kvpool.NodeError, match="16"):
             peer(node, token=b"short")
 
@@ -253,16 +253,16 @@ def test_bad_arguments_are_refused_by_name(tier: kvpool.Tier) -> None:
         (["text"], "entry 0 of the buffers"),
     ):
         with pytest.raises(kvpool.BufferRefused, match=why):
-            tier.get_blocking(keys(1), bad)
+            tier.get(keys(1), bad).wait()
     memory = bytearray(2 * BYTES)
     views = [memoryview(memory)[at : at + BYTES] for at in (BYTES, 900)]
     with pytest.raises(kvpool.BufferRefused, match="entries 1 and 0 of the buffers overlap"):
-        tier.get_blocking(keys(1, 2), views)
+        tier.get(keys(1, 2), views).wait()
     for bad in (["text"], [1], [bytearray(b"key")]):
         with pytest.raises(kvpool.InvalidArgument, match="entry 0: a key is an object of type bytes"):
-            tier.exists_blocking(bad)
+            tier.exists(bad).wait()
     with pytest.raises(kvpool.InvalidArgument, match="a time cannot be"):
-        tier.exists_blocking(keys(1), timeout=-1)
+        tier.exists(keys(1), timeout=-1).wait()
     with pytest.raises(kvpool.InvalidArgument, match="neither host:port nor unix:/path"):
         kvpool.Tier.peer("cache", "nonsense", value_bytes=BYTES, namespace="tests")
     with pytest.raises(kvpool.InvalidArgument, match="number of calls of a tier is 0; it is from 1 to 1024"):
@@ -271,7 +271,7 @@ def test_bad_arguments_are_refused_by_name(tier: kvpool.Tier) -> None:
     tier.close()
     tier.close()
     with pytest.raises(kvpool.Closed):
-        tier.exists_blocking(keys(1))
+        tier.exists(keys(1)).wait()
 
 
 def test_the_process_ends_with_calls_under_way(run_python: Callable, node: CacheNode) -> None:
@@ -280,7 +280,7 @@ def test_the_process_ends_with_calls_under_way(run_python: Callable, node: Cache
         f"""
 import asyncio, kvpool, threading
 tier = kvpool.Tier.peer("cache", {node.address!r}, value_bytes={BYTES}, namespace="tests")
-threading.Thread(target=lambda: tier.get_blocking([b"a"], [bytearray({BYTES})], timeout=1000), daemon=True).start()
+threading.Thread(target=lambda: tier.get([b"a"], [bytearray({BYTES})], timeout=1000).wait(), daemon=True).start()
 async def main():
     call = asyncio.create_task(tier.get([b"b"], [bytearray({BYTES})], timeout=1000))
     await asyncio.sleep(0.05)
@@ -296,7 +296,7 @@ def test_a_fork_does_not_use_its_parents_tier(tier: kvpool.Tier) -> None:
     child = os.fork()
     if child == 0:
         try:
-            tier.exists_blocking(keys(1))
+            tier.exists(keys(1)).wait()
         except kvpool.Forked:
             os._exit(7)
         os._exit(1)

@@ -291,11 +291,11 @@ def test_compaction_and_resizes_block(pool: kvpool.Pool) -> None:
     for lease in leases[1::2]:
         lease.seal()
     assert pool.fragmentation().rate > 0.5
-    report = pool.defragment_blocking()
+    report = pool.defragment().wait()
     assert report.moved_blocks > 0 and report.fragmentation_after < 0.1
-    resized = pool.resize_blocking(60)
+    resized = pool.resize(60).wait()
     assert (resized.before, resized.after, pool.total_blocks) == (100, 60, 60)
-    assert pool.resize_blocking(200).after == 200
+    assert pool.resize(200).wait().after == 200
     for lease in leases[1::2]:
         lease.close()
     assert pool.compaction_state is None

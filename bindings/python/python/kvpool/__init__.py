@@ -12,7 +12,7 @@ tokens of one request, a `Lease` owns blocks without tokens, and a `Batch` is on
         slots = batch.slots(sequence, new.start, new.stop)
 
 Calls that may wait are coroutines (`await pool.allocate(4)`), and have a form that blocks
-(`pool.allocate_blocking(4)`); those that begin with `try_` never wait. All errors are subclasses of
+(`pool.allocate(4).wait()`); those that begin with `try_` never wait. All errors are subclasses of
 `KvPoolError`.
 """
 

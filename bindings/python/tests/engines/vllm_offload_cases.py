@@ -359,7 +359,7 @@ def test_a_chunk_that_is_lost_between_lookup_and_load_is_a_miss(engine: Callable
     one, other = engine(), engine()
     one.write(0, 1, 2, 3)
     one.settle()
-    get = kvpool.Tier.get_blocking
+    get = kvpool.Tier.get
     lost = keys_of(1, 3)
 
     class Forgetful:
@@ -369,10 +369,10 @@ def test_a_chunk_that_is_lost_between_lookup_and_load_is_a_miss(engine: Callable
         def __getattr__(self, name: str) -> object:
             return getattr(self.tier, name)
 
-        def get_blocking(self, keys: list, buffers: list, *, timeout: float) -> list[str]:
+        def get(self, keys: list, buffers: list, *, timeout: float) -> SimpleNamespace:
             kept = [(key, buffer) for key, buffer in zip(keys, buffers) if key not in lost]
-            words = dict(zip((key for key, _ in kept), get(self.tier, *map(list, zip(*kept)), timeout=timeout)))
-            return [words.get(key, "miss") for key in keys]
+            words = dict(zip((key for key, _ in kept), get(self.tier, *map(list, zip(*kept)), timeout=timeout).wait()))
+            return SimpleNamespace(wait=lambda: [words.get(key, "miss") for key in keys])
 
     other.tier._tier = Forgetful(other.tier._tier)
     assert other.read(0, 1, 2, 3) == [0, 2]

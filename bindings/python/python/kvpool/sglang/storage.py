@@ -141,18 +141,18 @@ class _Pages:
         return [slice(at, min(at + self.puts, count)) for at in range(0, count, self.puts)]
 
     def exists(self, keys: list[bytes]) -> list[bool]:
-        return [word == "hit" for word in self.tier.exists_blocking(keys, timeout=self.timeout)]
+        return [word == "hit" for word in self.tier.exists(keys, timeout=self.timeout).wait()]
 
     def get(self, keys: list[bytes], targets: list[np.ndarray]) -> list[bool]:
         words: list[str] = []
         for part in self.pieces(len(keys)):
-            words += self.tier.get_blocking(keys[part], targets[part], timeout=self.timeout)
+            words += self.tier.get(keys[part], targets[part], timeout=self.timeout).wait()
         return [word == "hit" for word in words]
 
     def put(self, keys: list[bytes], values: list[np.ndarray]) -> list[bool]:
         words: list[str] = []
         for part in self.pieces(len(keys)):
-            words += self.tier.put_blocking(keys[part], values[part], timeout=self.timeout)
+            words += self.tier.put(keys[part], values[part], timeout=self.timeout).wait()
         return [word == "stored" for word in words]
 
     def read(self, keys: list[bytes], slots: list[int]) -> list[bool]:

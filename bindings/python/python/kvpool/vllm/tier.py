@@ -37,7 +37,7 @@ from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManager, TransferJob
 
 from .._drift import check_methods
-from .._kvpool import Tier
+from .._kvpool import Call, Tier
 from ..errors import InvalidArgument
 
 __all__ = ["KvpoolTier"]
@@ -53,7 +53,7 @@ class _Lookups(AsyncLookupManager):
         super().__init__(*args, **kwargs)  # starts the thread
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> Iterable[bool]:
-        return [word == "hit" for word in self._tier.exists_blocking(keys, timeout=self._timeout)]
+        return [word == "hit" for word in self._tier.exists(keys, timeout=self._timeout).wait()]
 
 
 class KvpoolTier(SecondaryTierManager):
@@ -140,13 +140,13 @@ class KvpoolTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         # Values that the node has are not sent again.
-        self._submit(self._stores, job_metadata, self._tier.put_blocking, "stored", self._timeouts[1])
+        self._submit(self._stores, job_metadata, self._tier.put, "stored", self._timeouts[1])
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        self._submit(self._loads, job_metadata, self._tier.get_blocking, "hit", self._timeouts[0])
+        self._submit(self._loads, job_metadata, self._tier.get, "hit", self._timeouts[0])
 
     def _submit(
-        self, threads: ThreadPoolExecutor, job: TransferJob, call: Callable[..., list[Any]], done: str, timeout: float
+        self, threads: ThreadPoolExecutor, job: TransferJob, call: Callable[..., Call[list[Any]]], done: str, timeout: float
     ) -> None:
         def work() -> None:
             begin, keys, successful = monotonic(), list(job.keys), []
@@ -155,7 +155,7 @@ class KvpoolTier(SecondaryTierManager):
                 for at in range(0, len(keys), self._part):
                     part = keys[at : at + self._part]
                     left = max(begin + timeout - monotonic(), 0.0)
-                    words = call(part, views[at : at + self._part], timeout=left)
+                    words = call(part, views[at : at + self._part], timeout=left).wait()
                     successful += [key for key, word in zip(part, words) if word == done]
             except Exception:
                 logger.exception("kvpool: job %s of tier %s failed", job.job_id, self.tier_type)
