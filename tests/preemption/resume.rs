@@ -36,7 +36,8 @@ async fn a_resumed_sequence_gets_all_of_its_room_or_none() {
     let (back, _) = resumed.unwrap();
     check(&pool, &back, &tokens);
     assert_eq!((back.reserved_blocks(), pool.free_blocks()), (3, 6));
-    drop((waiting, back, swapped));
+    drop(waiting);
+    drop((back, swapped));
     [pool, host].iter().for_each(is_idle);
 }
 
