@@ -92,7 +92,7 @@ impl Pool {
     /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
     pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
         let _call = call();
-        self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing + evictable)
+        self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing.saturating_add(evictable))
     }
 
     /// Keeps the cached prefix of these tokens from eviction, until the result is dropped; for

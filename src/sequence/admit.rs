@@ -21,15 +21,16 @@
 
 use std::fmt;
 
-use crate::block::{AllocRequest, Blocks, ListEnd, Priority, Waiting};
+use crate::block::{AllocRequest, Blocks, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockId, FrameId, SequenceId};
+use crate::ids::SequenceId;
 use crate::prefix::PrefixKeys;
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::sync::call;
 
 use super::builder::{Options, option_setters};
 use super::registry::Sequences;
+use super::reserve::Allocate;
 use super::sequence::Sequence;
 
 /// A request to open a sequence with the blocks for its prompt and for a number of tokens behind.
@@ -120,9 +121,6 @@ impl fmt::Debug for AdmitRequest<'_> {
             .finish()
     }
 }
-
-/// Receives each allocated block.
-type Take<'a> = &'a mut dyn FnMut(BlockId);
 
 /// A sequence that has no blocks yet. Dropping it closes the sequence.
 pub(crate) struct Admission<'a> {
@@ -260,11 +258,7 @@ impl Admission<'_> {
         }
     }
 
-    fn attempt(
-        &mut self,
-        is_in_line: bool,
-        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
-    ) -> Result<(), AllocError> {
+    fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
         let (outcome, took_tail) = self.attempt_with(is_in_line, self.sequence.reuses_tail, allocate);
         match outcome {
             Err(AllocError::Exhausted { .. }) if took_tail => {
@@ -279,7 +273,7 @@ impl Admission<'_> {
         &mut self,
         is_in_line: bool,
         takes_tail: bool,
-        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
+        allocate: Allocate<'_>,
     ) -> (Result<(), AllocError>, bool) {
         self.sequence.list.reserve(self.blocks);
         let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail);
@@ -289,16 +283,11 @@ impl Admission<'_> {
         // A block that is cached in part is copied at the first append.
         let request = self.allocation(self.blocks - whole);
         let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
-        let next = last.map(|last| FrameId(self.blocks_of_pool().frame(last).0 + 1));
-        let mut reserved = Vec::with_capacity(request.blocks);
-        let outcome = allocate(&request, ListEnd { next, spares: false }, &mut |id| reserved.push(id));
-        if let Err(error) = outcome {
-            if let Some(cache) = self.sequence.sequences.cache().filter(|_| taken > 0) {
-                let shared = self.sequence.list.staged(0..taken);
-                cache.untake(self.blocks_of_pool(), &shared, is_in_line);
-            }
-            return (Err(error), took_tail);
-        }
+        let shared = || self.sequence.list.staged(0..taken);
+        let reserved = match self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate) {
+            Ok(reserved) => reserved,
+            Err(error) => return (Err(error), took_tail),
+        };
         if let Some(prefix) = prefix {
             self.sequence.adopt(prefix);
         }
@@ -307,7 +296,6 @@ impl Admission<'_> {
         (Ok(()), took_tail)
     }
 
-    /// Returns the sequence, after a successful attempt.
     pub(crate) fn admitted(self) -> Sequence {
         self.sequence
     }

@@ -162,7 +162,6 @@ impl Batch {
         }
     }
 
-    /// Makes the tokens of a growth final.
     #[inline]
     fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let has_drafts = sequence.committed < plan.from;

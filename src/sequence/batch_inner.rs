@@ -44,7 +44,6 @@ pub(super) struct BatchInner {
     pub(super) copied: Vec<BlockId>,
     /// Stream of the batch's work. Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,
-    /// Whether it wrote to a sequence.
     has_written: bool,
     /// Whether what it wrote was computed. Otherwise it is [abandoned](super::abandoned).
     pub(super) is_finished: bool,

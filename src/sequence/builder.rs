@@ -16,7 +16,6 @@ use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::TokenHashes;
 
-/// How a sequence is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Options<'a> {
     pub(super) id: SequenceId,
@@ -83,7 +82,6 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Opens an empty sequence.
     pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
         let _call = call();
         let known = self.hashes(sequences)?;
@@ -219,7 +217,6 @@ pub(super) struct Prefix {
     pub(super) whole: usize,
     /// Number of blocks: one more if the last one is cached in part.
     pub(super) blocks: usize,
-    /// Number of tokens.
     tokens: usize,
 }
 
@@ -270,7 +267,6 @@ impl Sequence {
         self.seals.adopt(prefix.whole as u32);
     }
 
-    /// Counts the lookup of its prompt.
     #[cold]
     pub(super) fn count_lookup(&self, (prompt, hits): (usize, usize)) {
         let comes_back = self.sequences.take_preempted(self.id());

@@ -37,7 +37,6 @@ pub(super) struct Shared {
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
-    /// Number of the next pinned prefix.
     pins: AtomicU64,
     /// The pool of the floor above, which that floor sets and reads.
     #[cfg(not(kvpool_loom))]
@@ -166,7 +165,6 @@ impl Sequences {
         let _ = self.0.owner.set(owner);
     }
 
-    /// Returns the pool of the floor above, if it was set.
     #[cfg(not(kvpool_loom))]
     pub(crate) fn owner(&self) -> Option<&Owner> {
         self.0.owner.get()
@@ -250,7 +248,6 @@ impl Sequences {
         self.0.storage.as_ref()
     }
 
-    /// Returns whether both refer to the same pool.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

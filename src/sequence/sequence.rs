@@ -102,7 +102,6 @@ impl Sequence {
         self.pool_blocks().tag()
     }
 
-    /// Returns the sequences of its pool.
     pub(crate) fn sequences(&self) -> &Sequences {
         &self.sequences
     }
@@ -465,7 +464,6 @@ impl Sequence {
         self.spared = frame.filter(|&frame| self.pool_blocks().spare_unit(frame));
     }
 
-    /// Unlinks and releases all blocks after `length` tokens.
     fn cut(&mut self, length: u32) {
         let gone = self.unlink(length);
         self.release_unlinked(&gone);

@@ -41,7 +41,6 @@ pub struct Stepped {
 
 /// The plan for a sequence of the step whose last block cannot take the tokens as it is.
 struct Planned {
-    /// Its place in the step.
     place: usize,
     growth: Growth,
     /// Blocks reserved for this step, beside those that the sequence had.

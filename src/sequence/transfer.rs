@@ -21,13 +21,14 @@
 
 use std::borrow::Cow;
 
-use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
+use crate::block::{AllocRequest, Blocks, Waiting};
 use crate::clock::BatchSet;
 use crate::error::{AllocError, TransferError};
-use crate::ids::{BlockId, FrameId, Priority, SequenceId};
+use crate::ids::{BlockId, Priority, SequenceId};
 use crate::prefix::{PolicyInfo, is_older};
 
 use super::registry::Sequences;
+use super::reserve::Allocate;
 use super::sequence::Sequence;
 use super::token_hashes::{KnownTokens, TokenHashes};
 
@@ -191,9 +192,6 @@ impl ResumeOptions {
     }
 }
 
-/// Receives each allocated block.
-type Take<'a> = &'a mut dyn FnMut(BlockId);
-
 /// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
     /// Registered and empty.
@@ -276,27 +274,13 @@ impl Arrival {
             .priority(self.sequence.priority())
     }
 
-    fn take(
-        &mut self,
-        is_in_line: bool,
-        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
-    ) -> Result<BlockRefs, AllocError> {
+    fn take(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<BlockRefs, AllocError> {
         let mut held = BlockRefs::new(&self.sequence.sequences);
         held.blocks = self.share_cached(is_in_line);
         self.shared = held.blocks.len();
-        let (request, pool) = (self.request(self.shared), self.sequence.pool_blocks());
-        let next = held.blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
-        let mut fresh = Vec::with_capacity(request.blocks);
-        if request.blocks > 0
-            && let Err(error) = allocate(&request, ListEnd { next, spares: false }, &mut |id| fresh.push(id))
-        {
-            // As those of an admission, back into their places.
-            let shared = std::mem::take(&mut held.blocks);
-            if let Some(cache) = self.sequence.sequences.cache().filter(|_| !shared.is_empty()) {
-                cache.untake(pool, &shared, is_in_line);
-            }
-            return Err(error);
-        }
+        let (request, last) = (self.request(self.shared), held.blocks.last().copied());
+        let shared = || std::mem::take(&mut held.blocks);
+        let mut fresh = self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate)?;
         let own = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - self.shared;
         self.sequence.reserve_but(fresh.split_off(own), self.room.leave);
         held.blocks.append(&mut fresh);
@@ -327,7 +311,6 @@ impl Arrival {
         shared
     }
 
-    /// Returns the id of the sequence.
     pub(crate) fn id(&self) -> SequenceId {
         self.sequence.id()
     }

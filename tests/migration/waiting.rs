@@ -50,7 +50,7 @@ async fn a_swapped_sequence_gets_in_beside_admissions() {
     }
     let (sequence, _) = back.unwrap_or_else(|error| panic!("refused after {:?}: {error}", began.elapsed()));
     assert!(passed <= 20, "{passed} admissions overtook it");
-    drop(sequence);
+    drop((sequence, swapped));
     [gpu, host].iter().for_each(is_idle);
 }
 

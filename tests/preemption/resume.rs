@@ -69,8 +69,7 @@ async fn an_admission_leaves_blocks() {
 /// of preemptions, or None if no token was appended in ten rounds.
 fn serve(leave: usize) -> Option<usize> {
     let pool: Pool = pool(plain(), 8);
-    // With half of its tokens each, they fill the pool.
-    let mut known = [4 * BLOCK; 2];
+    let mut known = [3 * BLOCK; 2];
     let mut open = [None, None];
     let (mut preemptions, mut idle) = (0, 0);
     while known != [6 * BLOCK; 2] {
