@@ -23,7 +23,9 @@ const _: () = assert!(FRAMES_MAX * ENTRIES_PER_BLOCK / WAYS <= FRAMES_MAX);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Inserted {
+    /// The entry was inserted.
     New,
+    /// The entry was already there.
     Present,
     /// There was no room: lookups will not find the block.
     Full,
