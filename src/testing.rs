@@ -73,7 +73,7 @@
 //! ```sh
 //! cargo test                                       # a hundred runs on real threads
 //! export CARGO_TARGET_DIR=target/loom
-//! RUSTFLAGS="--cfg kvpool_loom_coarse" cargo test  # every order of calls
+//! RUSTFLAGS="--cfg kvpool_loom_coarse" cargo test --release                  # every order of calls
 //! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" cargo test --release   # every execution
 //! ```
 //!

@@ -129,7 +129,7 @@ impl Batch {
     pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
         sequence.publish(plan.length);
-        self.writes(sequence, plan.from);
+        self.step.note(sequence, plan.from);
         self.complete(sequence, plan, tokens);
     }
 

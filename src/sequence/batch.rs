@@ -158,12 +158,6 @@ impl Batch {
         Ok(told)
     }
 
-    /// Records that this batch writes to open blocks of the sequence, from a position on.
-    #[inline(always)]
-    pub(super) fn writes(&mut self, sequence: &mut Sequence, from: u32) {
-        self.step.note(sequence, from);
-    }
-
     /// Records that this batch writes to open blocks again, some of which may be due.
     pub(super) fn writes_again(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote_again(self.ticket());

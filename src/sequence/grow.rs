@@ -68,10 +68,8 @@ impl Batch {
         sequence.publish(plan.length);
         // A copy that the engine makes may not have been made.
         let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
-        self.writes(
-            sequence,
-            if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from },
-        );
+        self.step
+            .note(sequence, if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from });
         if grown.new_blocks > 0 {
             sequence.spare_end();
         }

@@ -247,26 +247,12 @@ impl Sequence {
         list.reserve(ids.len());
         ids.iter().enumerate().for_each(|(place, &id)| list.stage(place, id));
         list.publish(self.list.tokens());
-        let mut fork = Self {
-            sequences: self.sequences.clone(),
-            id,
-            priority: self.priority,
-            list,
-            // Of the same blocks, on which the fork has references too.
-            frames: self.frames.clone(),
-            spared: None,
-            reserved: Vec::new(),
-            committed: self.committed,
-            seals: self.seals.forked(),
-            was_listed: false,
-            writers: self.writers,
-            writes: self.writes.clone(),
-            seen: AtomicU64::new(self.seen.load(Relaxed)),
-            known: self.known.clone(),
-            lookup: None,
-            reuses_tail: self.reuses_tail,
-            is_closed: false,
-        };
+        let mut fork = Self::new(self.sequences.clone(), id, self.priority, list);
+        // Of the same blocks, on which the fork has references too.
+        fork.frames = self.frames.clone();
+        (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
+        (fork.writes, fork.seen) = (self.writes.clone(), AtomicU64::new(self.seen.load(Relaxed)));
+        (fork.known, fork.reuses_tail) = (self.known.clone(), self.reuses_tail);
         fork.catch_up();
         Ok(fork)
     }
