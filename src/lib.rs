@@ -91,15 +91,15 @@ pub mod config;
 #[cfg(not(feature = "internals"))]
 mod config;
 
-/// Runs a future inside a span of this name, with the feature `tracing`; without, does nothing to
-/// it.
+/// Runs a future inside a span of this name, with the feature `tracing`. Each poll is a
+/// [call](sync::call).
 macro_rules! traced {
     ($name:literal, $future:expr) => {{
         #[cfg(feature = "tracing")]
         let future = tracing::Instrument::instrument($future, tracing::info_span!(target: "kvpool", $name));
         #[cfg(not(feature = "tracing"))]
         let future = $future;
-        future
+        $crate::sync::calls(future)
     }};
 }
 
@@ -166,8 +166,8 @@ pub use pool::{
 #[doc(inline)]
 pub use sequence::{
     AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError, Listed, Moved,
-    MovedEntry, PinnedInfo, PinnedPrefix, Sequence, SequenceBuilder, SequenceView, Since, Stepped,
-    TOKENS_MAX, Tokens,
+    MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions, Sequence, SequenceBuilder, SequenceView, Since,
+    Stepped, TOKENS_MAX, Tokens,
 };
 #[doc(inline)]
 pub use {

@@ -2,21 +2,24 @@
 //! all others import from here.
 //!
 //! A normal build uses the standard library; a build with `--cfg kvpool_loom --cfg crossbeam_loom`
-//! uses loom. Two types have no loom support and are replaced by a loom mutex, which models their
+//! uses loom. A build with `--cfg kvpool_loom_coarse` uses the standard library here, and loom in
+//! the code of the model and around each [call]. Two types have no loom support and are replaced by a loom mutex, which models their
 //! *semantics* (each call is one atomic step) and none of their internals: [`Map`] (dashmap), and
 //! `AtomicWaker` (atomic-waker). loom treats SeqCst *accesses* as AcqRel, so every store-load order
 //! here is an explicit fence.
 
 mod asymmetric;
+mod call;
 #[cfg(not(kvpool_loom))]
 mod id_hash;
 #[cfg(kvpool_loom)]
 pub(crate) mod locals;
-#[cfg(kvpool_loom)]
+#[cfg(any(kvpool_loom, kvpool_loom_coarse))]
 pub(crate) mod model;
 pub(crate) mod runtime;
 
 pub(crate) use asymmetric::{heavy_fence, light_fence};
+pub(crate) use call::{call, calls};
 pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
@@ -89,9 +92,9 @@ pub(crate) fn fence_after_rmw() {
 /// The primitives that `kvpool::testing` offers to the code of a model: those that the pool itself
 /// uses.
 pub mod testing {
-    #[cfg(kvpool_loom)]
+    #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
     pub use loom::{cell, future, skip_branch, sync, thread};
-    #[cfg(not(kvpool_loom))]
+    #[cfg(not(any(kvpool_loom, kvpool_loom_coarse)))]
     pub use std::{cell, sync, thread};
 }
 

@@ -2,10 +2,18 @@
 //!
 //! A scheduler that calls the pool from several threads has races of its own: a sequence preempted
 //! while it decodes, a block counted twice, a lost wake-up. [loom](https://docs.rs/loom) runs a
-//! small piece of such code, a *model*, under every interleaving of its threads, and with every
-//! value that a relaxed load may return. The pool takes part: built with two `cfg`s it runs on
-//! loom's atomics, so that a model explores the races of the pool together with those of the
-//! scheduler.
+//! small piece of such code, a *model*, under every interleaving of its threads. A `cfg` decides
+//! what it sees of the pool:
+//!
+//! | built with | a step of a model is | an append beside an admission, 1 preemption |
+//! |---|---|---|
+//! | `kvpool_loom_coarse` | a call of the pool, or an operation of the scheduler | 4 executions |
+//! | `kvpool_loom`, `crossbeam_loom` | an atomic operation of either, with every value that a relaxed load may return | 290,920 executions |
+//! | neither | there is no model: the code runs on real threads, a hundred times | |
+//!
+//! Calls of the pool are linearizable, or say where they are not, and the pool's own models show
+//! it. So the first build is the one for a scheduler. The second one is for code that relies on
+//! more than the results of calls, such as an order of memory accesses.
 //!
 //! # A model in a crate of your own
 //!
@@ -16,7 +24,7 @@
 //! kvpool = { path = "../kvpool" }
 //!
 //! [lints.rust]
-//! unexpected_cfgs = { level = "warn", check-cfg = ["cfg(kvpool_loom)"] }
+//! unexpected_cfgs = { level = "warn", check-cfg = ["cfg(kvpool_loom)", "cfg(kvpool_loom_coarse)"] }
 //! ```
 //!
 //! The code under test imports its threads, locks and atomics from [`thread`] and [`sync`]: in a
@@ -63,8 +71,10 @@
 //! ```
 //!
 //! ```sh
-//! cargo test                                                                            # a hundred runs on real threads
-//! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" cargo test --release --target-dir target/loom    # every execution
+//! cargo test                                       # a hundred runs on real threads
+//! export CARGO_TARGET_DIR=target/loom
+//! RUSTFLAGS="--cfg kvpool_loom_coarse" cargo test --release                  # every order of calls
+//! RUSTFLAGS="--cfg kvpool_loom --cfg crossbeam_loom" cargo test --release   # every execution
 //! ```
 //!
 //! # What to know
@@ -73,17 +83,28 @@
 //!   allows 50,000. It bounds the preemptions of an execution to 2: most bugs need no more, and
 //!   each additional one multiplies the time. [`Check`] changes both; `LOOM_MAX_PREEMPTIONS` and
 //!   `LOOM_MAX_BRANCHES` raise them.
-//! - *Sizes.* The pool of a model is small, has no storage, and segments of [`SEGMENT_BLOCKS`]. Its
-//!   words, magazines and logs are shorter than in a normal build, so that four blocks reach the
-//!   boundary cases. A model has at most five threads.
-//! - *Loops.* A thread that waits for another thread in a loop must call [`thread::yield_now`] in
-//!   it, which lets loom run another thread. To await a future (of a [`Wait`](crate::Wait),
-//!   [`IntoFuture::into_future`] returns it), use `loom::future::block_on` or
-//!   block on loom's condition variable: loom reports a future that is never woken as a deadlock.
+//! - *Steps.* In a coarse build a synchronous call is one step: everything that precedes it is
+//!   visible to it, and no thread runs beside it. An awaited call is one step in each poll. The
+//!   code that the pool calls (wakers, copiers, policies) is part of the step and must not block.
+//!   loom does not see races that remain if calls are atomic: two threads whose calls overlap, and
+//!   memory that is ordered by nothing but the calls.
+//! - *Sizes.* The pool of a model is small, has no storage, and segments of [`SEGMENT_BLOCKS`]. Built
+//!   with `kvpool_loom`, its words, magazines and logs are shorter than usual, so that four blocks
+//!   reach the boundary cases. A model has at most five threads.
+//! - *Loops.* A thread that polls until another thread has done something must call
+//!   [`thread::yield_now`] in each round: `while pool.free_blocks() == 0 { thread::yield_now() }`.
+//!   loom then runs the others first; without it, it repeats the loop until it stops at the bound
+//!   of branches. It does not tell a loop without end from a long one: prefer to await. To await a
+//!   future, use `loom::future::block_on` or block on loom's condition variable: loom reports a
+//!   future that is never woken as a deadlock.
+//!   [`IntoFuture::into_future`] returns that of a [`Wait`](crate::Wait).
+//! - *Time* does not pass in a model: do not use deadlines.
+//! - *Progress.* Every ten seconds a line on the standard error reports the executions so far, also
+//!   where the test harness captures output.
 //! - *Stacks.* loom gives the threads of a model a small stack. A thread that overflows it, as a
 //!   compaction does in an unoptimized build, must be spawned by `thread::Builder` with a larger
 //!   stack; loom counts its size in words.
-//! - *The end.* Under loom, as with scoped threads, `join` returns before the destructors of the
+//! - *The end.* Built with `kvpool_loom`, as with scoped threads, `join` returns before the destructors of the
 //!   thread's locals have run: its cached blocks may not be back in the pool yet.
 //!   [`wait_for_threads`] polls until they are. Call it before an audit, and [`end_exploring`]
 //!   before both: the order of their steps is of no interest.
@@ -113,10 +134,10 @@ pub use testing::sync;
 pub use testing::cell;
 
 /// `loom::future`: executors of a model.
-#[cfg(kvpool_loom)]
+#[cfg(any(kvpool_loom, kvpool_loom_coarse))]
 pub use testing::future;
 
-/// Smallest segment of a pool: 4 blocks in a model, otherwise 64.
+/// Smallest segment of a pool: 4 blocks with `kvpool_loom`, otherwise 64.
 pub const SEGMENT_BLOCKS: usize = crate::config::FAN;
 
 /// Explores the executions of a model within the default bounds of [`Check`].
@@ -192,12 +213,12 @@ impl Check {
         Explored { executions, preemptions, elapsed }
     }
 
-    #[cfg(kvpool_loom)]
+    #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
     fn explore(&self, model: impl Fn() + Send + Sync + 'static) -> (u64, usize) {
-        crate::sync::model::explore(self.preemptions, self.branches, model)
+        crate::sync::model::explore(&self.name, self.preemptions, self.branches, model)
     }
 
-    #[cfg(not(kvpool_loom))]
+    #[cfg(not(any(kvpool_loom, kvpool_loom_coarse)))]
     fn explore(&self, model: impl Fn() + Send + Sync + 'static) -> (u64, usize) {
         (0..self.runs).for_each(|_| model());
         (self.runs, 0)
@@ -211,9 +232,9 @@ impl Check {
 ///
 /// The payload of the panic.
 pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
-    #[cfg(kvpool_loom)]
+    #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
     return crate::sync::model::catch(f);
-    #[cfg(not(kvpool_loom))]
+    #[cfg(not(any(kvpool_loom, kvpool_loom_coarse)))]
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
 }
 
@@ -225,7 +246,7 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
 /// multiplies the executions. The destructors are still explored against each other, and against
 /// all that precedes this call.
 pub fn end_exploring() {
-    #[cfg(kvpool_loom)]
+    #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
     testing::skip_branch();
 }
 
@@ -242,7 +263,7 @@ pub fn wait_for_threads(pool: &Pool, others: usize) {
     drop(pool.blocks().keep_alive());
     while pool.thread_caches() > others.saturating_add(1) {
         assert!(
-            cfg!(kvpool_loom) || begin.elapsed() < Duration::from_secs(10),
+            cfg!(any(kvpool_loom, kvpool_loom_coarse)) || begin.elapsed() < Duration::from_secs(10),
             "{} threads besides this one have a cache in the pool; at most {others} expected",
             pool.thread_caches() - 1
         );

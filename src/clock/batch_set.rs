@@ -140,6 +140,11 @@ impl BatchSet {
         self.each.iter().copied()
     }
 
+    /// Returns the newest of its batches that may be in flight, or a newer one; 0: none.
+    pub fn newest(&self) -> Ticket {
+        self.each().map(BatchRef::ticket).fold(self.up_to, Ticket::max)
+    }
+
     /// Returns the ticket up to which all batches belong to the set; 0: none.
     pub fn up_to(&self) -> Ticket {
         self.up_to

@@ -192,7 +192,8 @@ impl Clock {
     #[inline]
     pub fn others_ended(&self, batches: &BatchSet) -> bool {
         let mut others = batches.each().skip(1).filter(|&batch| !batches.is_last(batch));
-        batches.up_to() == Ticket(0) && others.all(|batch| !self.is_in_flight(batch))
+        let up_to = batches.up_to();
+        others.all(|batch| !self.is_in_flight(batch)) && (up_to == Ticket(0) || self.ended(up_to))
     }
 
     /// Returns whether all batches of a set have ended. That they began happens before the call.

@@ -16,7 +16,7 @@ use crate::block::Blocks;
 use crate::error::{AllocError, FormError, ManifestError, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
 use crate::prefix::{BlockHash, KvEvent, Origin, is_older};
-use crate::sequence::{Arrival, BlockRefs, Outline, Sequence};
+use crate::sequence::{Arrival, BlockRefs, Outline, ResumeOptions, Sequence};
 use crate::storage::Storage;
 
 use super::checksum::{checksum, checksums};
@@ -162,7 +162,7 @@ impl Import {
 
     /// Prepares the target of a sequence; `era` is that of the cache before the sequence was read.
     pub(super) fn sequence(end: &End, outline: Outline, era: u64) -> Result<Self, TransferError> {
-        let mut arrival = Arrival::open(outline, &end.sequences, era)?;
+        let mut arrival = Arrival::open(outline, &end.sequences, era, ResumeOptions::new())?;
         let refs = arrival.take_now(false)?;
         Ok(Self::arriving(end, arrival, refs))
     }

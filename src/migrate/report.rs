@@ -88,14 +88,14 @@ pub struct BringBackReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MigrationCounts {
-    /// Sequences that were moved to another pool, except for swaps.
+    /// Sequences that were moved to another pool, except for those that were swapped and resumed.
     pub migrated: u64,
     /// Sequences that were copied to another pool.
     pub replicated: u64,
     /// Sequences that a [preemption](crate::Pool::preempt) swapped to another pool.
     #[cfg_attr(feature = "serde", serde(default))]
     pub swapped_out: u64,
-    /// Swapped sequences that went from this pool back to the one from which they had come.
+    /// Sequences of this pool that another pool [resumed](crate::Pool::resume).
     #[cfg_attr(feature = "serde", serde(default))]
     pub swapped_in: u64,
     /// Offloads of cached blocks to another pool.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::block::{AllocRequest, Waiting};
 use crate::error::{AllocError, TransferError};
-use crate::sequence::{Arrival, BlockRefs, Sequence};
+use crate::sequence::{Arrival, BlockRefs, ResumeOptions, Sequence};
 
 use super::carry::forget_cleared;
 use super::export::Export;
@@ -39,12 +39,16 @@ impl SequenceCopy {
     /// # Errors
     ///
     /// [`TransferError`], without effect.
-    pub(crate) fn begin(route: Route, sequence: &Sequence) -> Result<Self, TransferError> {
+    pub(crate) fn begin(
+        route: Route,
+        sequence: &Sequence,
+        room: ResumeOptions,
+    ) -> Result<Self, TransferError> {
         let began = Instant::now();
         // Read before the source's: what is cleared here first, and then there, is not found there.
         let era = route.to.era();
         let export = Export::copy_of(&route.from, sequence)?;
-        let arrival = Arrival::open(export.outline_for(&route.to), &route.to.sequences, era)?;
+        let arrival = Arrival::open(export.outline_for(&route.to), &route.to.sequences, era, room)?;
         let refs = BlockRefs::new(&route.to.sequences);
         Ok(Self { began, tokens: sequence.len(), route, export, arrival, refs })
     }

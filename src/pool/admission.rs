@@ -5,6 +5,7 @@ use crate::block::{Class, Operation, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::prefix::PrefixKeys;
 use crate::sequence::{AdmitRequest, PinnedInfo, PinnedPrefix, Sequence};
+use crate::sync::call;
 
 use super::Pool;
 use super::wait::{CallUntil, Wait};
@@ -28,6 +29,7 @@ impl Pool {
     /// retention time that has passed. Nothing has changed: neither the id nor a block is taken,
     /// and no cached block was touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
+        let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
         let mut admission = self.0.sequences.admission(request)?;
         admission.try_now()?;
@@ -76,9 +78,10 @@ impl Pool {
     /// the rest.
     ///
     /// While no other thread uses the pool, no batch is in flight and no request waits, a request
-    /// that is not contiguous is admitted if and only if this is at most `available_blocks()`,
-    /// which it then reduces by as many. (A block that is cached [in
-    /// part](AdmitRequest::reuse_tail) is held in addition if there is room.)
+    /// that is not contiguous, of a priority without access to the reserve, is admitted if and only if this is at
+    /// most `available_blocks()`, which it then reduces by as many, except for the blocks that it
+    /// [leaves](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
+    /// held in addition if there is room.)
     ///
     /// Takes nothing, and does not count as a use of the cached blocks.
     ///
@@ -86,7 +89,8 @@ impl Pool {
     ///
     /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
     pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
-        self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing + evictable)
+        let _call = call();
+        self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing.saturating_add(evictable))
     }
 
     /// Keeps the cached prefix of these tokens from eviction, until the result is dropped; for
@@ -120,6 +124,7 @@ impl Pool {
     /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if the first block is
     /// cached, but has the maximum of 8,191 references.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
+        let _call = call();
         self.0.sequences.pin_prefix(keys, tokens)
     }
 

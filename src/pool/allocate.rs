@@ -6,6 +6,7 @@ use crate::block::Site;
 use crate::block::{AllocRequest, Operation};
 use crate::error::AllocError;
 use crate::ids::BlockId;
+use crate::sync::call;
 
 use super::lease::Lease;
 use super::leased::{Leased, Root, Seen, Several};
@@ -94,6 +95,7 @@ impl Pool {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
+        let _call = call();
         let lease = self.lease(&request, || Root::Borrowed(&self.0.blocks));
         #[cfg(debug_assertions)]
         Lease::note_made(&lease, Site::here());
@@ -109,6 +111,7 @@ impl Pool {
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {
+        let _call = call();
         let lease = self.lease(&request, || Root::Owned(self.0.blocks.keep_alive()));
         #[cfg(debug_assertions)]
         Lease::note_made(&lease, Site::here());

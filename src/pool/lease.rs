@@ -10,6 +10,7 @@ use crate::block::{Noted, Site};
 use crate::error::AllocError;
 use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run};
+use crate::sync::call;
 
 use super::leased::{Leased, Root};
 
@@ -92,6 +93,7 @@ impl<'p> Lease<'p> {
 
     /// Frees the blocks from index `keep` on.
     pub fn truncate(&mut self, keep: usize) {
+        let _call = call();
         if keep < self.blocks().len() {
             // Remove the blocks first: a release may run a storage's or a waker's code, which may
             // panic.
@@ -119,6 +121,7 @@ impl<'p> Lease<'p> {
     ///
     /// [`HandleError::TooManyReferences`] if a block has 8,191 references; nothing changes.
     pub fn share(&self) -> Result<Self, HandleError> {
+        let _call = call();
         self.pool_blocks().share(self.blocks())?;
         Ok(Self::new(self.0.shared()))
     }
@@ -132,6 +135,7 @@ impl<'p> Lease<'p> {
     ///
     /// If the range is not within the lease.
     pub fn seal(&mut self, places: impl RangeBounds<usize>) {
+        let _call = call();
         let blocks = self.pool_blocks();
         let sealed = &self.blocks()[(places.start_bound().cloned(), places.end_bound().cloned())];
         sealed.iter().for_each(|&id| blocks.seal(blocks.handle(id)));
@@ -148,6 +152,7 @@ impl<'p> Lease<'p> {
     ///
     /// If `place` is past the end of the lease.
     pub fn reopen(&mut self, place: usize) -> bool {
+        let _call = call();
         self.pool_blocks().reopen(self.blocks()[place])
     }
 
@@ -162,6 +167,7 @@ impl<'p> Lease<'p> {
 impl Drop for Lease<'_> {
     #[inline]
     fn drop(&mut self) {
+        let _call = call();
         match &*self.0 {
             // On its own: the id stays in a register, and nothing else is left to drop.
             Leased::One { id, seen, blocks } if seen.exposure() == Exposure::Private => {

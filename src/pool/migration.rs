@@ -9,7 +9,7 @@ use crate::migrate::{
     self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Route, SequenceCopy,
 };
 use crate::prefix::PrefixKeys;
-use crate::sequence::Sequence;
+use crate::sequence::{ResumeOptions, Sequence};
 
 use super::Pool;
 use super::wait::{CallUntil, Wait};
@@ -103,33 +103,32 @@ impl Pool {
         deadline: Option<Instant>,
     ) -> Result<(Sequence, MigrationReport), MigrateError> {
         // The sequence stays outside of what a deadline cuts short.
-        let moved = traced!("kvpool.migrate", self.move_to(&sequence, to, deadline)).await;
-        let comes_back = sequence.swapped_from == Some(to.tag());
-        let kind: Kind =
-            if comes_back { |counts| &mut counts.swapped_in } else { |counts| &mut counts.migrated };
+        let room = ResumeOptions::new();
+        let moved = traced!("kvpool.migrate", self.copy_to(&sequence, to, (Class::Growth, room), deadline));
+        let moved = moved.await;
+        let kind: Kind = |counts| &mut counts.migrated;
         self.0.migrations().ended(moved.as_ref().map(|(_, report)| (&report.carried, 0)), kind);
         moved.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
     }
 
-    async fn move_to(
+    /// Copies a sequence, and waits for room until a deadline, if there is one.
+    pub(super) async fn copy_to(
         &self,
         sequence: &Sequence,
         to: &Self,
+        (class, room): (Class, ResumeOptions),
         deadline: Option<Instant>,
     ) -> Result<(Sequence, MigrationReport), TransferError> {
-        let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence)?;
+        let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence, room)?;
         match copy.take_now(true) {
             Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {
                 let request = copy.request();
                 let attempt = |place: &mut Waiting<'_>| copy.take_in_turn(place);
-                to.in_turns(&request, Class::Growth, deadline, attempt).await?;
+                to.in_turns(&request, class, deadline, attempt).await?;
             }
             taken => taken?,
         }
-        let (mut arrived, report) = copy.copy().await?;
-        // Over a third pool it still comes back.
-        arrived.swapped_from = sequence.swapped_from.filter(|&home| home != to.tag());
-        Ok((arrived, report))
+        copy.copy().await
     }
 
     /// Copies a sequence to another pool, and leaves the original open here. The copies are
@@ -165,7 +164,7 @@ impl Pool {
         kind: Kind,
     ) -> Result<(Sequence, MigrationReport), TransferError> {
         let copied = async {
-            let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence)?;
+            let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence, ResumeOptions::new())?;
             copy.take_now(false)?;
             copy.copy().await
         };

@@ -5,7 +5,7 @@ use crate::block::KeepAlive;
 use crate::block::{Noted, Site};
 use crate::error::HandleError;
 use crate::ids::BlockHandle;
-use crate::sync::Arc;
+use crate::sync::{Arc, call};
 
 use super::Pool;
 
@@ -41,6 +41,7 @@ impl Pool {
     /// [`HandleError`]; nothing changes.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_scoped(&self, handle: BlockHandle) -> Result<BlockPin, HandleError> {
+        let _call = call();
         let keep_alive = self.0.blocks.keep_alive();
         self.0.blocks.pin(handle)?;
         #[cfg(debug_assertions)]
@@ -58,6 +59,7 @@ impl BlockPin {
 
 impl Drop for BlockPin {
     fn drop(&mut self) {
+        let _call = call();
         // Only in this generation of the block: a free block has no pins, and the pins of its next
         // owner are not this one's.
         self.keep_alive.blocks().unpin(self.handle);

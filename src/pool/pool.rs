@@ -8,7 +8,7 @@ use crate::migrate::{MigrationCounts, Remotes, Transfers};
 use crate::prefix::{BlockHash, PrefixCache, UncachedBlocks};
 use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
 use crate::storage::{DeviceStream, KvLayout, Storage};
-use crate::sync::Arc;
+use crate::sync::{Arc, call};
 
 /// A pool of KV-cache blocks.
 ///
@@ -78,6 +78,7 @@ impl Pool {
     ///
     /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
+        let _call = call();
         self.0.blocks.info(handle)
     }
 
@@ -102,11 +103,13 @@ impl Pool {
     /// Returns a read-only view of an open sequence's blocks, usable while its owner continues;
     /// `None` if the sequence is not open.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
+        let _call = call();
         self.0.sequences.view(id)
     }
 
     /// Returns the number of open sequences.
     pub fn sequence_count(&self) -> usize {
+        let _call = call();
         self.0.sequences.count()
     }
 
@@ -157,6 +160,7 @@ impl Pool {
     ///
     /// [`GrowError`]; the pool is unchanged.
     pub fn grow(&self, blocks: usize) -> Result<(), GrowError> {
+        let _call = call();
         self.grow_as(blocks, &mut |_| Ok(()))
     }
 
@@ -181,6 +185,7 @@ impl Pool {
     /// An allocation that runs short does the same by itself; an operator may call this before
     /// looking at fragmentation.
     pub fn trim(&self) {
+        let _call = call();
         self.0.blocks.trim();
     }
 
@@ -189,6 +194,7 @@ impl Pool {
     ///
     /// O(threads); exact if no other thread allocates or frees at the same time.
     pub fn free_blocks(&self) -> usize {
+        let _call = call();
         self.0.blocks.counts().free()
     }
 
@@ -196,6 +202,7 @@ impl Pool {
     /// [`Stats::available`](super::Stats::available). Otherwise like
     /// [`free_blocks`](Self::free_blocks). Compare it with [`blocks_needed`](Self::blocks_needed).
     pub fn available_blocks(&self) -> usize {
+        let _call = call();
         self.0.blocks.counts().available()
     }
 
@@ -209,6 +216,7 @@ impl Pool {
 
     /// Returns the number of blocks in the pool, without the null block.
     pub fn total_blocks(&self) -> usize {
+        let _call = call();
         self.0.blocks.total()
     }
 
@@ -232,6 +240,7 @@ impl Pool {
     /// queue. Owned ones become evictable when they are released, and are evicted before all
     /// others. To have free blocks at once, [evict](Self::evict_cached) some.
     pub fn clear_prefix_cache(&self) {
+        let _call = call();
         if let Some(cache) = self.prefix_cache() {
             cache.clear();
         }
@@ -241,6 +250,7 @@ impl Pool {
     ///
     /// An answer for this moment: nothing is held, and no recency changes.
     pub fn has_cached(&self, hashes: &[BlockHash]) -> Vec<bool> {
+        let _call = call();
         let has = |cache: &PrefixCache, hash| cache.has(&self.0.blocks, hash);
         hashes.iter().map(|&hash| self.prefix_cache().is_some_and(|cache| has(cache, hash))).collect()
     }
@@ -278,6 +288,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn uncache(&self, hashes: &[BlockHash]) -> UncachedBlocks {
+        let _call = call();
         self.prefix_cache()
             .map_or_else(UncachedBlocks::default, |cache| cache.uncache_hashes(&self.0.blocks, hashes))
     }
@@ -288,6 +299,7 @@ impl Pool {
     /// Blocks that a batch in flight may see, or that are being moved, stay. The blocks are evicted
     /// in slices, between which other threads may allocate.
     pub fn evict_cached(&self, keep: usize) -> usize {
+        let _call = call();
         /// Blocks of a slice.
         const SLICE: usize = 512;
         let mut evicted = 0;
@@ -312,6 +324,7 @@ impl Pool {
     /// end of a [scope](std::thread::scope) does not wait for the destructors of its threads, a
     /// `join` does.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
+        let _call = call();
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_owners(|| self.accounts())?;
         let (units, sequences) = (self.0.blocks.spared_units(), self.sequence_count());

@@ -2,10 +2,11 @@
 
 use std::time::Instant;
 
+use crate::block::Class;
 use crate::error::TransferError;
 use crate::ids::{PoolTag, SequenceId};
 use crate::migrate::{Kind, MigrateError, MigrationReport};
-use crate::sequence::Sequence;
+use crate::sequence::{ResumeOptions, Sequence};
 
 use super::Pool;
 use super::wait::{CallUntil, Wait};
@@ -65,14 +66,14 @@ impl Pool {
     /// [`Preempt::Swap`] first waits until the batches that write the sequence have
     /// [ended](Self::settled), until the deadline of [`Wait::until`] at most, and then copies it.
     /// The calling task must hold no such batch. It does not wait for room in the other pool, so
-    /// that the caller can recompute instead; back again, [`migrate`](Self::migrate) does.
+    /// that the caller can recompute instead; [`resume`](Self::resume) brings it back.
     /// [`Preempt::Recompute`] does not wait: while a batch in flight writes to its blocks, they
     /// stay in use, and are cached when it finishes.
     ///
     /// Dropping the future closes the sequence; at a deadline it is returned.
     ///
     /// ```
-    /// # use kvpool::{SequenceId, Pool, Preempt, storage::KvLayout};
+    /// # use kvpool::{SequenceId, Pool, Preempt, ResumeOptions, storage::KvLayout};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layout = KvLayout::named("tiny")?;
@@ -85,9 +86,10 @@ impl Pool {
     /// let preempted = pool.preempt(sequence, Preempt::Swap(&host)).await?;
     /// // This layout has blocks of 4 tokens.
     /// assert_eq!((preempted.freed_blocks, preempted.tokens_kept), (11, 42));
-    /// let sequence = preempted.swapped.expect("it was swapped").sequence;
-    /// let (sequence, _) = host.migrate(sequence, &pool).await?;
-    /// assert_eq!(sequence.len(), 42);
+    /// let swapped = preempted.swapped.expect("it was swapped").sequence;
+    /// let (sequence, _) = pool.resume(&swapped, ResumeOptions::new().headroom(20)).await?;
+    /// drop(swapped);
+    /// assert_eq!((sequence.len(), sequence.reserved_blocks()), (42, 5));
     /// # Ok(())
     /// # }
     /// ```
@@ -105,6 +107,44 @@ impl Pool {
         Wait::new(move |deadline| self.preempt_by(sequence, how, deadline))
     }
 
+    /// Copies a [swapped](Preempt::Swap) sequence back to this pool, and waits for its blocks if
+    /// necessary: those of its tokens, which it shares where they are cached here, and further ones
+    /// as the options say. It gets all of them or none.
+    ///
+    /// Waits in the line of [`allocate_async`](Self::allocate_async) as an admission, and not as a
+    /// running sequence, as [`migrate`](Self::migrate) does: the sequences for which it was
+    /// preempted come first. If these do not wait in line, [leave](ResumeOptions::leave) blocks to
+    /// them. Holds no block here while it waits.
+    ///
+    /// `swapped` stays open in its pool, and unchanged: drop it when the call has succeeded.
+    /// Dropping the future has no further effect.
+    ///
+    /// Not available in models.
+    ///
+    /// # Errors
+    ///
+    /// [`TransferError::Alloc`] with [`AllocError::Deadline`](crate::AllocError::Deadline) if there
+    /// is no room at the deadline of [`Wait::until`], or with
+    /// [`AllocError::TooLarge`](crate::AllocError::TooLarge) if there never is;
+    /// [`TransferError::ForeignSequence`] if all handles of the sequence's pool were dropped, and
+    /// those of [`replicate`](Self::replicate).
+    #[cfg(not(kvpool_loom))]
+    pub fn resume<'a>(
+        &'a self,
+        swapped: &'a Sequence,
+        options: ResumeOptions,
+    ) -> Wait<impl CallUntil<Output = Result<(Sequence, MigrationReport), TransferError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            let (id, pool) = (swapped.id(), swapped.pool_tag());
+            let from = swapped.pool().ok_or(TransferError::ForeignSequence { id, pool })?;
+            let resumed = from.copy_to(swapped, self, (Class::Admission, options), deadline);
+            let resumed = traced!("kvpool.resume", resumed).await;
+            let kind: Kind = |counts| &mut counts.swapped_in;
+            from.0.migrations().ended(resumed.as_ref().map(|(_, report)| (&report.carried, 0)), kind);
+            resumed
+        })
+    }
+
     async fn preempt_by(
         &self,
         sequence: Sequence,
@@ -120,10 +160,7 @@ impl Pool {
             Preempt::Swap(to) => {
                 let kind: Kind = |counts| &mut counts.swapped_out;
                 match self.replicate_settled(&sequence, to, deadline, kind).await {
-                    Ok((mut sequence, report)) => {
-                        sequence.swapped_from = Some(self.tag());
-                        Some(Swapped { sequence, pool: to.tag(), report })
-                    }
+                    Ok((sequence, report)) => Some(Swapped { sequence, pool: to.tag(), report }),
                     Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
                 }
             }

@@ -12,6 +12,7 @@ use crate::clock::BatchSet;
 use crate::error::SettleError;
 use crate::ids::Ticket;
 use crate::sequence::Sequence;
+use crate::sync::call;
 use crate::sync::runtime::timeout_at;
 
 use super::Pool;
@@ -106,6 +107,7 @@ impl Future for Settled {
     type Output = Result<(), SettleError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let _call = call();
         match &mut self.0 {
             Ok(end) => Pin::new(end).poll(context).map(Ok),
             Err(error) => Poll::Ready(Err(*error)),

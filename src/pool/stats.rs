@@ -6,6 +6,7 @@ use crate::compact::OverdueCopy;
 use crate::error::{HeadOfLine, OldestBatch, TurnHolder};
 use crate::frame::ORDERS;
 use crate::ids::Order;
+use crate::sync::call;
 
 use super::pool::{Pool, Shared};
 
@@ -115,6 +116,7 @@ impl Pool {
     /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at
     /// the same time.
     pub fn stats(&self) -> Stats {
+        let _call = call();
         let transfers = self.0.transfers.counts();
         let stats = Stats::of(&self.0.blocks, self.0.sampler.read(), self.0.compactor.overdue_copy());
         let (batches_abandoned, closing) = self.0.sequences.unfinished();

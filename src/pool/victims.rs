@@ -6,6 +6,7 @@ use crate::block::Priority;
 use crate::error::SequenceError;
 use crate::ids::{SequenceId, Ticket};
 use crate::sequence::SequenceView;
+use crate::sync::call;
 
 use super::Pool;
 
@@ -112,6 +113,7 @@ impl Pool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn victims(&self, order: &dyn VictimOrder) -> Vec<Victim> {
+        let _call = call();
         let mut victims: Vec<_> = self.0.sequences.views().iter().map(Victim::of).collect();
         victims.sort_by(|one, other| order.compare(one, other));
         victims
@@ -123,6 +125,7 @@ impl Pool {
     ///
     /// [`SequenceError::NotOpen`] if it was closed meanwhile.
     pub fn victim(&self, id: SequenceId) -> Result<Victim, SequenceError> {
+        let _call = call();
         let view = self.view(id).ok_or(SequenceError::NotOpen { id })?;
         Ok(Victim::of(&view))
     }

@@ -13,6 +13,7 @@ use crate::block::{AllocRequest, Blocks, Class, Waiting};
 use crate::compact::COPY_DEADLINE;
 use crate::error::AllocError;
 use crate::ids::Ticket;
+use crate::sync::calls;
 use crate::sync::runtime::{now, sleep_until, timeout_at};
 
 use super::leased::{Ids, Leased, Root, Seen};
@@ -152,7 +153,7 @@ impl Pool {
                     let rest = rest_after(now().saturating_duration_since(began));
                     pulse.beat(rest);
                     // Models have no time.
-                    if !cfg!(kvpool_loom) {
+                    if !cfg!(any(kvpool_loom, kvpool_loom_coarse)) {
                         sleep_until(now() + rest).await;
                     }
                     if has_turn {
@@ -194,7 +195,7 @@ pub(super) async fn in_line<T>(
     attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
 ) -> Result<T, AllocError> {
     // On the heap: a request that does not wait should not carry it.
-    let mut waiting = Box::pin(Pool::take_turns(mover, blocks.wait_in_line(request, class), attempt));
+    let mut waiting = Box::pin(calls(Pool::take_turns(mover, blocks.wait_in_line(request, class), attempt)));
     let Some(deadline) = deadline else { return waiting.await };
     let every = blocks.turn_patience().max(Duration::from_millis(1));
     loop {

@@ -210,7 +210,6 @@ impl PrefixCache {
         row(&self.rows, id)
     }
 
-    /// Prefetches a block's row, where the processor supports it.
     #[inline]
     pub(crate) fn prefetch(&self, id: BlockId) {
         self.row(id).prefetch();
@@ -502,7 +501,6 @@ impl PrefixCache {
     }
 }
 
-/// Returns the index key of a hash.
 #[inline]
 fn key_of(hash: BlockHash) -> Key {
     let [low, high] = hash.words();

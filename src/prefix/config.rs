@@ -41,7 +41,6 @@ impl Default for Chosen {
 /// Default tolerance: fewer runs per sequence, at hit rates that do not differ from LRU's.
 const TOLERANCE: f64 = 0.05;
 
-/// Components of a cache.
 pub(super) struct CacheParts {
     pub(super) policy: Arc<dyn Policy>,
     /// Number of queues, as reported by the policy.

@@ -132,7 +132,6 @@ impl EventQueue {
         Self(Arc::new(Shared::new(capacity)))
     }
 
-    /// Returns the current era.
     #[inline]
     pub(super) fn era(&self) -> u64 {
         // Acquire: pairs with the Release of `clear`; a thread in an era sees everything before it.

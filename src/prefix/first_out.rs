@@ -39,7 +39,6 @@ impl TablePart for FirstOutPart {
 pub(super) type FirstOut = GrowTable<FirstOutPart>;
 
 impl FirstOut {
-    /// Returns a block's flag and links.
     pub(super) fn of(&self, id: BlockId) -> (&AtomicBool, &QueueLinks) {
         let (part, at) = self.locate(id.index());
         (&part.filed[at], &part.links[at])

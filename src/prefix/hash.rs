@@ -156,7 +156,6 @@ impl<'de> serde::Deserialize<'de> for BlockHash {
     }
 }
 
-/// Parses the output of `Display`.
 impl FromStr for BlockHash {
     type Err = PrefixError;
 

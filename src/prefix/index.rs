@@ -95,7 +95,6 @@ impl Index {
         Self { oldest: AtomicPtr::new(table), current: AtomicPtr::new(table), forgotten: AtomicU64::new(0) }
     }
 
-    /// Returns the current table, which is complete.
     #[inline]
     fn current(&self) -> &Table {
         // SAFETY: never null, and tables live as long as the index. Acquire: pairs with the Release

@@ -122,13 +122,11 @@ struct Sets {
 }
 
 impl OriginTable {
-    /// Returns whether blocks may have other origins.
     #[inline]
     pub(super) fn is_used(&self) -> bool {
         self.0.get().is_some()
     }
 
-    /// Returns the provenance of blocks with this mark.
     pub(super) fn of(&self, mark: u32) -> Provenance {
         let sets = self.0.get().filter(|_| mark >> NUMBER_SHIFT != 0);
         let sets = sets.map(|sets| sets.lock().unwrap_or_else(PoisonError::into_inner));

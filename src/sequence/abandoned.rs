@@ -46,7 +46,6 @@ use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering::*};
 /// Number of abandoned batches that the log keeps.
 const KEPT: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 16 };
 
-/// The abandoned batches of a pool.
 #[derive(Default)]
 pub(super) struct Abandoned {
     count: CachePadded<AtomicU64>,
@@ -57,7 +56,6 @@ pub(super) struct Abandoned {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Write {
     pub(super) batch: BatchRef,
-    /// First position that it wrote.
     pub(super) from: u32,
     /// Number of tokens that were announced before it wrote.
     pub(super) announced: u32,
@@ -67,7 +65,6 @@ pub(super) struct Write {
 pub(super) type Writes = SmallVec<[Write; 2]>;
 
 impl Abandoned {
-    /// Returns the number of batches that were abandoned.
     #[inline]
     pub(super) fn count(&self) -> u64 {
         // Acquire: pairs with `add`.

@@ -7,6 +7,11 @@
 //!             refused: the prefix's blocks return to their places in the eviction order
 //! ```
 //!
+//! # Blocks that are left
+//!
+//! An admission that [leaves](AdmitRequest::leave) blocks allocates them together with its own, and
+//! frees them in the same call: at that moment nobody else has them.
+//!
 //! A block that is cached in part needs a block for its copy beside it. If there is none, the
 //! attempt is repeated without that block, whose memory may be what was missing.
 //!
@@ -16,14 +21,16 @@
 
 use std::fmt;
 
-use crate::block::{AllocRequest, Blocks, ListEnd, Priority, Waiting};
+use crate::block::{AllocRequest, Blocks, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockId, FrameId, SequenceId};
+use crate::ids::SequenceId;
 use crate::prefix::PrefixKeys;
 use crate::prefix::policy::{CachePriority, Millis};
+use crate::sync::call;
 
 use super::builder::{Options, option_setters};
 use super::registry::Sequences;
+use super::reserve::Allocate;
 use super::sequence::Sequence;
 
 /// A request to open a sequence with the blocks for its prompt and for a number of tokens behind.
@@ -47,6 +54,7 @@ pub struct AdmitRequest<'a> {
     prompt: &'a [u32],
     options: Options<'a>,
     headroom: usize,
+    leave: usize,
     is_contiguous: bool,
 }
 
@@ -55,12 +63,30 @@ impl<'a> AdmitRequest<'a> {
 
     /// Creates a request for a prompt, at normal priority and without headroom.
     pub fn new(id: SequenceId, prompt: &'a [u32]) -> Self {
-        Self { prompt, options: Options::new(id), headroom: 0, is_contiguous: false }
+        Self { prompt, options: Options::new(id), headroom: 0, leave: 0, is_contiguous: false }
     }
 
     /// Sets the number of tokens behind the prompt for which blocks are reserved too.
     pub fn headroom(mut self, tokens: usize) -> Self {
         self.headroom = tokens;
+        self
+    }
+
+    /// Admits only if this number of blocks stay available besides: a watermark, for the appends of
+    /// running sequences.
+    ///
+    /// Without it, a preempted request that comes back can take the blocks for which it was
+    /// preempted, before the sequence that lacked them appends again; it is then preempted again,
+    /// and neither of the two proceeds. With it, each admission leaves running sequences `blocks`
+    /// blocks to append to before another preemption is necessary. One block for each sequence of
+    /// the next step is enough for all requests to finish in the end.
+    ///
+    /// The blocks are taken and given back in the same call, so that admissions on several threads
+    /// cannot count on the same ones. Cached blocks are evicted for them, and an append on another
+    /// thread that finds no block at that moment is refused. They count in errors and as a part of
+    /// the run of a [contiguous](Self::contiguous) request.
+    pub fn leave(mut self, blocks: usize) -> Self {
+        self.leave = blocks;
         self
     }
 
@@ -76,6 +102,12 @@ impl<'a> AdmitRequest<'a> {
     pub fn id(&self) -> SequenceId {
         self.options.id
     }
+
+    /// Returns the number of blocks of the prompt, the headroom and those to leave.
+    fn blocks(&self, sequences: &Sequences) -> Result<usize, SequenceError> {
+        let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom)?;
+        Ok(blocks.saturating_add(self.leave))
+    }
 }
 
 impl fmt::Debug for AdmitRequest<'_> {
@@ -84,19 +116,17 @@ impl fmt::Debug for AdmitRequest<'_> {
             .field("options", &self.options)
             .field("prompt", &self.prompt.len())
             .field("headroom", &self.headroom)
+            .field("leave", &self.leave)
             .field("is_contiguous", &self.is_contiguous)
             .finish()
     }
 }
 
-/// Receives each allocated block.
-type Take<'a> = &'a mut dyn FnMut(BlockId);
-
 /// A sequence that has no blocks yet. Dropping it closes the sequence.
 pub(crate) struct Admission<'a> {
     request: &'a AdmitRequest<'a>,
     sequence: Sequence,
-    /// Number of blocks for the prompt and the headroom.
+    /// Number of blocks for the prompt and the headroom, and of those to leave.
     blocks: usize,
 }
 
@@ -110,8 +140,9 @@ impl Sequences {
         &self,
         request: &'a AdmitRequest<'a>,
     ) -> Result<Admission<'a>, SequenceError> {
-        let AdmitRequest { prompt, options, headroom, .. } = request;
-        let blocks = options.check_prompt(self, prompt, *headroom)?;
+        let _call = call();
+        let AdmitRequest { prompt, options, .. } = request;
+        let blocks = request.blocks(self)?;
         let mut sequence = options.open(self)?;
         sequence.announce(prompt)?;
         Ok(Admission { request, sequence, blocks })
@@ -124,8 +155,8 @@ impl Sequences {
     ///
     /// As for an admission, except that the id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
-        let AdmitRequest { prompt, options, headroom, .. } = request;
-        let blocks = options.check_prompt(self, prompt, *headroom)?;
+        let AdmitRequest { prompt, options, .. } = request;
+        let blocks = request.blocks(self)?;
         let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else {
             return Ok((blocks, 0));
         };
@@ -175,6 +206,7 @@ impl Admission<'_> {
     ///
     /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
     pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
+        let _call = call();
         self.check_fits()?;
         self.blocks_of_pool().check_is_first(&self.allocation(self.blocks))?;
         let blocks = self.blocks_of_pool().clone();
@@ -226,11 +258,7 @@ impl Admission<'_> {
         }
     }
 
-    fn attempt(
-        &mut self,
-        is_in_line: bool,
-        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
-    ) -> Result<(), AllocError> {
+    fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
         let (outcome, took_tail) = self.attempt_with(is_in_line, self.sequence.reuses_tail, allocate);
         match outcome {
             Err(AllocError::Exhausted { .. }) if took_tail => {
@@ -245,7 +273,7 @@ impl Admission<'_> {
         &mut self,
         is_in_line: bool,
         takes_tail: bool,
-        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
+        allocate: Allocate<'_>,
     ) -> (Result<(), AllocError>, bool) {
         self.sequence.list.reserve(self.blocks);
         let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail);
@@ -255,27 +283,19 @@ impl Admission<'_> {
         // A block that is cached in part is copied at the first append.
         let request = self.allocation(self.blocks - whole);
         let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
-        let next = last.map(|last| FrameId(self.blocks_of_pool().frame(last).0 + 1));
-        let mut reserved = Vec::with_capacity(request.blocks);
-        let outcome = allocate(&request, ListEnd { next, spares: false }, &mut |id| reserved.push(id));
-        if let Err(error) = outcome {
-            if let Some(cache) = self.sequence.sequences.cache().filter(|_| taken > 0) {
-                let shared = self.sequence.list.staged(0..taken);
-                cache.untake(self.blocks_of_pool(), &shared, is_in_line);
-            }
-            return (Err(error), took_tail);
-        }
+        let shared = || self.sequence.list.staged(0..taken);
+        let reserved = match self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate) {
+            Ok(reserved) => reserved,
+            Err(error) => return (Err(error), took_tail),
+        };
         if let Some(prefix) = prefix {
             self.sequence.adopt(prefix);
         }
-        reserved.reverse();
-        self.sequence.reserved = reserved;
-        self.sequence.note_reserved();
+        self.sequence.reserve_but(reserved, self.request.leave);
         self.sequence.spare_end();
         (Ok(()), took_tail)
     }
 
-    /// Returns the sequence, after a successful attempt.
     pub(crate) fn admitted(self) -> Sequence {
         self.sequence
     }

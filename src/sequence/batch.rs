@@ -2,21 +2,16 @@
 //! accessed until it ends.
 
 use std::fmt;
-use std::ops::Range;
 
 use thiserror::Error;
 
 use crate::error::{SequenceError, StorageError};
-use crate::ids::{BlockHandle, BlockId, Ticket};
-use crate::storage::{DeviceStream, FrameMove};
-use crate::sync::Ordering::Relaxed;
+use crate::ids::{BlockHandle, SequenceId, Ticket};
+use crate::storage::DeviceStream;
 
-use super::TOKENS_MAX;
-use super::batch_inner::{BatchInner, Finish, Promise};
-use super::plan::Growth;
+use super::batch_inner::{BatchInner, Finish};
 use super::registry::Sequences;
-use super::sequence::{Access, Sequence};
-use super::tokens::Tokens;
+use super::sequence::Sequence;
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
 ///
@@ -88,53 +83,6 @@ pub struct FinishError {
     pub error: StorageError,
     /// The batch.
     pub batch: Box<Batch>,
-}
-
-/// Result of an append.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Appended {
-    /// Positions of the new tokens in the sequence.
-    pub tokens: Range<usize>,
-    /// Number of allocated blocks, including a copy.
-    pub new_blocks: usize,
-    /// The block that was copied because it could not be written in place.
-    pub copied: Option<Copied>,
-}
-
-/// A block that was replaced by a copy in a sequence's list.
-///
-/// A pool with storage has copied the bytes, or enqueued the copy. Without storage the engine must
-/// copy them before the batch's own writes; the old frame keeps its bytes until the batch ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Copied {
-    /// The old block.
-    pub from: BlockId,
-    /// The copy.
-    pub to: BlockId,
-    /// Their frames.
-    pub frames: FrameMove,
-}
-
-/// What an append took besides the room in the last block.
-pub(super) struct Grown {
-    pub(super) new_blocks: usize,
-    pub(super) copied: Option<Copied>,
-}
-
-impl Grown {
-    const IN_PLACE: Self = Self { new_blocks: 0, copied: None };
-
-    #[inline]
-    fn appended(self, plan: &Growth) -> Appended {
-        let tokens = plan.from as usize..plan.length as usize;
-        Appended { tokens, new_blocks: self.new_blocks, copied: self.copied }
-    }
-}
-
-/// The last block that an append writes into, and how it may be accessed.
-pub(super) struct Tail {
-    pub(super) id: BlockId,
-    pub(super) access: Access,
 }
 
 impl Batch {
@@ -210,152 +158,6 @@ impl Batch {
         Ok(told)
     }
 
-    /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
-    ///
-    /// Allocates blocks as needed, and copies the last block first if it cannot be written in
-    /// place. With final tokens, earlier drafted ones become final too. [`step`](Self::step)
-    /// appends to many sequences, all or none.
-    ///
-    /// # Errors
-    ///
-    /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
-    /// [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`],
-    /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed. With
-    /// [ids](Tokens::Ids), which are then not announced, also [`SequenceError::TokensUnknown`] if
-    /// earlier tokens were not announced, drafted ones included, and [`SequenceError::TokensAhead`]
-    /// if other announced tokens must be appended first.
-    #[inline]
-    pub fn append<'t>(
-        &mut self,
-        sequence: &mut Sequence,
-        tokens: impl Into<Tokens<'t>>,
-    ) -> Result<Appended, SequenceError> {
-        let tokens = tokens.into();
-        sequence.catch_up();
-        if self.is_nothing(sequence, tokens)? {
-            let length = sequence.list.tokens() as usize;
-            return Ok(Appended { tokens: length..length, new_blocks: 0, copied: None });
-        }
-        let plan = self.plan(sequence, tokens)?;
-        if let Err(tail) = self.find_room(sequence, &plan) {
-            return self.append_to_list(sequence, &plan, tail, tokens);
-        }
-        self.append_in_place(sequence, &plan, tokens);
-        Ok(Grown::IN_PLACE.appended(&plan))
-    }
-
-    /// Completes an append that the last block takes, which is [open](Self::find_room).
-    #[inline(always)]
-    pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
-        self.fill_last(sequence, plan);
-        self.complete(sequence, plan, tokens);
-    }
-
-    /// Completes an append that does not fit into the last block, or must not be written there.
-    #[inline(never)]
-    pub(super) fn append_to_list(
-        &mut self,
-        sequence: &mut Sequence,
-        plan: &Growth,
-        tail: Option<Tail>,
-        tokens: Tokens<'_>,
-    ) -> Result<Appended, SequenceError> {
-        let grown = self.grow_list(sequence, plan, tail)?;
-        // Only now, so that an error needs no rollback.
-        self.complete(sequence, plan, tokens);
-        Ok(grown.appended(plan))
-    }
-
-    /// Announces the tokens of a growth that have ids, and makes them final unless they are
-    /// drafted.
-    #[inline(always)]
-    fn complete(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
-        if let (Tokens::Ids(ids), Some(known), Some(cache)) =
-            (tokens, &mut sequence.known, &self.step.sequences.0.cache)
-        {
-            known.announce_checked(cache, ids);
-        }
-        if !matches!(tokens, Tokens::Draft(_)) {
-            self.make_final(sequence, plan);
-        }
-    }
-
-    /// Makes the tokens of a growth final.
-    #[inline]
-    fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
-        let has_drafts = sequence.committed < plan.from;
-        sequence.committed = plan.length;
-        if let Some(known) = &mut sequence.known {
-            known.committed(plan.length);
-        }
-        if plan.full > plan.first {
-            self.filled(sequence, plan);
-        } else if has_drafts {
-            sequence.seals.complete(plan.full);
-        }
-    }
-
-    /// Promises full blocks of final tokens to this batch if no other writer is in flight.
-    ///
-    /// Otherwise the sequence seals them later.
-    fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
-        let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
-        let written = (plan.first + u32::from(plan.tail)) as usize;
-        self.step.since = self.step.since.min(sequence.look_for_uncached(written));
-        let others = sequence.seals.last_writer_but(ticket);
-        // This batch was added last. The look at all slots is for sequences with more writers than
-        // their set tells apart.
-        let is_last_writer = others == Ticket(0)
-            || blocks.clock().others_ended(&sequence.writers)
-            || blocks.clock().ended(others);
-        // Only after the others were found to have ended, not abandoned.
-        let is_last_writer = is_last_writer && !sequence.is_stale();
-        // Earlier blocks are settled: the promise begins where they end.
-        if sequence.seals.settled() == plan.first && is_last_writer {
-            let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
-            let known = sequence.token_hashes();
-            self.step.promised.extend((plan.first..plan.full).zip(ids).map(|(place, id)| {
-                // Relaxed: only the owner, borrowed here, changes it.
-                let id = BlockId(id.load(Relaxed));
-                let hash = known.and_then(|(known, cache)| Some((known, cache, known.hash(place)?)));
-                if let Some((known, cache, hash)) = hash {
-                    cache.note(id, hash, known.era(), place, known.mark());
-                }
-                Promise {
-                    handle: blocks.handle(id),
-                    is_noted: hash.is_some(),
-                    stored: hash.and_then(|(known, cache, _)| known.stored(cache, id, place)),
-                }
-            }));
-            sequence.seals.promise(plan.full, ticket);
-        } else {
-            sequence.seals.complete(plan.full);
-        }
-    }
-
-    /// Makes the last block writable in place, if the planned growth writes to it, and returns the
-    /// copy if one was necessary. On an error, nothing has changed.
-    pub(super) fn open_tail(
-        &mut self,
-        sequence: &mut Sequence,
-        plan: &Growth,
-    ) -> Result<Option<Copied>, SequenceError> {
-        let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Ok(None) };
-        let tail = self.tail(sequence, plan.first, id);
-        if tail.access == Access::Open {
-            return Ok(None);
-        }
-        let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..*plan };
-        Ok(self.grow_list(sequence, &plan, Some(tail))?.copied)
-    }
-
-    /// Records that this batch writes to open blocks of the sequence, from a position on.
-    #[inline(always)]
-    pub(super) fn writes(&mut self, sequence: &mut Sequence, from: u32) {
-        sequence.seals.wrote(self.ticket());
-        self.step.note(sequence, from);
-    }
-
     /// Records that this batch writes to open blocks again, some of which may be due.
     pub(super) fn writes_again(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote_again(self.ticket());
@@ -364,66 +166,8 @@ impl Batch {
 
     /// Returns an error for a sequence of another pool.
     #[inline]
-    pub(super) fn check(&self, of: &Sequences, id: crate::ids::SequenceId) -> Result<(), SequenceError> {
+    pub(super) fn check(&self, of: &Sequences, id: SequenceId) -> Result<(), SequenceError> {
         if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }
-    }
-
-    /// Returns whether all announced tokens were appended, if those are to be.
-    #[inline(always)]
-    pub(super) fn is_nothing(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<bool, SequenceError> {
-        let Tokens::Announced(_) = tokens else { return Ok(false) };
-        let id = sequence.id();
-        self.check(&sequence.sequences, id)?;
-        if sequence.known.is_none() {
-            return Err(SequenceError::TokensUnknown { id, known: 0 });
-        }
-        Ok(tokens.count(sequence) == 0)
-    }
-
-    /// Plans an append, or returns the error for one that no number of blocks permits.
-    // Always inline, as below: to pass these results through memory takes longer than the rest.
-    #[inline(always)]
-    pub(super) fn plan(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<Growth, SequenceError> {
-        let (id, length) = (sequence.id(), sequence.list.tokens());
-        self.check(&sequence.sequences, id)?;
-        if let (Tokens::Ids(_), Some(known)) = (tokens, sequence.known.as_deref()) {
-            known.check_all_announced(id, length as usize)?;
-        }
-        let tokens = tokens.count(sequence);
-        if tokens == 0 {
-            return Err(SequenceError::ZeroTokens { id });
-        }
-        let blocks = sequence.list.len() as u32;
-        Growth::plan(length, blocks, tokens, self.step.sequences.0.block_tokens)
-            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })
-    }
-
-    /// Returns `Ok` if the last block takes the tokens, and is open. Nothing has changed.
-    ///
-    /// `Err`: [grow the list](Self::grow_list), given the last block, if there are tokens in it.
-    #[inline(always)]
-    pub(super) fn find_room(&self, sequence: &mut Sequence, plan: &Growth) -> Result<(), Option<Tail>> {
-        sequence.settle();
-        sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
-        let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Err(None) };
-        let tail = self.tail(sequence, plan.first, id);
-        if plan.fresh > 0 || tail.access != Access::Open { Err(Some(tail)) } else { Ok(()) }
-    }
-
-    /// Grows a sequence by tokens for which there [is room](Self::find_room) in its last block.
-    #[inline(always)]
-    fn fill_last(&mut self, sequence: &mut Sequence, plan: &Growth) {
-        sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
-        sequence.publish(plan.length);
-        self.writes(sequence, plan.from);
-    }
-
-    #[inline(always)]
-    fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
-        let word = self.step.sequences.0.blocks.word(id);
-        let access = sequence.access(place, word, self.ticket());
-        debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));
-        Tail { id, access }
     }
 }
 

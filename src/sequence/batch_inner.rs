@@ -24,7 +24,7 @@ use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
 use crate::prefix::KvEvent;
 use crate::storage::{CopyDone, DeviceStream, Storage};
-use crate::sync::{Arc, Mutex, Ordering::Relaxed};
+use crate::sync::{Arc, Mutex, Ordering::Relaxed, call};
 
 use super::registry::Sequences;
 use super::sequence::Sequence;
@@ -44,7 +44,6 @@ pub(super) struct BatchInner {
     pub(super) copied: Vec<BlockId>,
     /// Stream of the batch's work. Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,
-    /// Whether it wrote to a sequence.
     has_written: bool,
     /// Whether what it wrote was computed. Otherwise it is [abandoned](super::abandoned).
     pub(super) is_finished: bool,
@@ -89,6 +88,7 @@ impl Future for Finish {
 
 impl BatchInner {
     pub(super) fn begin(sequences: Sequences) -> Self {
+        let _call = call();
         let lease = Some(sequences.0.blocks.begin_batch());
         Self {
             sequences,
@@ -155,6 +155,7 @@ impl BatchInner {
     }
 
     fn end(&mut self) {
+        let _call = call();
         if !self.is_finished {
             self.promised.clear();
             self.log_abandoned();

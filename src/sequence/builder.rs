@@ -9,13 +9,13 @@ use crate::error::{AllocError, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
+use crate::sync::call;
 
 use super::TOKENS_MAX;
 use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::TokenHashes;
 
-/// How a sequence is opened.
 #[derive(Clone, Debug)]
 pub(super) struct Options<'a> {
     pub(super) id: SequenceId,
@@ -82,8 +82,8 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Opens an empty sequence.
     pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
+        let _call = call();
         let known = self.hashes(sequences)?;
         let list = sequences.register(self.id, self.priority)?;
         let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list);
@@ -184,6 +184,7 @@ impl<'a> SequenceBuilder<'a> {
     /// [`SequenceError::Prefix`] for an extra key beyond the prompt; [`SequenceError::Alloc`] for a
     /// prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
+        let _call = call();
         self.options.check_prompt(self.sequences, prompt, 0)?;
         let _timing = self.sequences.0.sampler.start(Operation::Admit);
         let mut sequence = self.open()?;
@@ -216,7 +217,6 @@ pub(super) struct Prefix {
     pub(super) whole: usize,
     /// Number of blocks: one more if the last one is cached in part.
     pub(super) blocks: usize,
-    /// Number of tokens.
     tokens: usize,
 }
 
@@ -267,7 +267,6 @@ impl Sequence {
         self.seals.adopt(prefix.whole as u32);
     }
 
-    /// Counts the lookup of its prompt.
     #[cold]
     pub(super) fn count_lookup(&self, (prompt, hits): (usize, usize)) {
         let comes_back = self.sequences.take_preempted(self.id());

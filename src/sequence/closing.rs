@@ -26,7 +26,6 @@ pub(super) trait Closed: Send + Sync {
     /// Returns whether every batch that wrote to it has ended.
     fn is_written(&self) -> bool;
 
-    /// Returns its blocks.
     fn blocks(&self) -> Vec<BlockId>;
 }
 
@@ -38,7 +37,6 @@ pub(super) struct Closing {
 }
 
 impl Closing {
-    /// Returns the number of sequences.
     pub(super) fn len(&self) -> usize {
         // Relaxed: a statistic.
         self.count.load(Relaxed)

@@ -80,7 +80,6 @@ impl Frames {
         (self.seen == logged).then_some(&self.frames[..])
     }
 
-    /// Returns the number of blocks.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.frames.len()
@@ -137,7 +136,6 @@ impl Frames {
     }
 }
 
-/// Returns the frame of a block of a list.
 #[inline]
 pub(super) fn frame(blocks: &Core, id: &AtomicU32) -> i32 {
     // Acquire: pairs with the owner's stores, see `BlockList::read`. Frame numbers have 27 bits.

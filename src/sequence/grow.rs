@@ -19,9 +19,35 @@ use crate::ids::BlockId;
 use crate::storage::FrameMove;
 use crate::sync::Ordering::Relaxed;
 
-use super::batch::{Batch, Copied, Grown, Tail};
+use super::batch::Batch;
 use super::plan::Growth;
 use super::sequence::{Access, Sequence};
+
+/// A block that was replaced by a copy in a sequence's list.
+///
+/// A pool with storage has copied the bytes, or enqueued the copy. Without storage the engine must
+/// copy them before the batch's own writes; the old frame keeps its bytes until the batch ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copied {
+    /// The old block.
+    pub from: BlockId,
+    /// The copy.
+    pub to: BlockId,
+    /// Their frames.
+    pub frames: FrameMove,
+}
+
+/// What an append took besides the room in the last block.
+pub(super) struct Grown {
+    pub(super) new_blocks: usize,
+    pub(super) copied: Option<Copied>,
+}
+
+/// The last block that an append writes into, and how it may be accessed.
+pub(super) struct Tail {
+    pub(super) id: BlockId,
+    pub(super) access: Access,
+}
 
 impl Batch {
     /// Grows a sequence by tokens that do not fit into its last block, or must not be written
@@ -42,10 +68,8 @@ impl Batch {
         sequence.publish(plan.length);
         // A copy that the engine makes may not have been made.
         let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
-        self.writes(
-            sequence,
-            if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from },
-        );
+        self.step
+            .note(sequence, if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from });
         if grown.new_blocks > 0 {
             sequence.spare_end();
         }

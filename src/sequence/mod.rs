@@ -20,10 +20,11 @@
 //! | `reserve` | blocks for appends that cannot fail |
 //! | `admit` | opening a sequence together with its blocks |
 //! | `tokens` | what an append adds |
-//! | `batch` | the append to a sequence |
-//! | `grow` | what it allocates; copy on write |
-//! | `step` | appends to many sequences, or to none |
 //! | `batch_inner` | the end of a batch, on the host or on a stream |
+//! | `batch` | a step of the engine |
+//! | `grow` | the blocks that an append takes; copy on write |
+//! | `append` | the append to a sequence |
+//! | `step` | appends to many sequences, or to none |
 //! | `abandoned` | what a batch wrote that did not finish |
 //! | `closing` | sequences that were closed while a batch was writing to them |
 //! | `withdraw` | what a sequence does about both |
@@ -57,6 +58,7 @@
 
 mod abandoned;
 mod admit;
+mod append;
 mod batch;
 mod batch_inner;
 mod builder;
@@ -87,9 +89,11 @@ mod withdraw;
 
 pub use crate::block::{Moved, Since};
 pub use admit::AdmitRequest;
-pub use batch::{Appended, Batch, Copied, FinishError};
+pub use append::Appended;
+pub use batch::{Batch, FinishError};
 pub use batch_inner::Finish;
 pub use builder::SequenceBuilder;
+pub use grow::Copied;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use pinned::PinnedPrefix;
@@ -98,6 +102,7 @@ pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
 pub use step::{Append, Stepped};
 pub use tokens::Tokens;
+pub use transfer::ResumeOptions;
 pub(crate) use transfer::{Arrival, BlockRefs, Outline};
 
 #[cfg(all(test, not(kvpool_loom)))]

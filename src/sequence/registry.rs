@@ -8,7 +8,7 @@ use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
 use crate::storage::{DeviceStream, Storage};
-use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, fence_after_rmw};
+use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, call, fence_after_rmw};
 
 use super::abandoned::Abandoned;
 use super::closing::Closing;
@@ -37,7 +37,6 @@ pub(super) struct Shared {
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
-    /// Number of the next pinned prefix.
     pins: AtomicU64,
     /// The pool of the floor above, which that floor sets and reads.
     #[cfg(not(kvpool_loom))]
@@ -166,7 +165,6 @@ impl Sequences {
         let _ = self.0.owner.set(owner);
     }
 
-    /// Returns the pool of the floor above, if it was set.
     #[cfg(not(kvpool_loom))]
     pub(crate) fn owner(&self) -> Option<&Owner> {
         self.0.owner.get()
@@ -250,7 +248,6 @@ impl Sequences {
         self.0.storage.as_ref()
     }
 
-    /// Returns whether both refer to the same pool.
     pub(crate) fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
@@ -360,6 +357,7 @@ impl SequenceView {
 
     /// Returns the number of its tokens, including drafted ones.
     pub fn len(&self) -> usize {
+        let _call = call();
         self.list.tokens() as usize
     }
 
@@ -380,6 +378,7 @@ impl SequenceView {
 
     /// Returns its blocks, in order. They may have been released by the time this returns.
     pub fn blocks(&self) -> Vec<BlockId> {
+        let _call = call();
         // Acquire: see `BlockList::read`.
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }

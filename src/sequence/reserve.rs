@@ -10,15 +10,45 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, Blocks, Waiting};
+use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockId, Ticket};
+use crate::ids::{BlockId, FrameId, Ticket};
+use crate::sync::call;
 
 use super::plan::{Growth, TOKENS_MAX};
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 
+/// Allocates blocks for the end of a list and passes on each, at once or in a turn of the line.
+pub(super) type Allocate<'a> =
+    &'a mut dyn FnMut(&AllocRequest, ListEnd, &mut dyn FnMut(BlockId)) -> Result<(), AllocError>;
+
 impl Sequence {
+    /// Allocates blocks behind cached ones, of which `last` is the last. On an error these, `shared`,
+    /// return to their places in the eviction order.
+    pub(super) fn allocate_behind(
+        &self,
+        last: Option<BlockId>,
+        shared: impl FnOnce() -> Vec<BlockId>,
+        request: &AllocRequest,
+        is_in_line: bool,
+        allocate: Allocate<'_>,
+    ) -> Result<Vec<BlockId>, AllocError> {
+        let (pool, mut fresh) = (self.pool_blocks(), Vec::with_capacity(request.blocks));
+        if request.blocks > 0 {
+            let end = ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), spares: false };
+            let outcome = allocate(request, end, &mut |id| fresh.push(id));
+            if outcome.is_err()
+                && last.is_some()
+                && let Some(cache) = self.sequences.cache()
+            {
+                cache.untake(pool, &shared(), is_in_line);
+            }
+            outcome?;
+        }
+        Ok(fresh)
+    }
+
     /// Returns the number of reserved blocks.
     pub fn reserved_blocks(&self) -> usize {
         self.reserved.len()
@@ -38,6 +68,7 @@ impl Sequence {
     /// those of the sequence included;
     /// [`SequenceError::TooLong`]. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        let _call = call();
         let Some(request) = self.reservation(tokens)? else { return Ok(()) };
         let pool = self.pool_blocks().clone();
         Ok(self.allocate_reserved(&pool, &request)?)
@@ -55,6 +86,7 @@ impl Sequence {
 
     /// Releases the reserved blocks, and returns their number.
     pub fn release_reservation(&mut self) -> usize {
+        let _call = call();
         self.catch_up();
         // The last ones first, as in a truncated list.
         let reserved = std::mem::take(&mut self.reserved);
@@ -71,7 +103,18 @@ impl Sequence {
         self.list.note_reserved(self.reserved.len());
     }
 
-    /// Releases the last `blocks` reserved blocks.
+    /// Makes these new blocks, in order, its reservation, except for the last `leave` of them, which
+    /// are released.
+    pub(super) fn reserve_but(&mut self, mut blocks: Vec<BlockId>, leave: usize) {
+        blocks.reverse();
+        let left: SmallVec<[BlockId; 8]> = blocks.drain(..leave).collect();
+        self.reserved = blocks;
+        self.note_reserved();
+        if !left.is_empty() {
+            self.pool_blocks().release_unpublished(&left);
+        }
+    }
+
     pub(super) fn release_last_reserved(&mut self, blocks: usize) {
         let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();
         self.note_reserved();

@@ -10,6 +10,12 @@ use super::sequence::Sequence;
 const REGISTERED_AHEAD: u32 = 12;
 
 impl Sequence {
+    /// Makes the open ones of the first `full` blocks, which are full of final tokens, due after the
+    /// batches that wrote to the sequence so far.
+    pub(super) fn complete(&mut self, full: u32) {
+        self.seals.complete(full, self.writers.newest());
+    }
+
     /// Seals the due full blocks of final tokens whose writers have all ended.
     #[inline]
     pub(super) fn settle(&mut self) {

@@ -28,9 +28,6 @@ pub(super) struct Seals {
     settled: u32,
     promised_from: u32,
     promised_to: Ticket,
-    /// The newest batch that wrote to open blocks, and the newest other one. 0: none.
-    writer: Ticket,
-    writer_before: Ticket,
     due: [Due; 2],
 }
 
@@ -55,26 +52,10 @@ impl Seals {
         (self.due[0].full > self.settled).then_some((self.due[0].full, self.due[0].writer))
     }
 
-    /// Returns the newest batch other than this one that wrote to open blocks.
-    #[inline]
-    pub(super) fn last_writer_but(&self, batch: Ticket) -> Ticket {
-        if self.writer == batch { self.writer_before } else { self.writer }
-    }
-
     /// Returns whether the block is promised to this batch.
     #[inline]
     pub(super) fn is_promised_to(&self, block: u32, batch: Ticket) -> bool {
         (self.promised_from..self.settled).contains(&block) && self.promised_to == batch
-    }
-
-    /// Records that a batch writes to open blocks.
-    #[inline]
-    pub(super) fn wrote(&mut self, batch: Ticket) {
-        if batch > self.writer {
-            (self.writer, self.writer_before) = (batch, self.writer);
-        } else if batch < self.writer && batch > self.writer_before {
-            self.writer_before = batch;
-        }
     }
 
     /// Promises the open blocks up to `full` to a batch, the only one in flight that wrote to them.
@@ -83,23 +64,22 @@ impl Seals {
         if self.promised_to != batch {
             self.promised_from = self.settled;
         }
-        *self = Self { settled: full, promised_to: batch, writer: batch, writer_before: Ticket(0), ..*self };
+        (self.settled, self.promised_to) = (full, batch);
     }
 
     /// Records that a batch writes to open blocks again, some of which may be due.
     pub(super) fn wrote_again(&mut self, batch: Ticket) {
-        self.wrote(batch);
         self.due.iter_mut().for_each(|due| due.writer = due.writer.max(batch));
     }
 
     /// Records that the blocks up to `full` are full of final tokens; the open ones among them
-    /// become due.
-    pub(super) fn complete(&mut self, full: u32) {
+    /// become due, after the batches up to `writer`, the newest that wrote to the sequence.
+    pub(super) fn complete(&mut self, full: u32, writer: Ticket) {
         if full <= self.settled.max(self.due[0].full).max(self.due[1].full) {
             return;
         }
         let place = usize::from(self.due().is_some());
-        self.due[place] = Due { full, writer: self.writer };
+        self.due[place] = Due { full, writer };
     }
 
     /// Records that the sequence has sealed the blocks that were due next.
@@ -142,16 +122,6 @@ mod tests {
     }
 
     #[test]
-    fn writers_are_told_apart() {
-        let mut seals = Seals::default();
-        for (batch, newest, but_two) in [(2, 2, 0), (2, 2, 0), (1, 2, 1), (5, 5, 5), (4, 5, 5), (2, 5, 5)] {
-            seals.wrote(t(batch));
-            assert_eq!((seals.writer, seals.last_writer_but(t(2))), (t(newest), t(but_two)));
-        }
-        assert_eq!(seals.last_writer_but(t(5)), t(4));
-    }
-
-    #[test]
     fn promises_are_of_the_last_batch_only() {
         let mut seals = Seals::default();
         seals.promise(2, t(1));
@@ -163,21 +133,21 @@ mod tests {
         seals.truncate(4, 4);
         assert!(seals.is_promised_to(3, t(2)) && !seals.is_promised_to(4, t(2)));
         assert!(!seals.forked().is_promised_to(3, t(2)));
-        seals.complete(6);
+        seals.complete(6, t(2));
         assert_eq!(seals.due(), Some((6, t(2))));
         seals.sealed();
         assert_eq!(seals.due(), None);
         assert!((0..7).all(|block| !seals.is_promised_to(block, t(2))));
         assert_eq!(seals.settled(), 6);
     }
+
     /// The oldest blocks of a sequence that fills blocks faster than batches end are still sealed
     /// in time.
     #[test]
     fn what_is_due_first_does_not_wait_for_what_comes_later() {
         let mut seals = Seals::default();
         for step in 1..=5 {
-            seals.wrote(t(step));
-            seals.complete(step as u32);
+            seals.complete(step as u32, t(step));
         }
         assert_eq!(seals.due(), Some((1, t(1))));
         seals.sealed();

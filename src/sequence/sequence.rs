@@ -11,7 +11,7 @@ use crate::clock::{BatchSet, SetState};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache};
-use crate::sync::{AtomicU64, Ordering::*, fence};
+use crate::sync::{AtomicU64, Ordering::*, call, fence};
 
 use super::abandoned::{Write, Writes};
 use super::frames::Frames;
@@ -54,8 +54,6 @@ pub struct Sequence {
     pub(super) reuses_tail: bool,
     /// Whether it has given up its id.
     pub(super) is_closed: bool,
-    /// The pool from which it was swapped to this one.
-    pub(crate) swapped_from: Option<PoolTag>,
 }
 
 /// Required before a write into a block that already has tokens.
@@ -91,13 +89,17 @@ impl Sequence {
             lookup: None,
             reuses_tail: false,
             is_closed: false,
-            swapped_from: None,
         }
     }
 
     /// Returns its id.
     pub fn id(&self) -> SequenceId {
         self.id
+    }
+
+    /// Returns the tag of its pool.
+    pub(crate) fn pool_tag(&self) -> PoolTag {
+        self.pool_blocks().tag()
     }
 
     /// Returns the sequences of its pool.
@@ -236,6 +238,7 @@ impl Sequence {
     /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if a block has the
     /// maximum of 8,191 references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
+        let _call = call();
         let mut list = self.sequences.register(id, self.priority)?;
         let ids: SmallVec<[BlockId; 64]> = self.listed().collect();
         if let Err(error) = self.pool_blocks().share_listed(&ids) {
@@ -245,27 +248,12 @@ impl Sequence {
         list.reserve(ids.len());
         ids.iter().enumerate().for_each(|(place, &id)| list.stage(place, id));
         list.publish(self.list.tokens());
-        let mut fork = Self {
-            sequences: self.sequences.clone(),
-            id,
-            priority: self.priority,
-            list,
-            // Of the same blocks, on which the fork has references too.
-            frames: self.frames.clone(),
-            spared: None,
-            reserved: Vec::new(),
-            committed: self.committed,
-            seals: self.seals.forked(),
-            was_listed: false,
-            writers: self.writers,
-            writes: self.writes.clone(),
-            seen: AtomicU64::new(self.seen.load(Relaxed)),
-            known: self.known.clone(),
-            lookup: None,
-            reuses_tail: self.reuses_tail,
-            is_closed: false,
-            swapped_from: self.swapped_from,
-        };
+        let mut fork = Self::new(self.sequences.clone(), id, self.priority, list);
+        // Of the same blocks, on which the fork has references too.
+        fork.frames = self.frames.clone();
+        (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
+        (fork.writes, fork.seen) = (self.writes.clone(), AtomicU64::new(self.seen.load(Relaxed)));
+        (fork.known, fork.reuses_tail) = (self.known.clone(), self.reuses_tail);
         fork.catch_up();
         Ok(fork)
     }
@@ -285,6 +273,7 @@ impl Sequence {
     ///
     /// [`SequenceError::CommitBeyondLength`].
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
+        let _call = call();
         self.catch_up();
         if length > self.len() {
             return Err(SequenceError::CommitBeyondLength { id: self.id, asked: length, length: self.len() });
@@ -293,7 +282,7 @@ impl Sequence {
         if let Some(known) = &mut self.known {
             known.committed(self.committed);
         }
-        self.seals.complete(self.committed / self.sequences.0.block_tokens);
+        self.complete(self.committed / self.sequences.0.block_tokens);
         self.settle();
         Ok(())
     }
@@ -308,6 +297,7 @@ impl Sequence {
     /// tokens were announced, and [`SequenceError::TokensAhead`] if others were. Unchanged except
     /// for what a batch that is abandoned at this moment takes back.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        let _call = call();
         self.catch_up();
         let (committed, length) = (self.committed(), self.len());
         let asked = committed + tokens.len();
@@ -338,6 +328,7 @@ impl Sequence {
     ///
     /// [`SequenceError::TruncateBeyondLength`].
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
+        let _call = call();
         self.catch_up();
         if length > self.len() {
             return Err(SequenceError::TruncateBeyondLength {
@@ -460,7 +451,6 @@ impl Sequence {
         self.spared = frame.filter(|&frame| self.pool_blocks().spare_unit(frame));
     }
 
-    /// Unlinks and releases all blocks after `length` tokens.
     fn cut(&mut self, length: u32) {
         let gone = self.unlink(length);
         self.release_unlinked(&gone);
@@ -523,6 +513,7 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
+        let _call = call();
         let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
         if !self.is_closed {
             self.sequences.unregister(self.id);

@@ -4,8 +4,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use crate::error::{AllocError, SequenceError, StepError};
 use crate::ids::SequenceId;
+use crate::sync::call;
 
-use super::batch::{Appended, Batch, Copied};
+use super::append::{Appended, Room};
+use super::batch::Batch;
+use super::grow::Copied;
 use super::plan::Growth;
 use super::sequence::{Access, Sequence};
 use super::tokens::Tokens;
@@ -38,7 +41,6 @@ pub struct Stepped {
 
 /// The plan for a sequence of the step whose last block cannot take the tokens as it is.
 struct Planned {
-    /// Its place in the step.
     place: usize,
     growth: Growth,
     /// Blocks reserved for this step, beside those that the sequence had.
@@ -78,6 +80,7 @@ impl Batch {
     ///
     /// If the storage panics during a copy; then as after an error.
     pub fn step(&mut self, appends: &mut [Append<'_>]) -> Result<Stepped, StepError> {
+        let _call = call();
         let planned = self.plan_step(appends)?;
         let copied = match catch_unwind(AssertUnwindSafe(|| self.open_tails(appends, &planned))) {
             Ok(Ok(copied)) => copied,
@@ -119,7 +122,10 @@ impl Batch {
         }
         let growth = Growth::within_last(length, blocks, count, self.step.sequences.0.block_tokens);
         let growth = growth.unwrap_or_else(|| unreachable!("{sequence:?} was planned to grow in place"));
-        debug_assert!(self.find_room(sequence, &growth).is_ok(), "{sequence:?} is not open at its end");
+        debug_assert!(
+            matches!(self.room(sequence, tokens), Ok(Room::InPlace(_))),
+            "{sequence:?} is not open at its end"
+        );
         self.append_in_place(sequence, &growth, tokens);
     }
 
@@ -187,15 +193,10 @@ impl Batch {
         sequence: &mut Sequence,
         tokens: Tokens<'_>,
     ) -> Result<Option<(Growth, usize)>, SequenceError> {
-        sequence.catch_up();
-        if self.is_nothing(sequence, tokens)? {
-            return Ok(None);
-        }
-        let growth = self.plan(sequence, tokens)?;
-        Ok(match self.find_room(sequence, &growth) {
-            Ok(()) => None,
-            // A block that is reopened needs none, but is copied if it moves at that moment.
-            Err(tail) => {
+        Ok(match self.room(sequence, tokens)? {
+            Room::NoTokens | Room::InPlace(_) => None,
+            Room::InList(growth, tail) => {
+                // A block that is reopened needs none, but is copied if it moves at that moment.
                 let copies = tail.is_some_and(|tail| tail.access != Access::Open);
                 Some((growth, growth.fresh as usize + usize::from(copies)))
             }

@@ -32,7 +32,6 @@ use super::TOKENS_MAX;
 /// not found. Eras do not get there.
 const NO_ERA: u64 = u64::MAX;
 
-/// The block hashes of one sequence.
 #[derive(Clone)]
 pub(super) struct TokenHashes {
     chain: ChainHash,
@@ -65,7 +64,6 @@ pub(crate) struct KnownTokens {
     pub(crate) root: BlockHash,
     /// Hashes of the full blocks of announced tokens.
     pub(crate) hashes: Vec<BlockHash>,
-    /// All announced tokens.
     pub(crate) tokens: Vec<u32>,
     /// Extra keys of these tokens and later ones.
     pub(crate) extra_keys: Vec<ExtraKey>,
@@ -75,7 +73,6 @@ pub(crate) struct KnownTokens {
     pub(crate) is_stale: bool,
     /// Caches and eras in which the blocks were computed; none if the hashes are stale.
     pub(crate) origins: Vec<Origin>,
-    /// Retention priority.
     pub(crate) keep: CachePriority,
     /// Time for which the blocks are still to be kept, in milliseconds.
     pub(crate) keep_left_ms: Option<u64>,
@@ -182,7 +179,6 @@ impl TokenHashes {
         self.era
     }
 
-    /// Returns the mark of blocks that are registered.
     #[inline]
     pub(super) fn mark(&self) -> u32 {
         self.mark
@@ -212,7 +208,6 @@ impl TokenHashes {
         self.mark = self.provenance.mark;
     }
 
-    /// Returns the number of tokens whose ids are known.
     #[inline]
     pub(super) fn announced(&self) -> usize {
         self.tokens.len()
@@ -242,7 +237,6 @@ impl TokenHashes {
         &self.hashes[..tokens.saturating_sub(1) / block_tokens]
     }
 
-    /// Returns the hashes of the full blocks.
     pub(super) fn hashes(&self) -> &[BlockHash] {
         &self.hashes
     }
@@ -261,7 +255,6 @@ impl TokenHashes {
         }
     }
 
-    /// Adds the next tokens.
     pub(super) fn announce(
         &mut self,
         cache: &PrefixCache,
@@ -292,7 +285,6 @@ impl TokenHashes {
         }
     }
 
-    /// Hashes the blocks that became full.
     fn fill(&mut self, hasher: &PrefixHasher) {
         let first = self.full_at - hasher.block_tokens();
         let (blocks, _) =

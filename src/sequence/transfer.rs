@@ -21,13 +21,14 @@
 
 use std::borrow::Cow;
 
-use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
+use crate::block::{AllocRequest, Blocks, Waiting};
 use crate::clock::BatchSet;
 use crate::error::{AllocError, TransferError};
-use crate::ids::{BlockId, FrameId, Priority, SequenceId};
+use crate::ids::{BlockId, Priority, SequenceId};
 use crate::prefix::{PolicyInfo, is_older};
 
 use super::registry::Sequences;
+use super::reserve::Allocate;
 use super::sequence::Sequence;
 use super::token_hashes::{KnownTokens, TokenHashes};
 
@@ -162,8 +163,34 @@ impl Sequence {
     }
 }
 
-/// Receives each allocated block.
-type Take<'a> = &'a mut dyn FnMut(BlockId);
+/// Blocks for which a sequence waits, besides those of its tokens, when it is
+/// [resumed](crate::Pool::resume).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[must_use]
+pub struct ResumeOptions {
+    headroom: usize,
+    leave: usize,
+}
+
+impl ResumeOptions {
+    /// Asks for no further blocks.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the number of tokens for which blocks are [reserved](Sequence::reserve) too.
+    pub fn headroom(mut self, tokens: usize) -> Self {
+        self.headroom = tokens;
+        self
+    }
+
+    /// Sets the number of blocks that stay available besides, as for an
+    /// [admission](super::AdmitRequest::leave).
+    pub fn leave(mut self, blocks: usize) -> Self {
+        self.leave = blocks;
+        self
+    }
+}
 
 /// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
@@ -173,6 +200,7 @@ pub(crate) struct Arrival {
     shared: usize,
     length: u32,
     committed: u32,
+    room: ResumeOptions,
 }
 
 impl Arrival {
@@ -184,7 +212,12 @@ impl Arrival {
     /// # Errors
     ///
     /// [`TransferError::Sequence`] if the id is open there.
-    pub(crate) fn open(outline: Outline, target: &Sequences, era: u64) -> Result<Self, TransferError> {
+    pub(crate) fn open(
+        outline: Outline,
+        target: &Sequences,
+        era: u64,
+        room: ResumeOptions,
+    ) -> Result<Self, TransferError> {
         let Outline { id, priority, length, committed, reuses_tail, known } = outline;
         let list = target.register(id, priority)?;
         let mut sequence = Sequence::new(target.clone(), id, priority, list);
@@ -192,7 +225,7 @@ impl Arrival {
             sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)));
         }
         sequence.reuses_tail = reuses_tail;
-        Ok(Self { sequence, shared: 0, length, committed })
+        Ok(Self { sequence, shared: 0, length, committed, room })
     }
 
     /// Takes its blocks, without waiting: those that are cached here, and fresh ones. `is_first`:
@@ -232,33 +265,24 @@ impl Arrival {
         taken
     }
 
-    /// Returns the request for its blocks but the first `shared`.
+    /// Returns the request for its blocks but the first `shared`, with those of its room.
     pub(crate) fn request(&self, shared: usize) -> AllocRequest {
-        let blocks = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - shared;
-        AllocRequest::new(blocks).sequence(self.id()).priority(self.sequence.priority())
+        let tokens = (self.length as usize).saturating_add(self.room.headroom);
+        let blocks = tokens.div_ceil(self.sequence.sequences.block_tokens()) - shared;
+        AllocRequest::new(blocks.saturating_add(self.room.leave))
+            .sequence(self.id())
+            .priority(self.sequence.priority())
     }
 
-    fn take(
-        &mut self,
-        is_in_line: bool,
-        allocate: &mut dyn FnMut(&AllocRequest, ListEnd, Take<'_>) -> Result<(), AllocError>,
-    ) -> Result<BlockRefs, AllocError> {
+    fn take(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<BlockRefs, AllocError> {
         let mut held = BlockRefs::new(&self.sequence.sequences);
         held.blocks = self.share_cached(is_in_line);
         self.shared = held.blocks.len();
-        let (request, pool) = (self.request(self.shared), self.sequence.pool_blocks());
-        let next = held.blocks.last().map(|&last| FrameId(pool.frame(last).0 + 1));
-        let mut fresh = Vec::with_capacity(request.blocks);
-        if request.blocks > 0
-            && let Err(error) = allocate(&request, ListEnd { next, spares: false }, &mut |id| fresh.push(id))
-        {
-            // As those of an admission, back into their places.
-            let shared = std::mem::take(&mut held.blocks);
-            if let Some(cache) = self.sequence.sequences.cache().filter(|_| !shared.is_empty()) {
-                cache.untake(pool, &shared, is_in_line);
-            }
-            return Err(error);
-        }
+        let (request, last) = (self.request(self.shared), held.blocks.last().copied());
+        let shared = || std::mem::take(&mut held.blocks);
+        let mut fresh = self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate)?;
+        let own = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - self.shared;
+        self.sequence.reserve_but(fresh.split_off(own), self.room.leave);
         held.blocks.append(&mut fresh);
         if let (Some(known), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache())
             && self.shared > 0
@@ -287,7 +311,6 @@ impl Arrival {
         shared
     }
 
-    /// Returns the id of the sequence.
     pub(crate) fn id(&self) -> SequenceId {
         self.sequence.id()
     }
@@ -315,7 +338,7 @@ impl Arrival {
 
     /// Completes the sequence after the bytes of its blocks were copied.
     pub(crate) fn commit(self, mut held: BlockRefs) -> Sequence {
-        let Self { mut sequence, shared, length, committed } = self;
+        let Self { mut sequence, shared, length, committed, .. } = self;
         let blocks = std::mem::take(&mut held.blocks);
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
@@ -325,7 +348,7 @@ impl Arrival {
         sequence.seals.adopt(shared as u32);
         // All writers have ended, so the blocks are sealed, and registered if their hashes are
         // known.
-        sequence.seals.complete(committed / sequence.sequences.0.block_tokens);
+        sequence.complete(committed / sequence.sequences.0.block_tokens);
         sequence.catch_up();
         sequence.settle();
         sequence.known.iter_mut().for_each(|known| known.compute());

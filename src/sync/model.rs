@@ -18,9 +18,11 @@
 //! [`locals`](super::locals) avoid most aborts.
 
 use std::cell::{Cell, RefCell};
+use std::io::Write;
 use std::panic::{self, PanicHookInfo};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Once, atomic};
+use std::time::{Duration, Instant};
 
 /// Number of executions explored, and maximum number of preemptions per execution.
 type Explored = (u64, usize);
@@ -34,8 +36,12 @@ thread_local! {
     static FAILURE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
+/// Time between two lines about the progress of an exploration.
+const PROGRESS: Duration = Duration::from_secs(10);
+
 /// Explores the executions of `model`. The environment may raise the bounds.
 pub(crate) fn explore(
+    model_name: &str,
     preemptions: usize,
     branches: usize,
     model: impl Fn() + Send + Sync + 'static,
@@ -51,6 +57,8 @@ pub(crate) fn explore(
         }));
     });
     let (sender, outcome) = channel();
+    let executions = Arc::new(atomic::AtomicU64::new(0));
+    let counted = Arc::clone(&executions);
     // libtest names the thread after the test, and the panic reports that name.
     let name = std::thread::current().name().unwrap_or("model").to_owned();
     let checker = std::thread::Builder::new().name(name).spawn(move || {
@@ -58,20 +66,17 @@ pub(crate) fn explore(
         builder.preemption_bound = builder.preemption_bound.max(Some(preemptions));
         builder.max_branches = builder.max_branches.max(branches);
         let bound = builder.preemption_bound.unwrap_or_default();
-        let executions = Arc::new(atomic::AtomicU64::new(0));
-        let counted = Arc::clone(&executions);
         OUTCOME.set(Some(sender.clone()));
+        let count = Arc::clone(&counted);
         builder.check(move || {
-            counted.fetch_add(1, atomic::Ordering::Relaxed);
-            // Created first and dropped last: the order of light and heavy fences.
-            let _fences = super::asymmetric::Execution::begin();
-            model();
+            count.fetch_add(1, atomic::Ordering::Relaxed);
+            execution(&model);
         });
         OUTCOME.set(None);
-        let _ = sender.send(Ok((executions.load(atomic::Ordering::Relaxed), bound)));
+        let _ = sender.send(Ok((counted.load(atomic::Ordering::Relaxed), bound)));
     });
     let checker = checker.expect("the system can start a thread");
-    match outcome.recv() {
+    match wait_for(&outcome, model_name, &executions) {
         Ok(Ok(explored)) => explored,
         // The hook has already reported it.
         Ok(Err(message)) => panic::resume_unwind(Box::new(message)),
@@ -79,6 +84,38 @@ pub(crate) fn explore(
             Err(payload) => panic::resume_unwind(payload),
             Ok(()) => unreachable!("a checker that returns has sent its outcome"),
         },
+    }
+}
+
+#[cfg(kvpool_loom)]
+fn execution(model: impl FnOnce()) {
+    // Created first and dropped last: the order of light and heavy fences.
+    let _fences = super::asymmetric::Execution::begin();
+    model();
+}
+
+#[cfg(kvpool_loom_coarse)]
+use super::call::execution;
+
+/// Waits for the outcome, and reports the number of executions so far on the standard error,
+/// around the capture of the test harness.
+fn wait_for<T>(
+    outcome: &Receiver<T>,
+    model_name: &str,
+    executions: &atomic::AtomicU64,
+) -> Result<T, RecvTimeoutError> {
+    let began = Instant::now();
+    loop {
+        match outcome.recv_timeout(PROGRESS) {
+            Err(RecvTimeoutError::Timeout) => {
+                let so_far = executions.load(atomic::Ordering::Relaxed);
+                let elapsed = began.elapsed();
+                // A closed standard error is no reason to stop.
+                let _ =
+                    writeln!(std::io::stderr(), "{model_name}: {so_far} executions so far, in {elapsed:.0?}");
+            }
+            outcome => return outcome,
+        }
     }
 }
 

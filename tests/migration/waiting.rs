@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::{
-    AdmitRequest, AllocError, AllocRequest, Pool, Preempt, Priority, SequenceError, SequenceId, TransferError,
+    AdmitRequest, AllocError, AllocRequest, Pool, Preempt, Priority, ResumeOptions, SequenceError,
+    SequenceId, TransferError,
 };
 
 use super::kv::{admit, builder, check, config, is_idle, plain, pool, prompt};
@@ -41,7 +42,7 @@ async fn a_swapped_sequence_gets_in_beside_admissions() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let (before, began) = (admitted.load(Relaxed), Instant::now());
-    let back = host.migrate(swapped.sequence, &gpu).await;
+    let back = gpu.resume(&swapped.sequence, ResumeOptions::new()).await;
     let passed = admitted.load(Relaxed) - before;
     stop.store(true, Relaxed);
     for task in tasks {
@@ -49,7 +50,7 @@ async fn a_swapped_sequence_gets_in_beside_admissions() {
     }
     let (sequence, _) = back.unwrap_or_else(|error| panic!("refused after {:?}: {error}", began.elapsed()));
     assert!(passed <= 20, "{passed} admissions overtook it");
-    drop(sequence);
+    drop((sequence, swapped));
     [gpu, host].iter().for_each(is_idle);
 }
 
@@ -210,12 +211,12 @@ async fn swaps_are_counted() {
     let third = pool(plain(), 50);
     let (sequence, _) = host.migrate(*failed.sequence, &third).await.unwrap();
     let (sequence, _) = third.migrate(sequence, &gpu).await.unwrap();
-    assert_eq!((counts(&host).migrated, counts(&host).swapped_in), (1, 0));
-    assert_eq!((counts(&third).migrated, counts(&third).swapped_in), (0, 1));
-    // It is at home: no swap any more.
-    let (sequence, _) = gpu.migrate(sequence, &host).await.unwrap();
-    drop(host.migrate(sequence, &gpu).await.unwrap());
-    assert_eq!((counts(&host).migrated, counts(&host).swapped_in), (2, 0));
+    assert_eq!((counts(&host).migrated, counts(&third).migrated), (1, 1));
+    // Resumed, it counts as swapped in.
+    let swapped = gpu.preempt(sequence, Preempt::Swap(&host)).await.unwrap().swapped.unwrap().sequence;
+    drop(gpu.resume(&swapped, ResumeOptions::new()).await.unwrap());
+    drop(swapped);
+    assert_eq!((counts(&host).migrated, counts(&host).swapped_in), (1, 1));
     [gpu, host, small, third].iter().for_each(is_idle);
 }
 

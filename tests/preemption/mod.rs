@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `settled` | waits for the batches that write a sequence, and for all up to a ticket |
 //! | `preempt` | closed and swapped sequences, and what is reported of them |
+//! | `resume` | swapped sequences that come back, and blocks that admissions leave to running ones |
 //! | `victims` | candidates and their order |
 //! | `storm` | workers with overlapping batches that swap each other's neighbours out |
 #![cfg(not(kvpool_loom))]
 
 mod preempt;
+mod resume;
 mod settled;
 #[cfg(not(miri))]
 mod storm;

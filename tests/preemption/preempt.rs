@@ -3,7 +3,7 @@
 use std::pin::pin;
 use std::task::{Context, Waker};
 
-use kvpool::{Preempt, SequenceError, SequenceId, TransferError};
+use kvpool::{Preempt, ResumeOptions, SequenceError, SequenceId, TransferError};
 
 use super::kv::{admit, builder, cached, check, extend, is_idle, plain, pool, pools, prompt};
 use super::{far, near};
@@ -63,9 +63,9 @@ async fn swap_and_back() {
     check(&host, &swapped.sequence, &tokens);
     drop(fork);
     assert!(pool.victims(&kvpool::LowestPriorityFirst).is_empty());
-    let (back, _) = host.migrate(swapped.sequence, &pool).await.unwrap();
+    let (back, _) = pool.resume(&swapped.sequence, ResumeOptions::new()).await.unwrap();
     check(&pool, &back, &tokens);
-    drop((older, back));
+    drop((older, back, swapped));
     [pool, host].iter().for_each(is_idle);
 }
 

@@ -296,8 +296,9 @@ impl PyPool {
     }
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
-    /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false))]
+    /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits. Admits only if `leave`
+    /// blocks stay available besides, for running sequences.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0)))]
     #[allow(clippy::too_many_arguments)]
     fn try_admit(
         &self,
@@ -310,9 +311,10 @@ impl PyPool {
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
+        leave: Count,
     ) -> Outcome<PySequence> {
         let keys = Keys::new(salt, adapter, extra_keys);
-        let new = AdmitRequest::new(SequenceId(id.0), &prompt.0).headroom(headroom.0);
+        let new = AdmitRequest::new(SequenceId(id.0), &prompt.0).headroom(headroom.0).leave(leave.0);
         let request = with_options!(new, keys, priority, reuse_tail);
         let request = if contiguous { request.contiguous() } else { request };
         Ok(PySequence::new(self.get()?.admit(&request)?))

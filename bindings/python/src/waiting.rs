@@ -7,7 +7,8 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
-    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, Sequence, SequenceId, TransferError,
+    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, ResumeOptions, Sequence, SequenceId,
+    TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -42,12 +43,13 @@ struct Admission {
     keys: Keys,
     reuse_tail: bool,
     contiguous: bool,
+    leave: usize,
     until: Option<Instant>,
 }
 
 impl Admission {
     async fn admit(self) -> Outcome<PySequence> {
-        let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom);
+        let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom).leave(self.leave);
         let request = with_options!(new, self.keys, self.priority, self.reuse_tail);
         let request = if self.contiguous { request.contiguous() } else { request };
         Ok(PySequence::new(self.pool.admit_async(&request).until(self.until).await?))
@@ -288,8 +290,8 @@ impl PyPool {
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot
-    /// fail.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, timeout=None))]
+    /// fail. Admits only if `leave` blocks stay available besides, for running sequences.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), timeout=None))]
     #[allow(clippy::too_many_arguments)]
     fn admit(
         &self,
@@ -302,6 +304,7 @@ impl PyPool {
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
         contiguous: bool,
+        leave: Count,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let keys = Keys::new(salt, adapter, extra_keys);
@@ -314,6 +317,7 @@ impl PyPool {
             keys,
             reuse_tail,
             contiguous,
+            leave: leave.0,
             until: deadline(timeout),
         };
         Ok(Call::new(move |caller| match contiguous {
@@ -399,6 +403,31 @@ impl PyPool {
             let lent = lend(sequence.bind(caller.py), "preempt the sequence")?;
             let until = deadline(timeout);
             caller.waits(async move { Ok(Parcel::new(preempt(pool, lent, swap, until).await?)) })
+        }))
+    }
+
+    /// Moves a swapped sequence back to this pool, with blocks for `headroom` tokens, if `leave`
+    /// blocks stay available besides; waits in line for them, in its turn among the admissions.
+    /// Returns the sequence here and a report.
+    ///
+    /// If it fails or is cancelled, the sequence is as before.
+    #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None))]
+    fn resume(
+        &self,
+        sequence: &Bound<'_, PySequence>,
+        headroom: Tokens,
+        leave: Count,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        let options = ResumeOptions::new().headroom(headroom.0).leave(leave.0);
+        Ok(Call::new(move |caller| {
+            let mut lent = lend(sequence.bind(caller.py), "resume the sequence")?;
+            let until = deadline(timeout);
+            caller.waits(async move {
+                let (copy, report) = pool.resume(lent.value(), options).until(until).await?;
+                Ok(Parcel::new(Moved { copy: Some(copy), report, source: Some(lent) }))
+            })
         }))
     }
 

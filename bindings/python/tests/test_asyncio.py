@@ -247,10 +247,14 @@ def test_sequences_move_between_pools(pool: kvpool.Pool) -> None:
             await other.migrate(there, small)
         with pytest.raises(kvpool.MigrateError, match="nowhere"):
             await other.migrate(there, "nowhere")
-        report, back = await other.preempt(there, swap=pool)
-        assert (report.freed_blocks, report.tokens_lost, len(back), other.free_blocks) == (3, 0, 10, 50)
-        report, gone = await pool.preempt(back)
-        assert (report.tokens_lost, gone, pool.sequence_count) == (10, None, 0)
+        report, swapped = await other.preempt(there, swap=pool)
+        assert (report.freed_blocks, report.tokens_lost, len(swapped), other.free_blocks) == (3, 0, 10, 50)
+        with pytest.raises(kvpool.OutOfBlocks):
+            await other.resume(swapped, headroom=4, leave=47)
+        back, moved = await other.resume(swapped, headroom=4, leave=46)
+        assert (len(back), moved.copied_blocks, swapped.closed, other.free_blocks) == (10, 3, True, 46)
+        report, gone = await other.preempt(back)
+        assert (report.tokens_lost, gone, other.sequence_count, pool.sequence_count) == (10, None, 0, 0)
 
     run(main())
 

@@ -5,10 +5,10 @@
 
 use kvpool::{AdmitRequest, AllocError, Pool, Priority, Retry, Sequence, SequenceError};
 
-use crate::cache::{Admission, Candidate};
+use crate::cache::Candidate;
 use crate::error::EngineError;
 
-/// Admits a sequence, or reserves blocks for one that was preempted and has been moved back.
+/// Admits a sequence. None: there are too few blocks.
 ///
 /// Blocks are also reserved for `headroom` tokens to decode, so that a sequence is not preempted by
 /// its first decode steps.
@@ -19,26 +19,13 @@ use crate::error::EngineError;
 pub fn admit(
     pool: &Pool,
     candidate: Candidate<'_>,
-    parked: Option<Sequence>,
     headroom: usize,
-) -> Result<Admission<Sequence, Sequence>, EngineError> {
-    let Candidate { id, is_urgent, tokens, tokens_max } = candidate;
-    // The last token is chosen, and never computed.
-    let behind = headroom.min(tokens_max - 1 - tokens.len());
-    let admitted = match parked {
-        Some(mut parked) => {
-            let more = tokens.len() + behind - parked.len();
-            parked.reserve(more).map(|()| parked)
-        }
-        None => {
-            let priority = if is_urgent { Priority::Urgent } else { Priority::Normal };
-            pool.admit(&AdmitRequest::new(id, tokens).priority(priority).headroom(behind))
-        }
-    };
-    match admitted {
-        Ok(sequence) => Ok(Admission::Granted(sequence)),
-        // One that was moved back closes, and is computed again, from the prefix cache at best.
-        Err(error) if is_lack(&error) => Ok(Admission::Lacking(None)),
+) -> Result<Option<Sequence>, EngineError> {
+    let priority = if candidate.is_urgent { Priority::Urgent } else { Priority::Normal };
+    let request = AdmitRequest::new(candidate.id, candidate.tokens).priority(priority);
+    match pool.admit(&request.headroom(headroom)) {
+        Ok(sequence) => Ok(Some(sequence)),
+        Err(error) if is_lack(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

@@ -60,19 +60,17 @@ impl KvCache for Paged {
         candidate: Candidate<'_>,
         parked: Option<Sequence>,
     ) -> Result<Admission<Sequence, Sequence>, EngineError> {
-        let parked = match (&self.swap, parked) {
-            (Some(swap), Some(parked)) => match swap.swap_in(&self.pool, parked)? {
-                Ok(sequence) => Some(sequence),
-                Err(parked) => return Ok(Admission::Lacking(Some(parked))),
-            },
-            (_, parked) => parked,
-        };
-        let was_parked = parked.is_some();
-        let admitted = admission::admit(&self.pool, candidate, parked, self.headroom)?;
-        if let (Admission::Granted(granted), false) = (&admitted, was_parked) {
-            self.hit_tokens.fetch_add(granted.len() as u64, Relaxed);
+        // The last token is chosen, and never computed.
+        let headroom = self.headroom.min(candidate.tokens_max - 1 - candidate.tokens.len());
+        if let (Some(swap), Some(parked)) = (&self.swap, parked) {
+            let behind = candidate.tokens.len() + headroom - parked.len();
+            let resumed = swap.swap_in(&self.pool, &parked, behind)?;
+            return Ok(resumed.map_or_else(|| Admission::Lacking(Some(parked)), Admission::Granted));
         }
-        Ok(admitted)
+        let admitted = admission::admit(&self.pool, candidate, headroom)?;
+        let Some(granted) = admitted else { return Ok(Admission::Lacking(None)) };
+        self.hit_tokens.fetch_add(granted.len() as u64, Relaxed);
+        Ok(Admission::Granted(granted))
     }
 
     fn computed(&self, sequence: &Sequence) -> usize {

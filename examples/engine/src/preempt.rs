@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::{Pool, Preempt, Sequence, TransferError};
+use kvpool::{Pool, Preempt, ResumeOptions, Sequence, TransferError};
 use tokio::runtime::Handle;
 
 use crate::error::EngineError;
@@ -50,20 +50,24 @@ impl Swap {
         }
     }
 
-    /// Moves a swapped sequence back. `Ok(Err)`: there is no room for it yet.
+    /// Copies a swapped sequence back, with blocks for `headroom` more tokens. None: there is no
+    /// room for it yet.
     ///
     /// # Errors
     ///
     /// [`TransferError`], other than a lack of room.
-    pub fn swap_in(&self, pool: &Pool, parked: Sequence) -> Result<Result<Sequence, Sequence>, EngineError> {
+    pub fn swap_in(
+        &self,
+        pool: &Pool,
+        parked: &Sequence,
+        headroom: usize,
+    ) -> Result<Option<Sequence>, EngineError> {
         // Not a wait in line: meanwhile this worker would hold the blocks of its other sequences.
-        let now = self.host.migrate(parked, pool).until(Instant::now());
+        let now = pool.resume(parked, ResumeOptions::new().headroom(headroom)).until(Instant::now());
         match self.runtime.block_on(now) {
-            Ok((sequence, _)) => Ok(Ok(sequence)),
-            Err(refused) => match refused.error {
-                TransferError::Alloc(_) => Ok(Err(*refused.sequence)),
-                error => Err(error.into()),
-            },
+            Ok((sequence, _)) => Ok(Some(sequence)),
+            Err(TransferError::Alloc(_)) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::AllocError;
 use crate::ids::BlockId;
-use crate::sync::heavy_fence;
+use crate::sync::{call, heavy_fence};
 
 use crate::block::allocate::{Aim, Grab, ListEnd};
 use crate::block::core::Blocks;
@@ -240,6 +240,7 @@ impl Wake for Roused {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        let _call = call();
         let (own, woken) = self.blocks.with_line(|line| {
             let was_head = line.is_head(self.key);
             let own = line.remove(self.key);

@@ -8,7 +8,7 @@ use crate::compact::MoveCounts;
 use crate::error::{AllocError, FrameError};
 use crate::ids::{FrameId, Order, PoolTag, Run, SequenceId, Ticket};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixStats};
-use crate::sync::{Arc, Mutex};
+use crate::sync::{Arc, Mutex, call};
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
@@ -124,6 +124,7 @@ impl FrameBatch {
 
 impl Drop for FrameBatch {
     fn drop(&mut self) {
+        let _call = call();
         if let Some(in_flight) = self.in_flight.take() {
             self.blocks.end_batch(in_flight);
         }
@@ -143,6 +144,7 @@ impl FramePool {
 
     /// Allocates frames, each with one reference, and appends them to `out`. Never waits.
     pub fn allocate(&self, request: AllocRequest, out: &mut Vec<u32>) -> Result<(), AllocError> {
+        let _call = call();
         // First, so that a failure to allocate memory loses no frame.
         out.reserve(request.blocks.min(self.frames()));
         self.0.blocks.allocate_frames(&request.pinned(), false, &mut |run| out.extend(run.start.0..run.end()))
@@ -151,6 +153,7 @@ impl FramePool {
     /// Allocates frames in few runs, each frame with one reference, and appends the runs to `out`:
     /// one run if the free frames have one that is long enough. Evicts only for missing frames.
     pub fn allocate_runs(&self, request: AllocRequest, out: &mut Vec<Run>) -> Result<(), AllocError> {
+        let _call = call();
         let before = out.len();
         out.reserve(request.blocks.min(self.frames()));
         self.0.blocks.allocate_frames(&request.pinned(), true, &mut |run| match out[before..].last_mut() {
@@ -166,6 +169,7 @@ impl FramePool {
     /// at this moment is not found. If another thread takes one of the cached frames concurrently,
     /// others may have been evicted when the call is refused.
     pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
     }
 
@@ -177,12 +181,14 @@ impl FramePool {
     /// If another thread concurrently frees a frame of the list, though only one reference is left,
     /// that frame is reported, and the others are freed.
     pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         self.free_with(frames, PolicyInfo::default())
     }
 
     /// As [`free`](Self::free), to be evicted before all frames that were freed in that way, in the
     /// order of these calls and of each list. A hit or share takes a frame out of the order.
     pub fn free_first_out(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         self.free_with(frames, PolicyInfo { is_first_out: true, ..PolicyInfo::default() })
     }
 
@@ -196,6 +202,7 @@ impl FramePool {
     /// In an engine of several threads, a frame number read by [`cached`](Self::cached) may mean
     /// other contents by now: use [`hit`](Self::hit).
     pub fn share(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         blocks.share_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
     }
@@ -249,6 +256,7 @@ impl FramePool {
     ///
     /// If 65,536 batches are in flight.
     pub fn begin_batch(&self) -> FrameBatch {
+        let _call = call();
         let blocks = self.0.blocks.clone();
         let in_flight = blocks.begin_batch();
         let ticket = in_flight.ticket();
@@ -274,11 +282,13 @@ impl FramePool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn evict(&self, frames: usize) -> usize {
+        let _call = call();
         self.0.blocks.evict_free(frames)
     }
 
     /// Returns free frames cached by threads to the bitmaps, where they join into runs.
     pub fn trim(&self) {
+        let _call = call();
         self.0.blocks.trim();
     }
 
@@ -290,11 +300,13 @@ impl FramePool {
     /// Returns the number of frames that an allocation can get: free, or cached without references.
     /// O(threads).
     pub fn available(&self) -> usize {
+        let _call = call();
         self.0.blocks.counts().available()
     }
 
     /// Returns the number of frames in each state, exact without concurrent calls. O(threads).
     pub fn counts(&self) -> Counts {
+        let _call = call();
         self.0.blocks.counts()
     }
 
@@ -322,6 +334,7 @@ impl FramePool {
     /// Recounts every frame and the references, and checks that frames with references are pinned
     /// and that only cached ones have hashes. No thread may use the pool; batches may be in flight.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
+        let _call = call();
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_in_place()?;
         self.0.blocks.audit_owners(Accounts::default)?;

@@ -3,6 +3,7 @@
 use crate::error::{FrameError, PrefixError};
 use crate::ids::{BlockId, PoolTag};
 use crate::prefix::{BlockHash, KvEvents};
+use crate::sync::call;
 
 use super::frame_pool::{FramePool, Shared};
 
@@ -73,6 +74,7 @@ impl FramePool {
     /// turns by a lock. A frame that another thread frees concurrently, though it has only one
     /// reference, is not registered.
     pub fn register(&self, frames: &[(u32, FrameKey)]) -> Result<(), FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let mut named = Vec::with_capacity(frames.len());
         for (index, &(frame, key)) in frames.iter().enumerate() {
@@ -93,6 +95,7 @@ impl FramePool {
     /// engine of one thread, which [shares](Self::share) it before it calls anything else. Others
     /// use [`hit`](Self::hit).
     pub fn cached(&self, key: FrameKey) -> Result<Option<u32>, FrameError> {
+        let _call = call();
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.peek(&self.0.blocks, hash).map(|frame| frame.0))
     }
@@ -100,6 +103,7 @@ impl FramePool {
     /// Appends a frame for each of the leading keys that are known to `out`, without a reference,
     /// and returns their number. It counts as no lookup.
     pub fn cached_prefix(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         keys.iter().enumerate().try_for_each(|(index, &key)| self.check_key(index, key).map(drop))?;
         let before = out.len();
@@ -110,6 +114,7 @@ impl FramePool {
     /// Takes a reference on one frame for each of the leading keys that are known, and appends the
     /// frames to `out`. Returns their number.
     pub fn hit(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let hashes = keys.iter().enumerate().map(|(index, &key)| self.check_key(index, key));
         let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
@@ -132,6 +137,7 @@ impl FramePool {
     /// Frames with references keep them. Cached frames without references become free. Free frames
     /// are skipped: in a pool in use, a cached frame may be evicted at any time.
     pub fn uncache(&self, frames: &[u32]) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let ids = frames.iter().enumerate().map(|(index, &frame)| blocks.block_in_place(index, frame));
         let ids = ids.collect::<Result<Vec<_>, _>>()?;
@@ -141,6 +147,7 @@ impl FramePool {
     /// Takes a key away from all frames that are known by it, and returns their number. Frames
     /// without other keys are cached no more.
     pub fn unregister(&self, key: FrameKey) -> Result<usize, FrameError> {
+        let _call = call();
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.unname(&self.0.blocks, hash))
     }
@@ -150,6 +157,7 @@ impl FramePool {
     ///
     /// [`FrameError`], with index 0 for `from` and 1 for `to`, also if `to` has keys or is `from`.
     pub fn move_keys(&self, from: u32, to: u32) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let source = self.owned_block(0, from)?;
         let target = self.owned_block(1, to)?;
@@ -172,6 +180,7 @@ impl FramePool {
     /// Visits every frame. If another thread takes a reference meanwhile, its frame keeps the
     /// reference and loses its keys.
     pub fn clear_idle(&self) -> Result<usize, FrameError> {
+        let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let ids = (0..blocks.rows() as u32).map(BlockId);
         let frames = ids.clone().filter(|&id| blocks.word(id).is_owned()).count();

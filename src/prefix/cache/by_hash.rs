@@ -48,7 +48,6 @@ pub struct UncachedBlocks {
 /// A cached block, its hash, and the era in which it was noted.
 type Cached = (BlockId, BlockHash, u64);
 
-/// The hashes that were uncached.
 #[derive(Default)]
 pub(crate) struct UncachedHashes {
     /// Number of the newest call.
@@ -58,7 +57,6 @@ pub(crate) struct UncachedHashes {
 }
 
 impl UncachedHashes {
-    /// Returns the number of the newest call.
     #[inline]
     pub(crate) fn newest(&self) -> u64 {
         // Relaxed: the hashes are read under the lock.
@@ -86,7 +84,6 @@ impl UncachedHashes {
 }
 
 impl PrefixCache {
-    /// Returns the hashes that were uncached.
     #[inline]
     pub(crate) fn uncached(&self) -> &UncachedHashes {
         &self.uncached

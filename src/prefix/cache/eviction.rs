@@ -31,7 +31,6 @@ const SKIPPED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
 /// releases: of these, a batch that may see one entry may see the rest.
 const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / QUEUES_MAX) as u8 };
 
-/// Number of blocks per step.
 const STEP: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
 /// The blocks or frames of a step.
@@ -85,7 +84,6 @@ impl<'a> Eviction<'a> {
         Self { cache, core, oldest, freed, seen, unfiled, skipped: 0, in_queue: [0; QUEUES_MAX], spared: 0 }
     }
 
-    /// Evicts up to `wanted` blocks.
     pub(super) fn run(mut self, wanted: usize) {
         let (cache, mut got, mut has_looked) = (self.cache, 0, false);
         while got < wanted && self.skipped < SKIPPED_MAX {

@@ -262,7 +262,6 @@ impl PrefixCache {
         Ok(hashes.len())
     }
 
-    /// Returns the hashes that a block is known by.
     pub(crate) fn hashes_of(&self, core: &Core, id: BlockId) -> Vec<BlockHash> {
         loop {
             let word = core.word(id);

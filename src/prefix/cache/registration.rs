@@ -11,7 +11,6 @@ use crate::sync::{Ordering::SeqCst, fence, fence_after_rmw, heavy_fence};
 
 use super::{BlockHash, KvEvent, PrefixCache, key_of};
 
-/// A block that was just registered.
 struct Registered {
     hash: BlockHash,
     handle: BlockHandle,

@@ -88,7 +88,6 @@ impl Ring {
         self.entries.len() as u64 / 2
     }
 
-    /// Appends a value, and returns its position.
     pub(super) fn push(&self, told: Told) -> u64 {
         let guard = epoch::pin();
         let mut fresh = Owned::new(Entry { position: 0, told: Frozen::new(told) });

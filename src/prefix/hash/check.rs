@@ -24,7 +24,6 @@
 //! It is a universal hash, not a one-way function: an observer of enough hashes can compute the
 //! secret.
 
-/// 2^61 - 1.
 const PRIME: u64 = (1 << 61) - 1;
 /// Bits of `a`, and (`BITS`) of `b` and of a chain's initial value: few enough that no sum below
 /// overflows its word.
@@ -42,7 +41,6 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Bytes of key material.
     pub(super) const KEY_BYTES: usize = 8 * (PIECE / 2 + 3);
 
     pub(super) fn new(key: &[u8; Self::KEY_BYTES]) -> Self {

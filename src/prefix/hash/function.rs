@@ -166,7 +166,6 @@ fn add(bytes: &mut [u8], parent: u128) {
     }
 }
 
-/// BLAKE3 with a key.
 pub(super) struct Keyed([u8; 32]);
 
 impl Keyed {
@@ -178,7 +177,6 @@ impl Keyed {
     }
 }
 
-/// Returns the parent's key followed by the tokens.
 fn bytes(parent: u128, tokens: &[u32]) -> SmallVec<[u8; 528]> {
     let mut bytes = SmallVec::from_elem(0, 16 + 4 * tokens.len());
     let (key, words) = bytes.split_at_mut(16);
@@ -187,7 +185,6 @@ fn bytes(parent: u128, tokens: &[u32]) -> SmallVec<[u8; 528]> {
     bytes
 }
 
-/// Writes tokens as bytes.
 #[inline]
 pub(super) fn put(bytes: &mut [u8], tokens: &[u32]) {
     for (word, token) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(tokens) {

@@ -157,7 +157,6 @@ impl PrefixHasher {
         BlockHash { check: Check::begin(hash.check), ..hash }
     }
 
-    /// Returns the hash of a full block.
     #[inline]
     pub(super) fn block(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         debug_assert_eq!(tokens.len(), self.block_tokens, "a full block");
@@ -202,7 +201,6 @@ impl PrefixHasher {
         self.digest(&parts)
     }
 
-    /// Returns the hash of an unfinished block.
     pub(super) fn partial(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         match &self.function {
             // XXH3 hashes the length too, so fewer tokens than a full block's are a different input

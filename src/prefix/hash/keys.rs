@@ -103,7 +103,6 @@ impl<'a> PrefixKeys<'a> {
         self
     }
 
-    /// Returns the keys of ranges of tokens.
     pub(crate) fn extra(&self) -> &'a [ExtraKey] {
         self.extra
     }

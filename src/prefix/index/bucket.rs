@@ -25,7 +25,6 @@ pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
 
 /// What an insertion finds in a bucket.
 pub(super) struct Room {
-    /// Whether the entry is there already.
     pub(super) is_there: bool,
     /// Whether there is another entry with its fingerprint.
     pub(super) has_alike: bool,
@@ -56,7 +55,6 @@ impl Bucket {
         Self(std::array::from_fn(|_| AtomicU64::new(Entry::EMPTY.to_bits())))
     }
 
-    /// Returns the slots whose entries satisfy `so`.
     #[cfg(any(test, not(target_arch = "x86_64"), miri, kvpool_loom))]
     #[inline]
     fn slots(&self, so: impl Fn(Entry) -> bool) -> Slots {
@@ -151,13 +149,11 @@ impl Bucket {
         Entry::from_bits(self.0[at].load(Acquire))
     }
 
-    /// Replaces `from` by `to` if `from` is still in the slot.
     #[inline]
     pub(super) fn exchange(&self, at: usize, from: Entry, to: Entry, order: Ordering) -> bool {
         self.0[at].compare_exchange(from.to_bits(), to.to_bits(), order, Relaxed).is_ok()
     }
 
-    /// Prefetches the line, where the processor supports it.
     #[inline]
     pub(super) fn fetch(&self) {
         prefetch(self);

@@ -41,7 +41,6 @@ impl Key {
 pub(super) struct Entry(u64);
 
 impl Entry {
-    /// The empty slot.
     pub(super) const EMPTY: Self = Self(0);
 
     #[inline]
@@ -54,7 +53,6 @@ impl Entry {
         self.0
     }
 
-    /// Returns the block's id.
     #[inline]
     pub(super) fn id(self) -> BlockId {
         BlockId((self.0 & ID_MASK) as u32)

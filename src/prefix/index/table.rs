@@ -10,7 +10,6 @@ use crate::sync::{AtomicPtr, AtomicU64, Ordering::*, fence};
 use super::bucket::{Bucket, Slots, WAYS, each};
 use super::entry::{Entry, Key};
 
-/// Entries per block of the pool.
 const ENTRIES_PER_BLOCK: usize = 2;
 
 /// A key goes to its first bucket while that holds fewer entries than this.
@@ -32,7 +31,6 @@ pub enum Inserted {
     Full,
 }
 
-/// A table of the index.
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
     /// Number of buckets minus one.
@@ -55,7 +53,6 @@ impl Table {
         (blocks.min(FRAMES_MAX) * ENTRIES_PER_BLOCK).div_ceil(WAYS).next_power_of_two()
     }
 
-    /// Returns whether it is large enough for a pool of `blocks` blocks.
     pub(super) fn is_for(&self, blocks: usize) -> bool {
         self.buckets.len() >= Self::buckets_for(blocks)
     }

@@ -1,6 +1,5 @@
 //! Maps ranks to slots: pure arithmetic.
 
-/// The shape of a rank queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Geometry {
     /// log2 of the slots per level.

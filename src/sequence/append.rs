@@ -1,0 +1,236 @@
+//! Appends tokens to a sequence.
+//!
+//! ```text
+//! room        withdraw what was abandoned, plan, look at the last block
+//! grow        if that block does not do: take blocks, copy on write, reopen      an error changes nothing
+//! complete    announce, make final, promise full blocks to the batch
+//! ```
+
+use std::ops::Range;
+
+use crate::error::SequenceError;
+use crate::ids::BlockId;
+use crate::sync::{Ordering::Relaxed, call};
+
+use super::TOKENS_MAX;
+use super::batch::Batch;
+use super::batch_inner::Promise;
+use super::grow::{Copied, Grown, Tail};
+use super::plan::Growth;
+use super::sequence::{Access, Sequence};
+use super::tokens::Tokens;
+
+/// Result of an append.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Appended {
+    /// Positions of the new tokens in the sequence.
+    pub tokens: Range<usize>,
+    /// Number of allocated blocks, including a copy.
+    pub new_blocks: usize,
+    /// The block that was copied because it could not be written in place.
+    pub copied: Option<Copied>,
+}
+
+/// What tokens require of a sequence.
+pub(super) enum Room {
+    /// All announced tokens were appended.
+    NoTokens,
+    /// The last block takes them, and is open.
+    InPlace(Growth),
+    /// The list must [grow](Batch::grow_list), given the last block, if there are tokens in it.
+    InList(Growth, Option<Tail>),
+}
+
+impl Grown {
+    const IN_PLACE: Self = Self { new_blocks: 0, copied: None };
+
+    #[inline]
+    fn appended(self, plan: &Growth) -> Appended {
+        let tokens = plan.from as usize..plan.length as usize;
+        Appended { tokens, new_blocks: self.new_blocks, copied: self.copied }
+    }
+}
+
+impl Batch {
+    /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
+    ///
+    /// Allocates blocks as needed, and copies the last block first if it cannot be written in
+    /// place. With final tokens, earlier drafted ones become final too. [`step`](Self::step)
+    /// appends to many sequences, all or none.
+    ///
+    /// # Errors
+    ///
+    /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
+    /// [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`],
+    /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed. With
+    /// [ids](Tokens::Ids), which are then not announced, also [`SequenceError::TokensUnknown`] if
+    /// earlier tokens were not announced, drafted ones included, and [`SequenceError::TokensAhead`]
+    /// if other announced tokens must be appended first.
+    #[inline]
+    pub fn append<'t>(
+        &mut self,
+        sequence: &mut Sequence,
+        tokens: impl Into<Tokens<'t>>,
+    ) -> Result<Appended, SequenceError> {
+        let _call = call();
+        let tokens = tokens.into();
+        match self.room(sequence, tokens)? {
+            Room::NoTokens => {
+                let length = sequence.list.tokens() as usize;
+                Ok(Appended { tokens: length..length, new_blocks: 0, copied: None })
+            }
+            Room::InPlace(plan) => {
+                self.append_in_place(sequence, &plan, tokens);
+                Ok(Grown::IN_PLACE.appended(&plan))
+            }
+            Room::InList(plan, tail) => self.append_to_list(sequence, &plan, tail, tokens),
+        }
+    }
+
+    /// Finds out what tokens require of a sequence, after withdrawing what abandoned batches wrote.
+    // Always inline, as what it calls: to pass the results through memory takes longer than the rest.
+    #[inline(always)]
+    pub(super) fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
+        sequence.catch_up();
+        let Some(plan) = self.plan(sequence, tokens)? else { return Ok(Room::NoTokens) };
+        sequence.settle();
+        sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
+        let Some(id) = sequence.list.last().filter(|_| plan.tail) else {
+            return Ok(Room::InList(plan, None));
+        };
+        let tail = self.tail(sequence, plan.first, id);
+        let is_open = plan.fresh == 0 && tail.access == Access::Open;
+        Ok(if is_open { Room::InPlace(plan) } else { Room::InList(plan, Some(tail)) })
+    }
+
+    /// Plans an append; `None` if all announced tokens, which it would append, were appended.
+    #[inline(always)]
+    fn plan(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<Option<Growth>, SequenceError> {
+        let (id, length) = (sequence.id(), sequence.list.tokens());
+        self.check(&sequence.sequences, id)?;
+        let count = tokens.count(sequence);
+        match (tokens, sequence.known.as_deref()) {
+            (Tokens::Announced(_), None) => return Err(SequenceError::TokensUnknown { id, known: 0 }),
+            (Tokens::Announced(_), _) if count == 0 => return Ok(None),
+            (Tokens::Ids(_), Some(known)) => known.check_all_announced(id, length as usize)?,
+            _ => {}
+        }
+        if count == 0 {
+            return Err(SequenceError::ZeroTokens { id });
+        }
+        let blocks = sequence.list.len() as u32;
+        Growth::plan(length, blocks, count, self.step.sequences.0.block_tokens)
+            .map(Some)
+            .ok_or(SequenceError::TooLong { id, asked: count, length: length as usize, max: TOKENS_MAX })
+    }
+
+    /// Appends tokens for which there is room in the last block.
+    #[inline(always)]
+    pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
+        sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
+        sequence.publish(plan.length);
+        self.step.note(sequence, plan.from);
+        self.complete(sequence, plan, tokens);
+    }
+
+    /// Appends tokens that do not fit into the last block, or must not be written there.
+    #[inline(never)]
+    pub(super) fn append_to_list(
+        &mut self,
+        sequence: &mut Sequence,
+        plan: &Growth,
+        tail: Option<Tail>,
+        tokens: Tokens<'_>,
+    ) -> Result<Appended, SequenceError> {
+        let grown = self.grow_list(sequence, plan, tail)?;
+        // Only now, so that an error needs no rollback.
+        self.complete(sequence, plan, tokens);
+        Ok(grown.appended(plan))
+    }
+
+    /// Announces the tokens of a growth that have ids, and makes them final unless they are
+    /// drafted.
+    #[inline(always)]
+    fn complete(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
+        if let (Tokens::Ids(ids), Some(known), Some(cache)) =
+            (tokens, &mut sequence.known, &self.step.sequences.0.cache)
+        {
+            known.announce_checked(cache, ids);
+        }
+        if !matches!(tokens, Tokens::Draft(_)) {
+            self.make_final(sequence, plan);
+        }
+    }
+
+    #[inline]
+    fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
+        let has_drafts = sequence.committed < plan.from;
+        sequence.committed = plan.length;
+        if let Some(known) = &mut sequence.known {
+            known.committed(plan.length);
+        }
+        if plan.full > plan.first {
+            self.filled(sequence, plan);
+        } else if has_drafts {
+            sequence.complete(plan.full);
+        }
+    }
+
+    /// Promises full blocks of final tokens to this batch if no other writer is in flight.
+    ///
+    /// Otherwise the sequence seals them later.
+    fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
+        let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
+        let written = (plan.first + u32::from(plan.tail)) as usize;
+        self.step.since = self.step.since.min(sequence.look_for_uncached(written));
+        // This batch was added last.
+        let is_last_writer = blocks.clock().others_ended(&sequence.writers);
+        // Only after the others were found to have ended, not abandoned.
+        let is_last_writer = is_last_writer && !sequence.is_stale();
+        // Earlier blocks are settled: the promise begins where they end.
+        if sequence.seals.settled() == plan.first && is_last_writer {
+            let ids = &sequence.list.ids()[plan.first as usize..plan.full as usize];
+            let known = sequence.token_hashes();
+            self.step.promised.extend((plan.first..plan.full).zip(ids).map(|(place, id)| {
+                // Relaxed: only the owner, borrowed here, changes it.
+                let id = BlockId(id.load(Relaxed));
+                let hash = known.and_then(|(known, cache)| Some((known, cache, known.hash(place)?)));
+                if let Some((known, cache, hash)) = hash {
+                    cache.note(id, hash, known.era(), place, known.mark());
+                }
+                Promise {
+                    handle: blocks.handle(id),
+                    is_noted: hash.is_some(),
+                    stored: hash.and_then(|(known, cache, _)| known.stored(cache, id, place)),
+                }
+            }));
+            sequence.seals.promise(plan.full, ticket);
+        } else {
+            sequence.complete(plan.full);
+        }
+    }
+
+    /// Makes the last block writable in place, if the planned growth writes to it, and returns the
+    /// copy if one was necessary. On an error, nothing has changed.
+    pub(super) fn open_tail(
+        &mut self,
+        sequence: &mut Sequence,
+        plan: &Growth,
+    ) -> Result<Option<Copied>, SequenceError> {
+        let Some(id) = sequence.list.last().filter(|_| plan.tail) else { return Ok(None) };
+        let tail = self.tail(sequence, plan.first, id);
+        if tail.access == Access::Open {
+            return Ok(None);
+        }
+        let plan = Growth { length: plan.from, fresh: 0, full: plan.first, ..*plan };
+        Ok(self.grow_list(sequence, &plan, Some(tail))?.copied)
+    }
+
+    #[inline(always)]
+    fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
+        let word = self.step.sequences.0.blocks.word(id);
+        let access = sequence.access(place, word, self.ticket());
+        debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));
+        Tail { id, access }
+    }
+}

@@ -1,0 +1,95 @@
+//! Calls of the pool as single steps of a model, in a build with `--cfg kvpool_loom_coarse`.
+//!
+//! In such a build the pool is the one that users build: it runs on the standard library's atomics,
+//! which loom neither sees nor interrupts, and loom runs all threads of a model on one thread of
+//! the system. Each call is therefore atomic, provided that loom does not switch threads inside:
+//!
+//! ```text
+//! call    change one counter, a step of its own;  stop exploring
+//!         (all that the pool does, and the wakers and copiers that it calls)
+//! end     explore again
+//! ```
+//!
+//! loom switches threads at its own operations only. Between the two lines it explores no
+//! alternative to the running thread, and it moves each alternative that a conflict inside asks for
+//! to the step before. The counter makes any two calls conflict: every order of calls is explored,
+//! and a call sees all that precedes it.
+//!
+//! A thread that blocks inside would let others in: no operation of the pool does, and neither may
+//! user code that it calls. A future of the pool is one call in each poll.
+
+#[cfg(not(kvpool_loom_coarse))]
+mod imp {
+    /// Ends the call when dropped.
+    pub(crate) struct Call;
+
+    /// Begins a call of the pool: no code outside of this build.
+    #[inline(always)]
+    pub(crate) fn call() -> Call {
+        Call
+    }
+
+    /// Makes each poll of a future a call.
+    #[inline(always)]
+    pub(crate) fn calls<F: Future>(future: F) -> F {
+        future
+    }
+}
+
+#[cfg(kvpool_loom_coarse)]
+mod imp {
+    use std::cell::Cell;
+
+    use loom::sync::atomic::{AtomicUsize, Ordering::AcqRel};
+
+    loom::lazy_static! {
+        static ref CALLS: AtomicUsize = AtomicUsize::new(0);
+    }
+
+    thread_local! {
+        /// Number of calls inside of which the execution is; `None` outside of an execution.
+        static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
+    }
+
+    /// Ends the call when dropped.
+    pub(crate) struct Call(());
+
+    /// Begins a call of the pool, or an inner one, which is part of the outer one's step.
+    pub(crate) fn call() -> Call {
+        if DEPTH.get() == Some(0) {
+            CALLS.fetch_add(1, AcqRel);
+            loom::stop_exploring();
+        }
+        DEPTH.set(DEPTH.get().map(|depth| depth + 1));
+        Call(())
+    }
+
+    impl Drop for Call {
+        fn drop(&mut self) {
+            DEPTH.set(DEPTH.get().map(|depth| depth - 1));
+            if DEPTH.get() == Some(0) {
+                loom::explore();
+            }
+        }
+    }
+
+    /// Makes each poll of a future a call.
+    pub(crate) fn calls<F: Future>(future: F) -> impl Future<Output = F::Output> {
+        let mut future = Box::pin(future);
+        std::future::poll_fn(move |context| {
+            let _call = call();
+            future.as_mut().poll(context)
+        })
+    }
+
+    /// Runs one execution of a model.
+    pub(crate) fn execution(model: impl FnOnce()) {
+        DEPTH.set(Some(0));
+        model();
+        DEPTH.set(None);
+    }
+}
+
+#[cfg(kvpool_loom_coarse)]
+pub(super) use imp::execution;
+pub(crate) use imp::{call, calls};
