@@ -235,7 +235,7 @@ fn drafts_are_withdrawn() {
         batch.append(&mut sequence, Tokens::Draft(5)).unwrap();
         drop(batch);
         assert_eq!((sequence.len(), sequence.committed()), (15, 12));
-        assert!(matches!(sequence.commit(16), Err(SequenceError::CommitBeyondLength { .. })));
+        assert!(matches!(sequence.commit(16), Err(SequenceError::Invalid { .. })));
         sequence.truncate(12).unwrap();
         let mut batch = pool.begin_batch();
         batch.append(&mut sequence, &[4]).unwrap();

@@ -39,7 +39,7 @@ impl Late {
                 if rng.u8(..16) == 0 {
                     // It fails, possibly without reporting it.
                     if rng.bool() {
-                        done(Err(StorageError::Aliases { which: "nothing" }));
+                        done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other }));
                     }
                     continue;
                 }

@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::block::{Blocks, BlocksConfig, Evictor, Sampler, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
-use crate::error::{PrefixError, SizingError, StorageError};
+use crate::error::{Invalid, PrefixError, StorageError};
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
 use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
@@ -30,102 +30,16 @@ const THREADS_MAX: usize = 1 << 16;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// The number of blocks is missing or zero.
-    #[error("a pool needs at least one block; call `blocks` or `sizing`")]
-    NoBlocks,
-    /// More blocks than a block word can address.
-    #[error("{blocks} blocks requested; a pool holds at most {max}")]
-    TooManyBlocks {
-        /// Requested number of blocks, initial or maximal.
-        blocks: usize,
-        /// Maximum for any pool.
-        max: usize,
-    },
-    /// The maximum size is below the initial size.
-    #[error("the initial size of {blocks} blocks exceeds the maximum of {max}")]
-    MaxBelowStart {
-        /// Initial number of blocks.
-        blocks: usize,
-        /// Requested maximum.
-        max: usize,
-    },
-    /// The reserve covers the whole pool, and leaves no block for requests that are not urgent.
-    #[error("a reserve of {reserve} blocks must be smaller than the pool, which has {blocks}")]
-    Reserve {
-        /// Requested size of the reserve.
-        reserve: usize,
-        /// Initial number of blocks.
-        blocks: usize,
-    },
-    /// The segment size is not a power of two, or is below one bitmap word.
-    #[error("a segment of {frames} frames; it must be a power of two and at least {min}")]
-    Segment {
-        /// Requested frames per segment.
-        frames: usize,
-        /// Minimum.
-        min: usize,
-    },
-    /// The magazine size is above the maximum.
-    #[error("magazines of {blocks} blocks; the maximum is {max}")]
-    Magazine {
-        /// Requested blocks per magazine.
-        blocks: usize,
-        /// Maximum.
-        max: usize,
-    },
-    /// Too many threads expected; each takes memory when the pool is built.
-    #[error("{threads} threads expected; the maximum is {max}")]
-    Threads {
-        /// Requested number of threads.
-        threads: usize,
-        /// Maximum.
-        max: usize,
-    },
-    /// A block holds more tokens than a sequence can have.
-    #[error("blocks of {tokens} tokens; a sequence has at most {max}")]
-    BlockTokens {
-        /// Tokens per block in the layout.
-        tokens: usize,
-        /// Maximum number of tokens in a sequence.
-        max: usize,
-    },
-    /// The order for fragmentation exceeds that of the largest possible pool.
-    #[error("fragmentation order {order}; the maximum is {max}")]
-    Order {
-        /// Requested order.
-        order: u8,
-        /// Maximum.
-        max: u8,
-    },
-    /// The given storage has another layout than the pool.
-    #[error("the storage has layout {storage}, but the pool has {pool}")]
-    OtherLayout {
-        /// Layout of the storage.
-        storage: Box<KvLayout>,
-        /// Layout of the pool.
-        pool: Box<KvLayout>,
-    },
-    /// The given storage has too few frames for the pool.
-    #[error("the storage holds {storage} frames; the pool needs {frames}")]
-    StorageTooSmall {
-        /// Frames that the storage has, or can grow to.
-        storage: usize,
-        /// Frames that the pool needs, including the null block's.
-        frames: usize,
-    },
+    /// A number, the sizing, or the given storage is invalid.
+    #[error(transparent)]
+    Invalid(#[from] Invalid),
     /// The given storage has other references, perhaps from another pool. Two pools would hand out
     /// the same bytes.
     #[error("the storage has other references; a pool needs exclusive storage")]
     StorageShared,
-    /// `zero_on_free` was set for a pool that has no storage.
-    #[error("`zero_on_free` needs a pool with storage")]
-    NothingToZero,
     /// The configuration of the prefix cache is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// The sizing cannot be satisfied.
-    #[error(transparent)]
-    Sizing(#[from] SizingError),
     /// The storage could not be allocated.
     #[error(transparent)]
     Storage(#[from] StorageError),
@@ -344,14 +258,15 @@ impl PoolBuilder {
                     return Err(BuildError::StorageShared);
                 }
                 if *storage.layout() != self.layout {
-                    let (storage, pool) = (Box::new(storage.layout().clone()), Box::new(self.layout));
-                    return Err(BuildError::OtherLayout { storage, pool });
+                    let limit = format_args!("that of the pool, {}", self.layout);
+                    return Err(Invalid::new("layout of the storage", storage.layout(), limit).into());
                 }
                 for (has, frames) in
                     [(storage.frames(), config.frames), (storage.frames_max(), config.frames_max)]
                 {
                     if has < frames {
-                        return Err(BuildError::StorageTooSmall { storage: has, frames });
+                        let limit = format_args!("at least {frames}");
+                        return Err(Invalid::new("frames of the storage", has, limit).into());
                     }
                 }
                 Some(storage)
@@ -389,46 +304,38 @@ impl PoolBuilder {
         Ok(pool)
     }
 
-    pub(super) fn check(&self) -> Result<BlocksConfig, BuildError> {
+    pub(super) fn check(&self) -> Result<BlocksConfig, Invalid> {
         let null = self.has_null_block as usize;
         let most = FRAMES_MAX - null;
-        let blocks = match self.size.as_ref().ok_or(BuildError::NoBlocks)? {
-            Size::Blocks(0) => return Err(BuildError::NoBlocks),
-            Size::Blocks(blocks) => *blocks,
+        let blocks = match &self.size {
+            None | Some(Size::Blocks(0)) => {
+                return Err(Invalid::new("blocks", "0, or nothing", "at least 1, by `blocks` or `sizing`"));
+            }
+            Some(Size::Blocks(blocks)) => *blocks,
             // The null block comes out of the same memory.
-            Size::By(sizing) => sizing.frames(&self.layout, 1 + null)? - null,
+            Some(Size::By(sizing)) => sizing.frames(&self.layout, 1 + null)? - null,
         };
         let blocks_max = self.blocks_max.unwrap_or(blocks);
-        if let Some(&blocks) = [blocks, blocks_max].iter().find(|&&blocks| blocks > most) {
-            return Err(BuildError::TooManyBlocks { blocks, max: most });
-        }
-        if blocks_max < blocks {
-            return Err(BuildError::MaxBelowStart { blocks, max: blocks_max });
-        }
+        at_most("blocks", blocks, most)?;
+        at_most("blocks_max", blocks_max, most)?;
+        at_most("blocks", blocks, blocks_max)?;
         if self.reserve >= blocks {
-            return Err(BuildError::Reserve { reserve: self.reserve, blocks });
+            let limit = format_args!("less than the pool's {blocks} blocks");
+            return Err(Invalid::new("reserve", self.reserve, limit));
         }
         let segment_frames = self.segment_blocks;
         if !segment_frames.is_power_of_two() || !(FAN..=FRAMES_MAX).contains(&segment_frames) {
-            return Err(BuildError::Segment { frames: segment_frames, min: FAN });
+            let limit = format_args!("a power of two from {FAN} to {FRAMES_MAX}");
+            return Err(Invalid::new("segment_blocks", segment_frames, limit));
         }
         let threads = self.threads.unwrap_or_else(available_parallelism).max(1);
-        if threads > THREADS_MAX {
-            return Err(BuildError::Threads { threads, max: THREADS_MAX });
-        }
-        if self.layout.block_tokens() > TOKENS_MAX {
-            return Err(BuildError::BlockTokens { tokens: self.layout.block_tokens(), max: TOKENS_MAX });
-        }
+        at_most("threads", threads, THREADS_MAX)?;
+        at_most("block_tokens", self.layout.block_tokens(), TOKENS_MAX)?;
         let magazine_blocks = self.magazine_blocks.unwrap_or_else(|| magazine_blocks(blocks, threads));
-        if magazine_blocks > MAGAZINE_BLOCKS_MAX {
-            return Err(BuildError::Magazine { blocks: magazine_blocks, max: MAGAZINE_BLOCKS_MAX });
-        }
-        let order_max = crate::config::FRAME_BITS as u8;
-        if self.order.0 > order_max {
-            return Err(BuildError::Order { order: self.order.0, max: order_max });
-        }
+        at_most("magazine_blocks", magazine_blocks, MAGAZINE_BLOCKS_MAX)?;
+        at_most("fragmentation_order", self.order.0.into(), crate::config::FRAME_BITS as usize)?;
         if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
-            return Err(BuildError::NothingToZero);
+            return Err(Invalid::new("zero_on_free", "a pool without storage", "a pool with storage"));
         }
         let device = match &self.backing {
             Backing::Given(storage) => storage.device(),
@@ -445,6 +352,10 @@ impl PoolBuilder {
             device,
         })
     }
+}
+
+fn at_most(what: &'static str, got: usize, max: usize) -> Result<(), Invalid> {
+    if got <= max { Ok(()) } else { Err(Invalid::new(what, got, format_args!("at most {max}"))) }
 }
 
 /// Creates the prefix cache. Out of line, as below: a model has a small stack.

@@ -11,9 +11,9 @@ use crate::ids::{BlockHandle, BlockId, Ticket};
 use crate::storage::{DeviceStream, FrameMove};
 use crate::sync::Ordering::Relaxed;
 
-use super::TOKENS_MAX;
 use super::batch_inner::{BatchInner, Finish, Promise};
 use super::plan::Growth;
+use super::plan::{too_long, zero_tokens};
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 use super::tokens::Tokens;
@@ -219,7 +219,7 @@ impl Batch {
     /// # Errors
     ///
     /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
-    /// [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`],
+    /// [`SequenceError::Invalid`] for no or too many tokens,
     /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed. With
     /// [ids](Tokens::Ids), which are then not announced, also [`SequenceError::TokensUnknown`] if
     /// earlier tokens were not announced, drafted ones included, and [`SequenceError::TokensAhead`]
@@ -391,11 +391,11 @@ impl Batch {
         }
         let tokens = tokens.count(sequence);
         if tokens == 0 {
-            return Err(SequenceError::ZeroTokens { id });
+            return Err(zero_tokens(id));
         }
         let blocks = sequence.list.len() as u32;
         Growth::plan(length, blocks, tokens, self.step.sequences.0.block_tokens)
-            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })
+            .ok_or_else(|| too_long(id, tokens, length as usize))
     }
 
     /// Returns `Ok` if the last block takes the tokens, and is open. Nothing has changed.

@@ -1,6 +1,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::plan::{too_long, zero_tokens};
 use super::*;
 use crate::block::{Blocks, BlocksConfig};
 use crate::error::{AllocError, HandleError, SequenceError, StorageError};
@@ -163,14 +164,16 @@ fn misuse_is_refused_and_changes_nothing() {
 
     let full = batch.append(&mut sequence, 12).unwrap_err();
     assert!(matches!(full, SequenceError::Alloc(AllocError::Exhausted { asked: 3, free: 2, .. })), "{full}");
-    assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
-    assert_eq!(batch.append(&mut sequence, Tokens::Draft(0)), Err(SequenceError::ZeroTokens { id }));
-    let too_long = SequenceError::TooLong { id, asked: TOKENS_MAX, length: 5, max: TOKENS_MAX };
+    assert_eq!(batch.append(&mut sequence, 0), Err(zero_tokens(id)));
+    assert_eq!(batch.append(&mut sequence, Tokens::Draft(0)), Err(zero_tokens(id)));
+    let too_long = too_long(id, TOKENS_MAX, 5);
     assert_eq!(batch.append(&mut sequence, TOKENS_MAX), Err(too_long));
-    assert_eq!(sequence.commit(6), Err(SequenceError::CommitBeyondLength { id, asked: 6, length: 5 }));
-    assert_eq!(sequence.truncate(6), Err(SequenceError::TruncateBeyondLength { id, asked: 6, length: 5 }));
+    let beyond = |what| Err(SequenceError::invalid(id, what, 6, "at most its 5 tokens"));
+    assert_eq!(sequence.commit(6), beyond("tokens to commit"));
+    assert_eq!(sequence.truncate(6), beyond("tokens to keep"));
     for (start, end) in [(0, 6), (3, 2)] {
-        let refused = Err(SequenceError::TokensOutOfRange { id, start, end, length: 5 });
+        let got = format_args!("{start}..{end}");
+        let refused = Err(SequenceError::invalid(id, "tokens", got, "a range within its 5 tokens"));
         let mut slots = vec![7];
         assert_eq!(batch.slot_mapping(&sequence, Range { start, end }, &mut slots), refused);
         assert_eq!(slots, [7]);
@@ -186,7 +189,7 @@ fn misuse_is_refused_and_changes_nothing() {
     assert_eq!(store(&mut foreign, &mut sequence, 4..5, 0.0), refused);
 
     let short = batch.store(&mut sequence, 0, 4..5, (&[0.0f32; 2][..]).into(), (&[0.0f32; 1][..]).into());
-    assert!(matches!(short, Err(SequenceError::Storage(StorageError::Length { .. }))), "{short:?}");
+    assert!(matches!(short, Err(SequenceError::Storage(StorageError::Invalid(_)))), "{short:?}");
     assert_eq!((ids(&sequence), free(&sequences)), before);
     assert_eq!((sequence.len(), sequence.committed()), (5, 5));
 

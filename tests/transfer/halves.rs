@@ -120,7 +120,7 @@ fn a_cached_prefix_is_shared() {
     let mut import = to.import(&export.manifest().unwrap()).unwrap();
     assert_eq!((import.missing(), import.shared_blocks()), (&[5, 6, 7, 8, 9, 10][..], 5));
     assert_eq!(import.blocks()[..5], kept.blocks().collect::<Vec<_>>()[..5]);
-    assert_eq!(import.piece(&[4]).err(), Some(TransferError::NotTransferred { place: 4 }));
+    assert_eq!(import.piece(&[4]).err(), Some(super::not_transferred(4)));
     send_all(&export, &mut import);
     let copy = import.commit().unwrap().sequence().unwrap();
     check(&to, &copy, &tokens);
@@ -205,7 +205,7 @@ fn damaged_blocks_are_sent_again() {
         let mut bytes = export.packed(place).unwrap();
         bytes[0] ^= 1;
         assert_eq!(import.write(place, None, &bytes), Err(TransferError::Checksum { place }));
-        assert!(matches!(import.write(place, None, &bytes[1..]), Err(TransferError::Manifest(_))));
+        assert!(matches!(import.write(place, None, &bytes[1..]), Err(TransferError::Invalid(_))));
         bytes[0] ^= 1;
         import.write(place, None, &bytes).unwrap();
     }
@@ -247,7 +247,7 @@ fn refused_exports_and_imports() {
     };
     assert_eq!(to.import(&manifest).unwrap_err(), TransferError::Alloc(want));
     drop(lease);
-    assert_eq!(export.piece(&[11]).err(), Some(TransferError::NotTransferred { place: 11 }));
+    assert_eq!(export.piece(&[11]).err(), Some(super::not_transferred(11)));
     drop(export);
     assert_eq!(from.sequence_count(), 0, "a dropped export closes its sequence");
     [from, to].iter().for_each(is_idle);

@@ -336,9 +336,7 @@ plainly! {
     AuditError => "AuditError",
     BuildError => "BuildError",
     DefragError => "DefragmentError",
-    LayoutError => "BuildError",
     PrefixError => "CacheError",
-    SizingError => "BuildError",
     kvpool_node::NodeError => "NodeError",
     kvpool_node::transport::tcp::LinkError => "NodeError",
 }

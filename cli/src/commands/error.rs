@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::policy::PolicyKind;
-use kvpool::{DeviceId, LayoutError};
+use kvpool::{DeviceId, Invalid};
 use thiserror::Error;
 
 use crate::trace::TraceError;
@@ -17,7 +17,7 @@ pub enum CommandError {
     #[error(transparent)]
     Trace(#[from] TraceError),
     #[error("--layout {name}: {reason}")]
-    Layout { name: String, reason: LayoutError },
+    Layout { name: String, reason: Invalid },
     #[error("--device {device}: {reason}")]
     Device { device: DeviceId, reason: String },
     #[error("--policy {0} has no effect with --prefix-cache off")]

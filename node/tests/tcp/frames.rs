@@ -58,7 +58,11 @@ impl Remote {
     }
 
     fn check(&self) -> Result<(), StorageError> {
-        if self.fails { Err(StorageError::NoPlanes { device: DeviceId::Host }) } else { Ok(()) }
+        if self.fails {
+            Err(StorageError::Unsupported { device: DeviceId::Host, what: "planes" })
+        } else {
+            Ok(())
+        }
     }
 }
 
