@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use indicatif::{BinaryBytes, HumanCount};
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
 use kvpool::{DeviceId, StorageError};
 
@@ -48,12 +49,20 @@ impl Backend {
         }
     }
 
-    /// Returns the bytes of a block with its metadata, and the free bytes, if these cannot hold this
-    /// number of blocks.
-    pub(crate) fn lacks_room(&self, layout: &KvLayout, blocks: usize) -> Option<(usize, u64)> {
-        let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES);
-        let free = self.free_bytes()?;
-        ((block_bytes as u64).saturating_mul(blocks as u64) > free).then_some((block_bytes, free))
+    /// Checks that a pool fits into the free memory; `size` is the option of its number of blocks.
+    ///
+    /// The system commits pages as they are written, so a pool that is too large would fail midway.
+    pub(crate) fn check_room(&self, layout: &KvLayout, blocks: usize, size: &str) -> anyhow::Result<()> {
+        let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES) as u64;
+        match self.free_bytes() {
+            Some(free) if block_bytes.saturating_mul(blocks as u64) > free => anyhow::bail!(
+                "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free ({size}, --layout)",
+                HumanCount(blocks as u64),
+                BinaryBytes(block_bytes),
+                BinaryBytes(free)
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// Creates the storage of a pool.

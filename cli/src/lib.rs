@@ -27,6 +27,7 @@ pub mod absent;
 pub mod args;
 pub mod backend;
 mod commands;
+mod error;
 #[cfg(feature = "node")]
 mod figures;
 mod fit;
@@ -45,8 +46,6 @@ pub mod workload;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
-#[cfg(not(feature = "top"))]
-use commands::CommandError;
 use output::complain;
 
 /// Success.
@@ -90,7 +89,10 @@ pub fn run(cli: Cli) -> ExitCode {
         #[cfg(feature = "node")]
         Command::Topology(args) => commands::topology(args),
         #[cfg(not(feature = "top"))]
-        Command::Absent(absent) => Err(CommandError::Absent(absent.feature())),
+        Command::Absent(absent) => Err(anyhow::anyhow!(
+            "this build lacks the command: cargo install --path cli --features {}",
+            absent.feature()
+        )),
         Command::Completions(args) => commands::completions(args),
         Command::Man(args) => commands::man(args),
     };
@@ -98,7 +100,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             complain(format_args!("{error}"));
-            ExitCode::from(error.exit_code())
+            ExitCode::from(error::exit_code(&error))
         }
     }
 }

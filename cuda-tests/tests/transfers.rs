@@ -10,7 +10,7 @@ use kvpool::storage::{
     AdoptedPlane, AdoptedTensors, Arrangement, DeviceStream, Dtype, FrameMove, HostStorage, KvLayout,
     KvPlanes, Scales, Storage,
 };
-use kvpool::{DeviceId, FrameId, MovedEntry, Run, StorageError};
+use kvpool::{FrameId, MovedEntry, Run, StorageError};
 use kvpool_cuda::{CudaConfig, CudaStorage, Device, DeviceRows, DeviceTable, TableError};
 use kvpool_cuda_tests::mock::{Rules, Style, for_each_seed, session};
 use kvpool_testkit::rng::Rng;

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::dtype::Dtype;
-use crate::error::Invalid;
+use crate::error::{Invalid, StorageError};
 
 impl std::str::FromStr for Dtype {
     type Err = Invalid;
@@ -37,8 +37,8 @@ impl<'a> Elements<'a> {
     /// Views bytes as elements of any type, such as 8-bit floats or foreign buffers.
     ///
     /// # Errors
-    /// [`Invalid`] if the bytes are not a whole number of elements.
-    pub fn new(dtype: Dtype, bytes: &'a [u8]) -> Result<Self, Invalid> {
+    /// [`StorageError::Invalid`] if the bytes are not a whole number of elements.
+    pub fn new(dtype: Dtype, bytes: &'a [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
     }
@@ -77,8 +77,8 @@ impl<'a> ElementsMut<'a> {
     /// Views a buffer of bytes as elements of any type.
     ///
     /// # Errors
-    /// [`Invalid`] if the bytes are not a whole number of elements.
-    pub fn new(dtype: Dtype, bytes: &'a mut [u8]) -> Result<Self, Invalid> {
+    /// [`StorageError::Invalid`] if the bytes are not a whole number of elements.
+    pub fn new(dtype: Dtype, bytes: &'a mut [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
     }
@@ -101,12 +101,12 @@ impl<'a> ElementsMut<'a> {
     }
 }
 
-fn whole_elements(dtype: Dtype, bytes: usize) -> Result<(), Invalid> {
+fn whole_elements(dtype: Dtype, bytes: usize) -> Result<(), StorageError> {
     if bytes.is_multiple_of(dtype.bytes()) {
         return Ok(());
     }
     let limit = format_args!("a multiple of {}, the bytes of {dtype}", dtype.bytes());
-    Err(Invalid::new("bytes", bytes, limit))
+    Err(Invalid::new("bytes", bytes, limit).into())
 }
 
 macro_rules! elements {

@@ -1,7 +1,8 @@
 //! Cached blocks leave by an export and arrive by an import.
 
 use kvpool::prefix::{Chain, PrefixKeys};
-use kvpool::{AllocRequest, Imported, Pool, TransferDirection, TransferError};
+use kvpool::transfer::{Imported, TransferDirection};
+use kvpool::{AllocRequest, Pool, TransferError};
 
 use super::halves::send_all;
 use super::kv::{admit, cached, is_idle, other, plain, pool, pools, prompt};

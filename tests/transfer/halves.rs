@@ -3,10 +3,8 @@
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
-use kvpool::{
-    AllocError, AllocRequest, Arriving, Export, Import, Piece, Pool, Run, SequenceError, SequenceId,
-    TransferError,
-};
+use kvpool::transfer::{Arriving, Export, Import, Piece};
+use kvpool::{AllocError, AllocRequest, Pool, Run, SequenceError, SequenceId, TransferError};
 
 use super::kv::{BLOCK_TOKENS, admit, cached, check, extend, is_idle, other, plain, pool, pools, prompt};
 
@@ -42,7 +40,7 @@ fn a_sequence_continues_after_the_import() {
     assert_eq!((import.missing().len(), import.shared_blocks(), import.accepted().len()), (11, 0, 11));
     send_all(&export, &mut import);
     let mut sequence = import.commit().unwrap().sequence().unwrap();
-    assert_eq!(export.finish(), kvpool::Finished::default());
+    assert_eq!(export.finish(), kvpool::transfer::Finished::default());
     assert_eq!((sequence.id(), sequence.len(), sequence.committed()), (SequenceId(7), 42, 42));
     check(&to, &sequence, &tokens);
     assert_eq!(cached(&from, &tokens), 10, "it was closed there, and is cached");

@@ -1,7 +1,8 @@
 //! Ranks of one tensor-parallel split feed those of another, bit for bit.
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
-use kvpool::{Export, HeadRange, Import, Pool, Run, Sequence, SequenceId, TransferError};
+use kvpool::transfer::{Export, HeadRange, Import};
+use kvpool::{Pool, Run, Sequence, SequenceId, TransferError};
 use kvpool_testkit::rng::Rng;
 
 use super::kv::{config, is_idle};

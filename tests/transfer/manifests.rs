@@ -1,7 +1,8 @@
 //! Manifests survive a round trip; those that lie are refused with the reason, and reserve nothing.
 
 use kvpool::prefix::{ExtraKey, PrefixKeys};
-use kvpool::{Manifest, Pool, SequenceId, TransferError};
+use kvpool::transfer::Manifest;
+use kvpool::{Pool, SequenceId, TransferError};
 use serde_json::{Value, json};
 
 use super::kv::{admit, builder, config, extend, is_idle, other, plain, pool, pools, prompt};
@@ -24,7 +25,7 @@ fn a_manifest_survives_a_round_trip() {
     assert_eq!((manifest.sequence(), manifest.blocks()), (Some(SequenceId(7)), 11));
     assert_eq!(manifest.checksums().len(), 11);
     assert_eq!(manifest.bytes(), 11 * plain().packed_bytes() as u64);
-    assert_eq!(manifest.form().fingerprint(), kvpool::PackedForm::of(&other()).fingerprint());
+    assert_eq!(manifest.form().fingerprint(), kvpool::transfer::PackedForm::of(&other()).fingerprint());
     manifest.check().unwrap();
     let text = serde_json::to_string(&manifest).unwrap();
     assert_eq!(serde_json::from_str::<Manifest>(&text).unwrap(), manifest);

@@ -1,12 +1,11 @@
 //! `kvpool top`.
 
-use super::CommandError;
 use super::admin::connect;
 use crate::args::TopArgs;
 use crate::top;
 
 /// Shows a node on the terminal until a key or a signal, and returns the exit code.
-pub fn top(args: &TopArgs) -> Result<u8, CommandError> {
+pub fn top(args: &TopArgs) -> anyhow::Result<u8> {
     let (runtime, client) = connect(&args.reach)?;
-    Ok(top::run(&runtime, &client)?)
+    top::run(&runtime, &client)
 }

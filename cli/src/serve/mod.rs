@@ -37,5 +37,5 @@ mod telemetry;
 mod traces;
 
 pub use flags::SettingsArgs;
-pub use network::{NetworkError, authorities};
-pub use process::{ServeError, Served, serve};
+pub use network::authorities;
+pub use process::{Served, serve};

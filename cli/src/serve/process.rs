@@ -15,23 +15,23 @@ use std::time::{Duration, Instant};
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::{AuditError, BuildError, DefragConfig, DefragError, Pool, StorageError};
-use kvpool_node::admin::{AdminServer, BindError, Limits, Reporters};
-use kvpool_node::settings::{Loaded, PoolSettings, Settings, SettingsError, Sources};
-use kvpool_node::{Arrivals, Node, NodeError, Offers};
-use thiserror::Error;
+use kvpool::{AuditError, DefragConfig, Pool};
+use kvpool_node::admin::{AdminServer, Limits, Reporters};
+use kvpool_node::settings::{Loaded, PoolSettings, Settings, Sources};
+use kvpool_node::{Arrivals, Node, Offers};
 use tokio::runtime::{self, Runtime};
 use tokio::time::timeout;
 
 use super::exchange::Shelf;
 use super::load::Load;
-use super::network::{self, Credentials, NetworkError};
+use super::network::{self, Credentials};
 use super::reload::{Reloader, Reread, Taken};
 use super::running::Turn;
-use super::services::{self, Membership, ServiceError, Services};
+use super::services::{self, Membership, Services};
 use super::signals::{Signal, Signals};
-use super::telemetry::{Telemetry, TelemetryError};
+use super::telemetry::Telemetry;
 use crate::backend::Backend;
+use crate::error::named;
 use crate::output::print;
 
 /// Worker threads of the runtime: few, because they wait most of the time.
@@ -50,40 +50,6 @@ const ROOM_PAUSE: Duration = Duration::from_millis(50);
 /// Purpose of the key that is derived from the token of a cluster.
 const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 
-/// Why a node did not start.
-#[derive(Debug, Error)]
-pub enum ServeError {
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    #[error(transparent)]
-    Telemetry(#[from] TelemetryError),
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    #[error("device {device}: {reason}")]
-    Device { device: kvpool::DeviceId, reason: String },
-    #[error(
-        "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free (--size, --layout)",
-        HumanCount(*.blocks as u64), BinaryBytes(*.block_bytes as u64), BinaryBytes(*.free)
-    )]
-    TooLarge { blocks: usize, block_bytes: usize, free: u64 },
-    #[error("cannot allocate the memory of the pool: {0}")]
-    Storage(#[from] StorageError),
-    #[error("cannot build the pool: {0}")]
-    Pool(#[from] BuildError),
-    #[error("cannot compact in the background: {0}")]
-    Defrag(#[from] DefragError),
-    #[error("cannot serve traffic: {0}")]
-    Load(String),
-    #[error(transparent)]
-    Network(#[from] NetworkError),
-    #[error(transparent)]
-    Service(#[from] ServiceError),
-    #[error("cannot start the node: {0}")]
-    Node(#[from] NodeError),
-    #[error("cannot start: {0}")]
-    System(#[from] io::Error),
-}
-
 /// How the process ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Served {
@@ -100,9 +66,9 @@ pub enum Served {
 /// # Errors
 ///
 /// Errors from before the time at which messages have the form of the settings.
-pub fn serve(sources: &Sources) -> Result<Served, ServeError> {
+pub fn serve(sources: &Sources) -> anyhow::Result<Served> {
     let Loaded { settings, warnings, .. } = sources.load()?;
-    let runtime = runtime()?;
+    let runtime = runtime().map_err(named("cannot start"))?;
     let telemetry = Telemetry::start(&settings, runtime.handle())?;
     for warning in warnings {
         tracing::warn!("{warning}");
@@ -125,7 +91,7 @@ fn serve_with(
     sources: &Sources,
     runtime: &Runtime,
     telemetry: &Telemetry,
-) -> Result<bool, ServeError> {
+) -> anyhow::Result<bool> {
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
     super::descriptors::raise(&settings);
     let credentials = Credentials::read(&settings)?;
@@ -134,22 +100,24 @@ fn serve_with(
     let server = settings.admin.as_ref().map(bind).transpose()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
-    let signals = Signals::new()?;
+    let signals = Signals::new().map_err(named("cannot start"))?;
     let tier = services::prepare(&settings)?;
     let key = settings.hash_key.as_ref().map(|key| HashKey::from_bytes(key.key(HASH_KEY)));
     let (pool, backend) = build(&settings.pool, key)?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
     });
-    let compaction = compaction.transpose()?;
+    let compaction = compaction.transpose().map_err(named("cannot compact in the background"))?;
     let reporters = Reporters::new();
     telemetry.report(&reporters);
     let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
     let load = match settings.load {
         Some(load) => {
-            let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
+            let streams =
+                backend.streams(load.threads).map_err(named("cannot allocate the memory of the pool"))?;
+            let fetching = services.fetching.clone();
             let started = Load::start(&pool, streams, load, Turn::fresh_seed(), fetching);
-            Some(started.map_err(ServeError::Load)?)
+            Some(started.map_err(named("cannot serve traffic"))?)
         }
         None => None,
     };
@@ -166,7 +134,7 @@ fn serve_with(
     if let Some(load) = &load {
         builder = builder.traffic(load.quiet());
     }
-    let (node, arrivals) = runtime.block_on(builder.start())?;
+    let (node, arrivals) = runtime.block_on(builder.start()).map_err(named("cannot start the node"))?;
     let node = Arc::new(node);
     let kept = load.as_ref().map(|load| load.exchange().clone());
     let has_room = {
@@ -176,8 +144,8 @@ fn serve_with(
     let mut arriving = runtime.spawn(take_in(arrivals, offers, has_room));
     let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
     let membership = settings.membership.as_ref().map(join).transpose()?;
-    print(&greeting(&settings, &node, &services))?;
-    let (reloader, drain) = (Reloader::start(sources)?, settings.drain);
+    print(&greeting(&settings, &node, &services)).map_err(named("cannot start"))?;
+    let (reloader, drain) = (Reloader::start(sources).map_err(named("cannot start"))?, settings.drain);
     let (is_drained, deadline) = runtime.block_on(async {
         run(&node, membership.as_ref(), Taken::new(settings, credentials), reloader, signals).await;
         let deadline = Instant::now() + drain;
@@ -257,14 +225,13 @@ async fn run(
 }
 
 /// Builds the pool. Nodes need the same key of the hash to exchange cached blocks.
-fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend), ServeError> {
+fn build(settings: &PoolSettings, key: Option<HashKey>) -> anyhow::Result<(Pool, Backend)> {
     let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
-    let backend = Backend::open(device).map_err(|reason| ServeError::Device { device, reason })?;
-    if let Some((block_bytes, free)) = backend.lacks_room(layout, blocks) {
-        return Err(ServeError::TooLarge { blocks, block_bytes, free });
-    }
+    let backend = Backend::open(device).map_err(named(format_args!("device {device}")))?;
+    backend.check_room(layout, blocks, "--size")?;
     // One frame more, for the null block.
-    let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1)?;
+    let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1);
+    let storage = storage.map_err(named("cannot allocate the memory of the pool"))?;
     let builder = Pool::builder(layout.clone()).storage(storage);
     let mut builder = builder.blocks(blocks).blocks_max(blocks_max).reserve(settings.reserve);
     builder = builder.latency_sample(LATENCY_SAMPLE);
@@ -275,7 +242,7 @@ fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend
             None => config,
         });
     }
-    Ok((builder.build()?, backend))
+    Ok((builder.build().map_err(named("cannot build the pool"))?, backend))
 }
 
 fn runtime() -> io::Result<Runtime> {

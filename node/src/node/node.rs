@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvpool::{HeadRange, Remotes};
+use kvpool::transfer::{HeadRange, Remotes};
 use kvpool::{Pool, SequenceId};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;

@@ -1,6 +1,7 @@
 //! Sending parts of copies to ranks of another tensor-parallel split.
 
-use kvpool::{Export, Invalid, Sent, TransferError};
+use kvpool::transfer::{Export, Sent};
+use kvpool::{Invalid, TransferError};
 use tokio::sync::oneshot;
 
 use super::driver::Input;

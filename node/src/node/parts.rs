@@ -7,7 +7,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use kvpool::{HeadRange, Import, Imported, Manifest, Pool, Run, SequenceId, TransferError};
+use kvpool::transfer::{HeadRange, Import, Imported, Manifest};
+use kvpool::{Pool, Run, SequenceId, TransferError};
 
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{OwnedPermit, Sender};

@@ -2,8 +2,9 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use kvpool::TransferError;
+use kvpool::transfer::Imported;
 use kvpool::transport::{SourceState, TransferState};
-use kvpool::{Imported, TransferError};
 
 use super::driver::{Driver, Quarantined};
 use crate::node::arrival::Arrival;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvpool::Imported;
+use kvpool::transfer::Imported;
 use kvpool::transport::{Grant as Permission, Tag};
 
 use super::driver::Driver;
