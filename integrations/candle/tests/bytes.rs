@@ -6,7 +6,7 @@ use candle_core::{D, DType, Device, Tensor};
 use fastrand::Rng;
 use half::{bf16, f16};
 use kvpool::storage::{Arrangement, ElementsMut, KvLayout, KvPlanes, Scales};
-use kvpool::{Batch, Dtype, Pool, Sequence, SequenceError, SequenceId, StorageError};
+use kvpool::{Batch, Dtype, Invalid, Pool, Sequence, SequenceError, SequenceId, StorageError};
 use kvpool_candle::{CandleError, PlaneTensors, attention, read, read_block, write};
 
 const TOKENS: usize = 11;
