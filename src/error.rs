@@ -10,7 +10,7 @@ use thiserror::Error;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, Ticket};
 
 mod frame;
-mod manifest;
+mod invalid;
 mod migrate;
 mod prefix;
 mod retry;
@@ -21,13 +21,13 @@ mod transport;
 mod turn;
 
 pub use frame::{FrameError, FrameShrinkError};
-pub use manifest::{FormError, ManifestError};
+pub use invalid::Invalid;
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use retry::Retry;
 pub use sequence::{SequenceError, StepError};
 pub use settle::SettleError;
-pub use storage::{LayoutError, SizingError, StorageError};
+pub use storage::StorageError;
 pub use transport::TransportError;
 pub use turn::{TurnHolder, TurnTask};
 

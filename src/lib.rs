@@ -54,6 +54,7 @@
 //! - [`prefix`]: the prefix cache and its eviction policies.
 //! - [`storage`]: the bytes, in host or device memory, or the engine's own.
 //! - [`compact`]: snapshots and plans, for tools.
+//! - [`transfer`] and [`transport`]: manifests and the halves of a transfer, and who moves the bytes.
 //! - [`testing`]: model checks of your own concurrent code on a pool.
 //! - The crate `kvpool-cuda`: pools in the memory of CUDA devices.
 //!
@@ -144,13 +145,20 @@ mod pool;
 
 pub mod testing;
 
+/// The halves of a transfer to another pool, for engines and stores that move the bytes themselves,
+/// and the traits by which a pool reaches other nodes.
+///
+/// [`Pool::export`] and [`Pool::import`] begin them; [`Pool::migrate`] and
+/// [`Pool::offload`] do all of it within the process.
+pub mod transfer {
+    pub use crate::migrate::{
+        Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm, Piece,
+        Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
+    };
+}
+
 #[doc(inline)]
 pub use migrate::transport;
-#[doc(inline)]
-pub use migrate::{
-    Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm, Piece,
-    Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
-};
 #[doc(inline)]
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
@@ -173,9 +181,9 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, FormError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, LayoutError,
-        ManifestError, OldestBatch, PrefixError, Retry, SequenceError, SettleError, ShrinkError, SizingError,
-        StepError, StorageError, TransferError, TransportError, TurnHolder, TurnTask,
+        AllocError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, Invalid, OldestBatch,
+        PrefixError, Retry, SequenceError, SettleError, ShrinkError, StepError, StorageError, TransferError,
+        TransportError, TurnHolder, TurnTask,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

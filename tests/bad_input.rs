@@ -7,9 +7,8 @@ use std::sync::Arc;
 
 use kvpool::storage::{HostStorage, KvLayout, Sizing, Storage};
 use kvpool::{
-    AllocError, AllocRequest, BlockHandle, BlockTable, BuildError, CsrTable, DeviceId, FRAMES_MAX, GrowError,
-    HandleError, LayoutError, Lease, Order, Pool, PoolBuilder, SequenceError, SequenceId, SizingError,
-    StorageError, TOKENS_MAX, Tokens,
+    AllocError, AllocRequest, BlockHandle, BlockTable, CsrTable, DeviceId, FRAMES_MAX, GrowError,
+    HandleError, Invalid, Lease, Order, Pool, PoolBuilder, SequenceError, SequenceId, TOKENS_MAX, Tokens,
 };
 use kvpool_testkit::leases::{block, handle, singles};
 use kvpool_testkit::steps::{append, exhausted};
@@ -22,8 +21,17 @@ fn builder() -> PoolBuilder {
     Pool::builder(layout()).without_storage()
 }
 
-fn refused(builder: PoolBuilder) -> BuildError {
-    builder.build().map(drop).expect_err("the builder accepted bad input")
+fn refused(builder: PoolBuilder) -> String {
+    builder.build().map(drop).expect_err("the builder accepted bad input").to_string()
+}
+
+fn invalid(
+    id: SequenceId,
+    what: &'static str,
+    got: impl std::fmt::Display,
+    limit: impl std::fmt::Display,
+) -> SequenceError {
+    SequenceError::Invalid { id, error: Invalid::new(what, got, limit) }
 }
 
 /// A pool with some allocated blocks, which must be unchanged when this is dropped.
@@ -59,54 +67,42 @@ impl Drop for Unchanged {
 
 #[test]
 fn builders_of_no_pool() {
-    let is = |builder: PoolBuilder, of: &dyn Fn(&BuildError) -> bool| {
-        let error = refused(builder);
-        assert!(of(&error), "{error}");
-    };
     for builder in [builder(), builder().blocks(0), builder().blocks_max(10)] {
-        is(builder, &|error| matches!(error, BuildError::NoBlocks));
+        let want = "blocks: got 0, or nothing, expected at least 1, by `blocks` or `sizing`";
+        assert_eq!(refused(builder), want);
     }
     let max = FRAMES_MAX - 1;
     for blocks in [FRAMES_MAX, usize::MAX] {
-        for builder in [builder().blocks(blocks), builder().blocks(1).blocks_max(blocks)] {
-            is(
-                builder,
-                &|error| matches!(*error, BuildError::TooManyBlocks { blocks: b, max: m } if (b, m) == (blocks, max)),
-            );
+        for (builder, what) in
+            [(builder().blocks(blocks), "blocks"), (builder().blocks(1).blocks_max(blocks), "blocks_max")]
+        {
+            assert_eq!(refused(builder), format!("{what}: got {blocks}, expected at most {max}"));
         }
     }
-    is(builder().blocks(FRAMES_MAX + 1).without_null_block(), &|error| {
-        matches!(error, BuildError::TooManyBlocks { max: FRAMES_MAX, .. })
-    });
-    is(builder().blocks(8).zero_on_free(), &|error| matches!(error, BuildError::NothingToZero));
-    is(builder().blocks(10).blocks_max(9), &|error| {
-        matches!(error, BuildError::MaxBelowStart { blocks: 10, max: 9 })
-    });
-    // A segment is a power of two of words.
+    let error = refused(builder().blocks(FRAMES_MAX + 1).without_null_block());
+    assert!(error.ends_with(&format!("expected at most {FRAMES_MAX}")), "{error}");
+    let want = "zero_on_free: got a pool without storage, expected a pool with storage";
+    assert_eq!(refused(builder().blocks(8).zero_on_free()), want);
+    let error = refused(builder().blocks(10).blocks_max(9));
+    assert_eq!(error, "blocks: got 10, expected at most 9");
     for frames in [0, 1, 32, 63, 65, 4097, 2 * FRAMES_MAX, usize::MAX] {
-        is(
-            builder().blocks(10).segment_blocks(frames),
-            &|error| matches!(*error, BuildError::Segment { frames: f, .. } if f == frames),
-        );
+        let error = refused(builder().blocks(10).segment_blocks(frames));
+        let limit = format!("a power of two from 64 to {FRAMES_MAX}");
+        assert_eq!(error, format!("segment_blocks: got {frames}, expected {limit}"));
     }
     for blocks in [65, usize::MAX] {
-        is(
-            builder().blocks(10).magazine_blocks(blocks),
-            &|error| matches!(*error, BuildError::Magazine { blocks: b, max: 64 } if b == blocks),
-        );
+        let error = refused(builder().blocks(10).magazine_blocks(blocks));
+        assert_eq!(error, format!("magazine_blocks: got {blocks}, expected at most 64"));
     }
     // More than a machine runs.
     for threads in [1 << 17, usize::MAX / 2 + 1, usize::MAX] {
         for builder in [builder().blocks(10), builder().blocks(10).magazine_blocks(1)] {
-            is(
-                builder.threads(threads),
-                &|error| matches!(*error, BuildError::Threads { threads: t, .. } if t == threads),
-            );
+            let error = refused(builder.threads(threads));
+            assert_eq!(error, format!("threads: got {threads}, expected at most 65536"));
         }
     }
-    is(builder().blocks(10).fragmentation_order(Order(28)), &|error| {
-        matches!(error, BuildError::Order { order: 28, max: 27 })
-    });
+    let error = refused(builder().blocks(10).fragmentation_order(Order(28)));
+    assert_eq!(error, "fragmentation_order: got 28, expected at most 27");
 }
 
 #[test]
@@ -127,10 +123,7 @@ fn blocks_of_more_tokens_than_a_sequence_has() {
         |tokens| KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(tokens).build().unwrap();
     for tokens in [TOKENS_MAX + 1, 1 << 40] {
         let error = refused(Pool::builder(layout(tokens)).without_storage().blocks(1));
-        assert!(
-            matches!(error, BuildError::BlockTokens { tokens: t, max: TOKENS_MAX } if t == tokens),
-            "{error}"
-        );
+        assert_eq!(error, format!("block_tokens: got {tokens}, expected at most {TOKENS_MAX}"));
     }
     let pool = Pool::builder(layout(TOKENS_MAX)).without_storage().blocks(1).build().unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
@@ -141,20 +134,24 @@ fn blocks_of_more_tokens_than_a_sequence_has() {
 #[test]
 fn layouts_of_more_bytes_than_there_are_addresses() {
     let large = KvLayout::builder().layers(1).kv_heads(1).head_dim(1 << 40).build().unwrap();
-    let error = refused(Pool::builder(large.clone()).blocks(FRAMES_MAX - 1));
-    let too_large = |error: &BuildError| {
-        matches!(error, BuildError::Storage(StorageError::Layout(LayoutError::TooLarge { .. })))
-    };
-    assert!(too_large(&error), "{error}");
-    let error = refused(Pool::builder(large).blocks(1).blocks_max(FRAMES_MAX - 1));
-    assert!(too_large(&error), "{error}");
+    for builder in [
+        Pool::builder(large.clone()).blocks(FRAMES_MAX - 1),
+        Pool::builder(large).blocks(1).blocks_max(FRAMES_MAX - 1),
+    ] {
+        let error = refused(builder);
+        assert!(
+            error.starts_with("reservation: got ") && error.ends_with("within the address space"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
 fn impossible_sizings() {
     for ratio in [f64::NAN, f64::NEG_INFINITY, -0.5, 0.0, 1.5] {
         let sizing = Sizing::Memory { ratio, free_before: 1 << 30, model_bytes: 0 };
-        assert!(matches!(refused(builder().sizing(sizing)), BuildError::Sizing(SizingError::Ratio { .. })));
+        let error = format!("memory ratio: got {ratio}, expected above 0 and at most 1");
+        assert_eq!(refused(builder().sizing(sizing)), error);
     }
     // Room for the null block only.
     for sizing in [
@@ -163,10 +160,10 @@ fn impossible_sizings() {
         Sizing::Memory { ratio: 1.0, free_before: 1, model_bytes: u64::MAX },
     ] {
         let error = refused(builder().sizing(sizing));
-        assert!(matches!(error, BuildError::Sizing(SizingError::TooFew { min: 2, .. })), "{error}");
+        assert!(error.starts_with("frames: got ") && error.ends_with("expected at least 2"), "{error}");
     }
     let error = refused(builder().sizing(Sizing::Frames(usize::MAX)));
-    assert!(matches!(error, BuildError::Sizing(SizingError::TooMany { .. })), "{error}");
+    assert_eq!(error, format!("frames: got {}, expected at most {FRAMES_MAX}", usize::MAX));
 }
 
 #[test]
@@ -174,22 +171,17 @@ fn storage_of_another_layout() {
     let other = KvLayout::named_builder("tiny").unwrap().block_tokens(8).build().unwrap();
     let storage: Arc<dyn Storage> = Arc::new(HostStorage::new(other.clone(), 11, 11).unwrap());
     let error = refused(Pool::builder(layout()).blocks(10).storage(storage));
-    assert!(
-        matches!(&error, BuildError::OtherLayout { storage, pool } if (&**storage, &**pool) == (&other, &layout())),
-        "{error}"
-    );
+    let want = format!("layout of the storage: got {other}, expected that of the pool, {}", layout());
+    assert_eq!(error, want);
 }
 
 #[test]
 fn storage_that_is_too_small() {
     let storage = || -> Arc<dyn Storage> { Arc::new(HostStorage::new(layout(), 10, 20).unwrap()) };
     let error = refused(Pool::builder(layout()).blocks(10).storage(storage()));
-    assert!(
-        matches!(error, BuildError::StorageTooSmall { storage: 10, frames: 11 }),
-        "the null block: {error}"
-    );
+    assert_eq!(error, "frames of the storage: got 10, expected at least 11", "the null block");
     let error = refused(Pool::builder(layout()).blocks(9).blocks_max(20).storage(storage()));
-    assert!(matches!(error, BuildError::StorageTooSmall { storage: 20, frames: 21 }), "{error}");
+    assert_eq!(error, "frames of the storage: got 20, expected at least 21");
     Pool::builder(layout()).blocks(9).blocks_max(19).storage(storage()).build().unwrap();
 }
 
@@ -326,7 +318,8 @@ fn more_tokens_than_a_pool_or_a_sequence_holds() {
         }
         let free = test.pool.free_blocks();
         for asked in [usize::MAX, (usize::MAX - length).saturating_add(1), 1 << 32, TOKENS_MAX + 1 - length] {
-            let refusal = SequenceError::TooLong { id, asked, length, max: TOKENS_MAX };
+            let got = format!("{asked} after {length}");
+            let refusal = invalid(id, "tokens", got, format!("at most {TOKENS_MAX} in all"));
             assert_eq!(batch.append(&mut sequence, asked), Err(refusal.clone()));
             assert_eq!(batch.append(&mut sequence, Tokens::Draft(asked)), Err(refusal));
         }
@@ -359,16 +352,14 @@ fn lengths_beyond_the_end() {
     let mut batch = test.pool.begin_batch();
     batch.append(&mut sequence, Tokens::Draft(6)).unwrap();
     for asked in [7, 1 << 32, (1 << 32) + 3, usize::MAX] {
-        assert_eq!(sequence.commit(asked), Err(SequenceError::CommitBeyondLength { id, asked, length: 6 }));
-        assert_eq!(
-            sequence.truncate(asked),
-            Err(SequenceError::TruncateBeyondLength { id, asked, length: 6 })
-        );
+        let refusal = |what| Err(invalid(id, what, asked, "at most its 6 tokens"));
+        assert_eq!(sequence.commit(asked), refusal("tokens to commit"));
+        assert_eq!(sequence.truncate(asked), refusal("tokens to keep"));
     }
     for (start, end) in [(0, 7), (6, 5), (usize::MAX, usize::MAX), (1 << 32, (1 << 32) + 1), (usize::MAX, 0)]
     {
         let mut slots = vec![-1];
-        let refusal = SequenceError::TokensOutOfRange { id, start, end, length: 6 };
+        let refusal = invalid(id, "tokens", format!("{start}..{end}"), "a range within its 6 tokens");
         assert_eq!(batch.slot_mapping(&sequence, start..end, &mut slots), Err(refusal.clone()));
         assert_eq!(slots, [-1]);
         let stored =

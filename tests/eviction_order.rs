@@ -10,7 +10,7 @@ use fastrand::Rng;
 use futures_core::Stream;
 use kvpool::prefix::{BlockHash, HashKey, KvEvent, KvEvents, PrefixConfig};
 use kvpool::storage::KvLayout;
-use kvpool::{BlockId, BuildError, Pool, PrefixError, Sequence, SequenceId};
+use kvpool::{BlockId, Pool, Sequence, SequenceId};
 
 const BLOCKS: usize = 4_000;
 /// Tokens per block of the layout.
@@ -191,9 +191,7 @@ fn a_tolerance_is_a_share() {
         let layout = KvLayout::named("tiny").unwrap();
         let config = PrefixConfig::new().tolerance(share);
         let error = Pool::builder(layout).blocks(10).prefix_cache(config).build().err();
-        assert!(
-            matches!(error, Some(BuildError::Prefix(PrefixError::Tolerance { .. }))),
-            "{share}: {error:?}"
-        );
+        let message = error.unwrap().to_string();
+        assert_eq!(message, format!("eviction tolerance: got {share}, expected a share from 0 to 1"));
     }
 }

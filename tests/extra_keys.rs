@@ -4,7 +4,9 @@
 
 use kvpool::prefix::{ExtraKey, HashKey, KvEvent, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{AdmitRequest, Pool, PrefixError, Sequence, SequenceError, SequenceId, Tokens, TransferError};
+use kvpool::{
+    AdmitRequest, Invalid, Pool, PrefixError, Sequence, SequenceError, SequenceId, Tokens, TransferError,
+};
 use kvpool_testkit::steps;
 
 fn pool(block_tokens: usize, blocks: usize) -> Pool {
@@ -128,10 +130,10 @@ fn a_later_turn_has_keys_too() {
 #[test]
 fn bad_keys_are_refused_and_change_nothing() {
     let pool = pool(4, 50);
-    let refused = |key: ExtraKey, want: PrefixError| {
+    let invalid = |got: &str, limit| SequenceError::Prefix(Invalid::new("extra key", got, limit).into());
+    let refused = |key: ExtraKey, want: SequenceError| {
         let list = [ExtraKey::new(1..2, b"good"), key];
         let keys = PrefixKeys::new().extra_keys(&list);
-        let want = SequenceError::Prefix(want);
         let opened = pool.sequence(SequenceId(1)).keys(keys).tokens(&[1; 9]);
         assert_eq!(opened.map(drop).unwrap_err(), want);
         let request = AdmitRequest::new(SequenceId(1), &[1; 9]).keys(keys);
@@ -140,20 +142,24 @@ fn bad_keys_are_refused_and_change_nothing() {
         assert_eq!(pool.pin_prefix(&keys, &[1; 9]).map(drop).unwrap_err(), want);
         assert_eq!((pool.sequence_count(), pool.available_blocks()), (0, 50));
     };
-    let empty = PrefixError::EmptyKey { field: "extra key" };
+    let empty = invalid("no bytes", "at least one; omit it instead");
+    let no_tokens = |tokens| invalid(tokens, "a range that is not empty");
+    let outside = invalid("a key of tokens 8..10", "an end of at most 9");
     refused(ExtraKey::new(1..2, b""), empty.clone());
-    refused(ExtraKey::new(3..3, b"key"), PrefixError::EmptyRange { start: 3, end: 3 });
+    refused(ExtraKey::new(3..3, b"key"), no_tokens("a key of tokens 3..3"));
     #[expect(clippy::reversed_empty_ranges, reason = "the error that is tested")]
-    refused(ExtraKey::new(5..3, b"key"), PrefixError::EmptyRange { start: 5, end: 3 });
-    refused(ExtraKey::new(8..10, b"key"), PrefixError::ExtraBeyond { start: 8, end: 10, tokens: 9 });
+    refused(ExtraKey::new(5..3, b"key"), no_tokens("a key of tokens 5..3"));
+    refused(ExtraKey::new(8..10, b"key"), outside.clone());
     let (mut sequence, _) = serve(&pool, 1, &[1; 9], &[]);
     for (tokens, key, want) in [
         (9..10, b"" as &[u8], empty),
-        (9..9, b"key", PrefixError::EmptyRange { start: 9, end: 9 }),
-        (8..10, b"key", PrefixError::ExtraTooLate { start: 8, hashed: 9 }),
-        (9..1 << 31, b"key", PrefixError::ExtraBeyond { start: 9, end: 1 << 31, tokens: (1 << 31) - 1 }),
+        (9..9, b"key", no_tokens("a key of tokens 9..9")),
+        (8..10, b"key", {
+            invalid("a key of tokens 8..10", "a start from 9 on, as the tokens before are hashed")
+        }),
+        (9..1 << 31, b"key", invalid("a key of tokens 9..2147483648", "an end of at most 2147483647")),
     ] {
-        assert_eq!(sequence.extra_key(tokens, key), Err(SequenceError::Prefix(want)));
+        assert_eq!(sequence.extra_key(tokens, key), Err(want));
     }
     steps::append(&pool, &mut sequence, &[1; 4]);
     drop(sequence);
@@ -162,7 +168,8 @@ fn bad_keys_are_refused_and_change_nothing() {
     let (other, beyond) = (self::pool(4, 50), image(8..10, b"key"));
     let keys = PrefixKeys::new().extra_keys(&beyond);
     let error = runtime.block_on(other.bring_back(&pool, &keys, &[1; 9])).unwrap_err();
-    assert_eq!(error, TransferError::Prefix(PrefixError::ExtraBeyond { start: 8, end: 10, tokens: 9 }));
+    assert_eq!(error.to_string(), outside.to_string());
+    assert!(matches!(error, TransferError::Invalid(_)));
 }
 
 /// Events have the keys that touch each block, with their positions.

@@ -39,7 +39,9 @@ impl Plan {
         let fault = self.0.lock().unwrap().take_if(|(planned, _)| *planned == call);
         match fault {
             None => Ok(()),
-            Some((_, Fault::Refuses)) => Err(StorageError::Aliases { which: "nothing" }),
+            Some((_, Fault::Refuses)) => {
+                Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other })
+            }
             Some((_, Fault::Panics)) => panic!("on purpose"),
         }
     }
@@ -277,10 +279,10 @@ impl Storage for Reporting {
             // SAFETY: the caller keeps the frame rule.
             Wipe::Ends => done(unsafe { self.zero(runs) }),
             Wipe::Waits => self.1.lock().unwrap().waiting.push((runs.len(), done)),
-            Wipe::Refuses => done(Err(StorageError::Aliases { which: "nothing" })),
+            Wipe::Refuses => done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other })),
             Wipe::RefusesMany => {
                 let is_bad = runs.len() > 1 || Some(runs[0].start) == self.1.lock().unwrap().bad;
-                let refused = Err(StorageError::Aliases { which: "nothing" });
+                let refused = Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other });
                 // SAFETY: as above.
                 done(if is_bad { refused } else { unsafe { self.zero(runs) } });
             }

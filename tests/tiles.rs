@@ -9,7 +9,7 @@ use kvpool::storage::{
     AdoptedTensor, AdoptedTensors, Dtype, Element, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes,
     Scales, Storage,
 };
-use kvpool::{Batch, DeviceId, Pool, Run, Sequence, SequenceError, SequenceId, StorageError, Tokens};
+use kvpool::{Batch, DeviceId, Invalid, Pool, Run, Sequence, SequenceError, SequenceId, StorageError, Tokens};
 use kvpool_testkit::conformance;
 use kvpool_testkit::steps;
 
@@ -100,7 +100,7 @@ fn tiles_are_the_bytes_that_are_loaded() {
                     batch.load(&sequence, layer, here.clone(), k_out, v_out).unwrap();
                     assert_eq!((&k, &v), (&loaded_k, &loaded_v), "{layout}, turn {turn}");
                     let error = batch.tile_scales(&sequence, layer, index).unwrap_err();
-                    assert_eq!(error, StorageError::NoScales { layout: layout.dtype() }.into());
+                    assert_eq!(error, no_scales(layout.dtype()));
                     continue;
                 }
                 let scales = batch.tile_scales(&sequence, layer, index).unwrap();
@@ -218,6 +218,11 @@ impl Storage for Elsewhere {
     }
 }
 
+fn no_scales(dtype: Dtype) -> SequenceError {
+    let got = format!("{dtype} without dynamic scales");
+    StorageError::from(Invalid::new("layout", got, "dynamic scales")).into()
+}
+
 fn refused_both<T: Element>(
     batch: &mut Batch,
     sequence: &mut Sequence,
@@ -235,22 +240,25 @@ fn tiles_out_of_range_or_of_another_type_are_refused() {
     let mut sequence = open(&pool, 1);
     let id = sequence.id();
     let mut batch = pool.begin_batch();
-    let outside = |index, blocks| SequenceError::BlockOutOfRange { id, index, blocks };
+    let outside = |index: usize, blocks| {
+        let limit = format!("less than {blocks}");
+        SequenceError::Invalid { id, error: Invalid::new("index of the block", index, limit) }
+    };
     refused_both::<f32>(&mut batch, &mut sequence, (0, 0), outside(0, 0));
     batch.append(&mut sequence, BLOCK_TOKENS + 1).unwrap();
     for index in [2, 1 << 32, usize::MAX] {
         refused_both::<f32>(&mut batch, &mut sequence, (0, index), outside(index, 2));
     }
     for layer in [2, usize::MAX] {
-        refused_both::<f32>(&mut batch, &mut sequence, (layer, 1), StorageError::Layer { layer, layers: 2 });
+        let refused = StorageError::from(Invalid::new("layer", layer, "less than 2"));
+        refused_both::<f32>(&mut batch, &mut sequence, (layer, 1), refused);
     }
-    let wrong = |got| StorageError::ElementType { got, layout: Dtype::F32 };
+    let wrong = |got: &str| StorageError::from(Invalid::new("element type", got, "one that holds f32"));
     refused_both::<f16>(&mut batch, &mut sequence, (0, 0), wrong("f16"));
     refused_both::<bf16>(&mut batch, &mut sequence, (0, 0), wrong("bf16"));
     refused_both::<u8>(&mut batch, &mut sequence, (0, 0), wrong("u8"));
     refused_both::<i8>(&mut batch, &mut sequence, (0, 0), wrong("i8"));
-    let unscaled = SequenceError::from(StorageError::NoScales { layout: Dtype::F32 });
-    assert_eq!(batch.tile_scales_mut(&mut sequence, 0, 0).unwrap_err(), unscaled);
+    assert_eq!(batch.tile_scales_mut(&mut sequence, 0, 0).unwrap_err(), no_scales(Dtype::F32));
 
     let other = Pool::builder(layout()).blocks(4).build().unwrap();
     let foreign = SequenceError::ForeignSequence { id };
@@ -264,7 +272,9 @@ fn tiles_of_memory_out_of_reach_are_refused() {
     let bare = Pool::builder(layout()).blocks(4).without_storage().build().unwrap();
     let device = Arc::new(Elsewhere(HostStorage::new(layout(), 5, 5).unwrap()));
     let device = Pool::builder(layout()).blocks(4).storage(device).build().unwrap();
-    let not_here = StorageError::NotOnHost { device: DeviceId::Cuda(3) };
+    let device_of = DeviceId::Cuda(3);
+    let not_here =
+        StorageError::Unsupported { device: device_of, what: "memory within the processor's reach" };
     for (pool, want) in [(bare, SequenceError::NoStorage), (device, not_here.into())] {
         let mut sequence = open(&pool, 1);
         let mut batch = pool.begin_batch();
@@ -316,7 +326,10 @@ fn tiles_of_blocks_that_are_neither_sealed_nor_owned_are_refused() {
     let (k, v) = batch.tile::<f32>(&parent, 0, 0).unwrap();
     let tokens = 2 * BLOCK_TOKENS..2 * BLOCK_TOKENS + 1;
     let aliased = store.store(&mut fork, 0, tokens, k[..HEAD_DIM].into(), v[..HEAD_DIM].into());
-    assert_eq!(aliased, Err(StorageError::Aliases { which: "k" }.into()));
+    assert_eq!(
+        aliased,
+        Err(StorageError::from(Invalid::new("k", "memory of the storage", "memory outside of it")).into())
+    );
     drop((store, batch, parent, fork));
     pool.audit().unwrap();
 }
@@ -381,26 +394,21 @@ fn tensors_that_do_not_fit_are_refused() {
         // SAFETY: the tensors outlive the storage.
         unsafe { HostStorage::adopt_tensors(layout(), tensors, frames, ()) }.map(drop)
     };
-    let bytes = 4 * tensors[0].len();
     assert_eq!(adopt(AdoptedTensors::KvFirst(&adopted), 5), Ok(()));
-    let wrong = StorageError::TensorLength { which: "k and v", layer: 0, got: bytes, want: bytes / 5 * 4 };
-    assert_eq!(adopt(AdoptedTensors::FramesFirst(&adopted), 4), Err(wrong));
-    let wrong = StorageError::TensorCount { which: "k and v", got: 1, want: 2 };
-    assert_eq!(adopt(AdoptedTensors::KvFirst(&adopted[..1]), 5), Err(wrong));
-    assert!(matches!(adopt(AdoptedTensors::KvFirst(&adopted), 0), Err(StorageError::FrameCount { .. })));
-    assert!(matches!(
-        adopt(AdoptedTensors::KvFirst(&adopted), usize::MAX),
-        Err(StorageError::FrameCount { .. })
-    ));
-    assert!(matches!(adopt(AdoptedTensors::Latent(&adopted), 5), Err(StorageError::TensorForm { .. })));
-    let twice = [adopted[0], adopted[0]];
-    assert_eq!(
-        adopt(AdoptedTensors::KvFirst(&twice), 5),
-        Err(StorageError::PlanesOverlap { first: 0, second: 2 })
-    );
     let null = [adopted[0], AdoptedTensor { base: std::ptr::null_mut(), ..adopted[1] }];
-    assert_eq!(adopt(AdoptedTensors::KvFirst(&null), 5), Err(StorageError::PlaneNull { plane: 2 }));
-    let odd = AdoptedTensor { base: adopted[1].base.wrapping_add(1), ..adopted[1] };
-    let odd = adopt(AdoptedTensors::KvFirst(&[adopted[0], odd]), 5);
-    assert!(matches!(odd, Err(StorageError::PlaneMisaligned { plane: 2, .. })), "{odd:?}");
+    let odd = [adopted[0], AdoptedTensor { base: adopted[1].base.wrapping_add(1), ..adopted[1] }];
+    for (tensors, frames, what, index, limit) in [
+        (AdoptedTensors::FramesFirst(&adopted), 4, "k and v", Some(0), "1024 bytes"),
+        (AdoptedTensors::KvFirst(&adopted[..1]), 5, "k and v", None, "one for each of 2 layers"),
+        (AdoptedTensors::KvFirst(&adopted), 0, "number of frames", None, "1 up to"),
+        (AdoptedTensors::KvFirst(&adopted), usize::MAX, "number of frames", None, "1 up to"),
+        (AdoptedTensors::Latent(&adopted), 5, "form of the tensors", None, "K and V apart"),
+        (AdoptedTensors::KvFirst(&[adopted[0]; 2]), 5, "plane", Some(2), "memory of its own"),
+        (AdoptedTensors::KvFirst(&null), 5, "plane", Some(2), "a base that is not null"),
+        (AdoptedTensors::KvFirst(&odd), 5, "plane", Some(2), "multiples of 4 bytes"),
+    ] {
+        let refused = adopt(tensors, frames).unwrap_err();
+        assert_eq!((refused.what, refused.index), (what, index), "{refused}");
+        assert!(refused.limit.starts_with(limit), "{refused}");
+    }
 }

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::bail;
 use clap::builder::TypedValueParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
@@ -20,7 +21,6 @@ use kvpool_policies::simulate::Contender;
 #[cfg(not(feature = "top"))]
 use crate::absent::AbsentCommand;
 use crate::backend;
-use crate::commands::CommandError;
 use crate::replay::{Compaction, Eviction};
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 #[cfg(feature = "node")]
@@ -410,13 +410,13 @@ pub struct WorkloadArgs {
 impl WorkloadArgs {
     /// Returns how to read the trace. Columns for a format that has none, a format without a trace,
     /// and a policy without a cache, are errors.
-    pub(crate) fn read_options(&self) -> Result<ReadOptions, CommandError> {
+    pub(crate) fn read_options(&self) -> anyhow::Result<ReadOptions> {
         if let (None, Some(flag)) = (&self.trace, self.format.flag()) {
-            return Err(CommandError::WithoutTrace(flag));
+            bail!("{flag} tells how a trace is read, and none is given");
         }
         let format = match (self.format.format, &self.columns) {
             (Format::Auto | Format::Azure, Some(_)) => Format::Azure,
-            (_, Some(_)) => return Err(CommandError::ColumnsOfJson),
+            (_, Some(_)) => bail!("--columns is for CSV traces, and --format names one in JSON"),
             (format, None) => format,
         };
         let hash_ids = self.prefix.eviction()?.map_or(HashIds::Ignored, |_| HashIds::Required);
@@ -445,15 +445,19 @@ pub struct PrefixArgs {
 impl PrefixArgs {
     /// Returns the cache to build, if there is one. A policy without a cache is an error, and so is
     /// a tolerance without LRU.
-    pub(crate) fn eviction(self) -> Result<Option<Eviction>, CommandError> {
+    pub(crate) fn eviction(self) -> anyhow::Result<Option<Eviction>> {
         let policy = match (self.prefix_cache, self.policy) {
             (Some(Switch::On), policy) => Some(policy.unwrap_or(PolicyKind::Lru)),
             (None, policy) => policy,
             (Some(Switch::Off), None) => None,
-            (Some(Switch::Off), Some(policy)) => return Err(CommandError::PolicyWithoutCache(policy)),
+            (Some(Switch::Off), Some(policy)) => {
+                bail!("--policy {policy} has no effect with --prefix-cache off")
+            }
         };
         match (policy, self.tolerance) {
-            (policy, Some(_)) if policy != Some(PolicyKind::Lru) => Err(CommandError::ToleranceWithoutLru),
+            (policy, Some(_)) if policy != Some(PolicyKind::Lru) => {
+                bail!("--tolerance is of LRU, which this command does not use: add --policy lru")
+            }
             (policy, tolerance) => Ok(policy.map(|policy| Eviction { policy, tolerance })),
         }
     }
@@ -562,7 +566,8 @@ mod tests {
         let exact = eviction(&["--policy", "lru", "--tolerance", "0"]).unwrap().unwrap();
         assert_eq!(exact, Eviction { policy: PolicyKind::Lru, tolerance: Some(0.0) });
         for without in [&["--tolerance", "0.1"][..], &["--policy", "priority", "--tolerance", "0"]] {
-            assert!(matches!(eviction(without), Err(CommandError::ToleranceWithoutLru)), "{without:?}");
+            let refused = eviction(without).unwrap_err().to_string();
+            assert!(refused.starts_with("--tolerance is of LRU"), "{without:?}: {refused}");
         }
     }
 }

@@ -18,19 +18,6 @@ pub(crate) fn device(name: &str) -> Result<DeviceId, String> {
     host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
 }
 
-/// A pool that does not fit into the memory.
-#[derive(Clone, Copy, Debug, Error)]
-#[error(
-    "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free ({flag}, --layout)",
-    HumanCount(*.blocks), BinaryBytes(*.block_bytes), BinaryBytes(*.free)
-)]
-pub struct TooLarge {
-    blocks: u64,
-    block_bytes: u64,
-    free: u64,
-    flag: &'static str,
-}
-
 /// The memory that a pool is built in.
 #[derive(Clone, Debug)]
 pub enum Backend {
@@ -63,20 +50,18 @@ impl Backend {
         }
     }
 
-    /// Checks that a pool of this many blocks fits into the memory. The system commits pages as
-    /// they are written, so a pool that is too large would fail midway. `flag` is the flag of its
-    /// size.
-    pub(crate) fn check_room(
-        &self,
-        layout: &KvLayout,
-        blocks: usize,
-        flag: &'static str,
-    ) -> Result<(), TooLarge> {
+    /// Checks that a pool fits into the free memory; `size` is the option of its number of blocks.
+    ///
+    /// The system commits pages as they are written, so a pool that is too large would fail midway.
+    pub(crate) fn check_room(&self, layout: &KvLayout, blocks: usize, size: &str) -> anyhow::Result<()> {
         let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES) as u64;
         match self.free_bytes() {
-            Some(free) if block_bytes.saturating_mul(blocks as u64) > free => {
-                Err(TooLarge { blocks: blocks as u64, block_bytes, free, flag })
-            }
+            Some(free) if block_bytes.saturating_mul(blocks as u64) > free => anyhow::bail!(
+                "a pool of {} blocks of {} (metadata included) does not fit into the {} that are free ({size}, --layout)",
+                HumanCount(blocks as u64),
+                BinaryBytes(block_bytes),
+                BinaryBytes(free)
+            ),
             _ => Ok(()),
         }
     }

@@ -28,6 +28,7 @@ pub mod absent;
 pub mod args;
 pub mod backend;
 mod commands;
+mod error;
 #[cfg(feature = "node")]
 mod figures;
 mod fit;
@@ -47,8 +48,6 @@ pub mod trace;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
-#[cfg(not(feature = "top"))]
-use commands::CommandError;
 use output::complain;
 
 /// Success.
@@ -68,7 +67,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Policy(args) => commands::policy(args),
         Command::Info(args) => commands::info(args),
         #[cfg(feature = "node")]
-        Command::Serve(args) => serve::serve(&args.settings.sources()).map_err(Into::into),
+        Command::Serve(args) => serve::serve(&args.settings.sources()),
         #[cfg(feature = "node")]
         Command::Stats(args) => commands::stats(args),
         #[cfg(feature = "node")]
@@ -92,7 +91,10 @@ pub fn run(cli: Cli) -> ExitCode {
         #[cfg(feature = "node")]
         Command::Topology(args) => commands::topology(args),
         #[cfg(not(feature = "top"))]
-        Command::Absent(absent) => Err(CommandError::Absent(absent.feature())),
+        Command::Absent(absent) => Err(anyhow::anyhow!(
+            "this build lacks the command: cargo install --path cli --features {}",
+            absent.feature()
+        )),
         Command::Completions(args) => commands::completions(args),
         Command::Man(args) => commands::man(args),
     };
@@ -100,7 +102,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             complain(format_args!("{error}"));
-            ExitCode::from(error.exit_code())
+            ExitCode::from(error::exit_code(&error))
         }
     }
 }

@@ -294,10 +294,10 @@ fn a_manifest_that_lies_about_lengths_or_hashes_reserves_nothing() {
         (Box::new(move |json| outline(json, "length", u32::MAX.into())), "checksums"),
         (Box::new(move |json| outline(json, "committed", 101.into())), "committed tokens"),
         (Box::new(|json| json["checksums"] = Value::Array(Vec::new())), "checksums"),
-        (Box::new(|json| json["version"] = 9.into()), "has version 9"),
+        (Box::new(|json| json["version"] = 9.into()), "version of the manifest: got 9"),
         (
             Box::new(move |json| json["contents"]["Sequence"]["known"]["tokens"] = wrong_tokens.into()),
-            "the hash of block 1 is not that of the manifest's tokens",
+            "hashes at index 1: got another hash, expected that of the manifest's tokens",
         ),
     ];
     for (number, (lie, part)) in lies.into_iter().enumerate() {

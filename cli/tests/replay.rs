@@ -489,8 +489,8 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay missing => cannot open
         replay --layout none-such => none-such
         replay --layout Qwen/Qwen2.5-8B => the closest first, qwen2.5-3b, qwen2.5-7b,
-        replay --layout layers=2,heads=3 => heads=3: no part of layers=32,kv-heads=8
-        replay --layout layers=2 => --layout layers=2: kv_heads is zero or missing
+        replay --layout layers=2,heads=3 => layout: got \"heads=3\", expected a part of layers=32,kv-heads=8
+        replay --layout layers=2 => --layout layers=2: kv_heads: got 0, or nothing, expected at least 1
         replay --layout config.json => the layers of this model differ (layer types full_attention, linear_attention)
         replay --layout none.json => none.json: No such file
         replay --blocks 0 => '--blocks <N>': not a whole number from 1 to 134,217,727

@@ -6,13 +6,14 @@
 
 use std::any::Any;
 use std::ffi::{c_int, c_uint};
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute, CUresult};
 
 use kvpool::storage::{AdoptedTensors, KvLayout};
-use kvpool::{DeviceId, StorageError};
+use kvpool::{DeviceId, Invalid, StorageError};
 
 use super::context::Context;
 use super::error::describe;
@@ -61,15 +62,21 @@ pub(super) fn placed(
 /// Checks that the bytes from this address on are memory of this device.
 fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Result<(), StorageError> {
     let device = context.id();
+    let refused = |got: fmt::Arguments<'_>, limit: fmt::Arguments<'_>| {
+        StorageError::from(Invalid::new("plane", got, limit).at(plane))
+    };
     let not_here =
-        |reason: &str| StorageError::PlaneNotOnDevice { plane, base, device, reason: reason.into() };
+        |reason: &str| refused(format_args!("base {base:#x} ({reason})"), format_args!("memory of {device}"));
     let mut has = 0;
     while has < needed {
         let at = (base + has) as u64;
-        let outside = StorageError::PlaneOutside { plane, needed, has };
+        let outside = || {
+            let got = format_args!("{has} bytes from its base to the end of its allocation");
+            refused(got, format_args!("at least {needed}"))
+        };
         let kind: c_uint = match ask(at, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
             Ok(kind) => kind,
-            Err(_) if has > 0 => return Err(outside),
+            Err(_) if has > 0 => return Err(outside()),
             Err(error) => return Err(not_here(&describe(error))),
         };
         if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
@@ -80,14 +87,14 @@ fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Resul
         let ordinal = ordinal.map_err(|error| not_here(&describe(error)))?;
         if ordinal != context.ordinal() {
             let found = DeviceId::Cuda(ordinal.max(0) as u16);
-            return Err(StorageError::PlaneOtherDevice { plane, found, device });
+            return Err(refused(format_args!("memory of {found}"), format_args!("memory of {device}")));
         }
         let start = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR))?;
         let bytes = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE))?;
         // An engine that maps its memory in pieces has several adjacent ranges.
         let end = start.saturating_add(bytes);
         if end <= at {
-            return Err(outside);
+            return Err(outside());
         }
         has += (end - at) as usize;
     }

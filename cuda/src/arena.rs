@@ -26,7 +26,7 @@ use cudarc::driver::sys::{
 };
 
 use kvpool::storage::{Arrangement, KvLayout};
-use kvpool::{LayoutError, StorageError};
+use kvpool::{Invalid, StorageError};
 
 use super::context::Context;
 use super::driver::attribute_or_zero;
@@ -105,8 +105,11 @@ impl Plan {
         segment_frames: usize,
         chunk_min: usize,
         granule: usize,
-    ) -> Result<(Self, Vec<Placed>), LayoutError> {
-        let too_large = || LayoutError::TooLarge { what: "the reservation" };
+    ) -> Result<(Self, Vec<Placed>), Invalid> {
+        let too_large = || {
+            let got = format_args!("{frames_max} frames of {layout}");
+            Invalid::new("reservation", got, "a size within the address space")
+        };
         let table = layout.planes(frames_max)?.planes;
         let (mut regions, mut end): (Vec<Region>, usize) = (Vec::new(), 0);
         let mut placed = Vec::with_capacity(table.len());
@@ -433,7 +436,7 @@ mod tests {
         let layout = layout(Arrangement::LayerFirst);
         for frames in [usize::MAX / 4, usize::MAX / (10 << 10)] {
             let refused = Plan::new(&layout, frames, 1, CHUNK_BYTES_MIN, GRANULE);
-            assert!(matches!(refused, Err(LayoutError::TooLarge { .. })), "{frames}");
+            assert_eq!(refused.err().map(|error| error.what), Some("reservation"), "{frames}");
         }
     }
 }

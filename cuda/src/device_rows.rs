@@ -4,10 +4,9 @@
 //! Rows of the host pass through a buffer first ([`rows`](super::rows)); from there on both are
 //! handled alike.
 
-use kvpool::Dtype;
-use kvpool::StorageError;
 use kvpool::storage::backend::check;
 use kvpool::storage::{DeviceStream, PlaneKind};
+use kvpool::{Dtype, Invalid, StorageError};
 
 use super::command_scope::CommandScope;
 use super::device::raw;
@@ -56,6 +55,11 @@ pub(super) enum Part {
     V,
 }
 
+fn misaligned(which: &'static str, address: u64, stride: usize, align: usize) -> Invalid {
+    let got = format_args!("{address:#x} with a stride of {stride} bytes");
+    Invalid::new(which, got, format_args!("multiples of {align} bytes"))
+}
+
 impl CudaStorage {
     /// Enqueues a [`store`](kvpool::storage::Storage::store) of rows in the device's memory.
     ///
@@ -65,7 +69,7 @@ impl CudaStorage {
     ///
     /// As for [`Storage::store`](kvpool::storage::Storage::store) and
     /// [`Storage::check_stream`](kvpool::storage::Storage::check_stream), as far as the host can
-    /// check; [`StorageError::RowsMisaligned`], [`StorageError::RowStride`]. No work is enqueued.
+    /// check; rows or slots that are misaligned, or rows that overlap. No work is enqueued.
     ///
     /// # Safety
     ///
@@ -124,24 +128,22 @@ impl CudaStorage {
         let _entered = self.inner.device.0.context.enter()?;
         self.inner.device.check_own(stream)?;
         let layout = &self.inner.layout;
-        if layer >= layout.layers() {
-            return Err(StorageError::Layer { layer, layers: layout.layers() });
-        }
+        check::layer(layout, layer)?;
         let parts = [("k", rows.k, rows.k_stride), ("v", rows.v, rows.v_stride)];
         for (which, address, stride) in parts.into_iter().take(self.inner.halves()) {
             check::dtype(layout, which, rows.dtype)?;
             let (align, bytes) = (rows.dtype.bytes(), layout.row_elements() * rows.dtype.bytes());
             if address == 0 || !address.is_multiple_of(align as u64) || !stride.is_multiple_of(align) {
-                return Err(StorageError::RowsMisaligned { which, address, stride, align });
+                return Err(misaligned(which, address, stride, align).into());
             }
             if stride < bytes {
-                return Err(StorageError::RowStride { which, stride, bytes });
+                let got = format_args!("a stride of {stride} bytes");
+                return Err(Invalid::new(which, got, format_args!("at least a row's {bytes}")).into());
             }
         }
         let align = align_of::<i64>();
         if tokens > 0 && (slots == 0 || !slots.is_multiple_of(align as u64)) {
-            let (which, stride) = ("slots", size_of::<i64>());
-            return Err(StorageError::RowsMisaligned { which, address: slots, stride, align });
+            return Err(misaligned("slots", slots, size_of::<i64>(), align).into());
         }
         // Limit of 32-bit counters.
         let most = u32::MAX as usize / (2 * layout.kv_heads() * WARP);

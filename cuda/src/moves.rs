@@ -41,7 +41,7 @@ impl CudaStorage {
     /// The frame rule, until `done` is called or dropped.
     pub(super) unsafe fn copy_behind(&self, moves: &[FrameMove], done: CopyDone) {
         if let Err(error) = check::moves(moves, self.frames()) {
-            return done(Err(error));
+            return done(Err(error.into()));
         }
         // SAFETY: as above. The commands keep the memory and the kernels alive.
         match unsafe { self.enqueue_wave(moves) } {
@@ -164,7 +164,7 @@ impl CudaStorage {
     /// The frame rule, until `done` is called or dropped.
     pub(super) unsafe fn zero_behind(&self, runs: &[Run], done: CopyDone) {
         if let Err(error) = check::runs_disjoint(runs, self.frames()) {
-            return done(Err(error));
+            return done(Err(error.into()));
         }
         // SAFETY: as in `zero_runs`. The commands keep the memory alive.
         match unsafe { self.enqueue_zeroes(runs) } {

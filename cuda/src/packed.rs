@@ -305,11 +305,7 @@ impl CudaStorage {
     }
 
     fn check_packed(&self, frames: usize, got: usize) -> Result<(), StorageError> {
-        let want = frames.saturating_mul(self.inner.layout.packed_bytes());
-        if got != want {
-            return Err(StorageError::BufferLength { got, want });
-        }
-        Ok(())
+        Ok(check::packed_bytes(got, frames.saturating_mul(self.inner.layout.packed_bytes()))?)
     }
 }
 

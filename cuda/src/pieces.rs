@@ -9,7 +9,7 @@
 //! arrangements, parts or scales. The table is in the device's memory while the storage lives, and
 //! never changes, because planes do not move.
 
-use kvpool::LayoutError;
+use kvpool::Invalid;
 use kvpool::storage::{KvLayout, Plane, PlaneKind, PlanePart};
 
 use super::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
@@ -35,9 +35,9 @@ impl Pieces {
     /// Cuts the planes, given in the layout's order.
     ///
     /// # Errors
-    /// [`LayoutError::TooLarge`]: kernels use 32-bit offsets in a packed frame.
-    pub(super) fn new(placed: &[Placed]) -> Result<Self, LayoutError> {
-        let too_large = || LayoutError::TooLarge { what: "a block's packed form" };
+    /// A block that is too large: kernels use 32-bit offsets in a packed frame.
+    pub(super) fn new(placed: &[Placed]) -> Result<Self, Invalid> {
+        let too_large = || Invalid::new("packed block", "4 GiB or more", "less");
         let (mut list, mut packed_at) = (Vec::new(), 0u32);
         for Placed { base, plane } in placed {
             let mut at = 0;

@@ -26,7 +26,7 @@ use kvpool::storage::{
     KvLayout, KvPlanes, Scales, Storage, StoragePlanes,
 };
 use kvpool::{DeviceId, Run};
-use kvpool::{GrowError, LayoutError, StorageError};
+use kvpool::{GrowError, Invalid, StorageError};
 
 use super::adopted::{self, Owner};
 use super::arena::{Arena, MemorySharing};
@@ -126,7 +126,7 @@ impl CudaStorage {
     ///
     /// # Errors
     ///
-    /// [`StorageError::FrameCount`], [`StorageError::Layout`]; [`StorageError::DeviceMemory`] if
+    /// [`StorageError::Invalid`] for a number of frames; [`StorageError::DeviceMemory`] if
     /// the device has too little free memory; other errors of the driver.
     pub fn new(
         device: &Device,
@@ -330,15 +330,17 @@ fn no_kernel(device: &Device, data: String) -> StorageError {
 }
 
 /// Checks the limits of 32-bit counters in kernels, and of a buffer.
-fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), LayoutError> {
+fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), Invalid> {
     let slots = frames_max.checked_mul(layout.block_tokens());
     if slots.is_none_or(|slots| slots > u32::MAX as usize) {
-        return Err(LayoutError::TooLarge { what: "the number of slots" });
+        let got = format_args!("{frames_max} frames of {} slots", layout.block_tokens());
+        return Err(Invalid::new("number of slots", got, format_args!("at most {} in all", u32::MAX)));
     }
     // The widest rows are f32, and K and V share a buffer with their slot.
     let rows = layout.row_elements().checked_mul(2 * size_of::<f32>());
     if rows.is_none_or(|rows| rows > BYTES_MAX / 2) {
-        return Err(LayoutError::TooLarge { what: "a token's row" });
+        let limit = format_args!("at most {} bytes for K and V in f32", BYTES_MAX / 2);
+        return Err(Invalid::new("elements of a row", layout.row_elements(), limit));
     }
     Ok(())
 }

@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
-use kvpool::{HeadRange, Pool, Run, Sequence, SequenceId, TransferError};
+use kvpool::transfer::HeadRange;
+use kvpool::{Pool, Run, Sequence, SequenceId, TransferError};
 use kvpool_node::admin::{MigrationRecord, MigrationState};
 use kvpool_node::protocol::{MigrationId, Part, PartFault};
 use kvpool_node::transport::tcp::{Address, PeerSettings};

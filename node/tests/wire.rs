@@ -7,8 +7,9 @@ mod kv;
 
 use decoders::decode_all;
 use kvpool::prefix::{BlockHash, Origin};
+use kvpool::transfer::Manifest;
 use kvpool::transport::Tag;
-use kvpool::{FrameId, Manifest, Run};
+use kvpool::{FrameId, Run};
 use kvpool_node::protocol::{CacheAnswer, CacheQuestion, List};
 use kvpool_node::tier::{Fingerprint, TierKey, TierValue, origins_of};
 use kvpool_node::wire::{

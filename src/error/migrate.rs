@@ -2,9 +2,7 @@
 
 use thiserror::Error;
 
-use super::{
-    AllocError, HandleError, ManifestError, PrefixError, SequenceError, StorageError, TransportError,
-};
+use super::{AllocError, HandleError, Invalid, SequenceError, StorageError, TransportError};
 use crate::ids::{PoolTag, SequenceId, Ticket};
 
 /// Reason why a transfer failed. Both pools are unchanged, except that cached blocks may have been
@@ -12,12 +10,6 @@ use crate::ids::{PoolTag, SequenceId, Ticket};
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// Source and destination are the same pool.
-    #[error("pool {pool} cannot send blocks to itself")]
-    SamePool {
-        /// Tag of the pool.
-        pool: PoolTag,
-    },
     /// The sequence does not belong to the source pool.
     #[error("sequence {id} does not belong to pool {pool}")]
     ForeignSequence {
@@ -46,34 +38,22 @@ pub enum TransferError {
         /// Tag of the pool.
         pool: PoolTag,
     },
-    /// The prefix caches hash differently: a block cached in one is never found in the other.
-    #[error(
-        "the prefix caches of pools {from} and {to} hash differently; configure the same hashing and key for both"
-    )]
-    OtherHashing {
-        /// Source pool.
-        from: PoolTag,
-        /// Destination pool.
-        to: PoolTag,
-    },
     /// The destination could not allocate blocks.
     #[error("no room: {0}")]
     Alloc(#[from] AllocError),
     /// The sequence cannot be opened in the destination pool.
     #[error(transparent)]
     Sequence(#[from] SequenceError),
-    /// The keys of a prefix are invalid.
-    #[error(transparent)]
-    Prefix(#[from] PrefixError),
     /// A block has the maximum number of references.
     #[error(transparent)]
     Handle(#[from] HandleError),
     /// The block formats of the two pools differ, or a copy failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// The manifest contradicts itself, or its blocks do not fit into the destination.
+    /// An argument or a manifest is invalid: it contradicts itself, or its blocks do not fit into the
+    /// destination.
     #[error(transparent)]
-    Manifest(#[from] ManifestError),
+    Invalid(#[from] Invalid),
     /// The transport failed.
     #[error(transparent)]
     Transport(TransportError),
@@ -98,12 +78,6 @@ pub enum TransferError {
     /// The block was computed in this pool before its cache was cleared, and comes back.
     #[error("block {place} was computed here, before the cache was cleared")]
     Stale {
-        /// Place of the block in the manifest.
-        place: u32,
-    },
-    /// A place is not among those that are transferred.
-    #[error("block {place} is not transferred")]
-    NotTransferred {
         /// Place of the block in the manifest.
         place: u32,
     },

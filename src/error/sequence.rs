@@ -1,8 +1,10 @@
 //! Errors of the sequence floor.
 
+use std::fmt::Display;
+
 use thiserror::Error;
 
-use super::{AllocError, HandleError, PrefixError, StorageError};
+use super::{AllocError, HandleError, Invalid, PrefixError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 
 /// Reason why a [step](crate::Batch::step) failed. No sequence has changed.
@@ -43,6 +45,14 @@ pub enum SequenceError {
     /// The keys of a prefix, or its retention, are invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+    /// A number of tokens, or an index, is invalid for the sequence.
+    #[error("sequence {id}: {error}")]
+    Invalid {
+        /// Id of the sequence.
+        id: SequenceId,
+        /// The argument.
+        error: Invalid,
+    },
     /// Tokens were announced after final tokens with unknown ids.
     #[error("the ids of sequence {id}'s final tokens are unknown from token {known} on")]
     TokensUnknown {
@@ -74,56 +84,6 @@ pub enum SequenceError {
         /// Id of the sequence.
         id: SequenceId,
     },
-    /// The request was to append zero tokens.
-    #[error("cannot append zero tokens to sequence {id}")]
-    ZeroTokens {
-        /// Id of the sequence.
-        id: SequenceId,
-    },
-    /// The sequence would exceed the maximum length, which kernels hold in an `i32`.
-    #[error("cannot append {asked} tokens to the {length} of sequence {id}; the maximum is {max}")]
-    TooLong {
-        /// Id of the sequence.
-        id: SequenceId,
-        /// Number of tokens to append.
-        asked: usize,
-        /// Number of tokens in the sequence.
-        length: usize,
-        /// Maximum number of tokens.
-        max: usize,
-    },
-    /// The length to commit exceeds the sequence's length.
-    #[error("cannot commit {asked} tokens of sequence {id}, which has {length}")]
-    CommitBeyondLength {
-        /// Id of the sequence.
-        id: SequenceId,
-        /// Length to commit.
-        asked: usize,
-        /// Number of tokens in the sequence.
-        length: usize,
-    },
-    /// The length to truncate to exceeds the sequence's length.
-    #[error("cannot truncate sequence {id} to {asked} tokens; it has {length}")]
-    TruncateBeyondLength {
-        /// Id of the sequence.
-        id: SequenceId,
-        /// Length to truncate to.
-        asked: usize,
-        /// Number of tokens in the sequence.
-        length: usize,
-    },
-    /// The token range is reversed, or extends past the end of the sequence.
-    #[error("the token range {start}..{end} is invalid for sequence {id} of {length} tokens")]
-    TokensOutOfRange {
-        /// Id of the sequence.
-        id: SequenceId,
-        /// First token of the range.
-        start: usize,
-        /// Token after the last one of the range.
-        end: usize,
-        /// Number of tokens in the sequence.
-        length: usize,
-    },
     /// The token's block is not writable: it is shared or sealed, or another batch is about to seal
     /// it.
     #[error("token {position} of sequence {id} cannot be stored: block {block} is shared or sealed")]
@@ -134,16 +94,6 @@ pub enum SequenceError {
         position: usize,
         /// Block of that token.
         block: BlockId,
-    },
-    /// The sequence has no block at this index.
-    #[error("block index {index} is outside the {blocks} blocks of sequence {id}")]
-    BlockOutOfRange {
-        /// Id of the sequence.
-        id: SequenceId,
-        /// Index of the block in the sequence.
-        index: usize,
-        /// Number of blocks of the sequence.
-        blocks: usize,
     },
     /// The block's bytes are not final, and the sequence does not own it alone.
     #[error("block {block} at index {index} of sequence {id} cannot be read in place: it is open and shared")]
@@ -164,4 +114,17 @@ pub enum SequenceError {
     /// The pool was built without storage: it has no bytes to store or load.
     #[error("the pool was built without storage")]
     NoStorage,
+}
+
+impl SequenceError {
+    /// Refuses an argument of a call of this sequence.
+    #[cold]
+    pub(crate) fn invalid(
+        id: SequenceId,
+        what: &'static str,
+        got: impl Display,
+        limit: impl Display,
+    ) -> Self {
+        Self::Invalid { id, error: Invalid::new(what, got, limit) }
+    }
 }

@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{FormError, TransferError};
+use crate::error::{Invalid, TransferError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::{BlockHash, ColdBlock, Origin};
 use crate::sequence::{BlockRefs, Outline, Sequence, Sequences};
@@ -158,8 +158,8 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`FormError::HeadRange`] if a block holds another number of heads; nothing changes.
-    pub fn set_heads(&mut self, heads: HeadRange) -> Result<(), FormError> {
+    /// [`Invalid`] if a block holds another number of heads; nothing changes.
+    pub fn set_heads(&mut self, heads: HeadRange) -> Result<(), Invalid> {
         heads.check(self.end().storage.layout().kv_heads() as u32)?;
         self.heads = Some(heads);
         Ok(())
@@ -209,7 +209,7 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Storage`], [`TransferError::NotTransferred`].
+    /// [`TransferError::Storage`], [`TransferError::Invalid`].
     pub fn packed(&self, place: u32) -> Result<Vec<u8>, TransferError> {
         let (end, piece) = (self.end(), self.piece(&[place])?);
         let mut bytes = vec![0; end.storage.layout().packed_bytes()];
@@ -278,7 +278,7 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NotTransferred`].
+    /// [`TransferError::Invalid`].
     pub fn piece(&self, places: &[u32]) -> Result<Piece, TransferError> {
         self.held.pinned_piece(places)
     }
@@ -292,7 +292,7 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NotTransferred`], [`TransferError::InTransfer`]; nothing changes.
+    /// [`TransferError::Invalid`], [`TransferError::InTransfer`]; nothing changes.
     pub fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
         self.held.exclusive()?.retain(places)
     }

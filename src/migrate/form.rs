@@ -5,8 +5,10 @@
 //! row            for one token:   for each head:  head_dim elements, or one f32 scale
 //! ```
 
+use std::fmt;
+
 use crate::dtype::Dtype;
-use crate::error::FormError;
+use crate::error::Invalid;
 use crate::storage::{KvLayout, KvPlanes, Scales};
 
 /// Everything that the bytes of a packed block depend on.
@@ -31,6 +33,21 @@ enum FormScales {
     Unit,
     PerTokenHead,
     PerHead { k: Vec<u32>, v: Vec<u32> },
+}
+
+impl FormScales {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Unit => "none",
+            Self::PerTokenHead => "one a token and head",
+            Self::PerHead { .. } => "static ones",
+        }
+    }
+}
+
+/// The error of a difference between the blocks of two pools, which are not converted.
+pub(super) fn other_form(what: &'static str, from: impl fmt::Display, to: impl fmt::Display) -> Invalid {
+    Invalid::new(what, from, format_args!("{to}, as in the blocks of the target"))
 }
 
 impl PackedForm {
@@ -90,11 +107,7 @@ impl PackedForm {
     }
 
     /// Checks that such a block can exist.
-    ///
-    /// # Errors
-    ///
-    /// [`FormError::Impossible`].
-    pub(super) fn check(&self) -> Result<(), FormError> {
+    pub(super) fn check(&self) -> Result<(), Invalid> {
         let dimensions = [
             ("layers", self.layers),
             ("heads", self.heads),
@@ -102,21 +115,20 @@ impl PackedForm {
             ("tokens", self.block_tokens),
         ];
         if let Some((what, _)) = dimensions.into_iter().find(|&(_, value)| value == 0) {
-            return Err(FormError::Impossible { what, value: 0 });
+            return Err(Invalid::new(what, 0, "at least 1 in a block"));
         }
         // Each dimension below 2^32: the product of all is computed without wrapping.
         let bytes = dimensions
             .into_iter()
             .fold(16, |bytes: u128, (_, value)| bytes.saturating_mul(u128::from(value)));
         if bytes > isize::MAX as u128 {
-            let value = u64::try_from(bytes).unwrap_or(u64::MAX);
-            return Err(FormError::Impossible { what: "bytes", value });
+            return Err(Invalid::new("bytes of a block", bytes, "a size within the address space"));
         }
         let FormScales::PerHead { k, v } = &self.scales else { return Ok(()) };
         let want = self.layers as usize * self.heads as usize;
         for (scales, want) in [(k, want), (v, if self.is_latent { 0 } else { want })] {
             if scales.len() != want {
-                return Err(FormError::Impossible { what: "static scales", value: scales.len() as u64 });
+                return Err(Invalid::new("static scales", scales.len(), want));
             }
         }
         Ok(())
@@ -125,38 +137,37 @@ impl PackedForm {
     /// Checks that blocks of this form fit into blocks of another, apart from the number of heads.
     ///
     /// `heads` are pairs of a head here and the same head there, whose static scales are compared.
-    ///
-    /// # Errors
-    ///
-    /// [`FormError`], which names the difference.
     pub(super) fn check_fits(
         &self,
         target: &Self,
         heads: impl Iterator<Item = (u32, u32)> + Clone,
-    ) -> Result<(), FormError> {
+    ) -> Result<(), Invalid> {
         for (what, from, to) in [
             ("layers", self.layers, target.layers),
             ("elements a head", self.head_dim, target.head_dim),
             ("tokens", self.block_tokens, target.block_tokens),
         ] {
             if from != to {
-                return Err(FormError::Dimension { what, from, to });
+                return Err(other_form(what, from, to));
             }
         }
         if self.dtype != target.dtype {
-            return Err(FormError::Dtype { from: self.dtype, to: target.dtype });
+            return Err(other_form("element type", self.dtype, target.dtype));
         }
         if self.is_latent != target.is_latent {
-            return Err(FormError::Latent);
+            let name = |is_latent| if is_latent { "latent vectors" } else { "K and V" };
+            return Err(other_form("contents", name(self.is_latent), name(target.is_latent)));
         }
         let (ours, theirs) = match (&self.scales, &target.scales) {
             (FormScales::PerHead { k, v }, FormScales::PerHead { k: to_k, v: to_v }) => {
                 ([k, v], [to_k, to_v])
             }
             (ours, theirs) if ours == theirs => return Ok(()),
-            _ => return Err(FormError::ScaleKind),
+            (ours, theirs) => return Err(other_form("scales", ours.kind(), theirs.kind())),
         };
-        for (part, (ours, theirs)) in ["K", "V"].into_iter().zip(ours.into_iter().zip(theirs)) {
+        for (part, (ours, theirs)) in
+            ["static scales of K", "static scales of V"].into_iter().zip(ours.into_iter().zip(theirs))
+        {
             for layer in 0..self.layers {
                 let at = |scales: &Vec<u32>, form: &Self, head| {
                     scales.get(layer as usize * form.heads as usize + head as usize).copied()
@@ -164,7 +175,8 @@ impl PackedForm {
                 let differs =
                     heads.clone().find(|&(from, to)| at(ours, self, from) != at(theirs, target, to));
                 if let Some((_, head)) = differs {
-                    return Err(FormError::StaticScale { part, layer, head });
+                    let got = format_args!("others in layer {layer}, head {head} of the target");
+                    return Err(Invalid::new(part, got, "equal ones, as values are not converted"));
                 }
             }
         }

@@ -2,12 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::error::{FormError, ManifestError, TransferError};
+use crate::error::{Invalid, TransferError};
+
+use crate::storage::backend::check;
 
 use super::checksum::checksum;
 use super::form::PackedForm;
 use super::heads::{HeadRange, check_split, copy_shared};
 use super::manifest::Manifest;
+
+/// The error of a source that does not state its heads, or other ones than its manifest.
+fn unknown_heads() -> Invalid {
+    Invalid::new("heads of the source", "none", "those of its manifest")
+}
 
 /// The sources of an import that hold other heads than it, and what has arrived from them.
 pub(super) struct Gather {
@@ -20,17 +27,16 @@ pub(super) struct Gather {
 }
 
 impl Gather {
-    pub(super) fn new(form: PackedForm, own: HeadRange) -> Result<Self, ManifestError> {
+    pub(super) fn new(form: PackedForm, own: HeadRange) -> Result<Self, Invalid> {
         own.check(form.heads())?;
         Ok(Self { form, own, sources: Vec::new(), arrived: BTreeMap::new() })
     }
 
     /// Adds a source. Its heads may overlap those of others.
-    pub(super) fn add(&mut self, manifest: &Manifest) -> Result<(), ManifestError> {
-        let heads = manifest.heads().ok_or(FormError::HeadsUnknown { end: "source" })?;
+    pub(super) fn add(&mut self, manifest: &Manifest) -> Result<(), Invalid> {
+        let heads = manifest.heads().ok_or_else(unknown_heads)?;
         if check_split(manifest.form(), heads, &self.form, self.own)?.is_none() {
-            let (first, end, total) = (heads.heads().start, heads.heads().end, heads.total());
-            return Err(FormError::HeadRange { first, end, total, heads: self.form.heads() }.into());
+            return Err(heads.refused(self.form.heads()));
         }
         if let Some(first) = self.sources.first() {
             first.check_same_blocks(manifest)?;
@@ -46,16 +52,14 @@ impl Gather {
         place: u32,
         bytes: &[u8],
     ) -> Result<HeadRange, TransferError> {
-        let unknown = || ManifestError::from(FormError::HeadsUnknown { end: "source" });
-        let from = from.ok_or_else(unknown)?;
-        let source = self.sources.iter().find(|source| source.heads() == Some(from)).ok_or_else(unknown)?;
+        let from = from.ok_or_else(unknown_heads)?;
+        let source = self.sources.iter().find(|source| source.heads() == Some(from));
+        let source = source.ok_or_else(unknown_heads)?;
         if source.checksums().get(place as usize) != Some(&checksum(bytes)) {
             return Err(TransferError::Checksum { place });
         }
-        match (bytes.len(), source.form().packed_bytes()) {
-            (got, want) if got == want => Ok(from),
-            (got, want) => Err(ManifestError::from(FormError::Bytes { got, want }).into()),
-        }
+        check::packed_bytes(bytes.len(), source.form().packed_bytes())?;
+        Ok(from)
     }
 
     /// Copies the heads that this end holds from a checked block into a packed block of this end.

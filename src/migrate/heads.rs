@@ -6,10 +6,10 @@
 
 use std::ops::Range;
 
-use crate::error::FormError;
+use crate::error::Invalid;
 use crate::storage::KvLayout;
 
-use super::form::PackedForm;
+use super::form::{PackedForm, other_form};
 
 /// The KV heads of a model that the blocks of one rank hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -25,8 +25,8 @@ impl HeadRange {
     ///
     /// # Errors
     ///
-    /// [`FormError::HeadRange`] if it is empty or exceeds the model.
-    pub fn new(first: u32, count: u32, total: u32) -> Result<Self, FormError> {
+    /// [`Invalid`] if it is empty or exceeds the model.
+    pub fn new(first: u32, count: u32, total: u32) -> Result<Self, Invalid> {
         let range = Self { first, count, total };
         range.check(count).map(|()| range)
     }
@@ -35,8 +35,8 @@ impl HeadRange {
     ///
     /// # Errors
     ///
-    /// [`FormError::HeadRange`] if the layout has no such rank.
-    pub fn of_rank(layout: &KvLayout, rank: usize) -> Result<Self, FormError> {
+    /// [`Invalid`] if the layout has no such rank.
+    pub fn of_rank(layout: &KvLayout, rank: usize) -> Result<Self, Invalid> {
         let (heads, total, ranks) =
             (layout.kv_heads() as u32, layout.kv_heads_total() as u32, layout.tensor_parallel());
         let first = if rank < ranks { (rank / layout.kv_head_replicas()) as u32 * heads } else { total };
@@ -60,29 +60,30 @@ impl HeadRange {
     }
 
     /// Checks that a block of `heads` heads can hold the range.
-    pub(super) fn check(&self, heads: u32) -> Result<(), FormError> {
+    pub(super) fn check(&self, heads: u32) -> Result<(), Invalid> {
         let end = self.first.checked_add(self.count).filter(|&end| end <= self.total);
         if end.is_none() || self.count == 0 || self.count != heads {
-            let Self { first, total, .. } = *self;
-            return Err(FormError::HeadRange { first, end: self.heads().end, total, heads });
+            return Err(self.refused(heads));
         }
         Ok(())
+    }
+
+    /// The error of a block of `heads` heads that does not hold the range.
+    pub(super) fn refused(&self, heads: u32) -> Invalid {
+        let got = format_args!("{:?} of {}", self.heads(), self.total);
+        Invalid::new("heads", got, format_args!("those of a block of {heads}"))
     }
 }
 
 /// Checks that blocks of one rank can give heads to those of another. Returns the shared heads.
-///
-/// # Errors
-///
-/// [`FormError`], which names the difference.
 pub(super) fn check_split(
     from: &PackedForm,
     from_heads: HeadRange,
     to: &PackedForm,
     to_heads: HeadRange,
-) -> Result<Option<HeadRange>, FormError> {
+) -> Result<Option<HeadRange>, Invalid> {
     if from_heads.total != to_heads.total {
-        return Err(FormError::HeadsTotal { from: from_heads.total, to: to_heads.total });
+        return Err(other_form("heads of the model", from_heads.total, to_heads.total));
     }
     let common = from_heads.common(&to_heads);
     let pairs = common.iter().flat_map(HeadRange::heads);

@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock::InFlight;
-use crate::error::TransferError;
+use crate::error::{Invalid, TransferError};
 use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run, SequenceId};
 use crate::prefix::ColdBlock;
@@ -24,6 +24,11 @@ use super::checksum::Checksum;
 use super::route::End;
 use super::transfers::TransferDirection;
 use super::transport::Hold;
+
+/// The error of a place that is not among those that are transferred.
+pub(super) fn not_transferred(place: u32) -> Invalid {
+    Invalid::new("place of a block", place, "one that is transferred")
+}
 
 /// Some blocks of a transfer, in their frames while the hold lives.
 pub struct Piece {
@@ -207,7 +212,7 @@ impl HeldBlocks {
     fn blocks_at(&self, places: &[u32]) -> Result<Vec<BlockId>, TransferError> {
         let at = |&place: &u32| {
             let id = self.ids.get(place as usize).copied().flatten();
-            id.ok_or(TransferError::NotTransferred { place })
+            id.ok_or_else(|| not_transferred(place).into())
         };
         places.iter().map(at).collect()
     }
@@ -238,7 +243,7 @@ impl HeldBlocks {
         if let Some(&place) =
             places.iter().find(|&&place| self.ids.get(place as usize).is_none_or(Option::is_none))
         {
-            return Err(TransferError::NotTransferred { place });
+            return Err(not_transferred(place).into());
         }
         let stays: std::collections::HashSet<u32> = places.iter().copied().collect();
         for (place, id) in (0..).zip(&mut self.ids) {

@@ -13,19 +13,21 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::block::Blocks;
-use crate::error::{AllocError, FormError, ManifestError, TransferError};
+use crate::error::{AllocError, Invalid, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
 use crate::prefix::{BlockHash, KvEvent, Origin, is_older};
 use crate::sequence::{Arrival, BlockRefs, Outline, ResumeOptions, Sequence};
 use crate::storage::Storage;
+use crate::storage::backend::check;
 
 use super::checksum::{checksum, checksums};
 use super::form::PackedForm;
 use super::gather::Gather;
 use super::heads::HeadRange;
-use super::held::{HeldBlocks, Piece, Refs};
+use super::held::{HeldBlocks, Piece, Refs, not_transferred};
 use super::manifest::{
     CachedBlock, CachedBlocks, Contents, Manifest, check_distinct, check_origins, check_same_form,
+    other_hashing,
 };
 use super::route::End;
 use super::transfers::TransferDirection;
@@ -101,7 +103,7 @@ impl Import {
     pub(crate) fn new(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
         manifest.check()?;
         let form = PackedForm::of(end.storage.layout());
-        check_same_form(manifest.form(), &form).map_err(ManifestError::from)?;
+        check_same_form(manifest.form(), &form)?;
         Self::of_form(end, manifest)
     }
 
@@ -133,7 +135,7 @@ impl Import {
             Contents::Sequence(outline) => {
                 Self::sequence(end, outline.clone().hashed_alike(agrees), end.era())?
             }
-            Contents::Cached(_) if !agrees => return Err(ManifestError::Hashing.into()),
+            Contents::Cached(_) if !agrees => return Err(other_hashing().into()),
             Contents::Cached(cached) => Self::cached(end, cached, end.era())?,
         };
         import.checksums = manifest.checksums().to_vec();
@@ -281,13 +283,13 @@ impl Import {
     /// # Errors
     ///
     /// [`TransferError::Stale`] if it was computed here before the cache was cleared: drop the
-    /// import. [`TransferError::NotTransferred`], also for a sequence; [`TransferError::Manifest`]
-    /// for origins out of order. Nothing changes.
+    /// import. [`TransferError::Invalid`] for another place, for a sequence, and for origins out of
+    /// order. Nothing changes.
     pub fn set_origins(&mut self, place: u32, origins: &[Origin]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         check_origins(origins)?;
         let Arriving::Cached(cached) = &mut self.arriving else {
-            return Err(TransferError::NotTransferred { place });
+            return Err(not_transferred(place).into());
         };
         let cache = self.held.end().cache()?;
         if cached.era.is_some_and(|era| !cache.accepts_in(era, origins)) {
@@ -315,12 +317,12 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NotTransferred`] for a block that is not missing;
-    /// [`TransferError::Manifest`] if the sources hold other heads, so that their bytes must be
-    /// [written](Self::write) one block at a time.
+    /// [`TransferError::Invalid`] for a block that is not missing, and if the sources hold other
+    /// heads, so that their bytes must be [written](Self::write) one block at a time.
     pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
         if self.gather.is_some() {
-            return Err(ManifestError::from(FormError::Split).into());
+            let got = "a piece of blocks of which the source has some heads";
+            return Err(Invalid::new("places", got, "one block at a time, by `write`").into());
         }
         self.check_missing(places)?;
         let piece = self.held.open_piece(places)?;
@@ -340,11 +342,11 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NotTransferred`]; [`TransferError::InTransfer`] while a transport has a hold;
-    /// [`TransferError::Manifest`] if there is a manifest. Nothing changes.
+    /// [`TransferError::InTransfer`] while a transport has a hold; [`TransferError::Invalid`] for a
+    /// block that is not missing, or if there is a manifest. Nothing changes.
     pub fn arrived(&mut self, place: u32) -> Result<(), TransferError> {
         if !self.is_stated {
-            return Err(ManifestError::Sources { what: "the checksums" }.into());
+            return Err(Invalid::new("import", "checksums of a manifest", "none").into());
         }
         self.check_missing(&[place])?;
         self.held.exclusive()?;
@@ -354,7 +356,7 @@ impl Import {
 
     fn check_missing(&self, places: &[u32]) -> Result<(), TransferError> {
         match places.iter().find(|place| self.missing.binary_search(place).is_err()) {
-            Some(&place) => Err(TransferError::NotTransferred { place }),
+            Some(&place) => Err(not_transferred(place).into()),
             None => Ok(()),
         }
     }
@@ -363,7 +365,7 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Manifest`] if it is not the same sequence, or its heads do not fit, or this
+    /// [`TransferError::Invalid`] if it is not the same sequence, or its heads do not fit, or this
     /// import was not [prepared](crate::Pool::import_heads) for several sources; nothing changes.
     pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
         manifest.check()?;
@@ -377,7 +379,7 @@ impl Import {
                 }
                 Ok(())
             }
-            None => Err(ManifestError::Sources { what: "the heads" }.into()),
+            None => Err(Invalid::new("import", "one for all heads of a source", "one for several").into()),
         }
     }
 
@@ -388,19 +390,16 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NotTransferred`], [`TransferError::InTransfer`], [`TransferError::Manifest`]
-    /// for a wrong number of bytes or unknown heads, [`TransferError::Checksum`],
-    /// [`TransferError::Storage`]; the block is still missing.
+    /// [`TransferError::Invalid`] for another block, a wrong number of bytes or unknown heads,
+    /// [`TransferError::InTransfer`], [`TransferError::Checksum`], [`TransferError::Storage`]; the block
+    /// is still missing.
     pub fn write(&mut self, place: u32, from: Option<HeadRange>, bytes: &[u8]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         let runs = self.held.open_piece(&[place])?.runs;
         let end = self.held.exclusive()?.end().clone();
         self.held.take_arrived(&[]);
         let Some(gather) = &mut self.gather else {
-            let want = end.storage.layout().packed_bytes();
-            if bytes.len() != want {
-                return Err(ManifestError::from(FormError::Bytes { got: bytes.len(), want }).into());
-            }
+            check::packed_bytes(bytes.len(), end.storage.layout().packed_bytes())?;
             if self.checksums.get(place as usize).is_some_and(|&sum| sum != checksum(bytes)) {
                 return Err(TransferError::Checksum { place });
             }

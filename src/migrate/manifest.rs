@@ -6,12 +6,12 @@
 //! faults of the transfer, not against the peer.
 
 use crate::config::FRAME_BITS;
-use crate::error::{FormError, ManifestError};
+use crate::error::Invalid;
 use crate::ids::SequenceId;
 use crate::prefix::{BlockHash, ChainHash, ORIGINS_MAX, Origin, PrefixHasher};
 use crate::sequence::{Outline, TOKENS_MAX};
 
-use super::form::PackedForm;
+use super::form::{PackedForm, other_form};
 use super::heads::HeadRange;
 
 /// Version of the manifests that this library writes and reads.
@@ -80,10 +80,10 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// [`ManifestError`], which names the first contradiction.
-    pub fn check(&self) -> Result<(), ManifestError> {
+    /// [`Invalid`], which names the first contradiction.
+    pub fn check(&self) -> Result<(), Invalid> {
         if self.version != VERSION {
-            return Err(ManifestError::Version { got: self.version, want: VERSION });
+            return Err(Invalid::new("version of the manifest", self.version, VERSION));
         }
         self.form.check()?;
         if let Some(heads) = self.heads {
@@ -93,13 +93,13 @@ impl Manifest {
         at_most("blocks", blocks, u32::MAX)?;
         exactly("checksums", self.checksums.len() as u64, blocks)?;
         if self.bytes() == u64::MAX {
-            return Err(ManifestError::TooLarge { what: "bytes", got: u64::MAX, max: u64::MAX - 1 });
+            return Err(Invalid::new("bytes", format_args!("{} or more", u64::MAX), "less"));
         }
         match &self.contents {
             Contents::Sequence(outline) => self.check_outline(outline),
             Contents::Cached(cached) => {
                 if self.hashing.is_none() {
-                    return Err(ManifestError::Hashing);
+                    return Err(other_hashing());
                 }
                 let deepest = cached.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
                 at_most("blocks before a cached block", u64::from(deepest), DEPTH_MAX)?;
@@ -109,31 +109,28 @@ impl Manifest {
         }
     }
 
-    fn check_outline(&self, outline: &Outline) -> Result<(), ManifestError> {
+    fn check_outline(&self, outline: &Outline) -> Result<(), Invalid> {
         let tokens_max = TOKENS_MAX as u32;
         at_most("tokens", u64::from(outline.length), tokens_max)?;
         at_most("committed tokens", u64::from(outline.committed), outline.length)?;
         let Some(known) = &outline.known else { return Ok(()) };
         if self.hashing.is_none() {
-            return Err(ManifestError::Hashing);
+            return Err(other_hashing());
         }
         check_origins(&known.origins)?;
         let announced = known.tokens.len() as u64;
         at_most("announced tokens", announced, tokens_max)?;
         at_most("extra keys", known.extra_keys.len() as u64, EXTRA_KEYS_MAX)?;
         for (place, key) in (0..).zip(&known.extra_keys) {
-            key.check(0, TOKENS_MAX).map_err(|_| ManifestError::ExtraKey { place })?;
+            key.check(0, TOKENS_MAX).map_err(|error| error.at(place))?;
         }
         exactly("hashes", known.hashes.len() as u64, announced / u64::from(self.form.block_tokens()))?;
         let want = u64::from(outline.committed);
-        if want > announced && !known.is_cut {
-            return Err(ManifestError::Contradiction { what: "announced tokens", got: announced, want });
-        }
-        Ok(())
+        if known.is_cut { Ok(()) } else { exactly("announced tokens", announced.min(want), want) }
     }
 
     /// Checks that the hashes are those of the tokens, if it has them and the pool hashes alike.
-    pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), ManifestError> {
+    pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), Invalid> {
         let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
         if known.is_stale {
             return Ok(());
@@ -143,15 +140,17 @@ impl Manifest {
         let whole = known.tokens.len() / hasher.block_tokens() * hasher.block_tokens();
         chain.fill(hasher, &known.tokens[..whole], |hash| {
             if known.hashes.get(place) != Some(&hash) {
-                wrong.get_or_insert(place as u32);
+                wrong.get_or_insert(place);
             }
             place += 1;
         });
-        wrong.map_or(Ok(()), |place| Err(ManifestError::Hash { place }))
+        wrong.map_or(Ok(()), |place| {
+            Err(Invalid::new("hashes", "another hash", "that of the manifest's tokens").at(place))
+        })
     }
 
     /// Checks that the source of this manifest holds other heads of the same blocks.
-    pub(super) fn check_same_blocks(&self, other: &Self) -> Result<(), ManifestError> {
+    pub(super) fn check_same_blocks(&self, other: &Self) -> Result<(), Invalid> {
         let without_times = |contents: &Contents| {
             let mut contents = contents.clone();
             if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
@@ -162,13 +161,13 @@ impl Manifest {
             contents
         };
         let what = if self.hashing != other.hashing {
-            "the hashing"
+            "hashing"
         } else if without_times(&self.contents) != without_times(&other.contents) {
-            "the sequence"
+            "sequence"
         } else {
             return Ok(());
         };
-        Err(ManifestError::Sources { what })
+        Err(Invalid::new(what, "another one", "that of the first source's manifest"))
     }
 
     pub(super) fn contents(&self) -> &Contents {
@@ -219,40 +218,49 @@ impl Manifest {
     }
 }
 
-fn at_most(what: &'static str, got: u64, max: u32) -> Result<(), ManifestError> {
-    let max = u64::from(max);
-    if got > max { Err(ManifestError::TooLarge { what, got, max }) } else { Ok(()) }
+/// The error of cached blocks that would never be found here.
+pub(super) fn other_hashing() -> Invalid {
+    let limit = "the hashing and key of the target; configure the same for both";
+    Invalid::new("hashing", "that of another prefix cache, or none", limit)
 }
 
-fn exactly(what: &'static str, got: u64, want: u64) -> Result<(), ManifestError> {
-    if got == want { Ok(()) } else { Err(ManifestError::Contradiction { what, got, want }) }
+fn at_most(what: &'static str, got: u64, max: u32) -> Result<(), Invalid> {
+    let max = u64::from(max);
+    if got > max { Err(Invalid::new(what, got, format_args!("at most {max}"))) } else { Ok(()) }
+}
+
+fn exactly(what: &'static str, got: u64, want: u64) -> Result<(), Invalid> {
+    if got == want {
+        return Ok(());
+    }
+    Err(Invalid::new(what, got, format_args!("{want}, by the other fields of the manifest")))
 }
 
 /// Checks that origins are a set, in order.
-pub(super) fn check_origins(origins: &[Origin]) -> Result<(), ManifestError> {
+pub(super) fn check_origins(origins: &[Origin]) -> Result<(), Invalid> {
     at_most("origins", origins.len() as u64, ORIGINS_MAX as u32)?;
     match (0..).zip(origins.windows(2)).find(|(_, pair)| pair[0].cache >= pair[1].cache) {
-        Some((place, _)) => Err(ManifestError::Origins { place }),
+        Some((place, _)) => Err(Invalid::new("origins", "one out of order", "ascending caches").at(place)),
         None => Ok(()),
     }
 }
 
 /// Checks that no hash is repeated.
-pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), ManifestError> {
+pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), Invalid> {
     let mut seen = std::collections::HashMap::new();
     for (second, block) in (0..).zip(blocks) {
         if let Some(first) = seen.insert(block.hash, second) {
-            return Err(ManifestError::Repeated { first, second });
+            let got = format_args!("the hash of the one at index {first}");
+            return Err(Invalid::new("blocks", got, "one of its own").at(second));
         }
     }
     Ok(())
 }
 
 /// Returns the error of forms that differ, for pools that do not split heads.
-pub(super) fn check_same_form(from: &PackedForm, to: &PackedForm) -> Result<(), FormError> {
+pub(super) fn check_same_form(from: &PackedForm, to: &PackedForm) -> Result<(), Invalid> {
     if from.heads() != to.heads() {
-        let (from, to) = (from.heads(), to.heads());
-        return Err(FormError::Dimension { what: "heads", from, to });
+        return Err(other_form("heads", from.heads(), to.heads()));
     }
     from.check_fits(to, (0..from.heads()).map(|head| (head, head)))
 }

@@ -1,12 +1,13 @@
 //! Two pools, and the conditions under which blocks can be transferred between them.
 
-use crate::error::{AllocError, StorageError, TransferError};
+use crate::error::{AllocError, Invalid, StorageError, TransferError};
 use crate::ids::DeviceId;
 use crate::prefix::PrefixCache;
 use crate::sequence::Sequences;
 use crate::storage::{Storage, check_form};
 use crate::sync::Arc;
 
+use super::manifest::other_hashing;
 use super::transfers::Transfers;
 
 /// A pool as the end of a transfer.
@@ -74,11 +75,12 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// [`TransferError::SamePool`], [`StorageError::OtherForm`]; [`AllocError::DeviceLost`] of the
-    /// target's device.
+    /// [`TransferError::Invalid`] for one and the same pool, [`StorageError::OtherForm`];
+    /// [`AllocError::DeviceLost`] of the target's device.
     pub(crate) fn new(from: End, to: End) -> Result<Self, TransferError> {
         if from.sequences.same(&to.sequences) {
-            return Err(TransferError::SamePool { pool: from.sequences.blocks().tag() });
+            let got = format_args!("{}, the source", from.sequences.blocks().tag());
+            return Err(Invalid::new("target", got, "another pool").into());
         }
         check_form(from.storage.layout(), to.storage.layout())?;
         to.check_alive()?;
@@ -89,13 +91,12 @@ impl Route {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoCache`], [`TransferError::OtherHashing`].
+    /// [`TransferError::NoCache`]; [`TransferError::Invalid`] if they hash differently.
     pub(super) fn check_caches(&self) -> Result<(), TransferError> {
         if self.from.cache()?.hasher().agrees_with(self.to.cache()?.hasher()) {
             return Ok(());
         }
-        let [from, to] = [&self.from, &self.to].map(|end| end.sequences.blocks().tag());
-        Err(TransferError::OtherHashing { from, to })
+        Err(other_hashing().into())
     }
 
     /// Returns the packed bytes of a block.

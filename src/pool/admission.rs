@@ -24,8 +24,8 @@ impl Pool {
     ///
     /// [`SequenceError::Alloc`] with [`AllocError::Behind`] while a request of at least its
     /// priority waits, [`AllocError::Exhausted`], [`AllocError::NoRun`] for a contiguous request,
-    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::ZeroTokens`],
-    /// [`SequenceError::TooLong`]; [`SequenceError::Prefix`] for a key of zero bytes, or a
+    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or too
+    /// many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a
     /// retention time that has passed. Nothing has changed: neither the id nor a block is taken,
     /// and no cached block was touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
@@ -147,7 +147,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::TooLong`], [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
+    /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
     /// [`AllocError::Reserved`] and others that waiting cannot resolve; [`AllocError::Deadline`] at
     /// the deadline of [`Wait::until`]. The sequence is unchanged.
     ///

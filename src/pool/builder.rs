@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::block::{Blocks, BlocksConfig, Evictor, Sampler, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
+use crate::error::Invalid;
 use crate::ids::{DeviceId, Order};
 use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
@@ -16,7 +17,7 @@ use super::Pool;
 use super::build_error::BuildError;
 use super::pool::Shared;
 use super::scrub::{FrameScrub, SharedScrub};
-use super::shape::Shape;
+use super::shape::{Shape, at_most};
 
 /// By default, one allocation in this many is timed.
 const LATENCY_SAMPLE: u32 = 256;
@@ -222,14 +223,15 @@ impl PoolBuilder {
                     return Err(BuildError::StorageShared);
                 }
                 if *storage.layout() != self.layout {
-                    let (storage, pool) = (Box::new(storage.layout().clone()), Box::new(self.layout));
-                    return Err(BuildError::OtherLayout { storage, pool });
+                    let limit = format_args!("that of the pool, {}", self.layout);
+                    return Err(Invalid::new("layout of the storage", storage.layout(), limit).into());
                 }
                 for (has, frames) in
                     [(storage.frames(), config.frames), (storage.frames_max(), config.frames_max)]
                 {
                     if has < frames {
-                        return Err(BuildError::StorageTooSmall { storage: has, frames });
+                        let limit = format_args!("at least {frames}");
+                        return Err(Invalid::new("frames of the storage", has, limit).into());
                     }
                 }
                 Some(storage)
@@ -268,27 +270,25 @@ impl PoolBuilder {
         Ok(pool)
     }
 
-    fn check(&self) -> Result<BlocksConfig, BuildError> {
-        let blocks = match self.size.as_ref().ok_or(BuildError::NoBlocks)? {
-            Size::Blocks(blocks) => *blocks,
+    fn check(&self) -> Result<BlocksConfig, Invalid> {
+        let blocks = match &self.size {
+            None => 0,
+            Some(Size::Blocks(blocks)) => *blocks,
             // The null block comes out of the same memory.
-            Size::By(sizing) => {
+            Some(Size::By(sizing)) => {
                 let null = self.shape.has_null_block as usize;
                 sizing.frames(&self.layout, 1 + null)? - null
             }
         };
+        at_most("block_tokens", self.layout.block_tokens(), TOKENS_MAX)?;
+        if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
+            return Err(Invalid::new("zero_on_free", "a pool without storage", "a pool with storage"));
+        }
         let device = match &self.backing {
             Backing::Given(storage) => storage.device(),
             _ => DeviceId::Host,
         };
-        let config = self.shape.check(blocks, device)?;
-        if self.layout.block_tokens() > TOKENS_MAX {
-            return Err(BuildError::BlockTokens { tokens: self.layout.block_tokens(), max: TOKENS_MAX });
-        }
-        if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
-            return Err(BuildError::NothingToZero);
-        }
-        Ok(config)
+        self.shape.check(blocks, device)
     }
 }
 

@@ -63,7 +63,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::SamePool`],
+    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::Invalid`] for one and the same pool,
     /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
     /// other pool, or there is no room at the deadline, [`TransferError::Sequence`] if the id is
@@ -233,8 +233,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// In all cases the blocks stay where they were: [`TransferError::SamePool`],
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::OtherHashing`],
+    /// In all cases the blocks stay where they were: [`TransferError::Invalid`] for one and the same pool,
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Invalid`] for caches that hash differently,
     /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
     /// [`TransferError::Storage`].
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
@@ -262,8 +262,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`offload`](Self::offload), and [`TransferError::Prefix`] for invalid keys; nothing
-    /// is copied.
+    /// As for [`offload`](Self::offload), and [`TransferError::Invalid`] if a key is empty, or the
+    /// range of an extra key is, or is not within the tokens; nothing is copied.
     pub async fn bring_back(
         &self,
         from: &Self,

@@ -1,11 +1,10 @@
 //! The shape of a pool's blocks: what the builders of all pools set and check.
 
 use crate::block::BlocksConfig;
-use crate::config::{FAN, FRAGMENTATION_ORDER, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
+use crate::config::{FAN, FRAGMENTATION_ORDER, FRAME_BITS, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
+use crate::error::Invalid;
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
 use crate::sync::available_parallelism;
-
-use super::build_error::BuildError;
 
 /// Maximum number of expected threads. More threads than that may use the pool.
 const THREADS_MAX: usize = 1 << 16;
@@ -38,38 +37,30 @@ impl Default for Shape {
 
 impl Shape {
     /// Returns the checked configuration of a pool of `blocks` blocks, without the null block.
-    pub(super) fn check(&self, blocks: usize, device: DeviceId) -> Result<BlocksConfig, BuildError> {
+    pub(super) fn check(&self, blocks: usize, device: DeviceId) -> Result<BlocksConfig, Invalid> {
         let null = self.has_null_block as usize;
         let most = FRAMES_MAX - null;
         if blocks == 0 {
-            return Err(BuildError::NoBlocks);
+            return Err(Invalid::new("blocks", "0, or nothing", "at least 1, by `blocks` or `sizing`"));
         }
         let blocks_max = self.blocks_max.unwrap_or(blocks);
-        if let Some(&blocks) = [blocks, blocks_max].iter().find(|&&blocks| blocks > most) {
-            return Err(BuildError::TooManyBlocks { blocks, max: most });
-        }
-        if blocks_max < blocks {
-            return Err(BuildError::MaxBelowStart { blocks, max: blocks_max });
-        }
+        at_most("blocks", blocks, most)?;
+        at_most("blocks_max", blocks_max, most)?;
+        at_most("blocks", blocks, blocks_max)?;
         if self.reserve >= blocks {
-            return Err(BuildError::Reserve { reserve: self.reserve, blocks });
+            let limit = format_args!("less than the pool's {blocks} blocks");
+            return Err(Invalid::new("reserve", self.reserve, limit));
         }
         let segment_frames = self.segment_blocks;
         if !segment_frames.is_power_of_two() || !(FAN..=FRAMES_MAX).contains(&segment_frames) {
-            return Err(BuildError::Segment { frames: segment_frames, min: FAN });
+            let limit = format_args!("a power of two from {FAN} to {FRAMES_MAX}");
+            return Err(Invalid::new("segment_blocks", segment_frames, limit));
         }
         let threads = self.threads.unwrap_or_else(available_parallelism).max(1);
-        if threads > THREADS_MAX {
-            return Err(BuildError::Threads { threads, max: THREADS_MAX });
-        }
+        at_most("threads", threads, THREADS_MAX)?;
         let magazine_blocks = self.magazine_blocks.unwrap_or_else(|| magazine_blocks(blocks, threads));
-        if magazine_blocks > MAGAZINE_BLOCKS_MAX {
-            return Err(BuildError::Magazine { blocks: magazine_blocks, max: MAGAZINE_BLOCKS_MAX });
-        }
-        let order_max = crate::config::FRAME_BITS as u8;
-        if self.order.0 > order_max {
-            return Err(BuildError::Order { order: self.order.0, max: order_max });
-        }
+        at_most("magazine_blocks", magazine_blocks, MAGAZINE_BLOCKS_MAX)?;
+        at_most("fragmentation_order", self.order.0.into(), FRAME_BITS as usize)?;
         Ok(BlocksConfig {
             frames: blocks + null,
             frames_max: blocks_max + null,
@@ -81,4 +72,8 @@ impl Shape {
             device,
         })
     }
+}
+
+pub(super) fn at_most(what: &'static str, got: usize, max: usize) -> Result<(), Invalid> {
+    if got <= max { Ok(()) } else { Err(Invalid::new(what, got, format_args!("at most {max}"))) }
 }

@@ -72,7 +72,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Manifest`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if
+    /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if
     /// the id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
         let import = Import::new(&self.end()?, manifest)?;
@@ -89,8 +89,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Manifest`] if a
-    /// hash is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Invalid`] if a hash
+    /// is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
         Import::prefix(&self.end()?, first, hashes)
     }
@@ -102,7 +102,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`import`](Self::import); [`TransferError::Manifest`] also if the source shares no
+    /// As for [`import`](Self::import); [`TransferError::Invalid`] also if the source shares no
     /// head with this pool, or blocks differ in more than their heads.
     pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
         Import::of_heads(&self.end()?, manifest, own)
@@ -226,7 +226,7 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// As for [`offload_to_node`](Self::offload_to_node), and [`TransferError::Prefix`] if the keys
+    /// As for [`offload_to_node`](Self::offload_to_node), and [`TransferError::Invalid`] if the keys
     /// are invalid; nothing is copied.
     pub async fn bring_back_from_node(
         &self,

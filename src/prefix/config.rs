@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::PrefixError;
+use crate::error::{Invalid, PrefixError};
 
 use super::policy::{Millis, Policy, PolicyKind};
 use super::{EVENTS, HashKey, Hashing, PrefixHasher};
@@ -80,8 +80,7 @@ impl PrefixConfig {
     /// what this costs in hits. With 0, blocks are evicted exactly in LRU's order. Other policies
     /// than LRU are always followed exactly.
     ///
-    /// A value that is not from 0 to 1 is refused when the pool is built, with
-    /// [`PrefixError::Tolerance`].
+    /// A value that is not from 0 to 1 is refused when the pool is built.
     pub fn tolerance(mut self, share: f64) -> Self {
         self.tolerance = Some(share);
         self
@@ -120,11 +119,12 @@ impl PrefixConfig {
         };
         let queues = policy.queues();
         if queues == 0 || queues > super::policy::QUEUES_MAX {
-            return Err(PrefixError::PolicyQueues { queues, max: super::policy::QUEUES_MAX });
+            let limit = format_args!("1 to {}", super::policy::QUEUES_MAX);
+            return Err(Invalid::new("queues of the policy", queues, limit).into());
         }
         let tolerance = self.tolerance.unwrap_or(TOLERANCE);
         if !(0.0..=1.0).contains(&tolerance) {
-            return Err(PrefixError::Tolerance { share: tolerance });
+            return Err(Invalid::new("eviction tolerance", tolerance, "a share from 0 to 1").into());
         }
         let key = match self.key {
             Some(key) => key,

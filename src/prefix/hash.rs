@@ -49,7 +49,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::PrefixError;
+use crate::error::Invalid;
 
 mod chain;
 mod check;
@@ -157,9 +157,9 @@ impl<'de> serde::Deserialize<'de> for BlockHash {
 }
 
 impl FromStr for BlockHash {
-    type Err = PrefixError;
+    type Err = Invalid;
 
-    fn from_str(text: &str) -> Result<Self, PrefixError> {
+    fn from_str(text: &str) -> Result<Self, Invalid> {
         let digits = |part: &str, len| part.len() == len && part.bytes().all(|byte| byte.is_ascii_hexdigit());
         (text.split_once('-'))
             .filter(|(key, check)| digits(key, 32) && digits(check, 16))
@@ -167,6 +167,9 @@ impl FromStr for BlockHash {
                 let key = u128::from_str_radix(key, 16).ok()?;
                 Some(Self::new(key, u64::from_str_radix(check, 16).ok()?))
             })
-            .ok_or_else(|| PrefixError::NotAHash { text: text.into() })
+            .ok_or_else(|| {
+                let limit = "32 and 16 hexadecimal digits separated by a hyphen";
+                Invalid::new("block hash", format_args!("{text:?}"), limit)
+            })
     }
 }

@@ -5,13 +5,14 @@ use std::fmt;
 use smallvec::SmallVec;
 
 use crate::block::{Operation, Priority};
-use crate::error::{AllocError, PrefixError, SequenceError};
+use crate::error::{AllocError, Invalid, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
 use crate::sync::call;
 
 use super::TOKENS_MAX;
+use super::plan::{too_long, zero_tokens};
 use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::TokenHashes;
@@ -102,7 +103,10 @@ impl<'a> Options<'a> {
         if let Some(until) = self.keep_until {
             let now = cache.now();
             if until <= now {
-                return Err(PrefixError::RetentionPast { until: until.0, now: now.0 });
+                let limit = format_args!("after {} ms, the cache's time", now.0);
+                return Err(
+                    Invalid::new("end of the retention", format_args!("{} ms", until.0), limit).into()
+                );
             }
         }
         Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
@@ -118,14 +122,14 @@ impl<'a> Options<'a> {
     ) -> Result<usize, SequenceError> {
         let id = self.id;
         if prompt.is_empty() {
-            return Err(SequenceError::ZeroTokens { id });
+            return Err(zero_tokens(id));
         }
         if sequences.cache().is_some() {
-            self.keys.check_extra(prompt.len())?;
+            self.keys.check_extra(prompt.len()).map_err(PrefixError::from)?;
         }
         let asked = prompt.len().saturating_add(headroom);
         if asked > TOKENS_MAX {
-            return Err(SequenceError::TooLong { id, asked, length: 0, max: TOKENS_MAX });
+            return Err(too_long(id, asked, 0));
         }
         let (asked, total) = (asked.div_ceil(sequences.block_tokens()), sequences.blocks().total());
         if asked > total { Err(AllocError::TooLarge { asked, total }.into()) } else { Ok(asked) }
@@ -180,7 +184,7 @@ impl<'a> SequenceBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open); [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`];
+    /// As [`open`](Self::open); [`SequenceError::Invalid`] for no or too many tokens;
     /// [`SequenceError::Prefix`] for an extra key beyond the prompt; [`SequenceError::Alloc`] for a
     /// prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {

@@ -70,7 +70,7 @@ impl Batch {
     /// # Errors
     ///
     /// No byte was written: [`SequenceError::NotWritable`] names the first token in a block that is
-    /// shared, sealed, or promised to another batch; [`SequenceError::TokensOutOfRange`],
+    /// shared, sealed, or promised to another batch; [`SequenceError::Invalid`],
     /// [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`],
     /// [`SequenceError::Storage`].
     pub fn store(
@@ -104,7 +104,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Nothing was loaded: [`SequenceError::TokensOutOfRange`], [`SequenceError::ForeignSequence`],
+    /// Nothing was loaded: [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`],
     /// [`SequenceError::NoStorage`], [`SequenceError::Storage`].
     pub fn load(
         &mut self,
@@ -151,9 +151,9 @@ impl Batch {
     /// # Errors
     ///
     /// [`SequenceError::NotReadable`] for a block that is shared, and not yet full of final tokens;
-    /// [`SequenceError::BlockOutOfRange`], [`SequenceError::ForeignSequence`],
-    /// [`SequenceError::NoStorage`]; [`SequenceError::Storage`] with [`StorageError::NotOnHost`],
-    /// [`StorageError::Layer`] or [`StorageError::ElementType`].
+    /// [`SequenceError::Invalid`] without such a block, [`SequenceError::ForeignSequence`],
+    /// [`SequenceError::NoStorage`]; [`SequenceError::Storage`] for memory that the processor cannot
+    /// reach, without such a layer, and for elements of another type.
     pub fn tile<'a, T: Element>(
         &'a self,
         sequence: &'a Sequence,
@@ -196,7 +196,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As for [`tile`](Self::tile); [`StorageError::NoScales`] in a layout without dynamic scales.
+    /// As for [`tile`](Self::tile); [`SequenceError::Storage`] in a layout without dynamic scales.
     pub fn tile_scales<'a>(
         &'a self,
         sequence: &'a Sequence,
@@ -213,8 +213,8 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As for [`tile_mut`](Self::tile_mut); [`StorageError::NoScales`] in a layout without dynamic
-    /// scales.
+    /// As for [`tile_mut`](Self::tile_mut); [`SequenceError::Storage`] in a layout without
+    /// dynamic scales.
     pub fn tile_scales_mut<'a>(
         &'a mut self,
         sequence: &'a mut Sequence,
@@ -271,7 +271,8 @@ impl Batch {
         let (id, blocks) = (sequence.id(), sequence.block_count());
         self.check(&sequence.sequences, id)?;
         if index >= blocks {
-            return Err(SequenceError::BlockOutOfRange { id, index, blocks });
+            let limit = format_args!("less than {blocks}");
+            return Err(SequenceError::invalid(id, "index of the block", index, limit));
         }
         let block = sequence.list.id(index);
         Ok((block, self.step.sequences.0.blocks.word(block)))

@@ -322,7 +322,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::TokensOutOfRange`], [`SequenceError::ForeignSequence`]; `out` is unchanged.
+    /// [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`]; `out` is unchanged.
     pub fn slot_mapping<S: Listed>(
         &self,
         sequence: S,
@@ -356,7 +356,8 @@ impl Batch {
 fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(), SequenceError> {
     let (start, end) = (tokens.start, tokens.end);
     if start > end || end > length {
-        return Err(SequenceError::TokensOutOfRange { id, start, end, length });
+        let limit = format_args!("a range within its {length} tokens");
+        return Err(SequenceError::invalid(id, "tokens", format_args!("{start}..{end}"), limit));
     }
     Ok(())
 }

@@ -8,8 +8,24 @@
 
 use std::ops::Range;
 
+use crate::error::SequenceError;
+use crate::ids::SequenceId;
+
 /// Maximum number of tokens of a sequence: the largest `i32` of a kernel.
 pub const TOKENS_MAX: usize = i32::MAX as usize;
+
+/// The error of a sequence of `length` tokens that would exceed [`TOKENS_MAX`].
+#[cold]
+pub(super) fn too_long(id: SequenceId, tokens: usize, length: usize) -> SequenceError {
+    let got = format_args!("{tokens} after {length}");
+    SequenceError::invalid(id, "tokens", got, format_args!("at most {TOKENS_MAX} in all"))
+}
+
+/// The error of an append without tokens.
+#[cold]
+pub(super) fn zero_tokens(id: SequenceId) -> SequenceError {
+    SequenceError::invalid(id, "tokens", 0, "at least 1")
+}
 
 /// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

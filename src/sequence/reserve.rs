@@ -15,7 +15,7 @@ use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::call;
 
-use super::plan::{Growth, TOKENS_MAX};
+use super::plan::{Growth, too_long};
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 
@@ -66,7 +66,7 @@ impl Sequence {
     ///
     /// [`SequenceError::Alloc`] if there are too few blocks, or more than the pool has are needed,
     /// those of the sequence included;
-    /// [`SequenceError::TooLong`]. The sequence is unchanged.
+    /// [`SequenceError::Invalid`] for too many tokens. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         let _call = call();
         let Some(request) = self.reservation(tokens)? else { return Ok(()) };
@@ -145,7 +145,7 @@ impl Sequence {
             return Ok(None);
         }
         let plan = Growth::plan(length, blocks, tokens, self.sequences.0.block_tokens)
-            .ok_or(SequenceError::TooLong { id, asked: tokens, length: length as usize, max: TOKENS_MAX })?;
+            .ok_or_else(|| too_long(id, tokens, length as usize))?;
         let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));
         Ok(self.lacking(needed)?)
     }

@@ -214,11 +214,8 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::Prefix`] with [`EmptyKey`](crate::PrefixError::EmptyKey),
-    /// [`EmptyRange`](crate::PrefixError::EmptyRange),
-    /// [`ExtraBeyond`](crate::PrefixError::ExtraBeyond) if the range ends behind the longest
-    /// sequence, or [`ExtraTooLate`](crate::PrefixError::ExtraTooLate) if it begins before
-    /// [`announced`](Self::announced); nothing has changed.
+    /// [`SequenceError::Prefix`] if the key has no bytes, or the range has no tokens, ends behind the
+    /// longest sequence, or begins before [`announced`](Self::announced); nothing has changed.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
         self.catch_up();
         match (&mut self.known, self.sequences.cache()) {
@@ -271,12 +268,12 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::CommitBeyondLength`].
+    /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
         if length > self.len() {
-            return Err(SequenceError::CommitBeyondLength { id: self.id, asked: length, length: self.len() });
+            return Err(self.beyond("tokens to commit", length));
         }
         self.committed = self.committed.max(length as u32);
         if let Some(known) = &mut self.known {
@@ -292,8 +289,7 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// The sequence is unchanged: [`SequenceError::CommitBeyondLength`] if fewer tokens were
-    /// drafted; in a pool with a prefix cache [`SequenceError::TokensUnknown`] if not all final
+    /// The sequence is unchanged: [`SequenceError::Invalid`] if fewer tokens were drafted; in a pool with a prefix cache [`SequenceError::TokensUnknown`] if not all final
     /// tokens were announced, and [`SequenceError::TokensAhead`] if others were. Unchanged except
     /// for what a batch that is abandoned at this moment takes back.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
@@ -302,7 +298,7 @@ impl Sequence {
         let (committed, length) = (self.committed(), self.len());
         let asked = committed + tokens.len();
         if asked > length {
-            return Err(SequenceError::CommitBeyondLength { id: self.id, asked, length });
+            return Err(self.beyond("tokens to commit", asked));
         }
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             known.check_all_announced(self.id, committed)?;
@@ -310,6 +306,10 @@ impl Sequence {
         }
         self.commit(asked)?;
         self.truncate(asked)
+    }
+
+    fn beyond(&self, what: &'static str, asked: usize) -> SequenceError {
+        SequenceError::invalid(self.id, what, asked, format_args!("at most its {} tokens", self.len()))
     }
 
     /// Removes all tokens but the first `length`.
@@ -326,16 +326,12 @@ impl Sequence {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::TruncateBeyondLength`].
+    /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
         if length > self.len() {
-            return Err(SequenceError::TruncateBeyondLength {
-                id: self.id,
-                asked: length,
-                length: self.len(),
-            });
+            return Err(self.beyond("tokens to keep", length));
         }
         self.take_back(length, length);
         Ok(())

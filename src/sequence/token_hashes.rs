@@ -18,7 +18,7 @@
 
 use std::cmp::Ordering;
 
-use crate::error::{PrefixError, SequenceError};
+use crate::error::{Invalid, PrefixError, SequenceError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{
@@ -83,7 +83,7 @@ impl TokenHashes {
         cache: &PrefixCache,
         keys: &PrefixKeys<'_>,
         policy_info: PolicyInfo,
-    ) -> Result<Self, PrefixError> {
+    ) -> Result<Self, Invalid> {
         let root = cache.hasher().root(keys)?.hash();
         keys.check_extra(TOKENS_MAX)?;
         let extra_keys = keys.extra().to_vec();

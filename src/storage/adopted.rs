@@ -1,8 +1,9 @@
 //! Memory allocated by an engine: its KV tensors, given as base pointers and strides.
 
+use std::fmt;
 use std::ops::Range;
 
-use crate::error::StorageError;
+use crate::error::Invalid;
 
 use super::layout::KvLayout;
 use super::plane::{Plane, PlaneKind};
@@ -22,17 +23,16 @@ pub struct AdoptedPlane {
 
 /// Checks an engine's planes, and returns them with the tile sizes of the layout.
 ///
-/// # Errors
-/// [`StorageError::Layout`], [`StorageError::PlaneCount`]; a plane that is null, misaligned, too
-/// long, or overlaps another one.
+/// Refuses a wrong number of planes, and a plane that is null, misaligned, too long, or overlaps
+/// another one.
 pub fn check_planes(
     layout: &KvLayout,
     adopted: &[AdoptedPlane],
     frames: usize,
-) -> Result<Vec<(*mut u8, Plane)>, StorageError> {
+) -> Result<Vec<(*mut u8, Plane)>, Invalid> {
     let table = layout.planes(frames)?.planes;
     if adopted.len() != table.len() {
-        return Err(StorageError::PlaneCount { got: adopted.len(), want: table.len() });
+        return Err(Invalid::new("number of planes", adopted.len(), table.len()));
     }
     let mut spans = Vec::with_capacity(table.len());
     let planes: Vec<_> = adopted
@@ -53,8 +53,8 @@ pub fn check_planes(
         for &b in order[at + 1..].iter().take_while(|&&b| spans[b].start < spans[a].end) {
             let gap = spans[b].start - spans[a].start;
             if !interleave(gap, &planes[a].1, &planes[b].1) {
-                let (first, second) = (a.min(b), a.max(b));
-                return Err(StorageError::PlanesOverlap { first, second });
+                let got = format_args!("memory of the plane at index {}", a.min(b));
+                return Err(Invalid::new("plane", got, "memory of its own").at(a.max(b)));
             }
         }
     }
@@ -68,25 +68,28 @@ fn checked_span(
     base: usize,
     plane: &Plane,
     frames: usize,
-) -> Result<Range<usize>, StorageError> {
+) -> Result<Range<usize>, Invalid> {
     let Plane { frame_stride, tile_bytes, .. } = *plane;
     let align = match plane.kind {
         PlaneKind::Values => layout.dtype().bytes(),
         PlaneKind::Scales => align_of::<f32>(),
     };
+    let got = format_args!("base {base:#x} with a stride of {frame_stride} bytes");
+    let refused = |limit: fmt::Arguments<'_>| Err(Invalid::new("plane", got, limit).at(index));
     if base == 0 {
-        return Err(StorageError::PlaneNull { plane: index });
+        return refused(format_args!("a base that is not null"));
     }
     if !base.is_multiple_of(align) || !frame_stride.is_multiple_of(align) {
-        return Err(StorageError::PlaneMisaligned { plane: index, base, frame_stride, align });
+        return refused(format_args!("multiples of {align} bytes"));
     }
     if frame_stride < tile_bytes {
-        return Err(StorageError::PlaneStride { plane: index, frame_stride, tile_bytes });
+        return refused(format_args!("a stride of at least {tile_bytes}, the bytes of a tile"));
     }
-    let too_large = StorageError::PlaneTooLarge { plane: index };
     let span = frame_stride.checked_mul(frames - 1).and_then(|bytes| bytes.checked_add(tile_bytes));
-    let end = span.filter(|&bytes| bytes <= isize::MAX as usize).and_then(|bytes| base.checked_add(bytes));
-    Ok(base..end.ok_or(too_large)?)
+    match span.filter(|&bytes| bytes <= isize::MAX as usize).and_then(|bytes| base.checked_add(bytes)) {
+        Some(end) => Ok(base..end),
+        None => refused(format_args!("{frames} frames within the address space")),
+    }
 }
 
 /// Returns true if the second plane's tiles lie between the first's.
@@ -125,8 +128,8 @@ mod tests {
             .to_vec()
     }
 
-    fn refused(planes: [(usize, usize); 4], frames: usize) -> StorageError {
-        check_planes(&layout(), &at(planes), frames).unwrap_err()
+    fn refused(planes: [(usize, usize); 4]) -> String {
+        check_planes(&layout(), &at(planes), 4).unwrap_err().to_string()
     }
 
     #[test]
@@ -158,30 +161,22 @@ mod tests {
 
     #[test]
     fn impossible_tensors_are_named() {
-        assert_eq!(
-            check_planes(&layout(), &at([(64, 32); 4])[..3], 4),
-            Err(StorageError::PlaneCount { got: 3, want: 4 })
-        );
-        assert_eq!(
-            refused([(4096, 32), (0, 32), (4352, 32), (4480, 32)], 4),
-            StorageError::PlaneNull { plane: 1 }
-        );
-        assert_eq!(
-            refused([(4096, 32), (4224, 32), (4354, 32), (4480, 32)], 4),
-            StorageError::PlaneMisaligned { plane: 2, base: 4354, frame_stride: 32, align: 4 }
-        );
-        assert_eq!(
-            refused([(4096, 32), (4224, 32), (4352, 34), (4480, 32)], 4),
-            StorageError::PlaneMisaligned { plane: 2, base: 4352, frame_stride: 34, align: 4 }
-        );
-        assert_eq!(
-            refused([(4096, 32), (4224, 32), (4352, 28), (4480, 32)], 4),
-            StorageError::PlaneStride { plane: 2, frame_stride: 28, tile_bytes: 32 }
-        );
-        assert_eq!(
-            refused([(4096, 32), (4224, 32), (4352, usize::MAX - 3), (4480, 32)], 4),
-            StorageError::PlaneTooLarge { plane: 2 }
-        );
+        let few = check_planes(&layout(), &at([(64, 32); 4])[..3], 4).unwrap_err();
+        assert_eq!(few.to_string(), "number of planes: got 3, expected 4");
+        for ((base, stride), limit) in [
+            ((0, 32), "a base that is not null"),
+            ((4354, 32), "multiples of 4 bytes"),
+            ((4352, 34), "multiples of 4 bytes"),
+            ((4352, 28), "a stride of at least 32, the bytes of a tile"),
+            ((4352, usize::MAX - 3), "4 frames within the address space"),
+        ] {
+            assert_eq!(
+                refused([(4096, 32), (4224, 32), (base, stride), (4480, 32)]),
+                format!(
+                    "plane at index 2: got base {base:#x} with a stride of {stride} bytes, expected {limit}"
+                )
+            );
+        }
         // Consecutive planes one tile too close; the same plane twice; a tile that crosses
         // another's gap; different strides.
         for tensors in [
@@ -191,8 +186,8 @@ mod tests {
             [(4096, 64), (4128, 96), (8352, 32), (8480, 32)],
         ] {
             assert_eq!(
-                refused(tensors, 4),
-                StorageError::PlanesOverlap { first: 0, second: 1 },
+                refused(tensors),
+                "plane at index 1: got memory of the plane at index 0, expected memory of its own",
                 "{tensors:?}"
             );
         }

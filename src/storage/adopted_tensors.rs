@@ -1,6 +1,6 @@
 //! Contiguous tensors of an engine, from which the planes of a storage are computed.
 
-use crate::error::StorageError;
+use crate::error::Invalid;
 
 use super::adopted::{self, AdoptedPlane};
 use super::layout::{KvLayout, KvPlanes, Scales};
@@ -53,15 +53,13 @@ impl AdoptedTensors<'_> {
     /// the tile sizes of the layout.
     ///
     /// # Errors
-    /// [`StorageError::TensorForm`] if tensors of this form cannot hold the layout,
-    /// [`StorageError::TensorCount`] if there is not one per layer, [`StorageError::TensorLength`]
-    /// for one of the wrong size, [`StorageError::Layout`] if no address space has room; and an
-    /// error that names an impossible plane.
-    pub fn checked(&self, layout: &KvLayout, frames: usize) -> Result<Vec<(*mut u8, Plane)>, StorageError> {
+    /// Tensors of this form cannot hold the layout, there is not one per layer, one has the wrong
+    /// size, no address space has room, or a plane is impossible.
+    pub fn checked(&self, layout: &KvLayout, frames: usize) -> Result<Vec<(*mut u8, Plane)>, Invalid> {
         adopted::check_planes(layout, &self.planes(layout, frames)?, frames)
     }
 
-    fn planes(&self, layout: &KvLayout, frames: usize) -> Result<Vec<AdoptedPlane>, StorageError> {
+    fn planes(&self, layout: &KvLayout, frames: usize) -> Result<Vec<AdoptedPlane>, Invalid> {
         // The table also shows that no size below overflows.
         layout.planes(frames)?;
         self.check_form(layout)?;
@@ -96,7 +94,7 @@ impl AdoptedTensors<'_> {
         }
     }
 
-    fn check_form(&self, layout: &KvLayout) -> Result<(), StorageError> {
+    fn check_form(&self, layout: &KvLayout) -> Result<(), Invalid> {
         let parts = layout.parts();
         let (form, fits) = match self {
             Self::Separate { .. } => ("separate", parts == KvPlanes::Separate),
@@ -105,19 +103,14 @@ impl AdoptedTensors<'_> {
             Self::Latent(_) => ("latent", parts == KvPlanes::Latent),
             Self::Planes(_) => return Ok(()),
         };
-        if *layout.scales() == Scales::PerTokenHead {
-            return Err(StorageError::TensorForm {
-                form,
-                reason: "it has dynamic scales, in planes of their own",
-            });
-        }
-        let reason = match parts {
+        let limit = match parts {
+            _ if *layout.scales() == Scales::PerTokenHead => "planes, for a layout with dynamic scales",
             _ if fits => return Ok(()),
-            KvPlanes::Separate => "its planes hold K and V apart",
-            KvPlanes::Joined => "its planes hold K and V of each frame together",
-            KvPlanes::Latent => "its planes are latent vectors",
+            KvPlanes::Separate => "K and V apart, as in the layout",
+            KvPlanes::Joined => "K and V of each frame together, as in the layout",
+            KvPlanes::Latent => "latent vectors, as in the layout",
         };
-        Err(StorageError::TensorForm { form, reason })
+        Err(Invalid::new("form of the tensors", form, limit))
     }
 }
 
@@ -127,14 +120,14 @@ fn check_sizes(
     tensors: &[AdoptedTensor],
     layout: &KvLayout,
     want: usize,
-) -> Result<(), StorageError> {
+) -> Result<(), Invalid> {
     if tensors.len() != layout.layers() {
-        return Err(StorageError::TensorCount { which, got: tensors.len(), want: layout.layers() });
+        let limit = format_args!("one for each of {} layers", layout.layers());
+        return Err(Invalid::new(which, format_args!("{} tensors", tensors.len()), limit));
     }
-    match tensors.iter().position(|tensor| tensor.bytes != want) {
-        Some(layer) => Err(StorageError::TensorLength { which, layer, got: tensors[layer].bytes, want }),
-        None => Ok(()),
-    }
+    let Some(layer) = tensors.iter().position(|tensor| tensor.bytes != want) else { return Ok(()) };
+    let got = format_args!("a tensor of {} bytes", tensors[layer].bytes);
+    Err(Invalid::new(which, got, format_args!("{want} bytes for the frames of a layer")).at(layer))
 }
 
 #[cfg(test)]
@@ -156,7 +149,7 @@ mod tests {
         bases.map(|base| AdoptedTensor { base: std::ptr::without_provenance_mut(base), bytes })
     }
 
-    fn planes(tensors: AdoptedTensors<'_>, parts: KvPlanes) -> Result<Vec<(usize, usize)>, StorageError> {
+    fn planes(tensors: AdoptedTensors<'_>, parts: KvPlanes) -> Result<Vec<(usize, usize)>, Invalid> {
         let planes = tensors.planes(&layout(parts), FRAMES)?;
         Ok(planes.iter().map(|plane| (plane.base.addr(), plane.frame_stride)).collect())
     }
@@ -192,19 +185,20 @@ mod tests {
             (AdoptedTensors::FramesFirst(&both), KvPlanes::Latent),
             (AdoptedTensors::Latent(&k), KvPlanes::Separate),
         ] {
-            assert!(matches!(planes(tensors, parts), Err(StorageError::TensorForm { .. })), "{tensors:?}");
+            assert_eq!(planes(tensors, parts).unwrap_err().what, "form of the tensors", "{tensors:?}");
         }
+        let refused = |tensors| planes(tensors, KvPlanes::Separate).unwrap_err().to_string();
         assert_eq!(
-            planes(AdoptedTensors::Separate { k: &k, v: &k[..1] }, KvPlanes::Separate),
-            Err(StorageError::TensorCount { which: "v", got: 1, want: 2 })
+            refused(AdoptedTensors::Separate { k: &k, v: &k[..1] }),
+            "v: got 1 tensors, expected one for each of 2 layers"
         );
         assert_eq!(
-            planes(AdoptedTensors::KvFirst(&k), KvPlanes::Separate),
-            Err(StorageError::TensorLength { which: "k and v", layer: 0, got: 96, want: 192 })
+            refused(AdoptedTensors::KvFirst(&k)),
+            "k and v at index 0: got a tensor of 96 bytes, expected 192 bytes for the frames of a layer"
         );
         let scaled = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::Int8);
         let scaled = scaled.scales(Scales::PerTokenHead).build().unwrap();
         let form = AdoptedTensors::KvFirst(&both).planes(&scaled, 1);
-        assert!(matches!(form, Err(StorageError::TensorForm { .. })), "{form:?}");
+        assert_eq!(form.unwrap_err().what, "form of the tensors");
     }
 }

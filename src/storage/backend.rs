@@ -12,5 +12,7 @@ pub use super::tiles::Extent;
 
 /// Checks of rows, and of lists of slots, moves and runs, before any byte moves.
 pub mod check {
-    pub use crate::storage::check::{dtype, frames, moves, rows, runs, runs_disjoint, slots, slots_unique};
+    pub use crate::storage::check::{
+        dtype, frame, frames, layer, moves, packed_bytes, rows, runs, runs_disjoint, slots, slots_unique,
+    };
 }

@@ -4,7 +4,7 @@
 //! are sorted, in a scratch copy.
 
 use crate::dtype::Dtype;
-use crate::error::StorageError;
+use crate::error::Invalid;
 use crate::ids::{FRAMES_MAX, FrameId, Run};
 
 use super::FrameMove;
@@ -12,30 +12,24 @@ use super::elements::Elements;
 use super::layout::{KvLayout, KvPlanes, Scales};
 
 /// Checks the numbers of frames of a storage: at least one, and no more than can be addressed.
-///
-/// # Errors
-/// [`StorageError::FrameCount`].
-pub fn frames(frames: usize, frames_max: usize) -> Result<(), StorageError> {
+pub fn frames(frames: usize, frames_max: usize) -> Result<(), Invalid> {
     if frames == 0 || frames > frames_max || frames_max > FRAMES_MAX {
-        return Err(StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
+        let got = format_args!("{frames} with a maximum of {frames_max}");
+        let limit = format_args!("1 up to the maximum, which is at most {FRAMES_MAX}");
+        return Err(Invalid::new("number of frames", got, limit));
     }
     Ok(())
 }
 
 /// Checks K and V of `slots` tokens: the layer exists, types match or convert, lengths fit.
-///
-/// # Errors
-/// [`StorageError::Layer`], [`StorageError::Length`]; as for [`dtype`](self::dtype).
 pub fn rows(
     layout: &KvLayout,
     layer: usize,
     k: Elements<'_>,
     v: Elements<'_>,
     slots: usize,
-) -> Result<(), StorageError> {
-    if layer >= layout.layers() {
-        return Err(StorageError::Layer { layer, layers: layout.layers() });
-    }
+) -> Result<(), Invalid> {
+    self::layer(layout, layer)?;
     let want = slots.saturating_mul(layout.row_elements());
     let want_v = if layout.parts() == KvPlanes::Latent { 0 } else { want };
     for (which, rows, want) in [("k", k, want), ("v", v, want_v)] {
@@ -44,47 +38,64 @@ pub fn rows(
             self::dtype(layout, which, rows.dtype())?;
         }
         if rows.len() != want {
-            return Err(StorageError::Length { which, got: rows.len(), want });
+            let (got, want) = (format_args!("{} elements", rows.len()), format_args!("{want}"));
+            return Err(Invalid::new(which, got, want));
         }
     }
     Ok(())
 }
 
+/// Checks that the layout has this layer.
+pub fn layer(layout: &KvLayout, layer: usize) -> Result<(), Invalid> {
+    below("layer", layer, layout.layers())
+}
+
+/// Checks that a storage of `frames` frames has this one, at `index` of a list.
+pub fn frame(index: usize, frame: FrameId, frames: usize) -> Result<(), Invalid> {
+    below("frame", frame.index(), frames).map_err(|error| error.at(index))
+}
+
+fn below(what: &'static str, got: usize, end: usize) -> Result<(), Invalid> {
+    if got < end { Ok(()) } else { Err(Invalid::new(what, got, format_args!("less than {end}"))) }
+}
+
+/// Checks that a packed buffer has the size of its blocks.
+pub fn packed_bytes(got: usize, want: usize) -> Result<(), Invalid> {
+    if got == want {
+        return Ok(());
+    }
+    Err(Invalid::new("packed buffer", format_args!("{got} bytes"), format_args!("{want}")))
+}
+
 /// Checks that rows of this type can be stored in the layout, or loaded from it.
-///
-/// # Errors
-/// [`StorageError::BareCodes`], [`StorageError::DtypeMismatch`].
-pub fn dtype(layout: &KvLayout, which: &'static str, dtype: Dtype) -> Result<(), StorageError> {
+pub fn dtype(layout: &KvLayout, which: &'static str, dtype: Dtype) -> Result<(), Invalid> {
     if dtype == layout.dtype() {
-        let bare = dtype.is_quantised() && *layout.scales() == Scales::PerTokenHead;
-        return if bare { Err(StorageError::BareCodes { which, dtype }) } else { Ok(()) };
+        if !dtype.is_quantised() || *layout.scales() != Scales::PerTokenHead {
+            return Ok(());
+        }
+        let got = format_args!("{dtype} codes without scales");
+        return Err(Invalid::new(which, got, "f32, f16 or bf16, as the layout has dynamic scales"));
     }
     if layout.dtype().is_quantised() && !dtype.is_quantised() {
         return Ok(());
     }
-    Err(StorageError::DtypeMismatch { which, got: dtype, layout: layout.dtype() })
+    Err(Invalid::new(which, dtype, format_args!("{}, as in the layout", layout.dtype())))
 }
 
 /// Checks slots to read: each must be negative or below `frames * block_tokens`.
-///
-/// # Errors
-/// [`StorageError::SlotOutOfRange`].
-pub fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+pub fn slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<(), Invalid> {
     scan_slots(slots, frames, block_tokens).map(|_| ())
 }
 
 /// Checks slots to write: in range, and not repeated.
-///
-/// # Errors
-/// [`StorageError::SlotOutOfRange`], [`StorageError::SlotRepeated`].
-pub fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), StorageError> {
+pub fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<(), Invalid> {
     if scan_slots(list, frames, block_tokens)? {
         return Ok(());
     }
     let Some(slot) = smallest_repeated(list) else { return Ok(()) };
     let mut indices = (0..list.len()).filter(|&index| list[index] == slot);
     let (first, index) = (indices.next().unwrap_or(0), indices.next().unwrap_or(0));
-    Err(StorageError::SlotRepeated { first, index, slot })
+    Err(Invalid::new("slot", slot, format_args!("another than at index {first}")).at(index))
 }
 
 /// Returns the smallest slot that occurs twice, if any.
@@ -111,7 +122,7 @@ fn smallest_repeated(list: &[i64]) -> Option<i64> {
 }
 
 /// Checks the range of the slots, and returns true if the non-negative ones ascend strictly.
-fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool, StorageError> {
+fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool, Invalid> {
     // Saturating: a limit above i64 refuses no slot, and no such storage can exist.
     let limit = i64::try_from(frames.saturating_mul(block_tokens)).unwrap_or(i64::MAX);
     let (mut last, mut ascending) = (-1, true);
@@ -120,7 +131,7 @@ fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool,
             continue;
         }
         if slot >= limit {
-            return Err(StorageError::SlotOutOfRange { index, slot, slots: limit });
+            return Err(Invalid::new("slot", slot, format_args!("less than {limit}")).at(index));
         }
         ascending &= slot > last;
         last = slot;
@@ -129,17 +140,10 @@ fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool,
 }
 
 /// Checks moves: frames in range, and destinations distinct and different from all sources.
-///
-/// # Errors
-/// [`StorageError::FrameOutOfRange`], [`StorageError::DestinationRepeated`],
-/// [`StorageError::DestinationIsSource`].
-pub fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
+pub fn moves(moves: &[FrameMove], frames: usize) -> Result<(), Invalid> {
     for (index, step) in moves.iter().enumerate() {
-        for frame in [step.src, step.dst] {
-            if frame.index() >= frames {
-                return Err(StorageError::FrameOutOfRange { index, frame, frames });
-            }
-        }
+        self::frame(index, step.src, frames)?;
+        self::frame(index, step.dst, frames)?;
     }
     let mut scratch: Vec<(FrameId, usize)> =
         moves.iter().enumerate().map(|(index, step)| (step.dst, index)).collect();
@@ -147,26 +151,26 @@ pub fn moves(moves: &[FrameMove], frames: usize) -> Result<(), StorageError> {
         scratch.sort_unstable();
     }
     if let Some([a, b]) = pairs(&scratch).find(|[a, b]| a.0 == b.0) {
-        return Err(StorageError::DestinationRepeated { first: a.1, index: b.1, frame: a.0 });
+        let limit = format_args!("another frame than at index {}", a.1);
+        return Err(Invalid::new("destination", b.0, limit).at(b.1));
     }
     for (source_index, step) in moves.iter().enumerate() {
         if let Ok(found) = scratch.binary_search_by_key(&step.src, |&(dst, _)| dst) {
             let (frame, index) = scratch[found];
-            return Err(StorageError::DestinationIsSource { index, source_index, frame });
+            let limit = format_args!("another frame than the source at index {source_index}");
+            return Err(Invalid::new("destination", frame, limit).at(index));
         }
     }
     Ok(())
 }
 
 /// Checks that runs to read are in range. Returns their total number of frames.
-///
-/// # Errors
-/// [`StorageError::RunOutOfRange`].
-pub fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
+pub fn runs(runs: &[Run], frames: usize) -> Result<usize, Invalid> {
     let mut count = 0usize;
     for (index, &run) in runs.iter().enumerate() {
         if run.start.index() + run.len as usize > frames {
-            return Err(StorageError::RunOutOfRange { index, run, frames });
+            let got = format_args!("{} frames from {}", run.len, run.start);
+            return Err(Invalid::new("run", got, format_args!("frames below {frames}")).at(index));
         }
         count = count.saturating_add(run.len as usize);
     }
@@ -174,10 +178,7 @@ pub fn runs(runs: &[Run], frames: usize) -> Result<usize, StorageError> {
 }
 
 /// Checks runs to write: in range and disjoint. Returns their total number of frames.
-///
-/// # Errors
-/// [`StorageError::RunOutOfRange`], [`StorageError::RunsOverlap`].
-pub fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError> {
+pub fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, Invalid> {
     let count = runs(list, frames)?;
     let mut scratch: Vec<(Run, usize)> =
         list.iter().copied().zip(0..).filter(|(run, _)| run.len > 0).collect();
@@ -185,7 +186,8 @@ pub fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, StorageError>
         scratch.sort_unstable_by_key(|&(run, index)| (run.start, index));
     }
     if let Some([a, b]) = pairs(&scratch).find(|[a, b]| b.0.start.0 < a.0.end()) {
-        return Err(StorageError::RunsOverlap { first: a.1, second: b.1, frame: b.0.start });
+        let limit = format_args!("frames that the run at index {} does not have", a.1);
+        return Err(Invalid::new("run", format_args!("frame {}", b.0.start), limit).at(b.1));
     }
     Ok(count)
 }
@@ -207,16 +209,17 @@ mod tests {
         FrameMove::new(FrameId(src), FrameId(dst))
     }
 
+    fn refused<T: std::fmt::Debug>(outcome: Result<T, Invalid>, message: &str) {
+        assert_eq!(outcome.unwrap_err().to_string(), message);
+    }
+
     #[test]
     fn slots_name_the_culprit() {
         assert_eq!(slots_unique(&[-1, 3, -7, 4, 0], 2, 4), Ok(()));
-        assert_eq!(
-            slots_unique(&[1, -1, 8], 2, 4),
-            Err(StorageError::SlotOutOfRange { index: 2, slot: 8, slots: 8 })
-        );
-        assert_eq!(
+        refused(slots_unique(&[1, -1, 8], 2, 4), "slot at index 2: got 8, expected less than 8");
+        refused(
             slots_unique(&[5, 1, -1, -1, 5, 1], 2, 4),
-            Err(StorageError::SlotRepeated { first: 1, index: 5, slot: 1 })
+            "slot at index 5: got 1, expected another than at index 1",
         );
         assert_eq!(slots(&[5, 1, 5], 2, 4), Ok(()));
         assert!(slots(&[i64::MAX], 2, 4).is_err());
@@ -245,17 +248,14 @@ mod tests {
     #[test]
     fn moves_name_the_culprit() {
         assert_eq!(moves(&[step(0, 2), step(0, 1)], 3), Ok(()));
-        assert_eq!(
-            moves(&[step(0, 1), step(3, 2)], 3),
-            Err(StorageError::FrameOutOfRange { index: 1, frame: FrameId(3), frames: 3 })
-        );
-        assert_eq!(
+        refused(moves(&[step(0, 1), step(3, 2)], 3), "frame at index 1: got 3, expected less than 3");
+        refused(
             moves(&[step(0, 2), step(0, 1), step(0, 2)], 3),
-            Err(StorageError::DestinationRepeated { first: 0, index: 2, frame: FrameId(2) })
+            "destination at index 2: got 2, expected another frame than at index 0",
         );
-        assert_eq!(
+        refused(
             moves(&[step(0, 1), step(1, 2)], 3),
-            Err(StorageError::DestinationIsSource { index: 0, source_index: 1, frame: FrameId(1) })
+            "destination at index 0: got 1, expected another frame than the source at index 1",
         );
         assert!(moves(&[step(1, 1)], 3).is_err());
     }
@@ -263,14 +263,14 @@ mod tests {
     #[test]
     fn runs_name_the_culprit() {
         assert_eq!(runs_disjoint(&[run(4, 2), run(0, 4), run(5, 0)], 6), Ok(6));
-        assert_eq!(
+        refused(
             runs(&[run(0, 2), run(5, 2)], 6),
-            Err(StorageError::RunOutOfRange { index: 1, run: run(5, 2), frames: 6 })
+            "run at index 1: got 2 frames from 5, expected frames below 6",
         );
         assert!(runs(&[run(u32::MAX, u32::MAX)], 6).is_err());
-        assert_eq!(
+        refused(
             runs_disjoint(&[run(3, 2), run(0, 4)], 6),
-            Err(StorageError::RunsOverlap { first: 1, second: 0, frame: FrameId(3) })
+            "run at index 0: got frame 3, expected frames that the run at index 1 does not have",
         );
     }
 }

@@ -3,16 +3,16 @@
 use half::{bf16, f16};
 
 use crate::dtype::Dtype;
-use crate::error::{LayoutError, StorageError};
+use crate::error::{Invalid, StorageError};
 
 impl std::str::FromStr for Dtype {
-    type Err = LayoutError;
+    type Err = Invalid;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|dtype| dtype.name() == name)
-            .ok_or_else(|| LayoutError::UnknownDtype { name: name.to_owned() })
+        Self::ALL.into_iter().find(|dtype| dtype.name() == name).ok_or_else(|| {
+            let known = Self::ALL.map(Self::name).join(", ");
+            Invalid::new("element type", format_args!("{name:?}"), format_args!("one of {known}"))
+        })
     }
 }
 
@@ -37,7 +37,7 @@ impl<'a> Elements<'a> {
     /// Views bytes as elements of any type, such as 8-bit floats or foreign buffers.
     ///
     /// # Errors
-    /// [`StorageError::PartialElement`] if the bytes are not a whole number of elements.
+    /// [`StorageError::Invalid`] if the bytes are not a whole number of elements.
     pub fn new(dtype: Dtype, bytes: &'a [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
@@ -77,7 +77,7 @@ impl<'a> ElementsMut<'a> {
     /// Views a buffer of bytes as elements of any type.
     ///
     /// # Errors
-    /// [`StorageError::PartialElement`] if the bytes are not a whole number of elements.
+    /// [`StorageError::Invalid`] if the bytes are not a whole number of elements.
     pub fn new(dtype: Dtype, bytes: &'a mut [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
@@ -103,10 +103,10 @@ impl<'a> ElementsMut<'a> {
 
 fn whole_elements(dtype: Dtype, bytes: usize) -> Result<(), StorageError> {
     if bytes.is_multiple_of(dtype.bytes()) {
-        Ok(())
-    } else {
-        Err(StorageError::PartialElement { dtype, bytes })
+        return Ok(());
     }
+    let limit = format_args!("a multiple of {}, the bytes of {dtype}", dtype.bytes());
+    Err(Invalid::new("bytes", bytes, limit).into())
 }
 
 macro_rules! elements {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::error::{GrowError, StorageError};
+use crate::error::{GrowError, Invalid, StorageError};
 use crate::ids::{DeviceId, FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering};
 
@@ -52,8 +52,8 @@ impl HostStorage {
     /// zero.
     ///
     /// # Errors
-    /// [`StorageError::FrameCount`] for zero frames or more than can be addressed,
-    /// [`StorageError::Layout`] or [`StorageError::Memory`] if the address space has no room.
+    /// [`StorageError::Invalid`] for zero frames or more than can be addressed;
+    /// [`StorageError::Memory`] if the address space has no room.
     pub fn new(layout: KvLayout, frames: usize, frames_max: usize) -> Result<Self, StorageError> {
         check::frames(frames, frames_max)?;
         let table = layout.planes(frames_max)?;
@@ -87,14 +87,13 @@ impl HostStorage {
     /// // SAFETY: `tensors` is moved into the storage, and its elements are not accessed otherwise.
     /// let storage = unsafe { HostStorage::adopt_tensors(layout, AdoptedTensors::KvFirst(&adopted), 10, tensors)? };
     /// # drop(storage);
-    /// # Ok::<(), kvpool::StorageError>(())
+    /// # Ok::<(), kvpool::Invalid>(())
     /// ```
     ///
     /// # Errors
-    /// [`StorageError::TensorForm`], [`StorageError::TensorCount`], [`StorageError::TensorLength`];
-    /// or an error that names the plane: too few or too many planes, a plane that is null,
-    /// misaligned, has a stride below the tile size, extends beyond the address space, or overlaps
-    /// another. Planes may interleave if their strides are equal.
+    /// [`Invalid`] that names what does not fit the layout: the form, number or size of the tensors,
+    /// or a plane that is null, misaligned, has a stride below the tile size, extends beyond the
+    /// address space, or overlaps another. Planes may interleave if their strides are equal.
     ///
     /// # Safety
     /// Each tensor's bytes, and of each plane the `(frames - 1) * frame_stride + tile_bytes` bytes
@@ -107,7 +106,7 @@ impl HostStorage {
         tensors: AdoptedTensors<'_>,
         frames: usize,
         owner: impl Send + Sync + 'static,
-    ) -> Result<Self, StorageError> {
+    ) -> Result<Self, Invalid> {
         check::frames(frames, frames)?;
         let tiles = Tiles::new(tensors.checked(&layout, frames)?.into_iter(), frames);
         let spans = merged(tiles.spans(frames).collect());
@@ -139,11 +138,11 @@ impl HostStorage {
     }
 
     /// Checks that a caller's buffer does not overlap the frames.
-    fn outside(&self, which: &'static str, buffer: &[u8]) -> Result<(), StorageError> {
+    fn outside(&self, which: &'static str, buffer: &[u8]) -> Result<(), Invalid> {
         let bytes = buffer.as_ptr_range();
         let (start, end) = (bytes.start.addr(), bytes.end.addr());
         if self.spans.iter().any(|span| start < span.end && span.start < end) {
-            return Err(StorageError::Aliases { which });
+            return Err(Invalid::new(which, "memory of the storage", "memory outside of it"));
         }
         Ok(())
     }
@@ -154,18 +153,15 @@ impl HostStorage {
         k: Elements<'_>,
         v: Elements<'_>,
         slots: usize,
-    ) -> Result<(), StorageError> {
+    ) -> Result<(), Invalid> {
         check::rows(&self.layout, layer, k, v, slots)?;
         self.outside("k", k.as_bytes())?;
         self.outside("v", v.as_bytes())
     }
 
-    fn check_packed(&self, which: &'static str, frames: usize, buffer: &[u8]) -> Result<(), StorageError> {
-        let want = frames.saturating_mul(self.layout.packed_bytes());
-        if buffer.len() != want {
-            return Err(StorageError::BufferLength { got: buffer.len(), want });
-        }
-        self.outside(which, buffer)
+    fn check_packed(&self, frames: usize, buffer: &[u8]) -> Result<(), Invalid> {
+        check::packed_bytes(buffer.len(), frames.saturating_mul(self.layout.packed_bytes()))?;
+        self.outside("packed buffer", buffer)
     }
 }
 
@@ -227,13 +223,8 @@ impl Storage for HostStorage {
     }
 
     unsafe fn tile(&self, layer: usize, frame: FrameId) -> Result<HostTile, StorageError> {
-        let (layers, frames) = (self.layout.layers(), self.frames());
-        if layer >= layers {
-            return Err(StorageError::Layer { layer, layers });
-        }
-        if frame.index() >= frames {
-            return Err(StorageError::FrameOutOfRange { index: 0, frame, frames });
-        }
+        check::layer(&self.layout, layer)?;
+        check::frame(0, frame, self.frames())?;
         // SAFETY: the layer and the frame exist; the caller keeps the frame rule.
         Ok(unsafe { self.tiles.host_tile(&self.layout, layer, frame.index()) })
     }
@@ -331,14 +322,14 @@ impl Storage for HostStorage {
     }
 
     unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError> {
-        self.check_packed("the packed buffer", check::runs(runs, self.frames())?, out)?;
+        self.check_packed(check::runs(runs, self.frames())?, out)?;
         // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.pack(runs, out) };
         Ok(())
     }
 
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        self.check_packed("the packed buffer", check::runs_disjoint(runs, self.frames())?, bytes)?;
+        self.check_packed(check::runs_disjoint(runs, self.frames())?, bytes)?;
         // SAFETY: everything is checked except the frame rule, which the caller keeps.
         unsafe { self.tiles.unpack(runs, bytes) };
         Ok(())

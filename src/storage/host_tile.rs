@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use crate::dtype::Dtype;
-use crate::error::StorageError;
+use crate::error::{Invalid, StorageError};
 
 use super::elements::Element;
 
@@ -57,13 +57,11 @@ impl HostTile {
         self.scales
     }
 
-    /// Returns the rows of the first `tokens` tokens of K and V.
-    ///
-    /// # Errors
-    /// [`StorageError::ElementType`].
+    /// Returns the rows of the first `tokens` tokens of K and V, if the type holds their elements.
     pub(crate) fn rows<T: Element>(&self, tokens: usize) -> Result<[NonNull<[T]>; 2], StorageError> {
         if !T::holds(self.dtype) {
-            return Err(StorageError::ElementType { got: T::NAME, layout: self.dtype });
+            let limit = format_args!("one that holds {}", self.dtype);
+            return Err(Invalid::new("element type", T::NAME, limit).into());
         }
         Ok(self.values.map(|bytes| {
             let elements = NonNull::slice_from_raw_parts(bytes.cast(), bytes.len() / size_of::<T>());
@@ -71,13 +69,11 @@ impl HostTile {
         }))
     }
 
-    /// Returns the dynamic scales of the first `tokens` tokens of K and V.
-    ///
-    /// # Errors
-    /// [`StorageError::NoScales`].
+    /// Returns the dynamic scales of the first `tokens` tokens of K and V, if the layout has any.
     pub(crate) fn scale_rows(&self, tokens: usize) -> Result<[NonNull<[f32]>; 2], StorageError> {
         if self.scales[0].is_empty() {
-            return Err(StorageError::NoScales { layout: self.dtype });
+            let got = format_args!("{} without dynamic scales", self.dtype);
+            return Err(Invalid::new("layout", got, "dynamic scales").into());
         }
         Ok(self.scales.map(|scales| first(scales, tokens, self.tokens)))
     }

@@ -13,7 +13,7 @@
 use std::fmt;
 
 use crate::dtype::Dtype;
-use crate::error::LayoutError;
+use crate::error::Invalid;
 
 use super::plane::{PlaneKind, PlanePart, TILE_ALIGN};
 
@@ -201,11 +201,11 @@ impl KvLayoutBuilder {
     /// Builds the layout.
     ///
     /// # Errors
-    /// A [`LayoutError`] that names the field: zero or missing, a number of ranks that does not
-    /// divide the heads, fewer heads than ranks without
+    /// [`Invalid`], which names the field: zero or missing, a number of ranks that does not divide
+    /// the heads, fewer heads than ranks without
     /// [`replicate_kv_heads`](Self::replicate_kv_heads), scales that do not fit, a block larger
     /// than the address space, more than 65,536 planes.
-    pub fn build(self) -> Result<KvLayout, LayoutError> {
+    pub fn build(self) -> Result<KvLayout, Invalid> {
         for (field, value) in [
             ("layers", self.layers),
             ("kv_heads", self.heads_total),
@@ -214,23 +214,29 @@ impl KvLayoutBuilder {
             ("tensor_parallel", self.tensor_parallel),
         ] {
             if value == 0 {
-                return Err(LayoutError::Zero { field });
+                return Err(Invalid::new(field, "0, or nothing", "at least 1"));
             }
         }
         let latent = self.parts == KvPlanes::Latent;
         if latent && self.heads_total != 1 {
-            return Err(LayoutError::LatentHeads { kv_heads: self.heads_total });
+            return Err(Invalid::new("kv_heads", self.heads_total, "1, as the layout is latent"));
         }
         let ranks = if latent { 1 } else { self.tensor_parallel };
-        let (kv_heads, tensor_parallel) = (self.heads_total, ranks);
+        let kv_heads = self.heads_total;
+        let indivisible = |limit: fmt::Arguments<'_>| {
+            Err(Invalid::new("tensor_parallel", format_args!("{ranks} ranks for {kv_heads} KV heads"), limit))
+        };
         let heads = if kv_heads.is_multiple_of(ranks) {
             kv_heads / ranks
         } else if !ranks.is_multiple_of(kv_heads) {
-            return Err(LayoutError::Indivisible { kv_heads, tensor_parallel });
+            return indivisible(format_args!("a divisor of the heads"));
         } else if self.replicates_heads {
             1
         } else {
-            return Err(LayoutError::FewerHeads { kv_heads, tensor_parallel });
+            let keep = ranks / kv_heads;
+            return indivisible(format_args!(
+                "a divisor of the heads, or `replicate_kv_heads`, with which {keep} ranks keep each head"
+            ));
         };
         self.check_scales(heads)?;
 
@@ -248,30 +254,34 @@ impl KvLayoutBuilder {
             bytes_per_token: 0,
             bytes_per_block: 0,
         };
-        let (per_token, per_block) = layout.count_bytes().ok_or(LayoutError::TooLarge { what: "a block" })?;
+        let (per_token, per_block) = layout.count_bytes().ok_or_else(|| too_large("block", "its size"))?;
         (layout.bytes_per_token, layout.bytes_per_block) = (per_token, per_block);
         if layout.planes_per_layer() * layout.layers > PLANES_MAX {
-            return Err(LayoutError::TooLarge { what: "the table of planes" });
+            let got = layout.planes_per_layer() * layout.layers;
+            return Err(Invalid::new("number of planes", got, format_args!("at most {PLANES_MAX}")));
         }
         Ok(layout)
     }
 
-    fn check_scales(&self, heads: usize) -> Result<(), LayoutError> {
+    fn check_scales(&self, heads: usize) -> Result<(), Invalid> {
         if self.scales != Scales::Unit && !self.dtype.is_quantised() {
-            return Err(LayoutError::UnexpectedScales { dtype: self.dtype });
+            let got = format_args!("scales for {}", self.dtype);
+            return Err(Invalid::new("scales", got, "none, as the type is not quantised"));
         }
         let Scales::PerHead { k, v } = &self.scales else { return Ok(()) };
-        let want = self.layers.checked_mul(heads).ok_or(LayoutError::TooLarge { what: "a block" })?;
+        let want = self.layers.checked_mul(heads).ok_or_else(|| too_large("block", "its size"))?;
         let want_v = if self.parts == KvPlanes::Latent { 0 } else { want };
-        for (which, scales, want) in [("k", k, want), ("v", v, want_v)] {
+        for (which, scales, want) in [("static scales of k", k, want), ("static scales of v", v, want_v)] {
             if scales.len() != want {
-                return Err(LayoutError::ScaleCount { which, got: scales.len(), want });
+                let limit = format_args!("{want}, one for each layer and head");
+                return Err(Invalid::new(which, scales.len(), limit));
             }
             // The inverse must be normal too, because values are multiplied by it.
             let bad = scales.iter().position(|&s| !(s > 0.0 && s.is_normal() && s.recip().is_normal()));
             if let Some(index) = bad {
                 let (layer, head) = (index / heads, index % heads);
-                return Err(LayoutError::ScaleValue { which, layer, head, value: scales[index] });
+                let got = format_args!("{:e} for layer {layer}, head {head}", scales[index]);
+                return Err(Invalid::new(which, got, "a positive normal number").at(index));
             }
         }
         Ok(())
@@ -447,6 +457,11 @@ impl KvLayout {
         let layer: usize = self.tiles_of_layer().map(|(.., tile)| tile.next_multiple_of(TILE_ALIGN)).sum();
         Some((per_token, self.layers * layer))
     }
+}
+
+/// The error of a size that exceeds the address space.
+pub(super) fn too_large(what: &'static str, got: impl fmt::Display) -> Invalid {
+    Invalid::new(what, got, "a size within the address space")
 }
 
 impl fmt::Display for KvLayout {

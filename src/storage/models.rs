@@ -1,6 +1,6 @@
 //! Layouts of well-known models, from their published configurations.
 
-use crate::error::LayoutError;
+use crate::error::Invalid;
 
 use super::layout::{KvLayout, KvLayoutBuilder};
 
@@ -82,18 +82,20 @@ impl KvLayout {
     /// included, and sliding windows are ignored: all layers keep all tokens.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
-    pub fn named(name: &str) -> Result<Self, LayoutError> {
+    /// [`Invalid`], which lists the known names, similar ones first.
+    pub fn named(name: &str) -> Result<Self, Invalid> {
         Self::named_builder(name)?.build()
     }
 
     /// Returns a builder with the same values, to change dtype, block size, ranks or arrangement.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`], which lists the known names, similar ones first.
-    pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, LayoutError> {
-        builder(name)
-            .ok_or_else(|| LayoutError::UnknownModel { name: name.to_owned(), known: closest_first(name) })
+    /// [`Invalid`], which lists the known names, similar ones first.
+    pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, Invalid> {
+        builder(name).ok_or_else(|| {
+            let limit = format_args!("one of, the closest first, {}", closest_first(name));
+            Invalid::new("model", format_args!("{name:?}"), limit)
+        })
     }
 
     /// Returns a builder with the values that a text describes: the name of a well-known model, or
@@ -101,20 +103,20 @@ impl KvLayout {
     /// `model-config` the path of a Hugging Face `config.json`, or of its folder.
     ///
     /// # Errors
-    /// [`LayoutError::UnknownModel`]; [`LayoutError::Description`] if numbers are wrong, or a
-    /// configuration cannot be read, lacks a number, or says that the layers of the model differ.
-    pub fn described(text: &str) -> Result<KvLayoutBuilder, LayoutError> {
+    /// [`Invalid`] if no model has this name, numbers are wrong, or a configuration cannot be read,
+    /// lacks a number, or says that the layers of the model differ.
+    pub fn described(text: &str) -> Result<KvLayoutBuilder, Invalid> {
         #[cfg(feature = "model-config")]
         if let Some(path) = super::model_config::path(text) {
             let config = std::fs::read_to_string(path).map_err(|error| error.to_string());
-            let wrong = |reason| LayoutError::Description { part: text.to_owned(), reason };
-            return config.and_then(|config| super::model_config::builder(&config)).map_err(wrong);
+            return config
+                .and_then(|config| super::model_config::builder(&config))
+                .map_err(|reason| not_a_config(text, &reason));
         }
         let layout = if text.contains('=') { text.parse() } else { Self::named_builder(text) };
         #[cfg(feature = "model-config")]
         if layout.is_err() && std::path::Path::new(text).is_dir() {
-            let reason = "a folder without config.json".to_owned();
-            return Err(LayoutError::Description { part: text.to_owned(), reason });
+            return Err(not_a_config(text, "a folder without config.json"));
         }
         layout
     }
@@ -123,6 +125,11 @@ impl KvLayout {
     pub fn names() -> impl Iterator<Item = &'static str> {
         MODELS.iter().map(|model| model.name)
     }
+}
+
+#[cfg(feature = "model-config")]
+fn not_a_config(path: &str, reason: &str) -> Invalid {
+    Invalid::new("layout", format_args!("{path}: {reason}"), "the config.json of a model with equal layers")
 }
 
 fn builder(name: &str) -> Option<KvLayoutBuilder> {
@@ -163,17 +170,16 @@ fn closest_first(name: &str) -> String {
 }
 
 impl std::str::FromStr for KvLayoutBuilder {
-    type Err = LayoutError;
+    type Err = Invalid;
 
     /// Parses `layers=N,kv-heads=N,head-dim=N`, or `layers=N,latent=N` for multi-head latent
     /// attention; `dtype=NAME` can follow. Each is named once.
-    fn from_str(text: &str) -> Result<Self, LayoutError> {
+    fn from_str(text: &str) -> Result<Self, Invalid> {
         let (mut builder, mut named) = (KvLayout::builder(), Vec::new());
         for item in text.split(',') {
-            let wrong = || LayoutError::Description {
-                part: item.to_owned(),
-                reason: "no part of layers=32,kv-heads=8,head-dim=128,dtype=bf16 or layers=61,latent=576"
-                    .to_owned(),
+            let wrong = || {
+                let parts = "a part of layers=32,kv-heads=8,head-dim=128,dtype=bf16 or layers=61,latent=576";
+                Invalid::new("layout", format_args!("{item:?}"), parts)
             };
             let (key, value) = item.split_once('=').ok_or_else(wrong)?;
             let number = || value.trim().parse().map_err(|_| wrong());
@@ -192,9 +198,8 @@ impl std::str::FromStr for KvLayoutBuilder {
                 _ => false,
             };
             if let Some(other) = named.iter().find(|&other| *other == key || excludes(other)) {
-                let reason =
-                    if *other == key { "named twice".to_owned() } else { format!("not beside {other}") };
-                return Err(LayoutError::Description { part: item.to_owned(), reason });
+                let got = format_args!("{item:?} beside {other}");
+                return Err(Invalid::new("layout", got, "each key once, and latent without heads"));
             }
             named.push(key);
         }

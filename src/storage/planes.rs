@@ -14,9 +14,9 @@
 //! scales `[...][block_tokens][heads]` of f32. Tiles start on multiples of [`TILE_ALIGN`], so that
 //! a device can move 16-byte vectors.
 
-use crate::error::LayoutError;
+use crate::error::Invalid;
 
-use super::layout::{Arrangement, KvLayout};
+use super::layout::{Arrangement, KvLayout, too_large};
 use super::plane::{Plane, TILE_ALIGN};
 
 /// Size of a huge page. Planes of at least this size start on a multiple of it.
@@ -38,16 +38,16 @@ impl KvLayout {
     /// Returns the position of each plane in one reservation of at most `frames_max` frames.
     ///
     /// # Errors
-    /// [`LayoutError::TooLarge`] if no address space could hold them.
-    pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, LayoutError> {
+    /// [`Invalid`] if no address space could hold them.
+    pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, Invalid> {
         PlaneTable::new(self, frames_max)
     }
 }
 
 impl PlaneTable {
     /// Returns the table of `layout` for at most `frames_max` frames.
-    fn new(layout: &KvLayout, frames_max: usize) -> Result<Self, LayoutError> {
-        let too_large = || LayoutError::TooLarge { what: "the reservation" };
+    fn new(layout: &KvLayout, frames_max: usize) -> Result<Self, Invalid> {
+        let refused = || too_large("reservation", format_args!("{frames_max} frames of {layout}"));
         let mut planes = Vec::with_capacity(layout.planes_per_layer() * layout.layers());
         let mut end = 0usize;
         for layer in 0..layout.layers() {
@@ -56,21 +56,21 @@ impl PlaneTable {
                 let (base, frame_stride, span) = match layout.arrangement() {
                     Arrangement::BlockFirst => (end, layout.bytes_per_block(), tile_span),
                     Arrangement::LayerFirst => {
-                        let span = tile_span.checked_mul(frames_max).ok_or_else(too_large)?;
+                        let span = tile_span.checked_mul(frames_max).ok_or_else(refused)?;
                         let align = if span >= HUGE_PAGE { HUGE_PAGE } else { PLANE_ALIGN };
-                        (end.checked_next_multiple_of(align).ok_or_else(too_large)?, tile_span, span)
+                        (end.checked_next_multiple_of(align).ok_or_else(refused)?, tile_span, span)
                     }
                 };
-                end = base.checked_add(span).ok_or_else(too_large)?;
+                end = base.checked_add(span).ok_or_else(refused)?;
                 planes.push(Plane { layer, kind, part, base, frame_stride, tile_bytes });
             }
         }
         let bytes = match layout.arrangement() {
-            Arrangement::BlockFirst => end.checked_mul(frames_max).ok_or_else(too_large)?,
+            Arrangement::BlockFirst => end.checked_mul(frames_max).ok_or_else(refused)?,
             Arrangement::LayerFirst => end,
         };
         if bytes > isize::MAX as usize {
-            return Err(too_large());
+            return Err(refused());
         }
         Ok(Self { planes, bytes })
     }

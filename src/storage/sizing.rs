@@ -1,6 +1,6 @@
 //! The number of frames that fit into memory.
 
-use crate::error::SizingError;
+use crate::error::Invalid;
 use crate::ids::FRAMES_MAX;
 
 use super::layout::KvLayout;
@@ -27,18 +27,18 @@ impl Sizing {
     /// Returns the number of frames, including the null block's, at most [`FRAMES_MAX`].
     ///
     /// # Errors
-    /// [`SizingError::Ratio`], [`SizingError::TooFew`] below `frames_min`, [`SizingError::TooMany`]
-    /// if [`Sizing::Frames`] exceeds what a pool can address.
-    pub fn frames(&self, layout: &KvLayout, frames_min: usize) -> Result<usize, SizingError> {
+    /// The ratio is not in `(0, 1]`, fewer frames than `frames_min` fit, or [`Sizing::Frames`]
+    /// exceeds what a pool can address.
+    pub fn frames(&self, layout: &KvLayout, frames_min: usize) -> Result<usize, Invalid> {
         let bytes_per_block = layout.bytes_per_block() as u64;
         let (frames, bytes) = match *self {
             Self::Frames(frames) if frames > FRAMES_MAX => {
-                return Err(SizingError::TooMany { frames, max: FRAMES_MAX });
+                return Err(Invalid::new("frames", frames, format_args!("at most {FRAMES_MAX}")));
             }
             Self::Frames(frames) => (frames, bytes_per_block.saturating_mul(frames as u64)),
             Self::Memory { ratio, free_before, model_bytes } => {
                 if !(ratio > 0.0 && ratio <= 1.0) {
-                    return Err(SizingError::Ratio { ratio });
+                    return Err(Invalid::new("memory ratio", ratio, "above 0 and at most 1"));
                 }
                 // The cast truncates; a float represents sizes up to 8 PiB exactly.
                 let bytes = ((ratio * free_before as f64) as u64).saturating_sub(model_bytes);
@@ -47,7 +47,8 @@ impl Sizing {
             }
         };
         if frames < frames_min.max(1) {
-            return Err(SizingError::TooFew { frames, bytes, min: frames_min.max(1) });
+            let got = format_args!("{frames} in the {bytes} bytes left after the model");
+            return Err(Invalid::new("frames", got, format_args!("at least {}", frames_min.max(1))));
         }
         Ok(frames)
     }
@@ -59,18 +60,19 @@ impl Sizing {
 /// may differ by at most `tolerance`, a share of the largest.
 ///
 /// # Errors
-/// [`SizingError::NoRanks`], [`SizingError::Tolerance`], or [`SizingError::Unbalanced`], which
+/// No rank, a tolerance outside of `[0, 1)`, or free memory that differs by more than it; the error
 /// names the rank.
-pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, SizingError> {
+pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, Invalid> {
     if !(0.0..1.0).contains(&tolerance) {
-        return Err(SizingError::Tolerance { tolerance });
+        return Err(Invalid::new("tolerance", tolerance, "at least 0 and below 1"));
     }
     let ranks = || free_by_rank.iter().copied().zip(0..);
     let (Some((free, rank)), Some((most, most_rank))) = (ranks().min(), ranks().max()) else {
-        return Err(SizingError::NoRanks);
+        return Err(Invalid::new("tensor-parallel ranks", 0, "at least 1"));
     };
     if (free as f64) < most as f64 * (1.0 - tolerance) {
-        return Err(SizingError::Unbalanced { rank, free, most_rank, most, tolerance });
+        let limit = format_args!("{most} bytes, as on rank {most_rank}, less at most a share of {tolerance}");
+        return Err(Invalid::new("free memory of a rank", format_args!("{free} bytes"), limit).at(rank));
     }
     Ok(free)
 }
@@ -97,16 +99,17 @@ mod tests {
     fn sizes_that_cannot_be() {
         let layout = KvLayout::named("qwen2.5-7b").unwrap();
         for ratio in [0.0, -1.0, 1.01, f64::NAN, f64::INFINITY] {
-            assert!(matches!(memory(ratio, 1 << 40, 0).frames(&layout, 1), Err(SizingError::Ratio { .. })));
+            assert_eq!(memory(ratio, 1 << 40, 0).frames(&layout, 1).unwrap_err().what, "memory ratio");
         }
-        let too_few = memory(0.5, 2 << 20, 0).frames(&layout, 2);
-        assert_eq!(too_few, Err(SizingError::TooFew { frames: 1, bytes: 1 << 20, min: 2 }));
-        assert!(matches!(memory(0.5, 1 << 30, 1 << 30).frames(&layout, 0), Err(SizingError::TooFew { .. })));
-        assert!(matches!(Sizing::Frames(0).frames(&layout, 0), Err(SizingError::TooFew { .. })));
-        assert!(matches!(
-            Sizing::Frames(FRAMES_MAX + 1).frames(&layout, 0),
-            Err(SizingError::TooMany { .. })
-        ));
+        let refused = |sizing: Sizing, min| sizing.frames(&layout, min).unwrap_err().to_string();
+        assert_eq!(
+            refused(memory(0.5, 2 << 20, 0), 2),
+            "frames: got 1 in the 1048576 bytes left after the model, expected at least 2"
+        );
+        for sizing in [memory(0.5, 1 << 30, 1 << 30), Sizing::Frames(0)] {
+            assert!(refused(sizing, 0).ends_with("expected at least 1"));
+        }
+        assert!(refused(Sizing::Frames(FRAMES_MAX + 1), 0).ends_with(&format!("at most {FRAMES_MAX}")));
     }
 
     #[test]
@@ -115,11 +118,14 @@ mod tests {
         assert_eq!(check_balance(&[7], 0.0), Ok(7));
         assert_eq!(check_balance(&[0, 0], 0.0), Ok(0));
         assert_eq!(
-            check_balance(&[100, 80, 99], 0.1),
-            Err(SizingError::Unbalanced { rank: 1, free: 80, most_rank: 0, most: 100, tolerance: 0.1 })
+            check_balance(&[100, 80, 99], 0.1).unwrap_err().to_string(),
+            "free memory of a rank at index 1: got 80 bytes, \
+             expected 100 bytes, as on rank 0, less at most a share of 0.1"
         );
-        assert_eq!(check_balance(&[], 0.1), Err(SizingError::NoRanks));
-        assert!(matches!(check_balance(&[1], f64::NAN), Err(SizingError::Tolerance { .. })));
-        assert!(matches!(check_balance(&[1], 1.0), Err(SizingError::Tolerance { .. })));
+        for (ranks, tolerance, what) in
+            [(&[][..], 0.1, "tensor-parallel ranks"), (&[1], f64::NAN, "tolerance"), (&[1], 1.0, "tolerance")]
+        {
+            assert_eq!(check_balance(ranks, tolerance).unwrap_err().what, what);
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 
-use crate::error::{GrowError, StorageError};
+use crate::error::{GrowError, Invalid, StorageError};
 use crate::ids::{DeviceId, FrameId, Run};
 
 use super::exchange::{check_form, count, take};
@@ -13,6 +13,9 @@ use super::{
 
 /// Default of [`Storage::wave_bytes`]: about a millisecond on host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
+
+/// What a storage lacks whose memory the processor cannot reach.
+const ON_HOST: &str = "memory within the processor's reach";
 
 /// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
@@ -49,23 +52,23 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// access to the same slots, from the pool or through a tile, may conflict.
     ///
     /// # Errors
-    /// [`StorageError::NoPlanes`] if the backend does not give out its memory, which is the
+    /// [`StorageError::Unsupported`] if the backend does not give out its memory, which is the
     /// default.
     fn planes(&self) -> Result<StoragePlanes, StorageError> {
-        Err(StorageError::NoPlanes { device: self.device() })
+        Err(StorageError::Unsupported { device: self.device(), what: "planes" })
     }
 
     /// Returns the memory of one frame in one layer, where the processor can reach it.
     ///
     /// # Errors
-    /// [`StorageError::NotOnHost`] if the processor cannot, which is the default;
-    /// [`StorageError::Layer`], [`StorageError::FrameOutOfRange`].
+    /// [`StorageError::Unsupported`] if the processor cannot, which is the default;
+    /// [`StorageError::Invalid`] if the layer or the frame does not exist.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for every access through the result.
     unsafe fn tile(&self, layer: usize, frame: FrameId) -> Result<HostTile, StorageError> {
         let _ = (layer, frame);
-        Err(StorageError::NotOnHost { device: self.device() })
+        Err(StorageError::Unsupported { device: self.device(), what: ON_HOST })
     }
 
     /// Makes frames `0..total` usable; the contents of usable frames do not change.
@@ -214,8 +217,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// The default implementation copies through a host buffer, in pieces.
     ///
     /// # Errors
-    /// [`StorageError::OtherForm`], [`StorageError::RunsDiffer`], a run out of range, runs of `to`
-    /// that overlap; and errors of the device. After [`StorageError::LostWhileCopying`], the frames of
+    /// [`StorageError::OtherForm`]; [`StorageError::Invalid`] for different numbers of frames, a run
+    /// out of range, or runs of `to` that overlap; and errors of the device. After [`StorageError::LostWhileCopying`], the frames of
     /// both storages must not be used again, and the rule for them holds for good.
     ///
     /// # Safety
@@ -302,8 +305,7 @@ pub trait Storage: Send + Sync + fmt::Debug {
 /// Checks the layouts and the runs of a [`Storage::receive`]. Returns the number of frames.
 ///
 /// # Errors
-/// [`StorageError::OtherForm`], [`StorageError::RunsDiffer`]; a run out of range, runs of `to` that
-/// overlap.
+/// [`StorageError::OtherForm`], or [`StorageError::Invalid`].
 pub fn check_runs<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
@@ -313,7 +315,7 @@ pub fn check_runs<S: Storage + ?Sized>(
     check_form(source.layout(), target.layout())?;
     let (frames, want) = (count(from), count(to));
     if frames != want {
-        return Err(StorageError::RunsDiffer { from: frames, to: want });
+        return Err(Invalid::new("frames to copy", frames, want).into());
     }
     check::runs(from, source.frames())?;
     check::runs_disjoint(to, target.frames())?;

@@ -328,8 +328,10 @@ fn a_step_whose_copy_fails_changes_no_sequence() {
         let mut step = step.map(|sequence| Append::new(sequence, 1));
         let before = states(&step);
         let free = pool.available_blocks();
-        *fault.lock().unwrap() =
-            Some((others, (!panics).then_some(StorageError::Aliases { which: "nothing" })));
+        *fault.lock().unwrap() = Some((
+            others,
+            (!panics).then_some(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other }),
+        ));
         let outcome = catch_unwind(AssertUnwindSafe(|| batch.step(&mut step)));
         if panics {
             outcome.unwrap_err();

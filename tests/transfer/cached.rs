@@ -1,7 +1,8 @@
 //! Cached blocks leave by an export and arrive by an import.
 
 use kvpool::prefix::{Chain, PrefixKeys};
-use kvpool::{AllocRequest, Imported, Pool, TransferDirection, TransferError};
+use kvpool::transfer::{Imported, TransferDirection};
+use kvpool::{AllocRequest, Pool, TransferError};
 
 use super::halves::send_all;
 use super::kv::{admit, cached, is_idle, other, plain, pool, pools, prompt};
@@ -23,10 +24,10 @@ fn as_many_as_are_accepted() {
     assert_eq!((export.len(), from.stats().evictable), (10, 0));
     let mut import = to.import(&export.manifest().unwrap()).unwrap();
     assert_eq!((import.accepted(), import.missing().len()), ((0..7).collect(), 7));
-    assert_eq!(export.retain(&[3, 99]), Err(TransferError::NotTransferred { place: 99 }));
+    assert_eq!(export.retain(&[3, 99]), Err(super::not_transferred(99)));
     export.retain(&import.accepted()).unwrap();
     assert_eq!((export.len(), from.stats().evictable), (7, 3));
-    assert_eq!(export.piece(&[8]).err(), Some(TransferError::NotTransferred { place: 8 }));
+    assert_eq!(export.piece(&[8]).err(), Some(super::not_transferred(8)));
     send_all(&export, &mut import);
     assert!(matches!(import.commit().unwrap(), Imported::Cached(7)));
     let finished = export.finish();
@@ -100,7 +101,7 @@ fn hashes_without_a_manifest() {
         drop(piece);
         import.arrived(place).unwrap();
     }
-    assert_eq!(import.arrived(0), Err(TransferError::NotTransferred { place: 0 }));
+    assert_eq!(import.arrived(0), Err(super::not_transferred(0)));
     drop(import.piece(&[5]).unwrap());
     assert_eq!(import.verify(), Ok(vec![5, 6]));
     import = *import.commit().unwrap_err().import;
@@ -110,9 +111,9 @@ fn hashes_without_a_manifest() {
     assert_eq!(cached(&to, &[&tokens[..], &[0]].concat()), 7);
     // With a manifest its checksums decide.
     let mut import = pool(plain(), 10).import(&export.manifest().unwrap()).unwrap();
-    assert!(matches!(import.arrived(0), Err(TransferError::Manifest(_))));
+    assert!(matches!(import.arrived(0), Err(TransferError::Invalid(_))));
     drop((import, export));
-    assert!(matches!(to.import_prefix(0, &[hashes[0]; 2]), Err(TransferError::Manifest(_))));
+    assert!(matches!(to.import_prefix(0, &[hashes[0]; 2]), Err(TransferError::Invalid(_))));
     [from, to].iter().for_each(is_idle);
 }
 

@@ -4,10 +4,8 @@ use kvpool_testkit::steps::exhausted;
 use std::sync::Arc;
 
 use kvpool::storage::Storage;
-use kvpool::{
-    AllocError, AllocRequest, Arriving, Export, Import, Piece, Pool, Run, SequenceError, SequenceId,
-    TransferError,
-};
+use kvpool::transfer::{Arriving, Export, Import, Piece};
+use kvpool::{AllocError, AllocRequest, Pool, Run, SequenceError, SequenceId, TransferError};
 
 use super::kv::{BLOCK_TOKENS, admit, cached, check, extend, is_idle, other, plain, pool, pools, prompt};
 
@@ -43,7 +41,7 @@ fn a_sequence_continues_after_the_import() {
     assert_eq!((import.missing().len(), import.shared_blocks(), import.accepted().len()), (11, 0, 11));
     send_all(&export, &mut import);
     let mut sequence = import.commit().unwrap().sequence().unwrap();
-    assert_eq!(export.finish(), kvpool::Finished::default());
+    assert_eq!(export.finish(), kvpool::transfer::Finished::default());
     assert_eq!((sequence.id(), sequence.len(), sequence.committed()), (SequenceId(7), 42, 42));
     check(&to, &sequence, &tokens);
     assert_eq!(cached(&from, &tokens), 10, "it was closed there, and is cached");
@@ -121,7 +119,7 @@ fn a_cached_prefix_is_shared() {
     let mut import = to.import(&export.manifest().unwrap()).unwrap();
     assert_eq!((import.missing(), import.shared_blocks()), (&[5, 6, 7, 8, 9, 10][..], 5));
     assert_eq!(import.blocks()[..5], kept.blocks().collect::<Vec<_>>()[..5]);
-    assert_eq!(import.piece(&[4]).err(), Some(TransferError::NotTransferred { place: 4 }));
+    assert_eq!(import.piece(&[4]).err(), Some(super::not_transferred(4)));
     send_all(&export, &mut import);
     let copy = import.commit().unwrap().sequence().unwrap();
     check(&to, &copy, &tokens);
@@ -206,7 +204,7 @@ fn damaged_blocks_are_sent_again() {
         let mut bytes = export.packed(place).unwrap();
         bytes[0] ^= 1;
         assert_eq!(import.write(place, None, &bytes), Err(TransferError::Checksum { place }));
-        assert!(matches!(import.write(place, None, &bytes[1..]), Err(TransferError::Manifest(_))));
+        assert!(matches!(import.write(place, None, &bytes[1..]), Err(TransferError::Invalid(_))));
         bytes[0] ^= 1;
         import.write(place, None, &bytes).unwrap();
     }
@@ -240,7 +238,7 @@ fn refused_exports_and_imports() {
     let want = exhausted(11, 8);
     assert_eq!(to.import(&manifest).unwrap_err(), TransferError::Alloc(want));
     drop(lease);
-    assert_eq!(export.piece(&[11]).err(), Some(TransferError::NotTransferred { place: 11 }));
+    assert_eq!(export.piece(&[11]).err(), Some(super::not_transferred(11)));
     drop(export);
     assert_eq!(from.sequence_count(), 0, "a dropped export closes its sequence");
     [from, to].iter().for_each(is_idle);

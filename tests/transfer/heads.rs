@@ -1,9 +1,8 @@
 //! Ranks of one tensor-parallel split feed those of another, bit for bit.
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, KvLayoutBuilder, KvPlanes, Scales};
-use kvpool::{
-    Export, FormError, HeadRange, Import, ManifestError, Pool, Run, Sequence, SequenceId, TransferError,
-};
+use kvpool::transfer::{Export, HeadRange, Import};
+use kvpool::{Pool, Run, Sequence, SequenceId, TransferError};
 use kvpool_testkit::rng::Rng;
 use kvpool_testkit::steps::append;
 
@@ -167,30 +166,31 @@ fn refusals_name_the_reason() {
     let refused = |target: &Pool, export: &Export, heads| {
         let error = target.import_heads(&export.manifest().unwrap(), heads).unwrap_err();
         is_idle(target);
-        let TransferError::Manifest(ManifestError::Form(error)) = error else { panic!("{error}") };
-        error
+        assert!(matches!(error, TransferError::Invalid(_)), "{error}");
+        error.to_string()
     };
     let same = pool(layout(2.0, 4));
-    assert_eq!(refused(&same, &export, own(0, 4)), FormError::HeadsUnknown { end: "source" });
-    assert!(matches!(export.set_heads(own(0, 4)), Err(FormError::HeadRange { .. })));
+    let unknown = "heads of the source: got none, expected those of its manifest";
+    assert_eq!(refused(&same, &export, own(0, 4)), unknown);
+    let range = |heads, held| format!("heads: got {heads} of 16, expected those of a block of {held}");
+    assert_eq!(export.set_heads(own(0, 4)).unwrap_err().to_string(), range("0..4", 2));
     export.set_heads(own(2, 2)).unwrap();
     let mut import = same.import_heads(&export.manifest().unwrap(), own(0, 4)).unwrap();
-    assert!(matches!(import.piece(&[0]), Err(TransferError::Manifest(_))), "its bytes are not whole blocks");
+    assert!(matches!(import.piece(&[0]), Err(TransferError::Invalid(_))), "its bytes are not whole blocks");
     drop(import);
     let other = pool(layout(3.0, 4));
-    let scale = FormError::StaticScale { part: "K", layer: 0, head: 2 };
-    assert_eq!(refused(&other, &export, own(0, 4)), scale);
-    assert!(matches!(refused(&same, &export, own(4, 4)), FormError::HeadRange { .. }), "no head in common");
-    assert!(matches!(refused(&same, &export, own(0, 2)), FormError::HeadRange { .. }), "not the pool's");
+    let scale = refused(&other, &export, own(0, 4));
+    assert!(scale.starts_with("static scales of K: got others in layer 0, head 2 of the target"), "{scale}");
+    assert_eq!(refused(&same, &export, own(4, 4)), range("2..4", 4), "no head in common");
+    assert_eq!(refused(&same, &export, own(0, 2)), range("0..2", 4), "not the pool's");
     let total = HeadRange::new(0, 4, 32).unwrap();
-    assert_eq!(refused(&same, &export, total), FormError::HeadsTotal { from: 16, to: 32 });
+    let other = |what, from, to| format!("{what}: got {from}, expected {to}, as in the blocks of the target");
+    assert_eq!(refused(&same, &export, total), other("heads of the model", "16", "32"));
     let larger = base(false, Dtype::Fp8E4M3).tensor_parallel(4).block_tokens(8).scales(scales(2.0, 4));
     let larger = pool(larger.build().unwrap());
-    let size = FormError::Dimension { what: "tokens", from: 4, to: 8 };
-    assert_eq!(refused(&larger, &export, own(0, 4)), size);
+    assert_eq!(refused(&larger, &export, own(0, 4)), other("tokens", "4", "8"));
     let bf16 = pool(base(false, Dtype::Bf16).tensor_parallel(4).build().unwrap());
-    let dtype = FormError::Dtype { from: Dtype::Fp8E4M3, to: Dtype::Bf16 };
-    assert_eq!(refused(&bf16, &export, own(0, 4)), dtype);
+    assert_eq!(refused(&bf16, &export, own(0, 4)), other("element type", "fp8_e4m3", "bf16"));
     assert!(HeadRange::new(15, 2, 16).is_err() && HeadRange::new(0, 0, 16).is_err());
     assert!(HeadRange::of_rank(same.layout(), 4).is_err());
     drop(export);
@@ -211,8 +211,8 @@ fn sources_that_disagree() {
     append(&other, &mut sequence, TOKENS);
     let mut export = other.export(sequence).unwrap();
     export.set_heads(sources[1].2).unwrap();
-    let want = TransferError::Manifest(ManifestError::Sources { what: "the sequence" });
-    assert_eq!(import.add_source(&export.manifest().unwrap()), Err(want));
+    let refused = import.add_source(&export.manifest().unwrap()).unwrap_err().to_string();
+    assert_eq!(refused, "sequence: got another one, expected that of the first source's manifest");
     drop((import, export, sources));
     [other, target].iter().for_each(is_idle);
 }

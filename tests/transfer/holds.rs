@@ -2,8 +2,9 @@
 
 use std::collections::HashSet;
 
+use kvpool::transfer::{Finished, TransferDirection};
 use kvpool::transport::Hold;
-use kvpool::{AllocRequest, Finished, FrameId, Pool, Run, SequenceId, TransferDirection, TransferError};
+use kvpool::{AllocRequest, FrameId, Pool, Run, SequenceId, TransferError};
 
 use super::halves::send_all;
 use super::kv::{admit, cached, check, is_idle, pools, prompt};

@@ -20,3 +20,7 @@ mod manifests;
 mod nodes;
 
 use super::migration::kv;
+
+fn not_transferred(place: u32) -> kvpool::TransferError {
+    kvpool::Invalid::new("place of a block", place, "one that is transferred").into()
+}

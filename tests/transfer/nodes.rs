@@ -3,10 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use kvpool::prefix::{BlockHash, PrefixKeys};
-use kvpool::{
-    Carried, Export, Imported, Pool, Remote, RemoteFuture, Remotes, SendError, Sent, Sequence, SequenceId,
-    TransferError,
-};
+use kvpool::transfer::{Export, Imported, Remote, RemoteFuture, Remotes, SendError, Sent};
+use kvpool::{Carried, Pool, Sequence, SequenceId, TransferError};
 
 use super::kv::{admit, cached, check, is_idle, pools, prompt};
 

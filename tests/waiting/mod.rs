@@ -13,9 +13,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use kvpool::storage::KvLayout;
-use kvpool::{
-    AllocError, AllocRequest, BuildError, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
-};
+use kvpool::{AllocError, AllocRequest, Lease, Pool, PoolBuilder, Priority, SequenceError, SequenceId};
 use kvpool_testkit::leases::{block, singles, split};
 use kvpool_testkit::steps::append;
 use tokio::sync::mpsc;

@@ -6,8 +6,8 @@ use std::fmt::{Debug, Display};
 use kvpool::compact::Blocker;
 use kvpool::{
     AllocError, AuditError, BuildError, DefragError, FrameError, FrameShrinkError, GrowError, HandleError,
-    LayoutError, PrefixError, ResizeError, SequenceError, SettleError, ShrinkError, SizingError, StepError,
-    StorageError, TransferError,
+    Invalid, PrefixError, ResizeError, SequenceError, SettleError, ShrinkError, StepError, StorageError,
+    TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -78,6 +78,11 @@ pub fn invalid(message: impl Display) -> Failure {
 pub fn kind(error: &impl Debug) -> String {
     let text = format!("{error:?}");
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
+}
+
+/// Fields of an argument that was refused.
+fn fields_of(error: &Invalid) -> Fields {
+    fields![kind: "Invalid", what: error.what, index: error.index, got: &*error.got, limit: &*error.limit]
 }
 
 /// An exception for an error without fields that users act on.
@@ -194,30 +199,20 @@ impl From<SequenceError> for Failure {
             E::TokensAhead { id, length, announced } => {
                 fields![sequence: id.0, length: *length, announced: *announced]
             }
-            E::AlreadyOpen { id } | E::NotOpen { id } | E::ZeroTokens { id } | E::ForeignSequence { id } => {
-                fields![sequence: id.0]
-            }
-            E::TooLong { id, asked, length, max } => {
-                fields![sequence: id.0, asked: *asked, length: *length, max: *max]
-            }
-            E::CommitBeyondLength { id, asked, length } | E::TruncateBeyondLength { id, asked, length } => {
-                fields![sequence: id.0, asked: *asked, length: *length]
-            }
-            E::TokensOutOfRange { id, start, end, length } => {
-                fields![sequence: id.0, start: *start, end: *end, length: *length]
+            E::AlreadyOpen { id } | E::NotOpen { id } | E::ForeignSequence { id } => fields![sequence: id.0],
+            E::Invalid { id, error: invalid } => {
+                let mut fields = fields_of(invalid);
+                fields.push(("sequence", field(id.0)));
+                fields
             }
             E::NotWritable { id, position, block } => {
                 fields![sequence: id.0, position: *position, block: block.0]
-            }
-            E::BlockOutOfRange { id, index, blocks } => {
-                fields![sequence: id.0, index: *index, blocks: *blocks]
             }
             E::NotReadable { id, index, block } => fields![sequence: id.0, index: *index, block: block.0],
             _ => Vec::new(),
         };
         let class = match &error {
             E::ForeignSequence { .. } => "ForeignHandle",
-            E::ZeroTokens { .. } => "InvalidArgument",
             _ => "SequenceError",
         };
         fields.push(("kind", field(kind(&error))));
@@ -244,7 +239,35 @@ impl From<StepError> for Failure {
 
 impl From<StorageError> for Failure {
     fn from(error: StorageError) -> Self {
-        plain(if error.is_lost() { "PoolLost" } else { "StorageError" }, &error)
+        match &error {
+            StorageError::Invalid(invalid) => raise("StorageError", invalid, fields_of(invalid)),
+            _ => plain(if error.is_lost() { "PoolLost" } else { "StorageError" }, &error),
+        }
+    }
+}
+
+impl From<PrefixError> for Failure {
+    fn from(error: PrefixError) -> Self {
+        match &error {
+            PrefixError::Invalid(invalid) => raise("CacheError", invalid, fields_of(invalid)),
+            _ => plain("CacheError", &error),
+        }
+    }
+}
+
+impl From<BuildError> for Failure {
+    fn from(error: BuildError) -> Self {
+        match error {
+            BuildError::Invalid(error) => error.into(),
+            error => plain("BuildError", &error),
+        }
+    }
+}
+
+/// Of a layout, or of the settings of a pool.
+impl From<Invalid> for Failure {
+    fn from(error: Invalid) -> Self {
+        raise("BuildError", &error, fields_of(&error))
     }
 }
 
@@ -266,6 +289,7 @@ impl From<TransferError> for Failure {
             TransferError::Alloc(error) => error.into(),
             TransferError::Sequence(error) => error.into(),
             TransferError::Storage(error) => error.into(),
+            TransferError::Invalid(error) => raise("MigrateError", &error, fields_of(&error)),
             TransferError::ForeignSequence { .. } => plain("ForeignHandle", &error),
             TransferError::BeingWritten { batch, .. } => {
                 raise("Timeout", &error, fields![kind: "BeingWritten", batch: batch.0])
@@ -334,11 +358,7 @@ macro_rules! plainly {
 
 plainly! {
     AuditError => "AuditError",
-    BuildError => "BuildError",
     DefragError => "DefragmentError",
-    LayoutError => "BuildError",
-    PrefixError => "CacheError",
-    SizingError => "BuildError",
     kvpool_node::NodeError => "NodeError",
     kvpool_node::transport::tcp::LinkError => "NodeError",
 }

@@ -109,10 +109,12 @@ def test_numbers_out_of_range(pool: kvpool.Pool, step: tuple[kvpool.Batch, kvpoo
             call()
     after = pool.stats().as_dict()
     assert (before["used"], before["free"]) == (after["used"], after["free"])
-    with pytest.raises(kvpool.SequenceError, match=r"token range 5\.\.20 is invalid") as refused:
+    with pytest.raises(kvpool.SequenceError, match=r"tokens: got 5\.\.20, expected") as refused:
         batch.slots(sequence, 5, 20)
-    assert (refused.value.start, refused.value.end, refused.value.length) == (5, 20, 10)
-    with pytest.raises(kvpool.SequenceError, match="cannot truncate sequence 1 to 11"):
+    value = refused.value
+    assert (value.kind, value.sequence, value.what, value.index, value.got) == ("Invalid", 1, "tokens", None, "5..20")
+    assert value.limit == "a range within its 10 tokens"
+    with pytest.raises(kvpool.SequenceError, match="sequence 1: tokens to keep: got 11, expected at most its 10"):
         sequence.truncate(11)
 
 
@@ -255,9 +257,9 @@ def test_settings_that_have_no_effect_are_refused() -> None:
     for device in ("host", "cuda:0"):
         with pytest.raises(kvpool.BuildError, match="a pool without storage is on no device"):
             kvpool.Pool(layout(), 10, storage=False, device=device)
-    with pytest.raises(kvpool.BuildError, match="`zero_on_free` needs a pool with storage"):
+    with pytest.raises(kvpool.BuildError, match="zero_on_free: got a pool without storage"):
         kvpool.Pool(layout(), 10, storage=False, zero_on_free=True)
-    with pytest.raises(kvpool.InvalidArgument, match="a latent layout has exactly one head, not 2"):
+    with pytest.raises(kvpool.InvalidArgument, match="kv_heads: got 2, expected 1, as the layout is latent"):
         kvpool.Layout(layers=1, head_dim=8, latent=True, kv_heads=2)
     with pytest.raises(kvpool.InvalidArgument, match="pass `order` or `run`, not both"):
         kvpool.FramePool(8).propose_moves(1, order=2, run=4)

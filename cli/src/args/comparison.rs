@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::ReplayArgs;
-use crate::commands::CommandError;
 
 /// Comparisons of a replay.
 #[derive(Clone, Debug, Args)]
@@ -41,9 +40,11 @@ pub enum Baseline {
 
 impl ReplayArgs {
     /// Returns whether a free list serves the same requests. It keeps its size.
-    pub(crate) fn free_list(&self) -> Result<bool, CommandError> {
+    pub(crate) fn free_list(&self) -> anyhow::Result<bool> {
         match (self.comparison.compare, &self.resize_at) {
-            (Some(Baseline::FreeList), Some(_)) => Err(CommandError::ComparedSizes),
+            (Some(Baseline::FreeList), Some(_)) => {
+                anyhow::bail!("--compare free-list does not follow --resize-at: a free list keeps its size")
+            }
             (Some(baseline), _) => Ok(baseline == Baseline::FreeList),
             (None, resize_at) => Ok(self.workload.trace.is_none() && resize_at.is_none()),
         }

@@ -13,22 +13,22 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use super::CommandError;
 use super::tables;
 use crate::args::{AdminArgs, DeclareEndedArgs, MigrateArgs, OwnersArgs, ReachArgs, ResizeArgs};
+use crate::error::{named, output_failed};
 use crate::fit;
 use crate::output::{self, printable};
 use crate::serve::authorities;
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// Prints the statistics of a node.
-pub fn stats(args: &AdminArgs) -> Result<u8, CommandError> {
+pub fn stats(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Get("/stats".to_owned()))?;
     show(args, &answer, |stats: &StatsReport| Ok(tables::stats(stats, fit::width())))
 }
 
 /// Compacts the pool of a node. A pool that is more fragmented afterwards is no success.
-pub fn defrag(args: &AdminArgs) -> Result<u8, CommandError> {
+pub fn defrag(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Post("/defrag", json!({})))?;
     let code = if answer["is_worse"] == true { EXIT_UNSOUND } else { EXIT_OK };
     show(args, &answer, |outcome: &DefragOutcome| {
@@ -55,7 +55,7 @@ pub fn defrag(args: &AdminArgs) -> Result<u8, CommandError> {
 }
 
 /// Changes the size of a node's pool.
-pub fn resize(args: &ResizeArgs) -> Result<u8, CommandError> {
+pub fn resize(args: &ResizeArgs) -> anyhow::Result<u8> {
     let order = ResizeOrder { blocks: args.blocks as usize };
     let answer = ask(&args.admin, Ask::Post("/resize", json!(order)))?;
     show(&args.admin, &answer, |outcome: &ResizeOutcome| {
@@ -66,7 +66,7 @@ pub fn resize(args: &ResizeArgs) -> Result<u8, CommandError> {
 }
 
 /// Migrates a sequence to another node.
-pub fn migrate(args: &MigrateArgs) -> Result<u8, CommandError> {
+pub fn migrate(args: &MigrateArgs) -> anyhow::Result<u8> {
     let order = MigrateOrder { sequence: args.sequence_id, to: args.target_node.clone() };
     let answer = ask(&args.admin, Ask::Post("/migrate", json!(order)))?;
     show(&args.admin, &answer, |record: &MigrationRecord| {
@@ -75,13 +75,13 @@ pub fn migrate(args: &MigrateArgs) -> Result<u8, CommandError> {
 }
 
 /// Prints the migrations of a node.
-pub fn migration_status(args: &AdminArgs) -> Result<u8, CommandError> {
+pub fn migration_status(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Get("/migrations".to_owned()))?;
     show(args, &answer, |list: &MigrationList| Ok(tables::migrations(&list.migrations, fit::width())))
 }
 
 /// Declares that a peer of a node has ended.
-pub fn declare_ended(args: &DeclareEndedArgs) -> Result<u8, CommandError> {
+pub fn declare_ended(args: &DeclareEndedArgs) -> anyhow::Result<u8> {
     let order = EndedOrder { peer: args.peer.clone() };
     let answer = ask(&args.admin, Ask::Post("/declare-ended", json!(order)))?;
     show(&args.admin, &answer, |outcome: &EndedOutcome| {
@@ -94,13 +94,13 @@ pub fn declare_ended(args: &DeclareEndedArgs) -> Result<u8, CommandError> {
 }
 
 /// Prints the owners of a node's blocks.
-pub fn owners(args: &OwnersArgs) -> Result<u8, CommandError> {
+pub fn owners(args: &OwnersArgs) -> anyhow::Result<u8> {
     let answer = ask(&args.admin, Ask::Get(format!("/owners?limit={}", args.limit)))?;
     show(&args.admin, &answer, |report: &OwnersReport| Ok(tables::owners(report, fit::width())))
 }
 
 /// Recounts every frame of a node's pool.
-pub fn audit(args: &AdminArgs) -> Result<u8, CommandError> {
+pub fn audit(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Post("/audit", json!({})))?;
     let mut code = EXIT_OK;
     show(args, &answer, |outcome: &AuditOutcome| {
@@ -123,9 +123,9 @@ pub fn audit(args: &AdminArgs) -> Result<u8, CommandError> {
 
 /// Shows a node on the terminal until a key or a signal.
 #[cfg(feature = "top")]
-pub fn top(args: &crate::args::TopArgs) -> Result<u8, CommandError> {
+pub fn top(args: &crate::args::TopArgs) -> anyhow::Result<u8> {
     let (runtime, client) = connect(&args.reach)?;
-    Ok(crate::top::run(&runtime, &client)?)
+    crate::top::run(&runtime, &client)
 }
 
 /// A request.
@@ -135,7 +135,7 @@ enum Ask {
 }
 
 /// Sends a request and returns the answer.
-fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
+fn ask(args: &AdminArgs, ask: Ask) -> anyhow::Result<Value> {
     let (runtime, client) = connect(&args.reach)?;
     let answer = runtime.block_on(async {
         match ask {
@@ -147,27 +147,28 @@ fn ask(args: &AdminArgs, ask: Ask) -> Result<Value, CommandError> {
 }
 
 /// Returns a client of a node, and the runtime for it. Nothing is sent yet.
-pub(super) fn connect(reach: &ReachArgs) -> Result<(Runtime, Client), CommandError> {
+pub(super) fn connect(reach: &ReachArgs) -> anyhow::Result<(Runtime, Client)> {
     let path = |flag: &Option<PathBuf>, variable| {
         flag.clone().or_else(|| std::env::var_os(variable).filter(|path| !path.is_empty()).map(Into::into))
     };
-    let token = path(&reach.token_file, "KVPOOL_TOKEN_FILE").map(|path| Tokens::read(&path)).transpose()?;
+    let token = path(&reach.token_file, "KVPOOL_TOKEN_FILE").map(|path| Tokens::read(&path));
+    let token = token.transpose().map_err(named("--token-file"))?;
     let mut client = Client::new(reach.url.clone(), token.map(|tokens| tokens.first().clone()));
     if reach.url.is_tls()
         && let Some(path) = path(&reach.tls_ca, "KVPOOL_TLS_CA")
     {
-        client = client.tls(authorities(&path)?);
+        client = client.tls(authorities(&path).map_err(named("--tls-ca"))?);
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    Ok((runtime.map_err(CommandError::Output)?, client))
+    Ok((runtime.map_err(output_failed)?, client))
 }
 
 /// Prints an answer, as it came or as text.
 fn show<T: DeserializeOwned>(
     args: &AdminArgs,
     answer: &Value,
-    render: impl FnOnce(&T) -> Result<String, CommandError>,
-) -> Result<u8, CommandError> {
+    render: impl FnOnce(&T) -> anyhow::Result<String>,
+) -> anyhow::Result<u8> {
     let text = if args.json {
         format!("{answer:#}")
     } else {
@@ -178,6 +179,6 @@ fn show<T: DeserializeOwned>(
         let text = render(&serde_json::from_value(answer.clone()).map_err(reason)?)?;
         fit::text(&printable(&text), fit::width())
     };
-    output::print(&text).map_err(CommandError::Output)?;
+    output::print(&text).map_err(output_failed)?;
     Ok(EXIT_OK)
 }

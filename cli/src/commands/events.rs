@@ -7,10 +7,10 @@ use indicatif::{BinaryBytes, HumanCount};
 use kvpool_node::admin::{ClientError, MigrationRecord, Notice, StatsSummary};
 use serde_json::json;
 
-use super::CommandError;
 use super::admin::connect;
 use crate::EXIT_OK;
 use crate::args::EventsArgs;
+use crate::error::output_failed;
 use crate::figures::{percent, word};
 use crate::output::{complain, printable};
 
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Prints the events of a node until it is interrupted, and returns the exit code.
-pub fn events(args: &EventsArgs) -> Result<u8, CommandError> {
+pub fn events(args: &EventsArgs) -> anyhow::Result<u8> {
     let (runtime, client) = connect(&args.admin.reach)?;
     let mut follower = client.follow();
     let (mut printer, mut left) = (Printer::default(), args.count.unwrap_or(u64::MAX));
@@ -32,7 +32,7 @@ pub fn events(args: &EventsArgs) -> Result<u8, CommandError> {
                     (is_first, lost) = (false, None);
                     let line =
                         if args.admin.json { json!(notice).to_string() } else { printer.line(&notice) };
-                    if !print(&printable(&line)).map_err(CommandError::Output)? {
+                    if !print(&printable(&line)).map_err(output_failed)? {
                         break;
                     }
                     left -= 1;

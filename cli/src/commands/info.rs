@@ -5,13 +5,13 @@ use indicatif::BinaryBytes;
 use kvpool::storage::host_free_bytes;
 use serde_json::{Value, json};
 
-use super::CommandError;
 use crate::EXIT_OK;
 use crate::args::InfoArgs;
+use crate::error::output_failed;
 use crate::{fit, output};
 
 /// Prints the devices for the memory of a pool, and returns the exit code.
-pub fn info(args: &InfoArgs) -> Result<u8, CommandError> {
+pub fn info(args: &InfoArgs) -> anyhow::Result<u8> {
     let mut devices = vec![host()];
     // Why there are no devices but the host, if so.
     let cuda = match cuda() {
@@ -24,7 +24,7 @@ pub fn info(args: &InfoArgs) -> Result<u8, CommandError> {
     };
     let info = json!({ "devices": devices, "cuda": cuda });
     let text = if args.json { format!("{info:#}") } else { render(&info, fit::width()) };
-    output::print(&text).map_err(CommandError::Output)?;
+    output::print(&text).map_err(output_failed)?;
     Ok(EXIT_OK)
 }
 

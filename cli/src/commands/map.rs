@@ -7,9 +7,9 @@ use indicatif::{BinaryBytes, HumanCount};
 use kvpool::compact::{DefragReport, Snapshot};
 use kvpool_map::{Picture, draw};
 
-use super::CommandError;
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
+use crate::error::{not_written, output_failed, unsound};
 use crate::fit;
 use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
@@ -24,12 +24,11 @@ struct Look {
 }
 
 /// Replays up to a point, draws the pool there and returns the exit code.
-pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
+pub fn map(args: &MapArgs) -> anyhow::Result<u8> {
     let workload = Workload::new(&args.workload)?;
     let pool = workload.pool(workload.blocks)?;
     // Checked before the work.
-    let cannot = |error| CommandError::File { path: args.output.clone(), error };
-    let destination = Destination::new(&args.output).map_err(cannot)?;
+    let destination = Destination::new(&args.output).map_err(not_written(&args.output))?;
 
     let Workload { trace, threads, .. } = &workload;
     let options = Options { halt_at: Some(args.at), free_list: true, ..Options::new(trace, *threads) };
@@ -49,10 +48,10 @@ pub fn map(args: &MapArgs) -> Result<u8, CommandError> {
         Some(look) if outcome.tally.tokens > 0 => look,
         _ => nothing(),
     };
-    let look = look.map_err(CommandError::NoPicture)?;
+    let look = look.map_err(|reason| unsound(format_args!("nothing was drawn: {reason}")))?;
 
-    destination.write(&draw(&look.picture(args, &workload))).map_err(cannot)?;
-    say(&look, &outcome, args).map_err(CommandError::Output)?;
+    destination.write(&draw(&look.picture(args, &workload))).map_err(not_written(&args.output))?;
+    say(&look, &outcome, args).map_err(output_failed)?;
     Ok(judge(&outcome))
 }
 

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "node")]
 mod admin;
-mod error;
 #[cfg(feature = "node")]
 mod events;
 mod info;
@@ -22,7 +21,6 @@ mod workload;
 pub use admin::top;
 #[cfg(feature = "node")]
 pub use admin::{audit, declare_ended, defrag, migrate, migration_status, owners, resize, stats};
-pub use error::CommandError;
 #[cfg(feature = "node")]
 pub use events::events;
 pub use info::info;

@@ -8,9 +8,9 @@ use indicatif::HumanCount;
 use kvpool_policies::simulate::{Prompts, Rate, Rates, Requests, chart, draw, measure};
 use serde_json::{Value, json};
 
-use super::CommandError;
 use super::workload::progress_bar;
 use crate::args::PolicyArgs;
+use crate::error::{not_written, output_failed};
 use crate::fit;
 use crate::output::{self, Destination, complain, print};
 use crate::prompts::prompts;
@@ -18,13 +18,16 @@ use crate::trace::{HashIds, ReadOptions, Trace};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// Measures policies on traces, prints the hit rates and returns the exit code.
-pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
+pub fn policy(args: &PolicyArgs) -> anyhow::Result<u8> {
     let mut traces = Vec::new();
     let options = ReadOptions { hash_ids: HashIds::Required, ..args.format.read_options() };
     for path in &args.traces {
         let trace = Trace::load(path, &options)?;
         if trace.has_no_hash_ids() {
-            return Err(CommandError::NoHashIds(trace.name));
+            anyhow::bail!(
+                "{}: no request has hash_ids, which identify common prefixes of prompts (traces in JSON have them)",
+                trace.name
+            );
         }
         if trace.out_of_order > 0 {
             let lines = HumanCount(trace.out_of_order as u64);
@@ -33,7 +36,7 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
         let prompts = prompts(&trace, args.running.unwrap_or_default());
         traces.push((trace.name, prompts));
     }
-    let cannot = |error| CommandError::File { path: args.plot.clone().unwrap_or_default(), error };
+    let cannot = |error| not_written(args.plot.as_deref().unwrap_or("".as_ref()))(error);
     // Checked before the work.
     let plot = args.plot.as_deref().map(Destination::new).transpose().map_err(cannot)?;
     let prompts: Vec<&Prompts> = traces.iter().map(|(_, prompts)| prompts).collect();
@@ -59,7 +62,7 @@ pub fn policy(args: &PolicyArgs) -> Result<u8, CommandError> {
             .collect::<Vec<_>>()
             .join("\n\n")
     };
-    print(&text).map_err(CommandError::Output)?;
+    print(&text).map_err(output_failed)?;
     let mut code = EXIT_OK;
     for (name, _) in traces.iter().filter(|(_, prompts)| prompts.distinct() == prompts.total()) {
         complain(format_args!("{name}: no block occurs twice, so no policy can hit"));

@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 
+use super::interrupt;
 use super::sweep::sweep;
 use super::workload::{Workload, progress_bar, show};
-use super::{CommandError, interrupt};
 use crate::args::ReplayArgs;
+use crate::error::output_failed;
 use crate::fit;
 use crate::output::print;
 use crate::replay::{self, Options, ReplayPool};
@@ -13,7 +14,7 @@ use crate::report::{Report, render};
 use crate::{EXIT_INTERRUPTED, EXIT_OK, EXIT_UNSOUND};
 
 /// Replays a trace, prints the report and returns the exit code.
-pub fn replay(args: &ReplayArgs) -> Result<u8, CommandError> {
+pub fn replay(args: &ReplayArgs) -> anyhow::Result<u8> {
     if args.comparison.sweep {
         return sweep(args);
     }
@@ -25,7 +26,7 @@ pub fn replay(args: &ReplayArgs) -> Result<u8, CommandError> {
     interrupt::catch();
     let report = replay_on(&pool, &workload, args, free_list);
     let text = if args.json { format!("{:#}", report.figures) } else { render(&report, fit::width()) };
-    print(&text).map_err(CommandError::Output)?;
+    print(&text).map_err(output_failed)?;
     Ok(exit_code(&report))
 }
 

@@ -6,27 +6,25 @@ use std::path::Path;
 use clap::CommandFactory;
 use clap_mangen::Man;
 
-use super::CommandError;
 use crate::EXIT_OK;
 use crate::args::{Cli, CompletionsArgs, ManArgs};
+use crate::error::{not_written, output_failed};
 use crate::output::print;
 
 /// Prints a shell's completions and returns the exit code.
-pub fn completions(args: &CompletionsArgs) -> Result<u8, CommandError> {
+pub fn completions(args: &CompletionsArgs) -> anyhow::Result<u8> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "kvpool", &mut text);
     print_bytes(&text)
 }
 
 /// Prints the man page, or writes all of them, and returns the exit code.
-pub fn man(args: &ManArgs) -> Result<u8, CommandError> {
+pub fn man(args: &ManArgs) -> anyhow::Result<u8> {
     if let Some(directory) = &args.directory {
-        return pages(directory)
-            .map(|()| EXIT_OK)
-            .map_err(|error| CommandError::File { path: directory.clone(), error });
+        return pages(directory).map(|()| EXIT_OK).map_err(not_written(directory));
     }
     let mut text = Vec::new();
-    Man::new(program()).render(&mut text).map_err(CommandError::Output)?;
+    Man::new(program()).render(&mut text).map_err(output_failed)?;
     print_bytes(&text)
 }
 
@@ -40,7 +38,7 @@ fn program() -> clap::Command {
     Cli::command().disable_help_subcommand(true)
 }
 
-fn print_bytes(text: &[u8]) -> Result<u8, CommandError> {
-    print(String::from_utf8_lossy(text).trim_end()).map_err(CommandError::Output)?;
+fn print_bytes(text: &[u8]) -> anyhow::Result<u8> {
+    print(String::from_utf8_lossy(text).trim_end()).map_err(output_failed)?;
     Ok(EXIT_OK)
 }

@@ -10,9 +10,10 @@ use indicatif::{HumanCount, ProgressBar};
 use kvpool_policies::simulate::{Curve, Look, Panel, picture};
 use serde_json::{Value, json};
 
+use super::interrupt;
 use super::workload::{Workload, progress_bar};
-use super::{CommandError, interrupt};
 use crate::args::{ReplayArgs, Switch};
+use crate::error::{not_written, output_failed, unsound};
 use crate::fit;
 use crate::output::{self, Destination, print};
 use crate::replay::{self, Options, TableRuns};
@@ -29,12 +30,12 @@ const PLACEMENTS: [&str; 3] = ["cache_on", "cache_off", "free_list"];
 type Row = ((usize, usize), Value);
 
 /// Replays at each use, prints a table and returns the exit code.
-pub fn sweep(args: &ReplayArgs) -> Result<u8, CommandError> {
+pub fn sweep(args: &ReplayArgs) -> anyhow::Result<u8> {
     let mut workload_args = args.workload.clone();
     workload_args.prefix.prefix_cache = Some(Switch::On);
     let workload = Workload::new(&workload_args)?;
     let plot = args.comparison.plot.as_deref();
-    let cannot = |error| CommandError::File { path: plot.unwrap_or("".as_ref()).to_owned(), error };
+    let cannot = |error| not_written(plot.unwrap_or("".as_ref()))(error);
     // Checked before the work.
     let plot_file = plot.map(Destination::new).transpose().map_err(cannot)?;
 
@@ -54,12 +55,12 @@ pub fn sweep(args: &ReplayArgs) -> Result<u8, CommandError> {
         file.write(&draw(&workload.trace.name, &rows)).map_err(cannot)?;
     }
     let text = if args.json { format!("{figures:#}") } else { render(&workload, &rows, fit::width()) };
-    print(&text).map_err(CommandError::Output)?;
+    print(&text).map_err(output_failed)?;
     Ok(EXIT_OK)
 }
 
 /// Replays at each use with the cache and without it, as many at a time as there are threads.
-fn measure(workload: &Workload) -> Result<Vec<Value>, CommandError> {
+fn measure(workload: &Workload) -> anyhow::Result<Vec<Value>> {
     // The fullest first: a trace may be too short for them.
     let jobs = [true, false].map(|caches| USES.map(|percent| (percent, caches))).concat();
     let bar = &progress_bar((jobs.len() * workload.trace.requests.len()) as u64);
@@ -85,7 +86,7 @@ fn measure_at(
     percent: usize,
     caches: bool,
     bar: &ProgressBar,
-) -> Result<Vec<Row>, CommandError> {
+) -> anyhow::Result<Vec<Row>> {
     let Workload { trace, blocks, .. } = workload;
     let pool = workload.pool_with(workload.eviction.filter(|_| caches), 0)?;
     let fill = Some((blocks * percent).div_ceil(100));
@@ -98,11 +99,16 @@ fn measure_at(
     });
     if !outcome.is_intact() {
         let audit = outcome.audit.err();
-        return Err(CommandError::NotSound(outcome.tally.findings.into_iter().chain(audit).collect()));
+        let findings: Vec<_> = outcome.tally.findings.into_iter().chain(audit).collect();
+        return Err(unsound(format_args!("NOT SOUND: {}", findings.join("; "))));
     }
     let tally = outcome.tally;
     if tally.tables.per_sequence.count() == 0 && !outcome.interrupted {
-        return Err(CommandError::NotFilled { percent, blocks: *blocks, requests: trace.requests.len() });
+        let [requests, blocks] = [trace.requests.len(), *blocks].map(|count| HumanCount(count as u64));
+        anyhow::bail!(
+            "--sweep: {requests} requests are too few: none begins after open sequences hold {percent} % of {blocks} \
+             blocks, and ends before the last one begins (--requests, --blocks)"
+        );
     }
     let row = |placement: usize, tables: &TableRuns, hits: u64| {
         let figures = json!({

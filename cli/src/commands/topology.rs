@@ -10,14 +10,14 @@ use kvpool_node::settings::{CONFIG, Key, Sources};
 use kvpool_node::topology::{Machine, Path, TopologyReport, path, paths, probe};
 use serde_json::json;
 
-use super::CommandError;
 use crate::EXIT_OK;
 use crate::args::TopologyArgs;
+use crate::error::{named, output_failed};
 use crate::fit;
 use crate::output::{self, printable};
 
 /// Prints a machine and the paths between its parts, and returns the exit code.
-pub fn topology(args: &TopologyArgs) -> Result<u8, CommandError> {
+pub fn topology(args: &TopologyArgs) -> anyhow::Result<u8> {
     let machine = match &args.machine {
         Some(file) => record(file)?,
         None => this_machine(args)?,
@@ -31,22 +31,21 @@ pub fn topology(args: &TopologyArgs) -> Result<u8, CommandError> {
     } else {
         printable(&render(&machine, &found, fit::width()))
     };
-    output::print(&text).map_err(CommandError::Output)?;
+    output::print(&text).map_err(output_failed)?;
     Ok(EXIT_OK)
 }
 
 /// Reads a recorded machine: alone, or as this command prints it.
-fn record(file: &FilePath) -> Result<Machine, CommandError> {
-    let bad = |reason: String| CommandError::Machine { path: file.to_owned(), reason };
-    let text = fs::read_to_string(file).map_err(|error| bad(error.to_string()))?;
-    let mut value: serde_json::Value = serde_json::from_str(&text).map_err(|error| bad(error.to_string()))?;
+fn record(file: &FilePath) -> anyhow::Result<Machine> {
+    let text = fs::read_to_string(file).map_err(named(file.display()))?;
+    let mut value: serde_json::Value = serde_json::from_str(&text).map_err(named(file.display()))?;
     if let Some(machine) = value.get_mut("machine") {
         value = machine.take();
     }
-    serde_json::from_value(value).map_err(|error| bad(error.to_string()))
+    serde_json::from_value(value).map_err(named(file.display()))
 }
 
-fn this_machine(args: &TopologyArgs) -> Result<Machine, CommandError> {
+fn this_machine(args: &TopologyArgs) -> anyhow::Result<Machine> {
     let mut sources = Sources::new().environment(std::env::vars_os());
     if let Some(config) = &args.config {
         sources = sources.flag(&CONFIG, config.to_string_lossy());

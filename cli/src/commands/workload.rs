@@ -7,9 +7,9 @@ use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool_load::Shape;
 
-use super::CommandError;
 use crate::args::WorkloadArgs;
 use crate::backend::Backend;
+use crate::error::named;
 use crate::output::{complain, is_plain};
 use crate::replay::{self, Eviction, Progress, ReplayPool};
 use crate::trace::{HashIds, Trace};
@@ -35,10 +35,10 @@ pub struct Workload {
 
 impl Workload {
     /// Loads the trace and sizes the pool.
-    pub fn new(args: &WorkloadArgs) -> Result<Self, CommandError> {
+    pub fn new(args: &WorkloadArgs) -> anyhow::Result<Self> {
         let eviction = args.prefix.eviction()?;
         let device = args.device;
-        let backend = Backend::open(device).map_err(|reason| CommandError::Device { device, reason })?;
+        let backend = Backend::open(device).map_err(named(format_args!("--device {device}")))?;
         let layout = layout(&args.layout, args.block_tokens as usize)?;
         let trace = trace(args)?;
         let shape = Shape::of(&layout);
@@ -51,24 +51,20 @@ impl Workload {
     }
 
     /// Builds a pool that can grow to `blocks_max`.
-    pub fn pool(&self, blocks_max: usize) -> Result<ReplayPool, CommandError> {
+    pub fn pool(&self, blocks_max: usize) -> anyhow::Result<ReplayPool> {
         self.pool_with(self.eviction, blocks_max)
     }
 
     /// Builds a pool with another prefix cache, or with none.
-    pub fn pool_with(
-        &self,
-        eviction: Option<Eviction>,
-        blocks_max: usize,
-    ) -> Result<ReplayPool, CommandError> {
+    pub fn pool_with(&self, eviction: Option<Eviction>, blocks_max: usize) -> anyhow::Result<ReplayPool> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         self.backend.check_room(&self.layout, blocks_max, "--blocks")?;
         ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, eviction)
-            .map_err(|reason| CommandError::Pool { blocks, reason })
+            .map_err(named(format_args!("cannot build a pool of {} blocks", HumanCount(blocks as u64))))
     }
 }
 
-fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
+fn layout(name: &str, block_tokens: usize) -> anyhow::Result<KvLayout> {
     let builder = if name.eq_ignore_ascii_case(PROBE) {
         Ok(KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16))
     } else {
@@ -76,10 +72,10 @@ fn layout(name: &str, block_tokens: usize) -> Result<KvLayout, CommandError> {
     };
     builder
         .and_then(|builder| builder.block_tokens(block_tokens).build())
-        .map_err(|reason| CommandError::Layout { name: name.to_owned(), reason })
+        .map_err(named(format_args!("--layout {name}")))
 }
 
-pub fn trace(args: &WorkloadArgs) -> Result<Trace, CommandError> {
+pub fn trace(args: &WorkloadArgs) -> anyhow::Result<Trace> {
     let options = args.read_options()?;
     match &args.trace {
         None => Ok(Trace::generated(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),

@@ -117,7 +117,7 @@ impl Storage for Faulty {
     unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
         if self.fault == Fault::Copy {
             self.is_done.store(true, Relaxed);
-            return done(Err(StorageError::Aliases { which: "nothing" }));
+            return done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other }));
         }
         // SAFETY: see above.
         done(unsafe { self.host.copy(moves) });

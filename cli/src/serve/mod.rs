@@ -25,5 +25,5 @@ mod telemetry;
 mod traces;
 
 pub use flags::SettingsArgs;
-pub use network::{NetworkError, authorities};
-pub use process::{ServeError, serve};
+pub use network::authorities;
+pub use process::serve;

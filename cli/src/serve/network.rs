@@ -1,8 +1,10 @@
 //! Settings for the network side of a node: addresses, certificates, token and limits.
 
 use std::hash::{DefaultHasher, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::error::named;
+use anyhow::anyhow;
 use kvpool_node::admin::AdminCredentials;
 use kvpool_node::settings::{
     Address, NixlLocation, PeerAddress, Settings, TlsFiles, Tokens, default_socket, make_socket_folder,
@@ -11,24 +13,6 @@ use kvpool_node::settings::{
 use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, Spill};
-use thiserror::Error;
-
-/// Why the network side cannot be configured.
-#[derive(Debug, Error)]
-pub enum NetworkError {
-    #[error("cannot read {}: {error}", .path.display())]
-    File { path: PathBuf, error: std::io::Error },
-    #[error("{}: {error}", .path.display())]
-    Tls { path: PathBuf, error: LinkError },
-    #[error("cannot use the token: {0}")]
-    Token(LinkError),
-    #[cfg(not(feature = "nixl"))]
-    #[error("--nixl: {}", crate::output::not_built("nixl"))]
-    NoNixl,
-    #[cfg(feature = "nixl")]
-    #[error("--nixl: {0}")]
-    Nixl(kvpool::transport::TransportError),
-}
 
 /// Maximum size of a file of certificates or a key in bytes.
 const PEM_BYTES_MAX: u64 = 1 << 20;
@@ -46,7 +30,7 @@ pub struct Credentials {
 
 impl Credentials {
     /// Reads the files that settings name.
-    pub fn read(settings: &Settings) -> Result<Self, NetworkError> {
+    pub fn read(settings: &Settings) -> anyhow::Result<Self> {
         let mut digest = DefaultHasher::new();
         let tls = settings.tls.as_ref().map(|files| tls(files, &mut digest)).transpose()?;
         let (tls, of_admin) = tls.unzip();
@@ -55,7 +39,7 @@ impl Credentials {
             let first = Token::new(bytes.next().unwrap_or_default())?;
             bytes.try_fold(first, Token::or)
         };
-        let token = settings.token.as_ref().map(of).transpose().map_err(NetworkError::Token)?;
+        let token = settings.token.as_ref().map(of).transpose().map_err(named("cannot use the token"))?;
         let (all, read) = (settings.token.clone(), settings.read_token.clone());
         let admin = AdminCredentials { all, read, tls: of_admin };
         Ok(Self { tls, token, admin, certificates: digest.finish() })
@@ -67,7 +51,7 @@ pub fn configure(
     settings: &Settings,
     credentials: &Credentials,
     builder: NodeBuilder,
-) -> Result<NodeBuilder, NetworkError> {
+) -> anyhow::Result<NodeBuilder> {
     let mut builder = builder.name(&settings.name).peers(peers(&settings.peers));
     if let Some(address) = &settings.listen {
         let (socket, mut is_usable) = (default_socket(&settings.name), true);
@@ -108,18 +92,18 @@ pub fn configure(
 }
 
 #[cfg(feature = "nixl")]
-fn nixl(builder: NodeBuilder, location: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
+fn nixl(builder: NodeBuilder, location: &NixlLocation) -> anyhow::Result<NodeBuilder> {
     use kvpool_node::transport::nixl::{NixlSettings, NixlTransport};
     let mut settings = NixlSettings::default();
     if let NixlLocation::At(path) = location {
         settings.location = Some(path.clone());
     }
-    Ok(builder.nixl(NixlTransport::new(&settings).map_err(NetworkError::Nixl)?))
+    Ok(builder.nixl(NixlTransport::new(&settings).map_err(named("--nixl"))?))
 }
 
 #[cfg(not(feature = "nixl"))]
-fn nixl(_: NodeBuilder, _: &NixlLocation) -> Result<NodeBuilder, NetworkError> {
-    Err(NetworkError::NoNixl)
+fn nixl(_: NodeBuilder, _: &NixlLocation) -> anyhow::Result<NodeBuilder> {
+    Err(anyhow::anyhow!("--nixl: {}", crate::output::not_built("nixl")))
 }
 
 /// Returns the peers of settings.
@@ -129,7 +113,7 @@ pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
 
 /// Reads certificates, for peers and for the admin interface. With an authority peers must present
 /// one too; without, they present the token. Callers of the admin interface need none.
-fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> Result<(Tls, Tls), NetworkError> {
+fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> anyhow::Result<(Tls, Tls)> {
     let mut read = |path: &Path| pem(path).inspect(|bytes| digest.write(bytes));
     let (cert, key) = (read(&files.cert)?, read(&files.key)?);
     let of_server = Tls::with_token(Some((&cert, &key)), None);
@@ -143,18 +127,17 @@ fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> Result<(Tls, Tls), Netwo
             (LinkError::TlsFile { what: "authority", .. }, Some(ca)) => ca,
             _ => &files.cert,
         };
-        NetworkError::Tls { path: path.clone(), error }
+        anyhow!("{}: {error}", path.display())
     };
     Ok((of_peers.map_err(failed)?, of_server.map_err(failed)?))
 }
 
 /// Reads the certificates of authorities by which a client checks servers.
-pub fn authorities(path: &Path) -> Result<Tls, NetworkError> {
-    let failed = |error| NetworkError::Tls { path: path.to_owned(), error };
-    Tls::with_token(None, Some(&pem(path)?)).map_err(failed)
+pub fn authorities(path: &Path) -> anyhow::Result<Tls> {
+    Tls::with_token(None, Some(&pem(path)?)).map_err(named(path.display()))
 }
 
 /// Reads a file of certificates or a key.
-pub fn pem(path: &Path) -> Result<Vec<u8>, NetworkError> {
-    read_file(path, PEM_BYTES_MAX).map_err(|error| NetworkError::File { path: path.to_owned(), error })
+pub fn pem(path: &Path) -> anyhow::Result<Vec<u8>> {
+    read_file(path, PEM_BYTES_MAX).map_err(named(format_args!("cannot read {}", path.display())))
 }

@@ -19,21 +19,21 @@ use std::time::{Duration, Instant};
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::{AuditError, BuildError, DefragConfig, DefragError, Pool, StorageError};
+use kvpool::{AuditError, DefragConfig, Pool};
 use kvpool_load::traffic::{Exchange, Load, fresh_seed};
-use kvpool_node::admin::{AdminServer, BindError, Limits, Reporters};
-use kvpool_node::settings::{LoadSettings, Loaded, PoolSettings, Settings, SettingsError, Sources};
-use kvpool_node::{Arrivals, Node, NodeError, Offers as _};
-use thiserror::Error;
+use kvpool_node::admin::{AdminServer, Limits, Reporters};
+use kvpool_node::settings::{LoadSettings, Loaded, PoolSettings, Settings, Sources};
+use kvpool_node::{Arrivals, Node, Offers as _};
 use tokio::runtime::{self, Runtime};
 use tokio::time::timeout;
 
-use super::network::{self, Credentials, NetworkError};
+use super::network::{self, Credentials};
 use super::reload::{Reloader, Reread, Taken};
-use super::services::{self, Membership, ServiceError, Services};
+use super::services::{self, Membership, Services};
 use super::signals::{Signal, Signals};
-use super::telemetry::{Telemetry, TelemetryError};
-use crate::backend::{Backend, TooLarge};
+use super::telemetry::Telemetry;
+use crate::backend::Backend;
+use crate::error::named;
 use crate::output::print;
 use crate::{EXIT_OK, EXIT_UNSOUND, EXIT_USAGE};
 
@@ -53,45 +53,14 @@ const ROOM_PAUSE: Duration = Duration::from_millis(50);
 /// Purpose of the key that is derived from the token of a cluster.
 const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 
-/// Why a node did not start.
-#[derive(Debug, Error)]
-pub enum ServeError {
-    #[error(transparent)]
-    Settings(#[from] SettingsError),
-    #[error(transparent)]
-    Telemetry(#[from] TelemetryError),
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    #[error("device {device}: {reason}")]
-    Device { device: kvpool::DeviceId, reason: String },
-    #[error(transparent)]
-    TooLarge(#[from] TooLarge),
-    #[error("cannot allocate the memory of the pool: {0}")]
-    Storage(#[from] StorageError),
-    #[error("cannot build the pool: {0}")]
-    Pool(#[from] BuildError),
-    #[error("cannot compact in the background: {0}")]
-    Defrag(#[from] DefragError),
-    #[error("cannot serve traffic: {0}")]
-    Load(String),
-    #[error(transparent)]
-    Network(#[from] NetworkError),
-    #[error(transparent)]
-    Service(#[from] ServiceError),
-    #[error("cannot start the node: {0}")]
-    Node(#[from] NodeError),
-    #[error("cannot start: {0}")]
-    System(#[from] io::Error),
-}
-
 /// Serves until a signal, and returns the exit code.
 ///
 /// # Errors
 ///
 /// Errors from before the time at which messages have the form of the settings.
-pub fn serve(sources: &Sources) -> Result<u8, ServeError> {
+pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
     let Loaded { settings, warnings, .. } = sources.load()?;
-    let runtime = runtime()?;
+    let runtime = runtime().map_err(named("cannot start"))?;
     let telemetry = Telemetry::start(&settings, runtime.handle())?;
     for warning in warnings {
         tracing::warn!("{warning}");
@@ -114,7 +83,7 @@ fn serve_with(
     sources: &Sources,
     runtime: &Runtime,
     telemetry: &Telemetry,
-) -> Result<bool, ServeError> {
+) -> anyhow::Result<bool> {
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
     super::descriptors::raise(&settings);
     let credentials = Credentials::read(&settings)?;
@@ -123,22 +92,23 @@ fn serve_with(
     let server = settings.admin.as_ref().map(bind).transpose()?;
     let _entered = runtime.enter();
     // From here on a signal ends the node in order.
-    let signals = Signals::new()?;
+    let signals = Signals::new().map_err(named("cannot start"))?;
     let tier = services::prepare(&settings)?;
     let key = settings.hash_key.as_ref().map(|key| HashKey::from_bytes(key.key(HASH_KEY)));
     let (pool, backend) = build(&settings.pool, key)?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
     });
-    let compaction = compaction.transpose()?;
+    let compaction = compaction.transpose().map_err(named("cannot compact in the background"))?;
     let reporters = Reporters::new();
     telemetry.report(&reporters);
     let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
     let exchange = Arc::new(Exchange::new(settings.load.map_or(0, |load| load.threads)));
     let start = |load: LoadSettings| {
-        let (streams, fetching) = (backend.streams(load.threads)?, services.fetching.clone());
+        let streams = backend.streams(load.threads).map_err(named("cannot allocate the memory of the pool"))?;
+        let fetching = services.fetching.clone();
         let started = Load::start(&pool, streams, load, fresh_seed(), exchange.clone(), fetching);
-        started.map_err(ServeError::Load)
+        started.map_err(named("cannot serve traffic"))
     };
     let load = settings.load.map(start).transpose()?;
     let mut builder = network::configure(&settings, &credentials, Node::builder(pool.clone()))?;
@@ -149,13 +119,13 @@ fn serve_with(
     if let Some(load) = &load {
         builder = builder.traffic(load.quiet());
     }
-    let (node, arrivals) = runtime.block_on(builder.start())?;
+    let (node, arrivals) = runtime.block_on(builder.start()).map_err(named("cannot start the node"))?;
     let node = Arc::new(node);
     let mut arriving = runtime.spawn(take_in(arrivals, exchange.clone()));
     let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
     let membership = settings.membership.as_ref().map(join).transpose()?;
-    print(&greeting(&settings, &node, &services))?;
-    let (reloader, drain) = (Reloader::start(sources)?, settings.drain);
+    print(&greeting(&settings, &node, &services)).map_err(named("cannot start"))?;
+    let (reloader, drain) = (Reloader::start(sources).map_err(named("cannot start"))?, settings.drain);
     let (is_drained, deadline) = runtime.block_on(async {
         run(&node, membership.as_ref(), Taken::new(settings, credentials), reloader, signals).await;
         let deadline = Instant::now() + drain;
@@ -235,12 +205,13 @@ async fn run(
 }
 
 /// Builds the pool. Nodes need the same key of the hash to exchange cached blocks.
-fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend), ServeError> {
+fn build(settings: &PoolSettings, key: Option<HashKey>) -> anyhow::Result<(Pool, Backend)> {
     let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
-    let backend = Backend::open(device).map_err(|reason| ServeError::Device { device, reason })?;
+    let backend = Backend::open(device).map_err(named(format_args!("device {device}")))?;
     backend.check_room(layout, blocks, "--size")?;
     // One frame more, for the null block.
-    let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1)?;
+    let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1);
+    let storage = storage.map_err(named("cannot allocate the memory of the pool"))?;
     let builder = Pool::builder(layout.clone()).storage(storage);
     let mut builder = builder.blocks(blocks).blocks_max(blocks_max).reserve(settings.reserve);
     builder = builder.latency_sample(LATENCY_SAMPLE);
@@ -251,7 +222,7 @@ fn build(settings: &PoolSettings, key: Option<HashKey>) -> Result<(Pool, Backend
             None => config,
         });
     }
-    Ok((builder.build()?, backend))
+    Ok((builder.build().map_err(named("cannot build the pool"))?, backend))
 }
 
 fn runtime() -> io::Result<Runtime> {

@@ -13,14 +13,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use kvpool::Pool;
 use kvpool_load::traffic::Fetching;
 use kvpool_node::Node;
 use kvpool_node::admin::Reporters;
-use kvpool_node::events::{HashForm, KvEventError, KvEventPublisher, KvEventReporter, KvEventSettings};
+use kvpool_node::events::{HashForm, KvEventPublisher, KvEventReporter, KvEventSettings};
 #[cfg(feature = "etcd")]
 use kvpool_node::membership::EtcdMembership;
-use kvpool_node::membership::{Follower, Joined, MembershipError};
+use kvpool_node::membership::{Follower, Joined};
 use kvpool_node::settings::{EventSettings, MembershipSettings, Settings, SharedTierSettings, TierUse};
 use kvpool_node::tier::{
     self, SharedTier, TierError, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
@@ -28,46 +29,32 @@ use kvpool_node::tier::{
 #[cfg(feature = "etcd")]
 use kvpool_node::transport::tcp::LinkError;
 use kvpool_node::transport::tcp::PeerSettings;
-use thiserror::Error;
 use tokio::runtime::Handle;
 
-use super::network::{self, NetworkError};
+use super::network;
+use crate::error::named;
 
 /// Time in which subscribers are sent the last events: at the end of all others, and the longest.
 const EVENTS_PATIENCE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
-/// Why a service cannot be started.
-#[derive(Debug, Error)]
-pub enum ServiceError {
-    #[error("--tier: {0}")]
-    Tier(#[from] TierError),
-    #[error("--tier-ca: {0}")]
-    TierCa(NetworkError),
-    #[error("--kv-events: {0}")]
-    KvEvents(#[from] KvEventError),
-    #[cfg(not(feature = "etcd"))]
-    #[error("--membership: {}", crate::output::not_built("etcd"))]
-    NoEtcd,
-    #[error("--membership: {0}")]
-    Membership(#[from] MembershipError),
-    #[cfg(feature = "etcd")]
-    #[error("--membership: {0}")]
-    MembershipTls(NetworkError),
+#[cfg(not(feature = "etcd"))]
+fn no_etcd() -> anyhow::Error {
+    anyhow!("--membership: {}", crate::output::not_built("etcd"))
 }
 
 /// Connects to the store of a tier, and refuses services that are not part of this build: before
 /// the pool takes memory.
-pub(super) fn prepare(settings: &Settings) -> Result<Option<Arc<SharedTier>>, ServiceError> {
+pub(super) fn prepare(settings: &Settings) -> anyhow::Result<Option<Arc<SharedTier>>> {
     #[cfg(not(feature = "etcd"))]
     if settings.membership.is_some() {
-        return Err(ServiceError::NoEtcd);
+        return Err(no_etcd());
     }
     let connect = |tier: &SharedTierSettings| {
         let mut of_store = TierSettings::default();
         (of_store.calls, of_store.patience) = (tier.threads, tier.patience);
         of_store.authorities =
-            tier.ca.as_deref().map(network::pem).transpose().map_err(ServiceError::TierCa)?;
-        Ok(tier::connect(tier.address.expose(), of_store)?)
+            tier.ca.as_deref().map(network::pem).transpose().map_err(named("--tier-ca"))?;
+        tier::connect(tier.address.expose(), of_store).map_err(named("--tier"))
     };
     settings.tier.as_ref().map(connect).transpose()
 }
@@ -85,14 +72,18 @@ impl Services {
         settings: &Settings,
         tier: Option<Arc<SharedTier>>,
         reporters: &Reporters,
-    ) -> Result<Self, ServiceError> {
+    ) -> anyhow::Result<Self> {
         let tier = settings.tier.as_ref().zip(tier);
-        let fetching = tier.map(|(settings, tier)| fetching(pool, settings, tier)).transpose()?;
+        let fetching = tier.map(|(settings, tier)| fetching(pool, settings, tier)).transpose();
+        let fetching = fetching.map_err(named("--tier"))?;
         if let Some(Fetching { tiered, .. }) = &fetching {
             reporters.add(TierReporter::new(tiered.tier().name(), tiered));
         }
         let publisher = match &settings.kv_events {
-            Some(settings) => Some(KvEventPublisher::start(pool.clone(), published(settings)).await?),
+            Some(settings) => {
+                let started = KvEventPublisher::start(pool.clone(), published(settings)).await;
+                Some(started.map_err(named("--kv-events"))?)
+            }
             None => None,
         };
         if let Some(publisher) = &publisher {
@@ -162,7 +153,7 @@ impl Membership {
         settings: &MembershipSettings,
         peers: Vec<PeerSettings>,
         reporters: &Reporters,
-    ) -> Result<Self, ServiceError> {
+    ) -> anyhow::Result<Self> {
         use kvpool_node::membership::{Member, Membership, MembershipReporter};
         use kvpool_node::settings::Address;
         let address = advertised(node, settings);
@@ -177,9 +168,8 @@ impl Membership {
                 _ => member.admin(admin.to_string()),
             };
         }
-        let directory =
-            of_etcd(settings).map_err(ServiceError::MembershipTls)?.grace(GRACE.max(settings.lease));
-        let joined = directory.join(member, settings.lease)?;
+        let directory = of_etcd(settings).map_err(named("--membership"))?.grace(GRACE.max(settings.lease));
+        let joined = directory.join(member, settings.lease).map_err(named("--membership"))?;
         let members = directory.watch();
         reporters.add(MembershipReporter::new("etcd", &members, Some(&joined)));
         Ok(Self { follower: Follower::start(node, members, peers), joined })
@@ -192,8 +182,8 @@ impl Membership {
         _: &MembershipSettings,
         _: Vec<PeerSettings>,
         _: &Reporters,
-    ) -> Result<Self, ServiceError> {
-        Err(ServiceError::NoEtcd)
+    ) -> anyhow::Result<Self> {
+        Err(no_etcd())
     }
 
     /// Replaces the configured peers.
@@ -214,7 +204,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Returns the directory of settings, whose certificates it reads.
 #[cfg(feature = "etcd")]
-fn of_etcd(settings: &MembershipSettings) -> Result<EtcdMembership, NetworkError> {
+fn of_etcd(settings: &MembershipSettings) -> anyhow::Result<EtcdMembership> {
     let (cert, key) = settings.certificate.as_ref().map(|(cert, key)| (cert, key)).unzip();
     let read = |path: Option<&PathBuf>| path.map(|path| network::pem(path)).transpose();
     let (authorities, chain, secret) = (read(settings.ca.as_ref())?, read(cert)?, read(key)?);
@@ -225,7 +215,7 @@ fn of_etcd(settings: &MembershipSettings) -> Result<EtcdMembership, NetworkError
             LinkError::TlsFile { what: "key", .. } => key,
             _ => cert,
         };
-        NetworkError::Tls { path: path.cloned().unwrap_or_default(), error }
+        anyhow!("{}: {error}", path.cloned().unwrap_or_default().display())
     })
 }
 

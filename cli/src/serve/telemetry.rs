@@ -6,7 +6,6 @@ use kvpool_node::admin::Reporters;
 use kvpool_node::settings::Settings;
 #[cfg(not(feature = "otel"))]
 use kvpool_node::settings::TraceTarget;
-use thiserror::Error;
 use tokio::runtime::Handle;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::{Layer, Registry, registry};
@@ -14,17 +13,8 @@ use tracing_subscriber::{Layer, Registry, registry};
 use super::log;
 #[cfg(feature = "otel")]
 use super::traces::Traces;
-
-/// Why messages or traces could not be set up.
-#[derive(Debug, Error)]
-pub enum TelemetryError {
-    #[cfg(not(feature = "otel"))]
-    #[error("--otel-endpoint: {}", crate::output::not_built("otel"))]
-    NoTraces,
-    #[cfg(feature = "otel")]
-    #[error("traces cannot be sent: {0}")]
-    Traces(String),
-}
+#[cfg(feature = "otel")]
+use crate::error::named;
 
 /// The traces under way, if any are sent.
 pub(super) struct Telemetry {
@@ -34,12 +24,12 @@ pub(super) struct Telemetry {
 
 impl Telemetry {
     /// Writes messages and sends traces from now on.
-    pub fn start(settings: &Settings, runtime: &Handle) -> Result<Self, TelemetryError> {
+    pub fn start(settings: &Settings, runtime: &Handle) -> anyhow::Result<Self> {
         #[allow(unused_mut, reason = "without traces it is one layer")]
         let mut layers: Vec<Box<dyn Layer<Registry> + Send + Sync>> =
             vec![log::layer(settings.log, &settings.log_levels, io::stderr)];
         #[cfg(feature = "otel")]
-        let traces = match Traces::start(settings, runtime).map_err(TelemetryError::Traces)? {
+        let traces = match Traces::start(settings, runtime).map_err(named("traces cannot be sent"))? {
             Some((traces, layer)) => {
                 layers.push(layer);
                 Some(traces)
@@ -48,7 +38,7 @@ impl Telemetry {
         };
         #[cfg(not(feature = "otel"))]
         if let (TraceTarget::Url(_), _) = (&settings.traces, runtime) {
-            return Err(TelemetryError::NoTraces);
+            anyhow::bail!("--otel-endpoint: {}", crate::output::not_built("otel"));
         }
         // Refused if there is a subscriber already, as in a test of this process.
         let _ = tracing::subscriber::set_global_default(registry().with(layers));

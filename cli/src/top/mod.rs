@@ -35,5 +35,5 @@ mod state;
 mod tests;
 mod view;
 
-pub use run::{TopError, run};
+pub use run::run;
 pub use screen::Screen;

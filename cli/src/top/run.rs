@@ -8,7 +8,6 @@ use futures_util::StreamExt;
 use kvpool_node::admin::{Client, ClientError};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use thiserror::Error;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::SignalKind;
 use tokio::sync::mpsc::{Sender, channel};
@@ -19,6 +18,7 @@ use super::screen::Screen;
 use super::state::{Effect, Input, Key, State};
 use super::view::{self, Styles};
 use crate::EXIT_OK;
+use crate::error::unsound;
 use crate::output::is_plain;
 use crate::signals::{Signals, exit_code};
 
@@ -34,37 +34,16 @@ const TICK: Duration = Duration::from_millis(500);
 /// Owners that are asked for.
 const OWNERS: usize = 500;
 
-/// Why the program did not run, or ended.
-#[derive(Debug, Error)]
-pub enum TopError {
-    /// The standard input or output is no terminal.
-    #[error(
-        "`kvpool top` needs a terminal; `kvpool events`, `kvpool stats` and `kvpool owners` write to pipes and files"
-    )]
-    NoTerminal,
-    /// The node gave no answer to begin with.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// The terminal cannot be used, or has gone away.
-    #[error("the terminal: {0}")]
-    Terminal(#[from] io::Error),
-}
-
-impl TopError {
-    /// Returns whether the usage was wrong, and not the node.
-    pub(crate) const fn is_usage(&self) -> bool {
-        matches!(self, Self::NoTerminal)
-    }
-}
-
 /// Shows a node until a key or a signal, and returns the exit code.
 ///
 /// # Errors
 ///
-/// [`TopError`]: without a terminal, or if the node gives no answer to begin with.
-pub fn run(runtime: &Runtime, client: &Client) -> Result<u8, TopError> {
+/// Without a terminal, or if the node gives no answer to begin with; or the terminal has gone away.
+pub fn run(runtime: &Runtime, client: &Client) -> anyhow::Result<u8> {
     if !Screen::is_there() {
-        return Err(TopError::NoTerminal);
+        anyhow::bail!(
+            "`kvpool top` needs a terminal; `kvpool events`, `kvpool stats` and `kvpool owners` write to pipes and files"
+        );
     }
     runtime.block_on(async {
         let mut state = State::new(client.url());
@@ -74,10 +53,14 @@ pub fn run(runtime: &Runtime, client: &Client) -> Result<u8, TopError> {
         // All of them end the program.
         let kinds =
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup(), SignalKind::quit()];
-        let mut signals = Signals::new(kinds)?;
-        let mut screen = Screen::open()?;
+        let mut signals = Signals::new(kinds).map_err(lost_terminal)?;
+        let mut screen = Screen::open().map_err(lost_terminal)?;
         show(&mut state, &mut screen, client, &mut signals).await
     })
+}
+
+fn lost_terminal(error: io::Error) -> anyhow::Error {
+    unsound(format_args!("the terminal: {error}"))
 }
 
 async fn show(
@@ -85,7 +68,7 @@ async fn show(
     screen: &mut Screen,
     client: &Client,
     signals: &mut Signals,
-) -> Result<u8, TopError> {
+) -> anyhow::Result<u8> {
     let styles = if is_plain() { Styles::None } else { Styles::Used };
     let (sender, mut inputs) = channel(64);
     let mut tasks = JoinSet::new();
@@ -98,7 +81,7 @@ async fn show(
         let input = tokio::select! {
             Some(input) = inputs.recv() => input,
             event = keys.next() => match event {
-                Some(event) => key(&event?).map_or(Input::Tick, Input::Key),
+                Some(event) => key(&event.map_err(lost_terminal)?).map_or(Input::Tick, Input::Key),
                 // The terminal has gone away.
                 None => return Ok(EXIT_OK),
             },
@@ -117,7 +100,7 @@ async fn show(
             }
             None => {}
         }
-        screen.draw(|frame| view::draw(frame, state, styles, Instant::now()))?;
+        screen.draw(|frame| view::draw(frame, state, styles, Instant::now())).map_err(lost_terminal)?;
     }
 }
 

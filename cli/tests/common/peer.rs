@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::{Dtype, KvLayout, Manifest, Pool, SequenceId};
+use kvpool::transfer::Manifest;
+use kvpool::{Dtype, KvLayout, Pool, SequenceId};
 use kvpool_node::protocol::{
     Attempt, Bytes, Envelope, Grant, Incarnation, Kind, ManifestBytes, Message, MigrationId, Places, TermId,
     ToSource, ToTarget,

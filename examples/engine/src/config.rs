@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kvpool::{Dtype, KvLayout, LayoutError};
+use kvpool::{Dtype, Invalid, KvLayout};
 use serde::Deserialize;
 use thiserror::Error;
 
@@ -200,8 +200,8 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if the sizes exceed those of a pool.
-    pub fn layout(&self, block_tokens: usize) -> Result<KvLayout, LayoutError> {
+    /// [`Invalid`] if the sizes exceed those of a pool.
+    pub fn layout(&self, block_tokens: usize) -> Result<KvLayout, Invalid> {
         let builder = KvLayout::builder().layers(self.layers).kv_heads(self.kv_heads).head_dim(self.head_dim);
         builder.block_tokens(block_tokens).dtype(Dtype::F32).build()
     }

@@ -87,8 +87,8 @@ impl PlaneTensors {
         };
         // SAFETY: the tensors own the memory, and the storage keeps clones of them. They are given
         // out by the unsafe functions below, whose callers keep the frame rule.
-        let storage = unsafe { HostStorage::adopt_tensors(layout.clone(), form, frames, planes.clone()) }?;
-        Ok((planes, storage))
+        let storage = unsafe { HostStorage::adopt_tensors(layout.clone(), form, frames, planes.clone()) };
+        Ok((planes, storage.map_err(kvpool::StorageError::from)?))
     }
 
     /// Returns K of all frames in one layer, or their latent vectors; `None` if there is no such

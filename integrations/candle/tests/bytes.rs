@@ -6,7 +6,7 @@ use candle_core::{D, DType, Device, Tensor};
 use fastrand::Rng;
 use half::{bf16, f16};
 use kvpool::storage::{Arrangement, ElementsMut, KvLayout, KvPlanes, Scales};
-use kvpool::{Batch, Dtype, Pool, Sequence, SequenceError, SequenceId, StorageError};
+use kvpool::{Batch, Dtype, Invalid, Pool, Sequence, SequenceError, SequenceId, StorageError};
 use kvpool_candle::{CandleError, PlaneTensors, attention, read, read_block, write};
 
 const TOKENS: usize = 11;
@@ -302,12 +302,12 @@ fn tensors_that_do_not_fit_are_refused() {
     let sealed = write(0..1, &row, Some(&row));
     assert!(matches!(sealed, CandleError::Sequence(SequenceError::NotWritable { .. })), "{sealed}");
     let outside = write(TOKENS..TOKENS + 1, &row, Some(&row));
-    assert!(matches!(outside, CandleError::Sequence(SequenceError::TokensOutOfRange { .. })), "{outside}");
+    assert!(matches!(outside, CandleError::Sequence(SequenceError::Invalid { .. })), "{outside}");
 
     let outside = read(&layout, &mut batch, &sequence, 0, 5..usize::MAX).unwrap_err();
-    assert!(matches!(outside, CandleError::Sequence(SequenceError::TokensOutOfRange { .. })), "{outside}");
+    assert!(matches!(outside, CandleError::Sequence(SequenceError::Invalid { .. })), "{outside}");
     let layer = read_block(&layout, &batch, &sequence, 2, 0).unwrap_err();
-    let want = StorageError::Layer { layer: 2, layers: 2 };
+    let want = StorageError::from(Invalid::new("layer", 2, "less than 2"));
     assert!(matches!(layer, CandleError::Sequence(SequenceError::Storage(error)) if error == want));
 
     let attend = |layout: &KvLayout, shape: &[usize], dtype| {
@@ -330,7 +330,7 @@ fn tensors_that_do_not_fit_are_refused() {
     assert!(matches!(attend(&codes, &[1, 2, 8], DType::F32), CandleError::Codes { dtype: Dtype::Int8 }));
     assert!(matches!(PlaneTensors::allocate(&codes, 4), Err(CandleError::Codes { .. })));
     let none = PlaneTensors::allocate(&layout, 0).unwrap_err();
-    assert!(matches!(none, CandleError::Storage(StorageError::FrameCount { .. })), "{none}");
+    assert!(matches!(none, CandleError::Storage(StorageError::Invalid(_))), "{none}");
     drop((batch, sequence));
     pool.audit().unwrap();
 }

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
-use kvpool::{Owners, PinOwner, Priority, Stats, TransferDirection};
+use kvpool::transfer::TransferDirection;
+use kvpool::{Owners, PinOwner, Priority, Stats};
 use serde::{Deserialize, Serialize};
 
 /// Whether a node should get work.

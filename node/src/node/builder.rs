@@ -4,8 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvpool::transfer::{HeadRange, PackedForm, Remotes};
 use kvpool::transport::Transport;
-use kvpool::{HeadRange, PackedForm, Remotes};
 use kvpool::{Pool, TransferError};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};

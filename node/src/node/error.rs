@@ -26,7 +26,7 @@ pub enum NodeError {
     #[error("the blocks have {layout} heads, and {} were given", .heads.heads().len())]
     Heads {
         /// Heads that were given.
-        heads: kvpool::HeadRange,
+        heads: kvpool::transfer::HeadRange,
         /// Heads of a block.
         layout: usize,
     },

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
+use kvpool::transfer::{Import, Imported};
 use kvpool::transport::Tag;
-use kvpool::{Carried, Import, Imported, SequenceId, TransferError};
+use kvpool::{Carried, SequenceId, TransferError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::arrival::Arrival;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvpool::{HeadRange, Remotes};
+use kvpool::transfer::{HeadRange, Remotes};
 use kvpool::{Pool, SequenceId};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};

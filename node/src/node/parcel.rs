@@ -3,7 +3,8 @@
 //! Wherever a parcel is dropped, in a job, in a task, in a queue or with the runtime, the request
 //! gets its export back with an error. No export is closed because its driver is gone.
 
-use kvpool::{Carried, Export, SendError, Sent, TransferError};
+use kvpool::transfer::{Export, SendError, Sent};
+use kvpool::{Carried, TransferError};
 use tokio::sync::oneshot;
 
 /// Answer to the request of an export.

@@ -1,6 +1,7 @@
 //! Sending parts of copies to ranks of another tensor-parallel split.
 
-use kvpool::{Export, FormError, Sent, TransferError};
+use kvpool::transfer::{Export, Sent};
+use kvpool::{Invalid, TransferError};
 use tokio::sync::oneshot;
 
 use super::driver::Input;
@@ -20,7 +21,7 @@ pub enum PartError {
     HeadsUnknown,
     /// The heads of the node are not those of its blocks.
     #[error(transparent)]
-    Form(#[from] FormError),
+    Form(#[from] Invalid),
     /// The part cannot exist.
     #[error("{part} of the copy: {fault}")]
     Part {

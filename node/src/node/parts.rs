@@ -7,7 +7,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
-use kvpool::{HeadRange, Import, Imported, Manifest, Pool, Run, SequenceId, TransferError};
+use kvpool::transfer::{HeadRange, Import, Imported, Manifest};
+use kvpool::{Pool, Run, SequenceId, TransferError};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::error::TrySendError;

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use kvpool::Carried;
 use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
-use kvpool::{Carried, Export, Remote, RemoteFuture, Remotes, SendError, Sent};
+use kvpool::transfer::{Export, Remote, RemoteFuture, Remotes, SendError, Sent};
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::Input;

@@ -18,9 +18,10 @@ use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use kvpool::storage::backend::check;
 use kvpool::storage::{Elements, ElementsMut, FrameMove, KvLayout, KvPlanes, Scales, Storage};
 use kvpool::transport::{RegionId, TransportError};
-use kvpool::{DeviceId, FrameId, GrowError, LayoutError, Run, StorageError};
+use kvpool::{DeviceId, FrameId, GrowError, Invalid, Run, StorageError};
 use parking_lot::Mutex;
 
 /// Frames of the largest staging; each is only a number.
@@ -34,7 +35,7 @@ pub(super) enum StagingError {
     Full { needed: u64, free: u64 },
     /// No layout has blocks of this size.
     #[error(transparent)]
-    Layout(#[from] LayoutError),
+    Layout(#[from] Invalid),
     /// The transport does not take the storage.
     #[error(transparent)]
     Transport(#[from] TransportError),
@@ -94,7 +95,7 @@ impl Stagings {
 }
 
 /// Returns a layout whose packed blocks are those of another one with this number of heads.
-fn with_heads(layout: &KvLayout, heads: u32) -> Result<KvLayout, LayoutError> {
+fn with_heads(layout: &KvLayout, heads: u32) -> Result<KvLayout, Invalid> {
     if layout.parts() == KvPlanes::Latent {
         return Ok(layout.clone());
     }
@@ -148,7 +149,7 @@ impl Staging {
 
     /// Its frames are written and read as packed blocks only.
     fn unreachable<T>(&self) -> Result<T, StorageError> {
-        Err(StorageError::NotOnHost { device: self.device() })
+        Err(StorageError::Unsupported { device: self.device(), what: "memory of its own" })
     }
 }
 
@@ -242,15 +243,12 @@ impl Storage for Staging {
     }
 
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError> {
-        let (got, size) = (bytes.len(), self.layout.packed_bytes());
-        let want = runs.iter().map(|run| run.len as usize * size).sum();
-        if got != want {
-            return Err(StorageError::BufferLength { got, want });
-        }
+        let size = self.layout.packed_bytes();
+        check::packed_bytes(bytes.len(), runs.iter().map(|run| run.len as usize * size).sum())?;
         let frames = runs.iter().flat_map(|run| run.frames());
         for (index, (frame, bytes)) in frames.zip(bytes.chunks_exact(size)).enumerate() {
             let kept = self.with(frame.0, |place| *place = Some(bytes.into()));
-            kept.ok_or(StorageError::FrameOutOfRange { index, frame, frames: FRAMES as usize })?;
+            kept.ok_or_else(|| Invalid::new("frame", frame, "one that is staged").at(index))?;
         }
         Ok(())
     }
@@ -304,8 +302,9 @@ mod tests {
         // SAFETY: each frame is written under a lock.
         let write = |start, bytes: &[u8]| unsafe { staged.staging.unpack(&runs(start), bytes) };
         write(1, &block).unwrap();
-        assert!(matches!(write(2, &block), Err(StorageError::FrameOutOfRange { .. })));
-        assert!(matches!(write(1, &block[1..]), Err(StorageError::BufferLength { .. })));
+        for (refused, what) in [(write(2, &block), "frame"), (write(1, &block[1..]), "packed buffer")] {
+            assert!(matches!(refused, Err(StorageError::Invalid(error)) if error.what == what));
+        }
         assert_eq!((staged.take(0), staged.take(1).as_deref()), (None, Some(&block[..])));
         assert_eq!(staged.take(1), None);
     }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Instant;
 
+use kvpool::Carried;
 use kvpool::prefix::BlockHash;
+use kvpool::transfer::{Export, Import, Imported, Manifest};
 use kvpool::transport::{
     Hold, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
 };
 use kvpool::{AllocError, FrameId, Pool, Run, TransferError};
-use kvpool::{Carried, Export, Import, Imported, Manifest};
 use tokio::sync::oneshot;
 
 use crate::protocol::{Attempt, FetchBytes, Grant, List, ManifestBytes, Places, Range, Refusal, Text, Work};

@@ -3,7 +3,8 @@
 use std::fmt;
 
 use kvpool::prefix::BlockHash;
-use kvpool::{PackedForm, Pool, TransferError};
+use kvpool::transfer::PackedForm;
+use kvpool::{Pool, TransferError};
 
 use super::error::TierError;
 

@@ -24,7 +24,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::prefix::BlockHash;
-use kvpool::{Export, Pool, TransferError};
+use kvpool::transfer::Export;
+use kvpool::{Pool, TransferError};
 
 use super::error::TierError;
 use super::key::{Fingerprint, TierKey};

@@ -99,7 +99,7 @@ pub const fn value_bytes(packed_bytes: usize) -> usize {
 
 impl TierValue {
     /// Creates a value; `fill` writes the packed bytes of the block. `origins` say where it was
-    /// computed, as its [export](kvpool::Export::origins) did; none for a value that is not of a
+    /// computed, as its [export](kvpool::transfer::Export::origins) did; none for a value that is not of a
     /// cache.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! What holds for the decoders of a connection and any bytes; used by a test and a fuzz target.
 
-use kvpool::Manifest;
 use kvpool::prefix::{BlockHash, ORIGINS_MAX};
+use kvpool::transfer::Manifest;
 use kvpool_node::protocol::{CacheAnswer, CacheQuestion, QUESTION_MAX};
 use kvpool_node::tier::{Fingerprint, HEADER_BYTES, TierKey, origins_of, verify};
 use kvpool_node::wire::{

@@ -5,7 +5,8 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use kvpool::{Manifest, Pool, Sequence};
+use kvpool::transfer::Manifest;
+use kvpool::{Pool, Sequence};
 use kvpool_node::protocol::{
     AbortReason, Attempt, Bytes, Envelope, Grant, Incarnation, Kind, List, Message, MigrationId, Part, Phase,
     Places, Range, Refusal, TermId, Text, Timing, ToSource, ToTarget,

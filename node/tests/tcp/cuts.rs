@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use kvpool::storage::Storage;
+use kvpool::transfer::Piece;
 use kvpool::transport::{RegionId, SourceState, Tag, TransferState, Transport, TransportError};
-use kvpool::{Piece, Pool, SequenceId};
+use kvpool::{Pool, SequenceId};
 use kvpool_node::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

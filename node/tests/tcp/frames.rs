@@ -48,7 +48,7 @@ fn remote(layout: &KvLayout, frames: usize, fails: bool) -> (Arc<dyn Storage>, A
     let gate = Arc::new(Gate::default());
     let of_hook = gate.clone();
     let hook = move |access| match (fails, access) {
-        (true, _) => Err(StorageError::NoPlanes { device: DeviceId::Host }),
+        (true, _) => Err(StorageError::Unsupported { device: DeviceId::Host, what: "planes" }),
         (false, Access::Pack) => Ok(()),
         (false, Access::Unpack) => {
             of_hook.pass();

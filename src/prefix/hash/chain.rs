@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::keys::{Extra, ExtraKey};
 use super::{BlockHash, PrefixHasher, PrefixKeys, PrefixRoot};
-use crate::error::PrefixError;
+use crate::error::Invalid;
 
 /// Incremental hash of a token sequence: the hash of its last full block, and the tokens after it.
 ///
@@ -111,10 +111,9 @@ impl PrefixHasher {
     /// Returns the hashes of the full blocks of tokens with these keys.
     ///
     /// # Errors
-    /// As for [`root`](Self::root), and for extra keys: [`PrefixError::EmptyKey`],
-    /// [`PrefixError::EmptyRange`], [`PrefixError::ExtraBeyond`] for one that ends after the
+    /// As for [`root`](Self::root); an extra key without bytes or tokens, or one that ends after the
     /// tokens.
-    pub fn hashes(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<Vec<BlockHash>, PrefixError> {
+    pub fn hashes(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<Vec<BlockHash>, Invalid> {
         keys.check_extra(tokens.len())?;
         let mut chain = ChainHash::after(self.root(keys)?.hash(), 0).with(self, keys.extra());
         let whole = tokens.len() / self.block_tokens() * self.block_tokens();
@@ -140,16 +139,17 @@ impl Chain {
     /// Like [`after`](Self::after), followed by tokens that do not fill a block.
     ///
     /// # Errors
-    /// [`PrefixError::TailTooLong`] if the tokens fill a block.
+    /// The tokens fill a block.
     pub fn resume(
         hasher: &PrefixHasher,
         hash: BlockHash,
         blocks: u64,
         tail: &[u32],
-    ) -> Result<Self, PrefixError> {
+    ) -> Result<Self, Invalid> {
         let block_tokens = hasher.block_tokens();
         if tail.len() >= block_tokens {
-            return Err(PrefixError::TailTooLong { tokens: tail.len(), block_tokens });
+            let limit = format_args!("less than a block of {block_tokens}");
+            return Err(Invalid::new("tokens of an unfinished block", tail.len(), limit));
         }
         Ok(Self { tail: tail.into(), ..Self::after(hash, blocks) })
     }
@@ -183,14 +183,13 @@ impl Chain {
     /// is full.
     ///
     /// # Errors
-    /// [`PrefixError::EmptyKey`] without a key, [`PrefixError::EmptyRange`] without tokens,
-    /// [`PrefixError::ExtraTooLate`] if the range begins in a hashed block.
+    /// The key has no bytes, or its range no tokens, or the range begins in a hashed block.
     pub fn extra_key(
         &mut self,
         hasher: &PrefixHasher,
         tokens: std::ops::Range<u64>,
         key: &[u8],
-    ) -> Result<(), PrefixError> {
+    ) -> Result<(), Invalid> {
         let key = ExtraKey::new(tokens.start as usize..tokens.end as usize, key);
         key.check(self.hashed.hashed_tokens(hasher) as usize, usize::MAX)?;
         self.hashed.add(hasher, &key);
@@ -203,12 +202,12 @@ impl Chain {
     /// a block's hash. Extra keys that begin after the cut are removed.
     ///
     /// # Errors
-    /// [`PrefixError::NotInTail`] if `tokens` is before the unfinished block or after the last
-    /// token.
-    pub fn truncate(&mut self, hasher: &PrefixHasher, tokens: u64) -> Result<(), PrefixError> {
+    /// `tokens` is before the unfinished block or after the last token.
+    pub fn truncate(&mut self, hasher: &PrefixHasher, tokens: u64) -> Result<(), Invalid> {
         let (hashed, length) = (self.hashed.hashed_tokens(hasher), self.tokens(hasher));
         if !(hashed..=length).contains(&tokens) {
-            return Err(PrefixError::NotInTail { asked: tokens, tokens: length, hashed });
+            let limit = format_args!("{hashed} to {length}, the tokens of the unfinished block");
+            return Err(Invalid::new("tokens to keep", tokens, limit));
         }
         self.tail.truncate((tokens - hashed) as usize);
         self.hashed.extras.retain(|extra| extra.start < tokens);

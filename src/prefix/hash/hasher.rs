@@ -8,7 +8,7 @@ use super::check::Check;
 use super::function::{Function, put};
 use super::keys::Extra;
 use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
-use crate::error::PrefixError;
+use crate::error::Invalid;
 
 /// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
 ///
@@ -70,10 +70,10 @@ impl PrefixHasher {
     /// Creates the hasher for blocks of `block_tokens` tokens.
     ///
     /// # Errors
-    /// [`PrefixError::ZeroBlockTokens`].
-    pub fn new(hashing: Hashing, key: &HashKey, block_tokens: usize) -> Result<Self, PrefixError> {
+    /// [`Invalid`] for blocks of zero tokens.
+    pub fn new(hashing: Hashing, key: &HashKey, block_tokens: usize) -> Result<Self, Invalid> {
         if block_tokens == 0 {
-            return Err(PrefixError::ZeroBlockTokens);
+            return Err(Invalid::new("tokens of a block", 0, "at least 1"));
         }
         let mut hasher = Self {
             name: hashing.name(),
@@ -120,8 +120,8 @@ impl PrefixHasher {
     /// Extra keys are not part of it.
     ///
     /// # Errors
-    /// [`PrefixError::EmptyKey`] for a key of zero bytes.
-    pub fn root(&self, keys: &PrefixKeys<'_>) -> Result<PrefixRoot, PrefixError> {
+    /// [`Invalid`] for a key of zero bytes.
+    pub fn root(&self, keys: &PrefixKeys<'_>) -> Result<PrefixRoot, Invalid> {
         keys.check()?;
         if keys.fields().iter().all(|(_, value)| value.is_none()) {
             return Ok(self.bare);

@@ -1,10 +1,11 @@
 //! Inputs that separate equal tokens: salt and adapter of a sequence; extra keys of some of its
 //! tokens.
 
+use std::fmt;
 use std::ops::Range;
 
 use super::BlockHash;
-use crate::error::PrefixError;
+use crate::error::Invalid;
 
 /// Everything besides tokens that the blocks of a sequence depend on. Sequences share blocks only
 /// if all of it is equal.
@@ -49,16 +50,19 @@ impl ExtraKey {
 
     /// Returns an error unless it has bytes, and tokens of which the first is at `from` or later
     /// and the last before `to`.
-    pub(crate) fn check(&self, from: usize, to: usize) -> Result<(), PrefixError> {
-        let (start, end) = (self.tokens.start as u64, self.tokens.end as u64);
+    pub(crate) fn check(&self, from: usize, to: usize) -> Result<(), Invalid> {
+        let Range { start, end } = self.tokens;
+        let refused = |limit: fmt::Arguments<'_>| {
+            Err(Invalid::new("extra key", format_args!("a key of tokens {start}..{end}"), limit))
+        };
         if self.key.is_empty() {
-            Err(PrefixError::EmptyKey { field: "extra key" })
+            Err(empty("extra key"))
         } else if start >= end {
-            Err(PrefixError::EmptyRange { start, end })
-        } else if self.tokens.start < from {
-            Err(PrefixError::ExtraTooLate { start, hashed: from as u64 })
-        } else if self.tokens.end > to {
-            Err(PrefixError::ExtraBeyond { start, end, tokens: to as u64 })
+            refused(format_args!("a range that is not empty"))
+        } else if start < from {
+            refused(format_args!("a start from {from} on, as the tokens before are hashed"))
+        } else if end > to {
+            refused(format_args!("an end of at most {to}"))
         } else {
             Ok(())
         }
@@ -108,7 +112,7 @@ impl<'a> PrefixKeys<'a> {
     }
 
     /// Returns an error unless all extra keys are valid, and within the first `tokens` tokens.
-    pub(crate) fn check_extra(&self, tokens: usize) -> Result<(), PrefixError> {
+    pub(crate) fn check_extra(&self, tokens: usize) -> Result<(), Invalid> {
         self.extra.iter().try_for_each(|key| key.check(0, tokens))
     }
 
@@ -117,12 +121,17 @@ impl<'a> PrefixKeys<'a> {
         [("salt", self.salt), ("adapter", self.adapter)]
     }
 
-    pub(super) fn check(&self) -> Result<(), PrefixError> {
+    pub(super) fn check(&self) -> Result<(), Invalid> {
         match self.fields().into_iter().find(|(_, value)| value.is_some_and(<[u8]>::is_empty)) {
-            Some((field, _)) => Err(PrefixError::EmptyKey { field }),
+            Some((field, _)) => Err(empty(field)),
             None => Ok(()),
         }
     }
+}
+
+/// The error of a key that would distinguish nothing.
+fn empty(field: &'static str) -> Invalid {
+    Invalid::new(field, "no bytes", "at least one; omit it instead")
 }
 
 /// Hash of [`PrefixKeys`], from which a chain begins. Can be kept and reused for many sequences of

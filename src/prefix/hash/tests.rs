@@ -3,7 +3,6 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::*;
-use crate::error::PrefixError;
 
 fn key() -> HashKey {
     HashKey::from_bytes(std::array::from_fn(|i| i as u8))
@@ -322,21 +321,19 @@ fn chains_are_cut_and_resumed() {
     assert_eq!((chain.tail().len(), chain.blocks()), (4, 6));
     chain.truncate(&hasher, 98).unwrap();
     assert_eq!(chain.tail(), [96, 97]);
-    assert_eq!(
-        chain.truncate(&hasher, 95),
-        Err(PrefixError::NotInTail { asked: 95, tokens: 98, hashed: 96 })
-    );
-    assert_eq!(
-        chain.truncate(&hasher, 99),
-        Err(PrefixError::NotInTail { asked: 99, tokens: 98, hashed: 96 })
-    );
+    for tokens in [95, 99] {
+        assert_eq!(
+            chain.truncate(&hasher, tokens).unwrap_err().to_string(),
+            format!("tokens to keep: got {tokens}, expected 96 to 98, the tokens of the unfinished block")
+        );
+    }
     // To token 40: two blocks, and eight tokens.
     let mut again = Chain::resume(&hasher, all[1], 2, &tokens[32..40]).unwrap();
     assert_eq!(again.tokens(&hasher), 40);
     assert_eq!(hashes(&hasher, &mut again, &tokens[40..]), all[2..]);
     assert_eq!(
-        Chain::resume(&hasher, all[1], 2, &[0; 16]).unwrap_err(),
-        PrefixError::TailTooLong { tokens: 16, block_tokens: 16 }
+        Chain::resume(&hasher, all[1], 2, &[0; 16]).unwrap_err().to_string(),
+        "tokens of an unfinished block: got 16, expected less than a block of 16"
     );
 }
 
@@ -361,16 +358,21 @@ fn bad_input_is_refused() {
     let hasher = hasher();
     for (keys, field) in [(PrefixKeys::new().salt(b""), "salt"), (PrefixKeys::new().adapter(b""), "adapter")]
     {
-        assert_eq!(hasher.root(&keys).unwrap_err(), PrefixError::EmptyKey { field });
+        assert_eq!(hasher.root(&keys).unwrap_err().what, field);
     }
     let none = PrefixHasher::new(Hashing::Fast, &key(), 0);
-    assert_eq!(none.unwrap_err(), PrefixError::ZeroBlockTokens);
+    assert_eq!(none.unwrap_err().to_string(), "tokens of a block: got 0, expected at least 1");
     let mut chain = bare(&hasher);
     hashes(&hasher, &mut chain, &[0; 20]);
     let mut extra = |range, key| chain.extra_key(&hasher, range, key).unwrap_err();
-    assert_eq!(extra(20..30, b""), PrefixError::EmptyKey { field: "extra key" });
-    assert_eq!(extra(20..20, b"x"), PrefixError::EmptyRange { start: 20, end: 20 });
-    assert_eq!(extra(15..30, b"x"), PrefixError::ExtraTooLate { start: 15, hashed: 16 });
+    for (range, key, limit) in [
+        (20..30, b"" as &[u8], "at least one; omit it instead"),
+        (20..20, b"x", "a range that is not empty"),
+        (15..30, b"x", "a start from 16 on, as the tokens before are hashed"),
+    ] {
+        let refused = extra(range, key);
+        assert_eq!((refused.what, &*refused.limit), ("extra key", limit));
+    }
     for text in
         ["", "-", &"0".repeat(49), &format!("{:032x}+{:016x}", 1, 2), &format!("+{:031x}-{:016x}", 1, 2)]
     {

@@ -6,12 +6,19 @@ const fn run(start: u32, len: u32) -> Run {
     Run { start: FrameId(start), len }
 }
 
+fn aliases(which: &'static str) -> StorageError {
+    Invalid::new(which, "memory of the storage", "memory outside of it").into()
+}
+
 #[test]
 fn counts_are_checked() {
     let layout = KvLayout::named("tiny").unwrap();
     for (frames, frames_max) in [(0, 0), (0, 4), (5, 4), (1, FRAMES_MAX + 1)] {
         let refused = HostStorage::new(layout.clone(), frames, frames_max).unwrap_err();
-        assert_eq!(refused, StorageError::FrameCount { frames, frames_max, limit: FRAMES_MAX });
+        assert!(
+            refused.to_string().starts_with(&format!("number of frames: got {frames} with")),
+            "{refused}"
+        );
     }
     // More than a process can address, but within the range of the number.
     if cfg!(not(miri)) {
@@ -83,14 +90,14 @@ fn buffers_inside_the_frames_are_refused() {
     let inside = unsafe { std::slice::from_raw_parts(base, storage.layout().packed_bytes()) };
     // SAFETY: one thread; the call is refused.
     let refused = unsafe { storage.unpack(&[run(0, 1)], inside) };
-    assert_eq!(refused, Err(StorageError::Aliases { which: "the packed buffer" }));
+    assert_eq!(refused, Err(aliases("packed buffer")));
     let row = Elements::new(Dtype::Bf16, &inside[..32]).unwrap();
     let outside = [0u8; 32];
     let other = Elements::new(Dtype::Bf16, &outside).unwrap();
     // SAFETY: as above.
-    assert_eq!(unsafe { storage.store(0, row, other, &[0]) }, Err(StorageError::Aliases { which: "k" }));
+    assert_eq!(unsafe { storage.store(0, row, other, &[0]) }, Err(aliases("k")));
     // SAFETY: as above.
-    assert_eq!(unsafe { storage.store(0, other, row, &[0]) }, Err(StorageError::Aliases { which: "v" }));
+    assert_eq!(unsafe { storage.store(0, other, row, &[0]) }, Err(aliases("v")));
     // SAFETY: one thread.
     assert_eq!(unsafe { storage.store(0, other, other, &[0]) }, Ok(()));
 }

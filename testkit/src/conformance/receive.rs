@@ -6,6 +6,7 @@ use kvpool::{DeviceId, FrameId, Run, StorageError};
 
 use super::FRAMES;
 use super::ops::{all, pack_all};
+use super::refusals::{OVERLAP, run_outside};
 
 const fn run(start: u32, len: u32) -> Run {
     Run { start: FrameId(start), len }
@@ -111,21 +112,14 @@ pub(super) fn refusals(storage: &dyn Storage, twin: &dyn Storage) {
     let frames = storage.frames();
     let outside = run(frames as u32 - 1, 2);
     for (from, to, refusal) in [
-        (vec![run(0, 2)], vec![run(0, 1)], StorageError::RunsDiffer { from: 2, to: 1 }),
-        (vec![], vec![run(0, 1)], StorageError::RunsDiffer { from: 0, to: 1 }),
-        (
-            vec![run(0, 1), outside],
-            vec![run(0, 3)],
-            StorageError::RunOutOfRange { index: 1, run: outside, frames },
-        ),
-        (vec![run(0, 2)], vec![outside], StorageError::RunOutOfRange { index: 0, run: outside, frames }),
-        (
-            vec![run(0, 4)],
-            vec![run(1, 2), run(0, 2)],
-            StorageError::RunsOverlap { first: 1, second: 0, frame: FrameId(1) },
-        ),
+        (vec![run(0, 2)], vec![run(0, 1)], "frames to copy: got 2, expected 1".to_owned()),
+        (vec![], vec![run(0, 1)], "frames to copy: got 0, expected 1".to_owned()),
+        (vec![run(0, 1), outside], vec![run(0, 3)], run_outside(1, outside, frames)),
+        (vec![run(0, 2)], vec![outside], run_outside(0, outside, frames)),
+        (vec![run(0, 4)], vec![run(1, 2), run(0, 2)], OVERLAP.to_owned()),
     ] {
-        assert_eq!(receive(storage, twin, &from, &to), Err(refusal), "{from:?} to {to:?}");
+        let refused = receive(storage, twin, &from, &to).unwrap_err();
+        assert_eq!(refused.to_string(), refusal, "{from:?} to {to:?}");
     }
     let layout = storage.layout();
     let mut strangers = vec![

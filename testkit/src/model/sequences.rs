@@ -4,7 +4,7 @@
 //! the pool reports: a block that was lost, wrongly shared or copied, or reused too early shows in
 //! the numbers.
 
-use kvpool::{Appended, BlockId, BlockTable, CsrTable, SequenceError, SequenceId, Tokens};
+use kvpool::{Appended, BlockId, BlockTable, CsrTable, Invalid, SequenceError, SequenceId, Tokens};
 
 use super::Pick;
 use super::drive::{Checked, Drive, Opened, same};
@@ -42,7 +42,7 @@ impl Drive {
             real.append(&mut opened.real, tokens)
         };
         if tokens == 0 {
-            return refused(got.map(drop), SequenceError::ZeroTokens { id });
+            return refused(got.map(drop), invalid(id, "tokens", 0, "at least 1"));
         }
 
         let fresh = (before + tokens).div_ceil(self.block_tokens) - before.div_ceil(self.block_tokens);
@@ -122,7 +122,10 @@ impl Drive {
         let asked = share_of(length, share);
         let got = opened.real.commit(asked);
         if asked > length {
-            return refused(got, SequenceError::CommitBeyondLength { id, asked, length });
+            return refused(
+                got,
+                invalid(id, "tokens to commit", asked, &format!("at most its {length} tokens")),
+            );
         }
         got.map_err(|error| error.to_string())?;
         opened.committed = opened.committed.max(asked);
@@ -136,7 +139,10 @@ impl Drive {
         let asked = share_of(length, share);
         let got = opened.real.truncate(asked);
         if asked > length {
-            return refused(got, SequenceError::TruncateBeyondLength { id, asked, length });
+            return refused(
+                got,
+                invalid(id, "tokens to keep", asked, &format!("at most its {length} tokens")),
+            );
         }
         got.map_err(|error| error.to_string())?;
         opened.tokens.truncate(asked);
@@ -246,6 +252,10 @@ impl Drive {
 
 fn share_of(length: usize, share: u8) -> usize {
     if share == u8::MAX { length + 1 } else { length * usize::from(share) / 254 }
+}
+
+fn invalid(id: SequenceId, what: &'static str, got: usize, limit: &str) -> SequenceError {
+    SequenceError::Invalid { id, error: Invalid::new(what, got, limit) }
 }
 
 fn refused(got: Result<(), SequenceError>, expected: SequenceError) -> Checked {

@@ -41,7 +41,8 @@ class KvPoolError(Exception):
     """Base class of all errors of kvpool."""
 
     kind: str
-    """Name of the error's variant in Rust, or of the refused step."""
+    """Name of the error's variant in Rust, or of the refused step. For ``Invalid``: ``what`` was refused, its ``index``
+    in a list or ``None``, what was ``got``, and the ``limit``."""
 
     def __init__(self, message: str = "", /, **fields: Any) -> None:
         super().__init__(message)

@@ -1,7 +1,6 @@
 //! Outcomes, and where the blocks of a migration go at its end.
 
 use kvpool::transport::{SourceState, TransferState};
-use kvpool::{Imported, TransferError};
 
 use super::driver::{Driver, Quarantined};
 use crate::node::arrival::Arrival;

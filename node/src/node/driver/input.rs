@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use kvpool::prefix::BlockHash;
+use kvpool::transfer::Imported;
 use kvpool::transport::{PeerId, TransportError};
-use kvpool::{Carried, Imported, TransferError};
+use kvpool::{Carried, TransferError};
 use tokio::sync::oneshot;
 
 use crate::node::error::NodeError;

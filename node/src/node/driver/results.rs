@@ -1,6 +1,6 @@
 //! Results of tasks, as the machines take them.
 
-use kvpool::Imported;
+use kvpool::transfer::Imported;
 use kvpool::transport::{Grant as Permission, Tag};
 
 use super::driver::Driver;

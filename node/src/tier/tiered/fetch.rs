@@ -14,8 +14,8 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use kvpool::Import;
 use kvpool::prefix::{BlockHash, Origin};
+use kvpool::transfer::Import;
 
 use super::super::outcome::Outcome;
 use super::super::read::TierRead;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use kvpool::prefix::{BlockHash, Origin};
 use kvpool::storage::Storage;
-use kvpool::{Export, Pool, Run, TransferError};
+use kvpool::transfer::Export;
+use kvpool::{Pool, Run, TransferError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
-use kvpool::{Export, TransferError};
+use kvpool::transfer::Export;
 
 use super::super::outcome::Outcome;
 use super::super::settings::after;

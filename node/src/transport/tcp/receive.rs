@@ -3,8 +3,9 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 
+use kvpool::Run;
+use kvpool::transfer::Arriving;
 use kvpool::transport::PeerId;
-use kvpool::{Arriving, Run};
 
 use super::error::LinkError;
 use super::grants::Claim;
