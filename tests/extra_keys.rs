@@ -106,8 +106,8 @@ fn a_later_turn_has_keys_too() {
             sequence.announce(&[7; 10]).unwrap();
             append(&pool, &mut sequence, 20);
             if swaps {
-                let (out, _) = runtime.block_on(pool.migrate(sequence, &other)).unwrap();
-                (sequence, _) = runtime.block_on(other.migrate(out, &pool)).unwrap();
+                let (out, _) = runtime.block_on(pool.migrate(sequence, &other).into_future()).unwrap();
+                (sequence, _) = runtime.block_on(other.migrate(out, &pool).into_future()).unwrap();
             }
             sequence.announce(&[7; 15]).unwrap();
             append(&pool, &mut sequence, 35);

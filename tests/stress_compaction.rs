@@ -50,7 +50,7 @@ impl Late {
             for (moves, done) in copied {
                 std::thread::sleep(Duration::from_micros(rng.u64(..600)));
                 match rng.u8(..32) {
-                    0 => done(Err(StorageError::Aliases { which: "nothing" })),
+                    0 => done(Err(StorageError::Unsupported { device: DeviceId::Host, what: "nothing" })),
                     1 => drop(done),
                     // SAFETY: the frame rule holds until `done` is called.
                     _ => done(unsafe { storage.copy(&moves) }),

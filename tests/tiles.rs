@@ -9,7 +9,9 @@ use kvpool::storage::{
     AdoptedTensor, AdoptedTensors, Dtype, Element, Elements, ElementsMut, HostStorage, KvLayout, KvPlanes,
     Scales, Storage,
 };
-use kvpool::{Batch, DeviceId, Invalid, Pool, Run, Sequence, SequenceError, SequenceId, StorageError, Tokens};
+use kvpool::{
+    Batch, DeviceId, Invalid, Pool, Run, Sequence, SequenceError, SequenceId, StorageError, Tokens,
+};
 use kvpool_testkit::conformance;
 use kvpool_testkit::steps;
 

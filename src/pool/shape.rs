@@ -1,7 +1,9 @@
 //! The shape of a pool's blocks: what the builders of all pools set and check.
 
 use crate::block::BlocksConfig;
-use crate::config::{FAN, FRAGMENTATION_ORDER, FRAME_BITS, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks};
+use crate::config::{
+    FAN, FRAGMENTATION_ORDER, FRAME_BITS, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks,
+};
 use crate::error::Invalid;
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
 use crate::sync::available_parallelism;

@@ -12,11 +12,10 @@ use crate::error::SequenceError;
 use crate::ids::BlockId;
 use crate::sync::{Ordering::Relaxed, call};
 
-use super::TOKENS_MAX;
 use super::batch::Batch;
 use super::batch_inner::Promise;
 use super::grow::{Copied, Grown, Tail};
-use super::plan::Growth;
+use super::plan::{Growth, too_long, zero_tokens};
 use super::sequence::{Access, Sequence};
 use super::tokens::Tokens;
 
@@ -116,12 +115,12 @@ impl Batch {
             _ => {}
         }
         if count == 0 {
-            return Err(SequenceError::ZeroTokens { id });
+            return Err(zero_tokens(id));
         }
         let blocks = sequence.list.len() as u32;
         Growth::plan(length, blocks, count, self.step.sequences.0.block_tokens)
             .map(Some)
-            .ok_or(SequenceError::TooLong { id, asked: count, length: length as usize, max: TOKENS_MAX })
+            .ok_or_else(|| too_long(id, count, length as usize))
     }
 
     /// Appends tokens for which there is room in the last block.

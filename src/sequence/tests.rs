@@ -1,7 +1,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::plan::{too_long, zero_tokens};
 use super::*;
 use crate::block::{Blocks, BlocksConfig};
 use crate::error::{AllocError, SequenceError};

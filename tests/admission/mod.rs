@@ -160,7 +160,7 @@ fn bad_requests_change_nothing() {
         Err(SequenceError::Alloc(AllocError::TooLarge { asked: 101, total: 100 }))
     ));
     assert!(matches!(sequence.reserve(usize::MAX), Err(SequenceError::Invalid { .. })));
-    let foreign_here = poll_once(pin!(other.reserve_async(&mut sequence, 1)));
+    let foreign_here = poll_once(pin!(other.reserve_async(&mut sequence, 1).into_future()));
     assert!(matches!(foreign_here, Poll::Ready(Err(SequenceError::ForeignSequence { .. }))));
     assert_eq!((pool.stats().used, pool.sequence_count()), (used, 1));
     drop((batch, sequence, foreign));

@@ -105,7 +105,8 @@ fn serve_with(
     let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
     let exchange = Arc::new(Exchange::new(settings.load.map_or(0, |load| load.threads)));
     let start = |load: LoadSettings| {
-        let streams = backend.streams(load.threads).map_err(named("cannot allocate the memory of the pool"))?;
+        let streams =
+            backend.streams(load.threads).map_err(named("cannot allocate the memory of the pool"))?;
         let fetching = services.fetching.clone();
         let started = Load::start(&pool, streams, load, fresh_seed(), exchange.clone(), fetching);
         started.map_err(named("cannot serve traffic"))

@@ -1,5 +1,7 @@
 //! Outcomes, and where the blocks of a migration go at its end.
 
+use kvpool::TransferError;
+use kvpool::transfer::Imported;
 use kvpool::transport::{SourceState, TransferState};
 
 use super::driver::{Driver, Quarantined};
