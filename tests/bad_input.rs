@@ -375,7 +375,7 @@ fn lengths_beyond_the_end() {
     batch.append(&mut sequence, 1).unwrap();
     let none = || (&[0.0_f32; 0][..]).into();
     assert_eq!(batch.store(&mut sequence, 0, 0..1, none(), none()), Err(SequenceError::NoStorage));
-    assert_eq!(batch.append(&mut sequence, 0), Err(SequenceError::ZeroTokens { id }));
+    assert_eq!(batch.append(&mut sequence, 0), Err(invalid(id, "tokens", 0, "at least 1")));
 }
 
 /// Also in the middle of a list of good ones: the output built for those before it is discarded.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
 use kvpool::{DeviceId, StorageError};
-use thiserror::Error;
 
 /// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two
 /// of rows, its bits, and its place in the request for all blocks at the end of a replay.
