@@ -9,6 +9,9 @@ mod common;
 mod kv;
 
 mod browser;
+#[path = "../../../node/tests/tier/faulty.rs"]
+#[allow(dead_code)]
+mod faulty;
 
 use std::fs;
 use std::net::TcpListener;
@@ -17,10 +20,9 @@ use std::time::{Duration, Instant};
 
 use browser::Browser;
 use common::live::{Node, program};
+use faulty::{Fault, Faulty};
 use kvpool_node::admin::{AdminServer, Limits, PoolAdmin, Reporters};
-use kvpool_node::tier::{
-    InProcess, SharedTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
-};
+use kvpool_node::tier::{SharedTier, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -215,7 +217,7 @@ fn without_scripts_it_shows_a_picture() {
 async fn tiers_are_shown_with_their_state() {
     let Some(mut browser) = tokio::task::spawn_blocking(Browser::start).await.unwrap() else { return };
     let pool = kv::pool(kv::plain(), 100);
-    let (store, reporters) = (InProcess::new(1 << 20), Reporters::new());
+    let (store, reporters) = (Faulty::new(1 << 20), Reporters::new());
     let mut settings = TierSettings::default();
     (settings.failures, settings.rest) = (1, Duration::from_secs(600));
     let tier = SharedTier::new(store.clone(), settings).unwrap();
@@ -240,7 +242,7 @@ async fn tiers_are_shown_with_their_state() {
     .await
     .unwrap();
     // Blocks are cached, and the tier refuses them.
-    store.set_fault(kvpool_node::tier::Fault::Refuse);
+    store.set_fault(Fault::Refuse);
     drop(kv::admit(&pool, 7, &kv::prompt(1, 41)).unwrap());
     let _ = tiered.offload(10, Instant::now() + Duration::from_secs(20)).await;
     tokio::task::spawn_blocking(move || {
