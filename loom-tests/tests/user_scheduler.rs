@@ -217,7 +217,7 @@ fn awaited() {
         let mut held = pool.allocate_owned(AllocRequest::new(4)).unwrap();
         let freed = held.split_off(2);
         let thread = thread::spawn(move || drop(freed));
-        let lease = block_on(pool.allocate_async(AllocRequest::new(2))).unwrap();
+        let lease = block_on(pool.allocate_async(AllocRequest::new(2)).into_future()).unwrap();
         join_last(thread);
         assert_eq!((lease.blocks().len(), pool.free_blocks()), (2, 0));
         drop(lease);
