@@ -32,8 +32,8 @@ impl Wake for Bell {
 }
 
 /// Polls until the future is ready, and sleeps in between until it is woken.
-pub fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
+pub fn block_on<T>(future: impl IntoFuture<Output = T>) -> T {
+    let mut future = pin!(future.into_future());
     let bell = std::sync::Arc::new(Bell::default());
     let waker = Waker::from(bell.clone());
     loop {
