@@ -7,22 +7,20 @@
 //! # Objectives
 //!
 //! - The *fragmentation rate* at order `k` ([`Snapshot::fragmentation`]): one minus the number of
-//! free aligned runs of `2^k`, divided by the number that the free frames could form. Free frames
-//! outside of the bitmaps are in no run.
+//!   free aligned runs of `2^k`, divided by the number that the free frames could form. Free frames
+//!   outside of the bitmaps are in no run.
 //! - The *mean run of a sequence* ([`Snapshot::mean_sequence_run`]), which comes second: blocks
-//! that
-//! are neighbours both in a sequence and in memory share one descriptor of a transfer.
+//!   that are neighbours both in a sequence and in memory share one descriptor of a transfer.
 //!
 //! A run of a sequence that is broken costs a descriptor in every later transfer, so breaks have a
 //! [price](BREAK_PRICE), and a plan that does not pay is empty. Three kinds of frames deserve a
 //! rule:
 //!
 //! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to
-//! cure,
-//! except for a request that waits for a run at a given place.
+//!   cure, except for a request that waits for a run at a given place.
 //! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others. A
-//! plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; so does a shrink,
-//! while there is room.
+//!   plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; so does a shrink,
+//!   while there is room.
 //! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
 //!
 //! # Files
