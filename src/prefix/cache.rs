@@ -49,7 +49,7 @@
 //!
 //! The cache of a frame pool knows blocks by hashes that the engine computes,
 //! several for a block if the engine says so (`names`), and evicts in the order of the engine's
-//! frees, after those that it freed to go first (`first_out`): duplicates are not evicted early.
+//! frees, after those that it freed to go first (`evict_first`): duplicates are not evicted early.
 //! Hits pin their blocks. See `foreign`.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
@@ -102,7 +102,7 @@ pub(crate) struct PolicyInfo {
     /// Time until which its blocks are kept if other blocks can be evicted instead.
     pub keep_until: Option<Millis>,
     /// Whether its blocks are evicted before all others, if the cache has a queue for them.
-    pub is_first_out: bool,
+    pub is_evict_first: bool,
 }
 
 /// Cache of evictable and shared blocks, looked up by the chained hash of their tokens.
@@ -203,7 +203,7 @@ impl PrefixCache {
 
     /// Returns counts of evictions. `forgotten` blocks were freed by their last owner instead.
     pub(crate) fn evictions(&self, forgotten: u64) -> EvictionCounts {
-        self.tallies.evictions(self.queues.useless(), self.queues.first_out(), forgotten)
+        self.tallies.evictions(self.queues.useless(), self.queues.evict_first(), forgotten)
     }
 
     fn row(&self, id: BlockId) -> &Row {
@@ -418,7 +418,7 @@ impl PrefixCache {
         // the order of releases where they are ordered at all.
         let order = self.order.fetch_add(kept.len() as u64, Release);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
-        let first_out = self.queues.first_out().filter(|_| policy_info.is_first_out);
+        let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
         let mut filing = self.queues.filing(&self.rows);
         kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
         for (i, (&Evictable { id, word }, order)) in kept.iter().zip(order..).enumerate() {
@@ -434,8 +434,8 @@ impl PrefixCache {
                 !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
             let place = if is_useless {
                 (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
-            } else if let Some(first_out) = first_out {
-                (first_out, Place { queue: 0, rank: order, state: 0 })
+            } else if let Some(evict_first) = evict_first {
+                (evict_first, Place { queue: 0, rank: order, state: 0 })
             } else if self.by_order {
                 (0, Place { queue: 0, rank: order, state: 0 })
             } else {

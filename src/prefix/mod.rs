@@ -27,14 +27,14 @@
 
 // Files: `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a
 // block, `names` further hashes of blocks in a frame pool, `queue` a lock-free priority queue,
-// `queues` the queues of evictable blocks, `first_out` the links of one of them, `policy` the
+// `queues` the queues of evictable blocks, `evict_first` the links of one of them, `policy` the
 // eviction order, `cache` the whole, `events` notifications for routers, `origin` where blocks from
 // other pools were computed, `config` the construction parameters.
 
 mod cache;
 mod config;
 mod events;
-mod first_out;
+mod evict_first;
 mod hash;
 mod index;
 #[cfg(kvpool_loom)]

@@ -1,5 +1,5 @@
 //! The queues of evictable blocks: one per class of the policy, one for useless blocks and, in a
-//! frame pool, one for blocks that are evicted [first](super::first_out).
+//! frame pool, one for blocks that are evicted [first](super::evict_first).
 //!
 //! # Entries
 //!
@@ -53,7 +53,7 @@ use crate::block::GrowTable;
 use crate::ids::BlockId;
 use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, Ordering::*, prefetch};
 
-use super::first_out::FirstOut;
+use super::evict_first::EvictFirst;
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
 use super::row::{QueueLinks, Row, RowPart};
@@ -115,7 +115,7 @@ pub(super) struct Queues {
     /// One per queue of the policy, then the queue of useless blocks, then, if there is one, that of
     /// the blocks that are evicted first.
     wheels: Box<[RankQueue]>,
-    first_out: Option<FirstOut>,
+    evict_first: Option<EvictFirst>,
     /// For a policy with several queues: the next block of each, or 0. It was popped, and still
     /// counts as filed.
     fronts: Box<[CachePadded<AtomicU64>]>,
@@ -185,9 +185,9 @@ impl<'a> Filing<'a> {
         // Read once: the flag and the links are those of this queue. A later place makes the entry
         // outdated.
         let (queue, rank) = row.place();
-        let (flag, mine) = match self.queues.first_out_of(queue) {
+        let (flag, mine) = match self.queues.evict_first_of(queue) {
             None => (&row.filed, links),
-            Some(first_out) => first_out.of(id),
+            Some(evict_first) => evict_first.of(id),
         };
         // Release: the taker of the entry sees the word and the place. Acquire: extends the order of
         // swaps.
@@ -220,9 +220,9 @@ impl<'a> Filing<'a> {
     fn push(&mut self) {
         if !self.entries.is_empty() {
             let wheel = &self.queues.wheels[self.queue];
-            match self.queues.first_out_of(self.queue) {
+            match self.queues.evict_first_of(self.queue) {
                 None => wheel.push_all(&LinksOf(self.rows), &self.entries),
-                Some(first_out) => wheel.push_all(first_out, &self.entries),
+                Some(evict_first) => wheel.push_all(evict_first, &self.entries),
             }
             self.entries.clear();
         }
@@ -239,22 +239,22 @@ impl Queues {
     pub(super) fn new(policy_queues: usize, blocks: usize) -> Self {
         Self {
             wheels: (0..=policy_queues).map(|_| queue(blocks)).collect(),
-            first_out: None,
+            evict_first: None,
             fronts: (0..policy_queues).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
         }
     }
 
     /// As [`new`](Self::new), with a queue of blocks that are evicted first, for a pool of `rows`
     /// blocks that may grow to `blocks`.
-    pub(super) fn with_first_out(policy_queues: usize, rows: usize, blocks: usize) -> Self {
+    pub(super) fn with_evict_first(policy_queues: usize, rows: usize, blocks: usize) -> Self {
         let queues = Self::new(policy_queues, blocks);
         let wheels = queues.wheels.into_iter().chain([queue(blocks)]).collect();
-        Self { wheels, first_out: Some(FirstOut::new(rows)), ..queues }
+        Self { wheels, evict_first: Some(EvictFirst::new(rows)), ..queues }
     }
 
     /// Adds links for a pool of `rows` blocks.
     pub(super) fn grow(&self, rows: usize) {
-        self.first_out.iter().for_each(|first_out| first_out.grow(rows));
+        self.evict_first.iter().for_each(|evict_first| evict_first.grow(rows));
     }
 
     /// Returns the queue of useless blocks, which is served before all others.
@@ -264,14 +264,14 @@ impl Queues {
     }
 
     /// Returns the queue of the blocks that are evicted first, after useless ones.
-    pub(super) fn first_out(&self) -> Option<usize> {
-        self.first_out.as_ref().map(|_| self.useless() + 1)
+    pub(super) fn evict_first(&self) -> Option<usize> {
+        self.evict_first.as_ref().map(|_| self.useless() + 1)
     }
 
     /// Returns the links of a queue if it is that of the blocks that are evicted first.
     #[inline]
-    fn first_out_of(&self, queue: usize) -> Option<&FirstOut> {
-        self.first_out.as_ref().filter(|_| queue > self.useless())
+    fn evict_first_of(&self, queue: usize) -> Option<&EvictFirst> {
+        self.evict_first.as_ref().filter(|_| queue > self.useless())
     }
 
     /// Begins to file blocks.
@@ -306,11 +306,11 @@ impl Queues {
                 let first = self.wheels[queue].pop(&LinksOf(rows))?;
                 Some(Entry { queue, first })
             };
-            let pop_first_out = || {
-                let (queue, first_out) = (self.first_out().filter(is_searched)?, self.first_out.as_ref()?);
-                Some(Entry { queue, first: self.wheels[queue].pop(first_out)? })
+            let pop_evict_first = || {
+                let (queue, evict_first) = (self.evict_first().filter(is_searched)?, self.evict_first.as_ref()?);
+                Some(Entry { queue, first: self.wheels[queue].pop(evict_first)? })
             };
-            let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_first_out) {
+            let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_evict_first) {
                 Some(entry) => Some(entry),
                 None if useless == 1 => pop(0),
                 None => self.take_front(rows, policy, spared, era, &now),
@@ -326,8 +326,8 @@ impl Queues {
     /// Returns the block behind a filed block of the caller's entry of a queue.
     #[inline]
     pub(super) fn below(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> Option<BlockId> {
-        if let Some(first_out) = self.first_out_of(queue) {
-            return first_out.of(id).1.below();
+        if let Some(evict_first) = self.evict_first_of(queue) {
+            return evict_first.of(id).1.below();
         }
         let (part, at) = rows.locate(id.index());
         // Most entries are blocks in descending order, of which four share a line.
@@ -342,9 +342,9 @@ impl Queues {
     pub(super) fn filed<'a>(&'a self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Filed<'a> {
         let (part, at) = rows.locate(id.index());
         let row = &part.rows[at];
-        let (flag, links) = match self.first_out_of(queue) {
+        let (flag, links) = match self.evict_first_of(queue) {
             None => (&row.filed, &part.links[at]),
-            Some(first_out) => first_out.of(id),
+            Some(evict_first) => evict_first.of(id),
         };
         Filed { row, flag, place: (queue, links.rank.load(Relaxed)) }
     }
@@ -352,9 +352,9 @@ impl Queues {
     /// Puts an entry back, or the rest of one: its blocks from `first` on.
     pub(super) fn put_back(&self, rows: &GrowTable<RowPart>, entry: Entry) {
         let wheel = &self.wheels[entry.queue];
-        match self.first_out_of(entry.queue) {
+        match self.evict_first_of(entry.queue) {
             None => wheel.push(&LinksOf(rows), entry.first),
-            Some(first_out) => wheel.push(first_out, entry.first),
+            Some(evict_first) => wheel.push(evict_first, entry.first),
         }
     }
 

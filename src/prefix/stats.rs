@@ -57,7 +57,7 @@ pub struct EvictionCounts {
     /// Blocks that no lookup would have found: duplicates, and those cached before a clear.
     pub useless: u64,
     /// Frames of a frame pool that were freed to be evicted first.
-    pub first_out: u64,
+    pub evict_first: u64,
     /// Blocks evicted out of order: for a run, for a whole unit of free frames, by a shrink, or by
     /// an export of cold blocks that met some from before a clear.
     pub out_of_order: u64,
@@ -66,7 +66,7 @@ pub struct EvictionCounts {
 impl EvictionCounts {
     /// Returns the number of evicted blocks.
     pub fn total(&self) -> u64 {
-        self.by_queue.iter().sum::<u64>() + self.useless + self.first_out + self.out_of_order
+        self.by_queue.iter().sum::<u64>() + self.useless + self.evict_first + self.out_of_order
     }
 }
 
@@ -116,14 +116,14 @@ impl Tallies {
     pub(super) fn evictions(
         &self,
         queues: usize,
-        first_out: Option<usize>,
+        evict_first: Option<usize>,
         forgotten: u64,
     ) -> EvictionCounts {
         let count = |queue: usize| self.evicted[queue].load(Relaxed);
         EvictionCounts {
             by_queue: (0..queues).map(count).collect(),
             useless: count(queues),
-            first_out: first_out.map_or(0, count),
+            evict_first: evict_first.map_or(0, count),
             out_of_order: count(OUT_OF_ORDER).saturating_sub(forgotten),
         }
     }

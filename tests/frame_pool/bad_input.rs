@@ -7,7 +7,7 @@ use super::{allocate, cache, key, pool, references};
 /// Calls every operation that takes a list of referenced frames.
 fn refusals(pool: &FramePool, frames: &[u32]) -> Vec<FrameError> {
     let named: Vec<_> = frames.iter().map(|&frame| (frame, key(pool, 99))).collect();
-    let outcomes = [pool.free(frames), pool.free_first_out(frames), pool.register(&named)];
+    let outcomes = [pool.free(frames), pool.free_evict_first(frames), pool.register(&named)];
     outcomes.into_iter().map(|outcome| outcome.unwrap_err()).collect()
 }
 

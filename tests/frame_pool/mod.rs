@@ -45,7 +45,7 @@ fn references(pool: &FramePool, frames: &[u32]) -> Vec<u32> {
 
 /// Frames that a batch may see keep their place, and do not disturb the order of the others.
 #[test]
-fn frames_freed_first_out_under_a_batch_leave_the_order_of_the_others() {
+fn frames_freed_evict_first_under_a_batch_leave_the_order_of_the_others() {
     let pool = pool(80);
     let recent = allocate(&pool, 40);
     let named: Vec<_> = recent.iter().map(|&frame| (frame, key(&pool, frame.into()))).collect();
@@ -56,7 +56,7 @@ fn frames_freed_first_out_under_a_batch_leave_the_order_of_the_others() {
     pool.free(&cached).unwrap();
     let batch = pool.begin_batch();
     // One call for each sequence of the step.
-    recent.iter().for_each(|&frame| pool.free_first_out(&[frame]).unwrap());
+    recent.iter().for_each(|&frame| pool.free_evict_first(&[frame]).unwrap());
     let evicted: Vec<u32> = (0..3).flat_map(|_| allocate(&pool, 1)).collect();
     assert_eq!(evicted, cached[..3]);
     drop(batch);

@@ -18,7 +18,7 @@ enum Operation {
     AllocateRuns(usize),
     Claim(Vec<u32>),
     Free(Vec<u32>),
-    FreeHeld { take: usize, skip: usize, first_out: bool },
+    FreeHeld { take: usize, skip: usize, evict_first: bool },
     Share(Vec<u32>),
     Register(Vec<(u32, u64)>),
     RegisterHeld { skip: usize, contents: Vec<u64> },
@@ -42,7 +42,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => vec(frame(), 0..4).prop_map(Claim),
         1 => vec(frame(), 1..4).prop_map(Free),
         7 => (1..20_usize, 0..30_usize, prop::bool::weighted(0.3))
-            .prop_map(|(take, skip, first_out)| FreeHeld { take, skip, first_out }),
+            .prop_map(|(take, skip, evict_first)| FreeHeld { take, skip, evict_first }),
         2 => vec(frame(), 1..4).prop_map(Share),
         1 => vec((frame(), content()), 1..4).prop_map(Register),
         6 => (0..30_usize, vec(content(), 1..10)).prop_map(|(skip, contents)| RegisterHeld { skip, contents }),
@@ -64,15 +64,15 @@ struct Model {
     references: HashMap<u32, usize>,
     /// Contents by which a cached frame is known.
     keys: HashMap<u32, BTreeSet<u64>>,
-    /// Cached frames without references, in eviction order: those freed first out, then the others.
-    first_out: VecDeque<u32>,
+    /// Cached frames without references, in eviction order: those freed to be evicted first, then the others.
+    evict_first: VecDeque<u32>,
     queue: VecDeque<u32>,
 }
 
 impl Model {
     fn new(total: usize) -> Self {
         let (references, keys) = (HashMap::new(), HashMap::new());
-        Self { total, references, keys, first_out: VecDeque::new(), queue: VecDeque::new() }
+        Self { total, references, keys, evict_first: VecDeque::new(), queue: VecDeque::new() }
     }
 
     fn frames(&self) -> Vec<u32> {
@@ -84,7 +84,7 @@ impl Model {
     }
 
     fn evictable(&self) -> usize {
-        self.first_out.len() + self.queue.len()
+        self.evict_first.len() + self.queue.len()
     }
 
     fn available(&self) -> usize {
@@ -92,13 +92,13 @@ impl Model {
     }
 
     fn unqueue(&mut self, frame: u32) {
-        self.first_out.retain(|&other| other != frame);
+        self.evict_first.retain(|&other| other != frame);
         self.queue.retain(|&other| other != frame);
     }
 
     /// Evicts the next frame.
     fn evict(&mut self) -> u32 {
-        let next = self.first_out.pop_front().or_else(|| self.queue.pop_front()).expect("available");
+        let next = self.evict_first.pop_front().or_else(|| self.queue.pop_front()).expect("available");
         self.keys.remove(&next);
         next
     }
@@ -124,13 +124,13 @@ impl Model {
         *self.references.entry(frame).or_default() += 1;
     }
 
-    fn release(&mut self, frame: u32, first_out: bool) {
+    fn release(&mut self, frame: u32, evict_first: bool) {
         let references = self.references.get_mut(&frame).unwrap();
         *references -= 1;
         if *references == 0 {
             self.references.remove(&frame);
             if self.keys.contains_key(&frame) {
-                let queue = if first_out { &mut self.first_out } else { &mut self.queue };
+                let queue = if evict_first { &mut self.evict_first } else { &mut self.queue };
                 queue.push_back(frame);
             }
         }
@@ -174,11 +174,11 @@ impl World {
         held
     }
 
-    fn free(&mut self, frames: &[u32], first_out: bool) {
-        let freed = if first_out { self.pool.free_first_out(frames) } else { self.pool.free(frames) };
+    fn free(&mut self, frames: &[u32], evict_first: bool) {
+        let freed = if evict_first { self.pool.free_evict_first(frames) } else { self.pool.free(frames) };
         assert_eq!(freed.is_ok(), self.model.can_free(frames), "{frames:?}: {freed:?}");
         if freed.is_ok() {
-            frames.iter().for_each(|&frame| self.model.release(frame, first_out));
+            frames.iter().for_each(|&frame| self.model.release(frame, evict_first));
         }
     }
 
@@ -228,7 +228,7 @@ impl World {
             assert_eq!(self.model.references(from), 0, "only frames without references move");
             let keys = self.model.keys.remove(&from).unwrap();
             self.model.keys.insert(to, keys);
-            let queued = self.model.first_out.iter_mut().chain(self.model.queue.iter_mut());
+            let queued = self.model.evict_first.iter_mut().chain(self.model.queue.iter_mut());
             queued.filter(|frame| **frame == from).for_each(|frame| *frame = to);
         }
     }
@@ -304,9 +304,9 @@ impl World {
                 }
             }
             Free(frames) => self.free(frames, false),
-            FreeHeld { take, skip, first_out } => {
+            FreeHeld { take, skip, evict_first } => {
                 let held: Vec<u32> = self.held().into_iter().skip(*skip).take(*take).rev().collect();
-                self.free(&held, *first_out);
+                self.free(&held, *evict_first);
             }
             Share(frames) => {
                 let shared = self.pool.share(frames);

@@ -129,13 +129,13 @@ fn every_allocation_and_lookup_counts() {
     // Hashes that are taken from an owned frame are no eviction.
     assert_eq!(pool.uncache(&[9]), Ok(1));
     assert_eq!(pool.metrics().evictions.total(), 0);
-    pool.free_first_out(&[9]).unwrap();
+    pool.free_evict_first(&[9]).unwrap();
     let all = allocate(&pool, 100);
     expect(&pool, 100, "a full pool");
     let evictions = pool.metrics().evictions;
-    assert_eq!((evictions.by_queue, evictions.first_out, evictions.out_of_order), (vec![1], 0, 0));
+    assert_eq!((evictions.by_queue, evictions.evict_first, evictions.out_of_order), (vec![1], 0, 0));
     pool.register(&[(all[5], key(&pool, 5))]).unwrap();
-    pool.free_first_out(&all).unwrap();
+    pool.free_evict_first(&all).unwrap();
     allocate(&pool, 100);
-    assert_eq!(pool.metrics().evictions.first_out, 1);
+    assert_eq!(pool.metrics().evictions.evict_first, 1);
 }

@@ -69,7 +69,7 @@ fn scheduler(pool: &FramePool, bytes: &Bytes, seed: u64) -> (u64, u64) {
             if random.u8(..3) == 0 {
                 pool.uncache(&frames).unwrap();
             }
-            if random.u8(..3) == 0 { pool.free_first_out(&frames) } else { pool.free(&frames) }.unwrap();
+            if random.u8(..3) == 0 { pool.free_evict_first(&frames) } else { pool.free(&frames) }.unwrap();
             if random.u8(..16) == 0 {
                 pool.unregister(key(pool, random.u64(..CONTENTS))).unwrap();
             }
@@ -117,7 +117,7 @@ fn schedulers_beside_moves_and_removals() {
     assert_eq!((report.owned, report.held, report.references), (0, 0, 0), "{report:?}");
     assert!(hits > 1_000 && moved > 0, "{hits} hits, {moved} moves");
     let metrics = pool.metrics();
-    assert!(metrics.evictions.first_out > 0 && metrics.moves.moved_blocks == moved as u64, "{metrics:?}");
+    assert!(metrics.evictions.evict_first > 0 && metrics.moves.moved_blocks == moved as u64, "{metrics:?}");
     assert_eq!(
         metrics.allocations.blocks,
         metrics.allocations.freed_blocks + metrics.evictions.total() + metrics.stats.evictable as u64,

@@ -56,10 +56,10 @@ async fn a_freed_frame_that_is_cached_wakes_a_waiting_request() {
     let pool = pool(4);
     let all = allocate(&pool, 4);
     pool.register(&[(all[0], key(&pool, 1))]).unwrap();
-    for first_out in [false, true] {
+    for evict_first in [false, true] {
         let waiting = request(&pool, AllocRequest::new(1));
         in_line(&pool, 1).await;
-        if first_out { pool.free_first_out(&all[..1]) } else { pool.free(&all[..1]) }.unwrap();
+        if evict_first { pool.free_evict_first(&all[..1]) } else { pool.free(&all[..1]) }.unwrap();
         assert_eq!(waiting.await.unwrap().unwrap(), all[..1]);
         assert_eq!(pool.cached(key(&pool, 1)), Ok(None), "evicted");
         pool.register(&[(all[0], key(&pool, 1))]).unwrap();
@@ -178,7 +178,7 @@ async fn many_tasks_wait_for_frames_beside_resizes() {
                         frames.iter().map(|&frame| (frame, key(&pool, seed * 1_000 + round))).collect();
                     pool.register(&named[..frames.len() / 2]).unwrap();
                     tokio::task::yield_now().await;
-                    if random.bool() { pool.free_first_out(&frames) } else { pool.free(&frames) }.unwrap();
+                    if random.bool() { pool.free_evict_first(&frames) } else { pool.free(&frames) }.unwrap();
                 }
             })
         })

@@ -265,8 +265,8 @@ impl FramePool {
     }
 
     /// Frees frames like `free`, to be evicted before all that were freed in that way.
-    fn free_first_out(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        Ok(self.here()?.free_first_out(&frames_of(frames)?)?)
+    fn free_evict_first(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
+        Ok(self.here()?.free_evict_first(&frames_of(frames)?)?)
     }
 
     /// Adds one reference to each frame, which must be referenced or cached.

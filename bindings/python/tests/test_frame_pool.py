@@ -95,7 +95,7 @@ def test_hashes_are_found_by_group_and_evicted_in_order(pool: FramePool) -> None
     keys = pool.keys(hashes)
     pool.free(frames)
     assert pool.hit(keys) == frames
-    pool.free_first_out(frames[3:])
+    pool.free_evict_first(frames[3:])
     pool.free(frames[:3])
     assert pool.evict(1) == 1
     assert pool.lookup(hashes) == frames[:3]

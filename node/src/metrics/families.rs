@@ -64,7 +64,7 @@ families! {
     FULL: Counter "full_blocks" [] "Lookups that ended at a cached block that had the maximal number of references";
     UNCACHED: Counter "uncached_blocks" [] "Blocks that were taken out of the prefix cache because they were wrong";
     REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
-    EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, first_out, out_of_order";
+    EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, evict_first, out_of_order";
     SUBSCRIBERS: Gauge "cache_event_subscribers" [] "Subscribers of the events of the prefix cache";
     LOST_EVENTS: Counter "lost_cache_events" [] "Events of the prefix cache that subscribers found lost because they received too slowly";
 

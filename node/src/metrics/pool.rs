@@ -113,7 +113,7 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     }
     for (reason, count) in [
         ("useless", evictions.useless),
-        ("first_out", evictions.first_out),
+        ("evict_first", evictions.evict_first),
         ("out_of_order", evictions.out_of_order),
     ] {
         scrape.count(&EVICTIONS, &[policy, reason], count);

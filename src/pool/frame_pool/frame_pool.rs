@@ -29,7 +29,7 @@ use crate::sync::{Arc, Mutex, call};
 /// # Eviction order
 ///
 /// Free frames are taken first. Then cached frames without references are evicted: those that were
-/// freed [first out](Self::free_first_out), then the others, each in the order in which they were
+/// freed [first out](Self::free_evict_first), then the others, each in the order in which they were
 /// freed. Exceptions: contiguous requests and [claims](Self::claim) evict the frames that they
 /// need, and a thread of a pool of 512 frames or more evicts up to 32 frames ahead, unless
 /// [magazines](crate::FramePoolBuilder::magazine_frames) are switched off.
@@ -187,9 +187,9 @@ impl FramePool {
 
     /// As [`free`](Self::free), to be evicted before all frames that were freed in that way, in the
     /// order of these calls and of each list. A hit or share takes a frame out of the order.
-    pub fn free_first_out(&self, frames: &[u32]) -> Result<(), FrameError> {
+    pub fn free_evict_first(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
-        self.free_with(frames, PolicyInfo { is_first_out: true, ..PolicyInfo::default() })
+        self.free_with(frames, PolicyInfo { is_evict_first: true, ..PolicyInfo::default() })
     }
 
     fn free_with(&self, frames: &[u32], policy_info: PolicyInfo) -> Result<(), FrameError> {

@@ -50,7 +50,7 @@ impl PrefixCache {
     pub(crate) fn foreign(rows: usize, rows_max: usize, config: PrefixConfig) -> Result<Self, PrefixError> {
         let cache = Self::new(rows, rows_max, 1, config.tolerance(0.0))?;
         let index = Index::new(rows * ENTRIES_PER_BLOCK);
-        let queues = Queues::with_first_out(cache.queues.useless(), rows, rows_max);
+        let queues = Queues::with_evict_first(cache.queues.useless(), rows, rows_max);
         Ok(Self { index, queues, names: Some(Names::new(rows)), ..cache })
     }
 

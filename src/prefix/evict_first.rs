@@ -17,12 +17,12 @@ use super::queue::Links;
 use super::row::QueueLinks;
 
 /// Links and flags of consecutive blocks.
-pub(super) struct FirstOutPart {
+pub(super) struct EvictFirstPart {
     filed: Box<[AtomicBool]>,
     links: Box<[QueueLinks]>,
 }
 
-impl TablePart for FirstOutPart {
+impl TablePart for EvictFirstPart {
     fn new(_base: usize, len: usize) -> Self {
         Self {
             filed: (0..len).map(|_| AtomicBool::new(false)).collect(),
@@ -36,16 +36,16 @@ impl TablePart for FirstOutPart {
 }
 
 /// Links of all blocks in the queue of blocks that are evicted first.
-pub(super) type FirstOut = GrowTable<FirstOutPart>;
+pub(super) type EvictFirst = GrowTable<EvictFirstPart>;
 
-impl FirstOut {
+impl EvictFirst {
     pub(super) fn of(&self, id: BlockId) -> (&AtomicBool, &QueueLinks) {
         let (part, at) = self.locate(id.index());
         (&part.filed[at], &part.links[at])
     }
 }
 
-impl Links for FirstOut {
+impl Links for EvictFirst {
     fn next(&self, id: BlockId) -> &AtomicU32 {
         &self.of(id).1.next
     }
