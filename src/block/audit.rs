@@ -263,7 +263,7 @@ impl Core {
     fn walk(&self) -> Result<AuditReport, AuditError> {
         self.space.frames.audit().map_err(AuditError::Bitmap)?;
         // A waiting request may search while frames are counted here.
-        let custody = self.custody();
+        let wake_guard = self.wake_guard();
         let total = self.total_frames();
         let mut ledger = Ledger { seen: vec![None; self.rows()], outcome: Ok(()) };
         self.space.frames.for_each_free_run(&mut |run| ledger.see_run(run, FramePlace::Bitmap));
@@ -280,8 +280,8 @@ impl Core {
                 local.limbo.runs().for_each(|run| ledger.see_run(run, FramePlace::Retired));
             })?;
         }
-        self.shared_limbo.for_each(&custody, |run| ledger.see_run(run, FramePlace::Retired));
-        self.for_each_reserved(&custody, |frame| ledger.see(frame, FramePlace::Reserved));
+        self.shared_limbo.for_each(&wake_guard, |run| ledger.see_run(run, FramePlace::Retired));
+        self.for_each_reserved(&wake_guard, |frame| ledger.see(frame, FramePlace::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome.clone()?;
         let report = AuditReport {

@@ -63,9 +63,9 @@ impl CacheHandle {
         let core: &Core = &self.keep_alive.0;
         // A search reads the bitmaps first and then visits the thread cache: in between, all frames
         // can pass from the second to the first. So they are announced.
-        let custody = core.custody();
+        let wake_guard = core.wake_guard();
         // A visitor that is inside empties it itself.
-        self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &custody)));
+        self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &wake_guard)));
     }
 }
 

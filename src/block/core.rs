@@ -62,7 +62,7 @@ impl Deref for Blocks {
     }
 }
 
-pub(in crate::block) type Custody<'a> = super::space::Custody<'a, Core>;
+pub(in crate::block) type WakeGuard<'a> = super::space::WakeGuard<'a, Core>;
 
 /// State that all references to a pool's blocks share. Reached through [`Blocks`].
 pub struct Core {
@@ -207,8 +207,8 @@ impl Core {
     }
 
     #[inline]
-    pub(in crate::block) fn custody(&self) -> Custody<'_> {
-        Custody::new(self)
+    pub(in crate::block) fn wake_guard(&self) -> WakeGuard<'_> {
+        WakeGuard::new(self)
     }
 
     /// Returns the number of blocks whose frames could not be wiped.

@@ -68,12 +68,12 @@ impl Blocks {
         }
         repeats(frames, |_| 1)?;
         let mut grab = Grab::new();
-        let custody = self.custody();
+        let wake_guard = self.wake_guard();
         let gathered = self.gather_named(frames, &mut grab);
         if gathered.is_err() {
             grab.runs.drain().for_each(|run| self.space.frames.free_run(run));
         }
-        drop(custody);
+        drop(wake_guard);
         gathered?;
         if !frames.is_empty() {
             self.counters.allocated(frames.len());

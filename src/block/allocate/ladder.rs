@@ -24,7 +24,7 @@ use crate::sync::{Ordering::Relaxed, yield_now};
 use super::grab::Grab;
 use super::growth::ListEnd;
 use super::own::own_row;
-use crate::block::core::{Blocks, Core, Custody};
+use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
 
@@ -82,9 +82,9 @@ impl Blocks {
         self.with_thread_cache(|cache| {
             // A waiting request may search for the frames in our hands while we split a unit or
             // give up again.
-            let custody = self.custody();
-            let gathered = self.gather(cache, request, aim, grab, &custody);
-            drop(custody);
+            let wake_guard = self.wake_guard();
+            let gathered = self.gather(cache, request, aim, grab, &wake_guard);
+            drop(wake_guard);
             gathered.inspect_err(|error| self.counters.refused(error))?;
             match cache {
                 Some(cache) => cache.counters().allocated(grab.frames),
@@ -156,7 +156,7 @@ impl Core {
         request: &AllocRequest,
         aim: Aim,
         grab: &mut Grab,
-        custody: &Custody<'_>,
+        wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
         if let Err(error) = self.check_request(request) {
             self.undo(grab);
@@ -164,14 +164,14 @@ impl Core {
         }
         let asked = request.blocks;
         for _ in 1..ATTEMPTS {
-            match self.gather_once(cache, request, aim, grab, custody) {
+            match self.gather_once(cache, request, aim, grab, wake_guard) {
                 Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
                     yield_now();
                 }
                 outcome => return outcome,
             }
         }
-        self.gather_once(cache, request, aim, grab, custody)
+        self.gather_once(cache, request, aim, grab, wake_guard)
     }
 
     fn gather_once(
@@ -180,11 +180,11 @@ impl Core {
         request: &AllocRequest,
         aim: Aim,
         grab: &mut Grab,
-        custody: &Custody<'_>,
+        wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(cache, asked, grab, custody);
+            return self.gather_run(cache, asked, grab, wake_guard);
         }
         let mut end = None;
         match aim {
@@ -233,12 +233,12 @@ impl Core {
                 is_thorough = true;
                 continue;
             }
-            if !self.climb(grab, custody) && !self.evict_into(cache, request, grab, Self::evict_any) {
+            if !self.climb(grab, wake_guard) && !self.evict_into(cache, request, grab, Self::evict_any) {
                 break;
             }
         }
         if request.priority == Priority::Urgent
-            && let Some(taken) = self.space.take_reserved(asked - grab.frames, custody)
+            && let Some(taken) = self.space.take_reserved(asked - grab.frames, wake_guard)
         {
             taken.into_iter().for_each(|frame| grab.push(frame));
             return Ok(());
@@ -262,7 +262,7 @@ impl Core {
         cache: Option<CountedRef<'_>>,
         asked: usize,
         grab: &mut Grab,
-        custody: &Custody<'_>,
+        wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
         (grab.rounds, grab.is_all) = (0, true);
         loop {
@@ -271,13 +271,13 @@ impl Core {
                 grab.extend(Some(run));
                 return Ok(());
             }
-            if !self.climb(grab, custody) {
+            if !self.climb(grab, wake_guard) {
                 break;
             }
         }
         // The reserve is filled first.
         self.evict_for_reserve();
-        if let Some(run) = self.evict_run(asked, custody) {
+        if let Some(run) = self.evict_run(asked, wake_guard) {
             grab.extend(Some(run));
             return Ok(());
         }
@@ -287,7 +287,7 @@ impl Core {
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
         }
         if runs.free + self.evictable() >= asked
-            && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), custody)
+            && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), wake_guard)
         {
             grab.extend(Some(run));
             return Ok(());
@@ -395,13 +395,13 @@ impl Core {
     /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.
     /// Skips thread caches whose owner is inside.
     pub fn trim(&self) {
-        let custody = self.custody();
-        self.take_back(true, &custody);
+        let wake_guard = self.wake_guard();
+        self.take_back(true, &wake_guard);
     }
 
     /// As [`trim`](Self::trim), without visits to thread caches that report no frames.
-    pub(in crate::block) fn bring_in(&self, custody: &Custody<'_>) {
-        self.take_back(false, custody);
+    pub(in crate::block) fn bring_in(&self, wake_guard: &WakeGuard<'_>) {
+        self.take_back(false, wake_guard);
     }
 
     pub(super) fn start(&self, cache: Option<CountedRef<'_>>) -> FrameId {
@@ -410,9 +410,9 @@ impl Core {
 
     /// Reclaims frames cached elsewhere. False if another search would find nothing new.
     #[cold]
-    fn climb(&self, grab: &mut Grab, custody: &Custody<'_>) -> bool {
+    fn climb(&self, grab: &mut Grab, wake_guard: &WakeGuard<'_>) -> bool {
         let was_all = grab.is_all;
-        let found = self.take_back(was_all, custody);
+        let found = self.take_back(was_all, wake_guard);
         // A refusal requires a round that visited every thread cache and found nothing.
         grab.is_all = found == Found::Nothing;
         grab.is_sure = was_all && found == Found::Nothing;
@@ -425,17 +425,17 @@ impl Core {
     /// sees, and the magazines of all thread caches, or of those that report frames. (A visit is
     /// expensive, but a cache reports its frames only after its owner has left.) The caller must
     /// not be inside its own.
-    fn take_back(&self, is_all: bool, custody: &Custody<'_>) -> Found {
+    fn take_back(&self, is_all: bool, wake_guard: &WakeGuard<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
             cached + retired > 0
         };
         let before = self.space.frames.snapshot();
-        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(custody);
+        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(wake_guard);
         let thread_caches = self.thread_caches.iter();
         let thread_caches = thread_caches.filter(|thread_cache| is_all || has_frames(thread_cache));
         let visits =
-            ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, custody));
+            ThreadCache::visit_all(thread_caches, |local| moved += local.surrender(&self.space, wake_guard));
         let is_still = match (before, self.space.frames.snapshot()) {
             (Some(before), Some(now)) => now.free() <= before.free(),
             _ => false,

@@ -2,7 +2,7 @@
 
 use crate::ids::{FrameId, Run};
 
-use crate::block::core::{Core, Custody};
+use crate::block::core::{Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
 
 impl Core {
@@ -17,9 +17,9 @@ impl Core {
             return;
         }
         // Announced in every case.
-        let custody = self.custody();
+        let wake_guard = self.wake_guard();
         let removed =
-            self.space.reserve.sift(&custody, |frame| (region.start.0..region.end()).contains(&frame.0));
+            self.space.reserve.sift(&wake_guard, |frame| (region.start.0..region.end()).contains(&frame.0));
         for &frame in &removed {
             self.space.frames.free_run(Run { start: frame, len: 1 });
         }
@@ -40,15 +40,15 @@ impl Core {
         &self,
         len: u32,
         near: FrameId,
-        custody: &Custody<'_>,
+        wake_guard: &WakeGuard<'_>,
     ) -> Option<Run> {
         if self.space.reserve.held() == 0 {
             return None;
         }
-        for frame in self.space.reserve.sift(custody, |_| true) {
+        for frame in self.space.reserve.sift(wake_guard, |_| true) {
             self.space.frames.free_run(Run { start: frame, len: 1 });
         }
-        let run = self.space.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, custody));
+        let run = self.space.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, wake_guard));
         self.space.top_up();
         self.evict_for_reserve();
         if self.space.reserve.is_short() {
@@ -65,8 +65,8 @@ impl Core {
     }
 
     /// Calls `f` with the frames in the reserve, for an audit.
-    pub(in crate::block) fn for_each_reserved(&self, custody: &Custody<'_>, mut f: impl FnMut(FrameId)) {
-        let removed = self.space.reserve.sift(custody, |frame| {
+    pub(in crate::block) fn for_each_reserved(&self, wake_guard: &WakeGuard<'_>, mut f: impl FnMut(FrameId)) {
+        let removed = self.space.reserve.sift(wake_guard, |frame| {
             f(frame);
             false
         });

@@ -11,7 +11,7 @@ use crate::frame::cheapest_window;
 use crate::ids::{FrameId, Run, Ticket};
 use crate::sync::Ordering::Relaxed;
 
-use crate::block::core::{Core, Custody};
+use crate::block::core::{Core, WakeGuard};
 
 const WINDOWS: usize = 3;
 
@@ -102,7 +102,7 @@ impl Walk {
 impl Core {
     /// Evicts the blocks in a window of `len` frames, if there is one, and takes the run.
     #[cold]
-    pub(in crate::block) fn evict_run(&self, len: usize, _: &Custody<'_>) -> Option<Run> {
+    pub(in crate::block) fn evict_run(&self, len: usize, _: &WakeGuard<'_>) -> Option<Run> {
         let region = REGION.max(WINDOWS_IN_REGION * len).next_multiple_of(FAN);
         let mut walk = Walk::default();
         for _ in 0..WINDOWS {

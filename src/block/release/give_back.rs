@@ -4,7 +4,7 @@
 use crate::frame::{MagazinePair, RunList};
 use crate::ids::{FrameId, Run};
 
-use crate::block::core::{Blocks, Core, Custody};
+use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::thread_cache::{CacheRef, CountedRef, INLINE_BLOCKS, Returning};
 
 /// A few frames that one call has freed, in order.
@@ -125,7 +125,7 @@ impl Core {
             Some(cache) => cache.counters().freed(frames),
             None => self.counters.freed(frames),
         }
-        let _custody = self.custody();
+        let _wake_guard = self.wake_guard();
         let word = self.space.clock.read();
         match (word.in_flight() != 0).then(|| word.newest()) {
             None => {
@@ -168,16 +168,16 @@ impl Core {
         if self.shared_limbo.is_empty() {
             return 0;
         }
-        self.reclaim_shared_limbo_with(&self.custody())
+        self.reclaim_shared_limbo_with(&self.wake_guard())
     }
 
-    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's custody announces.
-    pub(in crate::block) fn reclaim_shared_limbo_with(&self, custody: &Custody<'_>) -> usize {
+    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's wake guard announces.
+    pub(in crate::block) fn reclaim_shared_limbo_with(&self, wake_guard: &WakeGuard<'_>) -> usize {
         if self.shared_limbo.is_empty() {
             return 0;
         }
         let mut reclaimed = 0;
-        self.shared_limbo.reclaim(self.space.clock.oldest(), custody, |run| {
+        self.shared_limbo.reclaim(self.space.clock.oldest(), wake_guard, |run| {
             reclaimed += run.len as usize;
             self.space.free_run(run);
         });

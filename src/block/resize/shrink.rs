@@ -78,10 +78,10 @@ impl Shrinking {
         }
         let blocks = self.blocks.clone();
         // Other requests may miss frames in transit.
-        let custody = blocks.custody();
+        let wake_guard = blocks.wake_guard();
         // Frames may be in magazines, in the depot, in limbo though no batch sees them, or in the
         // reserve.
-        blocks.bring_in(&custody);
+        blocks.bring_in(&wake_guard);
         blocks.vacate_reserve(self.region());
         self.collect_from_bitmaps()
     }

@@ -7,7 +7,7 @@ use crate::frame::{Depot, FrameMask, Frames};
 use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*, caught};
 
-use super::custody::{Announce, Custody};
+use super::wake_guard::{Announce, WakeGuard};
 use super::reserve::{Reserve, ReservedFrames};
 use crate::block::state::{BlockWord, Table};
 
@@ -239,7 +239,7 @@ impl FreeSpace {
     pub(in crate::block) fn take_reserved(
         &self,
         count: usize,
-        _: &Custody<'_, impl Announce>,
+        _: &WakeGuard<'_, impl Announce>,
     ) -> Option<ReservedFrames> {
         if count > self.reserve.mark() {
             return None;

@@ -5,18 +5,18 @@
 //! | `free_space` | [`FreeSpace`]: the parts together, and the steps that make a frame free, held or wiped. Read it first |
 //! | `reserve` | frames set aside for urgent requests |
 //! | `shared_limbo` | retired frames that are in no thread cache's limbo |
-//! | `custody` | the right to take free frames out of reach of searches, and the duty to announce them |
+//! | `wake_guard` | the right to take free frames out of reach of searches, and the duty to announce them |
 //!
 //! This room knows the words of [`state`](crate::block::state) and the frame and batch floors, but
-//! not thread caches nor the line of waiting requests: [`Announce`] is how a custody reaches the
+//! not thread caches nor the line of waiting requests: [`Announce`] is how a wake guard reaches the
 //! line.
 
-mod custody;
+mod wake_guard;
 mod free_space;
 mod reserve;
 mod shared_limbo;
 
-pub(in crate::block) use custody::{Announce, Custody};
+pub(in crate::block) use wake_guard::{Announce, WakeGuard};
 pub use free_space::Scrub;
 pub(in crate::block) use free_space::{FreeSpace, FreedFrames};
 pub(in crate::block) use reserve::Reserve;

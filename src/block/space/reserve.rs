@@ -26,7 +26,7 @@ use crate::frame::Stock;
 use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, Ordering::*};
 
-use super::custody::{Announce, Custody};
+use super::wake_guard::{Announce, WakeGuard};
 
 /// Frames set aside, and the number that there should be.
 pub(in crate::block) struct Reserve {
@@ -91,7 +91,7 @@ impl Reserve {
     /// request that finds the reserve empty tries again.
     pub(in crate::block) fn sift(
         &self,
-        _: &Custody<'_, impl Announce>,
+        _: &WakeGuard<'_, impl Announce>,
         mut leaves: impl FnMut(FrameId) -> bool,
     ) -> ReservedFrames {
         let all: ReservedFrames = std::iter::from_fn(|| self.stock.pop()).take(self.mark).collect();

@@ -15,7 +15,7 @@ use std::ptr;
 use crate::ids::{Run, Ticket};
 use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, Frozen, Ordering::*};
 
-use super::custody::{Announce, Custody};
+use super::wake_guard::{Announce, WakeGuard};
 
 struct Node {
     retired: Frozen<(Run, Ticket)>,
@@ -113,7 +113,7 @@ impl SharedLimbo {
     pub(in crate::block) fn reclaim(
         &self,
         oldest: Ticket,
-        _: &Custody<'_, impl Announce>,
+        _: &WakeGuard<'_, impl Announce>,
         mut free: impl FnMut(Run),
     ) {
         self.oldest_tag.store(u64::MAX, Relaxed);
@@ -140,7 +140,7 @@ impl SharedLimbo {
 
     /// Calls `f` with the runs in the list, for an audit. Meanwhile, other threads find none
     /// of these runs.
-    pub(in crate::block) fn for_each(&self, _: &Custody<'_, impl Announce>, mut f: impl FnMut(Run)) {
+    pub(in crate::block) fn for_each(&self, _: &WakeGuard<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
         while let Some(node) = chain.pop() {
@@ -194,7 +194,7 @@ mod tests {
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
         let shared_limbo = SharedLimbo::default();
-        // A custody of any pool: the announcement has no receiver.
+        // A wake guard of any pool: the announcement has no receiver.
         let config = BlocksConfig {
             frames: 64,
             frames_max: 64,
@@ -206,7 +206,7 @@ mod tests {
             device: DeviceId::Host,
         };
         let blocks = Blocks::new(config, None);
-        let custody = &blocks.custody();
+        let wake_guard = &blocks.wake_guard();
         let got: Vec<u32> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..2)
                 .map(|thread| {
@@ -217,7 +217,7 @@ mod tests {
                             shared_limbo
                                 .push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
                             if i % 8 == 0 {
-                                shared_limbo.reclaim(Ticket(1), custody, |run| got.push(run.start.0));
+                                shared_limbo.reclaim(Ticket(1), wake_guard, |run| got.push(run.start.0));
                             }
                         }
                         got
@@ -228,9 +228,9 @@ mod tests {
         });
         let mut all = got;
         let mut waiting = 0;
-        shared_limbo.for_each(custody, |_| waiting += 1);
+        shared_limbo.for_each(wake_guard, |_| waiting += 1);
         assert_eq!((shared_limbo.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
-        shared_limbo.reclaim(Ticket(2), custody, |run| all.push(run.start.0));
+        shared_limbo.reclaim(Ticket(2), wake_guard, |run| all.push(run.start.0));
         all.sort_unstable();
         assert_eq!(all, (0..2 * RUNS).collect::<Vec<_>>());
         assert_eq!(shared_limbo.mirror().0, 0);

@@ -64,7 +64,7 @@
 //!
 //! A free frame can be out of reach of searches for a moment while a thread moves it; that thread
 //! announces it. Steps that take frames out of reach and put them back require a
-//! [`Custody`](super::space::Custody), which announces when it ends. The complete list of
+//! [`WakeGuard`](super::space::WakeGuard), which announces when it ends. The complete list of
 //! announcements:
 //!
 //! | event | where |

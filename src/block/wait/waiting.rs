@@ -116,13 +116,13 @@ impl Waiting<'_> {
         self.blocks.check_request(request).inspect_err(|error| self.blocks.counters.refused(error))?;
         self.check_counts(request, 0)?;
         let (mut grab, aim) = (Grab::new(), list.map_or(Aim::Any, Aim::List));
-        let custody = self.blocks.custody();
+        let wake_guard = self.blocks.wake_guard();
         let gathered = self
             .blocks
-            .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &custody));
+            .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &wake_guard));
         // An announcement would signal this place itself, which would search again forever. `tried`
         // and the end of the place tell the line what it needs to know.
-        custody.leave_to_line();
+        wake_guard.leave_to_line();
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
         match gathered {

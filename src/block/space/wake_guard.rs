@@ -1,12 +1,12 @@
-//! Custody: the right to take free frames out of reach of searches, and the duty to announce them.
+//! Wake guard: the right to take free frames out of reach of searches, and the duty to announce them.
 //!
 //! Some steps take free frames out of the places that a search looks at, and put them back later:
 //! they sift a chain of the [shared limbo](super::shared_limbo), empty another thread's cache into
 //! the bitmaps, or walk the reserve. A request that searches in between finds nothing, and may fall
-//! asleep. Each such step therefore takes a [`Custody`] as proof that an announcement follows.
-//! Dropping the custody is that announcement, also when the step panics:
+//! asleep. Each such step therefore takes a [`WakeGuard`] as proof that an announcement follows.
+//! Dropping the wake guard is that announcement, also when the step panics:
 //!
-//! | step | its custody is |
+//! | step | its wake guard is |
 //! |---|---|
 //! | [`SharedLimbo::reclaim`](super::SharedLimbo::reclaim), `for_each` | a parameter |
 //! | `Local::surrender`: the contents of a thread cache | a parameter |
@@ -18,7 +18,7 @@
 //! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).
 //!
 //! One caller must not announce to the line: a waiting request is itself the head, and would wake
-//! itself forever. It hands its custody [to the line](Custody::leave_to_line) and signals the next
+//! itself forever. It hands its wake guard [to the line](WakeGuard::leave_to_line) and signals the next
 //! head when it leaves.
 
 /// Tells waiting requests that free frames may have become available.
@@ -29,15 +29,15 @@ pub(in crate::block) trait Announce {
 
 /// Proof that an announcement follows; dropping it announces.
 #[must_use = "dropping it announces: keep it until the frames are where a search finds them"]
-pub(in crate::block) struct Custody<'a, A: Announce>(&'a A);
+pub(in crate::block) struct WakeGuard<'a, A: Announce>(&'a A);
 
-impl<'a, A: Announce> Custody<'a, A> {
+impl<'a, A: Announce> WakeGuard<'a, A> {
     #[inline]
     pub(in crate::block) fn new(announcer: &'a A) -> Self {
         Self(announcer)
     }
 
-    /// Ends the custody without an announcement: the caller has a place in line, and signals the
+    /// Ends the wake guard without an announcement: the caller has a place in line, and signals the
     /// line.
     #[inline]
     pub(in crate::block) fn leave_to_line(self) {
@@ -45,7 +45,7 @@ impl<'a, A: Announce> Custody<'a, A> {
     }
 }
 
-impl<A: Announce> Drop for Custody<'_, A> {
+impl<A: Announce> Drop for WakeGuard<'_, A> {
     #[inline]
     fn drop(&mut self) {
         self.0.announce();
