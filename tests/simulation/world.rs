@@ -41,7 +41,7 @@ pub struct Tally {
     pub steps: u64,
     pub tokens_read: u64,
     pub moved: u64,
-    pub gave_way: u64,
+    pub cancelled_moves: u64,
     pub copies_failed: u64,
     pub patched: u64,
     pub allocated: u64,
@@ -69,7 +69,7 @@ impl Tally {
             ("steps", &mut self.steps),
             ("tokens_read", &mut self.tokens_read),
             ("moved", &mut self.moved),
-            ("gave_way", &mut self.gave_way),
+            ("cancelled_moves", &mut self.cancelled_moves),
             ("copies_failed", &mut self.copies_failed),
             ("patched", &mut self.patched),
             ("allocated", &mut self.allocated),
@@ -404,7 +404,7 @@ impl World {
         let arrived = arrived.count() as u64;
         self.note(format_args!("a copy ends, {arrived} blocks moved"));
         self.tally.moved += arrived;
-        self.tally.gave_way += moves.len() as u64 - arrived;
+        self.tally.cancelled_moves += moves.len() as u64 - arrived;
     }
 
     fn pass_time(&mut self) {
@@ -438,9 +438,9 @@ impl World {
         let any = (FrameId(self.rng.u32(..frames)), FrameId(self.rng.u32(..frames)));
         let count = self.rng.usize(1..20);
         let pairs: Vec<_> = from.into_iter().zip(to).take(count).chain([any]).collect();
-        let mut gave_way = 0;
-        let wave = self.pool.blocks().begin_wave(pairs, &mut |_, _| gave_way += 1);
-        self.note(format_args!("{} of {} to be moved", wave.len(), wave.len() as u64 + gave_way));
+        let mut cancelled_moves = 0;
+        let wave = self.pool.blocks().begin_wave(pairs, &mut |_, _| cancelled_moves += 1);
+        self.note(format_args!("{} of {} to be moved", wave.len(), wave.len() as u64 + cancelled_moves));
         if wave.is_empty() {
             return;
         }
