@@ -1,7 +1,7 @@
 //! A pool of blocks with cells that stand for their bytes: the counterpart of
 //! [`Touched`](crate::Touched) for blocks.
 
-use kvpool::block::{AllocRequest, Blocks, BlocksConfig, GaveWay, Wave};
+use kvpool::block::{AllocRequest, Blocks, BlocksConfig, MoveCancelled, Wave};
 use kvpool::testing::end_exploring;
 use kvpool::{AllocError, BlockHandle, BlockId, DeviceId, FrameId, Run};
 use loom::cell::UnsafeCell;
@@ -146,13 +146,13 @@ impl TouchedBlocks {
     }
 
     /// Moves the block in one frame to another, if that is possible now.
-    pub fn relocate(&self, from: u32, to: u32) -> Result<(), GaveWay> {
+    pub fn relocate(&self, from: u32, to: u32) -> Result<(), MoveCancelled> {
         let mut outcome = Ok(());
-        let mut gave_way = |_, why| outcome = Err(why);
-        let wave = self.blocks.begin_wave([(FrameId(from), FrameId(to))], &mut gave_way);
+        let mut cancelled = |_, why| outcome = Err(why);
+        let wave = self.blocks.begin_wave([(FrameId(from), FrameId(to))], &mut cancelled);
         self.copy(&wave);
         // SAFETY: the bytes have been copied above.
-        let published = unsafe { wave.publish(&mut gave_way) };
+        let published = unsafe { wave.publish(&mut cancelled) };
         assert_eq!(published == 1, outcome.is_ok());
         outcome
     }

@@ -6,7 +6,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::FrameId;
-use kvpool::block::GaveWay;
+use kvpool::block::MoveCancelled;
 use kvpool::prefix::models;
 use kvpool_loom_tests::{CachedBlocks, check, check_to, end_exploring, join_last};
 use loom::thread;
@@ -281,7 +281,7 @@ fn dropped_for_a_move() {
         }
         pool.blocks.end_batch(batch);
         let outcome = join_last(thread);
-        assert!(matches!(outcome, Ok(()) | Err(GaveWay::Taken)), "{outcome:?}");
+        assert!(matches!(outcome, Ok(()) | Err(MoveCancelled::Taken)), "{outcome:?}");
         let is_moved = pool.blocks.frame(moved) == to;
         assert_eq!(
             (is_moved, pool.hit(2).map(|block| pool.leave(block))),

@@ -6,7 +6,7 @@
 #![cfg(kvpool_loom)]
 
 use kvpool::FrameId;
-use kvpool::block::{AllocRequest, GaveWay, models};
+use kvpool::block::{AllocRequest, MoveCancelled, models};
 use kvpool_loom_tests::{TouchedBlocks, check, check_to, check_wide, end_exploring, join_last};
 use loom::thread;
 
@@ -30,7 +30,7 @@ fn released() {
         let moved = join_last(thread);
         // Open: it may be the next owner's block already.
         assert!(
-            matches!(moved, Ok(()) | Err(GaveWay::Released | GaveWay::Taken | GaveWay::Open)),
+            matches!(moved, Ok(()) | Err(MoveCancelled::Released | MoveCancelled::Taken | MoveCancelled::Open)),
             "{moved:?}"
         );
         pool.finish();
@@ -108,7 +108,7 @@ fn pinned() {
         assert_eq!(pool.blocks.frame(block.id), frame, "it moved while it was pinned");
         pool.blocks.unpin(block);
         let moved = join_last(thread);
-        assert!(matches!(moved, Ok(()) | Err(GaveWay::Pinned)));
+        assert!(matches!(moved, Ok(()) | Err(MoveCancelled::Pinned)));
         assert_eq!(pool.blocks.frame(block.id), FrameId(if moved.is_ok() { THERE } else { HERE }));
         assert_eq!(pool.read(block.id), 1);
         pool.blocks.release(&[block.id]);
@@ -146,7 +146,7 @@ fn reopened() {
             pool.write(block.id);
         }
         let moved = join_last(thread);
-        assert!(matches!(moved, Ok(()) | Err(GaveWay::Open)));
+        assert!(matches!(moved, Ok(()) | Err(MoveCancelled::Open)));
         assert_eq!(pool.read(block.id), if is_open { 2 } else { 1 });
         pool.blocks.release(&[block.id]);
         pool.finish();
@@ -243,8 +243,8 @@ fn two_movers_of_one_block() {
         let there = join_last(thread);
         let at = pool.blocks.frame(block.id);
         match (here, there) {
-            (Ok(()), Err(GaveWay::Moving | GaveWay::Released)) => assert_eq!(at, FrameId(ELSEWHERE)),
-            (Err(GaveWay::Moving | GaveWay::Released), Ok(())) => assert_eq!(at, FrameId(THERE)),
+            (Ok(()), Err(MoveCancelled::Moving | MoveCancelled::Released)) => assert_eq!(at, FrameId(ELSEWHERE)),
+            (Err(MoveCancelled::Moving | MoveCancelled::Released), Ok(())) => assert_eq!(at, FrameId(THERE)),
             other => panic!("{other:?}"),
         }
         assert_eq!(pool.read(block.id), 1);
@@ -264,7 +264,7 @@ fn two_movers_of_two_blocks() {
         let thread = thread::spawn(move || other.relocate(0, 2));
         let second = pool.relocate(1, 2);
         let first = join_last(thread);
-        assert!(first.is_ok() != second.is_ok() || first == Err(GaveWay::Taken), "{first:?} {second:?}");
+        assert!(first.is_ok() != second.is_ok() || first == Err(MoveCancelled::Taken), "{first:?} {second:?}");
         for block in blocks {
             assert_eq!(pool.read(block.id), 1);
             pool.blocks.release(&[block.id]);

@@ -98,7 +98,7 @@ pub use cache_handle::{KeepAlive, flush_thread};
 pub use counts::Counts;
 pub use latency::{Latency, LatencyBucket, LatencyHistogram};
 pub(crate) use latency::{Operation, Sampler};
-pub use moving::{FrameUse, GaveWay, Wave};
+pub use moving::{FrameUse, MoveCancelled, Wave};
 pub(crate) use release::Exposure;
 pub use request::{AllocRequest, Priority};
 pub use resize::Shrinking;

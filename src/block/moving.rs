@@ -46,7 +46,7 @@ use super::state::{BlockWord, MoveCount, Moved, Since};
 /// Why a block was not moved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
-pub enum GaveWay {
+pub enum MoveCancelled {
     /// The destination was not free.
     Taken,
     /// Its last owner released it, or it is in another frame.
@@ -94,13 +94,13 @@ impl Blocks {
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
-        gave_way: &mut dyn FnMut(FrameId, GaveWay),
+        cancelled: &mut dyn FnMut(FrameId, MoveCancelled),
     ) -> Wave {
         let mut wave = Wave { blocks: self.clone(), moving: Vec::new(), dropped: 0 };
         for (from, to) in moves {
             match self.begin_move(from, to, &mut wave.dropped) {
                 Ok(moving) => wave.moving.push(moving),
-                Err(why) => gave_way(from, why),
+                Err(why) => cancelled(from, why),
             }
         }
         wave
@@ -135,8 +135,8 @@ impl Wave {
     ///
     /// If the pool has storage, the bytes of all [moves](Self::moves) must be in their new frames:
     /// safe code that reads them there takes them for the bytes that the block's owner wrote.
-    pub unsafe fn publish(self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
-        self.publish_if(gave_way, |_, _| true)
+    pub unsafe fn publish(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
+        self.publish_if(cancelled, |_, _| true)
     }
 
     /// As [`publish`](Self::publish), for blocks that their owners write in place: one that has
@@ -145,15 +145,15 @@ impl Wave {
     /// # Safety
     ///
     /// As for [`publish`](Self::publish).
-    pub(crate) unsafe fn publish_in_place(self, gave_way: &mut dyn FnMut(FrameId, GaveWay)) -> usize {
+    pub(crate) unsafe fn publish_in_place(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
         // The number does not recur: the release with which it would wrap around uncaches the
         // block, and leaves its frame to the wave.
-        self.publish_if(gave_way, |moving, word| word.generation_low() == moving.generation)
+        self.publish_if(cancelled, |moving, word| word.generation_low() == moving.generation)
     }
 
     fn publish_if(
         mut self,
-        gave_way: &mut dyn FnMut(FrameId, GaveWay),
+        cancelled: &mut dyn FnMut(FrameId, MoveCancelled),
         is_copied: impl Fn(&Moving, BlockWord) -> bool,
     ) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), RunList::new());
@@ -174,7 +174,7 @@ impl Wave {
             self.blocks.leave(&moved, &left);
         }
         // Last, because it is the caller's code, and may panic or move blocks itself.
-        stayed.into_iter().for_each(|(from, why)| gave_way(from, why));
+        stayed.into_iter().for_each(|(from, why)| cancelled(from, why));
         moved.len()
     }
 }
@@ -190,16 +190,16 @@ impl Drop for Wave {
 }
 
 impl Core {
-    fn begin_move(&self, from: FrameId, to: FrameId, dropped: &mut usize) -> Result<Moving, GaveWay> {
+    fn begin_move(&self, from: FrameId, to: FrameId, dropped: &mut usize) -> Result<Moving, MoveCancelled> {
         if from.index() >= self.rows() {
-            return Err(GaveWay::Released);
+            return Err(MoveCancelled::Released);
         }
         // Check first, so that an immovable block costs no claim. The block in the frame may change
         // until it is marked.
         let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
         if to.index() >= self.rows() || !self.evict_or_claim(to, dropped) {
-            return Err(GaveWay::Taken);
+            return Err(MoveCancelled::Taken);
         }
         self.space.hold_frame(to);
         // Acquire: the bytes written before the seal are visible to the copy. Release: what the
@@ -215,7 +215,7 @@ impl Core {
             // Reached by the models in `moves`.
             Err(bits) => {
                 self.space.release_held(to);
-                Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(GaveWay::Released))
+                Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(MoveCancelled::Released))
             }
         }
     }
@@ -234,7 +234,7 @@ impl Core {
         is_evicted
     }
 
-    fn publish_move(&self, moving: Moving, is_copied: impl Fn(BlockWord) -> bool) -> Result<(), GaveWay> {
+    fn publish_move(&self, moving: Moving, is_copied: impl Fn(BlockWord) -> bool) -> Result<(), MoveCancelled> {
         let Moving { block, from, to, .. } = moving;
         let displaced = self.space.table.block_at(to);
         // Ours until the word names `to`; the Release below publishes it to the thread that frees
@@ -250,7 +250,7 @@ impl Core {
         if let Err(bits) = published {
             self.space.table.set_block_at(to, displaced);
             let word = BlockWord::from_bits(bits);
-            return Err(if word.is_free() { GaveWay::Released } else { GaveWay::Pinned });
+            return Err(if word.is_free() { MoveCancelled::Released } else { MoveCancelled::Pinned });
         }
         // The old frame is the wave's now, and the displaced block is free, so that no other thread
         // writes its word. Relaxed: a handle check sees that the block is free, and nothing else.
@@ -350,16 +350,16 @@ impl Core {
 }
 
 /// Returns the word of a block that is to leave `from`, marked, or the reason that it cannot move.
-fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, GaveWay> {
+fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, MoveCancelled> {
     if word.is_free() || word.frame() != from {
-        return Err(GaveWay::Released);
+        return Err(MoveCancelled::Released);
     }
     word.begin_move().ok_or(if word.pins() != 0 {
-        GaveWay::Pinned
+        MoveCancelled::Pinned
     } else if word.is_moving() {
-        GaveWay::Moving
+        MoveCancelled::Moving
     } else {
-        GaveWay::Open
+        MoveCancelled::Open
     })
 }
 

@@ -46,7 +46,7 @@ mod stop;
 mod task;
 mod turns;
 
-pub use crate::block::GaveWay;
+pub use crate::block::MoveCancelled;
 pub use crate::storage::WAVE_BYTES;
 pub use bytes::{Bytes, FrameCopier};
 pub(crate) use compactor::Compactor;

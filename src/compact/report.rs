@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::block::GaveWay;
+use crate::block::MoveCancelled;
 
 /// Numbers of planned moves that did not take place, by reason.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,13 +30,13 @@ impl GivenUp {
         self.taken + self.released + self.pinned + self.open + self.moving + self.copy_failed
     }
 
-    pub(crate) fn count(&mut self, why: GaveWay) {
+    pub(crate) fn count(&mut self, why: MoveCancelled) {
         match why {
-            GaveWay::Taken => self.taken += 1,
-            GaveWay::Released => self.released += 1,
-            GaveWay::Pinned => self.pinned += 1,
-            GaveWay::Open => self.open += 1,
-            GaveWay::Moving => self.moving += 1,
+            MoveCancelled::Taken => self.taken += 1,
+            MoveCancelled::Released => self.released += 1,
+            MoveCancelled::Pinned => self.pinned += 1,
+            MoveCancelled::Open => self.open += 1,
+            MoveCancelled::Moving => self.moving += 1,
         }
     }
 

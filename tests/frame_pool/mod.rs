@@ -7,7 +7,7 @@ mod resize;
 mod stress;
 mod waiting;
 
-use kvpool::compact::{GaveWay, Goal};
+use kvpool::compact::{MoveCancelled, Goal};
 use kvpool::prefix::{HashKey, KvEvent};
 use kvpool::{AllocRequest, FrameGroup, FrameKey, FramePool, Order, Run};
 
@@ -126,7 +126,7 @@ fn only_frames_without_references_move() {
     assert_eq!(hits, [hit.0]);
     assert_eq!(pool.uncache(&[gone.0]).unwrap(), 1);
     let outcome = moves.commit();
-    assert_eq!(outcome.stayed, [(hit.0, GaveWay::Pinned), (gone.0, GaveWay::Released)]);
+    assert_eq!(outcome.stayed, [(hit.0, MoveCancelled::Pinned), (gone.0, MoveCancelled::Released)]);
     assert_eq!(outcome.moved, pairs[2..]);
     for (from, to) in outcome.moved {
         assert_eq!(pool.cached(key(&pool, from.into())).unwrap(), Some(to));

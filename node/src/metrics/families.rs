@@ -70,7 +70,7 @@ families! {
 
     TURN: Gauge "turn_seconds" ["task"] "Age of the turn to move blocks, of the task that has it: defragment, background, request, resize; absent while none has it";
     COMPACTIONS: Counter "compactions" [] "Turns of compactions and shrinks, with those that moved nothing";
-    MOVES: Counter "moves" ["outcome"] "Planned moves of blocks: published, or gave_way to an owner or a failure";
+    MOVES: Counter "moves" ["outcome"] "Planned moves of blocks: published, or cancelled to an owner or a failure";
     MOVED_BYTES: Counter "moved_bytes" [] "Bytes of the blocks that compactions and shrinks moved";
     DROPPED: Counter "compaction_dropped_blocks" [] "Evictable blocks that were dropped from the frames to which compactions moved others";
     COMPACTION: Gauge "compaction_state" ["state"] "1 for what the background task does: moving; or for why it rests: contiguous (not fragmented), batches (of its last run are in flight), no_gain (no move pays), share (of the allocated blocks was moved); absent without a task";

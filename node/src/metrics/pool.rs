@@ -136,7 +136,7 @@ fn moves(metrics: &Metrics, scrape: &mut Scrape) {
     }
     scrape.count(&COMPACTIONS, &[], moves.runs);
     scrape.count(&MOVES, &["published"], moves.moved_blocks);
-    scrape.count(&MOVES, &["gave_way"], moves.given_up.total() as u64);
+    scrape.count(&MOVES, &["cancelled"], moves.given_up.total() as u64);
     scrape.count(&MOVED_BYTES, &[], moves.moved_bytes);
     scrape.count(&DROPPED, &[], moves.dropped_blocks);
 }

@@ -28,7 +28,7 @@ fn sealed(blocks: &Blocks, count: usize) -> Vec<BlockId> {
     ids
 }
 
-fn never(from: FrameId, why: GaveWay) {
+fn never(from: FrameId, why: MoveCancelled) {
     panic!("frame {from} stays: {why:?}")
 }
 
@@ -83,7 +83,7 @@ fn a_move_in_a_large_pool_takes_as_long() {
             let start = std::time::Instant::now();
             let mut taken = 0;
             let wave = blocks.begin_wave((0..64).map(|at| (FrameId(at), FrameId(at + to))), &mut |_, why| {
-                assert_eq!(why, GaveWay::Taken);
+                assert_eq!(why, MoveCancelled::Taken);
                 taken += 1;
             });
             assert_eq!((wave.len(), taken), if is_taken { (0, 64) } else { (64, 0) });

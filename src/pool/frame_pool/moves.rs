@@ -12,7 +12,7 @@
 //! move, also if all references are gone again: an owner may have written other contents.
 
 use crate::block::Wave;
-use crate::compact::{BREAK_PRICE, GaveWay, GivenUp, Goal, Snapshot, plan};
+use crate::compact::{BREAK_PRICE, MoveCancelled, GivenUp, Goal, Snapshot, plan};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
@@ -34,7 +34,7 @@ pub struct MovedFrames {
     /// Source and destination of the blocks that moved.
     pub moved: Vec<(u32, u32)>,
     /// Frames whose blocks stayed, and why.
-    pub stayed: Vec<(u32, GaveWay)>,
+    pub stayed: Vec<(u32, MoveCancelled)>,
 }
 
 impl FramePool {
@@ -116,10 +116,10 @@ impl FrameMoves {
     /// frames from now on.
     pub fn commit(self) -> MovedFrames {
         let mut outcome = MovedFrames { moved: self.pairs().collect(), stayed: Vec::new() };
-        let mut gave_way = |from: FrameId, why| outcome.stayed.push((from.0, why));
+        let mut cancelled = |from: FrameId, why| outcome.stayed.push((from.0, why));
         // SAFETY: the pool has no storage; the engine, which owns the bytes, says that it copied
         // them.
-        unsafe { self.wave.publish_in_place(&mut gave_way) };
+        unsafe { self.wave.publish_in_place(&mut cancelled) };
         let stayed = &outcome.stayed;
         outcome.moved.retain(|(from, _)| stayed.iter().all(|(stayed, _)| stayed != from));
         self.pool.0.count_moves(|counts| {

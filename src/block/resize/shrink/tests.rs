@@ -109,13 +109,13 @@ fn a_block_keeps_its_id_when_its_frame_goes() {
     pool.trim();
     let mut shrinking = pool.begin_shrink(10).unwrap();
     assert_eq!(shrinking.collect(), 1, "frame 90");
-    let mut gave_way = |frame: FrameId, why| panic!("{frame}: {why:?}");
-    let wave = pool.begin_wave([(FrameId(90), FrameId(3))], &mut gave_way);
+    let mut cancelled = |frame: FrameId, why| panic!("{frame}: {why:?}");
+    let wave = pool.begin_wave([(FrameId(90), FrameId(3))], &mut cancelled);
     assert_eq!(shrinking.collect(), 1, "its move is not published");
     let report = pool.audit().unwrap();
     assert_eq!((report.held, report.owned), (89 + 1, 1), "the collected frames, and the destination");
     // SAFETY: there are no bytes.
-    assert_eq!(unsafe { wave.publish(&mut gave_way) }, 1);
+    assert_eq!(unsafe { wave.publish(&mut cancelled) }, 1);
     assert_eq!(shrinking.collect(), 0);
     shrinking.commit(|_| ()).unwrap();
 
