@@ -87,7 +87,7 @@ pub struct Core {
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
     /// Frames of whole units that lists took since the last slice of [reclaim](super::allocate).
-    pub(in crate::block) owed: CachePadded<AtomicUsize>,
+    pub(in crate::block) reclaim_debt: CachePadded<AtomicUsize>,
     /// Frames in all thread caches, as last summed, and for how many calls that serves.
     pub(in crate::block) in_thread_caches: AtomicUsize,
     pub(in crate::block) sum_serves: AtomicUsize,
@@ -150,7 +150,7 @@ impl Blocks {
             rows: AtomicUsize::new(config.frames),
             evictor,
             evictable: CachePadded::new(AtomicUsize::new(0)),
-            owed: CachePadded::new(AtomicUsize::new(0)),
+            reclaim_debt: CachePadded::new(AtomicUsize::new(0)),
             in_thread_caches: AtomicUsize::new(0),
             sum_serves: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),

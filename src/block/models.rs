@@ -41,8 +41,8 @@ pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
 
 /// Notes that a list took whole units, and evicts up to `watermark` blocks ahead of need.
 pub fn reclaim(blocks: &Blocks, watermark: usize) -> usize {
-    blocks.owed.fetch_add(1, Relaxed);
-    blocks.reclaim_owed(watermark)
+    blocks.reclaim_debt.fetch_add(1, Relaxed);
+    blocks.settle_reclaim_debt(watermark)
 }
 
 /// As [`evict`], and takes the block at the frame into a list: an allocation without its search.

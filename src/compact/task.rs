@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! every `interval`:  no batch has begun since the last check?  slices of reclaim, as long as any
-//!                    are owed and none begins; yields between two
+//!                    are reclaim_debt and none begins; yields between two
 //!                    no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
 //!                    no more blocks are free than evictable, and the task has moved its share of
@@ -334,7 +334,7 @@ fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// Evicts what is owed to lists, in slices, until a batch begins after `newest`; its end goes on.
+/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; its end goes on.
 async fn reclaim(blocks: &Blocks, newest: Ticket, stop: &Stop) {
     while blocks.clock().newest() == newest && !stop.is_given() && blocks.reclaim_slice() > 0 {
         yield_now().await;

@@ -7,13 +7,13 @@
 //! # Protocol
 //!
 //! ```text
-//! list     took whole units:  owed += their frames
-//! slice    owed: swap 0, was above 0;  some block is evictable;  below the watermark
+//! list     took whole units:  reclaim_debt += their frames
+//! slice    reclaim_debt: swap 0, was above 0;  some block is evictable;  below the watermark
 //!              =>  evict up to SLICE_MAX blocks;  announce;
-//!                  more are missing, and whole units were gained, or a batch saw all: owed += rest
+//!                  more are missing, and whole units were gained, or a batch saw all: reclaim_debt += rest
 //! ```
 //!
-//! `owed` is a hint: without consumption since the last slice, a batch's end costs one load. The
+//! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one load. The
 //! swap gives the work to one thread; if lists take more units meanwhile two slices may overlap. A
 //! stopped thread withholds one step of its eviction and the frames of one leaf.
 //!
@@ -21,7 +21,7 @@
 //!
 //! The ends of batches and of sequences. A batch that ends with a stream of a device does its slice
 //! when it is finished, on the engine's thread, so as not to delay the thread that reports ends.
-//! While no batch begins, [the background task](crate::compact) does what is owed.
+//! While no batch begins, [the background task](crate::compact) does the reclaim debt.
 //!
 //! The task does not do all slices: in a replay of Mooncake's conversations a wake cost as much as
 //! a small slice, p99 of an append rose from 26 to 31 us (two threads; 54 with a task that looks
@@ -49,7 +49,7 @@ impl Core {
     pub(super) fn took_units(&self, frames: usize) {
         if frames > 0 && self.evictor.is_some() {
             // Relaxed: a hint.
-            self.owed.fetch_add(frames, Relaxed);
+            self.reclaim_debt.fetch_add(frames, Relaxed);
         }
     }
 
@@ -58,8 +58,8 @@ impl Core {
     #[inline]
     pub(crate) fn reclaim_slice(&self) -> usize {
         // Relaxed: a hint.
-        if self.owed.load(Relaxed) > 0 && self.has_units() {
-            self.reclaim_owed(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT))
+        if self.reclaim_debt.load(Relaxed) > 0 && self.has_units() {
+            self.settle_reclaim_debt(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT))
         } else {
             0
         }
@@ -67,10 +67,10 @@ impl Core {
 
     /// As [`reclaim_slice`](Self::reclaim_slice), up to this watermark.
     #[cold]
-    pub(in crate::block) fn reclaim_owed(&self, watermark: usize) -> usize {
-        // Nothing is owed while nothing is evictable: a prompt that fills the pool exactly stays
+    pub(in crate::block) fn settle_reclaim_debt(&self, watermark: usize) -> usize {
+        // Nothing is due while nothing is evictable: a prompt that fills the pool exactly stays
         // cached. Reached by `prefix_edges`.
-        if self.owed.swap(0, Relaxed) == 0 || self.evictable() == 0 {
+        if self.reclaim_debt.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
         }
         let frames = &self.space.frames;

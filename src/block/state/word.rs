@@ -90,7 +90,7 @@ pub struct BlockWord(u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "the last reference owes its frame to the pool"]
 pub enum Released {
-    /// Other references remain; nothing is owed.
+    /// Other references remain; nothing is due.
     Shared(BlockWord),
     /// It was the last: the caller owns the frame, and must give it back.
     Last {
