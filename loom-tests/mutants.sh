@@ -133,7 +133,7 @@ wheel_summary_no_second_look eviction_queue
 front_taken_relaxed queues
 evict_owned evictable
 evict_seen evictable
-filed_twice evictable
+enqueued_twice evictable
 entry_rest_lost entries
 entry_seen_lost entries
 entry_outdated_lost entries
@@ -146,7 +146,7 @@ registered_uncached uncached
 renoted_uncached uncached
 unlinked_no_fence sequences
 reopen_relaxed moves
-unfiled_relaxed evictable
+dequeued_relaxed evictable
 settle_no_second_look announced
 directory_relaxed growth
 silent_wave announced

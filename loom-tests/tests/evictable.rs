@@ -45,7 +45,7 @@ fn hit_against_eviction() {
     });
 }
 
-/// A hit, its release, and an eviction race with a block that is already filed: the other block is
+/// A hit, its release, and an eviction race with a block that is already enqueued: the other block is
 /// available for eviction.
 #[test]
 fn hit_and_release_against_eviction() {
@@ -64,7 +64,7 @@ fn hit_and_release_against_eviction() {
     });
 }
 
-/// A block filed by an old entry is released while another thread pops that entry: it is still in a
+/// A block enqueued by an old entry is released while another thread pops that entry: it is still in a
 /// queue afterwards. (The walk over all words, which comes last before a request is refused, would
 /// find it in any case.)
 #[test]

@@ -1,7 +1,7 @@
-//! Theorem: every block filed in the rank queue is popped once, by a thread that sees its bytes; a
-//! pop finds every filed block that no other thread holds; and when all threads are done, the
+//! Theorem: every block enqueued in the rank queue is popped once, by a thread that sees its bytes; a
+//! pop finds every enqueued block that no other thread holds; and when all threads are done, the
 //! remaining blocks come in the order of their ranks, those below the cursor first, even if they
-//! were filed by an old cursor, or while a slot was cleared.
+//! were enqueued by an old cursor, or while a slot was cleared.
 //!
 //! Digits of one bit, unless a model says otherwise: level 0 has the two ranks from the cursor on,
 //! level 1 two slots of two, level 2 two of four.
@@ -18,7 +18,7 @@ use loom::sync::atomic::AtomicU32;
 use loom::thread;
 
 /// A rank queue and its blocks, each with a cell for its bytes.
-struct Filed {
+struct Enqueued {
     queue: RankQueue,
     next: Vec<AtomicU32>,
     /// Not loom's: a rank decides where a block goes, and carries nothing else.
@@ -27,9 +27,9 @@ struct Filed {
 }
 
 // SAFETY: bytes are accessed by the owner of the block only. The models check exactly this.
-unsafe impl Sync for Filed {}
+unsafe impl Sync for Enqueued {}
 
-impl Links for Filed {
+impl Links for Enqueued {
     fn next(&self, id: BlockId) -> &AtomicU32 {
         &self.next[id.index()]
     }
@@ -39,20 +39,20 @@ impl Links for Filed {
     }
 }
 
-impl Filed {
-    /// Creates blocks of these ranks; the first `filed` of them are filed.
-    fn new(levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
-        Self::with_digits(1, levels, ranks, filed)
+impl Enqueued {
+    /// Creates blocks of these ranks; the first `enqueued` of them are enqueued.
+    fn new(levels: u32, ranks: &[u64], enqueued: usize) -> Arc<Self> {
+        Self::with_digits(1, levels, ranks, enqueued)
     }
 
-    fn with_digits(bits: u32, levels: u32, ranks: &[u64], filed: usize) -> Arc<Self> {
+    fn with_digits(bits: u32, levels: u32, ranks: &[u64], enqueued: usize) -> Arc<Self> {
         let new = Self {
             queue: RankQueue::with_digits(bits, levels),
             next: ranks.iter().map(|_| AtomicU32::new(0)).collect(),
             rank: ranks.iter().map(|&rank| AtomicU64::new(rank)).collect(),
             bytes: ranks.iter().map(|_| UnsafeCell::new(0)).collect(),
         };
-        (0..filed as u32).for_each(|id| new.push(id));
+        (0..enqueued as u32).for_each(|id| new.push(id));
         Arc::new(new)
     }
 
@@ -102,7 +102,7 @@ impl Filed {
 #[test]
 fn push_beside_pop() {
     check_to(3, "eviction_queue::push_beside_pop", || {
-        let blocks = Filed::new(2, &[1, 0, 2], 1);
+        let blocks = Enqueued::new(2, &[1, 0, 2], 1);
         let other = blocks.clone();
         let thread = thread::spawn(move || {
             other.push(1);
@@ -120,7 +120,7 @@ fn push_beside_pop() {
 #[test]
 fn two_pops_in_a_cascade() {
     check_to(2, "eviction_queue::two_pops_in_a_cascade", || {
-        let blocks = Filed::new(2, &[3, 2, 3], 3);
+        let blocks = Enqueued::new(2, &[3, 2, 3], 3);
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop());
         let got = blocks.pop();
@@ -129,17 +129,17 @@ fn two_pops_in_a_cascade() {
     });
 }
 
-/// A block is filed by a cursor that advances meanwhile: at level 0, and above, where its slot
+/// A block is enqueued by a cursor that advances meanwhile: at level 0, and above, where its slot
 /// comes to count as that of 6 and 7.
 #[test]
 fn overtaken() {
     for late in [1, 3] {
         check_to(3, "eviction_queue::overtaken", move || {
-            let blocks = Filed::new(3, &[4, 5, late], 2);
+            let blocks = Enqueued::new(3, &[4, 5, late], 2);
             let other = blocks.clone();
             let thread = thread::spawn(move || other.push(2));
             let got = blocks.pop();
-            assert!(got.is_some(), "two are filed throughout");
+            assert!(got.is_some(), "two are enqueued throughout");
             thread.join().unwrap();
             blocks.finish(got);
         });
@@ -151,7 +151,7 @@ fn overtaken() {
 fn met_a_stale_slot() {
     check_to(3, "eviction_queue::met_a_stale_slot", || {
         // Ranks 1 and 5 share a slot at level 0; the cursor goes to 4.
-        let blocks = Filed::new(3, &[5, 5, 1], 2);
+        let blocks = Enqueued::new(3, &[5, 5, 1], 2);
         let other = blocks.clone();
         let thread = thread::spawn(move || other.push(2));
         let got = blocks.pop();
@@ -160,12 +160,12 @@ fn met_a_stale_slot() {
     });
 }
 
-/// A slot's top is popped, the one below too, and the top is filed again, while another thread is
+/// A slot's top is popped, the one below too, and the top is enqueued again, while another thread is
 /// about to pop it.
 #[test]
 fn a_top_that_comes_back() {
     check_to(2, "eviction_queue::a_top_that_comes_back", || {
-        let blocks = Filed::new(1, &[0, 0], 2);
+        let blocks = Enqueued::new(1, &[0, 0], 2);
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop_by_hints());
         let first = blocks.pop_by_hints();
@@ -183,14 +183,14 @@ fn a_top_that_comes_back() {
 #[test]
 fn emptied_and_filled() {
     check_to(4, "eviction_queue::emptied_and_filled", || {
-        let blocks = Filed::new(1, &[0, 1, 1, 0], 3);
+        let blocks = Enqueued::new(1, &[0, 1, 1, 0], 3);
         // The hint of slot 0 stays, a false positive.
         assert_eq!(blocks.pop(), Some(0));
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop());
         blocks.push(3);
         let theirs = thread.join().unwrap();
-        assert!(theirs.is_some(), "two are filed throughout");
+        assert!(theirs.is_some(), "two are enqueued throughout");
         blocks.finish([0].into_iter().chain(theirs));
     });
 }
@@ -200,13 +200,13 @@ fn emptied_and_filled() {
 #[test]
 fn the_summary_of_an_emptied_word() {
     check_to(4, "eviction_queue::the_summary_of_an_emptied_word", || {
-        let blocks = Filed::new(1, &[0, 1], 1);
+        let blocks = Enqueued::new(1, &[0, 1], 1);
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop_by_hints());
         blocks.push(1);
         let taken = thread.join().unwrap();
         let left = blocks.pop_by_hints();
-        assert!(taken.is_some() && left.is_some(), "a filed block has no hint");
+        assert!(taken.is_some() && left.is_some(), "an enqueued block has no hint");
         blocks.finish(taken.into_iter().chain(left));
     });
 }
@@ -216,7 +216,7 @@ fn the_summary_of_an_emptied_word() {
 #[test]
 fn two_pushes_into_an_emptied_word() {
     check_to(2, "eviction_queue::two_pushes_into_an_emptied_word", || {
-        let blocks = Filed::new(1, &[0, 1, 1], 1);
+        let blocks = Enqueued::new(1, &[0, 1, 1], 1);
         let threads = [blocks.clone(), blocks.clone()];
         let [pops, pushes] = threads;
         let pops = thread::spawn(move || pops.pop_by_hints());
@@ -225,7 +225,7 @@ fn two_pushes_into_an_emptied_word() {
         let taken = pops.join().unwrap();
         pushes.join().unwrap();
         let left = [blocks.pop_by_hints(), blocks.pop_by_hints()];
-        assert!(taken.is_some() && left.iter().all(Option::is_some), "a filed block has no hint");
+        assert!(taken.is_some() && left.iter().all(Option::is_some), "an enqueued block has no hint");
         blocks.finish(taken.into_iter().chain(left.into_iter().flatten()));
     });
 }
@@ -234,7 +234,7 @@ fn two_pushes_into_an_emptied_word() {
 #[test]
 fn found_beside_a_cleared_hint() {
     check_to(3, "eviction_queue::found_beside_a_cleared_hint", || {
-        let blocks = Filed::new(1, &[0, 0, 0], 1);
+        let blocks = Enqueued::new(1, &[0, 0, 0], 1);
         assert_eq!(blocks.pop(), Some(0));
         let other = blocks.clone();
         let thread = thread::spawn(move || other.pop());
@@ -247,14 +247,14 @@ fn found_beside_a_cleared_hint() {
     });
 }
 
-/// A pop files a block again that is not due yet, while another advances the cursor there; and one
+/// A pop enqueues a block again that is not due yet, while another advances the cursor there; and one
 /// is pushed behind both.
 #[test]
 fn looking_ahead() {
     check_to(1, "eviction_queue::looking_ahead", || {
         // Digits of two bits: 4 and 5 go to level 1, and have a slot at level 0 when the cursor is
         // at 2.
-        let blocks = Filed::with_digits(2, 2, &[2, 4, 5, 3], 0);
+        let blocks = Enqueued::with_digits(2, 2, &[2, 4, 5, 3], 0);
         (1..3).for_each(|id| blocks.push(id));
         blocks.push(0);
         let other = blocks.clone();
@@ -266,11 +266,11 @@ fn looking_ahead() {
     });
 }
 
-/// A rank grows while its block is filed, and while another thread pops it.
+/// A rank grows while its block is enqueued, and while another thread pops it.
 #[test]
 fn outgrown() {
     check("eviction_queue::outgrown", || {
-        let blocks = Filed::new(3, &[1, 2], 2);
+        let blocks = Enqueued::new(3, &[1, 2], 2);
         let other = blocks.clone();
         let thread = thread::spawn(move || {
             other.rank[0].store(7, Relaxed);

@@ -1,4 +1,4 @@
-//! Theorem: with a policy of several queues, whose next blocks stand in fronts, every filed block
+//! Theorem: with a policy of several queues, whose next blocks stand in fronts, every enqueued block
 //! is taken once, by a thread that sees its entry, whichever thread brought the entry to the front,
 //! took it from there, or exchanged it for another; and the policy sees only places that were
 //! given.
@@ -6,7 +6,7 @@
 //! Entries have two blocks here. Queue 1 is evicted before queue 0: a thread that takes a block of
 //! queue 1 leaves the first one of queue 0 in its front.
 //!
-//! The models explore threads that meet at a front whose block was taken and filed again. They
+//! The models explore threads that meet at a front whose block was taken and enqueued again. They
 //! leave out an entry that another thread takes from a front for the first time: the stale values
 //! of the rank queue's words make that too wide.
 #![cfg(kvpool_loom)]
@@ -14,7 +14,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use kvpool::BlockId;
-use kvpool::prefix::models::FiledBlocks;
+use kvpool::prefix::models::EnqueuedBlocks;
 use kvpool::prefix::policy::{Head, Millis, Place, Policy, Released};
 use kvpool_loom_tests::check_to;
 use loom::sync::Arc;
@@ -49,24 +49,24 @@ impl Policy for LastFirst {
 }
 
 struct Model {
-    filed: FiledBlocks,
+    enqueued: EnqueuedBlocks,
     policy: std::sync::Arc<LastFirst>,
 }
 
 impl Model {
     fn new(blocks: usize) -> Arc<Self> {
         let policy = std::sync::Arc::new(LastFirst::default());
-        Arc::new(Self { filed: FiledBlocks::new(blocks, policy.clone()), policy })
+        Arc::new(Self { enqueued: EnqueuedBlocks::new(blocks, policy.clone()), policy })
     }
 
     /// Files blocks under a rank of a queue.
-    fn file(&self, queue: u8, rank: u64, ids: &[u32]) {
+    fn enqueue(&self, queue: u8, rank: u64, ids: &[u32]) {
         let place = Place { queue, rank, state: rank + 1 };
-        self.filed.file(&ids.iter().map(|&id| (BlockId(id), place)).collect::<Vec<_>>());
+        self.enqueued.enqueue(&ids.iter().map(|&id| (BlockId(id), place)).collect::<Vec<_>>());
     }
 
     fn take(&self) -> Vec<u32> {
-        self.filed.take().into_iter().map(|id| id.0).collect()
+        self.enqueued.take().into_iter().map(|id| id.0).collect()
     }
 
     /// Ends a model: together with those that were taken, each of `blocks` is present once.
@@ -90,14 +90,14 @@ impl Model {
 fn a_front_that_comes_back() {
     check_to(1, "queues::a_front_that_comes_back", || {
         let model = Model::new(4);
-        model.file(0, 1, &[0]);
-        model.file(1, 1, &[2]);
+        model.enqueue(0, 1, &[0]);
+        model.enqueue(1, 1, &[2]);
         assert_eq!(model.take(), [2], "the front of queue 0 is filled too");
         let other = model.clone();
         let thread = thread::spawn(move || {
             let first = other.take();
-            other.file(0, 1, &[&first[..], &[1]].concat());
-            other.file(1, 1, &[3]);
+            other.enqueue(0, 1, &[&first[..], &[1]].concat());
+            other.enqueue(1, 1, &[3]);
             other.take()
         });
         let mine = model.take();
@@ -112,16 +112,16 @@ fn a_front_that_comes_back() {
 fn a_front_that_comes_back_and_gives_way() {
     check_to(0, "queues::a_front_that_comes_back_and_gives_way", || {
         let model = Model::new(5);
-        model.file(0, 2, &[0]);
-        model.file(1, 1, &[2]);
+        model.enqueue(0, 2, &[0]);
+        model.enqueue(1, 1, &[2]);
         assert_eq!(model.take(), [2], "the front of queue 0 is filled too");
-        model.file(0, 0, &[4]);
+        model.enqueue(0, 0, &[4]);
         let other = model.clone();
         let thread = thread::spawn(move || {
             let mut taken = other.take();
             let again: Vec<u32> = taken.extract_if(.., |id| *id == 0).collect();
-            other.file(0, 2, &[&again[..], &[1]].concat());
-            other.file(1, 1, &[3]);
+            other.enqueue(0, 2, &[&again[..], &[1]].concat());
+            other.enqueue(1, 1, &[3]);
             taken.extend(other.take());
             taken
         });

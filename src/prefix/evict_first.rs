@@ -1,8 +1,8 @@
 //! Links of the queue of blocks that their engine wants evicted first.
 //!
 //! A block that was released in the usual way, hit, and released *first out* may still be in an
-//! entry of a queue of the policy: a hit does not unfile it. With one set of links it would wait
-//! there. So this queue has links and a `filed` flag of its own, and a block may be in two entries,
+//! entry of a queue of the policy: a hit does not dequeue it. With one set of links it would wait
+//! there. So this queue has links and a `enqueued` flag of its own, and a block may be in two entries,
 //! of which the place in its [row](super::row) makes one outdated. The theorem of the
 //! [queues](super::queues) holds for each flag by itself: a release sets the place, and then swaps
 //! the flag of that place's queue.
@@ -18,14 +18,14 @@ use super::row::QueueLinks;
 
 /// Links and flags of consecutive blocks.
 pub(super) struct EvictFirstPart {
-    filed: Box<[AtomicBool]>,
+    enqueued: Box<[AtomicBool]>,
     links: Box<[QueueLinks]>,
 }
 
 impl TablePart for EvictFirstPart {
     fn new(_base: usize, len: usize) -> Self {
         Self {
-            filed: (0..len).map(|_| AtomicBool::new(false)).collect(),
+            enqueued: (0..len).map(|_| AtomicBool::new(false)).collect(),
             links: (0..len).map(|_| QueueLinks::default()).collect(),
         }
     }
@@ -41,7 +41,7 @@ pub(super) type EvictFirst = GrowTable<EvictFirstPart>;
 impl EvictFirst {
     pub(super) fn of(&self, id: BlockId) -> (&AtomicBool, &QueueLinks) {
         let (part, at) = self.locate(id.index());
-        (&part.filed[at], &part.links[at])
+        (&part.enqueued[at], &part.links[at])
     }
 }
 

@@ -91,13 +91,13 @@ pub fn cached_blocks(cache: &PrefixCache, blocks: &Blocks) -> Vec<(BlockId, Bloc
 }
 
 /// The eviction queues alone, with the rows of their blocks.
-pub struct FiledBlocks {
+pub struct EnqueuedBlocks {
     rows: GrowTable<RowPart>,
     queues: Queues,
     policy: Arc<dyn Policy>,
 }
 
-impl FiledBlocks {
+impl EnqueuedBlocks {
     /// Creates empty queues of a policy for `blocks` blocks.
     pub fn new(blocks: usize, policy: Arc<dyn Policy>) -> Self {
         Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks), policy }
@@ -105,11 +105,11 @@ impl FiledBlocks {
 
     /// Files blocks that the caller holds, in these places: consecutive ranks of a queue as one
     /// entry.
-    pub fn file(&self, blocks: &[(BlockId, Place)]) {
+    pub fn enqueue(&self, blocks: &[(BlockId, Place)]) {
         for &(id, Place { queue, rank, state }) in blocks {
             row(&self.rows, id).set_place(usize::from(queue), rank, state);
         }
-        self.queues.file(&self.rows, blocks.iter().map(|&(id, _)| id));
+        self.queues.enqueue(&self.rows, blocks.iter().map(|&(id, _)| id));
     }
 
     /// Takes the blocks of the entry that the policy evicts next.
@@ -118,7 +118,7 @@ impl FiledBlocks {
         let (mut blocks, mut next) = (Vec::new(), entry.map(|entry| entry.first));
         while let (Some(id), Some(entry)) = (next, entry) {
             next = self.queues.below(&self.rows, entry.queue, id);
-            self.queues.filed(&self.rows, entry.queue, id).unfile();
+            self.queues.enqueued(&self.rows, entry.queue, id).dequeue();
             blocks.push(id);
         }
         blocks

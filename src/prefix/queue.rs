@@ -31,16 +31,16 @@
 //! - *Pop*: compare the first nonempty slot of each level; choose the one that begins first, and
 //!   among equals the one of the highest level. A slot of level 0 yields a block. A slot of a
 //!   higher level that lies ahead moves the cursor to its beginning; then it is *due*, and its
-//!   blocks are refiled one by one, at lower levels. Any number of threads help.
+//!   blocks are requeued one by one, at lower levels. Any number of threads help.
 //! - *Look-ahead*: for each block that level 0 yields, one block of each slot that is due *next* is
-//!   refiled. Windows overlap, so each of these blocks already has a place at the level below. With
+//!   requeued. Windows overlap, so each of these blocks already has a place at the level below. With
 //!   evenly spread ranks, a slot is nearly empty when it comes due, and no pop pays for a whole
 //!   slot; with uneven ranks, a pop may.
-//! - *Correction*: a rank may grow while its block is filed. A thread that takes a block from a
-//!   slot that its rank has outgrown refiles it.
+//! - *Correction*: a rank may grow while its block is enqueued. A thread that takes a block from a
+//!   slot that its rank has outgrown requeues it.
 //!
 //! The digits are chosen so that level 1 spans at least twice the number of blocks: with ranks from
-//! a counter, as in LRU, a block is filed, refiled once, and taken.
+//! a counter, as in LRU, a block is enqueued, requeued once, and taken.
 //!
 //! # Words
 //!
@@ -56,7 +56,7 @@
 //! 1. *A block is in one stack or held by one thread.* A stack changes only by compare-exchange of
 //!    its head, whose tag grows with each pop: a stack that lost its top and regained it is not
 //!    mistaken for unchanged.
-//! 2. *All blocks in a slot have one number*, computed from their ranks when they were filed. A
+//! 2. *All blocks in a slot have one number*, computed from their ranks when they were enqueued. A
 //!    push that meets another turn has an old cursor, or has met a *stale* slot.
 //! 3. *A stale slot*, whose number is behind its level's window, is spilled: its blocks become
 //!    overdue, one by one.
@@ -85,12 +85,12 @@
 //!    given blocks in a push, and in either one block that it spills. It may delay others; `look`
 //!    finds them.
 //! 3. Without concurrency, blocks come in the order of their ranks, preceded by the blocks whose
-//!    ranks were below the cursor when they were filed or overtaken, in any order. The cursor never
-//!    exceeds the smallest rank filed by an earlier operation. Equal ranks come in any order.
-//! 4. A block is filed at most once per level, and once more whenever its rank has grown or the
+//!    ranks were below the cursor when they were enqueued or overtaken, in any order. The cursor never
+//!    exceeds the smallest rank enqueued by an earlier operation. Equal ranks come in any order.
+//! 4. A block is enqueued at most once per level, and once more whenever its rank has grown or the
 //!    cursor has passed it.
 //! 5. `None` from `pop`: no hint was set. From `pop` after `look` returned false: each head was
-//!    empty at some moment during the call. A block filed before, and not moved meanwhile, would
+//!    empty at some moment during the call. A block enqueued before, and not moved meanwhile, would
 //!    have been found.
 //!
 //! Models: `loom-tests/tests/eviction_queue.rs`.
@@ -110,9 +110,9 @@ pub use links::Links;
 /// Lock-free priority queue of blocks by rank, smallest first.
 ///
 /// Without concurrency blocks are popped in the order of their ranks; under concurrency,
-/// approximately. A block whose rank was below the [cursor](Self::cursor) when it was filed comes
+/// approximately. A block whose rank was below the [cursor](Self::cursor) when it was enqueued comes
 /// before all others. Every pushed block is popped exactly once, and a stopped thread withholds
-/// only the blocks that it holds. Ranks may grow while their blocks are filed.
+/// only the blocks that it holds. Ranks may grow while their blocks are enqueued.
 pub struct RankQueue {
     geometry: Geometry,
     levels: Box<[Level]>,
@@ -172,7 +172,7 @@ impl RankQueue {
 
     /// Files a block by its rank. The block is in no rank queue, and only the caller holds it.
     pub fn push(&self, links: &impl Links, id: BlockId) {
-        self.file(links, id, self.rank(links, id));
+        self.enqueue(links, id, self.rank(links, id));
     }
 
     /// Like [`push`](Self::push), for several blocks.
@@ -199,7 +199,7 @@ impl RankQueue {
 
     /// Takes a block of about the smallest rank; exactly the smallest without concurrency.
     ///
-    /// `None` means that the queue looks empty. Costs a few loads plus the work of refiling.
+    /// `None` means that the queue looks empty. Costs a few loads plus the work of requeueing.
     pub fn pop(&self, links: &impl Links) -> Option<BlockId> {
         loop {
             let cursor = self.cursor.load(Relaxed);
@@ -212,7 +212,7 @@ impl RankQueue {
                 if rank <= due {
                     return Some(id);
                 }
-                self.file(links, id, rank);
+                self.enqueue(links, id, rank);
             }
         }
     }
@@ -227,7 +227,7 @@ impl RankQueue {
         found > 0 || !self.overdue.head().is_empty()
     }
 
-    /// Returns a lower bound of all filed ranks, where ranks below the cursor count as the cursor.
+    /// Returns a lower bound of all enqueued ranks, where ranks below the cursor count as the cursor.
     ///
     /// Returns `None` if the queue looks empty. Costs a few loads.
     pub fn head(&self) -> Option<u64> {
@@ -238,7 +238,7 @@ impl RankQueue {
         self.first(cursor).map(|first| first.start.max(cursor))
     }
 
-    /// Returns the cursor. Smaller ranks filed from now on count as this rank.
+    /// Returns the cursor. Smaller ranks enqueued from now on count as this rank.
     #[cfg(feature = "internals")]
     pub fn cursor(&self) -> u64 {
         self.cursor.load(Relaxed)
@@ -254,7 +254,7 @@ impl RankQueue {
     }
 
     /// Files a block held by this thread.
-    fn file(&self, links: &impl Links, id: BlockId, rank: u64) {
+    fn enqueue(&self, links: &impl Links, id: BlockId, rank: u64) {
         loop {
             let cursor = self.cursor.load(Relaxed);
             match self.geometry.place(rank, cursor) {
@@ -275,7 +275,7 @@ impl RankQueue {
             self.used.fetch_max(slot.level + 1, Relaxed);
         }
         while let Err(other_turn) = stack.try_push(links, chain, turn) {
-            // The thread that filed there read the cursor before its push of the head, which we
+            // The thread that enqueued there read the cursor before its push of the head, which we
             // have acquired: if we still read our own cursor value, theirs was no later, and the
             // slot is stale. Model: `met_a_stale_slot`.
             if self.cursor.load(Relaxed) != cursor {
@@ -345,7 +345,7 @@ impl RankQueue {
         if slot.level == 0 {
             let due = self.geometry.start_above(start);
             if due > cursor {
-                // All of its level-1 slot has been refiled ahead. The cursor moves on for the slots
+                // All of its level-1 slot has been requeued ahead. The cursor moves on for the slots
                 // after it.
                 self.advance(links, cursor, due);
                 return None;
@@ -357,7 +357,7 @@ impl RankQueue {
             return self.cascade(links, stack, cursor);
         }
         // The block is alone in its slot and precedes everything else: take it here instead of
-        // refiling it at each level below.
+        // requeueing it at each level below.
         let due = self.geometry.end(slot).min(runner_up);
         if links.next(top).load(Relaxed) == 0 && self.rank(links, top) <= due {
             return stack.take_exactly(links, head).map(|id| Candidate { id, due });
@@ -382,7 +382,7 @@ impl RankQueue {
         Some(Candidate { id, due: start })
     }
 
-    /// Refiles one block of each slot that comes due next.
+    /// Requeues one block of each slot that comes due next.
     ///
     /// Such a slot lies in the window of the level below already.
     ///
@@ -399,7 +399,7 @@ impl RankQueue {
                 continue;
             }
             if let Some(id) = slots.stack(index).take_of_turn(links, self.geometry.turn(next)) {
-                self.file(links, id, self.rank(links, id));
+                self.enqueue(links, id, self.rank(links, id));
             }
             if slots.stack(index).head().is_empty() {
                 slots.clear(index);
@@ -407,9 +407,9 @@ impl RankQueue {
         }
     }
 
-    /// Refiles the blocks of a due slot, unless one of them can be popped at once.
+    /// Requeues the blocks of a due slot, unless one of them can be popped at once.
     ///
-    /// Stops when the cursor moves: the slot may then be one that lies ahead, to which refiled
+    /// Stops when the cursor moves: the slot may then be one that lies ahead, to which requeued
     /// blocks would return.
     fn cascade(&self, links: &impl Links, stack: &Stack, cursor: u64) -> Option<Candidate> {
         while self.cursor.load(Relaxed) == cursor
@@ -419,7 +419,7 @@ impl RankQueue {
             if rank <= cursor {
                 return Some(Candidate { id, due: cursor });
             }
-            self.file(links, id, rank);
+            self.enqueue(links, id, rank);
         }
         None
     }
@@ -441,7 +441,7 @@ impl RankQueue {
             while let Some(distance) = slots.find(self.geometry.index(at), passed) {
                 let index = self.geometry.index(at + distance as u64);
                 let stack = slots.stack(index);
-                // Blocks already filed for the next turn stay.
+                // Blocks already enqueued for the next turn stay.
                 let turn = self.geometry.turn(self.geometry.ahead(index, level, to));
                 let head = stack.head();
                 if !head.is_empty() && head.turn() != turn {

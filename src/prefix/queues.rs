@@ -17,31 +17,31 @@
 //!                    102
 //! ```
 //!
-//! # Filing
+//! # Enqueueing
 //!
 //! A block is in at most one entry, which may be outdated; in a frame pool, in at most one more, of
-//! the blocks that are evicted first. `filed` in its row says that it is in one, and its links have
-//! the rank under which it was filed:
+//! the blocks that are evicted first. `enqueued` in its row says that it is in one, and its links have
+//! the rank under which it was enqueued:
 //!
 //! ```text
-//! release   word: evictable;  row: place;   filed: swap true,  was false  =>  link into a new entry, push
+//! release   word: evictable;  row: place;   enqueued: swap true,  was false  =>  link into a new entry, push
 //! take      pop an entry; for each of its blocks that is used up:
-//!           filed: swap false;  look at the word and the row:
-//!           owned                                =>  drop: the next release finds `filed` false, and files it
-//!           evictable, but its place has changed =>  filed: swap true, was false  =>  push it alone
+//!           enqueued: swap false;  look at the word and the row:
+//!           owned                                =>  drop: the next release finds `enqueued` false, and enqueues it
+//!           evictable, but its place has changed =>  enqueued: swap true, was false  =>  push it alone
 //!           evictable                            =>  the caller evicts it, or puts it back
-//!           push the rest of the entry, whose blocks are still filed
+//!           push the rest of the entry, whose blocks are still enqueued
 //! ```
 //!
 //! # Theorem
 //!
 //! An evictable block that no thread holds is in an entry of a queue. The swaps of one flag are
-//! totally ordered. If a release finds `filed` true, the next take in that order reads from that
+//! totally ordered. If a release finds `enqueued` true, the next take in that order reads from that
 //! swap or a later one, and so sees the word evictable, or changed again since; then it does not
 //! drop the block. If the release finds it false, it files the block.
 //!
-//! The links of a block change only in the hands of the thread that changed `filed` from false to
-//! true, or that popped its entry; `below` is read before `filed` becomes false.
+//! The links of a block change only in the hands of the thread that changed `enqueued` from false to
+//! true, or that popped its entry; `below` is read before `enqueued` becomes false.
 //!
 //! A thread holds the blocks that it is about to file, and those of the entry that it popped. A
 //! thread stopped there withholds these, at most [`ENTRY_MAX`] or those of one release, from the
@@ -77,21 +77,21 @@ pub(super) struct Entry {
 }
 
 /// A block of an entry that this thread holds.
-pub(super) struct Filed<'a> {
+pub(super) struct Enqueued<'a> {
     pub row: &'a Row,
     flag: &'a AtomicBool,
-    /// Queue and rank under which it was filed.
+    /// Queue and rank under which it was enqueued.
     place: (usize, u64),
 }
 
-impl Filed<'_> {
-    /// Returns the rank under which the block was filed.
+impl Enqueued<'_> {
+    /// Returns the rank under which the block was enqueued.
     #[inline]
     pub(super) fn rank(&self) -> u64 {
         self.place.1
     }
 
-    /// Returns whether the block has got another place since it was filed.
+    /// Returns whether the block has got another place since it was enqueued.
     #[inline]
     pub(super) fn is_outdated(&self) -> bool {
         self.row.place() != self.place
@@ -100,14 +100,14 @@ impl Filed<'_> {
     /// Takes the block out of the entry, whose other blocks the caller keeps. Returns whether its
     /// place is still that of the entry. The caller reads the block's word afterwards.
     #[inline]
-    pub(super) fn unfile(&self) -> bool {
+    pub(super) fn dequeue(&self) -> bool {
         self.flag.swap(false, TAKE_ORDER);
         !self.is_outdated()
     }
 }
 
-/// The ordering of a take. Acquire: the taker of an entry sees what the release that filed the
-/// block, or found it filed, did before. Release: extends the order of swaps.
+/// The ordering of a take. Acquire: the taker of an entry sees what the release that enqueued the
+/// block, or found it enqueued, did before. Release: extends the order of swaps.
 const TAKE_ORDER: Ordering = AcqRel;
 
 /// The queues of evictable blocks of one cache.
@@ -117,7 +117,7 @@ pub(super) struct Queues {
     wheels: Box<[RankQueue]>,
     evict_first: Option<EvictFirst>,
     /// For a policy with several queues: the next block of each, or 0. It was popped, and still
-    /// counts as filed.
+    /// counts as enqueued.
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
 
@@ -159,7 +159,7 @@ fn links(rows: &GrowTable<RowPart>, id: BlockId) -> &QueueLinks {
 
 /// Files blocks one by one: those with consecutive or equal ranks of a queue as one entry. Dropping
 /// it pushes the last entries.
-pub(super) struct Filing<'a> {
+pub(super) struct Enqueueing<'a> {
     queues: &'a Queues,
     rows: &'a GrowTable<RowPart>,
     queue: usize,
@@ -171,8 +171,8 @@ pub(super) struct Filing<'a> {
     len: usize,
 }
 
-impl<'a> Filing<'a> {
-    /// Files a block by the place in its row, unless it is filed.
+impl<'a> Enqueueing<'a> {
+    /// Files a block by the place in its row, unless it is enqueued.
     #[inline]
     pub(super) fn add(&mut self, id: BlockId) {
         let (part, at) = self.rows.locate(id.index());
@@ -186,7 +186,7 @@ impl<'a> Filing<'a> {
         // outdated.
         let (queue, rank) = row.place();
         let (flag, mine) = match self.queues.evict_first_of(queue) {
-            None => (&row.filed, links),
+            None => (&row.enqueued, links),
             Some(evict_first) => evict_first.of(id),
         };
         // Release: the taker of the entry sees the word and the place. Acquire: extends the order of
@@ -229,7 +229,7 @@ impl<'a> Filing<'a> {
     }
 }
 
-impl Drop for Filing<'_> {
+impl Drop for Enqueueing<'_> {
     fn drop(&mut self) {
         self.push();
     }
@@ -275,12 +275,12 @@ impl Queues {
     }
 
     /// Begins to file blocks.
-    pub(super) fn filing<'a>(&'a self, rows: &'a GrowTable<RowPart>) -> Filing<'a> {
-        Filing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, rank: 0, len: 0 }
+    pub(super) fn filing<'a>(&'a self, rows: &'a GrowTable<RowPart>) -> Enqueueing<'a> {
+        Enqueueing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, rank: 0, len: 0 }
     }
 
-    /// Files blocks by the places in their rows, unless they are filed.
-    pub(super) fn file(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
+    /// Files blocks by the places in their rows, unless they are enqueued.
+    pub(super) fn enqueue(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
         let mut filing = self.filing(rows);
         ids.into_iter().for_each(|id| filing.add(id));
     }
@@ -288,7 +288,7 @@ impl Queues {
     /// Takes the entry of the block that the policy evicts next, or of one at the front of its
     /// queue that was not noted in the current `era`.
     ///
-    /// Its blocks are filed until [`unfile`](Filed::unfile); each may be owned, evictable or free. The
+    /// Its blocks are enqueued until [`dequeue`](Enqueued::dequeue); each may be owned, evictable or free. The
     /// caller [puts back](Self::put_back) the rest. Queues with a bit in `spared` are skipped, except
     /// for the only one of a policy. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
@@ -323,7 +323,7 @@ impl Queues {
         }
     }
 
-    /// Returns the block behind a filed block of the caller's entry of a queue.
+    /// Returns the block behind an enqueued block of the caller's entry of a queue.
     #[inline]
     pub(super) fn below(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> Option<BlockId> {
         if let Some(evict_first) = self.evict_first_of(queue) {
@@ -339,14 +339,14 @@ impl Queues {
 
     /// Returns a block of the caller's entry.
     #[inline]
-    pub(super) fn filed<'a>(&'a self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Filed<'a> {
+    pub(super) fn enqueued<'a>(&'a self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Enqueued<'a> {
         let (part, at) = rows.locate(id.index());
         let row = &part.rows[at];
         let (flag, links) = match self.evict_first_of(queue) {
-            None => (&row.filed, &part.links[at]),
+            None => (&row.enqueued, &part.links[at]),
             Some(evict_first) => evict_first.of(id),
         };
-        Filed { row, flag, place: (queue, links.rank.load(Relaxed)) }
+        Enqueued { row, flag, place: (queue, links.rank.load(Relaxed)) }
     }
 
     /// Puts an entry back, or the rest of one: its blocks from `first` on.
@@ -424,19 +424,19 @@ impl Queues {
                 continue;
             }
             let id = BlockId(front as u32 - 1);
-            let filed = self.filed(rows, queue, id);
-            if filed.is_outdated() {
-                // Reused and released since it was filed: a policy that judged this queue by it
+            let enqueued = self.enqueued(rows, queue, id);
+            if enqueued.is_outdated() {
+                // Reused and released since it was enqueued: a policy that judged this queue by it
                 // would spare all other blocks in it.
                 if self.clear_front(queue, id) {
                     let rest = self.below(rows, queue, id);
-                    filed.unfile();
-                    self.file(rows, [id]);
+                    enqueued.dequeue();
+                    self.enqueue(rows, [id]);
                     rest.into_iter().for_each(|first| self.put_back(rows, Entry { queue, first }));
                 }
                 continue;
             }
-            // Filed since it reached the front: others may precede it.
+            // Enqueued since it reached the front: others may precede it.
             let may_be_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
             if !may_be_late {
                 return Some(id);
@@ -463,7 +463,7 @@ impl Queues {
     /// Removes a block from a front, if it is still there.
     fn clear_front(&self, queue: usize, id: BlockId) -> bool {
         // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken and
-        // filed again since. Release: extends the order of swaps. Models: `queues`.
+        // enqueued again since. Release: extends the order of swaps. Models: `queues`.
         self.fronts[queue].compare_exchange(front_of(id), 0, AcqRel, Relaxed).is_ok()
     }
 }

@@ -12,11 +12,11 @@
 //! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
 //! | `mark` | whether it has a checksum, and its [origins](super::origin) | its sequence or import, before it is cached |
 //! | checksum | beside the row: of the bytes that arrived from another pool | an import, before the block is cached |
-//! | `filed` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
+//! | `enqueued` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
 //!
 //! | link | meaning | written by |
 //! |---|---|---|
-//! | `rank` | the rank under which it was filed, which may be older than its row's | the thread that files it |
+//! | `rank` | the rank under which it was enqueued, which may be older than its row's | the thread that enqueues it |
 //! | `below` | the block that follows it in its entry | the same |
 //! | `next` | of the first block of an entry: link of the rank queue that contains it | the rank queue |
 //!
@@ -68,7 +68,7 @@ pub(super) struct Row {
     chain: AtomicU64,
     uses: AtomicU16,
     queue: AtomicU8,
-    pub(super) filed: AtomicBool,
+    pub(super) enqueued: AtomicBool,
     mark: AtomicU32,
 }
 
@@ -87,7 +87,7 @@ impl Row {
             chain: AtomicU64::new(0),
             uses: AtomicU16::new(0),
             queue: AtomicU8::new(0),
-            filed: AtomicBool::new(false),
+            enqueued: AtomicBool::new(false),
             mark: AtomicU32::new(0),
         }
     }
@@ -144,13 +144,13 @@ impl Row {
         (self.chain.load(Relaxed) & DEPTH_MASK) as u32
     }
 
-    /// Returns the queue and the rank with which the block is to be filed.
+    /// Returns the queue and the rank with which the block is to be enqueued.
     #[inline]
     pub(super) fn place(&self) -> (usize, u64) {
         (self.queue(), self.rank.load(Relaxed))
     }
 
-    /// Returns the queue in which the block is to be filed.
+    /// Returns the queue in which the block is to be enqueued.
     pub(super) fn queue(&self) -> usize {
         usize::from(self.queue.load(Relaxed))
     }

@@ -49,13 +49,13 @@ impl PrefixCache {
                     break;
                 }
                 next = self.queues.below(&self.rows, entry.queue, id);
-                let is_in_place = self.queues.filed(&self.rows, entry.queue, id).unfile();
-                // Otherwise its next release files it again.
+                let is_in_place = self.queues.enqueued(&self.rows, entry.queue, id).dequeue();
+                // Otherwise its next release enqueues it again.
                 if !core.word(id).is_evictable() {
                     continue;
                 }
                 if !is_in_place {
-                    self.queues.file(&self.rows, [id]);
+                    self.queues.enqueue(&self.rows, [id]);
                 } else if !self.row(id).is_of(era) {
                     stale.push(id);
                 } else if entry.queue == self.queues.useless() {
@@ -70,7 +70,7 @@ impl PrefixCache {
         }
         core.count_not_evictable(cold.len());
         self.evict_stale(core, &mut stale, &mut passed_over);
-        self.queues.file(&self.rows, passed_over);
+        self.queues.enqueue(&self.rows, passed_over);
         cold
     }
 
@@ -99,7 +99,7 @@ impl PrefixCache {
     /// Releases the references and returns each block to its former place in the queue.
     pub(crate) fn put_back(&self, pool: &Blocks, cold: &[ColdBlock]) {
         self.release_cold(pool, cold, |kept, _| {
-            self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
+            self.queues.enqueue(&self.rows, kept.iter().map(|kept| kept.id));
         });
     }
 
@@ -115,7 +115,7 @@ impl PrefixCache {
             // Counts the release. Release: as in `keep`.
             self.order.fetch_add(1, Release);
             kept.iter().for_each(|kept| self.row(kept.id).set_tag(kept.word, tag));
-            self.queues.file(&self.rows, kept.iter().map(|kept| kept.id));
+            self.queues.enqueue(&self.rows, kept.iter().map(|kept| kept.id));
         });
         if is_evictable && !is_in_line {
             pool.announce();
@@ -136,7 +136,7 @@ impl PrefixCache {
             });
             given_up.0 = pool.evict_released(kept, &mut |id| stay.push(id));
             given_up.1 = stay.len();
-            self.queues.file(&self.rows, stay);
+            self.queues.enqueue(&self.rows, stay);
         });
         given_up
     }

@@ -9,7 +9,7 @@
 //! # Blocks that stay
 //!
 //! A block that a batch in flight may see keeps its place, and with it the rest of its entry, which
-//! was released at the same time. A block that is being moved is filed again alone. An eviction
+//! was released at the same time. A block that is being moved is enqueued again alone. An eviction
 //! that meets too many of both gives up.
 
 use smallvec::SmallVec;
@@ -66,7 +66,7 @@ pub(super) struct Eviction<'a> {
     /// Entries to put back, whose first blocks a batch may see.
     seen: SmallVec<[Entry; SKIPPED_MAX]>,
     /// Unfiled blocks to file again: moving ones.
-    unfiled: SmallVec<[BlockId; SKIPPED_MAX]>,
+    dequeued: SmallVec<[BlockId; SKIPPED_MAX]>,
     skipped: usize,
     /// Skips per queue, a byte each, and the set of queues that reached their limit.
     in_queue: [u8; QUEUES_MAX],
@@ -80,8 +80,8 @@ impl<'a> Eviction<'a> {
         oldest: Ticket,
         freed: &'a mut dyn FnMut(&[FrameId]),
     ) -> Self {
-        let (seen, unfiled) = (SmallVec::new(), SmallVec::new());
-        Self { cache, core, oldest, freed, seen, unfiled, skipped: 0, in_queue: [0; QUEUES_MAX], spared: 0 }
+        let (seen, dequeued) = (SmallVec::new(), SmallVec::new());
+        Self { cache, core, oldest, freed, seen, dequeued, skipped: 0, in_queue: [0; QUEUES_MAX], spared: 0 }
     }
 
     pub(super) fn run(mut self, wanted: usize) {
@@ -112,7 +112,7 @@ impl<'a> Eviction<'a> {
         }
         if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
             // The rank in the queue: that in the row is newer if the block has been hit since.
-            let rank = cache.queues.filed(&cache.rows, entry.queue, entry.first).rank();
+            let rank = cache.queues.enqueued(&cache.rows, entry.queue, entry.first).rank();
             // Relaxed: as in `evicts_early`.
             cache.reached.store(rank, Relaxed);
         }
@@ -149,20 +149,20 @@ impl<'a> Eviction<'a> {
         let mut outdated = SmallVec::<[BlockId; STEP]>::new();
         let mut is_seen = false;
         for &id in step {
-            let filed = cache.queues.filed(&cache.rows, queue, id);
-            let is_unseen = |word| match filed.row.tag(word) {
+            let enqueued = cache.queues.enqueued(&cache.rows, queue, id);
+            let is_unseen = |word| match enqueued.row.tag(word) {
                 Some(tag) => tag < self.oldest,
                 None => core.is_unseen(id, word, self.oldest),
             };
             let word = core.word(id);
-            is_seen = word.is_evictable() && !is_unseen(word) && !filed.is_outdated();
+            is_seen = word.is_evictable() && !is_unseen(word) && !enqueued.is_outdated();
             if is_seen {
                 self.skip(queue);
                 self.spared |= u32::from(queue >= cache.queues.useless()) << queue;
                 self.seen.push(Entry { queue, first: id });
                 break;
             }
-            if !filed.unfile() {
+            if !enqueued.dequeue() {
                 if core.word(id).is_evictable() {
                     outdated.push(id);
                 }
@@ -173,11 +173,11 @@ impl<'a> Eviction<'a> {
                     evicted.push(id);
                     frames.push(frame);
                 }
-                // Its next release files it again.
+                // Its next release enqueues it again.
                 Err(NotEvicted::Owned) => {}
                 Err(NotEvicted::Seen | NotEvicted::Moving) => {
                     self.skip(queue);
-                    self.unfiled.push(id);
+                    self.dequeued.push(id);
                 }
             }
         }
@@ -187,7 +187,7 @@ impl<'a> Eviction<'a> {
             (self.freed)(frames.as_slice());
         }
         if !outdated.is_empty() {
-            cache.queues.file(&cache.rows, outdated);
+            cache.queues.enqueue(&cache.rows, outdated);
         }
         (evicted.len, is_seen)
     }
@@ -206,8 +206,8 @@ impl Drop for Eviction<'_> {
     fn drop(&mut self) {
         let cache = self.cache;
         self.seen.iter().for_each(|&entry| cache.queues.put_back(&cache.rows, entry));
-        if !self.unfiled.is_empty() {
-            cache.queues.file(&cache.rows, self.unfiled.drain(..));
+        if !self.dequeued.is_empty() {
+            cache.queues.enqueue(&cache.rows, self.dequeued.drain(..));
         }
     }
 }

@@ -3,7 +3,7 @@
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0..28 | top | id of the top block plus one; 0: the stack is empty |
-//! | 28..36 | turn | turn of the level in which the blocks were filed |
+//! | 28..36 | turn | turn of the level in which the blocks were enqueued |
 //! | 36..64 | tag | number of takes, so that a top that was removed and pushed again is detected |
 //!
 //! ```text
@@ -138,7 +138,7 @@ impl Stack {
         self.take_while(links, |_| true)
     }
 
-    /// Takes the top block if it was filed in this turn.
+    /// Takes the top block if it was enqueued in this turn.
     pub(super) fn take_of_turn(&self, links: &impl Links, turn: u8) -> Option<BlockId> {
         self.take_while(links, |head| head.turn() == turn)
     }
@@ -160,7 +160,7 @@ impl Stack {
             // only, so every block below was pushed in a release sequence that this reads from.
             match self.0.compare_exchange_weak(head.0, head.taken(below).0, Acquire, Acquire) {
                 Ok(_) => {
-                    // A thread that refiles a slot needs the next block soon.
+                    // A thread that requeues a slot needs the next block soon.
                     if let Some(below) = named(below) {
                         prefetch(links.next(below));
                     }

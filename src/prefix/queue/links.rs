@@ -9,6 +9,6 @@ pub trait Links {
     /// Returns a word used only by the rank queue.
     fn next(&self, id: BlockId) -> &AtomicU32;
 
-    /// Returns the block's rank. It may grow at any time, even while the block is filed.
+    /// Returns the block's rank. It may grow at any time, even while the block is enqueued.
     fn rank(&self, id: BlockId) -> u64;
 }

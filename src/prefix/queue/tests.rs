@@ -39,20 +39,20 @@ impl Rows {
 struct Both {
     queue: RankQueue,
     rows: Rows,
-    filed: BTreeSet<(u64, BlockId)>,
+    enqueued: BTreeSet<(u64, BlockId)>,
     idle: Vec<BlockId>,
 }
 
 impl Both {
     fn new(queue: RankQueue, blocks: usize) -> Self {
         let idle = (0..blocks as u32).rev().map(BlockId).collect();
-        Self { queue, rows: Rows::new(blocks), filed: BTreeSet::new(), idle }
+        Self { queue, rows: Rows::new(blocks), enqueued: BTreeSet::new(), idle }
     }
 
     fn take_idle(&mut self, rank: u64) -> Option<BlockId> {
         let id = self.idle.pop()?;
         self.rows.set(id, rank);
-        self.filed.insert((rank, id));
+        self.enqueued.insert((rank, id));
         Some(id)
     }
 
@@ -69,10 +69,10 @@ impl Both {
     }
 
     fn grow(&mut self, which: usize, by: u64) {
-        let Some(&(rank, id)) = self.filed.iter().nth(which % self.filed.len().max(1)) else { return };
-        self.filed.remove(&(rank, id));
+        let Some(&(rank, id)) = self.enqueued.iter().nth(which % self.enqueued.len().max(1)) else { return };
+        self.enqueued.remove(&(rank, id));
         let rank = rank.saturating_add(by);
-        self.filed.insert((rank, id));
+        self.enqueued.insert((rank, id));
         self.rows.set(id, rank);
     }
 
@@ -80,21 +80,21 @@ impl Both {
     fn pop(&mut self) -> Option<u64> {
         let cursor = self.queue.cursor();
         let head = self.queue.head();
-        let smallest = self.filed.first().map(|&(rank, _)| rank);
+        let smallest = self.enqueued.first().map(|&(rank, _)| rank);
         if let Some(smallest) = smallest {
-            assert!(head.expect("a block is filed") <= smallest.max(cursor), "{head:?} for {smallest}");
+            assert!(head.expect("a block is enqueued") <= smallest.max(cursor), "{head:?} for {smallest}");
         }
         let Some(id) = self.queue.pop(&self.rows) else {
-            assert_eq!(smallest, None, "pop found nothing, but a block is filed");
+            assert_eq!(smallest, None, "pop found nothing, but a block is enqueued");
             assert_eq!(self.queue.head(), None, "the hints are exact when nothing is left");
             return None;
         };
         let rank = self.rows.rank(id);
-        assert!(self.filed.remove(&(rank, id)), "{id} was not filed at {rank}");
-        let smallest = smallest.expect("the popped block was filed");
+        assert!(self.enqueued.remove(&(rank, id)), "{id} was not enqueued at {rank}");
+        let smallest = smallest.expect("the popped block was enqueued");
         assert!(
             rank == smallest || rank <= cursor,
-            "popped {rank}, {smallest} is filed, the cursor is at {cursor}"
+            "popped {rank}, {smallest} is enqueued, the cursor is at {cursor}"
         );
         self.idle.push(id);
         Some(rank)
@@ -102,7 +102,7 @@ impl Both {
 
     fn drain(&mut self) {
         while self.pop().is_some() {}
-        assert!(self.filed.is_empty());
+        assert!(self.enqueued.is_empty());
     }
 }
 
@@ -147,7 +147,7 @@ proptest! {
     }
 }
 
-/// The pattern of LRU: ranks from a counter, some blocks touched again while they are filed.
+/// The pattern of LRU: ranks from a counter, some blocks touched again while they are enqueued.
 #[test]
 fn a_counter_for_ranks() {
     let mut both = Both::new(RankQueue::new(5000), 5000);
@@ -158,7 +158,7 @@ fn a_counter_for_ranks() {
         both.push_all(counter, count);
         counter += count;
         let touched = random.usize(..64);
-        let by = counter.saturating_sub(both.filed.iter().nth(touched).map_or(0, |&(rank, _)| rank));
+        let by = counter.saturating_sub(both.enqueued.iter().nth(touched).map_or(0, |&(rank, _)| rank));
         both.grow(touched, by);
         counter += 1;
         while both.idle.len() < 70 || (round > 3000 && both.idle.len() < 4900) {
@@ -198,11 +198,11 @@ fn ranks_beyond_a_small_wheel_count_as_its_largest() {
     assert_eq!(both.queue.pop(&both.rows), None);
 }
 
-/// A block is filed equally often whatever the number of blocks. Once the queue turns evenly, no
+/// A block is enqueued equally often whatever the number of blocks. Once the queue turns evenly, no
 /// pop pays for many.
 #[test]
-fn filed_once_more_and_taken() {
-    /// Filing and taking a block each read its rank.
+fn enqueued_once_more_and_taken() {
+    /// Enqueueing and taking a block each read its rank.
     struct Counted(Rows, AtomicU64);
     impl Links for Counted {
         fn next(&self, id: BlockId) -> &AtomicU32 {
@@ -236,7 +236,7 @@ fn filed_once_more_and_taken() {
             }
             push(id);
         }
-        // Taken and filed again, taken.
+        // Taken and enqueued again, taken.
         let each = all as f64 / turns as f64;
         assert!(each < 2.1, "{each} rank reads per block at {blocks} blocks");
         assert!(most < 8, "{most} rank reads in one pop at {blocks} blocks");
