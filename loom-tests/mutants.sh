@@ -155,8 +155,8 @@ chunk_relaxed sequences
 replace_relaxed sequences
 other_chunk_relaxed retire_reclaim
 left_relaxed moves
-limbo_put_relaxed moves
-limbo_taken_relaxed moves
+retire_list_put_relaxed moves
+retire_list_taken_relaxed moves
 log_head_relaxed moved_since
 frames_unchecked kept_frames
 frames_late_count kept_frames

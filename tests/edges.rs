@@ -31,7 +31,7 @@ fn an_audit_beside_a_thread_that_ends_finds_no_fault() {
     }
 }
 
-/// A thread whose cache is gone when it frees retires runs in the shared limbo: they are counted in
+/// A thread whose cache is gone when it frees retires runs in the shared retire list: they are counted in
 /// blocks, and as free once no batch sees them.
 #[test]
 fn blocks_that_a_dying_thread_retires_are_counted() {

@@ -46,7 +46,7 @@ thread_local! {
     static HELD: RefCell<Option<Lease<'static>>> = const { RefCell::new(None) };
 }
 
-/// Frees from a thread whose cache is gone, so that the retired runs are in the shared limbo.
+/// Frees from a thread whose cache is gone, so that the retired runs are in the shared retire list.
 fn last_act(pool: Pool, lease: Lease<'static>) {
     let thread = std::thread::spawn(move || {
         HELD.set(None);
@@ -67,7 +67,7 @@ async fn serve(pool: Pool, stop: Arc<AtomicBool>, rounds: Arc<AtomicUsize>) {
         };
         let lease = lease.unwrap();
         rounds.fetch_add(1, Relaxed);
-        // Not the engine's batch, whose end would sift the shared limbo itself.
+        // Not the engine's batch, whose end would sift the shared retire list itself.
         let batch = pool.blocks().begin_batch();
         tokio::task::spawn_blocking({
             let pool = pool.clone();

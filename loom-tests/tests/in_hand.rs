@@ -140,9 +140,9 @@ fn beside(name: &'static str, give_back: fn(&Pool)) {
 
 /// As the background task of the compactor does.
 #[test]
-fn of_a_look_at_the_shared_limbo() {
-    beside("in_hand::of_a_look_at_the_shared_limbo", |pool| {
-        assert_eq!(pool.blocks().reclaim_shared_limbo(), 1)
+fn of_a_look_at_the_shared_retire_list() {
+    beside("in_hand::of_a_look_at_the_shared_retire_list", |pool| {
+        assert_eq!(pool.blocks().reclaim_retired(), 1)
     });
 }
 

@@ -68,7 +68,7 @@ fn left_under_a_batch() {
         let mover = pool.clone();
         let thread = thread::spawn(move || assert_eq!(mover.relocate(HERE, THERE), Ok(())));
         pool.blocks.end_batch(batch);
-        if pool.blocks.reclaim_shared_limbo() > 0 {
+        if pool.blocks.reclaim_retired() > 0 {
             let next = pool.take(1).expect("it was reclaimed");
             pool.put(&next);
         }

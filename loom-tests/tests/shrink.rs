@@ -163,7 +163,7 @@ fn beside_growth() {
     });
 }
 
-/// A block in a magazine, in limbo, or in the hands of a freeing thread: collected eventually, and
+/// A block in a magazine, in a retire list, or in the hands of a freeing thread: collected eventually, and
 /// audited in every state in between.
 #[test]
 fn out_of_magazines() {

@@ -1,5 +1,5 @@
 //! Theorem: no request sleeps while a block is free. Whichever way a block becomes free (into a
-//! magazine, into the bitmaps, out of limbo at the end of a batch, by growth, by a request that is
+//! magazine, into the bitmaps, out of retire lists at the end of a batch, by growth, by a request that is
 //! undone, by a thread that ends), and wherever the request that waits for it is at that moment,
 //! the request gets it; the most urgent one first; and a dropped request passes its turn on. A
 //! thread that sleeps forever is a deadlock, which the checker reports.
@@ -88,7 +88,7 @@ fn freed_into_the_bitmaps() {
     });
 }
 
-/// The block is in limbo when the batch ends, and that end is the only announcement: it is no
+/// The block is in a retire list when the batch ends, and that end is the only announcement: it is no
 /// sequence's batch, which looks for frames left by moves.
 #[test]
 fn held_back_by_a_batch() {
@@ -104,7 +104,7 @@ fn held_back_by_a_batch() {
     });
 }
 
-/// The batch ends while the block is on its way into limbo.
+/// The batch ends while the block is on its way into a retire list.
 #[test]
 fn freed_while_the_batch_ends() {
     check_to(1, "waiters::freed_while_the_batch_ends", || {

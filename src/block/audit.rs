@@ -277,10 +277,10 @@ impl Core {
         for thread_cache in self.thread_caches.iter() {
             visited(thread_cache, |local| {
                 local.magazines.iter().for_each(|frame| ledger.see(frame, FramePlace::Magazine));
-                local.limbo.runs().for_each(|run| ledger.see_run(run, FramePlace::Retired));
+                local.retire_list.runs().for_each(|run| ledger.see_run(run, FramePlace::Retired));
             })?;
         }
-        self.shared_limbo.for_each(&wake_guard, |run| ledger.see_run(run, FramePlace::Retired));
+        self.shared_retire_list.for_each(&wake_guard, |run| ledger.see_run(run, FramePlace::Retired));
         self.for_each_reserved(&wake_guard, |frame| ledger.see(frame, FramePlace::Reserved));
         let references = self.audit_words(&mut ledger)?;
         ledger.outcome.clone()?;

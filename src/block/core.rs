@@ -10,7 +10,7 @@ use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, T
 use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag, prefetch};
 
 use super::latency::Latencies;
-use super::space::{FreeSpace, Reserve, Scrub, SharedLimbo};
+use super::space::{FreeSpace, Reserve, Scrub, SharedRetireList};
 #[cfg(debug_assertions)]
 use super::state::Site;
 use super::state::{BlockWord, MoveLog, Note, Noted, Refused, SharedCounters, Sites, Table, Waiters};
@@ -71,7 +71,7 @@ pub struct Core {
     pub(in crate::block) thread_caches: ThreadCaches,
     /// Retired frames of threads that could not enter their thread cache. On its own cache line,
     /// like everything that a mover writes.
-    pub(in crate::block) shared_limbo: CachePadded<SharedLimbo>,
+    pub(in crate::block) shared_retire_list: CachePadded<SharedRetireList>,
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
     pub(in crate::block) counters: CachePadded<SharedCounters>,
@@ -138,7 +138,7 @@ impl Blocks {
             space: FreeSpace::new(Table::new(config.frames), frames, depot, reserve, scrub),
             watch: Watch::default(),
             thread_caches: ThreadCaches::default(),
-            shared_limbo: CachePadded::new(SharedLimbo::default()),
+            shared_retire_list: CachePadded::new(SharedRetireList::default()),
             moves: CachePadded::new(MoveLog::new()),
             waiters: Waiters::default(),
             counters: CachePadded::default(),

@@ -124,7 +124,7 @@ impl Core {
             // them.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
-        let (waiting, newest_tag) = self.shared_limbo.mirror();
+        let (waiting, newest_tag) = self.shared_retire_list.mirror();
         if newest_tag < oldest {
             in_magazines += waiting
         } else {

@@ -9,8 +9,8 @@
 //! | room or file | contents |
 //! |---|---|
 //! | `state` | words and tables, without algorithms; read `state/word.rs` first |
-//! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared limbo |
-//! | `thread_cache`, `cache_handle` | per-thread magazines and limbo; how a thread finds its own |
+//! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared retire list |
+//! | `thread_cache`, `cache_handle` | per-thread magazines and retire lists; how a thread finds its own |
 //! | `core` | [`Core`], the state that all references to a pool share |
 //! | `allocate`, `release` | allocation; releases, and pins by handle |
 //! | `wait` | the line of waiting requests, and announcements to it |

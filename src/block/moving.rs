@@ -301,7 +301,7 @@ impl Core {
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.space.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.space.free_run(run)),
-            Some(tag) => runs.iter().for_each(|&run| self.shared_limbo.push(run, tag)),
+            Some(tag) => runs.iter().for_each(|&run| self.shared_retire_list.push(run, tag)),
         }
     }
 

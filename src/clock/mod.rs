@@ -5,7 +5,7 @@
 //! owner has ended.
 //!
 //! - [`Clock`] numbers batches with tickets and knows the oldest one in flight.
-//! - [`Limbo`] is one thread's list of retired frames.
+//! - [`RetireList`] is one thread's list of retired frames.
 //! - [`BatchSet`] remembers batches, and [`Clock::poll_ended`] waits for their end.
 //! - [`Watch`] measures for how long the oldest batch has been in flight.
 
@@ -13,7 +13,7 @@ mod batch_set;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod clock;
 mod ends;
-mod limbo;
+mod retire_list;
 mod slots;
 mod watch;
 mod word;
@@ -21,6 +21,6 @@ mod word;
 pub use batch_set::{BatchRef, BatchSet, SetState};
 pub use clock::{Clock, InFlight};
 pub use ends::EndPlace;
-pub use limbo::Limbo;
+pub use retire_list::RetireList;
 pub use watch::Watch;
 pub use word::ClockWord;

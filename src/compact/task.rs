@@ -242,7 +242,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
             compactor.set_state(Some(CompactionState::Batches));
             continue;
         }
-        blocks.reclaim_due_shared_limbo();
+        blocks.reclaim_due_retired();
         let before = Idle::now(&compactor);
         let is_cached = blocks.evictable() >= blocks.counts().free().max(1);
         let threshold = config.threshold.max(if is_cached { CACHED_THRESHOLD } else { 0.0 });

@@ -349,7 +349,7 @@ impl Drop for Pinned {
             pool.end_batch(batch);
             // As at the end of every batch: frames left by moves, which it may have been the last
             // to read.
-            pool.reclaim_due_shared_limbo();
+            pool.reclaim_due_retired();
             self.held.end.sequences.batch_ended();
         }
     }

@@ -174,7 +174,7 @@ impl BatchInner {
             self.sequences.batch_ended();
             // Frames left by moves, which this batch may have been the last to read. Announces,
             // also for frames that it only held briefly because they wait for another batch.
-            blocks.reclaim_due_shared_limbo();
+            blocks.reclaim_due_retired();
             // On the thread that reports the ends of device work, evictions would delay the reports of
             // other streams: there, the thread that finished the batch has done a slice.
             if self.sequences.0.storage.as_ref().is_none_or(|storage| !storage.must_not_wait()) {

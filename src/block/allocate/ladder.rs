@@ -431,7 +431,7 @@ impl Core {
             cached + retired > 0
         };
         let before = self.space.frames.snapshot();
-        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_shared_limbo_with(wake_guard);
+        let mut moved = self.space.depot.flush(&self.space.frames) + self.reclaim_retired_with(wake_guard);
         let thread_caches = self.thread_caches.iter();
         let thread_caches = thread_caches.filter(|thread_cache| is_all || has_frames(thread_cache));
         let visits =

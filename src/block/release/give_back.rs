@@ -149,35 +149,35 @@ impl Core {
                 if retired.is_none() {
                     // A visitor is inside the thread cache, or the thread has none. Reached by
                     // `a_visited_owner_retires_elsewhere`.
-                    runs.iter().for_each(|&run| self.shared_limbo.push(run, tag));
+                    runs.iter().for_each(|&run| self.shared_retire_list.push(run, tag));
                 }
             }
         }
     }
 
-    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo), if a run is probably due; for
+    /// As [`reclaim_retired`](Self::reclaim_retired), if a run is probably due; for
     /// frequent callers.
-    pub fn reclaim_due_shared_limbo(&self) -> usize {
-        let may_be_due = !self.shared_limbo.is_empty() && self.shared_limbo.is_due(self.space.clock.oldest());
-        if may_be_due { self.reclaim_shared_limbo() } else { 0 }
+    pub fn reclaim_due_retired(&self) -> usize {
+        let may_be_due = !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(self.space.clock.oldest());
+        if may_be_due { self.reclaim_retired() } else { 0 }
     }
 
-    /// Reclaims frames of the shared limbo that no batch sees any more, and returns their number.
+    /// Reclaims frames of the shared retire list that no batch sees any more, and returns their number.
     /// They include old frames of moves. Announces them.
-    pub fn reclaim_shared_limbo(&self) -> usize {
-        if self.shared_limbo.is_empty() {
+    pub fn reclaim_retired(&self) -> usize {
+        if self.shared_retire_list.is_empty() {
             return 0;
         }
-        self.reclaim_shared_limbo_with(&self.wake_guard())
+        self.reclaim_retired_with(&self.wake_guard())
     }
 
-    /// As [`reclaim_shared_limbo`](Self::reclaim_shared_limbo); the caller's wake guard announces.
-    pub(in crate::block) fn reclaim_shared_limbo_with(&self, wake_guard: &WakeGuard<'_>) -> usize {
-        if self.shared_limbo.is_empty() {
+    /// As [`reclaim_retired`](Self::reclaim_retired); the caller's wake guard announces.
+    pub(in crate::block) fn reclaim_retired_with(&self, wake_guard: &WakeGuard<'_>) -> usize {
+        if self.shared_retire_list.is_empty() {
             return 0;
         }
         let mut reclaimed = 0;
-        self.shared_limbo.reclaim(self.space.clock.oldest(), wake_guard, |run| {
+        self.shared_retire_list.reclaim(self.space.clock.oldest(), wake_guard, |run| {
             reclaimed += run.len as usize;
             self.space.free_run(run);
         });
@@ -208,11 +208,11 @@ mod tests {
         let batch = blocks.clock().begin();
         let thread_cache = blocks.thread_caches.iter().next().expect("this thread's");
         thread_cache.visit(|_| blocks.release(&ids)).expect("the owner is outside");
-        assert_eq!(blocks.shared_limbo.mirror().0, 3, "not in the thread cache's limbo");
+        assert_eq!(blocks.shared_retire_list.mirror().0, 3, "not in the thread cache's retire list");
         assert_eq!(blocks.counts().retired, 3);
         blocks.end_batch(batch);
         assert_eq!(blocks.counts().free(), 64);
-        blocks.allocate(&AllocRequest::new(64), &mut |_| ()).expect("the shared limbo is reclaimed");
+        blocks.allocate(&AllocRequest::new(64), &mut |_| ()).expect("the shared retire list is reclaimed");
         assert_eq!(blocks.audit().unwrap().owned, 64);
     }
 }

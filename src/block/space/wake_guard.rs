@@ -1,18 +1,18 @@
 //! Wake guard: the right to take free frames out of reach of searches, and the duty to announce them.
 //!
 //! Some steps take free frames out of the places that a search looks at, and put them back later:
-//! they sift a chain of the [shared limbo](super::shared_limbo), empty another thread's cache into
+//! they sift a chain of the [shared retire list](super::shared_retire_list), empty another thread's cache into
 //! the bitmaps, or walk the reserve. A request that searches in between finds nothing, and may fall
 //! asleep. Each such step therefore takes a [`WakeGuard`] as proof that an announcement follows.
 //! Dropping the wake guard is that announcement, also when the step panics:
 //!
 //! | step | its wake guard is |
 //! |---|---|
-//! | [`SharedLimbo::reclaim`](super::SharedLimbo::reclaim), `for_each` | a parameter |
+//! | [`SharedRetireList::reclaim`](super::SharedRetireList::reclaim), `for_each` | a parameter |
 //! | `Local::surrender`: the contents of a thread cache | a parameter |
 //! | `Reserve::sift` | a parameter |
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
-//! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_shared_limbo`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
+//! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_retired`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
 //! Steps that only make frames available, and hide none, announce by a call: the end of a batch, of
 //! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).

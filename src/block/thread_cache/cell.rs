@@ -56,8 +56,8 @@ impl ThreadCache {
     pub(super) fn mirrored<R>(&self, local: &mut Local, f: impl FnOnce(&mut Local) -> R) -> R {
         let result = f(local);
         self.cached.store(local.magazines.len() as u32, Relaxed);
-        if !local.limbo.is_empty() || self.retired.load(Relaxed) != 0 {
-            self.retired.store(local.limbo.len() as u32, Relaxed);
+        if !local.retire_list.is_empty() || self.retired.load(Relaxed) != 0 {
+            self.retired.store(local.retire_list.len() as u32, Relaxed);
             self.newest_tag.store(local.newest_tag.0, Relaxed);
         }
         result

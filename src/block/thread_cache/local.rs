@@ -1,6 +1,6 @@
-//! Contents of a thread cache: magazines, limbo, and the way of freed frames into them.
+//! Contents of a thread cache: magazines, retire lists, and the way of freed frames into them.
 
-use crate::clock::Limbo;
+use crate::clock::RetireList;
 use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::frame::{Magazine, MagazinePair};
 use crate::ids::{FrameId, Run, Ticket};
@@ -18,17 +18,17 @@ const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
 
 pub(in crate::block) struct Local {
     pub(in crate::block) magazines: MagazinePair,
-    pub(in crate::block) limbo: Limbo,
+    pub(in crate::block) retire_list: RetireList,
     pub(super) newest_tag: Ticket,
     reclaim_at: usize,
 }
 
 impl Local {
     pub(super) fn new(capacity: usize, near: FrameId) -> Self {
-        let limbo = Limbo::default();
+        let retire_list = RetireList::default();
         Self {
             magazines: MagazinePair::new(capacity, near),
-            limbo,
+            retire_list,
             newest_tag: Ticket(0),
             reclaim_at: RECLAIM_EVERY,
         }
@@ -36,32 +36,32 @@ impl Local {
 
     /// Retires a run, and from time to time reclaims runs that no batch sees any more.
     pub(in crate::block) fn retire(&mut self, space: &FreeSpace, run: Run, tag: Ticket) {
-        self.limbo.retire(run, tag);
+        self.retire_list.retire(run, tag);
         self.newest_tag = self.newest_tag.max(tag);
-        if self.limbo.len() >= self.reclaim_at {
+        if self.retire_list.len() >= self.reclaim_at {
             self.reclaim(space);
         }
     }
 
     /// Reclaims runs that no batch sees: long ones into the bitmaps, single frames into magazines.
     pub(in crate::block) fn reclaim(&mut self, space: &FreeSpace) {
-        if self.limbo.is_empty() {
+        if self.retire_list.is_empty() {
             return;
         }
-        let Self { magazines, limbo, .. } = self;
+        let Self { magazines, retire_list, .. } = self;
         let mut returning = Returning::new(space);
-        limbo.reclaim(space.clock.oldest(), |run| returning.run(run));
+        retire_list.reclaim(space.clock.oldest(), |run| returning.run(run));
         returning.finish(magazines);
-        self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
+        self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
     }
 
     /// Gives all free frames back to the bitmaps; returns their number.
     pub(in crate::block) fn surrender(&mut self, space: &FreeSpace, _: &WakeGuard<'_, impl Announce>) -> usize {
-        let before = self.magazines.len() + self.limbo.len();
-        self.limbo.reclaim(space.clock.oldest(), |run| space.free_run(run));
-        self.reclaim_at = self.limbo.len() + RECLAIM_EVERY;
+        let before = self.magazines.len() + self.retire_list.len();
+        self.retire_list.reclaim(space.clock.oldest(), |run| space.free_run(run));
+        self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
         self.magazines.flush(&space.frames);
-        before - self.limbo.len()
+        before - self.retire_list.len()
     }
 }
 

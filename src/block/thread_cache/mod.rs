@@ -1,4 +1,4 @@
-//! Thread caches: a thread's magazines and limbo, and how the owner and visitors enter them.
+//! Thread caches: a thread's magazines and retire lists, and how the owner and visitors enter them.
 //!
 //! A thread cache is an [owner cell](crate::frame::OwnerCell): its owner enters with two plain
 //! stores, other threads visit it while the owner is outside. Idle and finished threads therefore
@@ -6,7 +6,7 @@
 //!
 //! | file | contents |
 //! |---|---|
-//! | `local` | the contents: two magazines, limbo, and the way of freed frames into them. Read it first |
+//! | `local` | the contents: two magazines, retire lists, and the way of freed frames into them. Read it first |
 //! | `cell` | the cell with mirrors for statistics, and the list of all thread caches of a pool |
 //! | `reference` | the two rights of an owner to enter: for a short step, or counted |
 //!

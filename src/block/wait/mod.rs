@@ -58,7 +58,7 @@
 //!   stopped there, until it resumes.
 //! - *The slow path*, which ends with `announce`. Either the announcer sees the bit, or the
 //!   waiter's search, which begins after its fence, finds the frame.
-//! - *Into limbo*. The end of a batch tells the line by the same word by which it ends, so that no
+//! - *Into a retire list*. The end of a batch tells the line by the same word by which it ends, so that no
 //!   fence is needed. (The retirement is also announced: the batch of its tag may have ended before
 //!   the frame got there.)
 //!
@@ -75,7 +75,7 @@
 //! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_into`, `Waiting::allocate` |
 //! | magazines are flushed: `flush`, the end of a thread, its use of another pool after this one was closed | `CacheHandle` |
 //! | a trim, or an audit | `Core::trim`, `audit` |
-//! | the shared limbo is sifted: by the background task, at the end of a batch | `Core::reclaim_shared_limbo` |
+//! | the shared retire list is sifted: by the background task, at the end of a batch | `Core::reclaim_retired` |
 //! | the pool grows | `Core::grow` |
 //! | moves end: vacated frames, unused destinations | [`Wave`](crate::block::Wave) |
 //! | a shrink collects free frames, gives them back, or commits, so that some requests can no longer be met | [`Shrinking`](crate::block::Shrinking) |

@@ -33,7 +33,7 @@ fn shrink(blocks: &Blocks, to: usize) {
 }
 
 #[test]
-fn frames_in_magazines_and_limbo_are_collected() {
+fn frames_in_magazines_and_retire_list_are_collected() {
     let pool = blocks(150, 150, 8);
     let all = take(&pool, 150);
     let (kept, rest): (Vec<BlockId>, Vec<BlockId>) = all.iter().partition(|id| id.0 <= 20);
@@ -91,7 +91,7 @@ fn the_audit_finds_a_removed_frame_in_use() {
     pool.space.set_held(frame, BlockWord::unhold);
     assert_eq!(pool.audit(), Err(AuditError::Beyond { frame, block }));
     pool.space.set_held(frame, BlockWord::hold);
-    pool.shared_limbo.push(Run { start: frame, len: 1 }, pool.clock().newest());
+    pool.shared_retire_list.push(Run { start: frame, len: 1 }, pool.clock().newest());
     let doubled = AuditError::Doubled { frame, first: FramePlace::Retired, second: FramePlace::Gone };
     assert_eq!(pool.audit(), Err(doubled));
 }

@@ -1,9 +1,9 @@
-//! The shared limbo: retired frames of threads that cannot enter their thread cache.
+//! The shared retire list: retired frames of threads that cannot enter their thread cache.
 //!
 //! A visitor is inside the cache, or the thread is past having one; moves also retire their old
 //! frames here. It is a list that grows at its head and is taken as a whole, so that no address is
 //! compared after its node was freed. A thread that is stopped in here blocks no other: it keeps
-//! the chain that it took, as it would in its own limbo.
+//! the chain that it took, as it would in its own retire list.
 //!
 //! ```text
 //! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
@@ -23,7 +23,7 @@ struct Node {
 }
 
 /// List of retired runs, shared by all threads.
-pub(in crate::block) struct SharedLimbo {
+pub(in crate::block) struct SharedRetireList {
     head: AtomicPtr<Node>,
     /// Number of frames in the list, including those that a thread is sifting.
     frames: AtomicUsize,
@@ -33,7 +33,7 @@ pub(in crate::block) struct SharedLimbo {
     oldest_tag: AtomicU64,
 }
 
-impl Default for SharedLimbo {
+impl Default for SharedRetireList {
     fn default() -> Self {
         Self {
             head: AtomicPtr::new(ptr::null_mut()),
@@ -78,7 +78,7 @@ impl Drop for Chain {
     }
 }
 
-impl SharedLimbo {
+impl SharedRetireList {
     /// Retires a run until every batch with a ticket up to `tag` has ended.
     pub(in crate::block) fn push(&self, run: Run, tag: Ticket) {
         // Relaxed, both: statistics.
@@ -178,7 +178,7 @@ impl SharedLimbo {
     }
 }
 
-impl Drop for SharedLimbo {
+impl Drop for SharedRetireList {
     fn drop(&mut self) {
         drop(self.take());
     }
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
-        let shared_limbo = SharedLimbo::default();
+        let shared_retire_list = SharedRetireList::default();
         // A wake guard of any pool: the announcement has no receiver.
         let config = BlocksConfig {
             frames: 64,
@@ -210,14 +210,14 @@ mod tests {
         let got: Vec<u32> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..2)
                 .map(|thread| {
-                    let shared_limbo = &shared_limbo;
+                    let shared_retire_list = &shared_retire_list;
                     scope.spawn(move || {
                         let mut got = Vec::new();
                         for i in 0..RUNS {
-                            shared_limbo
+                            shared_retire_list
                                 .push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
                             if i % 8 == 0 {
-                                shared_limbo.reclaim(Ticket(1), wake_guard, |run| got.push(run.start.0));
+                                shared_retire_list.reclaim(Ticket(1), wake_guard, |run| got.push(run.start.0));
                             }
                         }
                         got
@@ -228,12 +228,12 @@ mod tests {
         });
         let mut all = got;
         let mut waiting = 0;
-        shared_limbo.for_each(wake_guard, |_| waiting += 1);
-        assert_eq!((shared_limbo.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
-        shared_limbo.reclaim(Ticket(2), wake_guard, |run| all.push(run.start.0));
+        shared_retire_list.for_each(wake_guard, |_| waiting += 1);
+        assert_eq!((shared_retire_list.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
+        shared_retire_list.reclaim(Ticket(2), wake_guard, |run| all.push(run.start.0));
         all.sort_unstable();
         assert_eq!(all, (0..2 * RUNS).collect::<Vec<_>>());
-        assert_eq!(shared_limbo.mirror().0, 0);
-        shared_limbo.push(Run { start: FrameId(0), len: 3 }, Ticket(9));
+        assert_eq!(shared_retire_list.mirror().0, 0);
+        shared_retire_list.push(Run { start: FrameId(0), len: 3 }, Ticket(9));
     }
 }

@@ -14,19 +14,19 @@ struct Entry {
 
 /// One thread's retired frames, oldest first.
 #[derive(Default)]
-pub struct Limbo {
+pub struct RetireList {
     entries: VecDeque<Entry>,
     frames: usize,
 }
 
-impl Limbo {
-    /// Returns the number of frames in limbo.
+impl RetireList {
+    /// Returns the number of frames in a retire list.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames
     }
 
-    /// Returns whether no frame is in limbo.
+    /// Returns whether no frame is in a retire list.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames == 0
@@ -58,7 +58,7 @@ impl Limbo {
         }
     }
 
-    /// Returns the runs in limbo.
+    /// Returns the runs in a retire list.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.entries.iter().map(|entry| entry.run)
     }
@@ -75,19 +75,19 @@ mod tests {
 
     #[test]
     fn runs_are_joined_and_wait_for_their_tag() {
-        let mut limbo = Limbo::default();
+        let mut retire_list = RetireList::default();
         for frame in [4, 5, 6, 3] {
-            limbo.retire(run(frame, 1), Ticket(1));
+            retire_list.retire(run(frame, 1), Ticket(1));
         }
-        limbo.retire(run(7, 1), Ticket(2));
-        assert_eq!((limbo.len(), limbo.runs().count()), (5, 2));
+        retire_list.retire(run(7, 1), Ticket(2));
+        assert_eq!((retire_list.len(), retire_list.runs().count()), (5, 2));
         let mut freed = vec![];
-        limbo.reclaim(Ticket(1), |run| freed.push(run));
+        retire_list.reclaim(Ticket(1), |run| freed.push(run));
         assert!(freed.is_empty());
-        limbo.reclaim(Ticket(2), |run| freed.push(run));
+        retire_list.reclaim(Ticket(2), |run| freed.push(run));
         assert_eq!(freed, [run(3, 4)]);
-        limbo.reclaim(Ticket(3), |run| freed.push(run));
+        retire_list.reclaim(Ticket(3), |run| freed.push(run));
         assert_eq!(freed[1], run(7, 1));
-        assert!(limbo.is_empty());
+        assert!(retire_list.is_empty());
     }
 }
