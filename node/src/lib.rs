@@ -53,6 +53,6 @@ pub mod transport;
 pub mod wire;
 
 pub use node::{
-    Arrival, Arrivals, Node, NodeBuilder, NodeCounters, NodeError, Offers, PartError, SendPartError, Spill,
+    Arrival, Arrivals, Node, NodeBuilder, NodeCounters, NodeError, Offers, PartError, SendPartError, OffloadBelow,
 };
 pub use settings::Restarts;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use kvpool::prefix::PrefixKeys;
 use kvpool::{Pool, Sequence, SequenceId, TransferError};
 use kvpool_node::transport::tcp::{Address, PeerSettings, Tls};
-use kvpool_node::{Arrivals, Node, NodeError, Offers, Spill};
+use kvpool_node::{Arrivals, Node, NodeError, Offers, OffloadBelow};
 
 const WAIT: Duration = Duration::from_secs(20);
 
@@ -300,7 +300,7 @@ async fn blocks_move_by_themselves_when_few_are_free() {
         .name("a")
         .peers(vec![peer_of(&b)])
         .offers(engine.clone())
-        .spill(Spill { below: 80, to: "b".into() })
+        .offload(OffloadBelow { below: 80, to: "b".into() })
         .start()
         .await
         .unwrap();
@@ -326,7 +326,7 @@ async fn a_sequence_that_moves_by_itself_outlives_the_node() {
         let (b, mut to_b) = listening("b", kv::pool(kv::other(), 400)).await;
         let (engine, pool) = (Arc::new(Engine::default()), kv::pool(kv::plain(), 100));
         let builder = Node::builder(pool.clone()).name("a").peers(vec![peer_of(&b)]).offers(engine.clone());
-        let (a, to_a) = builder.spill(Spill { below: 101, to: "b".into() }).start().await.unwrap();
+        let (a, to_a) = builder.offload(OffloadBelow { below: 101, to: "b".into() }).start().await.unwrap();
         linked(&a, "b", true).await;
         engine.take_back(kv::admit(&pool, 2, &kv::prompt(2, 120)).unwrap());
         let is_here = || !engine.0.lock().unwrap().is_empty();

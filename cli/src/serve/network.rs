@@ -12,7 +12,7 @@ use kvpool_node::settings::{
 };
 use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
-use kvpool_node::{NodeBuilder, Spill};
+use kvpool_node::{NodeBuilder, OffloadBelow};
 
 /// Maximum size of a file of certificates or a key in bytes.
 const PEM_BYTES_MAX: u64 = 1 << 20;
@@ -77,7 +77,7 @@ pub fn configure(
         builder = builder.token(token.clone());
     }
     if let Some(migrate) = &settings.migrate {
-        builder = builder.spill(Spill { below: migrate.blocks, to: migrate.to.clone() });
+        builder = builder.offload(OffloadBelow { below: migrate.blocks, to: migrate.to.clone() });
     }
     builder = builder.restarts(settings.restarts);
     if let Some(limit) = settings.doubt_limit {

@@ -22,7 +22,7 @@ use super::operator::Operator;
 use super::parts::PartCopies;
 use super::remote::NodeRemotes;
 use super::serving::Serving;
-use super::spill::{self, Offers, Spill};
+use super::offload::{self, Offers, OffloadBelow};
 use super::staging::Stagings;
 use super::status::Counters;
 use super::work::Carrier;
@@ -51,7 +51,7 @@ pub struct NodeBuilder {
     token: Option<Token>,
     limits: Limits,
     timing: Timing,
-    spill: Option<Spill>,
+    offload: Option<OffloadBelow>,
     offers: Option<Arc<dyn Offers>>,
     heads: Option<HeadRange>,
     staging_bytes: u64,
@@ -84,7 +84,7 @@ impl NodeBuilder {
             token: None,
             limits: Limits::default(),
             timing: Timing::default(),
-            spill: None,
+            offload: None,
             offers: None,
             heads: None,
             staging_bytes: STAGING_BYTES,
@@ -176,8 +176,8 @@ impl NodeBuilder {
 
     /// Moves blocks to a peer while few are free.
     #[must_use]
-    pub fn spill(mut self, spill: Spill) -> Self {
-        self.spill = Some(spill);
+    pub fn offload(mut self, offload: OffloadBelow) -> Self {
+        self.offload = Some(offload);
         self
     }
 
@@ -339,7 +339,7 @@ impl NodeBuilder {
         tokio::spawn(driver.run(receiver));
         let accepting = tokio::spawn(accept(endpoint.clone(), inputs.clone()));
         let (pool, offers) = (self.pool.clone(), self.offers.clone());
-        let spilling = self.spill.map(|spill| tokio::spawn(spill::spill(pool, spill, offers)));
+        let offloading = self.offload.map(|offload| tokio::spawn(offload::keep_free(pool, offload, offers)));
         let addresses = endpoint.addresses().to_vec();
         let mut dialers = Dialers::new(endpoint, inputs.clone(), configured);
         dialers.replace(self.peers);
@@ -365,7 +365,7 @@ impl NodeBuilder {
             addresses,
             dialers,
             accepting,
-            spilling,
+            offloading,
             serving,
             heads: self.heads,
             ended,

@@ -34,7 +34,7 @@ pub struct Node {
     pub(super) addresses: Vec<Address>,
     pub(super) dialers: Arc<Mutex<Dialers>>,
     pub(super) accepting: JoinHandle<()>,
-    pub(super) spilling: Option<JoinHandle<()>>,
+    pub(super) offloading: Option<JoinHandle<()>>,
     pub(super) serving: Option<Serving>,
     pub(super) heads: Option<HeadRange>,
     /// The number of migrations that were left at the end of the driver.
@@ -214,7 +214,7 @@ impl Drop for Node {
     fn drop(&mut self) {
         self.dialers.lock().close();
         self.accepting.abort();
-        self.spilling.iter().for_each(JoinHandle::abort);
+        self.offloading.iter().for_each(JoinHandle::abort);
     }
 }
 

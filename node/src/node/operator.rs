@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
-use super::spill::{self, Offers};
+use super::offload::{self, Offers};
 use super::status::{Counters, NodeCounters, NodeStatus};
 use crate::admin::{MigrationRecord, MigrationSide};
 use crate::transport::tcp::Address;
@@ -90,7 +90,7 @@ impl Operator {
             let result = pool.migrate_to_node(sequence, &name).await;
             result.map(drop).map_err(|failed| {
                 let reason = failed.error.to_string();
-                spill::give_back(&*offers, failed);
+                offload::give_back(&*offers, failed);
                 reason
             })
         });

@@ -1,6 +1,6 @@
 //! Automatic migration: blocks move to a peer while memory is short here.
 //!
-//! | moves | while fewer than [`Spill::below`] blocks are | because |
+//! | moves | while fewer than [`OffloadBelow::below`] blocks are | because |
 //! |---|---|---|
 //! | cached blocks, in eviction order | free | the next allocations would evict them, and their bytes would be lost |
 //! | sequences on offer | free or evictable | evictions alone cannot make room any more |
@@ -63,7 +63,7 @@ pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
 
 /// When and where blocks move by themselves.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Spill {
+pub struct OffloadBelow {
     /// Cached blocks move while fewer than this number are free, and sequences while fewer are free or
     /// evictable.
     pub below: usize,
@@ -110,7 +110,7 @@ impl Backoff {
 }
 
 /// Moves blocks while memory is short. Never returns.
-pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offers>>) {
+pub(super) async fn keep_free(pool: Pool, offload: OffloadBelow, offers: Option<Arc<dyn Offers>>) {
     // Apart, so that cached blocks that a peer refuses do not delay sequences.
     let (mut cached_next, mut sequence_next) = (Backoff::new(), Backoff::new());
     let mut pause = INTERVAL;
@@ -118,39 +118,39 @@ pub(super) async fn spill(pool: Pool, spill: Spill, offers: Option<Arc<dyn Offer
         tokio::time::sleep(pause).await;
         pause = INTERVAL;
         let free = pool.free_blocks();
-        if free < spill.below && cached_next.is_due() {
-            let result = cached(&pool, &spill, spill.below - free).await;
+        if free < offload.below && cached_next.is_due() {
+            let result = cached(&pool, &offload, offload.below - free).await;
             pause = cached_next.note(result).min(pause);
         }
         let available = pool.available_blocks();
-        if available < spill.below && sequence_next.is_due() {
-            let blocks = spill.below - available;
-            let result = sequence(&pool, &spill, blocks, offers.as_ref()).await;
+        if available < offload.below && sequence_next.is_due() {
+            let blocks = offload.below - available;
+            let result = sequence(&pool, &offload, blocks, offers.as_ref()).await;
             pause = sequence_next.note(result).min(pause);
         }
     }
 }
 
 /// Returns whether cached blocks moved; `None` if there are none.
-async fn cached(pool: &Pool, spill: &Spill, blocks: usize) -> Option<Result<bool, TransferError>> {
+async fn cached(pool: &Pool, offload: &OffloadBelow, blocks: usize) -> Option<Result<bool, TransferError>> {
     if pool.stats().evictable == 0 {
         return None;
     }
-    let moved = pool.offload_to_node(&spill.to, blocks.min(BLOCKS_MAX)).await;
-    let moved = moved.inspect_err(|error| tracing::debug!(to = spill.to, %error, "cached blocks stay"));
+    let moved = pool.offload_to_node(&offload.to, blocks.min(BLOCKS_MAX)).await;
+    let moved = moved.inspect_err(|error| tracing::debug!(to = offload.to, %error, "cached blocks stay"));
     Some(moved.map(|report| report.evicted_blocks + report.leaving_blocks > 0))
 }
 
 /// Returns whether a sequence moved; `None` if none is on offer.
 async fn sequence(
     pool: &Pool,
-    spill: &Spill,
+    offload: &OffloadBelow,
     blocks: usize,
     offers: Option<&Arc<dyn Offers>>,
 ) -> Option<Result<bool, TransferError>> {
     let offers = offers?;
     let sequence = offers.offer(blocks)?;
-    let (pool, to, offers) = (pool.clone(), spill.to.clone(), offers.clone());
+    let (pool, to, offers) = (pool.clone(), offload.to.clone(), offers.clone());
     // A task of its own: this one ends with the node, and a request that is dropped closes its
     // sequence. The request ends with the node too, and the engine has the sequence again.
     let moved = tokio::spawn(async move {
