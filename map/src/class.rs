@@ -11,7 +11,7 @@ pub enum Class {
     /// Free, in a whole run.
     Run,
     /// Free, outside of whole runs.
-    Crumb,
+    Fragment,
     /// Free, in a unit that a sequence spares for its growth.
     Spared,
     /// Free, in a magazine or retired.
@@ -30,7 +30,7 @@ impl Class {
     /// Returns all classes, in the order of a legend.
     pub fn all() -> impl Iterator<Item = Self> {
         let shades = (0..SHADES).map(Self::Owned);
-        [Self::Run, Self::Crumb, Self::Spared, Self::Away].into_iter().chain(shades).chain([
+        [Self::Run, Self::Fragment, Self::Spared, Self::Away].into_iter().chain(shades).chain([
             Self::Unnamed,
             Self::Evictable,
             Self::Fixed,
@@ -41,7 +41,7 @@ impl Class {
     pub const fn letter(self) -> char {
         match self {
             Self::Run => 'r',
-            Self::Crumb => 'c',
+            Self::Fragment => 'c',
             Self::Spared => 's',
             Self::Away => 'a',
             Self::Owned(shade) => (b'0' + shade % SHADES) as char,
@@ -61,7 +61,7 @@ impl Class {
 pub(crate) fn classes(snapshot: &Snapshot) -> Vec<Class> {
     let frames = snapshot.frames();
     let class = |frame: &FrameState| match frame.kind() {
-        FrameKind::Free => Class::Crumb,
+        FrameKind::Free => Class::Fragment,
         FrameKind::Away => Class::Away,
         FrameKind::Spared => Class::Spared,
         FrameKind::Evictable => Class::Evictable,

@@ -127,7 +127,7 @@ fn tiles(snapshot: &Snapshot) -> Group {
     for (index, (figure, caption)) in all.iter().enumerate() {
         let x = index * width;
         // The first figure is the subject of the picture.
-        let colour = if index == 0 && fragmentation >= 0.1 { palette::CRUMB } else { INK };
+        let colour = if index == 0 && fragmentation >= 0.1 { palette::FRAGMENT } else { INK };
         group = group
             .add(text(x, 54, figure_size, figure).set("font-weight", 600).set("fill", colour.to_string()))
             .add(faint(text(x, 74, caption_size, caption)));
@@ -171,7 +171,7 @@ fn bars(shares: &[f64], order: u8, share_max: f64) -> Group {
         let height = if share_max > 0.0 { share / share_max * BAR_MAX } else { 0.0 };
         let x = width * index as f64;
         let (fill, edge) = if index < usize::from(order) {
-            (palette::CRUMB, palette::CRUMB)
+            (palette::FRAGMENT, palette::FRAGMENT)
         } else {
             (palette::RUN, Colour(0x7f, 0xbf, 0x98))
         };
@@ -216,7 +216,7 @@ fn entries(picture: &Picture<'_>, colours: &[Vec<Colour>], width: usize) -> Vec<
     let run = picture.panels.first().map_or(1, |(_, snapshot)| snapshot.order().frames());
     let all: [(&[Colour], String); 8] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
-        (&[palette::CRUMB], "free, a crumb".to_owned()),
+        (&[palette::FRAGMENT], "free, a fragment".to_owned()),
         (&[palette::SPARED], "free, spared for growth".to_owned()),
         (&[palette::AWAY], "free, in a magazine or retired".to_owned()),
         (&palette::SHADES, "owned, a shade for each sequence".to_owned()),

@@ -1,6 +1,6 @@
 //! The colour of a class, and the mix of many.
 //!
-//! Owned frames are blues and crumbs a vermilion, which readers with any of the usual colour
+//! Owned frames are blues and fragments a vermilion, which readers with any of the usual colour
 //! deficiencies tell apart (after Okabe and Ito). The others differ in lightness, in print as well:
 //! runs are the lightest, fixed frames the darkest.
 
@@ -23,7 +23,7 @@ impl fmt::Display for Colour {
 /// Free, in a whole run.
 pub const RUN: Colour = Colour(0xcd, 0xee, 0xd9);
 /// Free, outside whole runs.
-pub const CRUMB: Colour = Colour(0xe6, 0x55, 0x0d);
+pub const FRAGMENT: Colour = Colour(0xe6, 0x55, 0x0d);
 /// Free, in a magazine or retired.
 pub const AWAY: Colour = Colour(0xa9, 0xa6, 0xa0);
 /// Owned, and immovable.
@@ -56,7 +56,7 @@ pub fn colours(snapshot: &Snapshot) -> Vec<Colour> {
 pub fn colour(class: Class) -> Colour {
     match class {
         Class::Run => RUN,
-        Class::Crumb => CRUMB,
+        Class::Fragment => FRAGMENT,
         Class::Spared => SPARED,
         Class::Away => AWAY,
         Class::Owned(shade) => SHADES[usize::from(shade % SHADE_COUNT)],

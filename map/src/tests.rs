@@ -42,13 +42,13 @@ fn free_frames_are_counted_by_their_runs() {
 }
 
 #[test]
-fn colours_tell_runs_from_crumbs() {
+fn colours_tell_runs_from_fragments() {
     let colours = palette::colours(&snapshot(frames("....#.a!"), 2));
     assert_eq!(colours[..4], [palette::RUN; 4]);
-    assert_eq!(colours[4..], [palette::UNNAMED, palette::CRUMB, palette::AWAY, palette::FIXED]);
+    assert_eq!(colours[4..], [palette::UNNAMED, palette::FRAGMENT, palette::AWAY, palette::FIXED]);
     let colours = palette::colours(&snapshot(frames("ssssse#."), 2));
     assert_eq!(colours[..5], [palette::SPARED; 5], "they are no runs for others");
-    assert_eq!(colours[5..], [palette::EVICTABLE, palette::UNNAMED, palette::CRUMB]);
+    assert_eq!(colours[5..], [palette::EVICTABLE, palette::UNNAMED, palette::FRAGMENT]);
     let colours = palette::colours(&snapshot(frames("1231"), 2));
     assert_eq!(colours[0], colours[3], "a sequence has one shade");
 }
@@ -215,13 +215,13 @@ proptest! {
         }
         prop_assert!(seen.iter().all(|&times| times == 1));
         let count = |colour| colours.iter().filter(|&&other| other == colour).count();
-        let (runs, crumbs, away) = (count(palette::RUN), count(palette::CRUMB), count(palette::AWAY));
+        let (runs, fragments, away) = (count(palette::RUN), count(palette::FRAGMENT), count(palette::AWAY));
         prop_assert_eq!(runs, snapshot.free_runs(Order(order)) << order);
-        let free = (runs + crumbs + away).max(1) as f64;
+        let free = (runs + fragments + away).max(1) as f64;
         prop_assert!((0.0..=1.0).contains(&snapshot.fragmentation(Order(order))));
         // The orders from k on are those of whole runs.
         let shares = draw::shares(&snapshot);
-        prop_assert!((shares.iter().sum::<f64>() - (runs + crumbs) as f64 / free).abs() < 1e-12);
+        prop_assert!((shares.iter().sum::<f64>() - (runs + fragments) as f64 / free).abs() < 1e-12);
         let in_runs: f64 = shares.iter().skip(usize::from(order)).sum();
         prop_assert!((in_runs - runs as f64 / free).abs() < 1e-12);
     }

@@ -243,12 +243,12 @@ impl<'a> Map<'a> {
         let hole = Wanted::all(Level::Leaf, 0);
         // Words without a run of 8, then words without a run of 32: the least useful for other
         // requests.
-        let crumbs = hole.sparing(LEAF_CLASSES / 2);
+        let fragments = hole.sparing(LEAF_CLASSES / 2);
         let pieces = hole.sparing(LEAF_CLASSES - 1);
         drain(near)
-            .or_else(|| self.probe(crumbs.own(), near, drain))
+            .or_else(|| self.probe(fragments.own(), near, drain))
             .or_else(|| self.probe(pieces.own(), near, drain))
-            .or_else(|| self.probe(crumbs.some(), near, drain))
+            .or_else(|| self.probe(fragments.some(), near, drain))
             .or_else(|| self.probe(hole.some(), near, drain))
             .or_else(|| {
                 let run = self.split_any(want.min(FAN as u32), near)?;
