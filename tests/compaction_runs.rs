@@ -51,7 +51,7 @@ async fn a_defragmentation_does_not_shorten_the_runs_of_sequences() {
         moved += report.moved_blocks;
 
         // A price of 0 gains free runs at any cost.
-        let report = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
+        let report = pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await.unwrap();
         gained += report.runs_gained;
         drop(open);
         assert_eq!(pool.audit().unwrap().owned, 0);
@@ -132,7 +132,7 @@ fn scattered() -> (Pool, Vec<Sequence>) {
 async fn evictable_blocks_are_dropped_instead_of_copied() {
     let (pool, open) = scattered();
     let (before, owned) = (pool.stats(), pool.stats().used);
-    let report = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
+    let report = pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await.unwrap();
     let after = pool.stats();
     assert!(report.moved_blocks > 50 && report.moved_blocks <= owned, "{report:?}");
     assert!(report.dropped_blocks > 0 && report.dropped_blocks <= report.moved_blocks, "{report:?}");
@@ -141,7 +141,7 @@ async fn evictable_blocks_are_dropped_instead_of_copied() {
     assert!(!report.is_worse() && report.runs_gained > 0, "{report:?}");
     assert_eq!(pool.metrics().moves.dropped_blocks as usize, report.dropped_blocks);
     // A second one finds little to do.
-    let again = pool.defragment_with(DefragOptions::new().break_price(0)).await.unwrap();
+    let again = pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await.unwrap();
     assert!(again.moved_blocks == 0, "{report:?} {again:?}");
     drop(open);
     pool.audit().unwrap();
@@ -173,7 +173,7 @@ async fn a_block_that_a_batch_may_see_is_not_dropped() {
 async fn the_background_task_keeps_to_its_share_and_says_why_it_rests() {
     let (pool, open) = scattered();
     assert_eq!(pool.compaction_state(), None);
-    let config = DefragConfig::new().moves(DefragOptions::new().break_price(0)).share(0.0);
+    let config = DefragConfig::new().moves(DefragOptions::new().fragmentation_penalty(0)).share(0.0);
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(pool.compaction_state(), Some(CompactionState::Share));

@@ -8,7 +8,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use kvpool::compact::{BREAK_PRICE, FrameKind, FrameState, Goal, Snapshot, plan};
+use kvpool::compact::{FRAGMENTATION_PENALTY, FrameKind, FrameState, Goal, Snapshot, plan};
 use kvpool::{FrameId, Order, Run, SequenceId};
 
 const ORDER: Order = Order(4);
@@ -46,7 +46,7 @@ fn worth(_: &mut Criterion) {
         "frames", "in use", "price", "moves", "runs", "moves a run", "fragmentation", "mean run"
     );
     for frames in SIZES {
-        for (in_use, price) in IN_USE.into_iter().flat_map(|in_use| [(in_use, 0), (in_use, BREAK_PRICE)]) {
+        for (in_use, price) in IN_USE.into_iter().flat_map(|in_use| [(in_use, 0), (in_use, FRAGMENTATION_PENALTY)]) {
             let before = snapshot(frames, in_use);
             let full = plan(&before, GOAL, usize::MAX, price);
             let mut after = before.clone();
@@ -77,7 +77,7 @@ fn full(c: &mut Criterion) {
             let before = snapshot(frames, in_use);
             let id = BenchmarkId::new(format!("{in_use} % in use"), frames);
             group.bench_with_input(id, &before, |bencher, before| {
-                bencher.iter(|| plan(black_box(before), GOAL, usize::MAX, BREAK_PRICE));
+                bencher.iter(|| plan(black_box(before), GOAL, usize::MAX, FRAGMENTATION_PENALTY));
             });
         }
     }
@@ -93,9 +93,9 @@ fn parts(c: &mut Criterion) {
         ("one run of 32", Goal::Run { len: 32 }, usize::MAX),
         ("the last 4096 frames", Goal::Empty { region }, usize::MAX),
     ] {
-        assert!(!plan(&before, goal, moves_max, BREAK_PRICE).moves.is_empty(), "nothing to measure");
+        assert!(!plan(&before, goal, moves_max, FRAGMENTATION_PENALTY).moves.is_empty(), "nothing to measure");
         group.bench_function(name, |bencher| {
-            bencher.iter(|| plan(black_box(&before), goal, moves_max, BREAK_PRICE))
+            bencher.iter(|| plan(black_box(&before), goal, moves_max, FRAGMENTATION_PENALTY))
         });
     }
 }

@@ -115,7 +115,7 @@ async fn wait_for_blocks(pool: Pool) -> AllocError {
 
 async fn defragment(pool: Pool) -> DefragError {
     loop {
-        if let Err(error) = pool.defragment_with(DefragOptions::new().break_price(0)).await {
+        if let Err(error) = pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await {
             return error;
         }
         if pool.is_lost() {
@@ -261,7 +261,7 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
             let blocks = 20 + rng.below(28);
             let options = ResizeOptions::new().patience(Duration::from_millis(2));
             let mut futures: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![
-                Box::pin(async { drop(pool.defragment_with(DefragOptions::new().break_price(0)).await) }),
+                Box::pin(async { drop(pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await) }),
                 Box::pin(async { drop(pool.resize_with(blocks, options).await) }),
                 Box::pin(async { drop(pool.allocate_async(AllocRequest::new(8)).await) }),
             ];

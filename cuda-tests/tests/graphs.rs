@@ -162,7 +162,7 @@ fn replays(seed: u64, must_patch: bool) -> (usize, usize) {
         replay.fill(&sequences);
         fillers.clear();
         // Moves also where they break runs.
-        let options = DefragOptions::new().break_price(0);
+        let options = DefragOptions::new().fragmentation_penalty(0);
         runtime.block_on(rig.pool.defragment_with(options)).expect("a healthy device");
         // The vacated frames are overwritten at once.
         while let Some(filler) = add(&mut rows, &replay.stream, 1 + rng.below(2 * layout.block_tokens())) {

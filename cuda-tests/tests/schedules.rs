@@ -217,7 +217,7 @@ fn schedule(
         let pending = run.get_or_insert_with(|| {
             let pool = rig.pool.clone();
             // Short waves, so that several are in flight.
-            let options = DefragOptions::new().break_price(0).wave_bytes(wave_bytes);
+            let options = DefragOptions::new().fragmentation_penalty(0).wave_bytes(wave_bytes);
             Box::pin(async move { pool.defragment_with(options).await })
         });
         if let std::task::Poll::Ready(report) = poll(pending) {

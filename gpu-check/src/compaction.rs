@@ -129,7 +129,7 @@ impl Sizes {
     #[must_use]
     pub fn options(&self) -> DefragOptions {
         let budget = (self.moved * self.layout.bytes_per_block()) as u64;
-        DefragOptions::new().order(self.order).break_price(0).budget_bytes(budget)
+        DefragOptions::new().order(self.order).fragmentation_penalty(0).budget_bytes(budget)
     }
 }
 

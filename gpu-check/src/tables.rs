@@ -97,7 +97,7 @@ fn move_blocks(pool: &Pool, blocks: usize, is_over: &AtomicBool, has_moved: &Ato
                 moved.blocks += report.moved.moved_blocks;
                 moved.resizes += 1;
             }
-            let options = DefragOptions::new().order(Order(4)).break_price(0);
+            let options = DefragOptions::new().order(Order(4)).fragmentation_penalty(0);
             moved.blocks += runtime.block_on(pool.defragment_with(options))?.moved_blocks;
         }
         has_moved.fetch_or(moved.blocks > 0, Ordering::Relaxed);

@@ -295,7 +295,7 @@ impl Compactor {
                 }
                 None => usize::MAX,
             };
-            let plan = run.look(goal, left.min(room), options.break_price);
+            let plan = run.look(goal, left.min(room), options.fragmentation_penalty);
             if plan.moves.is_empty() || run.is_stopped() {
                 break;
             }
@@ -427,7 +427,7 @@ impl CompactionPass<'_> {
     }
 
     /// Returns a plan for the current state of the pool. For evictable blocks, see the module docs.
-    pub(super) fn look(&mut self, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
+    pub(super) fn look(&mut self, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> Plan {
         let (blocks, mut snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
         let null = usize::from(blocks.null_block().is_some());
         self.report.fixed_blocks = snapshot.count(FrameKind::Fixed).saturating_sub(null);
@@ -441,7 +441,7 @@ impl CompactionPass<'_> {
                 snapshot = snapshot.without_evictable(can_go, Some(FrameState::AWAY));
             }
         }
-        plan(&snapshot, goal, moves_max, break_price)
+        plan(&snapshot, goal, moves_max, fragmentation_penalty)
     }
 
     /// Carries out moves wave by wave.

@@ -6,7 +6,7 @@ use crate::ids::{FrameId, Order, Run};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Goal {
     /// As many free aligned runs of `2^order` frames as the budget allows, and as are worth the
-    /// runs of sequences that they break; see [`BREAK_PRICE`].
+    /// runs of sequences that they break; see [`FRAGMENTATION_PENALTY`].
     Fragmentation {
         /// Order of the runs.
         order: Order,
@@ -28,7 +28,7 @@ pub enum Goal {
 ///
 /// Every free run becomes at least one run of a later sequence, so joining two of them saves about
 /// one descriptor some time. A break costs one now, which is why it counts twice.
-pub const BREAK_PRICE: u32 = 2;
+pub const FRAGMENTATION_PENALTY: u32 = 2;
 
 /// The move of a block from one frame to another.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

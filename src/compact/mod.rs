@@ -13,7 +13,7 @@
 //!   that are neighbours both in a sequence and in memory share one descriptor of a transfer.
 //!
 //! A run of a sequence that is broken costs a descriptor in every later transfer, so breaks have a
-//! [price](BREAK_PRICE), and a plan that does not pay is empty. Three kinds of frames deserve a
+//! [price](FRAGMENTATION_PENALTY), and a plan that does not pay is empty. Three kinds of frames deserve a
 //! rule:
 //!
 //! - *Spared* frames wait behind a list that grows. They are neither destinations nor holes to
@@ -51,7 +51,7 @@ pub use crate::storage::WAVE_BYTES;
 pub use bytes::{Bytes, FrameCopier};
 pub(crate) use compactor::Compactor;
 pub use error::{Blocker, DefragError, ResizeError};
-pub use goal::{BREAK_PRICE, Goal, Move, Plan, Shortfall, Step};
+pub use goal::{FRAGMENTATION_PENALTY, Goal, Move, Plan, Shortfall, Step};
 pub use options::{COPY_DEADLINE, DefragOptions};
 pub use plan::plan;
 pub use report::{

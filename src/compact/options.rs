@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::config::FRAME_BITS;
 use crate::ids::Order;
 
-use super::{BREAK_PRICE, DefragError};
+use super::{FRAGMENTATION_PENALTY, DefragError};
 
 /// Default of [`DefragOptions::copy_deadline`].
 pub const COPY_DEADLINE: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ pub struct DefragOptions {
     /// free blocks are held.
     pub wave_bytes: Option<usize>,
     /// Price of a broken run of a sequence, in joined free runs; 0 gains runs at any cost.
-    pub break_price: u32,
+    pub fragmentation_penalty: u32,
     /// Time limit for the copy of a wave. Past it the run ends with [`DefragError::CopyOverdue`],
     /// and other runs can take their turn.
     pub copy_deadline: Duration,
@@ -35,7 +35,7 @@ impl Default for DefragOptions {
             order: None,
             budget_bytes: None,
             wave_bytes: None,
-            break_price: BREAK_PRICE,
+            fragmentation_penalty: FRAGMENTATION_PENALTY,
             copy_deadline: COPY_DEADLINE,
         }
     }
@@ -67,8 +67,8 @@ impl DefragOptions {
     }
 
     /// Sets the price of ending a run of a sequence, in maximal free runs joined.
-    pub fn break_price(mut self, frames: u32) -> Self {
-        self.break_price = frames;
+    pub fn fragmentation_penalty(mut self, frames: u32) -> Self {
+        self.fragmentation_penalty = frames;
         self
     }
 

@@ -68,17 +68,17 @@ use super::snapshot::Snapshot;
 const ROUNDS: usize = 4;
 
 /// Returns the best plan towards `goal` with at most `moves_max` moves, at a price of each break in
-/// maximal free runs ([`BREAK_PRICE`](super::BREAK_PRICE) by default).
+/// maximal free runs ([`FRAGMENTATION_PENALTY`](super::FRAGMENTATION_PENALTY) by default).
 ///
 /// Pure and deterministic; takes some milliseconds per million frames. A plan without gain is
 /// empty. At a price of 0, planning again after all moves of an unlimited plan returns no move. At a
 /// higher one, it may return further moves that pay, a limited number of times.
-pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32) -> Plan {
+pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> Plan {
     match goal {
         Goal::Fragmentation { order } => {
             let map = Map::of(snapshot, Spared::Kept);
             map.order(order)
-                .map_or_else(Plan::default, |order| worthwhile(&map, order, moves_max, break_price))
+                .map_or_else(Plan::default, |order| worthwhile(&map, order, moves_max, fragmentation_penalty))
         }
         Goal::Run { len } => window::run(&Map::of(snapshot, Spared::Taken), len, moves_max),
         Goal::Empty { region } => window::empty(&Map::of(snapshot, Spared::Taken), region, moves_max),
@@ -86,9 +86,9 @@ pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, break_price: u32)
 }
 
 /// Plans, and drops the steps that cost more than they gain, until the plan pays.
-fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, break_price: u32) -> Plan {
-    let mut plan = defragment(map, order, moves_max, break_price > 0);
-    let price = i64::from(break_price);
+fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, fragmentation_penalty: u32) -> Plan {
+    let mut plan = defragment(map, order, moves_max, fragmentation_penalty > 0);
+    let price = i64::from(fragmentation_penalty);
     let mut gains = Vec::new();
     for _ in 0..ROUNDS {
         let links = plan.joins as i64 - plan.breaks as i64 + plan.rooms_gained as i64;

@@ -36,7 +36,7 @@ fn free_runs(states: &[State], order: u8) -> usize {
 
 /// Proposes moves at no price of breaks, checks each pair, commits all of them, and returns their number.
 fn compact(pool: &FramePool, states: &mut [State], order: u8, moves_max: usize) -> usize {
-    let moves = pool.propose_moves_at_price(Goal::Fragmentation { order: Order(order) }, moves_max, 0);
+    let moves = pool.propose_moves_with_penalty(Goal::Fragmentation { order: Order(order) }, moves_max, 0);
     let pairs: Vec<(u32, u32)> = moves.pairs().collect();
     assert!(pairs.len() <= moves_max, "{} moves of {moves_max}", pairs.len());
     let named: BTreeSet<u32> = pairs.iter().flat_map(|&(from, to)| [from, to]).collect();

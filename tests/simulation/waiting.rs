@@ -56,7 +56,7 @@ impl World {
 
     fn some_options(&mut self) -> DefragOptions {
         let price = self.rng.u32(..3);
-        let mut options = DefragOptions::new().wave_bytes(1 + self.wave_bytes()).break_price(price);
+        let mut options = DefragOptions::new().wave_bytes(1 + self.wave_bytes()).fragmentation_penalty(price);
         options.order = self.rng.bool().then(|| Order(self.rng.u8(..6)));
         options.budget_bytes = (self.rng.u8(..3) == 0).then(|| self.wave_bytes() as u64);
         options

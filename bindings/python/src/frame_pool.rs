@@ -13,7 +13,7 @@ mod moves;
 
 use std::sync::OnceLock;
 
-use kvpool::compact::{BREAK_PRICE, Goal};
+use kvpool::compact::{FRAGMENTATION_PENALTY, Goal};
 use kvpool::{
     AllocRequest, FrameGroup, FrameKey, FramePool as Pool, Order, Run, SequenceId, prefix::HashKey,
 };
@@ -424,16 +424,16 @@ impl FramePool {
     /// Proposes at most `moves_max` moves of cached frames without references: towards free runs of
     /// `2**order` frames (16 by default), or towards one run of `run` frames.
     ///
-    /// `break_price`: free runs that moves must gain for each two neighbouring cached frames that they
+    /// `fragmentation_penalty`: free runs that moves must gain for each two neighbouring cached frames that they
     /// separate (2 by default). At 0, all runs are gained that the free frames can form.
-    #[pyo3(signature = (moves_max, *, order=None, run=None, break_price=None))]
+    #[pyo3(signature = (moves_max, *, order=None, run=None, fragmentation_penalty=None))]
     fn propose_moves(
         &self,
         py: Python<'_>,
         moves_max: Count,
         order: Option<RunOrder>,
         run: Option<RunLength>,
-        break_price: Option<Count>,
+        fragmentation_penalty: Option<Count>,
     ) -> Outcome<FrameMoves> {
         let pool = self.here()?;
         let goal = match (order, run) {
@@ -445,8 +445,8 @@ impl FramePool {
         };
         // Visits every frame.
         // A price above all runs is as high as any other.
-        let price = break_price.map_or(BREAK_PRICE, |price| u32::try_from(price.0).unwrap_or(u32::MAX));
-        Ok(FrameMoves::new(py.detach(|| pool.propose_moves_at_price(goal, moves_max.0, price))))
+        let price = fragmentation_penalty.map_or(FRAGMENTATION_PENALTY, |price| u32::try_from(price.0).unwrap_or(u32::MAX));
+        Ok(FrameMoves::new(py.detach(|| pool.propose_moves_with_penalty(goal, moves_max.0, price))))
     }
 
     /// Begins a batch: frames that are freed before it ends are not reused before it ends. A context

@@ -210,11 +210,11 @@ def test_a_price_of_breaks_decides_which_moves_are_proposed() -> None:
     cached = [frame for frame in frames if frame % 68 >= 4]
     pool.register(cached, [frame.to_bytes(8, "big") for frame in cached])
     pool.free(frames)
-    assert len(pool.propose_moves(1000, break_price=0)) > 0
-    dear = [len(pool.propose_moves(1000, break_price=price)) for price in (1 << 20, 1 << 40)]
+    assert len(pool.propose_moves(1000, fragmentation_penalty=0)) > 0
+    dear = [len(pool.propose_moves(1000, fragmentation_penalty=price)) for price in (1 << 20, 1 << 40)]
     assert dear == [0, 0]
     with pytest.raises(InvalidArgument):
-        pool.propose_moves(1, break_price=-1)
+        pool.propose_moves(1, fragmentation_penalty=-1)
 
 
 def test_batches_hold_freed_frames_back(pool: FramePool) -> None:

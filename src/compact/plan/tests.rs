@@ -7,7 +7,7 @@ use fastrand::Rng;
 use proptest::prelude::*;
 
 use super::*;
-use crate::compact::{BREAK_PRICE, FrameKind, FrameState, Shortfall};
+use crate::compact::{FRAGMENTATION_PENALTY, FrameKind, FrameState, Shortfall};
 use crate::ids::SequenceId;
 
 mod optimum;
@@ -15,7 +15,7 @@ mod optimum;
 const ALL: usize = usize::MAX;
 
 fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize) -> Plan {
-    super::plan(snapshot, goal, moves_max, BREAK_PRICE)
+    super::plan(snapshot, goal, moves_max, FRAGMENTATION_PENALTY)
 }
 
 /// Composition of a random pool, as weights.

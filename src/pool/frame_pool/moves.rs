@@ -12,7 +12,7 @@
 //! move, also if all references are gone again: an owner may have written other contents.
 
 use crate::block::Wave;
-use crate::compact::{BREAK_PRICE, MoveCancelled, GivenUp, Goal, Snapshot, plan};
+use crate::compact::{FRAGMENTATION_PENALTY, MoveCancelled, GivenUp, Goal, Snapshot, plan};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
@@ -43,7 +43,7 @@ impl FramePool {
     ///
     /// For [`Goal::Fragmentation`], each group of moves gains a free aligned run of the order, the
     /// cheapest first, as long as it gains more than the breaks of neighbouring cached frames cost,
-    /// at the [price](BREAK_PRICE) of compaction. Frames with references stay. `Goal::Run` makes
+    /// at the [price](FRAGMENTATION_PENALTY) of compaction. Frames with references stay. `Goal::Run` makes
     /// one run for a contiguous request. Visits every frame; reclaims free frames that threads
     /// cache.
     ///
@@ -66,7 +66,7 @@ impl FramePool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn propose_moves(&self, goal: Goal, moves_max: usize) -> FrameMoves {
-        self.propose_moves_at_price(goal, moves_max, BREAK_PRICE)
+        self.propose_moves_with_penalty(goal, moves_max, FRAGMENTATION_PENALTY)
     }
 
     /// As [`propose_moves`](Self::propose_moves), with another price of a break, in free aligned
@@ -74,10 +74,10 @@ impl FramePool {
     /// refuses nearly every plan where free frames lie between long stretches of cached ones. At a
     /// price of 0 all runs are gained that the free frames can form, until traffic takes them apart
     /// again.
-    pub fn propose_moves_at_price(&self, goal: Goal, moves_max: usize, break_price: u32) -> FrameMoves {
+    pub fn propose_moves_with_penalty(&self, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> FrameMoves {
         let Shared { blocks, order, .. } = &*self.0;
         blocks.trim();
-        let plan = plan(&Snapshot::of_frames(blocks, *order), goal, moves_max, break_price);
+        let plan = plan(&Snapshot::of_frames(blocks, *order), goal, moves_max, fragmentation_penalty);
         self.moves_of(plan.moves.iter().map(|step| (step.from, step.to)))
     }
 
