@@ -280,7 +280,7 @@ impl Arena {
     fn unmap_to(&self, mapped: &mut [usize], kept: &[usize]) {
         // Refused if the device is stuck: work that may still be running would fault.
         let Ok(_pass) = self.context.pass() else { return };
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         for (region, (chunks, &kept)) in self.plan.regions.iter().zip(mapped.iter_mut().zip(kept)) {
             while *chunks > kept {
                 let (start, len) = region.chunk(*chunks - 1);
@@ -309,7 +309,7 @@ impl Drop for Arena {
         let mut mapped = std::mem::take(&mut *self.mapped.lock().unwrap_or_else(PoisonError::into_inner));
         let none = vec![0; mapped.len()];
         self.unmap_to(&mut mapped, &none);
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: reserved with this size, and no longer mapped.
         let _ = unsafe { sys::cuMemAddressFree(self.base, self.plan.bytes) };
     }

@@ -123,11 +123,11 @@ impl Context {
     /// [`StorageError::DeviceLost`].
     pub(super) fn enter(&self) -> Result<Entered<'_>, StorageError> {
         self.good()?;
-        Ok(self.enter_anyhow())
+        Ok(self.enter_even_if_lost())
     }
 
     /// Makes the context current even if it is lost, to release resources of the driver.
-    pub(super) fn enter_anyhow(&self) -> Entered<'_> {
+    pub(super) fn enter_even_if_lost(&self) -> Entered<'_> {
         if INSIDE.get() == self.raw {
             return Entered { outer: None, _here: PhantomData };
         }
@@ -223,7 +223,7 @@ impl Context {
     }
 
     fn destroy_event(&self, event: CUevent) {
-        let _entered = self.enter_anyhow();
+        let _entered = self.enter_even_if_lost();
         // SAFETY: created here, and not used any more.
         let _ = unsafe { sys::cuEventDestroy_v2(event) };
     }
@@ -296,7 +296,7 @@ impl Context {
             return Ok(());
         }
         let _passes = [self.pass()?, other.pass()?];
-        let _entered = self.enter_anyhow();
+        let _entered = self.enter_even_if_lost();
         // SAFETY: the context is current and the other one lives. Access that is already enabled or not
         // supported is no error here.
         let _ = unsafe { sys::cuCtxEnablePeerAccess(other.raw, 0) };

@@ -69,7 +69,7 @@ impl Event {
 
 impl Unended for Event {
     fn has_ended(&self) -> bool {
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: the event lives.
         unsafe { sys::cuEventQuery(self.raw) == CUresult::CUDA_SUCCESS }
     }

@@ -199,7 +199,7 @@ impl Kernels {
 impl Drop for Kernels {
     fn drop(&mut self) {
         let Ok(_pass) = self.context.pass() else { return };
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: the module was loaded, and no one has its functions any more. The driver waits
         // for their launches.
         let _ = unsafe { sys::cuModuleUnload(self.module) };

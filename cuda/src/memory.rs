@@ -56,7 +56,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // Leaked if the device is stuck.
         let Ok(_pass) = self.context.pass() else { return };
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: allocated by `new`. The driver waits for work in progress.
         let _ = unsafe { sys::cuMemFree_v2(self.address) };
     }

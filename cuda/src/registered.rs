@@ -80,7 +80,7 @@ impl Registered {
             return false;
         }
         let Ok(_passes) = self.context.pass_all() else { return false };
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         self.ranges.iter().all(|range| {
             let at = ptr::with_exposed_provenance_mut(range.start);
             // SAFETY: registered here, and no copy accesses the pages any more.

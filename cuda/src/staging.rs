@@ -172,14 +172,14 @@ impl Staging {
 impl Staging {
     /// Frees an unused buffer of pinned memory. The gates are passed.
     fn free_pinned(&self, address: u64) {
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: allocated by `make_pinned`, and not in use.
         let _ = unsafe { sys::cuMemFreeHost(address as *mut _) };
     }
 
     /// Frees an unused buffer of scratch memory. The gate is passed.
     fn free_scratch(&self, address: u64) {
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: allocated by `make_scratch`, and not in use.
         let _ = unsafe { sys::cuMemFree_v2(address) };
     }

@@ -74,7 +74,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        let _entered = self.context.enter_anyhow();
+        let _entered = self.context.enter_even_if_lost();
         // SAFETY: no one else has the stream any more. Work in it is completed nevertheless.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }

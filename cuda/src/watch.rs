@@ -237,7 +237,7 @@ fn take(message: Message, pending: &mut Vec<(Mark, CopyDone)>) {
 fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
     let mut over = Vec::new();
     // Around the queries, not around the callbacks.
-    let entered = context.enter_anyhow();
+    let entered = context.enter_even_if_lost();
     for (mut mark, done) in std::mem::take(pending) {
         match mark.is_reached(context) {
             Ok(false) => pending.push((mark, done)),
