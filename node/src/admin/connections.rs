@@ -54,7 +54,7 @@ pub(super) struct Connections {
 }
 
 /// The place of one connection, until it is dropped.
-pub(super) struct Guest {
+pub(super) struct ConnectionPermit {
     connections: Arc<Connections>,
     number: u64,
     cut: Arc<Notify>,
@@ -69,7 +69,7 @@ impl Connections {
 
     /// Takes a place for a connection; cuts one without a request if all are taken. `None` if all
     /// others are being answered.
-    pub async fn admit(self: &Arc<Self>) -> Option<Arc<Guest>> {
+    pub async fn admit(self: &Arc<Self>) -> Option<Arc<ConnectionPermit>> {
         loop {
             {
                 let mut places = self.places();
@@ -77,7 +77,7 @@ impl Connections {
                     let (number, cut) = (places.next, Arc::new(Notify::new()));
                     places.next += 1;
                     places.open.push(Place { number, stage: Stage::Waiting, cut: cut.clone() });
-                    return Some(Arc::new(Guest {
+                    return Some(Arc::new(ConnectionPermit {
                         connections: self.clone(),
                         number,
                         cut,
@@ -104,7 +104,7 @@ impl Connections {
     }
 }
 
-impl Guest {
+impl ConnectionPermit {
     /// States that the request was read as a whole.
     pub fn answering(&self) {
         self.enter(Stage::Answering);
@@ -169,7 +169,7 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.connections.places().open.retain(|place| place.number != self.number);
         self.connections.left.notify_one();
@@ -187,7 +187,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const SHORT: Duration = Duration::from_millis(20);
 
-    async fn admitted(connections: &Arc<Connections>) -> Arc<Guest> {
+    async fn admitted(connections: &Arc<Connections>) -> Arc<ConnectionPermit> {
         let admitted = timeout(LONG, connections.admit()).await.expect("it is decided");
         admitted.expect("there is room")
     }
@@ -208,8 +208,8 @@ mod tests {
         third.writing();
         fourth.answering();
         assert!(timeout(LONG, connections.admit()).await.expect("it is decided").is_none());
-        for guest in [&first, &third, &fourth] {
-            assert!(timeout(SHORT, guest.expired(LONG)).await.is_err(), "none of them is cut");
+        for permit in [&first, &third, &fourth] {
+            assert!(timeout(SHORT, permit.expired(LONG)).await.is_err(), "none of them is cut");
         }
         drop(first);
         admitted(&connections).await;
@@ -218,11 +218,11 @@ mod tests {
     #[tokio::test]
     async fn an_answer_must_be_read_in_time() {
         let connections = Connections::new(1);
-        let guest = admitted(&connections).await;
-        assert!(timeout(SHORT, guest.expired(Duration::ZERO)).await.is_err(), "nothing was answered");
-        guest.answering();
-        guest.writing();
-        timeout(LONG, guest.expired(SHORT)).await.expect("the time is over");
+        let permit = admitted(&connections).await;
+        assert!(timeout(SHORT, permit.expired(Duration::ZERO)).await.is_err(), "nothing was answered");
+        permit.answering();
+        permit.writing();
+        timeout(LONG, permit.expired(SHORT)).await.expect("the time is over");
     }
 
     #[tokio::test]
@@ -243,19 +243,19 @@ mod tests {
     #[tokio::test]
     async fn an_answer_without_end_has_no_deadline_and_ends_when_it_is_cut() {
         let connections = Connections::new(1);
-        let guest = admitted(&connections).await;
-        guest.answering();
-        guest.following();
+        let permit = admitted(&connections).await;
+        permit.answering();
+        permit.following();
         // The server says so when the head of the answer is made.
-        guest.writing();
-        assert!(timeout(SHORT, guest.expired(Duration::ZERO)).await.is_err(), "its caller reads for ever");
+        permit.writing();
+        assert!(timeout(SHORT, permit.expired(Duration::ZERO)).await.is_err(), "its caller reads for ever");
         // It makes no room for another, and the end of the server finds it elsewhere.
         assert!(connections.admit().await.is_none(), "there is one place");
         connections.cut_waiting();
-        assert!(timeout(SHORT, guest.expired(LONG)).await.is_err(), "it is not cut");
-        guest.cut();
-        timeout(LONG, guest.expired(LONG)).await.expect("it is cut");
-        drop(guest);
+        assert!(timeout(SHORT, permit.expired(LONG)).await.is_err(), "it is not cut");
+        permit.cut();
+        timeout(LONG, permit.expired(LONG)).await.expect("it is cut");
+        drop(permit);
         admitted(&connections).await;
     }
 }

@@ -22,7 +22,7 @@ use crate::metrics::CONTENT_TYPE as CONTENT_TYPE_OF_METRICS;
 use super::access::AdminAccess;
 use super::apart::apart;
 use super::api::HealthState;
-use super::connections::Guest;
+use super::connections::ConnectionPermit;
 use super::events::{CELLS_MAX, Hub};
 use super::guard::{self, Needs};
 use super::interface::Admin;
@@ -274,9 +274,9 @@ async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
 }
 
 /// States that the caller of a request has sent all of it.
-fn read_as_a_whole(guest: Option<&Arc<Guest>>) {
-    if let Some(guest) = guest {
-        guest.answering();
+fn read_as_a_whole(permit: Option<&Arc<ConnectionPermit>>) {
+    if let Some(permit) = permit {
+        permit.answering();
     }
 }
 

@@ -24,7 +24,7 @@ use crate::settings::{Address, AdminUrl};
 use crate::transport::tcp::{self, Accepted, LinkError, Listener, Socket, SocketFile, bind_unix};
 
 use super::access::{AccessError, AdminAccess, AdminCredentials};
-use super::connections::{Connections, Guest};
+use super::connections::{Connections, ConnectionPermit};
 use super::events::Hub;
 use super::interface::Admin;
 use super::limits::Limits;
@@ -156,19 +156,19 @@ impl AdminServer {
         loop {
             let admitted = async {
                 let connection = accept(&listener).await;
-                let guest = served.0.admit().await;
-                let (guest, (_, routes, limits)) = match guest {
+                let permit = served.0.admit().await;
+                let (permit, (_, routes, limits)) = match permit {
                     None => (refused.0.admit().await, &refused),
-                    guest => (guest, &served),
+                    permit => (permit, &served),
                 };
-                Some((connection, guest?, routes.clone(), *limits))
+                Some((connection, permit?, routes.clone(), *limits))
             };
             tokio::select! {
                 admitted = admitted => {
                     // Otherwise the results of connections would add up.
                     while tasks.try_join_next().is_some() {}
-                    if let Some((connection, guest, routes, limits)) = admitted {
-                        tasks.spawn(serve(connection, access.clone(), routes, guest, limits));
+                    if let Some((connection, permit, routes, limits)) = admitted {
+                        tasks.spawn(serve(connection, access.clone(), routes, permit, limits));
                     }
                 }
                 () = &mut news => break,
@@ -216,17 +216,17 @@ async fn secure(connection: Accepted, access: &AdminAccess) -> Result<Socket, Li
 }
 
 /// Serves one request of a connection.
-async fn serve(connection: Accepted, access: AdminAccess, routes: Router, guest: Arc<Guest>, limits: Limits) {
+async fn serve(connection: Accepted, access: AdminAccess, routes: Router, permit: Arc<ConnectionPermit>, limits: Limits) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.header).keep_alive(false);
     http.max_buf_size(limits.header_bytes.max(8192));
-    let visitor = guest.clone();
+    let visitor = permit.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        let (mut routes, guest) = (routes.clone(), visitor.clone());
+        let (mut routes, permit) = (routes.clone(), visitor.clone());
         async move {
-            request.extensions_mut().insert(guest.clone());
+            request.extensions_mut().insert(permit.clone());
             let answer = Service::call(&mut routes, request).await;
-            guest.writing();
+            permit.writing();
             answer.map_err(|never: Infallible| never)
         }
     });
@@ -240,7 +240,7 @@ async fn serve(connection: Accepted, access: AdminAccess, routes: Router, guest:
     };
     tokio::select! {
         () = answered => {}
-        () = guest.expired(limits.write) => {}
+        () = permit.expired(limits.write) => {}
     }
 }
 

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{iter, unfold};
 
-use super::super::connections::Guest;
+use super::super::connections::ConnectionPermit;
 use super::super::problem::AdminError;
 use super::hub::{Entry, Hub, Next, Place};
 
@@ -21,11 +21,11 @@ impl Hub {
     pub(in super::super) fn follow(
         self: &Arc<Self>,
         last: Option<&str>,
-        guest: Option<Arc<Guest>>,
+        permit: Option<Arc<ConnectionPermit>>,
     ) -> Result<impl IntoResponse + use<>, AdminError> {
-        let place = self.place(last, guest.clone())?;
-        if let Some(guest) = guest {
-            guest.following();
+        let place = self.place(last, permit.clone())?;
+        if let Some(permit) = permit {
+            permit.following();
         }
         let events = unfold(place, async |mut place| Some((iter(events(&mut place).await?), place)));
         Ok(Sse::new(events.flatten()).into_response() as Response)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
-use super::super::connections::Guest;
+use super::super::connections::ConnectionPermit;
 use super::super::interface::Admin;
 use super::super::limits::Limits;
 use super::super::problem::AdminError;
@@ -52,7 +52,7 @@ struct Ring {
     next: u64,
     view: Option<(Arc<View>, Instant)>,
     history: VecDeque<StatsSummary>,
-    followers: HashMap<u64, (Arc<AtomicU64>, Option<Arc<Guest>>)>,
+    followers: HashMap<u64, (Arc<AtomicU64>, Option<Arc<ConnectionPermit>>)>,
     followers_ever: u64,
 }
 
@@ -139,7 +139,7 @@ impl Hub {
     pub(super) fn place(
         self: &Arc<Self>,
         last: Option<&str>,
-        guest: Option<Arc<Guest>>,
+        permit: Option<Arc<ConnectionPermit>>,
     ) -> Result<Place, AdminError> {
         let news = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         let news = news.as_ref().map(watch::Sender::subscribe);
@@ -156,7 +156,7 @@ impl Hub {
         let next = Arc::new(AtomicU64::new(next.filter(is_there).unwrap_or(WHOLE)));
         ring.followers_ever += 1;
         let id = ring.followers_ever;
-        ring.followers.insert(id, (next.clone(), guest));
+        ring.followers.insert(id, (next.clone(), permit));
         drop(ring);
         self.wanted.notify_one();
         Ok(Place { hub: self.clone(), id, next, news })
@@ -202,10 +202,10 @@ impl Ring {
     /// Ends the connections of followers whose next event is gone.
     fn cut_lost(&mut self) {
         let first = self.first();
-        for (next, guest) in self.followers.values() {
+        for (next, permit) in self.followers.values() {
             // Relaxed: a place that is a little old is cut a period later.
-            if let Some(guest) = guest.as_ref().filter(|_| next.load(Relaxed) < first) {
-                guest.cut();
+            if let Some(permit) = permit.as_ref().filter(|_| next.load(Relaxed) < first) {
+                permit.cut();
             }
         }
     }
