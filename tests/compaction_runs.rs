@@ -81,13 +81,13 @@ fn spared_and_evictable_frames_are_reported() {
     let (snapshot, order) = (pool.snapshot(), pool.snapshot().order());
     // A whole unit, and the first one up to the null block: it had 63 free frames for the last 37.
     let of = |kind| snapshot.count(kind);
-    assert_eq!((of(FrameKind::Evictable), of(FrameKind::Spared)), (90, 26));
+    assert_eq!((of(FrameKind::Evictable), of(FrameKind::ReservedForGrowth)), (90, 26));
     let figures = pool.fragmentation();
-    assert_eq!((figures.spared, pool.stats().free), (26, pool.free_blocks()));
+    assert_eq!((figures.reserved_for_growth, pool.stats().free), (26, pool.free_blocks()));
     assert_eq!(figures.rate, snapshot.fragmentation(order));
     assert_eq!(pool.available_fragmentation(), snapshot.available_fragmentation(order));
     drop(sequence);
-    assert_eq!(pool.fragmentation().spared, 0);
+    assert_eq!(pool.fragmentation().reserved_for_growth, 0);
 }
 
 /// A pool full of evictable blocks has few free frames, and nothing to compact, although a few open

@@ -183,13 +183,13 @@ fn stress(config: FrameConfig, threads: usize, seconds: f32) {
             std::thread::sleep(Duration::from_millis(2));
             // Spares some units concurrently, and sometimes grows and shrinks the pool.
             let unit = FrameId(dice.roll(oracle.frames.total() as u64) as u32);
-            let is_spared = oracle.frames.spare_unit(unit);
+            let is_reserved_for_growth = oracle.frames.begin_growth_unit(unit);
             let room = config.frames_max - oracle.frames.total();
             if room > 0 {
                 oracle.frames.grow(room.min(1 + dice.roll(100) as usize), &mut |_| Ok(())).unwrap();
             }
-            if is_spared {
-                oracle.frames.unspare_unit(unit);
+            if is_reserved_for_growth {
+                oracle.frames.end_growth_unit(unit);
             }
             shrunk += shrink(&oracle, &mut dice) as u64;
         }

@@ -1,5 +1,5 @@
-//! Theorem: the bit of a spared unit has one owner, and sparing hides no frame: a request is
-//! refused only if no frame is free, spared or not.
+//! Theorem: the bit of a unit reserved for growth has one owner, and sparing hides no frame: a request is
+//! refused only if no frame is free, reserved for growth or not.
 //!
 //! The bits are Relaxed and advice alone, so the models check what must hold for every value that a
 //! search may read of them. Exhaustive, without a bound on preemptions.
@@ -17,7 +17,7 @@ fn growth_beside_the_last_frames() {
         assert!(pool.frames.claim(run(0, 2)));
         pool.touch(run(0, 2));
         let other = pool.clone();
-        assert!(pool.frames.spare_unit(FrameId(0)));
+        assert!(pool.frames.begin_growth_unit(FrameId(0)));
         let thread = thread::spawn(move || {
             let got = other.frames.refill(1, FrameId(0)).expect("two are free, and the list takes one");
             other.put_mask(got);
@@ -26,7 +26,7 @@ fn growth_beside_the_last_frames() {
             pool.touch(run(2, len));
             pool.put(run(2, len));
         }
-        pool.frames.unspare_unit(FrameId(0));
+        pool.frames.end_growth_unit(FrameId(0));
         thread.join().unwrap();
         pool.put(run(0, 2));
         pool.finish();
@@ -42,25 +42,25 @@ fn one_owner() {
         assert!(pool.frames.claim(run(0, 1)));
         pool.touch(run(0, 1));
         let other = pool.clone();
-        let thread = thread::spawn(move || other.frames.spare_unit(FrameId(1)));
-        let mine = pool.frames.spare_unit(FrameId(2));
+        let thread = thread::spawn(move || other.frames.begin_growth_unit(FrameId(1)));
+        let mine = pool.frames.begin_growth_unit(FrameId(2));
         let others = thread.join().unwrap();
         assert!(mine != others, "exactly one thread set the bit");
-        pool.frames.unspare_unit(FrameId(0));
-        assert!(!pool.frames.is_spared(FrameId(0)));
+        pool.frames.end_growth_unit(FrameId(0));
+        assert!(!pool.frames.is_reserved_for_growth(FrameId(0)));
         pool.put(run(0, 1));
         pool.finish();
     });
 }
 
-/// Frames are freed into a spared unit, and found there by a search that has no others.
+/// Frames are freed into a reserved for growth unit, and found there by a search that has no others.
 #[test]
 fn freed_frames_are_found() {
     check("spare::freed_frames_are_found", || {
         let pool = Touched::new(4);
         assert!(pool.frames.claim(run(0, 4)));
         pool.touch(run(0, 4));
-        assert!(pool.frames.spare_unit(FrameId(0)));
+        assert!(pool.frames.begin_growth_unit(FrameId(0)));
         let other = pool.clone();
         let thread = thread::spawn(move || other.put(run(1, 2)));
         let early = pool.frames.refill(1, FrameId(0));

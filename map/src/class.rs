@@ -13,7 +13,7 @@ pub enum Class {
     /// Free, outside of whole runs.
     Fragment,
     /// Free, in a unit that a sequence spares for its growth.
-    Spared,
+    ReservedForGrowth,
     /// Free, in a magazine or retired.
     Away,
     /// A movable block of a sequence, with the sequence's shade, below [`SHADES`].
@@ -30,7 +30,7 @@ impl Class {
     /// Returns all classes, in the order of a legend.
     pub fn all() -> impl Iterator<Item = Self> {
         let shades = (0..SHADES).map(Self::Owned);
-        [Self::Run, Self::Fragment, Self::Spared, Self::Away].into_iter().chain(shades).chain([
+        [Self::Run, Self::Fragment, Self::ReservedForGrowth, Self::Away].into_iter().chain(shades).chain([
             Self::Unnamed,
             Self::Evictable,
             Self::Fixed,
@@ -42,7 +42,7 @@ impl Class {
         match self {
             Self::Run => 'r',
             Self::Fragment => 'c',
-            Self::Spared => 's',
+            Self::ReservedForGrowth => 's',
             Self::Away => 'a',
             Self::Owned(shade) => (b'0' + shade % SHADES) as char,
             Self::Unnamed => 'u',
@@ -63,7 +63,7 @@ pub(crate) fn classes(snapshot: &Snapshot) -> Vec<Class> {
     let class = |frame: &FrameState| match frame.kind() {
         FrameKind::Free => Class::Fragment,
         FrameKind::Away => Class::Away,
-        FrameKind::Spared => Class::Spared,
+        FrameKind::ReservedForGrowth => Class::ReservedForGrowth,
         FrameKind::Evictable => Class::Evictable,
         FrameKind::Movable => {
             let sequence = frame.block().and_then(|(index, _)| snapshot.sequences().get(index as usize));

@@ -110,11 +110,11 @@ fn tiles(snapshot: &Snapshot) -> Group {
         (format!("{:.1}", snapshot.mean_sequence_run()), "mean run".to_owned()),
         (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
-    let [spared, evictable] = [FrameKind::Spared, FrameKind::Evictable].map(|kind| snapshot.count(kind));
+    let [reserved_for_growth, evictable] = [FrameKind::ReservedForGrowth, FrameKind::Evictable].map(|kind| snapshot.count(kind));
     if evictable > 0 {
         all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
-    for (count, caption) in [(spared, "spared"), (evictable, "evictable")] {
+    for (count, caption) in [(reserved_for_growth, "reserved_for_growth"), (evictable, "evictable")] {
         let share = count as f64 / snapshot.frames().len().max(1) as f64;
         if share > 0.0 {
             all.push((percent(share), caption.to_owned()));
@@ -135,9 +135,9 @@ fn tiles(snapshot: &Snapshot) -> Group {
     group
 }
 
-/// Returns the number of free frames, also those that are spared or away.
+/// Returns the number of free frames, also those that are reserved for growth or away.
 fn free(snapshot: &Snapshot) -> usize {
-    [FrameKind::Free, FrameKind::Spared, FrameKind::Away].map(|kind| snapshot.count(kind)).iter().sum()
+    [FrameKind::Free, FrameKind::ReservedForGrowth, FrameKind::Away].map(|kind| snapshot.count(kind)).iter().sum()
 }
 
 /// Returns the shares of the free frames by the order of the aligned run that they are in, when
@@ -217,7 +217,7 @@ fn entries(picture: &Picture<'_>, colours: &[Vec<Colour>], width: usize) -> Vec<
     let all: [(&[Colour], String); 8] = [
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::FRAGMENT], "free, a fragment".to_owned()),
-        (&[palette::SPARED], "free, spared for growth".to_owned()),
+        (&[palette::RESERVED_FOR_GROWTH], "free, reserved for growth".to_owned()),
         (&[palette::AWAY], "free, in a magazine or retired".to_owned()),
         (&palette::SHADES, "owned, a shade for each sequence".to_owned()),
         (&[palette::UNNAMED], "owned, of no sequence".to_owned()),
@@ -227,7 +227,7 @@ fn entries(picture: &Picture<'_>, colours: &[Vec<Colour>], width: usize) -> Vec<
     let (mut x, mut row, mut placed) = (0, 0, Vec::new());
     for (entry, caption) in all {
         let is_optional =
-            matches!(entry[0], palette::SPARED | palette::AWAY | palette::UNNAMED | palette::EVICTABLE);
+            matches!(entry[0], palette::RESERVED_FOR_GROWTH | palette::AWAY | palette::UNNAMED | palette::EVICTABLE);
         if is_optional && !colours.iter().any(|panel| panel.contains(&entry[0])) {
             continue;
         }

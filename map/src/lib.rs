@@ -19,15 +19,15 @@
 //! |---|---|---|
 //! | run | `r` | free, in a free aligned run of 2^k: the pool's order k, at which fragmentation is measured |
 //! | fragment | `c` | free, outside such runs |
-//! | spared | `s` | free, in a unit that a sequence spares for its growth |
+//! | reserved for growth | `s` | free, in a unit that a sequence spares for its growth |
 //! | away | `a` | free, but in a thread's magazine, or retired until batches have ended |
 //! | owned | `0` to `5` | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes |
 //! | unnamed | `u` | movable blocks of no sequence: an engine's own |
 //! | evictable | `e` | blocks that only the prefix cache keeps: an allocation evicts them when it needs them |
 //! | fixed | `f` | blocks that cannot be moved: open, pinned, or the null block |
 //!
-//! `run + fragment + spared + away + owned + unnamed + evictable + fixed == frames`. Where no frame is
-//! spared, fragmentation is at least `(fragment + away) / (run + fragment + away)` less the runs that do
+//! `run + fragment + reserved_for_growth + away + owned + unnamed + evictable + fixed == frames`. Where no frame is
+//! reserved for growth, fragmentation is at least `(fragment + away) / (run + fragment + away)` less the runs that do
 //! not fit.
 
 mod cells;

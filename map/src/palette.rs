@@ -29,7 +29,7 @@ pub const AWAY: Colour = Colour(0xa9, 0xa6, 0xa0);
 /// Owned, and immovable.
 pub const FIXED: Colour = Colour(0x14, 0x1c, 0x26);
 /// Free, in a unit that a sequence spares for its growth.
-pub const SPARED: Colour = Colour(0xde, 0xb5, 0xd3);
+pub const RESERVED_FOR_GROWTH: Colour = Colour(0xde, 0xb5, 0xd3);
 /// Evictable.
 pub const EVICTABLE: Colour = Colour(0xf2, 0xdf, 0x86);
 /// Owned by no sequence.
@@ -57,7 +57,7 @@ pub fn colour(class: Class) -> Colour {
     match class {
         Class::Run => RUN,
         Class::Fragment => FRAGMENT,
-        Class::Spared => SPARED,
+        Class::ReservedForGrowth => RESERVED_FOR_GROWTH,
         Class::Away => AWAY,
         Class::Owned(shade) => SHADES[usize::from(shade % SHADE_COUNT)],
         Class::Unnamed => UNNAMED,

@@ -10,12 +10,12 @@ fn snapshot(frames: Vec<FrameState>, order: u8) -> Snapshot {
     Snapshot::new(Order(order), frames, (70..80).map(SequenceId).collect())
 }
 
-/// `.` free, `s` spared, `a` away, `#` movable, `e` evictable, `!` fixed, digits movable blocks of
+/// `.` free, `s` reserved for growth, `a` away, `#` movable, `e` evictable, `!` fixed, digits movable blocks of
 /// that sequence.
 fn frames(text: &str) -> Vec<FrameState> {
     let frame = |(char, place): (char, u32)| match char {
         '.' => FrameState::FREE,
-        's' => FrameState::SPARED,
+        's' => FrameState::RESERVED_FOR_GROWTH,
         'a' => FrameState::AWAY,
         'e' => FrameState::evictable(FrameId(place)),
         '#' => FrameState::new(FrameKind::Movable, None),
@@ -47,7 +47,7 @@ fn colours_tell_runs_from_fragments() {
     assert_eq!(colours[..4], [palette::RUN; 4]);
     assert_eq!(colours[4..], [palette::UNNAMED, palette::FRAGMENT, palette::AWAY, palette::FIXED]);
     let colours = palette::colours(&snapshot(frames("ssssse#."), 2));
-    assert_eq!(colours[..5], [palette::SPARED; 5], "they are no runs for others");
+    assert_eq!(colours[..5], [palette::RESERVED_FOR_GROWTH; 5], "they are no runs for others");
     assert_eq!(colours[5..], [palette::EVICTABLE, palette::UNNAMED, palette::FRAGMENT]);
     let colours = palette::colours(&snapshot(frames("1231"), 2));
     assert_eq!(colours[0], colours[3], "a sequence has one shade");
@@ -150,7 +150,7 @@ fn text_is_escaped_and_nothing_runs() {
 
 #[test]
 fn the_legend_names_what_occurs() {
-    let words = ["spared for growth", "evictable", "of no sequence", "in a magazine"];
+    let words = ["reserved for growth", "evictable", "of no sequence", "in a magazine"];
     let svg = drawn(frames("sse#a...11"));
     words.iter().for_each(|word| assert!(svg.contains(word), "no {word:?} in {svg}"));
     let svg = drawn(frames("........11"));

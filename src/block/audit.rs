@@ -27,7 +27,7 @@ pub struct AuditReport {
     /// Frames that are free in the bitmaps.
     pub in_bitmap: usize,
     /// The part of [`in_bitmap`](Self::in_bitmap) that sequences spare for their growth.
-    pub spared: usize,
+    pub reserved_for_growth: usize,
     /// Frames that are free in magazines and in the depot.
     pub in_magazines: usize,
     /// Retired frames.
@@ -99,10 +99,10 @@ pub enum AuditError {
         /// The block that the frame names.
         other: BlockId,
     },
-    /// More units are spared than sequences are open.
-    #[error("{units} units are spared, and {sequences} sequences are open")]
-    Spared {
-        /// Number of spared units.
+    /// More units are reserved for growth than sequences are open.
+    #[error("{units} units are reserved for growth, and {sequences} sequences are open")]
+    ReservedForGrowth {
+        /// Number of units reserved for growth.
         units: usize,
         /// Number of open sequences.
         sequences: usize,
@@ -287,7 +287,7 @@ impl Core {
         let report = AuditReport {
             total,
             in_bitmap: ledger.count(FramePlace::Bitmap),
-            spared: self.audit_spared(&ledger)?,
+            reserved_for_growth: self.audit_spared(&ledger)?,
             in_magazines: ledger.count(FramePlace::Magazine),
             retired: ledger.count(FramePlace::Retired),
             held: ledger.count(FramePlace::Held),
@@ -317,19 +317,19 @@ impl Core {
     }
 
     /// Returns the number of units that sequences spare, in O(1).
-    pub fn spared_units(&self) -> usize {
-        self.space.frames.spared_units()
+    pub fn growth_units(&self) -> usize {
+        self.space.frames.growth_units()
     }
 
     fn audit_spared(&self, ledger: &Ledger) -> Result<usize, AuditError> {
-        let mut spared = 0;
-        self.space.frames.for_each_spared_unit(&mut |unit| {
+        let mut reserved_for_growth = 0;
+        self.space.frames.for_each_growth_unit(&mut |unit| {
             let seen = ledger.seen.get(unit.start.index()..).unwrap_or_default();
             let is_free = |seen: &&Option<FramePlace>| **seen == Some(FramePlace::Bitmap);
-            spared += seen.iter().take(unit.len as usize).filter(is_free).count();
+            reserved_for_growth += seen.iter().take(unit.len as usize).filter(is_free).count();
         });
-        let is_right = spared == self.spared();
-        if is_right { Ok(spared) } else { Err(AuditError::Bitmap("the spared frames are counted wrongly")) }
+        let is_right = reserved_for_growth == self.reserved_for_growth();
+        if is_right { Ok(reserved_for_growth) } else { Err(AuditError::Bitmap("the frames reserved for growth are counted wrongly")) }
     }
 
     fn audit_words(&self, ledger: &mut Ledger) -> Result<u64, AuditError> {
@@ -442,12 +442,12 @@ mod tests {
     #[test]
     fn a_unit_is_unspared_by_its_owner_alone() {
         let blocks = blocks_of(8 * 64 + 6);
-        assert!(blocks.spare_unit(FrameId(8 * 64)));
-        assert_eq!((blocks.audit().unwrap().spared, blocks.spared(), blocks.spared_units()), (6, 6, 1));
-        blocks.unspare_unit(FrameId(8 * 64));
-        assert_eq!((blocks.audit().unwrap().spared, blocks.spared_units()), (0, 0));
-        blocks.unspare_unit(FrameId(8 * 64));
-        assert_eq!(blocks.audit(), Err(AuditError::Bitmap("the count of spared units is wrong")));
+        assert!(blocks.begin_growth_unit(FrameId(8 * 64)));
+        assert_eq!((blocks.audit().unwrap().reserved_for_growth, blocks.reserved_for_growth(), blocks.growth_units()), (6, 6, 1));
+        blocks.end_growth_unit(FrameId(8 * 64));
+        assert_eq!((blocks.audit().unwrap().reserved_for_growth, blocks.growth_units()), (0, 0));
+        blocks.end_growth_unit(FrameId(8 * 64));
+        assert_eq!(blocks.audit(), Err(AuditError::Bitmap("the count of units reserved for growth is wrong")));
     }
 
     #[test]

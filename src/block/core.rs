@@ -309,13 +309,13 @@ impl Core {
     }
 
     /// Returns the part of the [rate over free and evictable frames](Self::available_fragmentation)
-    /// that compaction can cure. Free frames of spared units do not count, and it is 0 while no
+    /// that compaction can cure. Free frames of units reserved for growth do not count, and it is 0 while no
     /// more frames are outside of runs than lists may leave there.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);
-        let of_others = |all: usize, spared: usize| all.saturating_sub(spared);
-        let available = of_others(available, census.spared);
+        let of_others = |all: usize, reserved_for_growth: usize| all.saturating_sub(reserved_for_growth);
+        let available = of_others(available, census.reserved_for_growth);
         let rate = self.rate_of(available, of_others(in_order, census.spared_in_order), order);
         let in_holes = (available + self.counts().in_magazines) as f64 * rate;
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
@@ -367,8 +367,8 @@ impl Core {
     }
 
     /// Calls `f` with each unit that a list spares, ascending.
-    pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
-        self.space.frames.for_each_spared_unit(f);
+    pub fn for_each_growth_unit(&self, f: &mut dyn FnMut(Run)) {
+        self.space.frames.for_each_growth_unit(f);
     }
 
     /// Returns the number of changes to the bitmaps, modulo 2^32. O(1).

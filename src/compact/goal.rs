@@ -100,7 +100,7 @@ pub struct Plan {
     /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
     /// after.
     pub breaks: usize,
-    /// Decrease in the number of maximal free runs outside of spared units.
+    /// Decrease in the number of maximal free runs outside of units reserved for growth.
     pub free_joins: isize,
     /// Increase in the number of growing lists with a free frame behind their last block, where the
     /// next block continues the run. May be negative.

@@ -49,10 +49,10 @@ fn frames_of(blocks: &Core) -> Vec<FrameState> {
         let free = frames.get_mut(run.start.index()..run.end() as usize).unwrap_or_default();
         free.fill(FrameState::FREE);
     });
-    blocks.for_each_spared_unit(&mut |unit| {
+    blocks.for_each_growth_unit(&mut |unit| {
         let unit =
             frames.get_mut(unit.start.index()..).unwrap_or_default().iter_mut().take(unit.len as usize);
-        unit.filter(|state| **state == FrameState::FREE).for_each(|state| *state = FrameState::SPARED);
+        unit.filter(|state| **state == FrameState::FREE).for_each(|state| *state = FrameState::RESERVED_FOR_GROWTH);
     });
     blocks.for_each_used_frame(&mut |frame, used| {
         if let Some(state) = frames.get_mut(frame.index()) {

@@ -59,7 +59,7 @@ mod window;
 
 use crate::ids::{FrameId, Order, Run};
 
-use self::map::{Map, Spared};
+use self::map::{Map, ReservedForGrowth};
 use self::steps::Gain;
 use super::goal::{Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
@@ -76,12 +76,12 @@ const ROUNDS: usize = 4;
 pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> Plan {
     match goal {
         Goal::Fragmentation { order } => {
-            let map = Map::of(snapshot, Spared::Kept);
+            let map = Map::of(snapshot, ReservedForGrowth::Kept);
             map.order(order)
                 .map_or_else(Plan::default, |order| worthwhile(&map, order, moves_max, fragmentation_penalty))
         }
-        Goal::Run { len } => window::run(&Map::of(snapshot, Spared::Taken), len, moves_max),
-        Goal::Empty { region } => window::empty(&Map::of(snapshot, Spared::Taken), region, moves_max),
+        Goal::Run { len } => window::run(&Map::of(snapshot, ReservedForGrowth::Taken), len, moves_max),
+        Goal::Empty { region } => window::empty(&Map::of(snapshot, ReservedForGrowth::Taken), region, moves_max),
     }
 }
 

@@ -57,7 +57,7 @@ pub enum FrameKind {
     /// Free in the bitmaps, in a unit that a sequence spares for its growth: a block moves here
     /// only for a goal at a given place ([`Goal::Run`](super::Goal::Run) and
     /// [`Goal::Empty`](super::Goal::Empty)).
-    Spared = 5,
+    ReservedForGrowth = 5,
     /// Evictable: its block can move, or be dropped by an allocation.
     Evictable = 6,
 }
@@ -65,7 +65,7 @@ pub enum FrameKind {
 impl FrameKind {
     /// Returns whether the frame is in the bitmaps.
     pub const fn is_free(self) -> bool {
-        matches!(self, Self::Free | Self::Spared)
+        matches!(self, Self::Free | Self::ReservedForGrowth)
     }
 
     /// Returns whether the frame's block can move.
@@ -84,8 +84,8 @@ impl FrameState {
     pub const FREE: Self = Self::new(FrameKind::Free, None);
     /// State of a frame that is free but cannot be a destination.
     pub const AWAY: Self = Self::new(FrameKind::Away, None);
-    /// State of a free frame in a spared unit.
-    pub const SPARED: Self = Self::new(FrameKind::Spared, None);
+    /// State of a free frame in a unit reserved for growth.
+    pub const RESERVED_FOR_GROWTH: Self = Self::new(FrameKind::ReservedForGrowth, None);
 
     /// Returns the state of `frame` that holds an evictable block.
     pub const fn evictable(frame: FrameId) -> Self {
@@ -116,7 +116,7 @@ impl FrameState {
             0 => FrameKind::Free,
             1 => FrameKind::Away,
             2 => FrameKind::Movable,
-            5 => FrameKind::Spared,
+            5 => FrameKind::ReservedForGrowth,
             6 => FrameKind::Evictable,
             _ => FrameKind::Fixed,
         }
@@ -217,7 +217,7 @@ impl Snapshot {
     }
 
     /// Returns the snapshot as if those evictable blocks had been dropped that `can_go` by their
-    /// frames. In a spared unit, their frames are spared. Those that stay become `staying`, if
+    /// frames. In a reserved for growth unit, their frames are reserved for growth. Those that stay become `staying`, if
     /// given.
     pub(super) fn without_evictable(
         mut self,
@@ -226,14 +226,14 @@ impl Snapshot {
     ) -> Self {
         self.dropped = vec![0; self.frames.len().div_ceil(64)];
         for (unit, (frames, dropped)) in self.frames.chunks_mut(FAN).zip(&mut self.dropped).enumerate() {
-            let is_spared = frames.contains(&FrameState::SPARED);
+            let is_reserved_for_growth = frames.contains(&FrameState::RESERVED_FOR_GROWTH);
             for (at, state) in frames.iter_mut().enumerate() {
                 if state.kind() != FrameKind::Evictable {
                     continue;
                 }
                 if can_go(FrameId((unit * FAN + at) as u32)) {
                     *dropped |= 1 << at;
-                    *state = if is_spared { FrameState::SPARED } else { FrameState::FREE };
+                    *state = if is_reserved_for_growth { FrameState::RESERVED_FOR_GROWTH } else { FrameState::FREE };
                 } else {
                     *state = staying.unwrap_or(*state);
                 }
@@ -393,7 +393,7 @@ mod tests {
             '.' => FrameState::FREE,
             'a' => FrameState::AWAY,
             'm' => FrameState::new(FrameKind::Movable, None),
-            's' => FrameState::SPARED,
+            's' => FrameState::RESERVED_FOR_GROWTH,
             'e' => FrameState::new(FrameKind::Evictable, None),
             _ => FrameState::new(FrameKind::Fixed, None),
         });
@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn a_state_says_what_it_was_made_of() {
-        for kind in [FrameKind::Free, FrameKind::Away, FrameKind::Spared, FrameKind::Evictable] {
+        for kind in [FrameKind::Free, FrameKind::Away, FrameKind::ReservedForGrowth, FrameKind::Evictable] {
             let state = FrameState::new(kind, Some((7, 7)));
             assert_eq!((state.kind(), state.block()), (kind, None));
         }
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(snapshot("faaaa.m.....").fragmentation(Order(2)), 1.0 / 2.0);
         assert_eq!(snapshot("faaaa.m.....").setting_aside(true, 4).fragmentation(Order(2)), 0.0);
         assert_eq!(snapshot("mf").fragmentation(Order(1)), 0.0);
-        assert_eq!(snapshot("mm.s.s..").fragmentation(Order(2)), 0.0, "spared frames are free");
+        assert_eq!(snapshot("mm.s.s..").fragmentation(Order(2)), 0.0, "reserved for growth frames are free");
         assert_eq!(snapshot("eee...e.").fragmentation(Order(2)), 1.0);
         assert_eq!(snapshot("eee...e.").available_fragmentation(Order(2)), 0.0);
         assert_eq!(snapshot("eme...e.").available_fragmentation(Order(2)), 0.0, "7 frames make one run");

@@ -20,8 +20,8 @@ pub struct Census {
     /// Number of frames in free aligned runs of at least [`order`](Self::order). The fragmentation
     /// rate is the share of [`free`](Self::free) outside of them.
     pub free_in_order: usize,
-    /// Number of free frames in spared units.
-    pub spared: usize,
+    /// Number of free frames in units reserved for growth.
+    pub reserved_for_growth: usize,
     /// Number of those in free aligned runs of at least [`order`](Self::order).
     pub spared_in_order: usize,
     /// Number of frames in wholly free units (of 64).
@@ -97,7 +97,7 @@ impl Map<'_> {
             order,
             free: 0,
             free_in_order: 0,
-            spared: 0,
+            reserved_for_growth: 0,
             spared_in_order: 0,
             free_in_units: 0,
             runs: 0,
@@ -108,30 +108,30 @@ impl Map<'_> {
             census.add(run);
             ControlFlow::Continue(())
         });
-        self.for_each_spared_unit(|unit| {
+        self.for_each_growth_unit(|unit| {
             let free = self.directory.free_in_unit(unit, false);
-            census.spared += free.count_ones() as usize;
+            census.reserved_for_growth += free.count_ones() as usize;
             census.spared_in_order += in_aligned_runs(free, u32::from(order.0)) as usize;
         });
         census
     }
 
-    pub(super) fn for_each_spared_unit(self, mut f: impl FnMut(usize)) {
+    pub(super) fn for_each_growth_unit(self, mut f: impl FnMut(usize)) {
         for index in 0..self.directory.groups() {
             let Some(group) = self.directory.group(index) else { return };
             // Relaxed: sparing is advice.
-            let mut spared = group.spared.load(Ordering::Relaxed);
-            while spared != 0 {
-                f(self.directory.shape.first_unit(index) + spared.trailing_zeros() as usize);
-                spared &= spared - 1;
+            let mut reserved_for_growth = group.reserved_for_growth.load(Ordering::Relaxed);
+            while reserved_for_growth != 0 {
+                f(self.directory.shape.first_unit(index) + reserved_for_growth.trailing_zeros() as usize);
+                reserved_for_growth &= reserved_for_growth - 1;
             }
         }
     }
 
-    /// Returns the number of spared units, also after the end of the pool.
+    /// Returns the number of units reserved for growth, also after the end of the pool.
     pub(super) fn spared_ever(self) -> usize {
         let groups = (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group));
-        groups.map(|group| group.spared.load(Ordering::Relaxed).count_ones() as usize).sum()
+        groups.map(|group| group.reserved_for_growth.load(Ordering::Relaxed).count_ones() as usize).sum()
     }
 
     pub(super) fn free_count(self) -> usize {

@@ -85,7 +85,7 @@ pub struct Frames {
     hints: LevelHints,
     shape: Shape,
     pub(super) tally: Tally,
-    pub(super) spared_units: CachePadded<AtomicUsize>,
+    pub(super) growth_units: CachePadded<AtomicUsize>,
     frames_max: usize,
     /// The pool was built at its maximum size: the directory is never replaced, and no pin is
     /// needed.
@@ -116,7 +116,7 @@ impl Frames {
             },
             shape,
             tally: Tally::default(),
-            spared_units: CachePadded::new(AtomicUsize::new(0)),
+            growth_units: CachePadded::new(AtomicUsize::new(0)),
             frames_max,
             is_fixed: frames == frames_max,
             growth: Mutex::new(Growth { is_shrinking: false }),
@@ -374,8 +374,8 @@ impl Frames {
             } else if map.free_count() != self.tally.free() {
                 Err("the tally of free frames is wrong")
             } else {
-                let is_right = map.spared_ever() == self.spared_units();
-                if is_right { Ok(()) } else { Err("the count of spared units is wrong") }
+                let is_right = map.spared_ever() == self.growth_units();
+                if is_right { Ok(()) } else { Err("the count of units reserved for growth is wrong") }
             }
         })
     }

@@ -57,7 +57,7 @@ impl Word<'_> {
 pub(super) struct Map<'a> {
     pub(super) directory: &'a Directory,
     pub(super) hints: &'a LevelHints,
-    /// Whether searches skip the leaves of [spared](super::spare) units.
+    /// Whether searches skip the leaves of [reserved for growth](super::spare) units.
     pub(super) spares: bool,
 }
 
@@ -82,8 +82,8 @@ impl<'a> Map<'a> {
                 let bits = self.directory.leaf(index)?;
                 let (group, bit) = self.directory.shape.unit_place(index);
                 let group = self.directory.group(group)?;
-                let spared = self.spares && group.is_spared(bit);
-                let closed = if spared { !0 } else { group.closed_in_unit(bit, index) };
+                let reserved_for_growth = self.spares && group.is_reserved_for_growth(bit);
+                let closed = if reserved_for_growth { !0 } else { group.closed_in_unit(bit, index) };
                 Some(Word { bits, transit: &group.transit, closed })
             }
             Level::Unit => {

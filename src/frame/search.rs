@@ -102,7 +102,7 @@ impl<'a> Map<'a> {
         for _ in 0..wanted.groups {
             let mut bits = hints.group(group, class) & !spare.map_or(0, |spare| hints.group(group, spare));
             if let Level::Leaf = level {
-                bits &= !self.spared(group);
+                bits &= !self.reserved_for_growth(group);
             }
             while bits != 0 {
                 let word = group << FAN_LOG2 | bits.trailing_zeros() as usize;
@@ -136,14 +136,14 @@ impl<'a> Map<'a> {
     }
 
     /// Returns a mask of the leaves of a group of hints that this search skips because they are
-    /// spared.
+    /// reserved for growth.
     #[inline]
-    fn spared(self, group: usize) -> u64 {
+    fn reserved_for_growth(self, group: usize) -> u64 {
         // In smaller groups, the claim of a word checks it.
         if !self.spares || self.directory.shape.units_in_group() < FAN {
             return 0;
         }
-        self.directory.group(group).map_or(0, |group| group.spared.load(Ordering::Relaxed))
+        self.directory.group(group).map_or(0, |group| group.reserved_for_growth.load(Ordering::Relaxed))
     }
 
     pub(super) fn allocate_aligned(self, order: Order, near: FrameId) -> Option<Run> {

@@ -19,8 +19,8 @@ pub(super) struct Group {
     pub(super) units: AtomicU64,
     /// A set bit: allocators avoid the unit, whether its free frames are in `units` or in its leaf.
     pub(super) closed: AtomicU64,
-    /// A set bit: the unit is [spared](super::spare).
-    pub(super) spared: AtomicU64,
+    /// A set bit: the unit is [reserved for growth](super::spare).
+    pub(super) reserved_for_growth: AtomicU64,
     /// First frame of an open shrink, if its unit is in this group: that unit is closed only from
     /// this frame on. Otherwise [`NO_CUT`].
     pub(super) cut: AtomicUsize,
@@ -40,9 +40,9 @@ impl Group {
     }
 
     #[inline]
-    pub(super) fn is_spared(&self, bit: u32) -> bool {
+    pub(super) fn is_reserved_for_growth(&self, bit: u32) -> bool {
         // Relaxed: advice, like `closed`.
-        self.spared.load(Ordering::Relaxed) >> bit & 1 == 1
+        self.reserved_for_growth.load(Ordering::Relaxed) >> bit & 1 == 1
     }
 
     /// Returns the closed frames of a closed unit: all, or those behind the cut.
@@ -143,7 +143,7 @@ impl Segment {
             CachePadded::new(Group {
                 units: AtomicU64::new(0),
                 closed: AtomicU64::new(0),
-                spared: AtomicU64::new(0),
+                reserved_for_growth: AtomicU64::new(0),
                 cut: AtomicUsize::new(NO_CUT),
                 transit,
             })

@@ -1,4 +1,4 @@
-//! Spared units: the room behind sequences that grow.
+//! Units reserved for growth: the room behind sequences that grow.
 //!
 //! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if
 //! the frame behind its last block is still free. So the owner of a growing list *spares* the unit
@@ -6,25 +6,25 @@
 //!
 //! # Word
 //!
-//! `Group::spared` has one bit per unit of the group:
+//! `Group::reserved_for_growth` has one bit per unit of the group:
 //!
 //! | bit | transition | by |
 //! |---|---|---|
-//! | 0 -> 1 | [`spare_unit`](Frames::spare_unit): a `fetch_or` that saw 0 | the owner of a growing list; it *owns the bit* from then on |
-//! | 1 -> 0 | [`unspare_unit`](Frames::unspare_unit): a `fetch_and` | the owner of the bit |
+//! | 0 -> 1 | [`begin_growth_unit`](Frames::begin_growth_unit): a `fetch_or` that saw 0 | the owner of a growing list; it *owns the bit* from then on |
+//! | 1 -> 0 | [`end_growth_unit`](Frames::end_growth_unit): a `fetch_and` | the owner of the bit |
 //!
 //! # Theorem
 //!
 //! 1. *A bit has one owner.* Of several threads that spare a unit, exactly one reads 0.
 //! 2. *Sparing hides no frame.* The frames stay in the leaf, counted and hinted as free. A search
 //!    that would refuse a request repeats itself without regard to the bits, so a request fails
-//!    only if no frame is free, spared or not.
+//!    only if no frame is free, reserved for growth or not.
 //!
 //! Every access to the bit is Relaxed: it is advice. A search that reads an old value takes a frame
-//! of a spared unit, or passes over one that is spared no more.
+//! of a unit reserved for growth, or passes over one that is reserved for growth no more.
 //!
-//! Spared frames cache nothing, so the number of spared units has a limit, which concurrent callers
-//! may exceed by one each. A wholly free unit is not spared: its frames are in the unit word.
+//! Frames reserved for growth cache nothing, so the number of units reserved for growth has a limit, which concurrent callers
+//! may exceed by one each. A wholly free unit is not reserved for growth: its frames are in the unit word.
 //!
 //! Models: `loom-tests/tests/spare.rs`.
 
@@ -36,39 +36,39 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering::Relaxed;
 
-/// At most this share of the units is spared, as a shift.
+/// At most this share of the units is reserved for growth, as a shift.
 const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
 
 impl Frames {
-    /// Spares the unit of a frame for the [extensions](Self::extend) of its caller. False: it is
-    /// spared already or not of this pool, or a quarter of all units is spared.
-    pub fn spare_unit(&self, frame: FrameId) -> bool {
+    /// Reserves for growth the unit of a frame for the [extensions](Self::extend) of its caller. False: it is
+    /// reserved for growth already or not of this pool, or a quarter of all units is reserved for growth.
+    pub fn begin_growth_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
             let Some(group) = map.directory.group(group) else { return false };
-            let is_full = self.spared_units.load(Relaxed) >= map.directory.leaves() >> SPARED_SHIFT;
+            let is_full = self.growth_units.load(Relaxed) >= map.directory.leaves() >> SPARED_SHIFT;
             let is_ours =
-                !is_full && !group.is_spared(bit) && group.spared.fetch_or(1 << bit, Relaxed) >> bit & 1 == 0;
+                !is_full && !group.is_reserved_for_growth(bit) && group.reserved_for_growth.fetch_or(1 << bit, Relaxed) >> bit & 1 == 0;
             if is_ours {
-                self.spared_units.fetch_add(1, Relaxed);
+                self.growth_units.fetch_add(1, Relaxed);
             }
             is_ours
         })
     }
 
     /// Ends the sparing of a unit by its caller.
-    pub fn unspare_unit(&self, frame: FrameId) {
+    pub fn end_growth_unit(&self, frame: FrameId) {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
             if let Some(group) = map.directory.group(group) {
-                group.spared.fetch_and(!(1 << bit), Relaxed);
-                self.spared_units.fetch_sub(1, Relaxed);
+                group.reserved_for_growth.fetch_and(!(1 << bit), Relaxed);
+                self.growth_units.fetch_sub(1, Relaxed);
             }
         });
     }
 
     /// Claims up to `want` consecutive frames from `from` on, of its leaf and, if that ends there,
-    /// whole units of one group; of a spared unit only if the caller `spares` it.
+    /// whole units of one group; of a unit reserved for growth only if the caller `spares` it.
     pub fn extend(&self, from: FrameId, want: u32, spares: bool) -> Option<u32> {
         self.with(|map| if spares { map.with_spared() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))
@@ -81,7 +81,7 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// As [`allocate_some`](Self::allocate_some), and then those of spared units.
+    /// As [`allocate_some`](Self::allocate_some), and then those of units reserved for growth.
     pub fn allocate_with_spared(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| {
             let taken = map.allocate_hinted(count, near, take);
@@ -90,9 +90,9 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// Returns about how many frames are free in spared units, in O(1): half of each unit.
+    /// Returns about how many frames are free in units reserved for growth, in O(1): half of each unit.
     pub fn spared_about(&self) -> usize {
-        self.spared_units.load(Relaxed) * FAN / 2
+        self.growth_units.load(Relaxed) * FAN / 2
     }
 
     /// Returns the number of wholly free units that allocators may take, by the hinted groups.
@@ -114,26 +114,26 @@ impl Frames {
         })
     }
 
-    /// Returns the number of free frames in spared units. Reads one word per group.
+    /// Returns the number of free frames in units reserved for growth. Reads one word per group.
     pub fn spared_frames(&self) -> usize {
         self.with(|map| {
             let mut frames = 0;
-            map.for_each_spared_unit(|unit| {
+            map.for_each_growth_unit(|unit| {
                 frames += map.directory.free_in_unit(unit, false).count_ones() as usize;
             });
             frames
         })
     }
 
-    /// Returns the number of spared units, in O(1).
-    pub fn spared_units(&self) -> usize {
-        self.spared_units.load(Relaxed)
+    /// Returns the number of units reserved for growth, in O(1).
+    pub fn growth_units(&self) -> usize {
+        self.growth_units.load(Relaxed)
     }
 
-    /// Calls `f` with each spared unit, ascending.
-    pub fn for_each_spared_unit(&self, f: &mut dyn FnMut(Run)) {
+    /// Calls `f` with each unit reserved for growth, ascending.
+    pub fn for_each_growth_unit(&self, f: &mut dyn FnMut(Run)) {
         self.with(|map| {
-            map.for_each_spared_unit(|unit| {
+            map.for_each_growth_unit(|unit| {
                 f(Run { start: FrameId((unit << FAN_LOG2) as u32), len: FAN as u32 });
             });
         });
@@ -168,11 +168,11 @@ impl Frames {
         FrameMask { base: FrameMask::of(frame).base, bits }
     }
 
-    /// Returns whether the unit of a frame is spared.
-    pub fn is_spared(&self, frame: FrameId) -> bool {
+    /// Returns whether the unit of a frame is reserved for growth.
+    pub fn is_reserved_for_growth(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
-            map.directory.group(group).is_some_and(|group| group.is_spared(bit))
+            map.directory.group(group).is_some_and(|group| group.is_reserved_for_growth(bit))
         })
     }
 }

@@ -22,8 +22,8 @@ struct Checked {
     frames: Frames,
     free: Vec<bool>,
     closed: Vec<bool>,
-    /// Units that were spared, by number.
-    spared: BTreeSet<u32>,
+    /// Units that were reserved for growth, by number.
+    reserved_for_growth: BTreeSet<u32>,
 }
 
 impl Checked {
@@ -32,7 +32,7 @@ impl Checked {
             frames: Frames::new(config),
             free: vec![true; config.frames],
             closed: vec![false; config.frames],
-            spared: BTreeSet::new(),
+            reserved_for_growth: BTreeSet::new(),
         }
     }
 
@@ -75,9 +75,9 @@ impl Checked {
         assert_eq!((self.frames.free_frames(), self.frames.free_counted()), (free, free));
         assert_eq!(census.free, free);
         let of_spared =
-            |(frame, free): (usize, &bool)| *free && self.spared.contains(&((frame >> FAN_LOG2) as u32));
-        let spared = self.free.iter().enumerate().filter(|&frame| of_spared(frame)).count();
-        assert_eq!((census.spared, self.frames.spared_frames()), (spared, spared));
+            |(frame, free): (usize, &bool)| *free && self.reserved_for_growth.contains(&((frame >> FAN_LOG2) as u32));
+        let reserved_for_growth = self.free.iter().enumerate().filter(|&frame| of_spared(frame)).count();
+        assert_eq!((census.reserved_for_growth, self.frames.spared_frames()), (reserved_for_growth, reserved_for_growth));
         let by_order = census.by_order.iter().enumerate().map(|(order, count)| count << order).sum::<usize>();
         assert_eq!(by_order, free);
         let aligned = |len: usize| {
@@ -155,7 +155,7 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
             got.iter().for_each(|run| pool.take(*run));
             owned.extend(got);
         }
-        // Hints may pass over spared frames, and over those of an open shrink.
+        // Hints may pass over frames reserved for growth, and over those of an open shrink.
         Op::Some { count, near } => {
             let mut got = Vec::new();
             let taken = pool.frames.allocate_some(count, FrameId(near), &mut |run| got.push(run));
@@ -203,10 +203,10 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
         }
         Op::Spare { frame, on } => {
             let unit = frame >> FAN_LOG2;
-            if on && pool.frames.spare_unit(FrameId(frame)) {
-                assert!(pool.spared.insert(unit), "a bit has one owner");
-            } else if !on && pool.spared.remove(&unit) {
-                pool.frames.unspare_unit(FrameId(frame));
+            if on && pool.frames.begin_growth_unit(FrameId(frame)) {
+                assert!(pool.reserved_for_growth.insert(unit), "a bit has one owner");
+            } else if !on && pool.reserved_for_growth.remove(&unit) {
+                pool.frames.end_growth_unit(FrameId(frame));
             }
         }
         Op::Extend { from, want, spares } => {
@@ -218,7 +218,7 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
             let is_inside_whole =
                 got == 0 && (unit..unit + FAN).all(|frame| pool.free.get(frame) == Some(&true));
             let ends =
-                got == want || next.is_multiple_of(FAN) || is_inside_whole || pool.frames.is_spared(from);
+                got == want || next.is_multiple_of(FAN) || is_inside_whole || pool.frames.is_reserved_for_growth(from);
             assert!(ends || !pool.free.get(next).is_some_and(|free| *free), "stopped at a free frame");
             if got > 0 {
                 let run = Run { start: from, len: got };
@@ -394,25 +394,25 @@ fn allocate_some_finds_all_without_concurrent_frees() {
 }
 
 #[test]
-fn spared_units_are_taken_last() {
+fn growth_units_are_taken_last() {
     let pool = frames(256, 256, 256);
     let head = pool.allocate_run(10, FrameId(0)).unwrap();
-    assert!(pool.spare_unit(head.start) && !pool.spare_unit(FrameId(63)), "a bit has one owner");
-    assert!(!pool.spare_unit(FrameId(64)), "one unit of four");
+    assert!(pool.begin_growth_unit(head.start) && !pool.begin_growth_unit(FrameId(63)), "a bit has one owner");
+    assert!(!pool.begin_growth_unit(FrameId(64)), "one unit of four");
     assert_eq!((pool.spared_frames(), pool.free_units()), (54, 3));
-    assert_eq!(pool.extend(FrameId(10), 4, false), None, "spared by another caller");
+    assert_eq!(pool.extend(FrameId(10), 4, false), None, "reserved for growth by another caller");
     assert_eq!(pool.extend(FrameId(10), 4, true), Some(4));
     for _ in 0..3 {
         let mask = pool.refill(64, FrameId(0)).unwrap();
         assert!(mask.base.0 >= 64 && mask.len() == 64, "{mask:?}");
     }
-    assert_eq!(pool.refill_some(1, FrameId(0)), None, "hints lead to spared frames only");
+    assert_eq!(pool.refill_some(1, FrameId(0)), None, "hints lead to frames reserved for growth only");
     let rest = pool.refill(64, FrameId(0)).expect("a refusal is last");
     assert_eq!((rest.base.0, rest.len()), (0, 50));
     assert_eq!(pool.refill(1, FrameId(0)), None);
-    pool.unspare_unit(FrameId(0));
-    assert!(pool.spare_unit(FrameId(64)));
-    assert!(!pool.spare_unit(FrameId(4096)), "not of this pool");
+    pool.end_growth_unit(FrameId(0));
+    assert!(pool.begin_growth_unit(FrameId(64)));
+    assert!(!pool.begin_growth_unit(FrameId(4096)), "not of this pool");
 }
 
 #[test]

@@ -327,8 +327,8 @@ impl Pool {
         let _call = call();
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_owners(|| self.accounts())?;
-        let (units, sequences) = (self.0.blocks.spared_units(), self.sequence_count());
-        if units > sequences { Err(AuditError::Spared { units, sequences }) } else { Ok(report) }
+        let (units, sequences) = (self.0.blocks.growth_units(), self.sequence_count());
+        if units > sequences { Err(AuditError::ReservedForGrowth { units, sequences }) } else { Ok(report) }
     }
 
     /// Returns the layout of a block.
@@ -386,9 +386,9 @@ mod tests {
         let layout = KvLayout::named("tiny").unwrap();
         let pool = Pool::builder(layout).blocks(1_023).without_storage().build().unwrap();
         let sequence = pool.sequence(SequenceId(1)).open().unwrap();
-        assert!(pool.0.blocks.spare_unit(FrameId(70)));
-        assert_eq!(pool.audit().unwrap().spared, 64);
+        assert!(pool.0.blocks.begin_growth_unit(FrameId(70)));
+        assert_eq!(pool.audit().unwrap().reserved_for_growth, 64);
         drop(sequence);
-        assert_eq!(pool.audit(), Err(AuditError::Spared { units: 1, sequences: 0 }));
+        assert_eq!(pool.audit(), Err(AuditError::ReservedForGrowth { units: 1, sequences: 0 }));
     }
 }

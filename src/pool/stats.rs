@@ -63,7 +63,7 @@ pub struct Stats {
     pub held: usize,
     /// The part of [`free`](Self::free) that sequences spare behind their last blocks. Other
     /// allocations take it when they find no other free blocks.
-    pub spared: usize,
+    pub reserved_for_growth: usize,
     /// Requests that wait in line.
     pub waiting: usize,
     /// The same by priority: normal, high, urgent.
@@ -161,7 +161,7 @@ impl Stats {
             retired: counts.retired,
             reserved: counts.reserved,
             held: counts.held,
-            spared: blocks.spared(),
+            reserved_for_growth: blocks.reserved_for_growth(),
             waiting: blocks.waiting(),
             waiting_by_priority: blocks.waiting_by_priority(),
             in_magazines: counts.in_magazines,
@@ -210,7 +210,7 @@ pub struct Fragmentation {
     pub mean_run: f64,
     /// Number of free frames that sequences spare behind their last blocks. Other allocations take
     /// them when they find no others.
-    pub spared: usize,
+    pub reserved_for_growth: usize,
 }
 
 impl Fragmentation {
@@ -222,7 +222,7 @@ impl Fragmentation {
             unusable: census.fragmentation(),
             free_by_order: census.by_order,
             longest_run: census.longest_run,
-            spared: census.spared,
+            reserved_for_growth: census.reserved_for_growth,
             mean_run: if census.runs == 0 { 0.0 } else { census.free as f64 / census.runs as f64 },
         }
     }

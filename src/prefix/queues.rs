@@ -289,17 +289,17 @@ impl Queues {
     /// queue that was not noted in the current `era`.
     ///
     /// Its blocks are enqueued until [`dequeue`](Enqueued::dequeue); each may be owned, evictable or free. The
-    /// caller [puts back](Self::put_back) the rest. Queues with a bit in `spared` are skipped, except
+    /// caller [puts back](Self::put_back) the rest. Queues with a bit in `reserved_for_growth` are skipped, except
     /// for the only one of a policy. Returns `None` if all other entries are held by other threads.
     pub(super) fn take(
         &self,
         rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
-        spared: u32,
+        reserved_for_growth: u32,
         era: u64,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
-        let is_searched = |&queue: &usize| spared >> queue & 1 == 0;
+        let is_searched = |&queue: &usize| reserved_for_growth >> queue & 1 == 0;
         loop {
             let useless = self.useless();
             let pop = |queue: usize| {
@@ -313,11 +313,11 @@ impl Queues {
             let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_evict_first) {
                 Some(entry) => Some(entry),
                 None if useless == 1 => pop(0),
-                None => self.take_front(rows, policy, spared, era, &now),
+                None => self.take_front(rows, policy, reserved_for_growth, era, &now),
             };
-            // The hints may be wrong where a thread is stopped. Spared queues may be nonempty without
+            // The hints may be wrong where a thread is stopped. Reserved for growth queues may be nonempty without
             // being searched.
-            if next.is_some() || spared != 0 || !self.look() {
+            if next.is_some() || reserved_for_growth != 0 || !self.look() {
                 return next;
             }
         }
@@ -372,14 +372,14 @@ impl Queues {
         &self,
         rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
-        spared: u32,
+        reserved_for_growth: u32,
         era: u64,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
-        let is_spared = |queue: usize| spared >> queue & 1 == 1;
+        let is_reserved_for_growth = |queue: usize| reserved_for_growth >> queue & 1 == 1;
         loop {
             let fronts: SmallVec<[Option<BlockId>; QUEUES_MAX]> = (0..self.useless())
-                .map(|queue| if is_spared(queue) { None } else { self.front(rows, queue) })
+                .map(|queue| if is_reserved_for_growth(queue) { None } else { self.front(rows, queue) })
                 .collect();
             let head = |id: &BlockId| {
                 let row = row(rows, *id);

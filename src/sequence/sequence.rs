@@ -31,7 +31,7 @@ pub struct Sequence {
     pub(super) list: ListOwner,
     pub(super) frames: Frames,
     /// A frame of the unit that it spares for its growth.
-    spared: Option<FrameId>,
+    reserved_for_growth: Option<FrameId>,
     /// Blocks for its next tokens, the last one first.
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
@@ -78,7 +78,7 @@ impl Sequence {
             priority,
             list,
             frames: Frames::default(),
-            spared: None,
+            reserved_for_growth: None,
             reserved: Vec::new(),
             committed: 0,
             seals: Seals::default(),
@@ -416,7 +416,7 @@ impl Sequence {
         let last = self.last_frame();
         let next = last.map(|last| FrameId(last.0 + 1));
         // The next frame may be the first one of a unit that another sequence spares.
-        let spares = next.is_some() && self.spared.map(unit_of) == next.map(unit_of);
+        let spares = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
         ListEnd { next, spares }
     }
 
@@ -430,21 +430,21 @@ impl Sequence {
         }
     }
 
-    /// Spares the unit of its last block, after blocks were added.
+    /// Reserves for growth the unit of its last block, after blocks were added.
     #[inline]
     pub(super) fn spare_end(&mut self) {
         let last = self.last_frame();
-        if self.spared.map(unit_of) != last.map(unit_of) {
+        if self.reserved_for_growth.map(unit_of) != last.map(unit_of) {
             self.spare(last);
         }
     }
 
-    /// Spares the unit of a frame in place of the one spared before.
+    /// Reserves for growth the unit of a frame in place of the one reserved for growth before.
     fn spare(&mut self, frame: Option<FrameId>) {
-        if let Some(before) = self.spared.take() {
-            self.pool_blocks().unspare_unit(before);
+        if let Some(before) = self.reserved_for_growth.take() {
+            self.pool_blocks().end_growth_unit(before);
         }
-        self.spared = frame.filter(|&frame| self.pool_blocks().spare_unit(frame));
+        self.reserved_for_growth = frame.filter(|&frame| self.pool_blocks().begin_growth_unit(frame));
     }
 
     fn cut(&mut self, length: u32) {
@@ -469,7 +469,7 @@ impl Sequence {
             self.withdraw_note(place);
         }
         self.seals.truncate(keep as u32, length / block_tokens);
-        if self.spared.is_some() && self.spared.map(unit_of) != self.last_frame().map(unit_of) {
+        if self.reserved_for_growth.is_some() && self.reserved_for_growth.map(unit_of) != self.last_frame().map(unit_of) {
             self.spare(None);
         }
         gone

@@ -57,8 +57,8 @@ pub struct Tally {
     pub cleared: u64,
     /// Blocks evicted ahead of need, by the ends of batches and of sequences.
     pub reclaimed: u64,
-    /// Frames that audits found spared.
-    pub spared: u64,
+    /// Frames that audits found reserved for growth.
+    pub reserved_for_growth: u64,
     /// Hash of all steps and their results.
     pub trace: u64,
 }
@@ -84,7 +84,7 @@ impl Tally {
             ("evicted", &mut self.evicted),
             ("cleared", &mut self.cleared),
             ("reclaimed", &mut self.reclaimed),
-            ("spared", &mut self.spared),
+            ("reserved_for_growth", &mut self.reserved_for_growth),
         ]
     }
 
@@ -483,7 +483,7 @@ impl World {
         let is_quiet = self.device.copies() == 0 && !self.is_resizing();
         assert!(report.held == 0 || !is_quiet, "held without a reason: {report:?}");
         self.note(format_args!("{report:?}"));
-        self.tally.spared += report.spared as u64;
+        self.tally.reserved_for_growth += report.reserved_for_growth as u64;
         self.check_pins();
         self.check_line();
     }

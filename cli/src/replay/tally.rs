@@ -162,8 +162,8 @@ pub struct Tally {
     pub utilization: Samples,
     /// The share of the free frames outside long runs.
     pub fragmentation: Samples,
-    /// Shares of the blocks that were free, and spared for the growth of sequences.
-    pub spared: Samples,
+    /// Shares of the blocks that were free, and reserved for growth of sequences.
+    pub reserved_for_growth: Samples,
 }
 
 impl Tally {
@@ -207,7 +207,7 @@ impl Tally {
         self.free.merge(&other.free);
         self.utilization.merge(&other.utilization);
         self.fragmentation.merge(&other.fragmentation);
-        self.spared.merge(&other.spared);
+        self.reserved_for_growth.merge(&other.reserved_for_growth);
     }
 }
 

@@ -114,7 +114,7 @@ impl Report {
                 "mean": tally.fragmentation.mean(),
                 "max": tally.fragmentation.max,
                 "final": fragmentation_final,
-                "spared": tally.spared.mean(),
+                "reserved_for_growth": tally.reserved_for_growth.mean(),
             },
             // Consecutive frames in a sequence's table, also when it is preempted: all blocks over
             // all runs.

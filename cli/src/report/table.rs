@@ -119,7 +119,7 @@ fn rows(json: &Value) -> Vec<Row> {
     row("fragmentation", "mean", "of free blocks, outside long runs");
     row("fragmentation", "max", "");
     row("fragmentation", "final", "all blocks free");
-    row("fragmentation", "spared", "of all blocks: free, kept for the growth of sequences");
+    row("fragmentation", "reserved_for_growth", "of all blocks: free, kept for the growth of sequences");
     let defrag = &json["defrag"];
     let runs = number(&defrag["runs"]);
     if defrag.is_null() {

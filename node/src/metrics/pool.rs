@@ -33,7 +33,7 @@ fn occupancy(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     }
     scrape.number(&USAGE, &[], stats.utilization);
     scrape.count(&IN_MAGAZINES, &[], stats.in_magazines as u64);
-    scrape.count(&SPARED, &[], stats.spared as u64);
+    scrape.count(&RESERVED_FOR_GROWTH, &[], stats.reserved_for_growth as u64);
     scrape.count(&UNWIPED, &[], stats.unwiped as u64);
     let block_bytes = pool.layout().bytes_per_block() as u64;
     scrape.count(&CAPACITY, &[], stats.total as u64 * block_bytes);

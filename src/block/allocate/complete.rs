@@ -76,7 +76,7 @@ impl Core {
     fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId, most: usize, tolerance: u32) -> usize {
         let frames = &self.space.frames;
         let free = frames.free_in_unit(unit);
-        if FAN - free.len() as usize > most || frames.is_spared(unit) {
+        if FAN - free.len() as usize > most || frames.is_reserved_for_growth(unit) {
             return 0;
         }
         let rest = FrameMask { base: unit, bits: !free.bits };

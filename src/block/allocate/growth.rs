@@ -45,7 +45,7 @@ const HOLES_MIN: usize = 1_280;
 const HOLES_OWNED_SHIFT: u32 = 2;
 
 /// Frames that lists spare in a pool with a cache: at most this share of the free and evictable
-/// ones, as a shift. A free frame caches nothing while it is spared. Without a cache it costs
+/// ones, as a shift. A free frame caches nothing while it is reserved for growth. Without a cache it costs
 /// nothing, and lists may spare all.
 const ROOM_SHIFT: u32 = 2;
 
@@ -71,24 +71,24 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 }
 
 impl Core {
-    /// Spares the unit of a frame for the list that ends in it. False if it is spared already, or
-    /// if [their share](ROOM_SHIFT) of the available frames is spared.
-    pub(crate) fn spare_unit(&self, frame: FrameId) -> bool {
+    /// Reserves for growth the unit of a frame for the list that ends in it. False if it is reserved for growth already, or
+    /// if [their share](ROOM_SHIFT) of the available frames is reserved for growth.
+    pub(crate) fn begin_growth_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
         let share = if self.evictor.is_some() { ROOM_SHIFT } else { 0 };
-        frames.spared_about() <= available >> share && frames.spare_unit(frame)
+        frames.spared_about() <= available >> share && frames.begin_growth_unit(frame)
     }
 
     /// Ends the sparing of a unit by the caller's list.
     #[inline]
-    pub(crate) fn unspare_unit(&self, frame: FrameId) {
-        self.space.frames.unspare_unit(frame);
+    pub(crate) fn end_growth_unit(&self, frame: FrameId) {
+        self.space.frames.end_growth_unit(frame);
     }
 
     /// Returns the number of free frames that sequences spare for their growth. Reads the bitmaps
-    /// of spared units.
-    pub fn spared(&self) -> usize {
+    /// of units reserved for growth.
+    pub fn reserved_for_growth(&self) -> usize {
         self.space.frames.spared_frames()
     }
 
@@ -138,7 +138,7 @@ impl Core {
         self.total() >= UNITS_MIN << FAN_LOG2
     }
 
-    /// Returns about how many frames are free in partly used units that are not spared.
+    /// Returns about how many frames are free in partly used units that are not reserved for growth.
     fn holes(&self) -> usize {
         let frames = &self.space.frames;
         frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.spared_about())

@@ -12,19 +12,19 @@ pub(super) struct Map<'a> {
     pub free: Vec<u64>,
     /// Frames whose block can move.
     pub movable: Vec<u64>,
-    /// Whether `free` includes spared frames.
+    /// Whether `free` includes frames reserved for growth.
     takes_spared: bool,
 }
 
-/// Whether a block may move to a frame of a spared unit.
+/// Whether a block may move to a frame of a unit reserved for growth.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spared {
+pub(super) enum ReservedForGrowth {
     Kept,
     Taken,
 }
 
 impl<'a> Map<'a> {
-    pub(super) fn of(snapshot: &'a Snapshot, spared: Spared) -> Self {
+    pub(super) fn of(snapshot: &'a Snapshot, reserved_for_growth: ReservedForGrowth) -> Self {
         let words = snapshot.frames().len().div_ceil(64);
         let (mut free, mut movable) = (Vec::with_capacity(words), Vec::with_capacity(words));
         let (whole, rest) = snapshot.frames().as_chunks::<64>();
@@ -34,8 +34,8 @@ impl<'a> Map<'a> {
             // Without a branch, and with the first step vectorized: one byte per frame, then one
             // bit per byte.
             let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
-            if spared == Spared::Taken {
-                // Spared frames become free ones: 0b101 loses its lowest bit, and no other kind
+            if reserved_for_growth == ReservedForGrowth::Taken {
+                // Frames reserved for growth become free ones: 0b101 loses its lowest bit, and no other kind
                 // does.
                 kinds = kinds.map(|kind| kind & !(kind >> 2));
             }
@@ -48,7 +48,7 @@ impl<'a> Map<'a> {
             free.push(!high & !low);
             movable.push(high & !low);
         }
-        Self { snapshot, free, movable, takes_spared: spared == Spared::Taken }
+        Self { snapshot, free, movable, takes_spared: reserved_for_growth == ReservedForGrowth::Taken }
     }
 
     /// Returns the number of frames.
@@ -118,22 +118,22 @@ impl<'a> Map<'a> {
             return 0;
         }
         let count = |rooms: Vec<u64>| rooms.iter().map(|word| word.count_ones() as isize).sum::<isize>();
-        // Spared frames are rooms too.
-        let is_spared = |frame: u32| self.is_room(frame) && self.state(frame).kind() == FrameKind::Spared;
+        // Frames reserved for growth are rooms too.
+        let is_reserved_for_growth = |frame: u32| self.is_room(frame) && self.state(frame).kind() == FrameKind::ReservedForGrowth;
         let before = count(self.rooms(&self.free, ends));
         let (free, mut after) = (self.free_after(moves), ends.to_vec());
-        let mut in_spared = 0;
+        let mut in_growth_units = 0;
         for &Move { from, to } in moves {
             if has(ends, from.0) {
                 put(&mut after, from, false);
                 put(&mut after, to, true);
-                let next = |frame: FrameId| is_spared(frame.0 + 1);
-                in_spared += isize::from(next(to)) - isize::from(next(from));
+                let next = |frame: FrameId| is_reserved_for_growth(frame.0 + 1);
+                in_growth_units += isize::from(next(to)) - isize::from(next(from));
             }
         }
-        // Spared frames that the bitmap counts as free are in both counts.
-        let in_spared = if self.takes_spared { 0 } else { in_spared };
-        count(self.rooms(&free, &after)) - before + in_spared
+        // Frames reserved for growth that the bitmap counts as free are in both counts.
+        let in_growth_units = if self.takes_spared { 0 } else { in_growth_units };
+        count(self.rooms(&free, &after)) - before + in_growth_units
     }
 
     /// Calls `found` with each movable frame of `region`, ascending.
@@ -158,10 +158,10 @@ const fn gather(eight: u64) -> u64 {
 
 const _: () = {
     // The encoding that `Map::of` relies on: free 0, away 1, movable 2, fixed 3. In the two lower
-    // bits, spared is like away, and evictable like movable.
+    // bits, reserved for growth is like away, and evictable like movable.
     assert!(FrameKind::Free as u8 == 0 && FrameKind::Away as u8 == 1);
     assert!(FrameKind::Movable as u8 == 2 && FrameKind::Fixed as u8 == 3);
-    assert!(FrameKind::Spared as u8 == 5 && FrameKind::Evictable as u8 == 6);
+    assert!(FrameKind::ReservedForGrowth as u8 == 5 && FrameKind::Evictable as u8 == 6);
 };
 
 /// Returns the words that `run` touches, each with a mask of the bits that belong to the run.

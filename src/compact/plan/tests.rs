@@ -26,8 +26,8 @@ struct Mix {
     movable: u32,
     fixed: u32,
     evictable: u32,
-    /// One in so many units is spared; 0 for none.
-    spared: u32,
+    /// One in so many units is reserved for growth; 0 for none.
+    reserved_for_growth: u32,
     /// Number of sequences that own the blocks; 0 for none.
     sequences: u32,
     /// Mean length of runs of frames of the same kind.
@@ -74,11 +74,11 @@ fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
         }
     }
     for unit in states.chunks_mut(64) {
-        // A unit that is entirely free is not spared.
+        // A unit that is entirely free is not reserved for growth.
         let is_used = unit.iter().any(|state| !state.kind().is_free());
-        if is_used && mix.spared > 0 && rng.u32(0..mix.spared) == 0 {
+        if is_used && mix.reserved_for_growth > 0 && rng.u32(0..mix.reserved_for_growth) == 0 {
             let free = unit.iter_mut().filter(|state| state.kind().is_free());
-            free.for_each(|state| *state = FrameState::SPARED);
+            free.for_each(|state| *state = FrameState::RESERVED_FOR_GROWTH);
         }
     }
     let sequences = (0..u64::from(mix.sequences)).map(SequenceId).collect();
@@ -87,12 +87,12 @@ fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
 
 fn mixes() -> impl Strategy<Value = Mix> {
     (0u32..10, 0u32..2, 0u32..10, 0u32..2, 0u32..4, 0u32..4, 0u32..12, 1u32..8).prop_map(
-        |(free, away, movable, fixed, evictable, spared, sequences, run)| Mix {
+        |(free, away, movable, fixed, evictable, reserved_for_growth, sequences, run)| Mix {
             free: free + 1,
             away,
             movable,
             fixed,
-            spared,
+            reserved_for_growth,
             evictable,
             sequences,
             run,
@@ -118,8 +118,8 @@ fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snap
     // `apply` checks sources and destinations itself.
     let mut after = before.clone();
     after.apply(plan);
-    // A move into a spared frame leaves a free one.
-    let free = |of: &Snapshot| of.count(FrameKind::Free) + of.count(FrameKind::Spared);
+    // A move into a reserved for growth frame leaves a free one.
+    let free = |of: &Snapshot| of.count(FrameKind::Free) + of.count(FrameKind::ReservedForGrowth);
     assert_eq!(free(before), free(&after));
     for kind in [FrameKind::Movable, FrameKind::Fixed, FrameKind::Away, FrameKind::Evictable] {
         assert_eq!(before.count(kind), after.count(kind));
@@ -143,7 +143,7 @@ proptest! {
         let cheap = |snapshot: &Snapshot, moves_max| super::plan(snapshot, goal, moves_max, 0);
         let plan = cheap(&before, budget);
         let after = check(&before, order, &plan, budget);
-        prop_assert_eq!(after.count(FrameKind::Spared), before.count(FrameKind::Spared));
+        prop_assert_eq!(after.count(FrameKind::ReservedForGrowth), before.count(FrameKind::ReservedForGrowth));
         prop_assert_eq!(plan.runs_gained, plan.steps.len() as isize);
         prop_assert!(after.fragmentation(order) <= before.fragmentation(order));
 
@@ -187,7 +187,7 @@ proptest! {
             }
             prop_assert!(round < 1_000, "no end");
             let after = check(&pool, order, &plan, budget);
-            prop_assert_eq!(after.count(FrameKind::Spared), pool.count(FrameKind::Spared));
+            prop_assert_eq!(after.count(FrameKind::ReservedForGrowth), pool.count(FrameKind::ReservedForGrowth));
             let links = after.links() as i64 + after.rooms() as i64 - pool.links() as i64 - pool.rooms() as i64;
             prop_assert_eq!(plan.runs_gained, plan.steps.len() as isize);
             let free = |of: &Snapshot| {
@@ -214,7 +214,7 @@ proptest! {
             (!stuck).then(|| window.iter().filter(|kind| kind.can_move()).count())
         };
         let cheapest = kinds.windows(len.max(1) as usize).filter_map(price).min();
-        let free = before.count(FrameKind::Free) + before.count(FrameKind::Spared);
+        let free = before.count(FrameKind::Free) + before.count(FrameKind::ReservedForGrowth);
         match plan.shortfall {
             None => {
                 let window = plan.window.unwrap();
@@ -251,7 +251,7 @@ proptest! {
             inside(of, FrameKind::Movable).len() + inside(of, FrameKind::Evictable).len()
         };
         let needed = can_move(&before);
-        let room: usize = [FrameKind::Free, FrameKind::Spared]
+        let room: usize = [FrameKind::Free, FrameKind::ReservedForGrowth]
             .map(|kind| before.count(kind) - inside(&before, kind).len())
             .iter()
             .sum();
@@ -262,11 +262,11 @@ proptest! {
 
 /// Returns a pool from a drawing, with regions separated by blanks. A letter is a block of a
 /// sequence, in ascending places; a capital letter is a fixed one. A dot is free, an underscore
-/// spared, a minus sign is away, a star is a block without a sequence, a plus sign is evictable.
+/// reserved for growth, a minus sign is away, a star is a block without a sequence, a plus sign is evictable.
 fn drawn(text: &str) -> Snapshot {
     let mut places = [0; 26];
     let states = text.bytes().filter(|c| *c != b' ').zip(0..).map(|(c, frame)| match c {
-        b'_' => FrameState::SPARED,
+        b'_' => FrameState::RESERVED_FOR_GROWTH,
         b'+' => FrameState::evictable(FrameId(frame)),
         b'.' => FrameState::FREE,
         b'-' => FrameState::AWAY,
@@ -416,12 +416,12 @@ fn of_several_steps_those_that_pay_are_made() {
 
 #[test]
 fn spared_frames_are_for_their_list() {
-    let spared = drawn("a___ *... ***_ A***");
-    assert_eq!(plan(&spared, FOURS, ALL), Plan::default(), "one frame is free outside of its region");
+    let reserved_for_growth = drawn("a___ *... ***_ A***");
+    assert_eq!(plan(&reserved_for_growth, FOURS, ALL), Plan::default(), "one frame is free outside of its region");
     assert_eq!(pairs(&plan(&drawn("a___ *... ***. A***"), FOURS, ALL)), [(4, 11)]);
     assert_eq!(pairs(&plan(&drawn("a__- *... ***_ A**."), FOURS, ALL)), [(4, 15)]);
     // A request waits for this run.
-    let run = plan(&spared, Goal::Run { len: 4 }, ALL);
+    let run = plan(&reserved_for_growth, Goal::Run { len: 4 }, ALL);
     assert_eq!((run.window.unwrap().start, run.moves.len()), (FrameId(0), 1));
 }
 

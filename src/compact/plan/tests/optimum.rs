@@ -88,7 +88,7 @@ fn small(rng: &mut Rng, frames: usize, order: u8) -> Snapshot {
         away: rng.u32(0..2),
         movable: rng.u32(1..8),
         fixed: rng.u32(0..2),
-        spared: 0,
+        reserved_for_growth: 0,
         evictable: 0,
         sequences: rng.u32(0..4),
         run: rng.u32(1..4),
