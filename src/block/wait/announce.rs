@@ -222,7 +222,7 @@ impl Core {
                 return;
             }
             let Some(mut line) = self.waiters.try_lock() else { return };
-            // Acquire: pairs with the Release in `tell`, so that the head's search finds what was
+            // Acquire: pairs with the Release in `notify`, so that the head's search finds what was
             // announced.
             let woken =
                 if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };

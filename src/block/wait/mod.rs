@@ -42,8 +42,8 @@
 //! try:       search everywhere;  success => leave the line;  met an owner inside its thread cache => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
 //! look after the line:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
-//! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, tell
-//! tell:      news := 1;  fence;  lock free? => news := 0, signal, wake the head;  unlock;  fence;  news again? => again
+//! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, notify
+//! notify:    news := 1;  fence;  lock free? => news := 0, signal, wake the head;  unlock;  fence;  news again? => again
 //! ```
 //!
 //! # No request sleeps beside a free block
@@ -80,7 +80,7 @@
 //! | moves end: vacated frames, unused destinations | [`Wave`](crate::block::Wave) |
 //! | a shrink collects free frames, gives them back, or commits, so that some requests can no longer be met | [`Shrinking`](crate::block::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
-//! | a shrink sifts the reserve, or it is topped up | `Core::vacate_reserve`, and within `tell` |
+//! | a shrink sifts the reserve, or it is topped up | `Core::vacate_reserve`, and within `notify` |
 //! | an admission that has lost its place at the head puts back the cached blocks that it held while it searched | `Waiting::kept_no_longer` |
 //! | the device has failed, so that no waiting request can be met | `Core::poison` |
 //! | a block becomes movable, for requests that wait for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
