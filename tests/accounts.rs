@@ -177,7 +177,7 @@ fn forgotten_leases_are_leases() {
     assert_eq!(pool.owners().leases.iter().map(|owner| owner.blocks.len()).sum::<usize>(), 3 + 9);
 }
 
-/// Copies on write that the batch keeps, reservations, and requests in line.
+/// Copies on write that the batch keeps, reservations, and requests in the queue.
 #[test]
 fn owners_that_do_not_say_which() {
     let pool = unstored(8);

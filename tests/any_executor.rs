@@ -54,11 +54,11 @@ fn poll_once<T>(future: Pin<&mut (impl Future<Output = T> + ?Sized)>) -> Poll<T>
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Waits until this number of requests is in line.
+/// Waits until this number of requests is in the queue.
 fn in_line(pool: &Pool, count: usize) {
     let limit = far();
     while pool.stats().waiting != count {
-        assert!(Instant::now() < limit, "{} requests in line", pool.stats().waiting);
+        assert!(Instant::now() < limit, "{} requests in the queue", pool.stats().waiting);
         thread::yield_now();
     }
 }
@@ -154,7 +154,7 @@ fn admissions_and_reservations_wait() {
         assert_eq!(admitted.join().unwrap().reserved_blocks(), 10);
     });
     assert_eq!(running.reserved_blocks(), 5);
-    // A dropped admission leaves neither the line nor its id taken.
+    // A dropped admission leaves neither the queue nor its id taken.
     let rest = all(&pool);
     {
         let mut waiting = pin!(pool.admit_async(&request).into_future());

@@ -2,7 +2,7 @@
 //! become free, and with its cached prefix, which it holds during each attempt and gives back after
 //! a failed one. Giving back wakes no request for ever, and lets none sleep beside a free block.
 //!
-//! Theorem: an append that begins after a request of higher priority entered the line gets no block
+//! Theorem: an append that begins after a request of higher priority entered the queue gets no block
 //! before that request has left it; a running sequence that waits comes before an admission of its
 //! priority, and an admission that waits before one that begins later.
 //!
@@ -93,7 +93,7 @@ fn the_prefix_is_kept() {
     });
 }
 
-/// An admission is in line, and searches with its prefix in hand, the only block that can be
+/// An admission is in the queue, and searches with its prefix in hand, the only block that can be
 /// evicted; meanwhile a more urgent request comes, which finds nothing. The admission is not polled
 /// again before that request has got the block.
 #[test]
@@ -123,7 +123,7 @@ fn a_request_ahead_learns_of_the_prefix_put_back() {
     });
 }
 
-/// An urgent admission is in line; then another thread appends, and the block is freed.
+/// An urgent admission is in the queue; then another thread appends, and the block is freed.
 #[test]
 fn an_append_follows_an_urgent_admission() {
     check_to(1, "admission::an_append_follows_an_urgent_admission", || {
@@ -138,7 +138,7 @@ fn an_append_follows_an_urgent_admission() {
             let mut sequence = other.sequence(SequenceId(2)).open().unwrap();
             drop(held);
             let refused = other.begin_batch().append(&mut sequence, 1);
-            // Admitted meanwhile, or still in line: in either case the block is not for this
+            // Admitted meanwhile, or still in the queue: in either case the block is not for this
             // thread.
             assert!(
                 matches!(
@@ -155,7 +155,7 @@ fn an_append_follows_an_urgent_admission() {
     });
 }
 
-/// An admission is in line; then another thread tries one of the same priority, and the block is
+/// An admission is in the queue; then another thread tries one of the same priority, and the block is
 /// freed.
 #[test]
 fn a_new_admission_follows_a_waiting_one() {

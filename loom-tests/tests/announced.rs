@@ -95,7 +95,7 @@ fn magazines_that_are_flushed() {
     });
 }
 
-/// The line is empty and the reserve full, so that the bit is about to be cleared, when an urgent
+/// The queue is empty and the reserve full, so that the bit is about to be cleared, when an urgent
 /// request takes from the reserve.
 #[test]
 fn the_reserve_is_filled_again() {

@@ -260,7 +260,7 @@ fn two_waiters() {
     });
 }
 
-/// The head of the line is dropped after a block was freed, while the second falls asleep or sleeps
+/// The head of the queue is dropped after a block was freed, while the second falls asleep or sleeps
 /// already.
 #[test]
 fn a_dropped_future_hands_its_turn_on() {
@@ -277,7 +277,7 @@ fn a_dropped_future_hands_its_turn_on() {
     });
 }
 
-/// The head of the line is dropped while the block is freed: asleep, woken, or in between.
+/// The head of the queue is dropped while the block is freed: asleep, woken, or in between.
 #[test]
 fn dropped_while_it_is_woken() {
     check_wide(2, "waiters::dropped_while_it_is_woken", || {
@@ -311,7 +311,7 @@ fn the_reserve_and_a_waiter() {
     });
 }
 
-/// The free wakes the head of the line, which is not polled. The second request arrives before or
+/// The free wakes the head of the queue, which is not polled. The second request arrives before or
 /// after, and gets the block; then the head is polled, and gets it too.
 #[test]
 fn a_head_that_does_not_come_is_passed_over() {
@@ -322,7 +322,7 @@ fn a_head_that_does_not_come_is_passed_over() {
         let bell = lull(first.as_mut());
         let thread = waiter(&pool, one());
         drop(held);
-        // By the free, or by the second request, if the two met at the line.
+        // By the free, or by the second request, if the two met at the queue.
         bell.wait();
         // Any call that announces, once.
         pool.blocks().announce();
@@ -396,7 +396,7 @@ fn refused_when_the_device_is_lost() {
     });
 }
 
-/// The thread that found the failure tells the head of the line, and the head tells the second.
+/// The thread that found the failure tells the head of the queue, and the head tells the second.
 #[test]
 fn the_whole_line_is_refused() {
     check_wide(2, "waiters::the_whole_line_is_refused", || {

@@ -29,7 +29,7 @@ pub(crate) enum Operation {
     Append,
     /// The opening of a sequence with a prompt.
     Admit,
-    /// A wait in line that ended with blocks.
+    /// A wait in the queue that ended with blocks.
     Wait,
     /// The release of a lease or a sequence.
     Free,

@@ -13,7 +13,7 @@
 //! | `thread_cache`, `cache_handle` | per-thread magazines and retire lists; how a thread finds its own |
 //! | `core` | [`Core`], the state that all references to a pool share |
 //! | `allocate`, `release` | allocation; releases, and pins by handle |
-//! | `wait` | the line of waiting requests, and announcements to it |
+//! | `wait` | the wait queue, and announcements to it |
 //! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
 //! | `audit`, `accounts`, `counts` | recount of frames, and of references by owner; counts |
 //! | `latency`, `request` | sampled times, the request type |

@@ -147,7 +147,7 @@ impl Clock {
         // end.
         let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
         if word.is_end_awaited() {
-            self.ends.tell(self);
+            self.ends.notify(self);
         }
         word.is_awaited()
     }
@@ -250,7 +250,7 @@ impl Clock {
     #[must_use = "waiting requests must be told: call `Core::poison`, which also does that"]
     pub fn lose(&self) -> bool {
         // Relaxed: if a waiting request set its bit earlier in the word's order, we see it;
-        // otherwise, it reads from then on that the device is lost. The line's lock orders the
+        // otherwise, it reads from then on that the device is lost. The queue's lock orders the
         // rest.
         ClockWord::from_bits(self.word.fetch_or(ClockWord::LOST, Relaxed)).is_awaited()
     }

@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | the clock's word | `end awaited` | the list is not empty: each end looks at it |
 //! | the list, under its lock | entries | for each waiting task the batches that it waits for, and its waker |
-//! | [`Ends`] | `news` | a batch ended, and the list has not been looked through since |
+//! | [`Ends`] | `pending` | a batch ended, and the list has not been looked through since |
 //!
 //! # Protocol
 //!
 //! ```text
 //! wait:   lock;  enter the list;  word |= end awaited;  have they ended? leave the list, go;  unlock;  look;  sleep
-//! end:    slot := 0;  word -= END;  end awaited? news := 1;  look
-//! look:   fence;  news? and lock free? => news := 0;  take the entries whose batches have ended;
+//! end:    slot := 0;  word -= END;  end awaited? pending := 1;  look
+//! look:   fence;  pending? and lock free? => pending := 0;  take the entries whose batches have ended;
 //!         list empty => word &= !end awaited;  unlock;  wake these;  look again
 //! leave:  lock;  leave the list;  list empty => word &= !end awaited;  unlock;  look
 //! ```
@@ -21,7 +21,7 @@
 //! A task sleeps only after it found a batch in flight when its bit was set. That batch changes the
 //! word when it ends. If the change comes later in the word's order than the bit, the end sees the
 //! bit, and looks; otherwise the task sees the slot empty. The bit is cleared under the lock, while
-//! the list is empty. An end that finds the lock taken leaves `news`, for which the holder looks
+//! the list is empty. An end that finds the lock taken leaves `pending`, for which the holder looks
 //! after unlocking: by their fences, one sees the other.
 //!
 //! A task that waits up to a ticket and meets a batch that is beginning wakes itself and looks
@@ -60,7 +60,7 @@ pub struct EndPlace(Option<u64>);
 pub(super) struct Ends {
     list: Mutex<List>,
     /// A batch ended that the list has not been told of yet.
-    news: AtomicBool,
+    pending: AtomicBool,
 }
 
 #[derive(Default)]
@@ -128,10 +128,10 @@ impl Ends {
     /// Wakes the tasks whose batches have ended, after the end of one.
     #[cold]
     #[inline(never)]
-    pub(super) fn tell(&self, clock: &impl Awaited) {
+    pub(super) fn notify(&self, clock: &impl Awaited) {
         // Release: pairs with the Acquire in `look`, so that the slot of this batch is seen empty.
         // A swap continues the release sequence of other ends.
-        self.news.swap(true, Release);
+        self.pending.swap(true, Release);
         self.look(clock);
     }
 
@@ -141,10 +141,10 @@ impl Ends {
 
     fn look(&self, clock: &impl Awaited) {
         loop {
-            // Between `news` and the lock on one side, the unlocking and `news` on the other: one
+            // Between `pending` and the lock on one side, the unlocking and `pending` on the other: one
             // sees the other.
             fence(SeqCst);
-            if !self.news.load(Relaxed) {
+            if !self.pending.load(Relaxed) {
                 return;
             }
             let mut list = match self.list.try_lock() {
@@ -154,7 +154,7 @@ impl Ends {
                 Err(TryLockError::WouldBlock) => return,
             };
             let mut woken = Vec::new();
-            if self.news.swap(false, Acquire) {
+            if self.pending.swap(false, Acquire) {
                 // A task that meets a batch which begins looks again itself.
                 let is_due =
                     |entry: &mut Entry| !matches!(clock.state(&entry.batches), SetState::InFlight(_));

@@ -341,7 +341,7 @@ impl Compactor {
         self.turns.look_after(self.blocks().turn_patience());
     }
 
-    /// Returns a turn, which is in line once it is [taken](Self::take).
+    /// Returns a turn, which is in the queue once it is [taken](Self::take).
     pub(super) fn turn(&self, task: TurnTask) -> Arc<Turn> {
         Arc::new(self.turns.turn(task, self.blocks().turn_patience()))
     }

@@ -209,7 +209,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
     while timeout_at(after(pause), stop.given()).await.is_none() {
         // Even while the pool does not change: a request that does not take its turn delays the
         // others.
-        compactor.blocks().look_after_line();
+        compactor.blocks().look_after_queue();
         compactor.look_after_turns();
         // Makes its age known to errors and statistics.
         let _ = compactor.blocks().oldest_batch();

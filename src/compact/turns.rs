@@ -1,11 +1,11 @@
 //! The right to move blocks: compactor runs and resizes take it in turns, in order of arrival.
 //!
 //! ```text
-//! poll_held   not the holder: in line, in order of numbers
+//! poll_held   not the holder: in the queue, in order of numbers
 //!             the holder is absent for too long: its turn ends, and what it left is dropped
-//!             the right is free: given to the first in line, which is woken
+//!             the right is free: given to the first in the queue, which is woken
 //! attend      every poll of a holder's work is noted, so that it is known to be absent between two
-//! end         of a turn: the right is given to the first in line
+//! end         of a turn: the right is given to the first in the queue
 //! ```
 //!
 //! | field | meaning |
@@ -14,7 +14,7 @@
 //! | `holder.unpolled` | since when the holder has not been polled; `None` while it is |
 //! | `holder.copies` | copies of its moves under way |
 //! | `holder.left` | what the holder left while it is not polled: an open shrink |
-//! | `waiting` | the turns in line, by number |
+//! | `waiting` | the turns in the queue, by number |
 //!
 //! Invariants:
 //!
@@ -24,7 +24,7 @@
 //!   after each it asks whether it still has it ([`Turn::is_held`], [`Turn::resume`]).
 //! - What it left is returned to it or dropped, once.
 //!
-//! A turn that was passed over keeps its number: when it is polled, it is first in line. What it
+//! A turn that was passed over keeps its number: when it is polled, it is first in the queue. What it
 //! left is dropped before the next turn has the right. All fields are behind one lock, held for a
 //! few instructions; wakers are called and dropped, and what was left is dropped, outside of it,
 //! because they may run any code.
@@ -44,10 +44,10 @@ use crate::sync::{Mutex, MutexGuard, wake};
 
 /// The turns of one pool. A holder may leave a `T` with its turn while it is not polled.
 #[derive(Debug)]
-pub struct Turns<T = Shrinking>(Mutex<Line<T>>);
+pub struct Turns<T = Shrinking>(Mutex<WaitQueue<T>>);
 
 #[derive(Debug)]
-struct Line<T> {
+struct WaitQueue<T> {
     newest: u64,
     holder: Option<Holder<T>>,
     waiting: BTreeMap<u64, (TurnTask, Waker)>,
@@ -65,7 +65,7 @@ struct Holder<T> {
 
 impl<T> Default for Turns<T> {
     fn default() -> Self {
-        Self(Mutex::new(Line { newest: 0, holder: None, waiting: BTreeMap::new() }))
+        Self(Mutex::new(WaitQueue { newest: 0, holder: None, waiting: BTreeMap::new() }))
     }
 }
 
@@ -90,7 +90,7 @@ impl<T> Turns<T> {
         self.end(0);
     }
 
-    /// Ends a turn that has the right, and gives it to the first in line.
+    /// Ends a turn that has the right, and gives it to the first in the queue.
     fn end(&self, number: u64) {
         let mut line = self.lock();
         line.holder.take_if(|holder| holder.number == number);
@@ -107,18 +107,18 @@ impl<T> Turns<T> {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Line<T>> {
+    fn lock(&self) -> MutexGuard<'_, WaitQueue<T>> {
         // No code panics while this lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> Line<T> {
+impl<T> WaitQueue<T> {
     fn held_by(&mut self, number: u64) -> Option<&mut Holder<T>> {
         self.holder.as_mut().filter(|holder| holder.number == number)
     }
 
-    /// Gives the right to the first in line, if it is free.
+    /// Gives the right to the first in the queue, if it is free.
     fn give(&mut self) -> Option<Waker> {
         if self.holder.is_some() {
             return None;
@@ -139,7 +139,7 @@ impl<T> Holder<T> {
     }
 }
 
-/// A turn: the right to move blocks, or a place in line for it. Dropping it passes the right on.
+/// A turn: the right to move blocks, or a place in the queue for it. Dropping it passes the right on.
 #[derive(Debug)]
 pub struct Turn<T = Shrinking> {
     turns: Arc<Turns<T>>,
@@ -149,7 +149,7 @@ pub struct Turn<T = Shrinking> {
 }
 
 impl<T> Turn<T> {
-    /// Waits in line, unless this turn has the right.
+    /// waits in the queue, unless this turn has the right.
     pub fn poll_held(&self, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_held() {
             self.turns.look_after(self.patience);

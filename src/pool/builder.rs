@@ -161,9 +161,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets how long the first request in line may leave its turn unused; 100 ms by default.
+    /// Sets how long the first request in the queue may leave its turn unused; 100 ms by default.
     ///
-    /// If a future is woken and not polled within this time, the next request in line gets the
+    /// If a future is woken and not polled within this time, the next request in the queue gets the
     /// turn. The first request keeps its place, and is served before all others once it is polled.
     /// Threads that free, allocate, wait with a deadline or compact in the background detect this;
     /// [`Stats::head_of_line`](crate::pool::Stats::head_of_line) shows the request.

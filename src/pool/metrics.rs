@@ -26,7 +26,7 @@ pub struct Metrics {
     pub allocations: AllocationCounts,
     /// Refused requests, by reason.
     pub refusals: Refusals,
-    /// Requests that waited in line.
+    /// Requests that waited in the queue.
     pub waits: WaitCounts,
     /// Lookups, hits and registrations of the prefix cache; zero without one.
     pub prefix: PrefixStats,
@@ -66,7 +66,7 @@ pub struct Latencies {
     pub append: LatencyHistogram,
     /// Openings of sequences with a prompt, including the lookup of its prefix.
     pub admit: LatencyHistogram,
-    /// Waits in line that ended with blocks, from joining the line. Not sampled: every wait counts.
+    /// waits in the queue that ended with blocks, from joining the queue. Not sampled: every wait counts.
     pub wait: LatencyHistogram,
     /// Releases of leases, if their allocation was timed and they gave out no handle and no second
     /// lease, and closings of sequences.

@@ -15,7 +15,7 @@ impl Pool {
     ///
     /// Waits in the line of [`allocate_async`](Self::allocate_async) as an admission, and not as a
     /// running sequence, as [`migrate`](Self::migrate) does: the sequences for which it was
-    /// preempted come first. If these do not wait in line, [leave](ResumeOptions::leave) blocks to
+    /// preempted come first. If these do not wait in the queue, [leave](ResumeOptions::leave) blocks to
     /// them. Holds no block here while it waits.
     ///
     /// `swapped` stays open in its pool, and unchanged: drop it when the call has succeeded.

@@ -64,7 +64,7 @@ pub struct Stats {
     /// The part of [`free`](Self::free) that sequences spare behind their last blocks. Other
     /// allocations take it when they find no other free blocks.
     pub reserved_for_growth: usize,
-    /// Requests that wait in line.
+    /// Requests that wait in the queue.
     pub waiting: usize,
     /// The same by priority: normal, high, urgent.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -90,7 +90,7 @@ pub struct Stats {
     ///
     /// Its age is a lower bound: it counts from the first call that found it to be the oldest.
     pub oldest_batch: Option<OldestBatch>,
-    /// The first request in line, and since when it has been ready without being polled.
+    /// The first request in the queue, and since when it has been ready without being polled.
     pub head_of_line: Option<HeadOfLine>,
     /// Requests that were woken and not polled in time, so that others are served before them.
     pub passed_over: usize,

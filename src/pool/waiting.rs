@@ -1,6 +1,6 @@
-//! Allocation that waits in line.
+//! Allocation that waits in the queue.
 //!
-//! The line itself, and the protocol that lets no free go unnoticed, belong to the floor below
+//! The queue itself, and the protocol that lets no free go unnoticed, belong to the floor below
 //! ([`block`](crate::block)); this file has the future that a task awaits. The future is
 //! independent of the runtime.
 
@@ -108,7 +108,7 @@ impl Pool {
         traced!("kvpool.wait", waiting).await
     }
 
-    /// Waits in line for the blocks of a request, as [`in_line`] does. Moves blocks for a request
+    /// waits in the queue for the blocks of a request, as [`in_line`] does. Moves blocks for a request
     /// that needs a run.
     // Not async: a future around the other one would take its room twice.
     pub(super) fn in_turns<T>(
@@ -121,7 +121,7 @@ impl Pool {
         in_line((self.blocks(), Some(self)), request, class, deadline, attempt)
     }
 
-    /// Makes an attempt in each turn of a place in line, until one succeeds, or fails for another
+    /// Makes an attempt in each turn of a place in the queue, until one succeeds, or fails for another
     /// reason than a lack of blocks.
     async fn take_turns<T>(
         mover: Option<&Self>,
@@ -143,7 +143,7 @@ impl Pool {
                 Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
                     // While blocks are copied for it, the end of the copy wakes this future, not
-                    // the line. While another task moves blocks, it looks after that within the
+                    // the queue. While another task moves blocks, it looks after that within the
                     // patience.
                     let allowed = || match mover.map(Self::compactor) {
                         Some(compactor) if compactor.copies_for_request() => COPY_DEADLINE,
@@ -157,7 +157,7 @@ impl Pool {
                         sleep_until(now() + rest).await;
                     }
                     if has_turn {
-                        // The turn goes to the current head of the line.
+                        // The turn goes to the current head of the queue.
                         place.hand_back();
                     }
                 }
@@ -166,7 +166,7 @@ impl Pool {
         }
     }
 
-    /// Waits for a turn in line, and passes over moves and resizes that hold blocks and are not
+    /// Waits for a turn in the queue, and passes over moves and resizes that hold blocks and are not
     /// polled.
     async fn turn_beside_moves(&self, place: &mut Waiting<'_>) {
         let every = self.blocks().turn_patience().max(Duration::from_millis(1));
@@ -180,13 +180,13 @@ impl Pool {
     }
 }
 
-/// Waits in line for the blocks of a request: makes an attempt in each turn, until one succeeds, or
+/// waits in the queue for the blocks of a request: makes an attempt in each turn, until one succeeds, or
 /// fails for another reason than a lack of blocks. A pool beside the blocks moves them for a request
 /// that needs a run.
 ///
 /// # Errors
 ///
-/// [`AllocError::Deadline`], if there is a deadline; the request has left the line.
+/// [`AllocError::Deadline`], if there is a deadline; the request has left the queue.
 pub(super) async fn in_line<T>(
     (blocks, mover): (&Blocks, Option<&Pool>),
     request: &AllocRequest,
@@ -195,7 +195,7 @@ pub(super) async fn in_line<T>(
     attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
 ) -> Result<T, AllocError> {
     // On the heap: a request that does not wait should not carry it.
-    let mut waiting = Box::pin(calls(Pool::take_turns(mover, blocks.wait_in_line(request, class), attempt)));
+    let mut waiting = Box::pin(calls(Pool::take_turns(mover, blocks.enter_wait_queue(request, class), attempt)));
     let Some(deadline) = deadline else { return waiting.await };
     let every = blocks.turn_patience().max(Duration::from_millis(1));
     loop {
@@ -208,10 +208,10 @@ pub(super) async fn in_line<T>(
             None => break,
         }
     }
-    let before = blocks.first_in_line();
+    let before = blocks.first_waiting();
     drop(waiting);
-    // The head of the line, unless it was this request, which has left the line.
-    let head = before.filter(|&(number, _)| blocks.first_in_line().is_some_and(|(now, _)| now == number));
+    // The head of the queue, unless it was this request, which has left the queue.
+    let head = before.filter(|&(number, _)| blocks.first_waiting().is_some_and(|(now, _)| now == number));
     let (counts, oldest_batch) = (blocks.counts(), blocks.oldest_batch());
     blocks.count_missed_deadline();
     Err(AllocError::Deadline {
@@ -269,7 +269,7 @@ const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_m
 /// most a ninth of the time, but at least ten times a second, so that no free is missed. A turn
 /// that comes during the rest is kept.
 fn rest_after(took: Duration) -> Duration {
-    // At least a little, even if the clock stands still: an attempt announces to the line, which
+    // At least a little, even if the clock stands still: an attempt announces to the queue, which
     // includes this request, the frames that it held.
     took.saturating_mul(8).clamp(REST.0, REST.1)
 }

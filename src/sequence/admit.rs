@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! open        the id is registered, the prompt is hashed                             once
-//! try         references on the cached prefix;  allocate the missing blocks;         at once, or in each turn of the line
+//! try         references on the cached prefix;  allocate the missing blocks;         at once, or in each turn of the queue
 //!             allocated: adopt the prefix, reserve the blocks
 //!             refused: the prefix's blocks return to their places in the eviction order
 //! ```
@@ -16,7 +16,7 @@
 //! attempt is repeated without that block, whose memory may be what was missing.
 //!
 //! Each attempt looks the prefix up again, so it does not matter if the prefix is evicted or grows
-//! while the admission waits. Before an attempt in line, the cached blocks are counted without
+//! while the admission waits. Before an attempt in the queue, the cached blocks are counted without
 //! references: a request that cannot be met yet changes nothing.
 
 use std::fmt;
@@ -213,7 +213,7 @@ impl Admission<'_> {
         self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
     }
 
-    /// Tries once, in the turn of a place in line.
+    /// Tries once, in the turn of a place in the queue.
     ///
     /// # Errors
     ///

@@ -19,7 +19,7 @@ use super::plan::{Growth, too_long};
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 
-/// Allocates blocks for the end of a list and passes on each, at once or in a turn of the line.
+/// Allocates blocks for the end of a list and passes on each, at once or in a turn of the queue.
 pub(super) type Allocate<'a> =
     &'a mut dyn FnMut(&AllocRequest, ListEnd, &mut dyn FnMut(BlockId)) -> Result<(), AllocError>;
 
@@ -196,13 +196,13 @@ impl Sequence {
         Ok(())
     }
 
-    /// Tries once, in the turn of a place in line, to reserve blocks for `tokens` more tokens.
+    /// Tries once, in the turn of a place in the queue, to reserve blocks for `tokens` more tokens.
     pub(crate) fn reserve_in_turn(
         &mut self,
         request: &AllocRequest,
         place: &mut Waiting<'_>,
     ) -> Result<(), AllocError> {
-        // The pool may have shrunk since the request entered the line.
+        // The pool may have shrunk since the request entered the queue.
         self.check_fits(request.blocks)?;
         let end = self.list_end();
         self.take_reserved(|take| place.allocate(request, Some(end), take))

@@ -4,7 +4,7 @@
 //! ```text
 //! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   BlockRefs
 //! open       target: the id is registered                                                                     Arrival
-//! take       target: blocks are allocated (or shared, if cached there), at once or in a turn of the line      BlockRefs
+//! take       target: blocks are allocated (or shared, if cached there), at once or in a turn of the queue      BlockRefs
 //! (the bytes are copied)
 //! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
 //! ```
@@ -246,7 +246,7 @@ impl Arrival {
         self.take(false, &mut |request, end, take| pool.allocate_listed(request, Some(end), take))
     }
 
-    /// Takes its blocks in the turn of a place in line, as [`take_now`](Self::take_now).
+    /// Takes its blocks in the turn of a place in the queue, as [`take_now`](Self::take_now).
     pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<BlockRefs, AllocError> {
         let pool = self.sequence.pool_blocks();
         // Before the counts, which tell whether to wait: the pool may have shrunk.

@@ -161,7 +161,7 @@ async fn a_request_that_is_not_polled_is_passed_over_by_admissions() {
 
 type Waiting = Pin<Box<dyn Future<Output = Result<Lease<'static>, AllocError>> + Send>>;
 
-/// A request of higher priority, which enters the line while an admission searches.
+/// A request of higher priority, which enters the queue while an admission searches.
 struct Other {
     pool: Pool,
     blocks: usize,
@@ -259,7 +259,7 @@ async fn a_request_ahead_learns_of_the_prefix_that_an_admission_put_back() {
     let wanted = request(3, &tokens);
     let mut waiting = pin!(pool.admit_async(&wanted).into_future());
     assert!(poll_once(waiting.as_mut()).is_pending());
-    // The admission is in line, and the end of the batch gives it a turn. While it searches, four
+    // The admission is in the queue, and the end of the batch gives it a turn. While it searches, four
     // blocks go to another owner, and the other request comes.
     batch.finish();
     let other = Other { pool: pool.clone(), blocks: 4, taken: None, waiting: None, lease: None };

@@ -54,7 +54,7 @@ async fn a_swapped_sequence_gets_in_beside_admissions() {
     [gpu, host].iter().for_each(is_idle);
 }
 
-/// At the deadline the sequence comes back unchanged, and the line is empty.
+/// At the deadline the sequence comes back unchanged, and the queue is empty.
 #[tokio::test]
 async fn a_deadline_returns_the_sequence() {
     let (gpu, host) = (pool(plain(), 16), pool(plain(), 100));
@@ -91,7 +91,7 @@ fn poll<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
     }
 }
 
-/// A future that is dropped in line leaves nothing behind, and the sequence is closed.
+/// A future that is dropped in the queue leaves nothing behind, and the sequence is closed.
 #[test]
 fn a_dropped_future_leaves_the_line() {
     let (gpu, host) = (pool(plain(), 16), pool(plain(), 100));

@@ -21,7 +21,7 @@ impl Task {
         matches!(self.kind, Kind::Resize(_)) && self.came.is_some()
     }
 
-    /// Returns the place in line, as a sort key, and the request.
+    /// Returns the place in the queue, as a sort key, and the request.
     fn in_line(&self) -> Option<((Reverse<Priority>, u64), AllocRequest)> {
         match self.kind {
             Kind::Allocate { request, .. } => Some(((Reverse(request.priority), self.came?), request)),
@@ -260,7 +260,7 @@ impl World {
 
     /// Checks that no request sleeps beside free blocks: if none was woken, the first cannot be
     /// served.
-    pub fn check_line(&self) {
+    pub fn check_queue(&self) {
         let waiting = || self.tasks.iter().filter(|task| task.in_line().is_some());
         let Some(first) = waiting().min_by_key(|task| task.in_line().map(|(place, _)| place)) else { return };
         if waiting().any(Task::is_woken) || self.is_resizing() {

@@ -210,7 +210,7 @@ impl World {
             .latency_sample(0)
             .fragmentation_order(Order(rng.u8(..5)))
             .engine_copies(copier)
-            // By the order of the line: the schedule must not depend on the clock.
+            // By the order of the queue: the schedule must not depend on the clock.
             .turn_patience(Duration::MAX);
         if rng.bool() {
             builder = builder.magazine_blocks(rng.usize(..10));
@@ -485,7 +485,7 @@ impl World {
         self.note(format_args!("{report:?}"));
         self.tally.reserved_for_growth += report.reserved_for_growth as u64;
         self.check_pins();
-        self.check_line();
+        self.check_queue();
     }
 
     /// Ends everything.
@@ -547,7 +547,7 @@ impl World {
                     self.free_all();
                 }
             }
-            self.check_line();
+            self.check_queue();
             self.advance(Duration::from_millis(5));
             idle = if before == (self.tasks.len(), self.tally.moved) { idle + 1 } else { 0 };
         }

@@ -1,4 +1,4 @@
-//! Heads of the line that are not polled, and what a wait names as its obstacle.
+//! Heads of the queue that are not polled, and what a wait names as its obstacle.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn stalled<'a>(
     future
 }
 
-/// Everything is free, and no further frees come: requests with deadlines look after the line, and
+/// Everything is free, and no further frees come: requests with deadlines look after the queue, and
 /// so does the background task.
 #[tokio::test]
 async fn a_head_that_is_not_polled_is_passed_over() {
@@ -95,7 +95,7 @@ async fn a_head_that_sleeps_is_not_passed_over() {
 
 /// In a pool with unlimited patience, a request that times out learns what held it up.
 #[tokio::test]
-async fn a_deadline_names_the_first_in_line() {
+async fn a_deadline_names_the_first_waiting() {
     let pool = builder(8).turn_patience(Duration::MAX).build().unwrap();
     let held = all(&pool);
     let bell = Arc::new(Bell::default());

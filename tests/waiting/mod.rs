@@ -49,7 +49,7 @@ impl Wake for Bell {
     }
 }
 
-/// Waits until this number of requests is in line.
+/// Waits until this number of requests is in the queue.
 async fn in_line(pool: &Pool, count: usize) {
     soon(async {
         while pool.stats().waiting != count {

@@ -221,7 +221,7 @@ impl Blocks {
 
     /// As [`release_cached`](Self::release_cached), without an announcement of the blocks that
     /// became evictable. Returns whether there are any: the caller announces them, or has a place
-    /// in line, and signals the line.
+    /// in the queue, and signals the queue.
     pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         if self.evictor.is_none() {

@@ -8,7 +8,7 @@
 //! | `wake_guard` | the right to take free frames out of reach of searches, and the duty to announce them |
 //!
 //! This room knows the words of [`state`](crate::block::state) and the frame and batch floors, but
-//! not thread caches nor the line of waiting requests: [`Announce`] is how a wake guard reaches the
+//! not thread caches nor the wait queue: [`Announce`] is how a wake guard reaches the
 //! line.
 
 mod wake_guard;

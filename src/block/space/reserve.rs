@@ -9,7 +9,7 @@
 //! - At most `mark` frames are in the reserve, and they are free: unowned, unseen by batches, and
 //!   wiped if the pool wipes.
 //! - While it is short of its mark, the clock's word is *awaited*, as if the reserve were waiting
-//!   in line: every free takes the slow path, and tops it up before any request gets what was
+//!   in the queue: every free takes the slow path, and tops it up before any request gets what was
 //!   freed. A taker sets the bit after taking; the thread that clears it re-reads the reserve
 //!   afterwards (see [`wait`](crate::block::wait)).
 //!

@@ -17,13 +17,13 @@
 //! Steps that only make frames available, and hide none, announce by a call: the end of a batch, of
 //! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).
 //!
-//! One caller must not announce to the line: a waiting request is itself the head, and would wake
-//! itself forever. It hands its wake guard [to the line](WakeGuard::leave_to_line) and signals the next
+//! One caller must not announce to the queue: a waiting request is itself the head, and would wake
+//! itself forever. It hands its wake guard [to the queue](WakeGuard::leave_to_queue) and signals the next
 //! head when it leaves.
 
 /// Tells waiting requests that free frames may have become available.
 pub(in crate::block) trait Announce {
-    /// Announces free frames to the line of waiting requests.
+    /// Announces free frames to the wait queue.
     fn announce(&self);
 }
 
@@ -37,10 +37,10 @@ impl<'a, A: Announce> WakeGuard<'a, A> {
         Self(announcer)
     }
 
-    /// Ends the wake guard without an announcement: the caller has a place in line, and signals the
+    /// Ends the wake guard without an announcement: the caller has a place in the queue, and signals the
     /// line.
     #[inline]
-    pub(in crate::block) fn leave_to_line(self) {
+    pub(in crate::block) fn leave_to_queue(self) {
         std::mem::forget(self);
     }
 }

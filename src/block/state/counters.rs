@@ -81,16 +81,16 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited in line since the pool was built.
+/// Counts of requests that waited in the queue since the pool was built.
 ///
 /// A request that is in neither of the last two is waiting, was dropped, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WaitCounts {
-    /// Requests that joined the line.
+    /// Requests that joined the queue.
     pub waits: u64,
-    /// Requests that got their blocks in line.
+    /// Requests that got their blocks in the queue.
     pub granted: u64,
     /// Requests whose deadline passed: [`AllocError::Deadline`].
     pub missed_deadlines: u64,

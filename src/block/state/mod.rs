@@ -13,12 +13,12 @@
 //! | `counters` | monotonic counters, per thread and shared |
 //! | `refused` | what refused requests remember |
 //! | `sites` | places in the program that allocated or pinned a block, in debug builds |
-//! | `line` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
+//! | `wait_queue` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
 
 mod counters;
 mod grow_table;
 mod info;
-mod line;
+mod wait_queue;
 mod log;
 mod refused;
 mod sites;
@@ -30,8 +30,8 @@ pub(in crate::block) use counters::{OwnCounters, SharedCounters};
 pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
 pub(in crate::block) use info::InfoCell;
-pub(crate) use line::Class;
-pub(in crate::block) use line::{Absence, Key, Line, LinePlace, Waiters};
+pub(crate) use wait_queue::Class;
+pub(in crate::block) use wait_queue::{Absence, Key, WaitQueue, QueuePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};
 pub(in crate::block) use refused::{Evictions, FreeRuns, Refused};

@@ -1,4 +1,4 @@
-//! Announcements to waiting requests, batches that end, and care for the line.
+//! Announcements to waiting requests, batches that end, and care for the queue.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::sync::{Ordering::*, fence, light_fence};
 use crate::block::core::Core;
 use crate::block::request::{AllocRequest, Priority};
 use crate::block::space::Announce;
-use crate::block::state::Line;
+use crate::block::state::WaitQueue;
 
 impl Announce for Core {
     #[inline]
@@ -30,7 +30,7 @@ impl Core {
         // it waits.
         light_fence();
         if self.space.clock.read().is_awaited() {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -39,7 +39,7 @@ impl Core {
     pub fn poison(&self) {
         let awaited = self.space.clock.lose();
         if awaited {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -69,7 +69,7 @@ impl Core {
     /// If the batch belongs to another pool.
     pub fn end_batch(&self, batch: InFlight) {
         if self.space.clock.end(batch) {
-            self.tell();
+            self.notify();
         }
     }
 
@@ -88,7 +88,7 @@ impl Core {
     pub(crate) fn waiting_by_priority(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         if self.waiting() > 0 {
-            self.with_line(|line| {
+            self.with_wait_queue(|line| {
                 let keys = line.places.keys().chain(line.passed.keys());
                 keys.for_each(|&(Reverse(priority), ..)| counts[priority as usize] += 1);
             });
@@ -110,17 +110,17 @@ impl Core {
         }
     }
 
-    /// Returns the request that is first in line, even if it was passed over.
+    /// Returns the request that is first in the queue, even if it was passed over.
     pub fn head_of_line(&self) -> Option<HeadOfLine> {
-        self.first_in_line().map(|(_, head)| head)
+        self.first_waiting().map(|(_, head)| head)
     }
 
     /// As [`head_of_line`](Self::head_of_line), with the number of its place.
-    pub(crate) fn first_in_line(&self) -> Option<(u64, HeadOfLine)> {
+    pub(crate) fn first_waiting(&self) -> Option<(u64, HeadOfLine)> {
         if self.waiting() == 0 {
             return None;
         }
-        self.with_line(|line| {
+        self.with_wait_queue(|line| {
             let firsts = [line.places.first_key_value(), line.passed.first_key_value()];
             let (&(Reverse(priority), _, number), place) =
                 firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
@@ -131,7 +131,7 @@ impl Core {
 
     /// Refuses blocks to a request that does not wait, while a request of higher priority waits.
     ///
-    /// A request of higher priority counts from when it entered the line until it leaves it, or is
+    /// A request of higher priority counts from when it entered the queue until it leaves it, or is
     /// absent for longer than its patience.
     ///
     /// # Errors
@@ -139,11 +139,11 @@ impl Core {
     /// [`AllocError::Behind`].
     #[inline]
     pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
-        if !self.is_awaited() { Ok(()) } else { self.check_line(request, |other| other > request.priority) }
+        if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other > request.priority) }
     }
 
     #[cold]
-    fn check_line(
+    fn check_queue(
         &self,
         request: &AllocRequest,
         comes_first: impl Fn(Priority) -> bool,
@@ -183,49 +183,49 @@ impl Core {
     ///
     /// [`AllocError::Behind`].
     pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
-        if !self.is_awaited() { Ok(()) } else { self.check_line(request, |other| other >= request.priority) }
+        if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other >= request.priority) }
     }
 
     /// Returns the number of requests that were passed over and not polled since.
     pub fn passed_over(&self) -> usize {
-        if self.waiting() == 0 { 0 } else { self.with_line(|line| line.passed.len()) }
+        if self.waiting() == 0 { 0 } else { self.with_wait_queue(|line| line.passed.len()) }
     }
 
     /// Passes over a head that was woken and is not polled; for callers that look at the pool
     /// regularly.
-    pub(crate) fn look_after_line(&self) {
+    pub(crate) fn look_after_queue(&self) {
         if self.waiting() > 1 {
             let woken = self
-                .with_line(|line| if line.pass_over() { line.wake_head(self.turn_patience()) } else { None });
+                .with_wait_queue(|line| if line.pass_over() { line.wake_head(self.turn_patience()) } else { None });
             woken.into_iter().for_each(crate::sync::wake);
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn tell(&self) {
+    fn notify(&self) {
         self.space.top_up();
         // Release: pairs with the Acquire in `deliver`. A swap continues the release sequence of
         // other announcers.
-        self.waiters.news.swap(true, Release);
+        self.waiters.pending.swap(true, Release);
         self.deliver();
     }
 
-    /// Tells the line of `news`, unless another thread has the lock: that thread looks after
+    /// Delivers the pending wake-up of `pending`, unless another thread has the lock: that thread looks after
     /// unlocking.
     fn deliver(&self) {
         loop {
-            // Between `news` and the lock on one side, the unlocking and `news` on the other: one
+            // Between `pending` and the lock on one side, the unlocking and `pending` on the other: one
             // sees the other.
             fence(SeqCst);
-            if !self.waiters.news.load(Relaxed) {
+            if !self.waiters.pending.load(Relaxed) {
                 return;
             }
             let Some(mut line) = self.waiters.try_lock() else { return };
             // Acquire: pairs with the Release in `notify`, so that the head's search finds what was
             // announced.
             let woken =
-                if self.waiters.news.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
+                if self.waiters.pending.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
             self.settle(&line);
             self.waiters.publish(&line);
             drop(line);
@@ -233,8 +233,8 @@ impl Core {
         }
     }
 
-    /// Clears the awaited bit when nothing needs announcements. The line's lock must be held.
-    pub(super) fn settle(&self, line: &Line) {
+    /// Clears the awaited bit when nothing needs announcements. The queue's lock must be held.
+    pub(super) fn settle(&self, line: &WaitQueue) {
         if line.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
             self.space.clock.clear_awaited();
             // An urgent request may have taken from the reserve, and set the bit that we cleared.
@@ -244,8 +244,8 @@ impl Core {
         }
     }
 
-    /// Runs `f` on the line under its lock. The result of `f` is dropped without the lock.
-    pub(super) fn with_line<R>(&self, f: impl FnOnce(&mut Line) -> R) -> R {
+    /// Runs `f` on the queue under its lock. The result of `f` is dropped without the lock.
+    pub(super) fn with_wait_queue<R>(&self, f: impl FnOnce(&mut WaitQueue) -> R) -> R {
         let mut line = self.waiters.lock();
         let result = f(&mut line);
         self.waiters.publish(&line);

@@ -1,12 +1,12 @@
 //! Waiting requests: their line, their turns, and the announcements that wake them.
 //!
 //! Waiting requests form one line: urgent before high before normal; within each, running sequences
-//! that reserve blocks before leases and admissions; and FIFO. Only the head of the line tries;
+//! that reserve blocks before leases and admissions; and FIFO. Only the head of the queue tries;
 //! when it succeeds or gives up, it hands on its turn.
 //!
-//! A request that does not wait has no place in line:
+//! A request that does not wait has no place in the queue:
 //!
-//! | request | gets no block while there is in line |
+//! | request | gets no block while there is in the queue |
 //! |---|---|
 //! | an append, a reservation | a request of higher priority |
 //! | an admission | a request of its priority or a higher one |
@@ -17,33 +17,33 @@
 //! whether there is such a request; it is written before the lock is released. A head that is
 //! absent for too long does not count.
 //!
-//! The state is in [`line`](super::state).
+//! The state is in [`wait_queue`](super::state).
 //!
 //! # State
 //!
 //! | where | what | meaning |
 //! |---|---|---|
 //! | the clock's word | `awaited` | a request waits, or the [reserve](super::space::Reserve) is short: announce what becomes available |
-//! | [`Waiters`](super::state::Waiters) | `news` | something became available, and the line has not been told yet |
-//! | [`Waiters`](super::state::Waiters) | `highest` | the highest priority in line, for requests that do not wait |
-//! | the line, under its lock | `signal` | the head has reason to try |
-//! | the line, under its lock | `places`, `passed` | requests by priority and arrival; the head is the first of `places` |
-//! | a place in line | `waker` | its future sleeps, and this wakes it |
-//! | a place in line | `absent` | since when its future has had reason to run and was not polled, and how long that may take |
-//! | a place in line | `is_fenced` | its owner has made a heavy fence since it entered the line, so that its searches find everything |
-//! | a place in line | `is_sure` | its last search visited every thread cache and found nothing: whatever became free since was announced |
+//! | [`Waiters`](super::state::Waiters) | `pending` | something became available, and the queue has not been told yet |
+//! | [`Waiters`](super::state::Waiters) | `highest` | the highest priority in the queue, for requests that do not wait |
+//! | the queue, under its lock | `signal` | the head has reason to try |
+//! | the queue, under its lock | `places`, `passed` | requests by priority and arrival; the head is the first of `places` |
+//! | a place in the queue | `waker` | its future sleeps, and this wakes it |
+//! | a place in the queue | `absent` | since when its future has had reason to run and was not polled, and how long that may take |
+//! | a place in the queue | `is_fenced` | its owner has made a heavy fence since it entered the queue, so that its searches find everything |
+//! | a place in the queue | `is_sure` | its last search visited every thread cache and found nothing: whatever became free since was announced |
 //!
 //! # Protocol
 //!
 //! ```text
-//! wait:      enter the line, word |= awaited, head => signal;  heavy_fence
-//! turn:      passed => back into its place, and if that is the head's, signal;  look after the line
+//! wait:      enter the queue, word |= awaited, head => signal;  heavy_fence
+//! turn:      passed => back into its place, and if that is the head's, signal;  look after the queue
 //!            head and signal => signal := 0, go;  else leave a waker, sleep
-//! try:       search everywhere;  success => leave the line;  met an owner inside its thread cache => signal, yield;  else sleep
+//! try:       search everywhere;  success => leave the queue;  met an owner inside its thread cache => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
-//! look after the line:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
+//! look after the queue:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
 //! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, notify
-//! notify:    news := 1;  fence;  lock free? => news := 0, signal, wake the head;  unlock;  fence;  news again? => again
+//! notify:    pending := 1;  fence;  lock free? => pending := 0, signal, wake the head;  unlock;  fence;  pending again? => again
 //! ```
 //!
 //! # No request sleeps beside a free block
@@ -58,7 +58,7 @@
 //!   stopped there, until it resumes.
 //! - *The slow path*, which ends with `announce`. Either the announcer sees the bit, or the
 //!   waiter's search, which begins after its fence, finds the frame.
-//! - *Into a retire list*. The end of a batch tells the line by the same word by which it ends, so that no
+//! - *Into a retire list*. The end of a batch tells the queue by the same word by which it ends, so that no
 //!   fence is needed. (The retirement is also announced: the batch of its tag may have ended before
 //!   the frame got there.)
 //!
@@ -89,7 +89,7 @@
 //!
 //! # A head that is not polled
 //!
-//! A future that is kept without being polled would hold up the line. So a head that was woken and
+//! A future that is kept without being polled would hold up the queue. So a head that was woken and
 //! not polled within the [patience](crate::block::Core::set_turn_patience) is *passed over*: the
 //! signal goes to the next place. When it is polled it is back in front of all later requests, and
 //! has a turn at once. So:
@@ -100,15 +100,15 @@
 //! - a request that is passed over is not starved: each poll gives it a turn before all behind it.
 //!
 //!
-//! There is no timer. Each thread that touches the line looks after it: an announcement while a
-//! signal is pending, a request that enters the line or is polled in it, and the background task of
+//! There is no timer. Each thread that touches the queue looks after it: an announcement while a
+//! signal is pending, a request that enters the queue or is polled in it, and the background task of
 //! the compactor. A place whose future does something else than wait (it moves blocks, or rests
 //! between two searches) records how long it may be absent while it sleeps.
 //!
 //! # Blocking
 //!
-//! The lock is held for a few instructions. An announcer never waits for it: it leaves `news`, and
-//! the holder looks for `news` after unlocking; by their fences, one sees the other. Wakers are
+//! The lock is held for a few instructions. An announcer never waits for it: it leaves `pending`, and
+//! the holder looks for `pending` after unlocking; by their fences, one sees the other. Wakers are
 //! called and dropped without the lock, since they may run any code.
 //!
 //! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.

@@ -1,4 +1,4 @@
-//! A request's place in line.
+//! A request's place in the queue.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -15,9 +15,9 @@ use crate::block::allocate::{Aim, Grab, ListEnd};
 use crate::block::core::Blocks;
 use crate::block::latency::Operation;
 use crate::block::request::AllocRequest;
-use crate::block::state::{Absence, Class, Key, Line, LinePlace};
+use crate::block::state::{Absence, Class, Key, WaitQueue, QueuePlace};
 
-/// A place in line. Dropping it leaves the line and hands on the turn.
+/// A place in the queue. Dropping it leaves the queue and hands on the turn.
 #[must_use = "dropping the place leaves the line"]
 pub(crate) struct Waiting<'a> {
     blocks: &'a Blocks,
@@ -30,13 +30,13 @@ pub(crate) struct Waiting<'a> {
 }
 
 impl Blocks {
-    pub(crate) fn wait_in_line(&self, request: &AllocRequest, class: Class) -> Waiting<'_> {
+    pub(crate) fn enter_wait_queue(&self, request: &AllocRequest, class: Class) -> Waiting<'_> {
         let entered = Instant::now();
         self.counters.waits();
-        let key = self.with_line(|line| {
+        let key = self.with_wait_queue(|line| {
             let key = (Reverse(request.priority), class, line.entries);
             line.entries += 1;
-            line.places.insert(key, LinePlace { asked: request.blocks, entered, waker: None, absent: None });
+            line.places.insert(key, QueuePlace { asked: request.blocks, entered, waker: None, absent: None });
             if line.is_head(key) {
                 // Frees before the bit was set were not announced: search once more.
                 line.signal = true;
@@ -84,7 +84,7 @@ impl Waiting<'_> {
 
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut waker = Some(context.waker().clone());
-        let (has_turn, woken) = self.blocks.with_line(|line| {
+        let (has_turn, woken) = self.blocks.with_wait_queue(|line| {
             line.is_polled(self.key);
             let is_other = line.pass_over() && !line.is_head(self.key);
             let woken = if is_other { line.wake_head(self.blocks.turn_patience()) } else { None };
@@ -112,7 +112,7 @@ impl Waiting<'_> {
             // Pairs with the light fences of frees: they see the bit, or we find what they freed.
             self.is_fenced = heavy_fence();
         }
-        // The pool may have shrunk, or its device failed, since the request entered the line.
+        // The pool may have shrunk, or its device failed, since the request entered the queue.
         self.blocks.check_request(request).inspect_err(|error| self.blocks.counters.refused(error))?;
         self.check_counts(request, 0)?;
         let (mut grab, aim) = (Grab::new(), list.map_or(Aim::Any, Aim::List));
@@ -121,8 +121,8 @@ impl Waiting<'_> {
             .blocks
             .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &wake_guard));
         // An announcement would signal this place itself, which would search again forever. `tried`
-        // and the end of the place tell the line what it needs to know.
-        wake_guard.leave_to_line();
+        // and the end of the place tell the queue what it needs to know.
+        wake_guard.leave_to_queue();
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
         match gathered {
@@ -148,14 +148,14 @@ impl Waiting<'_> {
 
     /// Returns an unused turn: the head, perhaps another by now, has reason to try.
     pub(crate) fn hand_back(&self) {
-        let woken = self.blocks.with_line(|line| line.signal(self.blocks.turn_patience()));
+        let woken = self.blocks.with_wait_queue(|line| line.signal(self.blocks.turn_patience()));
         woken.into_iter().for_each(crate::sync::wake);
     }
 
     /// Signals the head, unless it is this place, that blocks which this place kept from it during
     /// its search are evictable again.
     pub(crate) fn kept_no_longer(&self) {
-        let woken = self.blocks.with_line(|line| {
+        let woken = self.blocks.with_wait_queue(|line| {
             if line.is_head(self.key) { None } else { line.signal(self.blocks.turn_patience()) }
         });
         woken.into_iter().for_each(crate::sync::wake);
@@ -163,7 +163,7 @@ impl Waiting<'_> {
 
     /// After a failed search: signals the head, unless it is this place, that frames were in hand.
     fn tried(&self) {
-        let woken = self.blocks.with_line(|line| {
+        let woken = self.blocks.with_wait_queue(|line| {
             if !self.is_sure {
                 // It yields, and should be polled again soon; it may be the head again then.
                 self.pulse().is_absent(line, Duration::ZERO);
@@ -186,17 +186,17 @@ pub(crate) struct Pulse<'a> {
 }
 
 impl Pulse<'_> {
-    /// Completes work that is woken by others than the line. While it sleeps its future may be
+    /// Completes work that is woken by others than the queue. While it sleeps its future may be
     /// absent for `allowed` and the patience.
     pub(crate) async fn accompany<F: Future>(&self, work: F, allowed: impl Fn() -> Duration) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| {
-            self.blocks.with_line(|line| line.is_polled(self.key));
+            self.blocks.with_wait_queue(|line| line.is_polled(self.key));
             let (blocks, waker) = (self.blocks.clone(), context.waker().clone());
             let roused = Arc::new(Roused { blocks, key: self.key, waker }).into();
             let outcome = work.as_mut().poll(&mut Context::from_waker(&roused));
             let allowed = allowed();
-            self.blocks.with_line(|line| {
+            self.blocks.with_wait_queue(|line| {
                 // Unless it was woken meanwhile.
                 if line.places.get(&self.key).is_some_and(|place| place.absent.is_none()) {
                     self.is_absent(line, allowed);
@@ -209,13 +209,13 @@ impl Pulse<'_> {
 
     /// Records that the future is being polled, and that it expects its next poll within `within`.
     pub(crate) fn beat(&self, within: Duration) {
-        self.blocks.with_line(|line| {
+        self.blocks.with_wait_queue(|line| {
             line.is_polled(self.key);
             self.is_absent(line, within);
         });
     }
 
-    fn is_absent(&self, line: &mut Line, within: Duration) {
+    fn is_absent(&self, line: &mut WaitQueue, within: Duration) {
         if let Some(place) = line.places.get_mut(&self.key) {
             let allowed = self.blocks.turn_patience().saturating_add(within);
             place.absent = Some(Absence { since: Instant::now(), allowed });
@@ -223,7 +223,7 @@ impl Pulse<'_> {
     }
 }
 
-/// The waker of work that a future in line does.
+/// The waker of work that a future in the queue does.
 struct Roused {
     blocks: Blocks,
     key: Key,
@@ -233,7 +233,7 @@ struct Roused {
 impl Wake for Roused {
     fn wake(self: Arc<Self>) {
         let pulse = Pulse { blocks: &self.blocks, key: self.key };
-        self.blocks.with_line(|line| pulse.is_absent(line, Duration::ZERO));
+        self.blocks.with_wait_queue(|line| pulse.is_absent(line, Duration::ZERO));
         self.waker.wake_by_ref();
     }
 }
@@ -241,7 +241,7 @@ impl Wake for Roused {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let _call = call();
-        let (own, woken) = self.blocks.with_line(|line| {
+        let (own, woken) = self.blocks.with_wait_queue(|line| {
             let was_head = line.is_head(self.key);
             let own = line.remove(self.key);
             let hands_on = was_head || self.has_tried;

@@ -39,7 +39,7 @@
 //! | `hashes` | keys, registration, lookups |
 //! | `moves` | compaction in two steps: pairs for the engine to copy, then the commit |
 //! | `resize` | growing, and shrinking in two steps |
-//! | `waiting` | allocation that waits in line |
+//! | `waiting` | allocation that waits in the queue |
 //! | `metrics` | counters, gauges and histograms |
 
 mod builder;

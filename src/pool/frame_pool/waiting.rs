@@ -1,4 +1,4 @@
-//! Allocation that waits in line, and frames that free themselves.
+//! Allocation that waits in the queue, and frames that free themselves.
 //!
 //! The pool has no bytes and moves no blocks by itself, so a request for a run waits until frees or
 //! [committed moves](super::FrameMoves::commit) make one.
@@ -47,7 +47,7 @@ impl std::fmt::Debug for FrameLease {
 }
 
 impl FramePool {
-    /// Allocates frames, and waits for them if necessary, in line as
+    /// Allocates frames, and waits for them if necessary, in the queue as
     /// [`Pool::allocate_async`](crate::Pool::allocate_async) does: urgent requests first, and those
     /// of equal priority in order of arrival. The future may be dropped at any time; its turn
     /// passes on.

@@ -1,4 +1,4 @@
-//! State of the line of waiting requests. The protocol is in [`wait`](crate::block::wait).
+//! State of the wait queue. The protocol is in [`wait`](crate::block::wait).
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,14 +12,14 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuar
 /// How long a woken head may stay unpolled before it is passed over, by default.
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The line, and the atomics through which threads without its lock reach it.
+/// The queue, and the atomics through which threads without its lock reach it.
 pub(in crate::block) struct Waiters {
-    pub(in crate::block) line: Mutex<Line>,
-    /// Whether something became available that the line has not been told yet.
-    pub(in crate::block) news: AtomicBool,
-    /// Number of places in line, for statistics.
+    pub(in crate::block) line: Mutex<WaitQueue>,
+    /// Whether something became available that the queue has not been told yet.
+    pub(in crate::block) pending: AtomicBool,
+    /// Number of places in the queue, for statistics.
     pub(in crate::block) count: AtomicUsize,
-    /// The highest priority in line, plus one; 0 if the line is empty. Written under the lock.
+    /// The highest priority in the queue, plus one; 0 if the queue is empty. Written under the lock.
     pub(in crate::block) highest: AtomicU8,
     /// Number of blocks that the head asks for. Written under the lock.
     pub(in crate::block) asked: AtomicUsize,
@@ -31,7 +31,7 @@ impl Default for Waiters {
     fn default() -> Self {
         Self {
             line: Mutex::default(),
-            news: AtomicBool::new(false),
+            pending: AtomicBool::new(false),
             count: AtomicUsize::new(0),
             highest: AtomicU8::new(0),
             asked: AtomicUsize::new(0),
@@ -50,7 +50,7 @@ pub(crate) enum Class {
     Admission,
 }
 
-pub(in crate::block) struct LinePlace {
+pub(in crate::block) struct QueuePlace {
     pub(in crate::block) asked: usize,
     pub(in crate::block) entered: Instant,
     /// Wakes its future; `None` if that was woken, or does not sleep yet.
@@ -77,16 +77,16 @@ impl Absence {
 }
 
 #[derive(Default)]
-pub(in crate::block) struct Line {
-    pub(in crate::block) places: BTreeMap<Key, LinePlace>,
+pub(in crate::block) struct WaitQueue {
+    pub(in crate::block) places: BTreeMap<Key, QueuePlace>,
     /// Places that were passed over.
-    pub(in crate::block) passed: BTreeMap<Key, LinePlace>,
+    pub(in crate::block) passed: BTreeMap<Key, QueuePlace>,
     pub(in crate::block) entries: u64,
     /// Whether the head has reason to try.
     pub(in crate::block) signal: bool,
 }
 
-impl Line {
+impl WaitQueue {
     pub(in crate::block) fn is_head(&self, key: Key) -> bool {
         self.places.first_key_value().is_some_and(|(&head, _)| head == key)
     }
@@ -154,18 +154,18 @@ impl Line {
         }
     }
 
-    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<LinePlace> {
+    pub(in crate::block) fn remove(&mut self, key: Key) -> Option<QueuePlace> {
         self.places.remove(&key).or_else(|| self.passed.remove(&key))
     }
 }
 
 impl Waiters {
-    pub(in crate::block) fn lock(&self) -> MutexGuard<'_, Line> {
+    pub(in crate::block) fn lock(&self) -> MutexGuard<'_, WaitQueue> {
         // A waker's `clone` and `drop` run without the lock: nothing panics inside.
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::block) fn try_lock(&self) -> Option<MutexGuard<'_, Line>> {
+    pub(in crate::block) fn try_lock(&self) -> Option<MutexGuard<'_, WaitQueue>> {
         if cfg!(kvpool_loom) {
             // The checker explores contention with a lock holder only if both also access another
             // object.
@@ -179,8 +179,8 @@ impl Waiters {
     }
 
     /// Publishes the numbers that are read without the lock, before the lock is released.
-    pub(in crate::block) fn publish(&self, line: &Line) {
-        // Relaxed: a thread that knows of a request in line sees that it entered.
+    pub(in crate::block) fn publish(&self, line: &WaitQueue) {
+        // Relaxed: a thread that knows of a request in the queue sees that it entered.
         self.count.store(line.len(), Relaxed);
         let head = line.places.first_key_value();
         let highest = head.map_or(0, |(&(Reverse(priority), ..), _)| priority as u8 + 1);
@@ -188,7 +188,7 @@ impl Waiters {
         self.asked.store(head.map_or(0, |(_, place)| place.asked), Relaxed);
     }
 
-    /// Returns the highest priority in line, except for requests that were passed over.
+    /// Returns the highest priority in the queue, except for requests that were passed over.
     pub(in crate::block) fn highest(&self) -> Option<Priority> {
         // Relaxed: see `publish`.
         let highest = self.highest.load(Relaxed);
