@@ -73,29 +73,29 @@ impl<T> Turns<T> {
     /// Returns a turn that waits once it is polled, and passes over holders that are absent for
     /// longer than `patience`.
     pub fn turn(self: &Arc<Self>, task: TurnTask, patience: Duration) -> Turn<T> {
-        let mut line = self.lock();
-        line.newest += 1;
-        Turn { turns: self.clone(), number: line.newest, task, patience }
+        let mut queue = self.lock();
+        queue.newest += 1;
+        Turn { turns: self.clone(), number: queue.newest, task, patience }
     }
 
     /// Passes over a holder that is absent for longer than `patience`.
     pub fn look_after(&self, patience: Duration) {
-        let mut line = self.lock();
-        let Some(absent) = line.holder.as_mut().filter(|holder| holder.is_absent(patience)) else { return };
+        let mut queue = self.lock();
+        let Some(absent) = queue.holder.as_mut().filter(|holder| holder.is_absent(patience)) else { return };
         // No turn has the right until what was left is dropped: the next one may open a shrink.
         (absent.number, absent.unpolled) = (0, None);
         let left = absent.left.take();
-        drop(line);
+        drop(queue);
         drop(left);
         self.end(0);
     }
 
     /// Ends a turn that has the right, and gives it to the first in the queue.
     fn end(&self, number: u64) {
-        let mut line = self.lock();
-        line.holder.take_if(|holder| holder.number == number);
-        let next = line.give();
-        drop(line);
+        let mut queue = self.lock();
+        queue.holder.take_if(|holder| holder.number == number);
+        let next = queue.give();
+        drop(queue);
         next.into_iter().for_each(wake);
     }
 
@@ -155,16 +155,16 @@ impl<T> Turn<T> {
             self.turns.look_after(self.patience);
         }
         let waker = context.waker().clone();
-        let mut line = self.turns.lock();
+        let mut queue = self.turns.lock();
         // Wakers are dropped after the lock is released.
-        let _old = match line.held_by(self.number) {
+        let _old = match queue.held_by(self.number) {
             Some(_) => None,
-            None => line.waiting.insert(self.number, (self.task, waker)),
+            None => queue.waiting.insert(self.number, (self.task, waker)),
         };
         // If the right is free, no other turn waits.
-        let _own = line.give();
-        let is_held = line.held_by(self.number).map(|holder| holder.unpolled = None).is_some();
-        drop(line);
+        let _own = queue.give();
+        let is_held = queue.held_by(self.number).map(|holder| holder.unpolled = None).is_some();
+        drop(queue);
         if is_held { Poll::Ready(()) } else { Poll::Pending }
     }
 

@@ -14,7 +14,7 @@ const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
 /// The queue, and the atomics through which threads without its lock reach it.
 pub(in crate::block) struct Waiters {
-    pub(in crate::block) line: Mutex<WaitQueue>,
+    pub(in crate::block) queue: Mutex<WaitQueue>,
     /// Whether something became available that the queue has not been told yet.
     pub(in crate::block) pending: AtomicBool,
     /// Number of places in the queue, for statistics.
@@ -30,7 +30,7 @@ pub(in crate::block) struct Waiters {
 impl Default for Waiters {
     fn default() -> Self {
         Self {
-            line: Mutex::default(),
+            queue: Mutex::default(),
             pending: AtomicBool::new(false),
             count: AtomicUsize::new(0),
             highest: AtomicU8::new(0),
@@ -162,7 +162,7 @@ impl WaitQueue {
 impl Waiters {
     pub(in crate::block) fn lock(&self) -> MutexGuard<'_, WaitQueue> {
         // A waker's `clone` and `drop` run without the lock: nothing panics inside.
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(in crate::block) fn try_lock(&self) -> Option<MutexGuard<'_, WaitQueue>> {
@@ -171,18 +171,18 @@ impl Waiters {
             // object.
             self.count.load(Relaxed);
         }
-        match self.line.try_lock() {
-            Ok(line) => Some(line),
+        match self.queue.try_lock() {
+            Ok(queue) => Some(queue),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
     /// Publishes the numbers that are read without the lock, before the lock is released.
-    pub(in crate::block) fn publish(&self, line: &WaitQueue) {
+    pub(in crate::block) fn publish(&self, queue: &WaitQueue) {
         // Relaxed: a thread that knows of a request in the queue sees that it entered.
-        self.count.store(line.len(), Relaxed);
-        let head = line.places.first_key_value();
+        self.count.store(queue.len(), Relaxed);
+        let head = queue.places.first_key_value();
         let highest = head.map_or(0, |(&(Reverse(priority), ..), _)| priority as u8 + 1);
         self.highest.store(highest, Relaxed);
         self.asked.store(head.map_or(0, |(_, place)| place.asked), Relaxed);

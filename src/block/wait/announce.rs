@@ -88,8 +88,8 @@ impl Core {
     pub(crate) fn waiting_by_priority(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         if self.waiting() > 0 {
-            self.with_wait_queue(|line| {
-                let keys = line.places.keys().chain(line.passed.keys());
+            self.with_wait_queue(|queue| {
+                let keys = queue.places.keys().chain(queue.passed.keys());
                 keys.for_each(|&(Reverse(priority), ..)| counts[priority as usize] += 1);
             });
         }
@@ -120,8 +120,8 @@ impl Core {
         if self.waiting() == 0 {
             return None;
         }
-        self.with_wait_queue(|line| {
-            let firsts = [line.places.first_key_value(), line.passed.first_key_value()];
+        self.with_wait_queue(|queue| {
+            let firsts = [queue.places.first_key_value(), queue.passed.first_key_value()];
             let (&(Reverse(priority), _, number), place) =
                 firsts.into_iter().flatten().min_by_key(|&(&key, _)| key)?;
             let unpolled = place.absent.map(|absence| absence.since.elapsed());
@@ -151,9 +151,9 @@ impl Core {
         let Some(waiting) = self.waiters.highest().filter(|&highest| comes_first(highest)) else {
             return Ok(());
         };
-        if let Some(line) = self.waiters.try_lock() {
-            let is_behind = line.is_behind(comes_first);
-            drop(line);
+        if let Some(queue) = self.waiters.try_lock() {
+            let is_behind = queue.is_behind(comes_first);
+            drop(queue);
             // As every holder of the lock.
             self.deliver();
             if !is_behind {
@@ -188,7 +188,7 @@ impl Core {
 
     /// Returns the number of requests that were passed over and not polled since.
     pub fn passed_over(&self) -> usize {
-        if self.waiting() == 0 { 0 } else { self.with_wait_queue(|line| line.passed.len()) }
+        if self.waiting() == 0 { 0 } else { self.with_wait_queue(|queue| queue.passed.len()) }
     }
 
     /// Passes over a head that was woken and is not polled; for callers that look at the pool
@@ -196,7 +196,7 @@ impl Core {
     pub(crate) fn look_after_queue(&self) {
         if self.waiting() > 1 {
             let woken = self
-                .with_wait_queue(|line| if line.pass_over() { line.wake_head(self.turn_patience()) } else { None });
+                .with_wait_queue(|queue| if queue.pass_over() { queue.wake_head(self.turn_patience()) } else { None });
             woken.into_iter().for_each(crate::sync::wake);
         }
     }
@@ -221,21 +221,21 @@ impl Core {
             if !self.waiters.pending.load(Relaxed) {
                 return;
             }
-            let Some(mut line) = self.waiters.try_lock() else { return };
+            let Some(mut queue) = self.waiters.try_lock() else { return };
             // Acquire: pairs with the Release in `notify`, so that the head's search finds what was
             // announced.
             let woken =
-                if self.waiters.pending.swap(false, Acquire) { line.signal(self.turn_patience()) } else { None };
-            self.settle(&line);
-            self.waiters.publish(&line);
-            drop(line);
+                if self.waiters.pending.swap(false, Acquire) { queue.signal(self.turn_patience()) } else { None };
+            self.settle(&queue);
+            self.waiters.publish(&queue);
+            drop(queue);
             woken.into_iter().for_each(crate::sync::wake);
         }
     }
 
     /// Clears the awaited bit when nothing needs announcements. The queue's lock must be held.
-    pub(super) fn settle(&self, line: &WaitQueue) {
-        if line.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
+    pub(super) fn settle(&self, queue: &WaitQueue) {
+        if queue.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
             self.space.clock.clear_awaited();
             // An urgent request may have taken from the reserve, and set the bit that we cleared.
             if self.space.reserve.is_short() {
@@ -246,10 +246,10 @@ impl Core {
 
     /// Runs `f` on the queue under its lock. The result of `f` is dropped without the lock.
     pub(super) fn with_wait_queue<R>(&self, f: impl FnOnce(&mut WaitQueue) -> R) -> R {
-        let mut line = self.waiters.lock();
-        let result = f(&mut line);
-        self.waiters.publish(&line);
-        drop(line);
+        let mut queue = self.waiters.lock();
+        let result = f(&mut queue);
+        self.waiters.publish(&queue);
+        drop(queue);
         self.deliver();
         result
     }

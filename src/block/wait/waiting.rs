@@ -33,13 +33,13 @@ impl Blocks {
     pub(crate) fn enter_wait_queue(&self, request: &AllocRequest, class: Class) -> Waiting<'_> {
         let entered = Instant::now();
         self.counters.waits();
-        let key = self.with_wait_queue(|line| {
-            let key = (Reverse(request.priority), class, line.entries);
-            line.entries += 1;
-            line.places.insert(key, QueuePlace { asked: request.blocks, entered, waker: None, absent: None });
-            if line.is_head(key) {
+        let key = self.with_wait_queue(|queue| {
+            let key = (Reverse(request.priority), class, queue.entries);
+            queue.entries += 1;
+            queue.places.insert(key, QueuePlace { asked: request.blocks, entered, waker: None, absent: None });
+            if queue.is_head(key) {
                 // Frees before the bit was set were not announced: search once more.
-                line.signal = true;
+                queue.signal = true;
             }
             // Under the lock, like the clearing.
             self.space.clock.set_awaited();
@@ -84,12 +84,12 @@ impl Waiting<'_> {
 
     fn poll_turn(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let mut waker = Some(context.waker().clone());
-        let (has_turn, woken) = self.blocks.with_wait_queue(|line| {
-            line.is_polled(self.key);
-            let is_other = line.pass_over() && !line.is_head(self.key);
-            let woken = if is_other { line.wake_head(self.blocks.turn_patience()) } else { None };
-            let has_turn = line.is_head(self.key) && std::mem::take(&mut line.signal);
-            if !has_turn && let Some(place) = line.places.get_mut(&self.key) {
+        let (has_turn, woken) = self.blocks.with_wait_queue(|queue| {
+            queue.is_polled(self.key);
+            let is_other = queue.pass_over() && !queue.is_head(self.key);
+            let woken = if is_other { queue.wake_head(self.blocks.turn_patience()) } else { None };
+            let has_turn = queue.is_head(self.key) && std::mem::take(&mut queue.signal);
+            if !has_turn && let Some(place) = queue.places.get_mut(&self.key) {
                 // The old waker is dropped without the lock.
                 std::mem::swap(&mut place.waker, &mut waker);
             }
@@ -148,31 +148,31 @@ impl Waiting<'_> {
 
     /// Returns an unused turn: the head, perhaps another by now, has reason to try.
     pub(crate) fn hand_back(&self) {
-        let woken = self.blocks.with_wait_queue(|line| line.signal(self.blocks.turn_patience()));
+        let woken = self.blocks.with_wait_queue(|queue| queue.signal(self.blocks.turn_patience()));
         woken.into_iter().for_each(crate::sync::wake);
     }
 
     /// Signals the head, unless it is this place, that blocks which this place kept from it during
     /// its search are evictable again.
     pub(crate) fn kept_no_longer(&self) {
-        let woken = self.blocks.with_wait_queue(|line| {
-            if line.is_head(self.key) { None } else { line.signal(self.blocks.turn_patience()) }
+        let woken = self.blocks.with_wait_queue(|queue| {
+            if queue.is_head(self.key) { None } else { queue.signal(self.blocks.turn_patience()) }
         });
         woken.into_iter().for_each(crate::sync::wake);
     }
 
     /// After a failed search: signals the head, unless it is this place, that frames were in hand.
     fn tried(&self) {
-        let woken = self.blocks.with_wait_queue(|line| {
+        let woken = self.blocks.with_wait_queue(|queue| {
             if !self.is_sure {
                 // It yields, and should be polled again soon; it may be the head again then.
-                self.pulse().is_absent(line, Duration::ZERO);
+                self.pulse().is_absent(queue, Duration::ZERO);
             }
-            if line.is_head(self.key) {
-                line.signal |= !self.is_sure;
+            if queue.is_head(self.key) {
+                queue.signal |= !self.is_sure;
                 return None;
             }
-            line.signal(self.blocks.turn_patience())
+            queue.signal(self.blocks.turn_patience())
         });
         woken.into_iter().for_each(crate::sync::wake);
     }
@@ -191,15 +191,15 @@ impl Pulse<'_> {
     pub(crate) async fn accompany<F: Future>(&self, work: F, allowed: impl Fn() -> Duration) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| {
-            self.blocks.with_wait_queue(|line| line.is_polled(self.key));
+            self.blocks.with_wait_queue(|queue| queue.is_polled(self.key));
             let (blocks, waker) = (self.blocks.clone(), context.waker().clone());
             let roused = Arc::new(Roused { blocks, key: self.key, waker }).into();
             let outcome = work.as_mut().poll(&mut Context::from_waker(&roused));
             let allowed = allowed();
-            self.blocks.with_wait_queue(|line| {
+            self.blocks.with_wait_queue(|queue| {
                 // Unless it was woken meanwhile.
-                if line.places.get(&self.key).is_some_and(|place| place.absent.is_none()) {
-                    self.is_absent(line, allowed);
+                if queue.places.get(&self.key).is_some_and(|place| place.absent.is_none()) {
+                    self.is_absent(queue, allowed);
                 }
             });
             outcome
@@ -209,14 +209,14 @@ impl Pulse<'_> {
 
     /// Records that the future is being polled, and that it expects its next poll within `within`.
     pub(crate) fn beat(&self, within: Duration) {
-        self.blocks.with_wait_queue(|line| {
-            line.is_polled(self.key);
-            self.is_absent(line, within);
+        self.blocks.with_wait_queue(|queue| {
+            queue.is_polled(self.key);
+            self.is_absent(queue, within);
         });
     }
 
-    fn is_absent(&self, line: &mut WaitQueue, within: Duration) {
-        if let Some(place) = line.places.get_mut(&self.key) {
+    fn is_absent(&self, queue: &mut WaitQueue, within: Duration) {
+        if let Some(place) = queue.places.get_mut(&self.key) {
             let allowed = self.blocks.turn_patience().saturating_add(within);
             place.absent = Some(Absence { since: Instant::now(), allowed });
         }
@@ -233,7 +233,7 @@ struct Roused {
 impl Wake for Roused {
     fn wake(self: Arc<Self>) {
         let pulse = Pulse { blocks: &self.blocks, key: self.key };
-        self.blocks.with_wait_queue(|line| pulse.is_absent(line, Duration::ZERO));
+        self.blocks.with_wait_queue(|queue| pulse.is_absent(queue, Duration::ZERO));
         self.waker.wake_by_ref();
     }
 }
@@ -241,12 +241,12 @@ impl Wake for Roused {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let _call = call();
-        let (own, woken) = self.blocks.with_wait_queue(|line| {
-            let was_head = line.is_head(self.key);
-            let own = line.remove(self.key);
+        let (own, woken) = self.blocks.with_wait_queue(|queue| {
+            let was_head = queue.is_head(self.key);
+            let own = queue.remove(self.key);
             let hands_on = was_head || self.has_tried;
-            let woken = if hands_on { line.signal(self.blocks.turn_patience()) } else { None };
-            self.blocks.settle(line);
+            let woken = if hands_on { queue.signal(self.blocks.turn_patience()) } else { None };
+            self.blocks.settle(queue);
             (own, woken)
         });
         drop(own);
