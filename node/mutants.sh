@@ -15,8 +15,8 @@ unit=(cargo test --locked --quiet -p kvpool-node --lib protocol::)
 # The patched tree passes while no bug is active.
 KVPOOL_SIM_SCHEDULES=2000 "${test[@]}"
 "${unit[@]}"
-bugs=(abort_behind_commit doubt_given_up bad_committed attempts_unbounded term_not_renewed on_behind_abort
-    unknown_not_forgotten commit_lapsed commit_twice forgotten_early abort_answered term_end_leaks
+bugs=(abort_behind_commit doubt_given_up bad_committed attempts_unbounded reservation_not_renewed on_behind_abort
+    unknown_not_forgotten commit_lapsed commit_twice forgotten_early abort_answered reservation_end_leaks
     process_unchecked ended_is_committed moved_on part_alone part_late part_twice part_clear part_failed
     part_untold part_moved_on part_early clear_unsaid clear_unheard)
 rare=(part_late part_moved_on)

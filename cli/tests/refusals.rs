@@ -335,11 +335,11 @@ fn sequences_that_no_engine_takes_are_bounded() {
         let id = 1 + u128::from(taken);
         let numbered = changed(&empty, |json| json["contents"]["Sequence"]["id"] = (taken + 1).into());
         match peer.prepare(id, &numbered) {
-            ToSource::Prepared { term, .. } => {
-                assert_eq!(peer.pretend(id, term, 0), 0);
-                peer.say(id, ToTarget::Commit { term, is_current: true });
+            ToSource::Prepared { reservation, .. } => {
+                assert_eq!(peer.pretend(id, reservation, 0), 0);
+                peer.say(id, ToTarget::Commit { reservation, is_current: true });
                 while !matches!(peer.hear(id), ToSource::Committed { .. }) {}
-                peer.say(id, ToTarget::Forget { term });
+                peer.say(id, ToTarget::Forget { reservation });
                 taken += 1;
             }
             ToSource::Refused { .. } => break,
@@ -364,11 +364,11 @@ fn failed_checksums_are_retried_twice_and_then_refused_and_counted() {
     let wrong = changed(&manifest(7, 100), |json| {
         json["checksums"].as_array_mut().unwrap().iter_mut().for_each(|checksum| *checksum = 5.into());
     });
-    let term = peer.prepared(1, &wrong);
+    let reservation = peer.prepared(1, &wrong);
     // All seven blocks, at each of three attempts.
-    assert_eq!([0, 1, 2].map(|attempt| peer.pretend(1, term, attempt)), [7, 7, 7]);
+    assert_eq!([0, 1, 2].map(|attempt| peer.pretend(1, reservation, attempt)), [7, 7, 7]);
     // A source that commits all the same is refused.
-    peer.say(1, ToTarget::Commit { term, is_current: true });
+    peer.say(1, ToTarget::Commit { reservation, is_current: true });
     assert!(matches!(peer.hear(1), ToSource::Aborted { .. }));
     wait_until("its blocks are given back", || b.json(&format!("stats {token}"))["used"] == 0);
     let node = &b.json(&format!("stats {token}"))["extra"]["node"];
@@ -397,7 +397,7 @@ fn a_peer_that_promises_and_never_sends_loses_its_reservation() {
     let other = peer.prepare(2, &manifest(7, 100));
     assert!(matches!(other, ToSource::Refused { reason: Refusal::Exists, .. }), "{other:?}");
     assert_eq!(used(), Some(7));
-    wait_until("the term ends", || used() == Some(0));
+    wait_until("the reservation ends", || used() == Some(0));
     let list = b.records(&token);
     let of = |id: u128| {
         let id = format!("{id:032x}");

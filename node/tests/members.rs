@@ -148,7 +148,7 @@ async fn forward(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_that_leaves_during_a_migration_is_dropped_after_it() {
-    let timing = Timing { term_ms: 3_000, ..Timing::default() };
+    let timing = Timing { transfer_deadline_ms: 3_000, ..Timing::default() };
     let a = Arc::new(builder("a").timing(timing).start().await.unwrap().0);
     let b = node("b").await;
     let (address, open) = relay(b.addresses()[0].to_string()).await;

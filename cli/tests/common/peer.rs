@@ -6,7 +6,7 @@ use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::transfer::Manifest;
 use kvpool::{Dtype, KvLayout, Pool, SequenceId};
 use kvpool_node::protocol::{
-    Attempt, Bytes, Envelope, Grant, Incarnation, Kind, ManifestBytes, Message, MigrationId, Places, TermId,
+    Attempt, Bytes, Envelope, Grant, Incarnation, Kind, ManifestBytes, Message, MigrationId, Places, ReservationId,
     ToSource, ToTarget,
 };
 use kvpool_node::settings;
@@ -108,7 +108,7 @@ impl Peer {
     /// Acts as the target of the next migration that has all of its blocks, up to the word to
     /// commit.
     pub fn up_to_commit(&self) {
-        let (none, grant, term) = (Places::default, Grant::default, TermId(7));
+        let (none, grant, reservation) = (Places::default, Grant::default, ReservationId(7));
         let taken = async {
             loop {
                 let Said::Migration(Envelope { id, message: Message::ToTarget(message), .. }) =
@@ -118,10 +118,10 @@ impl Peer {
                 };
                 let answer = match message {
                     ToTarget::Prepare { .. } => {
-                        ToSource::Prepared { term, accepted: none(), missing: none(), grant: grant() }
+                        ToSource::Prepared { reservation, accepted: none(), missing: none(), grant: grant() }
                     }
                     ToTarget::Sent { attempt, .. } => {
-                        ToSource::Verified { term, attempt, bad: none(), grant: grant() }
+                        ToSource::Verified { reservation, attempt, bad: none(), grant: grant() }
                     }
                     ToTarget::Commit { .. } => return,
                     _ => continue,
@@ -142,18 +142,18 @@ impl Peer {
         self.hear(id)
     }
 
-    /// Asks for room that must be given, and returns the term.
-    pub fn prepared(&self, id: u128, manifest: &Manifest) -> TermId {
+    /// Asks for room that must be given, and returns the reservation.
+    pub fn prepared(&self, id: u128, manifest: &Manifest) -> ReservationId {
         match self.prepare(id, manifest) {
-            ToSource::Prepared { term, .. } => term,
+            ToSource::Prepared { reservation, .. } => reservation,
             answer => panic!("{answer:?}"),
         }
     }
 
     /// States that bytes were written, although none were, and returns the number of bad places.
-    pub fn pretend(&self, id: u128, term: TermId, attempt: u8) -> u64 {
+    pub fn pretend(&self, id: u128, reservation: ReservationId, attempt: u8) -> u64 {
         let attempt = Attempt(attempt);
-        self.say(id, ToTarget::Sent { term, attempt });
+        self.say(id, ToTarget::Sent { reservation, attempt });
         loop {
             match self.hear(id) {
                 ToSource::Verified { attempt: of, bad, .. } if of == attempt => return bad.count(),

@@ -1,8 +1,8 @@
 //! Copies that come in parts: which parts a target has, and when it may commit them.
 //!
 //! ```text
-//! gathering    parts join, each with a machine and a term of its own
-//!     |        a part ends, or one is absent for a term           -> all parts end
+//! gathering    parts join, each with a machine and a reservation of its own
+//!     |        a part ends, or one is absent for the transfer deadline           -> all parts end
 //! agreed       each part is here, and its source has said its commit
 //!     |        the one commit, by the machine of the first part
 //! committed    each source is told so      failed    each source is told that there was no commit
@@ -152,13 +152,13 @@ impl Copies {
     }
 
     /// Returns the time by which a part that is absent must have joined.
-    pub(super) fn deadline(&self, term_ms: u64) -> Option<Millis> {
-        self.0.values().filter(|copy| !copy.is_complete()).map(|copy| copy.begun.plus(term_ms)).min()
+    pub(super) fn deadline(&self, transfer_deadline_ms: u64) -> Option<Millis> {
+        self.0.values().filter(|copy| !copy.is_complete()).map(|copy| copy.begun.plus(transfer_deadline_ms)).min()
     }
 
     /// Returns one part of each copy of which a part is absent for too long.
-    pub(super) fn late(&self, now: Millis, term_ms: u64) -> Vec<MachineId> {
-        let is_late = |copy: &&Copy| !copy.is_complete() && now >= copy.begun.plus(term_ms);
+    pub(super) fn late(&self, now: Millis, transfer_deadline_ms: u64) -> Vec<MachineId> {
+        let is_late = |copy: &&Copy| !copy.is_complete() && now >= copy.begun.plus(transfer_deadline_ms);
         self.0.values().filter(is_late).filter_map(|copy| copy.parts.values().next().copied()).collect()
     }
 }

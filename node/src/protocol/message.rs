@@ -1,7 +1,7 @@
 //! Messages between the two sides of a migration.
 //!
-//! All of them are idempotent. Behind `Prepare`, a message names the term of the target that it is
-//! about; a message about another term changes nothing.
+//! All of them are idempotent. Behind `Prepare`, a message names the reservation of the target that it is
+//! about; a message about another reservation changes nothing.
 
 use std::fmt;
 
@@ -42,9 +42,9 @@ impl fmt::Display for MigrationId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
-/// Number of a term: chosen by the target, used once in its incarnation.
+/// Number of a reservation: chosen by the target, used once in its incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-pub struct TermId(pub u64);
+pub struct ReservationId(pub u64);
 
 /// Number of times that bad places of a transfer were sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
@@ -214,8 +214,8 @@ pub enum AbortReason {
     /// It was cancelled there.
     #[error("it was cancelled")]
     Cancelled,
-    /// The term ended without being renewed.
-    #[error("the term ended")]
+    /// The transfer deadline passed without being renewed.
+    #[error("the transfer deadline passed")]
     Lapsed,
     /// It took longer than permitted.
     #[error("it took too long")]
@@ -295,40 +295,40 @@ pub enum ToTarget {
     },
     /// The bytes of an attempt are written.
     Sent {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
         /// The attempt.
         attempt: Attempt,
     },
     /// The copy is the target's, once the sources of all of its parts have said so.
     Commit {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
         /// Whether the source's cache was not cleared since the copy was exported: otherwise its
         /// blocks must not be found in the target's cache.
         is_current: bool,
     },
     /// There will be no commit by this source.
     Abort {
-        /// The target's term; `None` if it is not known, for any of this migration.
-        term: Option<TermId>,
+        /// The target's reservation; `None` if it is not known, for any of this migration.
+        reservation: Option<ReservationId>,
         /// Reason.
         reason: AbortReason,
     },
     /// Asks for the last answer.
     Query {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
     },
-    /// Renews the term.
+    /// Renews the transfer deadline.
     Heartbeat {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
     },
     /// The source has heard of the commit.
     Forget {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
     },
 }
 
@@ -342,8 +342,8 @@ pub enum ToSource {
     },
     /// Blocks are reserved.
     Prepared {
-        /// Number of the term that begins.
-        term: TermId,
+        /// Number of the reservation that begins.
+        reservation: ReservationId,
         /// Places that the target has, or reserved a block for: all of a sequence.
         accepted: Places,
         /// Those of them whose bytes are missing.
@@ -360,8 +360,8 @@ pub enum ToSource {
     },
     /// Checksums were compared.
     Verified {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
         /// The attempt.
         attempt: Attempt,
         /// Places with wrong bytes.
@@ -371,20 +371,20 @@ pub enum ToSource {
     },
     /// Phase of a target that has no answer yet.
     Status {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
         /// Phase.
         phase: Phase,
     },
     /// The copy is the target's.
     Committed {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
     },
-    /// There was no commit in this term, and there will be none.
+    /// There was no commit in this reservation, and there will be none.
     Aborted {
-        /// The target's term.
-        term: TermId,
+        /// The target's reservation.
+        reservation: ReservationId,
         /// Reason.
         reason: AbortReason,
     },

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A message for a machine that is not here is answered from nothing, which is right because ids and
-//! terms are never used twice: see the [module](super).
+//! reservations are never used twice: see the [module](super).
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use super::copies::{self, Copies};
 use super::machine::{self, Event, Task, Work};
 use super::message::{
-    AbortReason, Envelope, Incarnation, Kind, Message, MigrationId, Refusal, TermId, ToSource, ToTarget,
+    AbortReason, Envelope, Incarnation, Kind, Message, MigrationId, Refusal, ReservationId, ToSource, ToTarget,
 };
 use super::outcome::{Origin, Report, Side};
 use super::request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
@@ -92,7 +92,7 @@ impl Migrations {
     /// Returns the time by which [`tick`](Self::tick) must be called; `None` if nothing is under way.
     pub fn deadline(&self) -> Option<Millis> {
         let machines = self.entries.values().filter_map(|entry| entry.machine.deadline());
-        machines.chain(self.copies.deadline(self.timing.term_ms)).min()
+        machines.chain(self.copies.deadline(self.timing.transfer_deadline_ms)).min()
     }
 
     /// Returns all migrations under way, and committed copies that are not forgotten.
@@ -152,7 +152,7 @@ impl Migrations {
                 self.begin(machine, Entry::source(id, link, Origin::Local, None, source), actions)
             }
             Command::BringBack { what } => {
-                let (target, actions) = Target::fetch(now, TermId(machine.0), what, timing);
+                let (target, actions) = Target::fetch(now, ReservationId(machine.0), what, timing);
                 self.begin(machine, Entry::target(id, link, Origin::Local, target), actions)
             }
         };
@@ -290,7 +290,7 @@ impl Migrations {
             Some((_, Ok(of_copy))) => Some(of_copy),
             None => None,
         };
-        let (target, actions) = Target::prepare(now, TermId(machine.0), kind, part, manifest, self.timing);
+        let (target, actions) = Target::prepare(now, ReservationId(machine.0), kind, part, manifest, self.timing);
         self.begin(machine, Entry::target(id, link, Origin::Peer, target), actions)
     }
 
@@ -300,7 +300,7 @@ impl Migrations {
             return self.send_all(link, id, source::unknown(&message));
         };
         if let Some(Refusal::Busy { max }) = self.too_many(link) {
-            let message = ToTarget::Abort { term: None, reason: AbortReason::Busy { max } };
+            let message = ToTarget::Abort { reservation: None, reason: AbortReason::Busy { max } };
             return self.send(link, id, Message::ToTarget(message)).into_iter().collect();
         }
         let machine = self.number();

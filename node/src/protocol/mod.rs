@@ -8,8 +8,8 @@
 //! ```text
 //!   source                                   target
 //!   export the copy
-//!      |---------------- Prepare ---------------->|  reserve blocks, a term begins
-//!      |<------- Prepared(term, missing) ---------|
+//!      |---------------- Prepare ---------------->|  reserve blocks, a reservation begins
+//!      |<------- Prepared(reservation, missing) ---------|
 //!      |================ bytes ==================>|
 //!      |----------------- Sent ------------------>|  verify checksums
 //!      |<------------ Verified(bad) --------------|  bad places: again, at most twice
@@ -33,13 +33,13 @@
 //!
 //! # Words
 //!
-//! - A **term** is the time for which a target promises to keep what it reserved: 30 s, renewed by
+//! - A **transfer deadline** is the time for which a target promises to keep its reservation: 30 s, renewed by
 //!   each message of the source that names it. Its number is new in each reservation.
 //! - An **incarnation** is one start of a node's process. Its end takes all copies in its memory.
 //! - A copy is **in doubt** at a source that sent `Commit` and has no answer: held, not run.
 //! - A **part** of a copy holds some heads of every block. The parts of a copy come from different
 //!   nodes, ranks of another tensor-parallel split; they have the same migration id, and each has a
-//!   machine and a term of its own at the target.
+//!   machine and a reservation of its own at the target.
 //! - A part has **agreed** when its source has said `Commit` and the target has all of its bytes.
 //!
 //! # The source
@@ -63,21 +63,21 @@
 //! | | `Verified(n)`, some bad, n < 2 | Sending(n + 1): transfer of these |
 //! | | `Verified(n)`, some bad, n = 2 | abort, end |
 //! | | time, link up | `Sent` |
-//! | Preparing to Checking | silence of a term, limit, cancel | abort, end |
+//! | Preparing to Checking | silence for the transfer deadline, limit, cancel | abort, end |
 //! | Sending and Checking | `Aborted` | end |
 //! | Exporting to Checking | link lost; cached blocks | end |
 //! | all above | the peer's process ended | end |
 //! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
 //! | | `Status(Agreed)` | the time without an answer begins anew |
-//! | | no answer for a term, link lost; only one side may go on | InDoubt: report, `Query` |
+//! | | no answer for the transfer deadline, link lost; only one side may go on | InDoubt: report, `Query` |
 //! | | the same; both sides may | end as unconfirmed |
 //! | | time, link up | `Commit` |
 //! | InDoubt | `Committed` | over: close; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
 //! | | `Status(Ready)` | `Commit` |
 //! | | time, link up | `Query` |
-//! | any with a term | `Prepared` of another term | `Abort` of that term |
+//! | any with a reservation | `Prepared` of another reservation | `Abort` of that reservation |
 //! | no machine | `Fetch` | Exporting: export |
 //! | | `Prepared`, `Verified`, `Status` | `Abort` |
 //! | | `Committed` | `Forget` |
@@ -92,7 +92,7 @@
 //! | no machine | `Prepare` | Reserving: reserve; `Refused` if the peer has too many, or if it is a fetch |
 //! | | `Sent`, `Commit`, `Query`, `Heartbeat` | `Aborted` |
 //! | Asking | `Prepare` of a fetch | Reserving: reserve |
-//! | | `Abort`, silence of a term, cancel, the peer's process ended | end |
+//! | | `Abort`, silence for the transfer deadline, cancel, the peer's process ended | end |
 //! | | time, link up | `Fetch` |
 //! | Reserving | reserved | Receiving(0): `Prepared` |
 //! | | refused | over: `Refused`, report |
@@ -107,9 +107,9 @@
 //! | | `Commit` | `Status` |
 //! | Reserving to Agreed | `Prepare`, `Query`, other `Sent` | answer |
 //! | | `Heartbeat`, link up | `Status` |
-//! | | end of the term, limit, cancel, `Commit` before Ready | end, `Aborted` |
+//! | | the transfer deadline, limit, cancel, `Commit` before Ready | end, `Aborted` |
 //! | | `Abort`, the peer's process ended | end |
-//! | | another part ended, or one is absent for a term | end, `Aborted` |
+//! | | another part ended, or one is absent for the transfer deadline | end, `Aborted` |
 //! | Asking to Ready | link lost; cached blocks | end |
 //! | Committing | committed, by this machine or another of the copy | Committed: `Committed`, report |
 //! | | committed, and the peer's process has ended | over: report |
@@ -118,14 +118,14 @@
 //! | | others | `Status` |
 //! | Committed | `Forget`, the peer's process ended | over |
 //! | | any other message, time, link up | `Committed` |
-//! | any | a message of another term | `Aborted` of that term; neither state nor term change |
+//! | any | a message of another reservation | `Aborted` of that reservation; neither state nor term change |
 //!
 //! # Lost links
 //!
-//! A sequence waits for the next link, as long as its term lasts: it is one of a kind. Cached blocks do
+//! A sequence waits for the next link, as long as its reservation lasts: it is one of a kind. Cached blocks do
 //! not: both sides keep what they had, and end at once with [`Cause::LinkLost`], so that a caller that waits
 //! for them can compute, or ask again. A side that has not noticed the loss hears of the end by the
-//! answer to its next message, or its term ends. From `Commit` on the source is unconfirmed, as before;
+//! answer to its next message, or its reservation ends. From `Commit` on the source is unconfirmed, as before;
 //! a target that has begun to commit completes it.
 //!
 //! # Cleared caches
@@ -139,14 +139,14 @@
 //!
 //! # Never two owners
 //!
-//! The argument uses no clock: terms bound how long blocks stay reserved, and nothing else.
+//! The argument uses no clock: transfer deadlines bound how long blocks stay reserved, and nothing else.
 //!
 //! 1. The target owns the copy from its one commit on, which follows a `Commit` of the source for this
 //!    term. A source sends none before it holds the copy, and restores none without one of the
 //!    reasons below.
 //! 2. Before it sends `Commit`, the source may restore: it sends none afterwards, since it is over.
-//! 3. After it, the source restores for two reasons. `Aborted` of the term: the target said so behind
-//!    the end of that term without a commit, and the number of a term is never used again. Or the
+//! 3. After it, the source restores for two reasons. `Aborted` of the reservation: the target said so behind
+//!    the end of that reservation without a commit, and the number of a reservation is never used again. Or the
 //!    target's process has ended, and its copy with it: unless the copy had left that process.
 //! 4. Therefore the target passes a sequence on only when its source has answered by `Forget`, or has
 //!    ended itself ([`RequestError::Unconfirmed`]). At any time at most one other process would go on.
@@ -154,9 +154,9 @@
 //!    It commits only while every part has agreed, by 1 with the leave of each source. The machines of
 //!    the parts change to Committing in the same step, and none of them says `Aborted` afterwards
 //!    unless that commit failed. Before this step, the end of any part ends all parts: each is told
-//!    `Aborted` for its term, and by 3 restores. There is no step in which one part is committed and
+//!    `Aborted` for its reservation, and by 3 restores. There is no step in which one part is committed and
 //!    another has ended. By 4, the sequence moves on only when every source has answered or ended.
-//! 6. Messages of, and for, another process are dropped, so that terms need to be unique only within
+//! 6. Messages of, and for, another process are dropped, so that reservations need to be unique only within
 //!    an incarnation, and an answer never speaks for a process that has ended.
 //!
 //! # Never none
@@ -174,14 +174,14 @@
 //!
 //! # No leak
 //!
-//! Every state but two ends by itself: by the end of a term, or by the limit, which no heartbeat moves.
+//! Every state but two ends by itself: by the transfer deadline, or by the limit, which no heartbeat moves.
 //! The two are a source in doubt and a committed target. They end by an answer, by another process of
 //! the peer, or by the operator's word ([`Migrations::peer_ended`]), and [`Migrations::status`] lists
 //! them until then. No message is answered for ever: `Abort`, `Aborted`, `Refused` and `Forget` have no
 //! answer where there is no machine, and every other one is an answer, or is repeated by a timer.
 //!
 //! Parts that have agreed could wait for others until their limit, renewed by their sources. A part
-//! that does not come within a term of the first one therefore ends the copy; one that came has a
+//! that does not come within the transfer deadline of the first one therefore ends the copy; one that came has a
 //! term of its own.
 //!
 //! # Copies in parts

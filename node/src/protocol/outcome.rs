@@ -65,7 +65,7 @@ impl Outcome {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Doubt {
-    /// No answer came within a term.
+    /// No answer came within the transfer deadline.
     Silent,
     /// The link was lost.
     LinkLost,

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use super::bounded::Text;
 use super::machine::{Action, Actions, Event, Task, Work};
 use super::message::{
-    AbortReason, Attempt, FetchBytes, Grant, Kind, ManifestBytes, Part, Phase, TermId, ToSource, ToTarget,
+    AbortReason, Attempt, FetchBytes, Grant, Kind, ManifestBytes, Part, Phase, ReservationId, ToSource, ToTarget,
 };
 use super::outcome::{Cause, Doubt, Outcome};
 use super::places::Places;
@@ -40,7 +40,7 @@ pub struct Source {
     part: Option<Part>,
     timing: Timing,
     manifest: ManifestBytes,
-    term: Option<TermId>,
+    reservation: Option<ReservationId>,
     /// Places that the target lacked at first.
     missing: Places,
     bad_blocks: u64,
@@ -69,7 +69,7 @@ impl Source {
             part,
             timing,
             manifest: ManifestBytes::default(),
-            term: None,
+            reservation: None,
             missing: Places::default(),
             bad_blocks: 0,
             is_current: true,
@@ -107,7 +107,7 @@ impl Source {
 
     /// Returns the time by which it must get a [`Event::Tick`]; `None` once it is over.
     pub fn deadline(&self) -> Option<Millis> {
-        let (limit, silence) = (self.begun.plus(self.timing.limit_ms), self.heard.plus(self.timing.term_ms));
+        let (limit, silence) = (self.begun.plus(self.timing.limit_ms), self.heard.plus(self.timing.transfer_deadline_ms));
         match self.state {
             SourceState::Over => None,
             SourceState::Exporting => Some(limit),
@@ -155,18 +155,18 @@ impl Source {
             }
             _ => {}
         }
-        let term = match message {
-            ToSource::Prepared { term, .. }
-            | ToSource::Verified { term, .. }
-            | ToSource::Status { term, .. }
-            | ToSource::Committed { term }
-            | ToSource::Aborted { term, .. } => term,
+        let reservation = match message {
+            ToSource::Prepared { reservation, .. }
+            | ToSource::Verified { reservation, .. }
+            | ToSource::Status { reservation, .. }
+            | ToSource::Committed { reservation }
+            | ToSource::Aborted { reservation, .. } => reservation,
             ToSource::Fetch { .. } | ToSource::Refused { .. } => unreachable!("handled above"),
         };
-        if self.term.is_some_and(|own| own != term) {
+        if self.reservation.is_some_and(|own| own != reservation) {
             return match message {
-                // A repeated Prepare has begun a second term, which has no use.
-                ToSource::Prepared { .. } => abort_message(Some(term), AbortReason::Unknown),
+                // A repeated Prepare has begun a second reservation, which has no use.
+                ToSource::Prepared { .. } => abort_message(Some(reservation), AbortReason::Unknown),
                 _ => Sent::new(),
             };
         }
@@ -175,7 +175,7 @@ impl Source {
         }
         match (message, self.state) {
             (ToSource::Prepared { accepted, missing, grant, .. }, SourceState::Preparing) => {
-                self.prepared(now, term, accepted, missing, grant)
+                self.prepared(now, reservation, accepted, missing, grant)
             }
             (ToSource::Verified { attempt, bad, grant, .. }, SourceState::Checking(sent))
                 if attempt == sent =>
@@ -183,15 +183,15 @@ impl Source {
                 self.verified(now, attempt, bad, grant)
             }
             (ToSource::Status { phase: Phase::Ready, .. }, SourceState::InDoubt) => {
-                [self.commit(term)].into_iter().collect()
+                [self.commit(reservation)].into_iter().collect()
             }
             // It lives, and waits for other parts of the copy.
             (ToSource::Status { phase: Phase::Agreed, .. }, SourceState::Committing) => {
                 self.heard = now;
                 Sent::new()
             }
-            (ToSource::Committed { .. }, SourceState::Committing | SourceState::InDoubt) => self.finish(term),
-            (ToSource::Aborted { reason, .. }, _) if self.term.is_some() => {
+            (ToSource::Committed { .. }, SourceState::Committing | SourceState::InDoubt) => self.finish(reservation),
+            (ToSource::Aborted { reason, .. }, _) if self.reservation.is_some() => {
                 self.restore(Outcome::Failed(Cause::Peer(reason)))
             }
             _ => Sent::new(),
@@ -201,12 +201,12 @@ impl Source {
     fn prepared(
         &mut self,
         now: Millis,
-        term: TermId,
+        reservation: ReservationId,
         accepted: Places,
         missing: Places,
         grant: Grant,
     ) -> Sent {
-        self.term = Some(term);
+        self.reservation = Some(reservation);
         if !accepted.contains(&missing) {
             return self.violation("missing places that were not accepted");
         }
@@ -275,7 +275,7 @@ impl Source {
 
     fn tick(&mut self, now: Millis) -> Sent {
         let waited_ms = now.since(self.heard);
-        let is_silent = waited_ms >= self.timing.term_ms;
+        let is_silent = waited_ms >= self.timing.transfer_deadline_ms;
         match self.state {
             SourceState::Committing if is_silent => return self.doubt(now, Doubt::Silent),
             SourceState::Committing | SourceState::InDoubt => {}
@@ -295,22 +295,22 @@ impl Source {
 
     /// Returns the message that the state waits for an answer to.
     fn repeat_message(&self) -> Option<Action<ToTarget>> {
-        let message = match (self.state, self.term) {
+        let message = match (self.state, self.reservation) {
             (SourceState::Preparing, _) => {
                 let manifest = self.manifest.clone();
                 ToTarget::Prepare { kind: self.kind, part: self.part, manifest }
             }
-            (SourceState::Sending(_), Some(term)) => ToTarget::Heartbeat { term },
-            (SourceState::Checking(attempt), Some(term)) => ToTarget::Sent { term, attempt },
-            (SourceState::Committing, Some(term)) => return Some(self.commit(term)),
-            (SourceState::InDoubt, Some(term)) => ToTarget::Query { term },
+            (SourceState::Sending(_), Some(reservation)) => ToTarget::Heartbeat { reservation },
+            (SourceState::Checking(attempt), Some(reservation)) => ToTarget::Sent { reservation, attempt },
+            (SourceState::Committing, Some(reservation)) => return Some(self.commit(reservation)),
+            (SourceState::InDoubt, Some(reservation)) => ToTarget::Query { reservation },
             _ => return None,
         };
         Some(Action::Send(message))
     }
 
-    fn commit(&self, term: TermId) -> Action<ToTarget> {
-        Action::Send(ToTarget::Commit { term, is_current: self.is_current })
+    fn commit(&self, reservation: ReservationId) -> Action<ToTarget> {
+        Action::Send(ToTarget::Commit { reservation, is_current: self.is_current })
     }
 
     /// The target's answer is late. A copy that only one side may have is held until there is one.
@@ -324,11 +324,11 @@ impl Source {
         [report].into_iter().chain(self.repeat_message()).collect()
     }
 
-    fn finish(&mut self, term: TermId) -> Sent {
+    fn finish(&mut self, reservation: ReservationId) -> Sent {
         self.state = SourceState::Over;
         smallvec![
             Action::Do(Task::Finish),
-            Action::Send(ToTarget::Forget { term }),
+            Action::Send(ToTarget::Forget { reservation }),
             self.report(Outcome::Done)
         ]
     }
@@ -340,7 +340,7 @@ impl Source {
 
     fn abort_as(&mut self, reason: AbortReason, cause: Cause) -> Sent {
         debug_assert!(self.is_undecided(), "an abort behind the commit");
-        let mut actions = abort_message(self.term, reason);
+        let mut actions = abort_message(self.reservation, reason);
         actions.extend(self.restore(Outcome::Failed(cause)));
         actions
     }
@@ -362,17 +362,17 @@ impl Source {
 /// Returns the answer of a node that has no source of this migration: it has ended, or never began.
 pub(super) fn unknown(message: &ToSource) -> Sent {
     match *message {
-        ToSource::Prepared { term, .. } | ToSource::Verified { term, .. } | ToSource::Status { term, .. } => {
-            abort_message(Some(term), AbortReason::Unknown)
+        ToSource::Prepared { reservation, .. } | ToSource::Verified { reservation, .. } | ToSource::Status { reservation, .. } => {
+            abort_message(Some(reservation), AbortReason::Unknown)
         }
         // A source ends behind its commit only if the other side's copy is known to exist or not to.
-        ToSource::Committed { term } => smallvec![Action::Send(ToTarget::Forget { term })],
+        ToSource::Committed { reservation } => smallvec![Action::Send(ToTarget::Forget { reservation })],
         ToSource::Fetch { .. } | ToSource::Refused { .. } | ToSource::Aborted { .. } => Sent::new(),
     }
 }
 
-fn abort_message(term: Option<TermId>, reason: AbortReason) -> Sent {
-    smallvec![Action::Send(ToTarget::Abort { term, reason })]
+fn abort_message(reservation: Option<ReservationId>, reason: AbortReason) -> Sent {
+    smallvec![Action::Send(ToTarget::Abort { reservation, reason })]
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use super::bounded::Text;
 use super::copies::{CopyEvent, CopyPart};
 use super::machine::{Action, Actions, Event, Task, Work};
 use super::message::{
-    AbortReason, Attempt, FetchBytes, Kind, ManifestBytes, Part, Phase, Refusal, TermId, ToSource, ToTarget,
+    AbortReason, Attempt, FetchBytes, Kind, ManifestBytes, Part, Phase, Refusal, ReservationId, ToSource, ToTarget,
 };
 use super::outcome::{Cause, Outcome};
 use super::timing::{Millis, Repeat, Timing};
@@ -42,7 +42,7 @@ pub struct Target {
     state: TargetState,
     kind: Kind,
     timing: Timing,
-    term: TermId,
+    reservation: ReservationId,
     what: Option<FetchBytes>,
     part: Option<CopyPart>,
     /// What was cached of the copy still is at the source, as far as it said.
@@ -51,7 +51,7 @@ pub struct Target {
     answer: Option<ToSource>,
     bad_blocks: u64,
     begun: Millis,
-    /// When the term was renewed last.
+    /// When the transfer deadline was renewed last.
     renewed: Millis,
     repeat: Repeat,
     /// The source's process ended while the copy was being committed.
@@ -62,8 +62,8 @@ type Sent = Actions<ToSource>;
 
 impl Target {
     /// Begins by asking a peer for cached blocks.
-    pub fn fetch(now: Millis, term: TermId, what: FetchBytes, timing: Timing) -> (Self, Sent) {
-        let mut target = Self::new(now, term, Kind::Fetch, timing);
+    pub fn fetch(now: Millis, reservation: ReservationId, what: FetchBytes, timing: Timing) -> (Self, Sent) {
+        let mut target = Self::new(now, reservation, Kind::Fetch, timing);
         target.what = Some(what);
         let actions = target.repeat_message().into_iter().collect();
         (target, actions)
@@ -72,24 +72,24 @@ impl Target {
     /// Begins with the request of a source.
     pub fn prepare(
         now: Millis,
-        term: TermId,
+        reservation: ReservationId,
         kind: Kind,
         part: Option<CopyPart>,
         manifest: ManifestBytes,
         timing: Timing,
     ) -> (Self, Sent) {
-        let mut target = Self::new(now, term, kind, timing);
+        let mut target = Self::new(now, reservation, kind, timing);
         target.part = part;
         let actions = target.reserve(now, manifest);
         (target, actions)
     }
 
-    fn new(now: Millis, term: TermId, kind: Kind, timing: Timing) -> Self {
+    fn new(now: Millis, reservation: ReservationId, kind: Kind, timing: Timing) -> Self {
         Self {
             state: TargetState::Asking,
             kind,
             timing,
-            term,
+            reservation,
             what: None,
             part: None,
             is_current: true,
@@ -127,9 +127,9 @@ impl Target {
         self.begun
     }
 
-    /// Returns the number of its term.
-    pub fn term(&self) -> TermId {
-        self.term
+    /// Returns the number of its reservation.
+    pub fn reservation(&self) -> ReservationId {
+        self.reservation
     }
 
     /// Returns whether it can still end without the source: nothing was committed.
@@ -148,12 +148,12 @@ impl Target {
         }
     }
 
-    /// Returns the end of the term, or of the time permitted.
+    /// Returns the the transfer deadline, or of the time permitted.
     fn end(&self) -> Millis {
-        self.renewed.plus(self.timing.term_ms).min(self.begun.plus(self.timing.limit_ms))
+        self.renewed.plus(self.timing.transfer_deadline_ms).min(self.begun.plus(self.timing.limit_ms))
     }
 
-    /// Returns whether its term, or its time, has ended, and no event has said so yet.
+    /// Returns whether its reservation, or its time, has ended, and no event has said so yet.
     pub fn is_late(&self, now: Millis) -> bool {
         self.is_undecided() && now >= self.end()
     }
@@ -163,7 +163,7 @@ impl Target {
         if self.state == TargetState::Over {
             return Sent::new();
         }
-        // Before the event: a term that ended unseen is not renewed by a late message.
+        // Before the event: a reservation that ended unseen is not renewed by a late message.
         if self.is_late(now) {
             return self.lapse(now);
         }
@@ -187,19 +187,19 @@ impl Target {
     }
 
     fn message(&mut self, now: Millis, message: ToTarget) -> Sent {
-        let term = match message {
+        let reservation = match message {
             ToTarget::Prepare { kind, part, manifest } => return self.prepared(now, kind, part, manifest),
-            ToTarget::Abort { term, reason } => {
-                let is_own = term.is_none_or(|term| term == self.term);
+            ToTarget::Abort { reservation, reason } => {
+                let is_own = reservation.is_none_or(|reservation| reservation == self.reservation);
                 return if is_own { self.aborted(reason) } else { Sent::new() };
             }
-            ToTarget::Sent { term, .. }
-            | ToTarget::Commit { term, .. }
-            | ToTarget::Query { term }
-            | ToTarget::Heartbeat { term }
-            | ToTarget::Forget { term } => term,
+            ToTarget::Sent { reservation, .. }
+            | ToTarget::Commit { reservation, .. }
+            | ToTarget::Query { reservation }
+            | ToTarget::Heartbeat { reservation }
+            | ToTarget::Forget { reservation } => reservation,
         };
-        if term != self.term || self.state == TargetState::Asking {
+        if reservation != self.reservation || self.state == TargetState::Asking {
             return unknown(&message);
         }
         self.renewed = now;
@@ -277,11 +277,11 @@ impl Target {
     }
 
     fn done(&mut self, now: Millis, work: Work) -> Sent {
-        let term = self.term;
+        let reservation = self.reservation;
         match (work, self.state) {
             (Work::Reserved { accepted, missing, grant }, TargetState::Reserving) => {
                 self.state = TargetState::Receiving(Attempt::default());
-                self.answer(ToSource::Prepared { term, accepted, missing, grant })
+                self.answer(ToSource::Prepared { reservation, accepted, missing, grant })
             }
             (Work::ReserveRefused { reason, free }, TargetState::Reserving) => self.refuse(reason, free),
             (Work::Verified { attempt, bad, grant }, TargetState::Verifying(current))
@@ -290,10 +290,10 @@ impl Target {
                 self.bad_blocks += bad.count();
                 self.state = match attempt.next() {
                     _ if bad.is_empty() => TargetState::Ready(attempt),
-                    // Of the last attempt: the source hears of it and gives up, or the term ends.
+                    // Of the last attempt: the source hears of it and gives up, or the reservation ends.
                     next => TargetState::Receiving(next.unwrap_or(Attempt(Attempt::LAST.0 + 1))),
                 };
-                self.answer(ToSource::Verified { term, attempt, bad, grant })
+                self.answer(ToSource::Verified { reservation, attempt, bad, grant })
             }
             (Work::VerifyFailed(reason), TargetState::Verifying(_)) => self.abort(AbortReason::Local(reason)),
             (Work::Committed { .. }, TargetState::Committing) => self.committed(now),
@@ -305,7 +305,7 @@ impl Target {
     fn failed(&mut self, reason: Text) -> Sent {
         self.state = TargetState::Over;
         let reason = AbortReason::Local(reason);
-        let message = ToSource::Aborted { term: self.term, reason: reason.clone() };
+        let message = ToSource::Aborted { reservation: self.reservation, reason: reason.clone() };
         smallvec![Action::Send(message), self.report(Outcome::Failed(Cause::Own(reason)))]
     }
 
@@ -317,7 +317,7 @@ impl Target {
         }
         self.state = TargetState::Committed;
         self.repeat = Repeat::soon(now, &self.timing);
-        let mut actions = self.answer(ToSource::Committed { term: self.term });
+        let mut actions = self.answer(ToSource::Committed { reservation: self.reservation });
         actions.push(report);
         actions
     }
@@ -351,7 +351,7 @@ impl Target {
             TargetState::Asking => {
                 Some(Action::Send(ToSource::Fetch { what: self.what.clone().unwrap_or_default() }))
             }
-            TargetState::Committed => Some(Action::Send(ToSource::Committed { term: self.term })),
+            TargetState::Committed => Some(Action::Send(ToSource::Committed { reservation: self.reservation })),
             _ => None,
         }
     }
@@ -382,7 +382,7 @@ impl Target {
             TargetState::Committing => Phase::Committing,
             TargetState::Committed | TargetState::Over => Phase::Committed,
         };
-        smallvec![Action::Send(ToSource::Status { term: self.term, phase })]
+        smallvec![Action::Send(ToSource::Status { reservation: self.reservation, phase })]
     }
 
     fn aborted(&mut self, reason: AbortReason) -> Sent {
@@ -414,7 +414,7 @@ impl Target {
         let was_asking = self.state == TargetState::Asking;
         let mut actions = self.release(Outcome::Failed(cause));
         if !was_asking {
-            actions.push(Action::Send(ToSource::Aborted { term: self.term, reason }));
+            actions.push(Action::Send(ToSource::Aborted { reservation: self.reservation, reason }));
         }
         actions
     }
@@ -440,14 +440,14 @@ impl Target {
     }
 }
 
-/// Returns the answer to a message about a term that is not, or no longer, known.
+/// Returns the answer to a message about a reservation that is not, or no longer, known.
 pub(super) fn unknown(message: &ToTarget) -> Sent {
     match *message {
-        ToTarget::Sent { term, .. }
-        | ToTarget::Commit { term, .. }
-        | ToTarget::Query { term }
-        | ToTarget::Heartbeat { term } => {
-            smallvec![Action::Send(ToSource::Aborted { term, reason: AbortReason::Unknown })]
+        ToTarget::Sent { reservation, .. }
+        | ToTarget::Commit { reservation, .. }
+        | ToTarget::Query { reservation }
+        | ToTarget::Heartbeat { reservation } => {
+            smallvec![Action::Send(ToSource::Aborted { reservation, reason: AbortReason::Unknown })]
         }
         ToTarget::Prepare { .. } | ToTarget::Abort { .. } | ToTarget::Forget { .. } => Sent::new(),
     }

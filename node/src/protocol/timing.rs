@@ -21,8 +21,8 @@ impl Millis {
 /// Durations of the protocol, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Timing {
-    /// Length of a term. A side that hears nothing for so long gives up, or reports a doubt.
-    pub term_ms: u64,
+    /// The transfer deadline. A side that hears nothing for so long gives up, or reports a doubt.
+    pub transfer_deadline_ms: u64,
     /// Time to the first repetition of a message; doubled each time, up to a renewal.
     pub retry_ms: u64,
     /// Time that a migration may take before its commit, whatever the peer says.
@@ -30,16 +30,16 @@ pub struct Timing {
 }
 
 impl Timing {
-    /// Returns the time between two renewals of a term: a sixth of it.
+    /// Returns the time between two renewals of the transfer deadline: a sixth of it.
     pub fn renew_ms(&self) -> u64 {
-        (self.term_ms / 6).max(1)
+        (self.transfer_deadline_ms / 6).max(1)
     }
 }
 
 impl Default for Timing {
-    /// Terms of 30 s, repetitions after 1 s, a limit of 10 minutes.
+    /// Transfer deadlines of 30 s, repetitions after 1 s, a limit of 10 minutes.
     fn default() -> Self {
-        Self { term_ms: 30_000, retry_ms: 1_000, limit_ms: 600_000 }
+        Self { transfer_deadline_ms: 30_000, retry_ms: 1_000, limit_ms: 600_000 }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvpool::{Pool, Sequence};
 use kvpool_node::NodeError;
-use kvpool_node::protocol::{Grant, Places, TermId, ToSource};
+use kvpool_node::protocol::{Grant, Places, ReservationId, ToSource};
 
 use crate::kv;
 use crate::storage::{self, Access, Gate};
@@ -41,13 +41,13 @@ async fn more_places_than_the_manifest_has_end_the_migration() {
     let (node, _arrivals) = start("a", kv::pool(kv::plain(), 100)).await;
     let peer = Peer::connect(&node, &Process::new("b", 1)).await.unwrap();
     linked(&node, "b", true).await;
-    let (term, all) = (TermId(7), places(0, u32::MAX));
+    let (reservation, all) = (ReservationId(7), places(0, u32::MAX));
     let grant = Grant::default();
     let tokens = kv::prompt(1, 42);
     let moved = moving(node.pool(), kv::admit(node.pool(), 7, &tokens).unwrap(), "b");
     let id = peer.prepare().await;
     let (accepted, missing) = (all.clone(), all.clone());
-    peer.to_source(id, ToSource::Prepared { term, accepted, missing, grant: grant.clone() }).await;
+    peer.to_source(id, ToSource::Prepared { reservation, accepted, missing, grant: grant.clone() }).await;
     let refused = soon("a violation", moved).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("violated the protocol"), "{refused}");
     kv::check(node.pool(), &refused.sequence, &tokens);
@@ -56,7 +56,7 @@ async fn more_places_than_the_manifest_has_end_the_migration() {
     let pool = node.pool().clone();
     let offloaded = tokio::spawn(async move { pool.offload_to_node("b", 5).await });
     let id = peer.prepare().await;
-    peer.to_source(id, ToSource::Prepared { term, accepted: all, missing: Places::default(), grant }).await;
+    peer.to_source(id, ToSource::Prepared { reservation, accepted: all, missing: Places::default(), grant }).await;
     let refused = soon("a violation", offloaded).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("violated the protocol"), "{refused}");
     assert_eq!(kv::cached(node.pool(), &tokens), 10, "they are here as before");

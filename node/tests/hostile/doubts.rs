@@ -56,8 +56,8 @@ async fn another_process_of_a_name_proves_nothing() {
     let other = kv::admit(node.pool(), 8, &kv::prompt(2, 10)).unwrap();
     let pool = node.pool().clone();
     let also = tokio::spawn(async move { pool.migrate_to_node(other, "b").await });
-    let (id, term) = second.up_to_commit(3).await;
-    second.to_source(id, ToSource::Committed { term }).await;
+    let (id, reservation) = second.up_to_commit(3).await;
+    second.to_source(id, ToSource::Committed { reservation }).await;
     soon("a migration", also).await.unwrap().unwrap();
     is_held(&mut moving).await;
     // The first one comes back: it began earlier.
@@ -99,18 +99,18 @@ async fn a_process_that_comes_back_answers() {
     linked(&node, "b", false).await;
     is_held(&mut moving).await;
     let again = Peer::connect(&node, &process).await.unwrap();
-    let (id, term) = again
+    let (id, reservation) = again
         .wait_for(|message| match message {
             NodeMessage::Migration(envelope) => match envelope.message {
-                kvpool_node::protocol::Message::ToTarget(kvpool_node::protocol::ToTarget::Query { term }) => {
-                    Some((envelope.id, term))
+                kvpool_node::protocol::Message::ToTarget(kvpool_node::protocol::ToTarget::Query { reservation }) => {
+                    Some((envelope.id, reservation))
                 }
                 _ => None,
             },
             _ => None,
         })
         .await;
-    again.to_source(id, ToSource::Committed { term }).await;
+    again.to_source(id, ToSource::Committed { reservation }).await;
     soon("the answer", moving).await.unwrap();
 }
 

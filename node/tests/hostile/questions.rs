@@ -203,7 +203,7 @@ fn a_migration_that_has_ended_permits_nothing() {
                 linked(&node, "b", false).await;
             } else {
                 let reason = AbortReason::Cancelled;
-                peer.link.send(&to_target(ToTarget::Abort { term: None, reason })).await.unwrap();
+                peer.link.send(&to_target(ToTarget::Abort { reservation: None, reason })).await.unwrap();
                 assert_eq!(peer.cached(&some[..1]).await, [false]);
             }
             go_on.send(()).unwrap();

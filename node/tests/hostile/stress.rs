@@ -9,7 +9,7 @@ use kvpool::transfer::Manifest;
 use kvpool::{Pool, Sequence};
 use kvpool_node::protocol::{
     AbortReason, Attempt, Bytes, Envelope, Grant, Incarnation, Kind, List, Message, MigrationId, Part, Phase,
-    Places, Range, Refusal, TermId, Text, Timing, ToSource, ToTarget,
+    Places, Range, Refusal, ReservationId, Text, Timing, ToSource, ToTarget,
 };
 use kvpool_node::transport::tcp::LinkError;
 use kvpool_node::{Arrivals, Node};
@@ -47,8 +47,8 @@ struct Liar {
     rng: Rng,
     /// Manifests that were true once.
     manifests: Vec<Vec<u8>>,
-    /// Terms and migrations that were heard of.
-    heard: Vec<(MigrationId, TermId)>,
+    /// Reservations and migrations that were heard of.
+    heard: Vec<(MigrationId, ReservationId)>,
 }
 
 impl Liar {
@@ -59,10 +59,10 @@ impl Liar {
         }
     }
 
-    fn term(&mut self) -> TermId {
+    fn reservation(&mut self) -> ReservationId {
         match self.rng.u8(..3) {
             0 if !self.heard.is_empty() => self.heard[self.rng.usize(..self.heard.len())].1,
-            _ => TermId(self.rng.u64(..60)),
+            _ => ReservationId(self.rng.u64(..60)),
         }
     }
 
@@ -96,7 +96,7 @@ impl Liar {
     }
 
     fn for_target(&mut self) -> ToTarget {
-        let (term, attempt) = (self.term(), Attempt(self.rng.u8(..5)));
+        let (reservation, attempt) = (self.reservation(), Attempt(self.rng.u8(..5)));
         match self.rng.u8(..10) {
             0..=3 => {
                 let kind = [Kind::Migrate, Kind::Replicate, Kind::Cached, Kind::Fetch][self.rng.usize(..4)];
@@ -107,20 +107,20 @@ impl Liar {
                 };
                 ToTarget::Prepare { kind, part, manifest: Bytes::new(self.manifest()).unwrap() }
             }
-            4 => ToTarget::Sent { term, attempt },
-            5 => ToTarget::Commit { term, is_current: self.rng.bool() },
+            4 => ToTarget::Sent { reservation, attempt },
+            5 => ToTarget::Commit { reservation, is_current: self.rng.bool() },
             6 => {
-                let term = self.rng.bool().then_some(term);
-                ToTarget::Abort { term, reason: AbortReason::Violation(Text::new("\u{1b}[2J\n")) }
+                let reservation = self.rng.bool().then_some(reservation);
+                ToTarget::Abort { reservation, reason: AbortReason::Violation(Text::new("\u{1b}[2J\n")) }
             }
-            7 => ToTarget::Query { term },
-            8 => ToTarget::Heartbeat { term },
-            _ => ToTarget::Forget { term },
+            7 => ToTarget::Query { reservation },
+            8 => ToTarget::Heartbeat { reservation },
+            _ => ToTarget::Forget { reservation },
         }
     }
 
     fn for_source(&mut self) -> ToSource {
-        let (term, attempt) = (self.term(), Attempt(self.rng.u8(..5)));
+        let (reservation, attempt) = (self.reservation(), Attempt(self.rng.u8(..5)));
         match self.rng.u8(..7) {
             0 => {
                 let hashes: Vec<[u8; 16]> =
@@ -130,16 +130,16 @@ impl Liar {
             }
             1 => {
                 let (accepted, missing, grant) = (self.places(), self.places(), self.grant());
-                ToSource::Prepared { term, accepted, missing, grant }
+                ToSource::Prepared { reservation, accepted, missing, grant }
             }
             2 => ToSource::Refused {
                 reason: Refusal::Full { needed: self.rng.u64(..) },
                 free: self.rng.u64(..),
             },
-            3 => ToSource::Verified { term, attempt, bad: self.places(), grant: self.grant() },
-            4 => ToSource::Status { term, phase: Phase::Ready },
-            5 => ToSource::Committed { term },
-            _ => ToSource::Aborted { term, reason: AbortReason::Unknown },
+            3 => ToSource::Verified { reservation, attempt, bad: self.places(), grant: self.grant() },
+            4 => ToSource::Status { reservation, phase: Phase::Ready },
+            5 => ToSource::Committed { reservation },
+            _ => ToSource::Aborted { reservation, reason: AbortReason::Unknown },
         }
     }
 
@@ -172,9 +172,9 @@ impl Liar {
         let soon = Duration::from_micros(50);
         while let Ok(Ok(message)) = tokio::time::timeout(soon, peer.link.recv::<NodeMessage>()).await {
             if let NodeMessage::Migration(Envelope { id, message: Message::ToSource(message), .. }) = message
-                && let ToSource::Prepared { term, .. } | ToSource::Status { term, .. } = message
+                && let ToSource::Prepared { reservation, .. } | ToSource::Status { reservation, .. } = message
             {
-                self.heard.push((id, term));
+                self.heard.push((id, reservation));
                 if self.heard.len() > 50 {
                     self.heard.remove(0);
                 }
@@ -238,7 +238,7 @@ async fn carry(from: &Pool, mut sequence: Sequence, to: &str, arrivals: &mut Arr
 async fn honest_nodes_do_not_notice_a_hostile_peer() {
     let seed = number_of("KVPOOL_HOSTILE_SEED", 15);
     let messages = number_of("KVPOOL_HOSTILE_MESSAGES", 4_000);
-    let timing = Timing { term_ms: 1_000, retry_ms: 100, limit_ms: 5_000 };
+    let timing = Timing { transfer_deadline_ms: 1_000, retry_ms: 100, limit_ms: 5_000 };
     let node = |name: &str, pool: Pool| builder(name, pool).timing(timing);
     let (a, mut to_a) = node("a", kv::pool(kv::plain(), 2_000)).start().await.unwrap();
     let peers = kvpool_node::transport::tcp::PeerSettings::new("a", a.addresses()[0].clone());

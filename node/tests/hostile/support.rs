@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvpool::Pool;
 use kvpool_node::protocol::{
     Attempt, Bytes, CacheAnswer, CacheQuestion, Envelope, Grant, Incarnation, Message, MigrationId, Places,
-    Range, TermId, ToSource, ToTarget,
+    Range, ReservationId, ToSource, ToTarget,
 };
 use kvpool_node::transport::tcp::{
     Address, Endpoint, Identity, Link, LinkError, ListenSettings, PeerSettings,
@@ -157,10 +157,10 @@ impl Peer {
     }
 
     /// Acts as a target that has all blocks of a sequence, up to the word to commit.
-    pub async fn up_to_commit(&self, blocks: u32) -> (MigrationId, TermId) {
-        let (id, term) = (self.prepare().await, TermId(7));
+    pub async fn up_to_commit(&self, blocks: u32) -> (MigrationId, ReservationId) {
+        let (id, reservation) = (self.prepare().await, ReservationId(7));
         let (accepted, missing, grant) = (places(0, blocks), Places::default(), Grant::default());
-        self.to_source(id, ToSource::Prepared { term, accepted, missing, grant }).await;
+        self.to_source(id, ToSource::Prepared { reservation, accepted, missing, grant }).await;
         let attempt = Attempt::default();
         let sent = |message: NodeMessage| {
             matches!(
@@ -171,7 +171,7 @@ impl Peer {
         };
         self.wait_for(sent).await;
         let (bad, grant) = (Places::default(), Grant::default());
-        self.to_source(id, ToSource::Verified { term, attempt, bad, grant }).await;
+        self.to_source(id, ToSource::Verified { reservation, attempt, bad, grant }).await;
         let commit = |message: NodeMessage| {
             matches!(
                 message,
@@ -180,7 +180,7 @@ impl Peer {
             .then_some(())
         };
         self.wait_for(commit).await;
-        (id, term)
+        (id, reservation)
     }
 
     /// Waits until the node refuses it.

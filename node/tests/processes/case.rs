@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use kvpool_node::protocol::MigrationId;
 use tokio::runtime::Handle;
 
-use crate::child::TERM;
+use crate::child::TRANSFER_DEADLINE;
 use crate::content;
 use crate::fault::{Action, Fault, Kind, Step, When};
 use crate::lines::{Event, What};
@@ -34,7 +34,7 @@ const ID: u64 = 7;
 const HANDLING: Duration = Duration::from_millis(15);
 
 /// Time for which a process stops, and links stay cut.
-const LONG: Duration = TERM.saturating_mul(3).checked_div(2).expect("a half");
+const LONG: Duration = TRANSFER_DEADLINE.saturating_mul(3).checked_div(2).expect("a half");
 
 /// Two nodes, and the relay between them.
 pub struct Case {
@@ -193,16 +193,16 @@ impl Case {
         self.relay.note("the fault is over");
     }
 
-    /// The source is away for longer than a term: the target has freed what it had reserved, unless it
+    /// The source is away for longer than the transfer deadline: the target has freed what it had reserved, unless it
     /// has committed.
     fn target_holds_nothing(&mut self) {
-        wait_until("the target's term ends", || {
+        wait_until("the target's reservation ends", || {
             let state = self.target.state();
             state["received"] > 0 || state["used"] == 0 && state["running"] == 0
         });
     }
 
-    /// The target is away for longer than a term: the source has its copy again, or is in doubt.
+    /// The target is away for longer than the transfer deadline: the source has its copy again, or is in doubt.
     fn source_waits_for_nothing(&mut self) {
         wait_until("the source gives up or is in doubt", || {
             let state = self.source.state();

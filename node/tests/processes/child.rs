@@ -24,8 +24,8 @@ use kvpool_node::{Arrivals, Node};
 use crate::lines::{What, answer, tell};
 use crate::{content, kv, state};
 
-/// Length of a term.
-pub const TERM: Duration = Duration::from_millis(400);
+/// The transfer deadline.
+pub const TRANSFER_DEADLINE: Duration = Duration::from_millis(400);
 
 /// Blocks of each pool.
 const BLOCKS: usize = 300;
@@ -59,19 +59,19 @@ pub fn run(name: &str, peer: &str, address: &str) {
 
 async fn start(name: &str, peer: &str, address: &str) -> Engine {
     let layout = if name.starts_with('a') { kv::plain() } else { kv::other() };
-    let term_ms = TERM.as_millis() as u64;
+    let transfer_deadline_ms = TRANSFER_DEADLINE.as_millis() as u64;
     let mut limits = Limits::default();
-    limits.heartbeat = TERM / 8;
-    limits.silence = TERM;
-    limits.item = TERM * 4;
-    limits.handshake = TERM * 8;
+    limits.heartbeat = TRANSFER_DEADLINE / 8;
+    limits.silence = TRANSFER_DEADLINE;
+    limits.item = TRANSFER_DEADLINE * 4;
+    limits.handshake = TRANSFER_DEADLINE * 8;
     limits.item_bytes = ITEM_BYTES;
     limits.streams = 2;
     let peer = (peer != "-").then(|| PeerSettings::new(peer, Address::Tcp(address.parse().unwrap())));
     let builder = Node::builder(content::pool(layout, BLOCKS))
         .name(name)
         .listen(Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))
-        .timing(Timing { term_ms, retry_ms: term_ms / 10, limit_ms: 300 * term_ms })
+        .timing(Timing { transfer_deadline_ms, retry_ms: transfer_deadline_ms / 10, limit_ms: 300 * transfer_deadline_ms })
         .limits(limits)
         .peers(peer.into_iter().collect());
     let (node, arrivals) = builder.start().await.unwrap();

@@ -53,7 +53,7 @@ async fn start(pool: Pool, name: &str, server: Option<SocketAddr>) -> (Node, Arr
     limits.streams = 2;
     let mut builder = Node::builder(pool)
         .name(name)
-        .timing(Timing { term_ms: 4_000, retry_ms: 250, limit_ms: 60_000 })
+        .timing(Timing { transfer_deadline_ms: 4_000, retry_ms: 250, limit_ms: 60_000 })
         .limits(limits);
     builder = match server {
         Some(address) => builder.peers(vec![PeerSettings::new("server", Address::Tcp(address))]),

@@ -37,7 +37,7 @@ pub enum When {
 /// What happens.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// The process stops for one and a half terms.
+    /// The process stops for one and a half times the transfer deadline.
     StopSource,
     StopTarget,
     StopBoth,
@@ -49,7 +49,7 @@ pub enum Action {
     DeclareTarget,
     /// All connections are cut, and can be made again at once.
     Cut,
-    /// All connections are cut, and can be made again after one and a half terms.
+    /// All connections are cut, and can be made again after one and a half times the transfer deadline.
     CutLong,
 }
 

@@ -15,21 +15,21 @@ pub struct Checks {
     pub counts: BTreeMap<String, u64>,
     /// Which process committed a migration.
     commits: BTreeMap<MigrationId, Incarnation>,
-    /// Of each target: when its term was renewed last.
+    /// Of each target: when its transfer deadline was renewed last.
     renewed: BTreeMap<(NodeId, Incarnation, MachineId), Millis>,
     /// Local requests without an outcome.
     requested: BTreeSet<(Incarnation, MachineId)>,
     in_doubt: BTreeSet<(Incarnation, MachineId)>,
     ended: BTreeSet<(Incarnation, MachineId)>,
-    /// The term, for the model of its renewals.
-    term_ms: u64,
+    /// The transfer deadline, for the model of its renewals.
+    transfer_deadline_ms: u64,
     /// The schedule has no faults.
     is_calm: bool,
 }
 
 impl Checks {
-    pub fn new(term_ms: u64, is_calm: bool) -> Self {
-        Self { term_ms, is_calm, ..Self::default() }
+    pub fn new(transfer_deadline_ms: u64, is_calm: bool) -> Self {
+        Self { transfer_deadline_ms, is_calm, ..Self::default() }
     }
 
     pub fn count(&mut self, what: impl Into<String>) {
@@ -40,7 +40,7 @@ impl Checks {
         self.requested.insert((incarnation, machine));
     }
 
-    /// Notes what a message renews, if it comes within the term.
+    /// Notes what a message renews, if it comes within the transfer deadline.
     pub fn before_message(
         &mut self,
         node: NodeId,
@@ -53,11 +53,11 @@ impl Checks {
             return;
         }
         let Message::ToTarget(message) = &envelope.message else { return };
-        let term = match message {
-            ToTarget::Sent { term, .. }
-            | ToTarget::Commit { term, .. }
-            | ToTarget::Query { term }
-            | ToTarget::Heartbeat { term } => Some(*term),
+        let reservation = match message {
+            ToTarget::Sent { reservation, .. }
+            | ToTarget::Commit { reservation, .. }
+            | ToTarget::Query { reservation }
+            | ToTarget::Heartbeat { reservation } => Some(*reservation),
             ToTarget::Prepare { .. } => None,
             _ => return,
         };
@@ -65,31 +65,31 @@ impl Checks {
             matches!(one.state, SideState::Target(_)) && (one.id, one.link) == (envelope.id, link(from))
         };
         for one in migrations.status().filter(is_target) {
-            if term.is_none_or(|term| term.0 == one.machine.0) {
+            if reservation.is_none_or(|reservation| reservation.0 == one.machine.0) {
                 let key = (node, migrations.incarnation(), one.machine);
                 let last = self.renewed.entry(key).or_insert(one.begun);
-                if now.since(*last) < self.term_ms {
+                if now.since(*last) < self.transfer_deadline_ms {
                     *last = now;
                 }
             }
         }
     }
 
-    /// A target begins to commit: within its term.
+    /// A target begins to commit: within its transfer deadline.
     pub fn commits(
         &mut self,
         node: NodeId,
         incarnation: Incarnation,
         machine: MachineId,
         now: u64,
-        term_ms: u64,
+        transfer_deadline_ms: u64,
     ) -> Result<(), String> {
         let Some(&renewed) = self.renewed.get(&(node, incarnation, machine)) else {
             return Err("a commit without a renewal".into());
         };
         let age = Millis(now).since(renewed);
-        if age >= term_ms {
-            Err(format!("a commit in a term that ended {} ms ago", age - term_ms))
+        if age >= transfer_deadline_ms {
+            Err(format!("a commit in a reservation that ended {} ms ago", age - transfer_deadline_ms))
         } else {
             Ok(())
         }
@@ -129,7 +129,7 @@ impl Checks {
         {
             return failed("a violation between nodes that follow the protocol");
         }
-        // A request for cached blocks waits one term for their export.
+        // A request for cached blocks waits one transfer deadline for their export.
         if let Outcome::Failed(Cause::Silent { .. } | Cause::PeerEnded | Cause::Peer(AbortReason::Lapsed)) =
             outcome
             && self.is_calm

@@ -25,7 +25,7 @@ impl World {
                 continue;
             }
             let is_late = self.rng.f64() < self.weather.late;
-            let longest = if is_late { self.weather.timing.term_ms * 2 } else { 30 };
+            let longest = if is_late { self.weather.timing.transfer_deadline_ms * 2 } else { 30 };
             let time = self.now + 1 + self.rng.u64(..longest);
             let input = Input::Message { from, envelope: envelope.clone() };
             // To the address, not to a process: it may arrive at a later one (see `restart`).
@@ -57,9 +57,9 @@ impl World {
         if self.is_healed || !self.nodes[node].is_alive {
             return;
         }
-        let term_ms = self.weather.timing.term_ms;
+        let transfer_deadline_ms = self.weather.timing.transfer_deadline_ms;
         let span =
-            |rng: &mut Rng| if rng.bool() { rng.u64(1..term_ms * 2) } else { rng.u64(1..term_ms / 10) };
+            |rng: &mut Rng| if rng.bool() { rng.u64(1..transfer_deadline_ms * 2) } else { rng.u64(1..transfer_deadline_ms / 10) };
         match self.rng.u8(..5) {
             0 => self.kill(node),
             1 | 2 => {
@@ -79,18 +79,18 @@ impl World {
     pub fn cut(&mut self, node: NodeId, peer: NodeId) {
         self.log(|| format!("{node} is cut from {peer}"));
         self.checks.count("cut");
-        let term_ms = self.weather.timing.term_ms;
+        let transfer_deadline_ms = self.weather.timing.transfer_deadline_ms;
         self.cut.insert((node, peer));
         if self.rng.u8(..4) > 0 {
             self.cut.insert((peer, node));
         }
         for (node, peer) in [(node, peer), (peer, node)] {
             if self.rng.bool() {
-                let time = self.now + self.rng.u64(1..term_ms);
+                let time = self.now + self.rng.u64(1..transfer_deadline_ms);
                 self.input(time, node, Input::LinkLost { peer });
             }
         }
-        let longest = if self.rng.bool() { term_ms * 2 } else { term_ms / 10 };
+        let longest = if self.rng.bool() { transfer_deadline_ms * 2 } else { transfer_deadline_ms / 10 };
         let time = self.now + self.rng.u64(1..longest);
         self.at(time, Happening::Mend { a: node, b: peer });
     }
@@ -124,7 +124,7 @@ impl World {
                 self.input(time, peer, Input::LinkLost { peer: node });
             }
         }
-        let time = self.now + self.rng.u64(1..self.weather.timing.term_ms * 2);
+        let time = self.now + self.rng.u64(1..self.weather.timing.transfer_deadline_ms * 2);
         self.at(time, Happening::Restart { node });
     }
 

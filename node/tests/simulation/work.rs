@@ -196,9 +196,9 @@ impl World {
             Task::Reserve { manifest, part } => Job::Reserve { manifest, part },
             Task::Verify(attempt) => Job::Verify { attempt },
             Task::Commit { is_current } => {
-                let term_ms = self.weather.timing.term_ms;
+                let transfer_deadline_ms = self.weather.timing.transfer_deadline_ms;
                 for part in self.parts_of(node, machine) {
-                    self.checks.commits(node, incarnation, part, self.now, term_ms)?;
+                    self.checks.commits(node, incarnation, part, self.now, transfer_deadline_ms)?;
                     if is_current && self.nodes[node].cleared.contains(&part) {
                         return Err("blocks of a cleared cache are committed as current".into());
                     }
@@ -223,8 +223,8 @@ impl World {
             self.checks.count("transfer that never ends");
             return Ok(());
         }
-        // Mostly short; sometimes longer than a term.
-        let longest = if self.rng.u8(..16) == 0 { self.weather.timing.term_ms * 3 / 2 } else { 40 };
+        // Mostly short; sometimes longer than the transfer deadline.
+        let longest = if self.rng.u8(..16) == 0 { self.weather.timing.transfer_deadline_ms * 3 / 2 } else { 40 };
         let time = self.now + self.rng.u64(..longest);
         self.input(time, node, Input::Job { machine, job });
         Ok(())
@@ -259,7 +259,7 @@ impl World {
     pub fn reschedule(&mut self, node: NodeId) {
         let Some(deadline) = self.nodes[node].migrations.deadline() else { return };
         // Timers are late, never early.
-        let late = if self.rng.u8(..32) == 0 { self.weather.timing.term_ms / 2 } else { 5 };
+        let late = if self.rng.u8(..32) == 0 { self.weather.timing.transfer_deadline_ms / 2 } else { 5 };
         let time = deadline.0.max(self.now + 1) + self.rng.u64(..late);
         if self.nodes[node].wake_at.is_none_or(|planned| time < planned) {
             self.nodes[node].wake_at = Some(time);
@@ -270,10 +270,10 @@ impl World {
 
 /// Notes that the source of a target says that its cache was cleared.
 fn note_clear(node: &mut Node, from: NodeId, envelope: &Envelope) {
-    let Message::ToTarget(ToTarget::Commit { term, is_current: false }) = envelope.message else { return };
+    let Message::ToTarget(ToTarget::Commit { reservation, is_current: false }) = envelope.message else { return };
     let is_it = |one: &MigrationStatus| {
         let waits = matches!(one.state, SideState::Target(TargetState::Ready(_) | TargetState::Agreed(_)));
-        waits && one.id == envelope.id && one.link == link(from) && one.machine.0 == term.0
+        waits && one.id == envelope.id && one.link == link(from) && one.machine.0 == reservation.0
     };
     if envelope.to == node.migrations.incarnation()
         && let Some(one) = node.migrations.status().find(is_it)

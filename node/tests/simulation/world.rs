@@ -41,15 +41,15 @@ impl World {
         if is_calm {
             (lost, late, struck) = (0.0, 0.0, 0.0);
         }
-        let term_ms = often(&[30_000.0, 6_000.0, 1_500.0]) as u64;
-        let timing = Timing { term_ms, retry_ms: term_ms / 30, limit_ms: term_ms * rng.u64(3..12) };
-        let horizon = term_ms * rng.u64(2..8);
+        let transfer_deadline_ms = often(&[30_000.0, 6_000.0, 1_500.0]) as u64;
+        let timing = Timing { transfer_deadline_ms, retry_ms: transfer_deadline_ms / 30, limit_ms: transfer_deadline_ms * rng.u64(3..12) };
+        let horizon = transfer_deadline_ms * rng.u64(2..8);
         let weather = Weather { lost, doubled, late, corrupt, struck, is_calm, horizon, timing };
         let count = rng.usize(2..=4);
         let mut world = Self {
             now: 0,
             nodes: Vec::new(),
-            checks: Checks::new(term_ms, is_calm),
+            checks: Checks::new(transfer_deadline_ms, is_calm),
             rng,
             queue: BinaryHeap::new(),
             happenings: BTreeMap::new(),
@@ -164,8 +164,8 @@ impl World {
 
     /// Runs until all is quiet behind the healing, and checks what is left.
     pub fn run(&mut self) -> Result<(), String> {
-        let Timing { term_ms, limit_ms, .. } = self.weather.timing;
-        let end = self.weather.horizon + 3 * limit_ms + 20 * term_ms;
+        let Timing { transfer_deadline_ms, limit_ms, .. } = self.weather.timing;
+        let end = self.weather.horizon + 3 * limit_ms + 20 * transfer_deadline_ms;
         let mut steps = 0;
         while let Some(Reverse((time, number))) = self.queue.pop() {
             steps += 1;

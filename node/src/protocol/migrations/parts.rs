@@ -24,7 +24,7 @@ impl Migrations {
     /// The source of a part has said its commit: the last one commits the copy.
     pub(super) fn agreed(&mut self, now: Millis, id: MigrationId, machine: MachineId) -> Actions {
         let Some(parts) = self.copies.agree(id, machine) else { return Actions::new() };
-        // A term that ended unseen ends all parts.
+        // A reservation that ended unseen ends all parts.
         if let Some(&late) = parts.iter().find(|&&part| self.target(part).is_late(now)) {
             return self.target_event(now, late, Event::Tick);
         }
@@ -58,7 +58,7 @@ impl Migrations {
     /// Ends the copies of which a part is absent for too long.
     pub(super) fn end_incomplete(&mut self, now: Millis) -> Actions {
         let mut actions = Actions::new();
-        for part in self.copies.late(now, self.timing.term_ms) {
+        for part in self.copies.late(now, self.timing.transfer_deadline_ms) {
             let event = CopyEvent::Ended(Text::new("a part did not come"));
             // Its end is that of the others.
             actions.extend(self.target_event(now, part, Event::Copy(event)));

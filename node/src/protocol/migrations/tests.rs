@@ -66,22 +66,22 @@ fn messages_of_or_for_another_process_are_dropped() {
 #[test]
 fn what_is_not_here_is_answered_so_that_the_peer_can_end() {
     let mut node = node(Limits::default());
-    let term = TermId(4);
-    let aborted: Message = ToSource::Aborted { term, reason: AbortReason::Unknown }.into();
+    let reservation = ReservationId(4);
+    let aborted: Message = ToSource::Aborted { reservation, reason: AbortReason::Unknown }.into();
     for message in
-        [ToTarget::Commit { term, is_current: true }, ToTarget::Query { term }, ToTarget::Heartbeat { term }]
+        [ToTarget::Commit { reservation, is_current: true }, ToTarget::Query { reservation }, ToTarget::Heartbeat { reservation }]
     {
         assert_eq!(*sent(&receive(&mut node, ID, message)[0]), aborted);
     }
-    let abort: Message = ToTarget::Abort { term: Some(term), reason: AbortReason::Unknown }.into();
-    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Status { term, phase: Phase::Ready })[0]), abort);
-    let forget: Message = ToTarget::Forget { term }.into();
-    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Committed { term })[0]), forget);
+    let abort: Message = ToTarget::Abort { reservation: Some(reservation), reason: AbortReason::Unknown }.into();
+    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Status { reservation, phase: Phase::Ready })[0]), abort);
+    let forget: Message = ToTarget::Forget { reservation }.into();
+    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Committed { reservation })[0]), forget);
     // These end the exchange.
     let reason = AbortReason::Unknown;
-    assert!(receive(&mut node, ID, ToTarget::Forget { term }).is_empty());
-    assert!(receive(&mut node, ID, ToTarget::Abort { term: None, reason: reason.clone() }).is_empty());
-    assert!(receive(&mut node, ID, ToSource::Aborted { term, reason }).is_empty());
+    assert!(receive(&mut node, ID, ToTarget::Forget { reservation }).is_empty());
+    assert!(receive(&mut node, ID, ToTarget::Abort { reservation: None, reason: reason.clone() }).is_empty());
+    assert!(receive(&mut node, ID, ToSource::Aborted { reservation, reason }).is_empty());
     // Blocks that were not asked for.
     let fetched = ToTarget::Prepare { kind: Kind::Fetch, part: None, manifest: ManifestBytes::default() };
     let refused: Message = ToSource::Refused { reason: Refusal::NotAsked, free: 0 }.into();
@@ -97,7 +97,7 @@ fn a_peer_has_a_bounded_number_of_migrations() {
     }
     let busy: Message = ToSource::Refused { reason: Refusal::Busy { max: 2 }, free: 0 }.into();
     assert_eq!(*sent(&receive(&mut node, ID, prepare())[0]), busy);
-    let abort: Message = ToTarget::Abort { term: None, reason: AbortReason::Busy { max: 2 } }.into();
+    let abort: Message = ToTarget::Abort { reservation: None, reason: AbortReason::Busy { max: 2 } }.into();
     let fetch = ToSource::Fetch { what: FetchBytes::default() };
     assert_eq!(*sent(&receive(&mut node, ID, fetch)[0]), abort);
     // The same one again is no further one; another peer has its own.
@@ -113,16 +113,16 @@ fn committed_copies_that_are_not_forgotten_are_bounded_too() {
     let mut node = node(Limits { per_peer_max: 2, committed_max: 1, ..Limits::default() });
     receive(&mut node, ID, prepare());
     let one = node.status().next().unwrap();
-    let term = TermId(one.machine.0);
+    let reservation = ReservationId(one.machine.0);
     node.done(
         NOW,
         one.machine,
         Work::Reserved { accepted: Places::default(), missing: Places::default(), grant: Default::default() },
     );
-    receive(&mut node, ID, ToTarget::Sent { term, attempt: Default::default() });
+    receive(&mut node, ID, ToTarget::Sent { reservation, attempt: Default::default() });
     let (attempt, bad, grant) = Default::default();
     node.done(NOW, one.machine, Work::Verified { attempt, bad, grant });
-    receive(&mut node, ID, ToTarget::Commit { term, is_current: true });
+    receive(&mut node, ID, ToTarget::Commit { reservation, is_current: true });
     node.done(NOW, one.machine, Work::Committed { sequence: Some(7) });
     // It does not move on before its source has heard that it has arrived.
     assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::Unconfirmed(ID)));
@@ -131,7 +131,7 @@ fn committed_copies_that_are_not_forgotten_are_bounded_too() {
     );
     let busy: Message = ToSource::Refused { reason: Refusal::Busy { max: 1 }, free: 0 }.into();
     assert_eq!(*sent(&receive(&mut node, MigrationId(9), prepare())[0]), busy);
-    receive(&mut node, ID, ToTarget::Forget { term });
+    receive(&mut node, ID, ToTarget::Forget { reservation });
     assert!(matches!(receive(&mut node, MigrationId(9), prepare())[0], Action::Do { .. }));
     assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::SameId(MigrationId(9))));
     assert_eq!(node.request(NOW, request(10, 7)), Err(RequestError::SameSequence(MigrationId(8))));
@@ -196,14 +196,14 @@ mod parts {
         let Action::Do { machine, .. } = tell(node, NOW, link, part(index, of))[0].clone() else { panic!() };
         let (accepted, missing) = (Places::default(), Places::default());
         node.done(NOW, machine, Work::Reserved { accepted, missing, grant: Grant::default() }).unwrap();
-        tell(node, NOW, link, ToTarget::Sent { term: TermId(machine.0), attempt: Attempt(0) });
+        tell(node, NOW, link, ToTarget::Sent { reservation: ReservationId(machine.0), attempt: Attempt(0) });
         let (bad, grant) = (Places::default(), Grant::default());
         node.done(NOW, machine, Work::Verified { attempt: Attempt(0), bad, grant }).unwrap();
         machine
     }
 
     fn commit(node: &mut Migrations, now: Millis, link: u32, machine: MachineId) -> Actions {
-        tell(node, now, link, ToTarget::Commit { term: TermId(machine.0), is_current: true })
+        tell(node, now, link, ToTarget::Commit { reservation: ReservationId(machine.0), is_current: true })
     }
 
     #[test]
@@ -224,10 +224,10 @@ mod parts {
         assert_eq!(commits, [&Action::Do { machine: machines[0], task }]);
         let actions = node.done(NOW, machines[0], Work::Committed { sequence: Some(7) }).unwrap();
         for (index, &machine) in machines.iter().enumerate() {
-            let term = TermId(machine.0);
+            let reservation = ReservationId(machine.0);
             let told = actions.iter().any(|action| {
                 matches!(action, Action::Send { link, envelope }
-                if link.0 == index as u32 && envelope.message == ToSource::Committed { term }.into())
+                if link.0 == index as u32 && envelope.message == ToSource::Committed { reservation }.into())
             });
             assert!(told, "source {index}");
         }
@@ -235,7 +235,7 @@ mod parts {
         for (index, &machine) in machines.iter().enumerate() {
             let onwards = Request { link: LinkId(0), ..request(9 + index as u128, 7) };
             assert_eq!(node.request(NOW, onwards), Err(RequestError::Unconfirmed(ID)));
-            tell(&mut node, NOW, index as u32, ToTarget::Forget { term: TermId(machine.0) });
+            tell(&mut node, NOW, index as u32, ToTarget::Forget { reservation: ReservationId(machine.0) });
         }
         assert!(node.request(NOW, Request { link: LinkId(0), ..request(20, 7) }).is_ok());
     }
@@ -256,27 +256,27 @@ mod parts {
     }
 
     #[test]
-    fn a_term_that_ended_unseen_opens_no_barrier() {
+    fn a_reservation_that_ended_unseen_opens_no_barrier() {
         let mut node = links(2);
         let machines: Vec<_> = (0..2).map(|index| ready(&mut node, index, index as u16, 2)).collect();
         commit(&mut node, NOW, 0, machines[0]);
-        let later = NOW.plus(Timing::default().term_ms - 1);
-        tell(&mut node, later, 1, ToTarget::Heartbeat { term: TermId(machines[1].0) });
+        let later = NOW.plus(Timing::default().transfer_deadline_ms - 1);
+        tell(&mut node, later, 1, ToTarget::Heartbeat { reservation: ReservationId(machines[1].0) });
         let actions = commit(&mut node, later.plus(1), 1, machines[1]);
         assert!(actions.iter().all(|action| !matches!(action, Action::Do { task: Task::Commit { .. }, .. })));
         assert_eq!(node.status().count(), 0);
     }
 
     #[test]
-    fn an_absent_part_ends_the_others_after_a_term() {
+    fn an_absent_part_ends_the_others_after_a_reservation() {
         let mut node = links(2);
         let machine = ready(&mut node, 0, 0, 2);
         commit(&mut node, NOW, 0, machine);
-        let (half, term) = (Timing::default().term_ms / 2, Timing::default().term_ms);
+        let (half, reservation) = (Timing::default().transfer_deadline_ms / 2, Timing::default().transfer_deadline_ms);
         commit(&mut node, NOW.plus(half), 0, machine);
-        assert_eq!(node.deadline(), Some(NOW.plus(term)));
-        assert!(node.tick(NOW.plus(term - 1)).is_empty());
-        assert!(!node.tick(NOW.plus(term)).is_empty());
+        assert_eq!(node.deadline(), Some(NOW.plus(reservation)));
+        assert!(node.tick(NOW.plus(reservation - 1)).is_empty());
+        assert!(!node.tick(NOW.plus(reservation)).is_empty());
         assert_eq!(node.status().count(), 0);
     }
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::protocol::message::Refusal;
 use crate::protocol::places::Range;
 
-const T: TermId = TermId(7);
+const T: ReservationId = ReservationId(7);
 const NOW: Millis = Millis(1_000);
 
 fn timing() -> Timing {
@@ -15,29 +15,29 @@ fn places(ranges: &[(u32, u32)]) -> Places {
     Places::new(ranges.iter().map(|&(start, len)| Range { start, len }).collect()).unwrap()
 }
 
-fn prepared(term: TermId, missing: &[(u32, u32)]) -> Event<ToSource> {
+fn prepared(reservation: ReservationId, missing: &[(u32, u32)]) -> Event<ToSource> {
     let (accepted, missing) = (places(&[(0, 8)]), places(missing));
-    Event::Message(ToSource::Prepared { term, accepted, missing, grant: Grant::default() })
+    Event::Message(ToSource::Prepared { reservation, accepted, missing, grant: Grant::default() })
 }
 
 fn verified(attempt: u8, bad: &[(u32, u32)]) -> Event<ToSource> {
     let (attempt, bad) = (Attempt(attempt), places(bad));
-    Event::Message(ToSource::Verified { term: T, attempt, bad, grant: Grant::default() })
+    Event::Message(ToSource::Verified { reservation: T, attempt, bad, grant: Grant::default() })
 }
 
 fn status(phase: Phase) -> Event<ToSource> {
-    Event::Message(ToSource::Status { term: T, phase })
+    Event::Message(ToSource::Status { reservation: T, phase })
 }
 
 fn aborted() -> Event<ToSource> {
-    Event::Message(ToSource::Aborted { term: T, reason: AbortReason::Lapsed })
+    Event::Message(ToSource::Aborted { reservation: T, reason: AbortReason::Lapsed })
 }
 
 fn transferred(attempt: u8) -> Event<ToSource> {
     Event::Done(Work::Transferred(Attempt(attempt)))
 }
 
-const COMMITTED: Event<ToSource> = Event::Message(ToSource::Committed { term: T });
+const COMMITTED: Event<ToSource> = Event::Message(ToSource::Committed { reservation: T });
 
 fn manifest() -> ManifestBytes {
     ManifestBytes::new(vec![1, 2, 3]).unwrap()
@@ -108,7 +108,7 @@ fn exporting() {
     let mut source = migrate(SourceState::Exporting);
     let reason = Text::new("unknown sequence");
     let actions = source.on(NOW, Event::Done(Work::ExportFailed(reason.clone())));
-    let abort = ToTarget::Abort { term: None, reason: AbortReason::Local(reason.clone()) };
+    let abort = ToTarget::Abort { reservation: None, reason: AbortReason::Local(reason.clone()) };
     assert_eq!(actions[0], Action::Send(abort));
     assert!(restores(&source, &actions, &Outcome::Failed(Cause::Own(AbortReason::Local(reason)))));
 }
@@ -122,7 +122,7 @@ fn preparing() {
 
     // All blocks are there already.
     let mut source = migrate(SourceState::Preparing);
-    let sent = ToTarget::Sent { term: T, attempt: Attempt(0) };
+    let sent = ToTarget::Sent { reservation: T, attempt: Attempt(0) };
     assert_eq!(source.on(NOW, prepared(T, &[])).to_vec(), [Action::Send(sent)]);
     assert_eq!(source.state(), SourceState::Checking(Attempt(0)));
 
@@ -131,7 +131,7 @@ fn preparing() {
     let actions = source.on(NOW, Event::Message(ToSource::Refused { reason: reason.clone(), free: 3 }));
     assert!(restores(&source, &actions, &Outcome::Refused { reason, free: 3 }));
 
-    // Of a term that was never agreed on.
+    // Of a reservation that was never agreed on.
     let mut source = migrate(SourceState::Preparing);
     for event in [aborted(), COMMITTED, verified(0, &[]), status(Phase::Reserving)] {
         assert!(source.on(NOW, event).is_empty());
@@ -148,21 +148,21 @@ fn sending() {
     let mut source = migrate(SourceState::Sending(Attempt(0)));
     // Results of an attempt that is over.
     assert!(source.on(NOW, transferred(1)).is_empty());
-    let sent = ToTarget::Sent { term: T, attempt: Attempt(0) };
+    let sent = ToTarget::Sent { reservation: T, attempt: Attempt(0) };
     assert_eq!(source.on(NOW, transferred(0)).to_vec(), [Action::Send(sent)]);
     assert_eq!(source.state(), SourceState::Checking(Attempt(0)));
 
     let mut source = migrate(SourceState::Sending(Attempt(0)));
     let reason = Text::new("cut");
     let actions = source.on(NOW, Event::Done(Work::TransferFailed(Attempt(0), reason.clone())));
-    let abort = ToTarget::Abort { term: Some(T), reason: AbortReason::Transfer(reason.clone()) };
+    let abort = ToTarget::Abort { reservation: Some(T), reason: AbortReason::Transfer(reason.clone()) };
     assert_eq!(actions[0], Action::Send(abort));
     assert!(restores(&source, &actions, &Outcome::Failed(Cause::Own(AbortReason::Transfer(reason)))));
 
-    // A second term is of no use; a second Prepared of this one changes nothing.
+    // A second reservation is of no use; a second Prepared of this one changes nothing.
     let mut source = migrate(SourceState::Sending(Attempt(0)));
-    let abort = ToTarget::Abort { term: Some(TermId(8)), reason: AbortReason::Unknown };
-    assert_eq!(source.on(NOW, prepared(TermId(8), &[])).to_vec(), [Action::Send(abort)]);
+    let abort = ToTarget::Abort { reservation: Some(ReservationId(8)), reason: AbortReason::Unknown };
+    assert_eq!(source.on(NOW, prepared(ReservationId(8), &[])).to_vec(), [Action::Send(abort)]);
     assert!(source.on(NOW, prepared(T, &[])).is_empty());
     assert!(source.on(NOW, verified(0, &[])).is_empty());
     assert!(source.on(NOW, COMMITTED).is_empty());
@@ -182,7 +182,7 @@ fn checking() {
     source.on(NOW, transferred(1));
     assert_eq!(
         source.on(NOW, verified(1, &[])).to_vec(),
-        [Action::Send(ToTarget::Commit { term: T, is_current: true })]
+        [Action::Send(ToTarget::Commit { reservation: T, is_current: true })]
     );
     assert_eq!(source.state(), SourceState::Committing);
     let actions = source.on(NOW, COMMITTED);
@@ -205,7 +205,7 @@ fn bad_places_are_sent_again_twice() {
         source.on(NOW, transferred(attempt + 1));
     }
     let actions = source.on(NOW, verified(2, &[(0, 1)]));
-    let abort = ToTarget::Abort { term: Some(T), reason: AbortReason::Checksums(1) };
+    let abort = ToTarget::Abort { reservation: Some(T), reason: AbortReason::Checksums(1) };
     assert_eq!(actions[0], Action::Send(abort));
     assert!(restores(&source, &actions, &Outcome::Failed(Cause::Own(AbortReason::Checksums(1)))));
     assert_eq!(actions[2], report(Outcome::Failed(Cause::Own(AbortReason::Checksums(1))), 3));
@@ -219,9 +219,9 @@ fn committing() {
         assert!(source.on(NOW, event).is_empty());
         assert_eq!(source.state(), SourceState::Committing);
     }
-    assert!(source.on(NOW, Event::Message(ToSource::Committed { term: TermId(8) })).is_empty());
+    assert!(source.on(NOW, Event::Message(ToSource::Committed { reservation: ReservationId(8) })).is_empty());
     let actions = source.on(NOW, COMMITTED);
-    let forget = Action::Send(ToTarget::Forget { term: T });
+    let forget = Action::Send(ToTarget::Forget { reservation: T });
     assert_eq!(actions.to_vec(), [Action::Do(Task::Finish), forget, report(Outcome::Done, 2)]);
     assert_eq!(source.state(), SourceState::Over);
     assert!(source.on(NOW, COMMITTED).is_empty() && source.on(NOW, aborted()).is_empty());
@@ -233,10 +233,10 @@ fn committing() {
 
 #[test]
 fn silence_behind_the_commit_is_a_doubt_for_a_migration_alone() {
-    let late = NOW.plus(timing().term_ms);
+    let late = NOW.plus(timing().transfer_deadline_ms);
     let mut source = migrate(SourceState::Committing);
     let outcome = Outcome::InDoubt { since: NOW, doubt: Doubt::Silent };
-    let query = Action::Send(ToTarget::Query { term: T });
+    let query = Action::Send(ToTarget::Query { reservation: T });
     assert_eq!(source.on(late, Event::Tick).to_vec(), [report(outcome.clone(), 2), query.clone()]);
     assert!(!outcome.is_final());
     // Held for as long as it takes, with a query at each renewal.
@@ -249,14 +249,14 @@ fn silence_behind_the_commit_is_a_doubt_for_a_migration_alone() {
     assert!(source.on(late, status(Phase::Committing)).is_empty());
     assert_eq!(
         source.on(late, status(Phase::Ready)).to_vec(),
-        [Action::Send(ToTarget::Commit { term: T, is_current: true })]
+        [Action::Send(ToTarget::Commit { reservation: T, is_current: true })]
     );
     assert!(source.on(late, COMMITTED).contains(&Action::Do(Task::Finish)));
 
     for kind in [Kind::Replicate, Kind::Cached, Kind::Fetch] {
         for event in [Event::LinkLost, Event::Tick] {
             let mut source = self::source(kind, SourceState::Committing);
-            let actions = source.on(NOW.plus(timing().term_ms), event);
+            let actions = source.on(NOW.plus(timing().transfer_deadline_ms), event);
             assert!(restores(&source, &actions, &Outcome::Unconfirmed));
         }
     }
@@ -271,7 +271,7 @@ fn a_doubt_ends_by_an_answer_or_with_the_peers_process() {
     let actions = source.on(NOW, Event::PeerEnded);
     assert!(restores(&source, &actions, &Outcome::Failed(Cause::PeerEnded)));
     let mut source = migrate(SourceState::InDoubt);
-    let query = Action::Send(ToTarget::Query { term: T });
+    let query = Action::Send(ToTarget::Query { reservation: T });
     assert_eq!(source.on(NOW, Event::LinkUp).to_vec(), [query]);
     assert!(source.on(NOW, Event::LinkLost).is_empty());
 }
@@ -313,8 +313,8 @@ fn a_lost_link_ends_what_is_of_the_cache() {
 }
 
 #[test]
-fn silence_of_a_term_ends_an_undecided_source_but_not_its_export() {
-    let waited_ms = timing().term_ms;
+fn silence_of_a_reservation_ends_an_undecided_source_but_not_its_export() {
+    let waited_ms = timing().transfer_deadline_ms;
     for state in UNDECIDED {
         let mut source = migrate(state);
         let actions = source.on(NOW.plus(waited_ms), Event::Tick);
@@ -324,7 +324,7 @@ fn silence_of_a_term_ends_an_undecided_source_but_not_its_export() {
             assert!(restores(&source, &actions, &Outcome::Failed(Cause::Silent { waited_ms })), "{state:?}");
         }
     }
-    // Each message of the term counts as a sign of life.
+    // Each message of the reservation counts as a sign of life.
     let mut source = migrate(SourceState::Sending(Attempt(0)));
     source.on(NOW.plus(waited_ms - 1), status(Phase::Receiving));
     source.on(NOW.plus(waited_ms), Event::Tick);
@@ -335,8 +335,8 @@ fn silence_of_a_term_ends_an_undecided_source_but_not_its_export() {
 fn messages_are_repeated_at_growing_intervals() {
     let expected = [
         (SourceState::Preparing, prepare()),
-        (SourceState::Checking(Attempt(0)), Action::Send(ToTarget::Sent { term: T, attempt: Attempt(0) })),
-        (SourceState::Committing, Action::Send(ToTarget::Commit { term: T, is_current: true })),
+        (SourceState::Checking(Attempt(0)), Action::Send(ToTarget::Sent { reservation: T, attempt: Attempt(0) })),
+        (SourceState::Committing, Action::Send(ToTarget::Commit { reservation: T, is_current: true })),
     ];
     for (state, message) in expected {
         let mut source = migrate(state);
@@ -350,7 +350,7 @@ fn messages_are_repeated_at_growing_intervals() {
     }
     let mut source = migrate(SourceState::Sending(Attempt(0)));
     assert_eq!(source.deadline(), Some(NOW.plus(5_000)));
-    let heartbeat = Action::Send(ToTarget::Heartbeat { term: T });
+    let heartbeat = Action::Send(ToTarget::Heartbeat { reservation: T });
     assert_eq!(source.on(NOW.plus(5_000), Event::Tick).to_vec(), [heartbeat]);
 }
 
@@ -360,19 +360,19 @@ fn a_target_that_waits_for_other_parts_is_not_silent() {
     let mut source = self::source(Kind::Migrate, SourceState::Committing);
     let mut now = NOW;
     for _ in 0..5 {
-        now = now.plus(timing().term_ms - 1);
+        now = now.plus(timing().transfer_deadline_ms - 1);
         source.on(now, status(Phase::Agreed));
         source.on(now, Event::Tick);
         assert_eq!(source.state(), SourceState::Committing);
     }
-    source.on(now.plus(timing().term_ms), Event::Tick);
+    source.on(now.plus(timing().transfer_deadline_ms), Event::Tick);
     assert_eq!(source.state(), SourceState::InDoubt);
 }
 
 #[test]
 fn a_commit_says_that_the_cache_was_cleared() {
     let mut source = self::source(Kind::Migrate, SourceState::Committing);
-    let commit = |is_current| Action::Send(ToTarget::Commit { term: T, is_current });
+    let commit = |is_current| Action::Send(ToTarget::Commit { reservation: T, is_current });
     assert_eq!(source.on(NOW, Event::LinkUp).to_vec(), [commit(true)]);
     assert!(source.on(NOW, Event::Cleared).is_empty());
     assert_eq!(source.on(NOW, Event::LinkUp).to_vec(), [commit(false)]);

@@ -5,7 +5,7 @@ use crate::protocol::copies::CopyNumber;
 use crate::protocol::message::Grant;
 use crate::protocol::places::{Places, Range};
 
-const T: TermId = TermId(7);
+const T: ReservationId = ReservationId(7);
 const NOW: Millis = Millis(1_000);
 
 fn timing() -> Timing {
@@ -21,7 +21,7 @@ fn prepare(kind: Kind) -> Event<ToTarget> {
 }
 
 fn sent(attempt: u8) -> Event<ToTarget> {
-    Event::Message(ToTarget::Sent { term: T, attempt: Attempt(attempt) })
+    Event::Message(ToTarget::Sent { reservation: T, attempt: Attempt(attempt) })
 }
 
 fn verified(attempt: u8, bad: &[(u32, u32)]) -> Event<ToTarget> {
@@ -34,13 +34,13 @@ fn reserved() -> Event<ToTarget> {
     Event::Done(Work::Reserved { accepted, missing, grant: Grant::default() })
 }
 
-const COMMIT: Event<ToTarget> = Event::Message(ToTarget::Commit { term: T, is_current: true });
-const QUERY: Event<ToTarget> = Event::Message(ToTarget::Query { term: T });
-const HEARTBEAT: Event<ToTarget> = Event::Message(ToTarget::Heartbeat { term: T });
-const FORGET: Event<ToTarget> = Event::Message(ToTarget::Forget { term: T });
+const COMMIT: Event<ToTarget> = Event::Message(ToTarget::Commit { reservation: T, is_current: true });
+const QUERY: Event<ToTarget> = Event::Message(ToTarget::Query { reservation: T });
+const HEARTBEAT: Event<ToTarget> = Event::Message(ToTarget::Heartbeat { reservation: T });
+const FORGET: Event<ToTarget> = Event::Message(ToTarget::Forget { reservation: T });
 
-fn abort(term: Option<TermId>) -> Event<ToTarget> {
-    Event::Message(ToTarget::Abort { term, reason: AbortReason::Cancelled })
+fn abort(reservation: Option<ReservationId>) -> Event<ToTarget> {
+    Event::Message(ToTarget::Abort { reservation, reason: AbortReason::Cancelled })
 }
 
 /// Brings a target into a state: of a fetch if it asks, otherwise of a sequence.
@@ -88,7 +88,7 @@ const UNDECIDED: [TargetState; 7] = [
 
 fn prepared() -> Action<ToSource> {
     Action::Send(ToSource::Prepared {
-        term: T,
+        reservation: T,
         accepted: places(&[(0, 8)]),
         missing: places(&[(0, 4)]),
         grant: Grant::default(),
@@ -97,18 +97,18 @@ fn prepared() -> Action<ToSource> {
 
 fn bad(attempt: u8, bad: &[(u32, u32)]) -> Action<ToSource> {
     let (attempt, bad) = (Attempt(attempt), places(bad));
-    Action::Send(ToSource::Verified { term: T, attempt, bad, grant: Grant::default() })
+    Action::Send(ToSource::Verified { reservation: T, attempt, bad, grant: Grant::default() })
 }
 
 fn status(phase: Phase) -> Action<ToSource> {
-    Action::Send(ToSource::Status { term: T, phase })
+    Action::Send(ToSource::Status { reservation: T, phase })
 }
 
-fn aborted(term: TermId, reason: AbortReason) -> Action<ToSource> {
-    Action::Send(ToSource::Aborted { term, reason })
+fn aborted(reservation: ReservationId, reason: AbortReason) -> Action<ToSource> {
+    Action::Send(ToSource::Aborted { reservation, reason })
 }
 
-const COMMITTED: Action<ToSource> = Action::Send(ToSource::Committed { term: T });
+const COMMITTED: Action<ToSource> = Action::Send(ToSource::Committed { reservation: T });
 
 /// Whether the actions free what was reserved, and end the machine with this outcome.
 fn releases(target: &Target, actions: &Sent, outcome: &Outcome) -> bool {
@@ -131,7 +131,7 @@ fn asking() {
     assert_eq!(target.on(NOW.plus(999), Event::Tick).to_vec(), []);
     assert_eq!(target.on(NOW.plus(1_000), Event::Tick)[0], fetch);
     assert_eq!(target.on(NOW, Event::LinkUp).to_vec(), [fetch]);
-    // Another kind than was asked for, and a message about a term that has not begun.
+    // Another kind than was asked for, and a message about a reservation that has not begun.
     assert!(target.on(NOW, prepare(Kind::Cached)).is_empty());
     assert_eq!(target.on(NOW, COMMIT).to_vec(), [aborted(T, AbortReason::Unknown)]);
     assert_eq!(target.state(), TargetState::Asking);
@@ -282,7 +282,7 @@ fn committed() {
         let deadline = target.deadline().unwrap();
         assert_eq!(target.on(deadline, Event::Tick).to_vec(), [COMMITTED]);
     }
-    let other = Event::Message(ToTarget::Forget { term: TermId(8) });
+    let other = Event::Message(ToTarget::Forget { reservation: ReservationId(8) });
     assert!(target.on(NOW, other).is_empty() && target.state() == TargetState::Committed);
     assert!(target.on(NOW, FORGET).is_empty() && target.state() == TargetState::Over);
     assert!(target.on(NOW, COMMIT).is_empty());
@@ -336,8 +336,8 @@ fn a_lost_link_ends_what_is_of_the_cache() {
 }
 
 #[test]
-fn a_term_that_ended_is_not_renewed_by_a_late_message() {
-    let waited_ms = timing().term_ms;
+fn a_reservation_that_ended_is_not_renewed_by_a_late_message() {
+    let waited_ms = timing().transfer_deadline_ms;
     for state in UNDECIDED {
         for event in [COMMIT, HEARTBEAT, sent(0), Event::Tick, prepare(Kind::Fetch)] {
             let mut target = target(state);
@@ -348,7 +348,7 @@ fn a_term_that_ended_is_not_renewed_by_a_late_message() {
 }
 
 #[test]
-fn heartbeats_renew_a_term_up_to_the_limit() {
+fn heartbeats_renew_a_reservation_up_to_the_limit() {
     let mut target = target(TargetState::Receiving(Attempt(0)));
     let limit_ms = timing().limit_ms;
     for ms in (0..limit_ms).step_by(5_000) {
@@ -361,16 +361,16 @@ fn heartbeats_renew_a_term_up_to_the_limit() {
 }
 
 #[test]
-fn messages_about_another_term_change_and_renew_nothing() {
-    let other = TermId(8);
+fn messages_about_another_reservation_change_and_renew_nothing() {
+    let other = ReservationId(8);
     for state in UNDECIDED {
         let mut target = target(state);
         let deadline = target.deadline();
         let messages = [
-            ToTarget::Commit { term: other, is_current: true },
-            ToTarget::Query { term: other },
-            ToTarget::Heartbeat { term: other },
-            ToTarget::Sent { term: other, attempt: Attempt(0) },
+            ToTarget::Commit { reservation: other, is_current: true },
+            ToTarget::Query { reservation: other },
+            ToTarget::Heartbeat { reservation: other },
+            ToTarget::Sent { reservation: other, attempt: Attempt(0) },
         ];
         for message in messages {
             let actions = target.on(NOW.plus(1), Event::Message(message));
@@ -427,7 +427,7 @@ fn agreed_parts_commit_together() {
         assert!(target.on(NOW, of_copy(CopyEvent::Ended(Text::new("late")))).is_empty());
         assert!(target.on(NOW, Event::Cancel).is_empty());
         let actions = target.on(NOW, of_copy(CopyEvent::Committed));
-        assert_eq!(actions[0], Action::Send(ToSource::Committed { term: T }));
+        assert_eq!(actions[0], Action::Send(ToSource::Committed { reservation: T }));
         assert_eq!(target.state(), TargetState::Committed);
     }
     let mut target = agreed();
@@ -446,14 +446,14 @@ fn the_end_of_another_part_ends_an_agreed_one() {
     let (release, abort) = (Action::Do(Task::Release), aborted(T, AbortReason::OtherPart(why)));
     assert_eq!(actions.to_vec(), [release, Action::Report { outcome, bad_blocks: 0 }, abort]);
     let mut target = agreed();
-    assert!(target.is_late(NOW.plus(timing().term_ms)) && !target.is_late(NOW));
-    target.on(NOW.plus(timing().term_ms), Event::Tick);
+    assert!(target.is_late(NOW.plus(timing().transfer_deadline_ms)) && !target.is_late(NOW));
+    target.on(NOW.plus(timing().transfer_deadline_ms), Event::Tick);
     assert_eq!(target.state(), TargetState::Over);
 }
 
 #[test]
 fn copies_of_a_cleared_cache() {
-    let commit = |is_current| Event::Message(ToTarget::Commit { term: T, is_current });
+    let commit = |is_current| Event::Message(ToTarget::Commit { reservation: T, is_current });
     let mut sequence = self::target(TargetState::Ready(Attempt(1)));
     let actions = sequence.on(NOW, commit(false));
     assert_eq!(actions.to_vec(), [Action::Do(Task::Commit { is_current: false })]);
