@@ -31,8 +31,8 @@ fn an_audit_beside_a_thread_that_ends_finds_no_fault() {
     }
 }
 
-/// A thread whose cache is gone when it frees retires runs in the shared retire list: they are counted in
-/// blocks, and as free once no batch sees them.
+/// A thread whose cache is gone when it frees retires runs in the shared retire list: they are
+/// counted in blocks, and as free once no batch sees them.
 #[test]
 fn blocks_that_a_dying_thread_retires_are_counted() {
     let pool = Pool::builder(layout()).blocks(100).without_storage().build().unwrap();

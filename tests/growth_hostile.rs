@@ -145,7 +145,10 @@ fn a_truncated_sequence_spares_its_last_unit_alone() {
     grow(&pool, &mut sequence, 100);
     // The null block's unit lacks one frame.
     let reserved_for_growth = 2 * UNIT as usize - 101;
-    assert_eq!((pool.stats().reserved_for_growth, pool.audit().unwrap().reserved_for_growth), (reserved_for_growth, reserved_for_growth));
+    assert_eq!(
+        (pool.stats().reserved_for_growth, pool.audit().unwrap().reserved_for_growth),
+        (reserved_for_growth, reserved_for_growth)
+    );
     sequence.truncate(0).unwrap();
     assert_eq!((pool.stats().reserved_for_growth, pool.audit().unwrap().reserved_for_growth), (0, 0));
     drop(sequence);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvpool::compact::{FRAGMENTATION_PENALTY, DefragConfig, Goal, plan};
+use kvpool::compact::{DefragConfig, FRAGMENTATION_PENALTY, Goal, plan};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, BlockHandle, Order, Pool, SequenceId, Ticket, Tokens};
 use kvpool_testkit::leases::{block, handle, singles};
@@ -227,7 +227,8 @@ fn a_pool_is_fragmented_where_a_move_would_help() {
             [rate; 2],
             "round {round}"
         );
-        let gained = plan(&snapshot, Goal::Fragmentation { order }, usize::MAX, FRAGMENTATION_PENALTY).runs_gained;
+        let gained =
+            plan(&snapshot, Goal::Fragmentation { order }, usize::MAX, FRAGMENTATION_PENALTY).runs_gained;
         assert_eq!(rate > 0.0, gained > 0, "round {round}: {rate}, {gained} runs to gain of {snapshot:?}");
         seen[usize::from(gained > 0)] += 1;
     }

@@ -18,7 +18,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool::compact::{FRAGMENTATION_PENALTY, DefragConfig, Defragmenter, Goal, plan};
+use kvpool::compact::{DefragConfig, Defragmenter, FRAGMENTATION_PENALTY, Goal, plan};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Batch, Pool, Sequence, SequenceId};
 use kvpool_benches::report::median;
@@ -191,7 +191,12 @@ impl Seen {
             self.runs.push(snapshot.mean_sequence_run());
             if is_off {
                 let order = snapshot.order();
-                snapshot.apply(&plan(&snapshot, Goal::Fragmentation { order }, usize::MAX, FRAGMENTATION_PENALTY));
+                snapshot.apply(&plan(
+                    &snapshot,
+                    Goal::Fragmentation { order },
+                    usize::MAX,
+                    FRAGMENTATION_PENALTY,
+                ));
                 self.ideal.push(snapshot.fragmentation(order));
                 self.ideal_runs.push(snapshot.mean_sequence_run());
             }

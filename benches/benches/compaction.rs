@@ -12,7 +12,7 @@
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use kvpool::compact::{FRAGMENTATION_PENALTY, DefragReport, Goal, plan};
+use kvpool::compact::{DefragReport, FRAGMENTATION_PENALTY, Goal, plan};
 use kvpool::storage::FrameMove;
 use kvpool::{Lease, Pool};
 use kvpool_benches::bytes::{Plain, check, place, pool_of_bytes, write};
@@ -103,7 +103,8 @@ fn thin(pool: &Pool, all: &mut Vec<Lease<'_>>) {
 fn parts(pool: &Pool) -> (Duration, Duration) {
     let start = Instant::now();
     let snapshot = pool.snapshot();
-    let planned = plan(&snapshot, Goal::Fragmentation { order: snapshot.order() }, usize::MAX, FRAGMENTATION_PENALTY);
+    let planned =
+        plan(&snapshot, Goal::Fragmentation { order: snapshot.order() }, usize::MAX, FRAGMENTATION_PENALTY);
     let look = start.elapsed();
     let moves: Vec<_> = planned.moves.iter().map(|step| FrameMove::new(step.from, step.to)).collect();
     let storage = pool.storage().expect("a pool with memory");

@@ -46,7 +46,9 @@ fn worth(_: &mut Criterion) {
         "frames", "in use", "price", "moves", "runs", "moves a run", "fragmentation", "mean run"
     );
     for frames in SIZES {
-        for (in_use, price) in IN_USE.into_iter().flat_map(|in_use| [(in_use, 0), (in_use, FRAGMENTATION_PENALTY)]) {
+        for (in_use, price) in
+            IN_USE.into_iter().flat_map(|in_use| [(in_use, 0), (in_use, FRAGMENTATION_PENALTY)])
+        {
             let before = snapshot(frames, in_use);
             let full = plan(&before, GOAL, usize::MAX, price);
             let mut after = before.clone();
@@ -93,7 +95,10 @@ fn parts(c: &mut Criterion) {
         ("one run of 32", Goal::Run { len: 32 }, usize::MAX),
         ("the last 4096 frames", Goal::Empty { region }, usize::MAX),
     ] {
-        assert!(!plan(&before, goal, moves_max, FRAGMENTATION_PENALTY).moves.is_empty(), "nothing to measure");
+        assert!(
+            !plan(&before, goal, moves_max, FRAGMENTATION_PENALTY).moves.is_empty(),
+            "nothing to measure"
+        );
         group.bench_function(name, |bencher| {
             bencher.iter(|| plan(black_box(&before), goal, moves_max, FRAGMENTATION_PENALTY))
         });

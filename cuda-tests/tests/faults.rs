@@ -261,7 +261,9 @@ fn futures_that_are_dropped_leave_nothing_half_done() {
             let blocks = 20 + rng.below(28);
             let options = ResizeOptions::new().patience(Duration::from_millis(2));
             let mut futures: Vec<Pin<Box<dyn Future<Output = ()>>>> = vec![
-                Box::pin(async { drop(pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await) }),
+                Box::pin(async {
+                    drop(pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)).await)
+                }),
                 Box::pin(async { drop(pool.resize_with(blocks, options).await) }),
                 Box::pin(async { drop(pool.allocate_async(AllocRequest::new(8)).await) }),
             ];

@@ -58,7 +58,9 @@ fn a_call_that_fails_once_is_an_error_and_no_more() {
                     Err(Wrong::Row(row)) => panic!("{call}, {skip}, round {round}: {row}"),
                     Err(_) => refused += 1,
                 }
-                match runtime.block_on(rig.pool.defragment_with(DefragOptions::new().fragmentation_penalty(0))) {
+                match runtime
+                    .block_on(rig.pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)))
+                {
                     Ok(_) => {}
                     Err(DefragError::Copy { error: StorageError::Device { .. }, .. }) => refused += 1,
                     Err(error) => panic!("{call}, {skip}, round {round}: {error}"),

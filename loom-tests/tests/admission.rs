@@ -2,9 +2,9 @@
 //! become free, and with its cached prefix, which it holds during each attempt and gives back after
 //! a failed one. Giving back wakes no request for ever, and lets none sleep beside a free block.
 //!
-//! Theorem: an append that begins after a request of higher priority entered the queue gets no block
-//! before that request has left it; a running sequence that waits comes before an admission of its
-//! priority, and an admission that waits before one that begins later.
+//! Theorem: an append that begins after a request of higher priority entered the queue gets no
+//! block before that request has left it; a running sequence that waits comes before an admission
+//! of its priority, and an admission that waits before one that begins later.
 //!
 //! Theorem: a reserved block is owned: an append that draws on the reservation cannot fail,
 //! whatever other threads allocate.
@@ -155,8 +155,8 @@ fn an_append_follows_an_urgent_admission() {
     });
 }
 
-/// An admission is in the queue; then another thread tries one of the same priority, and the block is
-/// freed.
+/// An admission is in the queue; then another thread tries one of the same priority, and the block
+/// is freed.
 #[test]
 fn a_new_admission_follows_a_waiting_one() {
     check_to(1, "admission::a_new_admission_follows_a_waiting_one", || {

@@ -1,7 +1,7 @@
 //! Theorem: blocks that were released together share an entry of the eviction queue, and each of
 //! them that is evictable is in an entry afterwards, whatever happened to the others meanwhile:
-//! some are evicted and the rest is put back, one is hit and released again while it is enqueued, two
-//! threads evict, or a batch may see them.
+//! some are evicted and the rest is put back, one is hit and released again while it is enqueued,
+//! two threads evict, or a batch may see them.
 //!
 //! Entries have two blocks here. At most 2 preemptions.
 #![cfg(kvpool_loom)]

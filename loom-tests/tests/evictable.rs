@@ -45,8 +45,8 @@ fn hit_against_eviction() {
     });
 }
 
-/// A hit, its release, and an eviction race with a block that is already enqueued: the other block is
-/// available for eviction.
+/// A hit, its release, and an eviction race with a block that is already enqueued: the other block
+/// is available for eviction.
 #[test]
 fn hit_and_release_against_eviction() {
     check("evictable::hit_and_release_against_eviction", || {
@@ -64,9 +64,9 @@ fn hit_and_release_against_eviction() {
     });
 }
 
-/// A block enqueued by an old entry is released while another thread pops that entry: it is still in a
-/// queue afterwards. (The walk over all words, which comes last before a request is refused, would
-/// find it in any case.)
+/// A block enqueued by an old entry is released while another thread pops that entry: it is still
+/// in a queue afterwards. (The walk over all words, which comes last before a request is refused,
+/// would find it in any case.)
 #[test]
 fn released_while_its_entry_is_taken() {
     check_to(3, "evictable::released_while_its_entry_is_taken", || {

@@ -1,5 +1,5 @@
-//! Theorem: every block enqueued in the rank queue is popped once, by a thread that sees its bytes; a
-//! pop finds every enqueued block that no other thread holds; and when all threads are done, the
+//! Theorem: every block enqueued in the rank queue is popped once, by a thread that sees its bytes;
+//! a pop finds every enqueued block that no other thread holds; and when all threads are done, the
 //! remaining blocks come in the order of their ranks, those below the cursor first, even if they
 //! were enqueued by an old cursor, or while a slot was cleared.
 //!
@@ -160,8 +160,8 @@ fn met_a_stale_slot() {
     });
 }
 
-/// A slot's top is popped, the one below too, and the top is enqueued again, while another thread is
-/// about to pop it.
+/// A slot's top is popped, the one below too, and the top is enqueued again, while another thread
+/// is about to pop it.
 #[test]
 fn a_top_that_comes_back() {
     check_to(2, "eviction_queue::a_top_that_comes_back", || {
@@ -247,8 +247,8 @@ fn found_beside_a_cleared_hint() {
     });
 }
 
-/// A pop enqueues a block again that is not due yet, while another advances the cursor there; and one
-/// is pushed behind both.
+/// A pop enqueues a block again that is not due yet, while another advances the cursor there; and
+/// one is pushed behind both.
 #[test]
 fn looking_ahead() {
     check_to(1, "eviction_queue::looking_ahead", || {

@@ -30,7 +30,10 @@ fn released() {
         let moved = join_last(thread);
         // Open: it may be the next owner's block already.
         assert!(
-            matches!(moved, Ok(()) | Err(MoveCancelled::Released | MoveCancelled::Taken | MoveCancelled::Open)),
+            matches!(
+                moved,
+                Ok(()) | Err(MoveCancelled::Released | MoveCancelled::Taken | MoveCancelled::Open)
+            ),
             "{moved:?}"
         );
         pool.finish();
@@ -243,7 +246,9 @@ fn two_movers_of_one_block() {
         let there = join_last(thread);
         let at = pool.blocks.frame(block.id);
         match (here, there) {
-            (Ok(()), Err(MoveCancelled::Moving | MoveCancelled::Released)) => assert_eq!(at, FrameId(ELSEWHERE)),
+            (Ok(()), Err(MoveCancelled::Moving | MoveCancelled::Released)) => {
+                assert_eq!(at, FrameId(ELSEWHERE))
+            }
             (Err(MoveCancelled::Moving | MoveCancelled::Released), Ok(())) => assert_eq!(at, FrameId(THERE)),
             other => panic!("{other:?}"),
         }
@@ -264,7 +269,10 @@ fn two_movers_of_two_blocks() {
         let thread = thread::spawn(move || other.relocate(0, 2));
         let second = pool.relocate(1, 2);
         let first = join_last(thread);
-        assert!(first.is_ok() != second.is_ok() || first == Err(MoveCancelled::Taken), "{first:?} {second:?}");
+        assert!(
+            first.is_ok() != second.is_ok() || first == Err(MoveCancelled::Taken),
+            "{first:?} {second:?}"
+        );
         for block in blocks {
             assert_eq!(pool.read(block.id), 1);
             pool.blocks.release(&[block.id]);

@@ -1,7 +1,7 @@
-//! Theorem: with a policy of several queues, whose next blocks stand in fronts, every enqueued block
-//! is taken once, by a thread that sees its entry, whichever thread brought the entry to the front,
-//! took it from there, or exchanged it for another; and the policy sees only places that were
-//! given.
+//! Theorem: with a policy of several queues, whose next blocks stand in fronts, every enqueued
+//! block is taken once, by a thread that sees its entry, whichever thread brought the entry to the
+//! front, took it from there, or exchanged it for another; and the policy sees only places that
+//! were given.
 //!
 //! Entries have two blocks here. Queue 1 is evicted before queue 0: a thread that takes a block of
 //! queue 1 leaves the first one of queue 0 in its front.

@@ -163,8 +163,8 @@ fn beside_growth() {
     });
 }
 
-/// A block in a magazine, in a retire list, or in the hands of a freeing thread: collected eventually, and
-/// audited in every state in between.
+/// A block in a magazine, in a retire list, or in the hands of a freeing thread: collected
+/// eventually, and audited in every state in between.
 #[test]
 fn out_of_magazines() {
     check("shrink::out_of_magazines", || {

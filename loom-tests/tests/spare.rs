@@ -1,5 +1,5 @@
-//! Theorem: the bit of a unit reserved for growth has one owner, and sparing hides no frame: a request is
-//! refused only if no frame is free, reserved for growth or not.
+//! Theorem: the bit of a unit reserved for growth has one owner, and sparing hides no frame: a
+//! request is refused only if no frame is free, reserved for growth or not.
 //!
 //! The bits are Relaxed and advice alone, so the models check what must hold for every value that a
 //! search may read of them. Exhaustive, without a bound on preemptions.
@@ -53,7 +53,8 @@ fn one_owner() {
     });
 }
 
-/// Frames are freed into a reserved for growth unit, and found there by a search that has no others.
+/// Frames are freed into a reserved for growth unit, and found there by a search that has no
+/// others.
 #[test]
 fn freed_frames_are_found() {
     check("spare::freed_frames_are_found", || {

@@ -1,8 +1,8 @@
 //! Theorem: no request sleeps while a block is free. Whichever way a block becomes free (into a
-//! magazine, into the bitmaps, out of retire lists at the end of a batch, by growth, by a request that is
-//! undone, by a thread that ends), and wherever the request that waits for it is at that moment,
-//! the request gets it; the most urgent one first; and a dropped request passes its turn on. A
-//! thread that sleeps forever is a deadlock, which the checker reports.
+//! magazine, into the bitmaps, out of retire lists at the end of a batch, by growth, by a request
+//! that is undone, by a thread that ends), and wherever the request that waits for it is at that
+//! moment, the request gets it; the most urgent one first; and a dropped request passes its turn
+//! on. A thread that sleeps forever is a deadlock, which the checker reports.
 //!
 //! Theorem: a request that is woken and not polled holds up no other, and loses nothing by it. (The
 //! patience of these pools is zero or infinite: a model has no time.)
@@ -88,8 +88,8 @@ fn freed_into_the_bitmaps() {
     });
 }
 
-/// The block is in a retire list when the batch ends, and that end is the only announcement: it is no
-/// sequence's batch, which looks for frames left by moves.
+/// The block is in a retire list when the batch ends, and that end is the only announcement: it is
+/// no sequence's batch, which looks for frames left by moves.
 #[test]
 fn held_back_by_a_batch() {
     check_wide(2, "waiters::held_back_by_a_batch", || {
@@ -260,8 +260,8 @@ fn two_waiters() {
     });
 }
 
-/// The head of the queue is dropped after a block was freed, while the second falls asleep or sleeps
-/// already.
+/// The head of the queue is dropped after a block was freed, while the second falls asleep or
+/// sleeps already.
 #[test]
 fn a_dropped_future_hands_its_turn_on() {
     check_wide(2, "waiters::a_dropped_future_hands_its_turn_on", || {

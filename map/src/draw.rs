@@ -110,7 +110,8 @@ fn tiles(snapshot: &Snapshot) -> Group {
         (format!("{:.1}", snapshot.mean_sequence_run()), "mean run".to_owned()),
         (percent(free(snapshot) as f64 / snapshot.frames().len().max(1) as f64), "free".to_owned()),
     ];
-    let [reserved_for_growth, evictable] = [FrameKind::ReservedForGrowth, FrameKind::Evictable].map(|kind| snapshot.count(kind));
+    let [reserved_for_growth, evictable] =
+        [FrameKind::ReservedForGrowth, FrameKind::Evictable].map(|kind| snapshot.count(kind));
     if evictable > 0 {
         all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
@@ -137,7 +138,10 @@ fn tiles(snapshot: &Snapshot) -> Group {
 
 /// Returns the number of free frames, also those that are reserved for growth or away.
 fn free(snapshot: &Snapshot) -> usize {
-    [FrameKind::Free, FrameKind::ReservedForGrowth, FrameKind::Away].map(|kind| snapshot.count(kind)).iter().sum()
+    [FrameKind::Free, FrameKind::ReservedForGrowth, FrameKind::Away]
+        .map(|kind| snapshot.count(kind))
+        .iter()
+        .sum()
 }
 
 /// Returns the shares of the free frames by the order of the aligned run that they are in, when
@@ -226,8 +230,10 @@ fn entries(picture: &Picture<'_>, colours: &[Vec<Colour>], width: usize) -> Vec<
     ];
     let (mut x, mut row, mut placed) = (0, 0, Vec::new());
     for (entry, caption) in all {
-        let is_optional =
-            matches!(entry[0], palette::RESERVED_FOR_GROWTH | palette::AWAY | palette::UNNAMED | palette::EVICTABLE);
+        let is_optional = matches!(
+            entry[0],
+            palette::RESERVED_FOR_GROWTH | palette::AWAY | palette::UNNAMED | palette::EVICTABLE
+        );
         if is_optional && !colours.iter().any(|panel| panel.contains(&entry[0])) {
             continue;
         }

@@ -26,9 +26,9 @@
 //! | evictable | `e` | blocks that only the prefix cache keeps: an allocation evicts them when it needs them |
 //! | fixed | `f` | blocks that cannot be moved: open, pinned, or the null block |
 //!
-//! `run + fragment + reserved_for_growth + away + owned + unnamed + evictable + fixed == frames`. Where no frame is
-//! reserved for growth, fragmentation is at least `(fragment + away) / (run + fragment + away)` less the runs that do
-//! not fit.
+//! `run + fragment + reserved_for_growth + away + owned + unnamed + evictable + fixed == frames`.
+//! Where no frame is reserved for growth, fragmentation is at least `(fragment + away) / (run +
+//! fragment + away)` less the runs that do not fit.
 
 mod cells;
 mod class;

@@ -10,8 +10,8 @@ fn snapshot(frames: Vec<FrameState>, order: u8) -> Snapshot {
     Snapshot::new(Order(order), frames, (70..80).map(SequenceId).collect())
 }
 
-/// `.` free, `s` reserved for growth, `a` away, `#` movable, `e` evictable, `!` fixed, digits movable blocks of
-/// that sequence.
+/// `.` free, `s` reserved for growth, `a` away, `#` movable, `e` evictable, `!` fixed, digits
+/// movable blocks of that sequence.
 fn frames(text: &str) -> Vec<FrameState> {
     let frame = |(char, place): (char, u32)| match char {
         '.' => FrameState::FREE,

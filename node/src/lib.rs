@@ -53,6 +53,7 @@ pub mod transport;
 pub mod wire;
 
 pub use node::{
-    Arrival, Arrivals, Node, NodeBuilder, NodeCounters, NodeError, Offers, PartError, SendPartError, OffloadBelow,
+    Arrival, Arrivals, Node, NodeBuilder, NodeCounters, NodeError, Offers, OffloadBelow, PartError,
+    SendPartError,
 };
 pub use settings::Restarts;

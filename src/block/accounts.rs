@@ -10,8 +10,8 @@
 //! | a reservation, the copies on write of a batch in flight | their number |
 //! | a lease, the engine of a frame pool | threads [count](super::state) them with plain stores |
 //!
-//! A request in the queue holds no reference. The equation holds whenever no thread is inside a call.
-//! What remains on the left has an owner that does not exist: it would never be released.
+//! A request in the queue holds no reference. The equation holds whenever no thread is inside a
+//! call. What remains on the left has an owner that does not exist: it would never be released.
 
 use thiserror::Error;
 

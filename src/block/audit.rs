@@ -329,7 +329,11 @@ impl Core {
             reserved_for_growth += seen.iter().take(unit.len as usize).filter(is_free).count();
         });
         let is_right = reserved_for_growth == self.reserved_for_growth();
-        if is_right { Ok(reserved_for_growth) } else { Err(AuditError::Bitmap("the frames reserved for growth are counted wrongly")) }
+        if is_right {
+            Ok(reserved_for_growth)
+        } else {
+            Err(AuditError::Bitmap("the frames reserved for growth are counted wrongly"))
+        }
     }
 
     fn audit_words(&self, ledger: &mut Ledger) -> Result<u64, AuditError> {
@@ -443,11 +447,21 @@ mod tests {
     fn a_unit_is_unspared_by_its_owner_alone() {
         let blocks = blocks_of(8 * 64 + 6);
         assert!(blocks.begin_growth_unit(FrameId(8 * 64)));
-        assert_eq!((blocks.audit().unwrap().reserved_for_growth, blocks.reserved_for_growth(), blocks.growth_units()), (6, 6, 1));
+        assert_eq!(
+            (
+                blocks.audit().unwrap().reserved_for_growth,
+                blocks.reserved_for_growth(),
+                blocks.growth_units()
+            ),
+            (6, 6, 1)
+        );
         blocks.end_growth_unit(FrameId(8 * 64));
         assert_eq!((blocks.audit().unwrap().reserved_for_growth, blocks.growth_units()), (0, 0));
         blocks.end_growth_unit(FrameId(8 * 64));
-        assert_eq!(blocks.audit(), Err(AuditError::Bitmap("the count of units reserved for growth is wrong")));
+        assert_eq!(
+            blocks.audit(),
+            Err(AuditError::Bitmap("the count of units reserved for growth is wrong"))
+        );
     }
 
     #[test]

@@ -309,8 +309,8 @@ impl Core {
     }
 
     /// Returns the part of the [rate over free and evictable frames](Self::available_fragmentation)
-    /// that compaction can cure. Free frames of units reserved for growth do not count, and it is 0 while no
-    /// more frames are outside of runs than lists may leave there.
+    /// that compaction can cure. Free frames of units reserved for growth do not count, and it is 0
+    /// while no more frames are outside of runs than lists may leave there.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);

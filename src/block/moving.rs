@@ -234,7 +234,11 @@ impl Core {
         is_evicted
     }
 
-    fn publish_move(&self, moving: Moving, is_copied: impl Fn(BlockWord) -> bool) -> Result<(), MoveCancelled> {
+    fn publish_move(
+        &self,
+        moving: Moving,
+        is_copied: impl Fn(BlockWord) -> bool,
+    ) -> Result<(), MoveCancelled> {
         let Moving { block, from, to, .. } = moving;
         let displaced = self.space.table.block_at(to);
         // Ours until the word names `to`; the Release below publishes it to the thread that frees

@@ -141,8 +141,8 @@ impl Ends {
 
     fn look(&self, clock: &impl Awaited) {
         loop {
-            // Between `pending` and the lock on one side, the unlocking and `pending` on the other: one
-            // sees the other.
+            // Between `pending` and the lock on one side, the unlocking and `pending` on the other:
+            // one sees the other.
             fence(SeqCst);
             if !self.pending.load(Relaxed) {
                 return;

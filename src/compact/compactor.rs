@@ -470,7 +470,8 @@ impl CompactionPass<'_> {
             }
             match self.begin_wave(moves)? {
                 Some(flight) => flights.push_back(flight),
-                // Of a long plan whose blocks all have their moves cancelled: other tasks have their turn.
+                // Of a long plan whose blocks all have their moves cancelled: other tasks have
+                // their turn.
                 None => yield_now().await,
             }
         }

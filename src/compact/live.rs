@@ -52,7 +52,8 @@ fn frames_of(blocks: &Core) -> Vec<FrameState> {
     blocks.for_each_growth_unit(&mut |unit| {
         let unit =
             frames.get_mut(unit.start.index()..).unwrap_or_default().iter_mut().take(unit.len as usize);
-        unit.filter(|state| **state == FrameState::FREE).for_each(|state| *state = FrameState::RESERVED_FOR_GROWTH);
+        unit.filter(|state| **state == FrameState::FREE)
+            .for_each(|state| *state = FrameState::RESERVED_FOR_GROWTH);
     });
     blocks.for_each_used_frame(&mut |frame, used| {
         if let Some(state) = frames.get_mut(frame.index()) {

@@ -13,11 +13,11 @@
 //!   that are neighbours both in a sequence and in memory share one descriptor of a transfer.
 //!
 //! A run of a sequence that is broken costs a descriptor in every later transfer, so breaks have a
-//! [price](FRAGMENTATION_PENALTY), and a plan that does not pay is empty. Three kinds of frames deserve a
-//! rule:
+//! [price](FRAGMENTATION_PENALTY), and a plan that does not pay is empty. Three kinds of frames
+//! deserve a rule:
 //!
-//! - *Reserved for growth* frames wait behind a list that grows. They are neither destinations nor holes to
-//!   cure, except for a request that waits for a run at a given place.
+//! - *Reserved for growth* frames wait behind a list that grows. They are neither destinations nor
+//!   holes to cure, except for a request that waits for a run at a given place.
 //! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others. A
 //!   plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; so does a shrink,
 //!   while there is room.

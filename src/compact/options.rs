@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::config::FRAME_BITS;
 use crate::ids::Order;
 
-use super::{FRAGMENTATION_PENALTY, DefragError};
+use super::{DefragError, FRAGMENTATION_PENALTY};
 
 /// Default of [`DefragOptions::copy_deadline`].
 pub const COPY_DEADLINE: Duration = Duration::from_secs(30);

@@ -81,7 +81,9 @@ pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, fragmentation_pen
                 .map_or_else(Plan::default, |order| worthwhile(&map, order, moves_max, fragmentation_penalty))
         }
         Goal::Run { len } => window::run(&Map::of(snapshot, ReservedForGrowth::Taken), len, moves_max),
-        Goal::Empty { region } => window::empty(&Map::of(snapshot, ReservedForGrowth::Taken), region, moves_max),
+        Goal::Empty { region } => {
+            window::empty(&Map::of(snapshot, ReservedForGrowth::Taken), region, moves_max)
+        }
     }
 }
 

@@ -217,8 +217,8 @@ impl Snapshot {
     }
 
     /// Returns the snapshot as if those evictable blocks had been dropped that `can_go` by their
-    /// frames. In a reserved for growth unit, their frames are reserved for growth. Those that stay become `staying`, if
-    /// given.
+    /// frames. In a reserved for growth unit, their frames are reserved for growth. Those that stay
+    /// become `staying`, if given.
     pub(super) fn without_evictable(
         mut self,
         can_go: impl Fn(FrameId) -> bool,
@@ -233,7 +233,11 @@ impl Snapshot {
                 }
                 if can_go(FrameId((unit * FAN + at) as u32)) {
                     *dropped |= 1 << at;
-                    *state = if is_reserved_for_growth { FrameState::RESERVED_FOR_GROWTH } else { FrameState::FREE };
+                    *state = if is_reserved_for_growth {
+                        FrameState::RESERVED_FOR_GROWTH
+                    } else {
+                        FrameState::FREE
+                    };
                 } else {
                     *state = staying.unwrap_or(*state);
                 }

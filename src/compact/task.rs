@@ -334,7 +334,8 @@ fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; its end goes on.
+/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; its end goes
+/// on.
 async fn reclaim(blocks: &Blocks, newest: Ticket, stop: &Stop) {
     while blocks.clock().newest() == newest && !stop.is_given() && blocks.reclaim_slice() > 0 {
         yield_now().await;

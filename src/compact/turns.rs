@@ -24,9 +24,9 @@
 //!   after each it asks whether it still has it ([`Turn::is_held`], [`Turn::resume`]).
 //! - What it left is returned to it or dropped, once.
 //!
-//! A turn that was passed over keeps its number: when it is polled, it is first in the queue. What it
-//! left is dropped before the next turn has the right. All fields are behind one lock, held for a
-//! few instructions; wakers are called and dropped, and what was left is dropped, outside of it,
+//! A turn that was passed over keeps its number: when it is polled, it is first in the queue. What
+//! it left is dropped before the next turn has the right. All fields are behind one lock, held for
+//! a few instructions; wakers are called and dropped, and what was left is dropped, outside of it,
 //! because they may run any code.
 //!
 //! Model: `loom-tests/tests/turns.rs`.
@@ -139,7 +139,8 @@ impl<T> Holder<T> {
     }
 }
 
-/// A turn: the right to move blocks, or a place in the queue for it. Dropping it passes the right on.
+/// A turn: the right to move blocks, or a place in the queue for it. Dropping it passes the right
+/// on.
 #[derive(Debug)]
 pub struct Turn<T = Shrinking> {
     turns: Arc<Turns<T>>,

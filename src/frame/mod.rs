@@ -41,8 +41,8 @@
 //!
 //! A set bit belongs to the thread that clears it with a read-modify-write; no thread stores into a
 //! word. The directory and its number of frames are changed by the holder of the growth lock, or by
-//! the shrinker that it admitted. Hints, closed bits and reserved for growth bits are advice: safety rests on
-//! the leaf and unit bits alone.
+//! the shrinker that it admitted. Hints, closed bits and reserved for growth bits are advice:
+//! safety rests on the leaf and unit bits alone.
 //!
 //! # Files
 //!

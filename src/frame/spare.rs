@@ -23,8 +23,9 @@
 //! Every access to the bit is Relaxed: it is advice. A search that reads an old value takes a frame
 //! of a unit reserved for growth, or passes over one that is reserved for growth no more.
 //!
-//! Frames reserved for growth cache nothing, so the number of units reserved for growth has a limit, which concurrent callers
-//! may exceed by one each. A wholly free unit is not reserved for growth: its frames are in the unit word.
+//! Frames reserved for growth cache nothing, so the number of units reserved for growth has a
+//! limit, which concurrent callers may exceed by one each. A wholly free unit is not reserved for
+//! growth: its frames are in the unit word.
 //!
 //! Models: `loom-tests/tests/spare.rs`.
 
@@ -40,15 +41,17 @@ use crate::sync::Ordering::Relaxed;
 const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
 
 impl Frames {
-    /// Reserves for growth the unit of a frame for the [extensions](Self::extend) of its caller. False: it is
-    /// reserved for growth already or not of this pool, or a quarter of all units is reserved for growth.
+    /// Reserves for growth the unit of a frame for the [extensions](Self::extend) of its caller.
+    /// False: it is reserved for growth already or not of this pool, or a quarter of all units is
+    /// reserved for growth.
     pub fn begin_growth_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
             let Some(group) = map.directory.group(group) else { return false };
             let is_full = self.growth_units.load(Relaxed) >= map.directory.leaves() >> SPARED_SHIFT;
-            let is_ours =
-                !is_full && !group.is_reserved_for_growth(bit) && group.reserved_for_growth.fetch_or(1 << bit, Relaxed) >> bit & 1 == 0;
+            let is_ours = !is_full
+                && !group.is_reserved_for_growth(bit)
+                && group.reserved_for_growth.fetch_or(1 << bit, Relaxed) >> bit & 1 == 0;
             if is_ours {
                 self.growth_units.fetch_add(1, Relaxed);
             }
@@ -90,7 +93,8 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// Returns about how many frames are free in units reserved for growth, in O(1): half of each unit.
+    /// Returns about how many frames are free in units reserved for growth, in O(1): half of each
+    /// unit.
     pub fn spared_about(&self) -> usize {
         self.growth_units.load(Relaxed) * FAN / 2
     }

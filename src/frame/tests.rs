@@ -74,10 +74,14 @@ impl Checked {
         let census = self.frames.census(Order(2));
         assert_eq!((self.frames.free_frames(), self.frames.free_counted()), (free, free));
         assert_eq!(census.free, free);
-        let of_spared =
-            |(frame, free): (usize, &bool)| *free && self.reserved_for_growth.contains(&((frame >> FAN_LOG2) as u32));
+        let of_spared = |(frame, free): (usize, &bool)| {
+            *free && self.reserved_for_growth.contains(&((frame >> FAN_LOG2) as u32))
+        };
         let reserved_for_growth = self.free.iter().enumerate().filter(|&frame| of_spared(frame)).count();
-        assert_eq!((census.reserved_for_growth, self.frames.spared_frames()), (reserved_for_growth, reserved_for_growth));
+        assert_eq!(
+            (census.reserved_for_growth, self.frames.spared_frames()),
+            (reserved_for_growth, reserved_for_growth)
+        );
         let by_order = census.by_order.iter().enumerate().map(|(order, count)| count << order).sum::<usize>();
         assert_eq!(by_order, free);
         let aligned = |len: usize| {
@@ -217,8 +221,10 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
             let unit = from.index() / FAN * FAN;
             let is_inside_whole =
                 got == 0 && (unit..unit + FAN).all(|frame| pool.free.get(frame) == Some(&true));
-            let ends =
-                got == want || next.is_multiple_of(FAN) || is_inside_whole || pool.frames.is_reserved_for_growth(from);
+            let ends = got == want
+                || next.is_multiple_of(FAN)
+                || is_inside_whole
+                || pool.frames.is_reserved_for_growth(from);
             assert!(ends || !pool.free.get(next).is_some_and(|free| *free), "stopped at a free frame");
             if got > 0 {
                 let run = Run { start: from, len: got };
@@ -397,7 +403,10 @@ fn allocate_some_finds_all_without_concurrent_frees() {
 fn growth_units_are_taken_last() {
     let pool = frames(256, 256, 256);
     let head = pool.allocate_run(10, FrameId(0)).unwrap();
-    assert!(pool.begin_growth_unit(head.start) && !pool.begin_growth_unit(FrameId(63)), "a bit has one owner");
+    assert!(
+        pool.begin_growth_unit(head.start) && !pool.begin_growth_unit(FrameId(63)),
+        "a bit has one owner"
+    );
     assert!(!pool.begin_growth_unit(FrameId(64)), "one unit of four");
     assert_eq!((pool.spared_frames(), pool.free_units()), (54, 3));
     assert_eq!(pool.extend(FrameId(10), 4, false), None, "reserved for growth by another caller");

@@ -15,8 +15,8 @@ impl Pool {
     ///
     /// Waits in the line of [`allocate_async`](Self::allocate_async) as an admission, and not as a
     /// running sequence, as [`migrate`](Self::migrate) does: the sequences for which it was
-    /// preempted come first. If these do not wait in the queue, [leave](ResumeOptions::leave) blocks to
-    /// them. Holds no block here while it waits.
+    /// preempted come first. If these do not wait in the queue, [leave](ResumeOptions::leave)
+    /// blocks to them. Holds no block here while it waits.
     ///
     /// `swapped` stays open in its pool, and unchanged: drop it when the call has succeeded.
     /// Dropping the future has no further effect.

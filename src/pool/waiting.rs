@@ -108,8 +108,8 @@ impl Pool {
         traced!("kvpool.wait", waiting).await
     }
 
-    /// waits in the queue for the blocks of a request, as [`in_line`] does. Moves blocks for a request
-    /// that needs a run.
+    /// waits in the queue for the blocks of a request, as [`in_line`] does. Moves blocks for a
+    /// request that needs a run.
     // Not async: a future around the other one would take its room twice.
     pub(super) fn in_turns<T>(
         &self,
@@ -121,8 +121,8 @@ impl Pool {
         in_line((self.blocks(), Some(self)), request, class, deadline, attempt)
     }
 
-    /// Makes an attempt in each turn of a place in the queue, until one succeeds, or fails for another
-    /// reason than a lack of blocks.
+    /// Makes an attempt in each turn of a place in the queue, until one succeeds, or fails for
+    /// another reason than a lack of blocks.
     async fn take_turns<T>(
         mover: Option<&Self>,
         mut place: Waiting<'_>,
@@ -166,8 +166,8 @@ impl Pool {
         }
     }
 
-    /// Waits for a turn in the queue, and passes over moves and resizes that hold blocks and are not
-    /// polled.
+    /// Waits for a turn in the queue, and passes over moves and resizes that hold blocks and are
+    /// not polled.
     async fn turn_beside_moves(&self, place: &mut Waiting<'_>) {
         let every = self.blocks().turn_patience().max(Duration::from_millis(1));
         while let Some(look) = now().checked_add(every) {
@@ -180,9 +180,9 @@ impl Pool {
     }
 }
 
-/// waits in the queue for the blocks of a request: makes an attempt in each turn, until one succeeds, or
-/// fails for another reason than a lack of blocks. A pool beside the blocks moves them for a request
-/// that needs a run.
+/// waits in the queue for the blocks of a request: makes an attempt in each turn, until one
+/// succeeds, or fails for another reason than a lack of blocks. A pool beside the blocks moves them
+/// for a request that needs a run.
 ///
 /// # Errors
 ///
@@ -195,7 +195,8 @@ pub(super) async fn in_line<T>(
     attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
 ) -> Result<T, AllocError> {
     // On the heap: a request that does not wait should not carry it.
-    let mut waiting = Box::pin(calls(Pool::take_turns(mover, blocks.enter_wait_queue(request, class), attempt)));
+    let mut waiting =
+        Box::pin(calls(Pool::take_turns(mover, blocks.enter_wait_queue(request, class), attempt)));
     let Some(deadline) = deadline else { return waiting.await };
     let every = blocks.turn_patience().max(Duration::from_millis(1));
     loop {

@@ -463,7 +463,8 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Takes the entry of the blocks that are evicted next, except from the `reserved_for_growth` queues.
+    /// Takes the entry of the blocks that are evicted next, except from the `reserved_for_growth`
+    /// queues.
     #[inline]
     fn take_next(&self, reserved_for_growth: u32) -> Option<Entry> {
         self.queues.take(&self.rows, &*self.policy, reserved_for_growth, self.era(), &self.now)

@@ -2,8 +2,8 @@
 //!
 //! A block that was released in the usual way, hit, and released *first out* may still be in an
 //! entry of a queue of the policy: a hit does not dequeue it. With one set of links it would wait
-//! there. So this queue has links and a `enqueued` flag of its own, and a block may be in two entries,
-//! of which the place in its [row](super::row) makes one outdated. The theorem of the
+//! there. So this queue has links and a `enqueued` flag of its own, and a block may be in two
+//! entries, of which the place in its [row](super::row) makes one outdated. The theorem of the
 //! [queues](super::queues) holds for each flag by itself: a release sets the place, and then swaps
 //! the flag of that place's queue.
 //!

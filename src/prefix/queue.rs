@@ -33,9 +33,9 @@
 //!   higher level that lies ahead moves the cursor to its beginning; then it is *due*, and its
 //!   blocks are requeued one by one, at lower levels. Any number of threads help.
 //! - *Look-ahead*: for each block that level 0 yields, one block of each slot that is due *next* is
-//!   requeued. Windows overlap, so each of these blocks already has a place at the level below. With
-//!   evenly spread ranks, a slot is nearly empty when it comes due, and no pop pays for a whole
-//!   slot; with uneven ranks, a pop may.
+//!   requeued. Windows overlap, so each of these blocks already has a place at the level below.
+//!   With evenly spread ranks, a slot is nearly empty when it comes due, and no pop pays for a
+//!   whole slot; with uneven ranks, a pop may.
 //! - *Correction*: a rank may grow while its block is enqueued. A thread that takes a block from a
 //!   slot that its rank has outgrown requeues it.
 //!
@@ -85,8 +85,9 @@
 //!    given blocks in a push, and in either one block that it spills. It may delay others; `look`
 //!    finds them.
 //! 3. Without concurrency, blocks come in the order of their ranks, preceded by the blocks whose
-//!    ranks were below the cursor when they were enqueued or overtaken, in any order. The cursor never
-//!    exceeds the smallest rank enqueued by an earlier operation. Equal ranks come in any order.
+//!    ranks were below the cursor when they were enqueued or overtaken, in any order. The cursor
+//!    never exceeds the smallest rank enqueued by an earlier operation. Equal ranks come in any
+//!    order.
 //! 4. A block is enqueued at most once per level, and once more whenever its rank has grown or the
 //!    cursor has passed it.
 //! 5. `None` from `pop`: no hint was set. From `pop` after `look` returned false: each head was
@@ -110,9 +111,9 @@ pub use links::Links;
 /// Lock-free priority queue of blocks by rank, smallest first.
 ///
 /// Without concurrency blocks are popped in the order of their ranks; under concurrency,
-/// approximately. A block whose rank was below the [cursor](Self::cursor) when it was enqueued comes
-/// before all others. Every pushed block is popped exactly once, and a stopped thread withholds
-/// only the blocks that it holds. Ranks may grow while their blocks are enqueued.
+/// approximately. A block whose rank was below the [cursor](Self::cursor) when it was enqueued
+/// comes before all others. Every pushed block is popped exactly once, and a stopped thread
+/// withholds only the blocks that it holds. Ranks may grow while their blocks are enqueued.
 pub struct RankQueue {
     geometry: Geometry,
     levels: Box<[Level]>,
@@ -227,7 +228,8 @@ impl RankQueue {
         found > 0 || !self.overdue.head().is_empty()
     }
 
-    /// Returns a lower bound of all enqueued ranks, where ranks below the cursor count as the cursor.
+    /// Returns a lower bound of all enqueued ranks, where ranks below the cursor count as the
+    /// cursor.
     ///
     /// Returns `None` if the queue looks empty. Costs a few loads.
     pub fn head(&self) -> Option<u64> {
@@ -345,8 +347,8 @@ impl RankQueue {
         if slot.level == 0 {
             let due = self.geometry.start_above(start);
             if due > cursor {
-                // All of its level-1 slot has been requeued ahead. The cursor moves on for the slots
-                // after it.
+                // All of its level-1 slot has been requeued ahead. The cursor moves on for the
+                // slots after it.
                 self.advance(links, cursor, due);
                 return None;
             }

@@ -20,8 +20,8 @@
 //! # Enqueueing
 //!
 //! A block is in at most one entry, which may be outdated; in a frame pool, in at most one more, of
-//! the blocks that are evicted first. `enqueued` in its row says that it is in one, and its links have
-//! the rank under which it was enqueued:
+//! the blocks that are evicted first. `enqueued` in its row says that it is in one, and its links
+//! have the rank under which it was enqueued:
 //!
 //! ```text
 //! release   word: evictable;  row: place;   enqueued: swap true,  was false  =>  link into a new entry, push
@@ -40,8 +40,8 @@
 //! swap or a later one, and so sees the word evictable, or changed again since; then it does not
 //! drop the block. If the release finds it false, it files the block.
 //!
-//! The links of a block change only in the hands of the thread that changed `enqueued` from false to
-//! true, or that popped its entry; `below` is read before `enqueued` becomes false.
+//! The links of a block change only in the hands of the thread that changed `enqueued` from false
+//! to true, or that popped its entry; `below` is read before `enqueued` becomes false.
 //!
 //! A thread holds the blocks that it is about to file, and those of the entry that it popped. A
 //! thread stopped there withholds these, at most [`ENTRY_MAX`] or those of one release, from the
@@ -288,9 +288,10 @@ impl Queues {
     /// Takes the entry of the block that the policy evicts next, or of one at the front of its
     /// queue that was not noted in the current `era`.
     ///
-    /// Its blocks are enqueued until [`dequeue`](Enqueued::dequeue); each may be owned, evictable or free. The
-    /// caller [puts back](Self::put_back) the rest. Queues with a bit in `reserved_for_growth` are skipped, except
-    /// for the only one of a policy. Returns `None` if all other entries are held by other threads.
+    /// Its blocks are enqueued until [`dequeue`](Enqueued::dequeue); each may be owned, evictable
+    /// or free. The caller [puts back](Self::put_back) the rest. Queues with a bit in
+    /// `reserved_for_growth` are skipped, except for the only one of a policy. Returns `None` if
+    /// all other entries are held by other threads.
     pub(super) fn take(
         &self,
         rows: &GrowTable<RowPart>,
@@ -307,7 +308,8 @@ impl Queues {
                 Some(Entry { queue, first })
             };
             let pop_evict_first = || {
-                let (queue, evict_first) = (self.evict_first().filter(is_searched)?, self.evict_first.as_ref()?);
+                let (queue, evict_first) =
+                    (self.evict_first().filter(is_searched)?, self.evict_first.as_ref()?);
                 Some(Entry { queue, first: self.wheels[queue].pop(evict_first)? })
             };
             let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_evict_first) {
@@ -315,8 +317,8 @@ impl Queues {
                 None if useless == 1 => pop(0),
                 None => self.take_front(rows, policy, reserved_for_growth, era, &now),
             };
-            // The hints may be wrong where a thread is stopped. Reserved for growth queues may be nonempty without
-            // being searched.
+            // The hints may be wrong where a thread is stopped. Reserved for growth queues may be
+            // nonempty without being searched.
             if next.is_some() || reserved_for_growth != 0 || !self.look() {
                 return next;
             }
@@ -339,7 +341,12 @@ impl Queues {
 
     /// Returns a block of the caller's entry.
     #[inline]
-    pub(super) fn enqueued<'a>(&'a self, rows: &'a GrowTable<RowPart>, queue: usize, id: BlockId) -> Enqueued<'a> {
+    pub(super) fn enqueued<'a>(
+        &'a self,
+        rows: &'a GrowTable<RowPart>,
+        queue: usize,
+        id: BlockId,
+    ) -> Enqueued<'a> {
         let (part, at) = rows.locate(id.index());
         let row = &part.rows[at];
         let (flag, links) = match self.evict_first_of(queue) {

@@ -469,7 +469,9 @@ impl Sequence {
             self.withdraw_note(place);
         }
         self.seals.truncate(keep as u32, length / block_tokens);
-        if self.reserved_for_growth.is_some() && self.reserved_for_growth.map(unit_of) != self.last_frame().map(unit_of) {
+        if self.reserved_for_growth.is_some()
+            && self.reserved_for_growth.map(unit_of) != self.last_frame().map(unit_of)
+        {
             self.spare(None);
         }
         gone

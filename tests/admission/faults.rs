@@ -259,8 +259,8 @@ async fn a_request_ahead_learns_of_the_prefix_that_an_admission_put_back() {
     let wanted = request(3, &tokens);
     let mut waiting = pin!(pool.admit_async(&wanted).into_future());
     assert!(poll_once(waiting.as_mut()).is_pending());
-    // The admission is in the queue, and the end of the batch gives it a turn. While it searches, four
-    // blocks go to another owner, and the other request comes.
+    // The admission is in the queue, and the end of the batch gives it a turn. While it searches,
+    // four blocks go to another owner, and the other request comes.
     batch.finish();
     let other = Other { pool: pool.clone(), blocks: 4, taken: None, waiting: None, lease: None };
     *shared.other.lock().unwrap() = Some(other);

@@ -7,7 +7,7 @@ mod resize;
 mod stress;
 mod waiting;
 
-use kvpool::compact::{MoveCancelled, Goal};
+use kvpool::compact::{Goal, MoveCancelled};
 use kvpool::prefix::{HashKey, KvEvent};
 use kvpool::{AllocRequest, FrameGroup, FrameKey, FramePool, Order, Run};
 

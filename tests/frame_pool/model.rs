@@ -64,7 +64,8 @@ struct Model {
     references: HashMap<u32, usize>,
     /// Contents by which a cached frame is known.
     keys: HashMap<u32, BTreeSet<u64>>,
-    /// Cached frames without references, in eviction order: those freed to be evicted first, then the others.
+    /// Cached frames without references, in eviction order: those freed to be evicted first, then
+    /// the others.
     evict_first: VecDeque<u32>,
     queue: VecDeque<u32>,
 }

@@ -172,7 +172,9 @@ impl Shared {
                 let wanted = pool.free_blocks() * rng.usize(1..9) / 10;
                 drop(pool.allocate(AllocRequest::new(wanted.max(1))));
             } else {
-                runtime.block_on(pool.defragment_with(DefragOptions::new().fragmentation_penalty(0))).unwrap();
+                runtime
+                    .block_on(pool.defragment_with(DefragOptions::new().fragmentation_penalty(0)))
+                    .unwrap();
             }
             thread::yield_now();
         }

@@ -424,8 +424,9 @@ impl FramePool {
     /// Proposes at most `moves_max` moves of cached frames without references: towards free runs of
     /// `2**order` frames (16 by default), or towards one run of `run` frames.
     ///
-    /// `fragmentation_penalty`: free runs that moves must gain for each two neighbouring cached frames that they
-    /// separate (2 by default). At 0, all runs are gained that the free frames can form.
+    /// `fragmentation_penalty`: free runs that moves must gain for each two neighbouring cached
+    /// frames that they separate (2 by default). At 0, all runs are gained that the free frames can
+    /// form.
     #[pyo3(signature = (moves_max, *, order=None, run=None, fragmentation_penalty=None))]
     fn propose_moves(
         &self,
@@ -445,7 +446,8 @@ impl FramePool {
         };
         // Visits every frame.
         // A price above all runs is as high as any other.
-        let price = fragmentation_penalty.map_or(FRAGMENTATION_PENALTY, |price| u32::try_from(price.0).unwrap_or(u32::MAX));
+        let price = fragmentation_penalty
+            .map_or(FRAGMENTATION_PENALTY, |price| u32::try_from(price.0).unwrap_or(u32::MAX));
         Ok(FrameMoves::new(py.detach(|| pool.propose_moves_with_penalty(goal, moves_max.0, price))))
     }
 

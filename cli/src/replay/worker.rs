@@ -523,7 +523,9 @@ impl<'a> Worker<'a> {
         self.tally.utilization.add(1.0 - free as f64 / self.at.pool.total_blocks() as f64);
         let fragmentation = self.at.pool.fragmentation();
         self.tally.fragmentation.add(fragmentation.rate);
-        self.tally.reserved_for_growth.add(fragmentation.reserved_for_growth as f64 / self.at.pool.total_blocks() as f64);
+        self.tally
+            .reserved_for_growth
+            .add(fragmentation.reserved_for_growth as f64 / self.at.pool.total_blocks() as f64);
     }
 
     /// Waits for blocks of other threads.

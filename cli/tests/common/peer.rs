@@ -6,8 +6,8 @@ use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::transfer::Manifest;
 use kvpool::{Dtype, KvLayout, Pool, SequenceId};
 use kvpool_node::protocol::{
-    Attempt, Bytes, Envelope, Grant, Incarnation, Kind, ManifestBytes, Message, MigrationId, Places, ReservationId,
-    ToSource, ToTarget,
+    Attempt, Bytes, Envelope, Grant, Incarnation, Kind, ManifestBytes, Message, MigrationId, Places,
+    ReservationId, ToSource, ToTarget,
 };
 use kvpool_node::settings;
 use kvpool_node::transport::tcp::{

@@ -24,7 +24,7 @@ use crate::settings::{Address, AdminUrl};
 use crate::transport::tcp::{self, Accepted, LinkError, Listener, Socket, SocketFile, bind_unix};
 
 use super::access::{AccessError, AdminAccess, AdminCredentials};
-use super::connections::{Connections, ConnectionPermit};
+use super::connections::{ConnectionPermit, Connections};
 use super::events::Hub;
 use super::interface::Admin;
 use super::limits::Limits;
@@ -216,7 +216,13 @@ async fn secure(connection: Accepted, access: &AdminAccess) -> Result<Socket, Li
 }
 
 /// Serves one request of a connection.
-async fn serve(connection: Accepted, access: AdminAccess, routes: Router, permit: Arc<ConnectionPermit>, limits: Limits) {
+async fn serve(
+    connection: Accepted,
+    access: AdminAccess,
+    routes: Router,
+    permit: Arc<ConnectionPermit>,
+    limits: Limits,
+) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.header).keep_alive(false);
     http.max_buf_size(limits.header_bytes.max(8192));

@@ -52,11 +52,11 @@ impl Node {
     ///
     /// The engine asks the node of each rank that has heads of the peer, with the same `copy`, a random
     /// number that it uses once, and the part of each. The peer commits when it has all parts, or has
-    /// none: a part that fails, or does not come within the transfer deadline of the first one, ends the others, and
-    /// each source gets its export back. An export that owns its sequence moves it; a
-    /// [copy](kvpool::Pool::export_copy) leaves it open here. A rank that feeds several peers copies
-    /// the sequence to each, with a number of its own, and closes it once all have it: one of these
-    /// copies may arrive while another fails.
+    /// none: a part that fails, or does not come within the transfer deadline of the first one,
+    /// ends the others, and each source gets its export back. An export that owns its sequence
+    /// moves it; a [copy](kvpool::Pool::export_copy) leaves it open here. A rank that feeds several
+    /// peers copies the sequence to each, with a number of its own, and closes it once all have it:
+    /// one of these copies may arrive while another fails.
     ///
     /// # Limits
     ///

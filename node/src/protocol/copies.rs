@@ -153,7 +153,11 @@ impl Copies {
 
     /// Returns the time by which a part that is absent must have joined.
     pub(super) fn deadline(&self, transfer_deadline_ms: u64) -> Option<Millis> {
-        self.0.values().filter(|copy| !copy.is_complete()).map(|copy| copy.begun.plus(transfer_deadline_ms)).min()
+        self.0
+            .values()
+            .filter(|copy| !copy.is_complete())
+            .map(|copy| copy.begun.plus(transfer_deadline_ms))
+            .min()
     }
 
     /// Returns one part of each copy of which a part is absent for too long.

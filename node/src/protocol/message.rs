@@ -1,7 +1,7 @@
 //! Messages between the two sides of a migration.
 //!
-//! All of them are idempotent. Behind `Prepare`, a message names the reservation of the target that it is
-//! about; a message about another reservation changes nothing.
+//! All of them are idempotent. Behind `Prepare`, a message names the reservation of the target that
+//! it is about; a message about another reservation changes nothing.
 
 use std::fmt;
 

@@ -18,7 +18,8 @@ use smallvec::SmallVec;
 use super::copies::{self, Copies};
 use super::machine::{self, Event, Task, Work};
 use super::message::{
-    AbortReason, Envelope, Incarnation, Kind, Message, MigrationId, Refusal, ReservationId, ToSource, ToTarget,
+    AbortReason, Envelope, Incarnation, Kind, Message, MigrationId, Refusal, ReservationId, ToSource,
+    ToTarget,
 };
 use super::outcome::{Origin, Report, Side};
 use super::request::{CancelError, Command, Limits, LinkId, MachineId, Request, RequestError};
@@ -290,7 +291,8 @@ impl Migrations {
             Some((_, Ok(of_copy))) => Some(of_copy),
             None => None,
         };
-        let (target, actions) = Target::prepare(now, ReservationId(machine.0), kind, part, manifest, self.timing);
+        let (target, actions) =
+            Target::prepare(now, ReservationId(machine.0), kind, part, manifest, self.timing);
         self.begin(machine, Entry::target(id, link, Origin::Peer, target), actions)
     }
 

@@ -33,8 +33,8 @@
 //!
 //! # Words
 //!
-//! - A **transfer deadline** is the time for which a target promises to keep its reservation: 30 s, renewed by
-//!   each message of the source that names it. Its number is new in each reservation.
+//! - A **transfer deadline** is the time for which a target promises to keep its reservation: 30 s,
+//!   renewed by each message of the source that names it. Its number is new in each reservation.
 //! - An **incarnation** is one start of a node's process. Its end takes all copies in its memory.
 //! - A copy is **in doubt** at a source that sent `Commit` and has no answer: held, not run.
 //! - A **part** of a copy holds some heads of every block. The parts of a copy come from different
@@ -122,11 +122,11 @@
 //!
 //! # Lost links
 //!
-//! A sequence waits for the next link, as long as its reservation lasts: it is one of a kind. Cached blocks do
-//! not: both sides keep what they had, and end at once with [`Cause::LinkLost`], so that a caller that waits
-//! for them can compute, or ask again. A side that has not noticed the loss hears of the end by the
-//! answer to its next message, or its reservation ends. From `Commit` on the source is unconfirmed, as before;
-//! a target that has begun to commit completes it.
+//! A sequence waits for the next link, as long as its reservation lasts: it is one of a kind.
+//! Cached blocks do not: both sides keep what they had, and end at once with [`Cause::LinkLost`],
+//! so that a caller that waits for them can compute, or ask again. A side that has not noticed the
+//! loss hears of the end by the answer to its next message, or its reservation ends. From `Commit`
+//! on the source is unconfirmed, as before; a target that has begun to commit completes it.
 //!
 //! # Cleared caches
 //!
@@ -139,25 +139,28 @@
 //!
 //! # Never two owners
 //!
-//! The argument uses no clock: transfer deadlines bound how long blocks stay reserved, and nothing else.
+//! The argument uses no clock: transfer deadlines bound how long blocks stay reserved, and nothing
+//! else.
 //!
 //! 1. The target owns the copy from its one commit on, which follows a `Commit` of the source for this
 //!    term. A source sends none before it holds the copy, and restores none without one of the
 //!    reasons below.
 //! 2. Before it sends `Commit`, the source may restore: it sends none afterwards, since it is over.
-//! 3. After it, the source restores for two reasons. `Aborted` of the reservation: the target said so behind
-//!    the end of that reservation without a commit, and the number of a reservation is never used again. Or the
-//!    target's process has ended, and its copy with it: unless the copy had left that process.
+//! 3. After it, the source restores for two reasons. `Aborted` of the reservation: the target said
+//!    so behind the end of that reservation without a commit, and the number of a reservation is
+//!    never used again. Or the target's process has ended, and its copy with it: unless the copy
+//!    had left that process.
 //! 4. Therefore the target passes a sequence on only when its source has answered by `Forget`, or has
 //!    ended itself ([`RequestError::Unconfirmed`]). At any time at most one other process would go on.
 //! 5. Of a copy in parts, each part has its owner. The target owns all parts from its one commit on.
 //!    It commits only while every part has agreed, by 1 with the leave of each source. The machines of
 //!    the parts change to Committing in the same step, and none of them says `Aborted` afterwards
 //!    unless that commit failed. Before this step, the end of any part ends all parts: each is told
-//!    `Aborted` for its reservation, and by 3 restores. There is no step in which one part is committed and
-//!    another has ended. By 4, the sequence moves on only when every source has answered or ended.
-//! 6. Messages of, and for, another process are dropped, so that reservations need to be unique only within
-//!    an incarnation, and an answer never speaks for a process that has ended.
+//!    `Aborted` for its reservation, and by 3 restores. There is no step in which one part is
+//!    committed and another has ended. By 4, the sequence moves on only when every source has
+//!    answered or ended.
+//! 6. Messages of, and for, another process are dropped, so that reservations need to be unique
+//!    only within an incarnation, and an answer never speaks for a process that has ended.
 //!
 //! # Never none
 //!
@@ -174,15 +177,16 @@
 //!
 //! # No leak
 //!
-//! Every state but two ends by itself: by the transfer deadline, or by the limit, which no heartbeat moves.
-//! The two are a source in doubt and a committed target. They end by an answer, by another process of
-//! the peer, or by the operator's word ([`Migrations::peer_ended`]), and [`Migrations::status`] lists
-//! them until then. No message is answered for ever: `Abort`, `Aborted`, `Refused` and `Forget` have no
-//! answer where there is no machine, and every other one is an answer, or is repeated by a timer.
+//! Every state but two ends by itself: by the transfer deadline, or by the limit, which no
+//! heartbeat moves. The two are a source in doubt and a committed target. They end by an answer, by
+//! another process of the peer, or by the operator's word ([`Migrations::peer_ended`]), and
+//! [`Migrations::status`] lists them until then. No message is answered for ever: `Abort`,
+//! `Aborted`, `Refused` and `Forget` have no answer where there is no machine, and every other one
+//! is an answer, or is repeated by a timer.
 //!
 //! Parts that have agreed could wait for others until their limit, renewed by their sources. A part
-//! that does not come within the transfer deadline of the first one therefore ends the copy; one that came has a
-//! term of its own.
+//! that does not come within the transfer deadline of the first one therefore ends the copy; one
+//! that came has a term of its own.
 //!
 //! # Copies in parts
 //!

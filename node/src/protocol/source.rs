@@ -6,7 +6,8 @@ use smallvec::smallvec;
 use super::bounded::Text;
 use super::machine::{Action, Actions, Event, Task, Work};
 use super::message::{
-    AbortReason, Attempt, FetchBytes, Grant, Kind, ManifestBytes, Part, Phase, ReservationId, ToSource, ToTarget,
+    AbortReason, Attempt, FetchBytes, Grant, Kind, ManifestBytes, Part, Phase, ReservationId, ToSource,
+    ToTarget,
 };
 use super::outcome::{Cause, Doubt, Outcome};
 use super::places::Places;
@@ -107,7 +108,8 @@ impl Source {
 
     /// Returns the time by which it must get a [`Event::Tick`]; `None` once it is over.
     pub fn deadline(&self) -> Option<Millis> {
-        let (limit, silence) = (self.begun.plus(self.timing.limit_ms), self.heard.plus(self.timing.transfer_deadline_ms));
+        let (limit, silence) =
+            (self.begun.plus(self.timing.limit_ms), self.heard.plus(self.timing.transfer_deadline_ms));
         match self.state {
             SourceState::Over => None,
             SourceState::Exporting => Some(limit),
@@ -190,7 +192,9 @@ impl Source {
                 self.heard = now;
                 Sent::new()
             }
-            (ToSource::Committed { .. }, SourceState::Committing | SourceState::InDoubt) => self.finish(reservation),
+            (ToSource::Committed { .. }, SourceState::Committing | SourceState::InDoubt) => {
+                self.finish(reservation)
+            }
             (ToSource::Aborted { reason, .. }, _) if self.reservation.is_some() => {
                 self.restore(Outcome::Failed(Cause::Peer(reason)))
             }
@@ -362,9 +366,9 @@ impl Source {
 /// Returns the answer of a node that has no source of this migration: it has ended, or never began.
 pub(super) fn unknown(message: &ToSource) -> Sent {
     match *message {
-        ToSource::Prepared { reservation, .. } | ToSource::Verified { reservation, .. } | ToSource::Status { reservation, .. } => {
-            abort_message(Some(reservation), AbortReason::Unknown)
-        }
+        ToSource::Prepared { reservation, .. }
+        | ToSource::Verified { reservation, .. }
+        | ToSource::Status { reservation, .. } => abort_message(Some(reservation), AbortReason::Unknown),
         // A source ends behind its commit only if the other side's copy is known to exist or not to.
         ToSource::Committed { reservation } => smallvec![Action::Send(ToTarget::Forget { reservation })],
         ToSource::Fetch { .. } | ToSource::Refused { .. } | ToSource::Aborted { .. } => Sent::new(),

@@ -7,7 +7,8 @@ use super::bounded::Text;
 use super::copies::{CopyEvent, CopyPart};
 use super::machine::{Action, Actions, Event, Task, Work};
 use super::message::{
-    AbortReason, Attempt, FetchBytes, Kind, ManifestBytes, Part, Phase, Refusal, ReservationId, ToSource, ToTarget,
+    AbortReason, Attempt, FetchBytes, Kind, ManifestBytes, Part, Phase, Refusal, ReservationId, ToSource,
+    ToTarget,
 };
 use super::outcome::{Cause, Outcome};
 use super::timing::{Millis, Repeat, Timing};
@@ -290,7 +291,8 @@ impl Target {
                 self.bad_blocks += bad.count();
                 self.state = match attempt.next() {
                     _ if bad.is_empty() => TargetState::Ready(attempt),
-                    // Of the last attempt: the source hears of it and gives up, or the reservation ends.
+                    // Of the last attempt: the source hears of it and gives up, or the reservation
+                    // ends.
                     next => TargetState::Receiving(next.unwrap_or(Attempt(Attempt::LAST.0 + 1))),
                 };
                 self.answer(ToSource::Verified { reservation, attempt, bad, grant })
@@ -351,7 +353,9 @@ impl Target {
             TargetState::Asking => {
                 Some(Action::Send(ToSource::Fetch { what: self.what.clone().unwrap_or_default() }))
             }
-            TargetState::Committed => Some(Action::Send(ToSource::Committed { reservation: self.reservation })),
+            TargetState::Committed => {
+                Some(Action::Send(ToSource::Committed { reservation: self.reservation }))
+            }
             _ => None,
         }
     }

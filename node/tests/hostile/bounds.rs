@@ -56,7 +56,8 @@ async fn more_places_than_the_manifest_has_end_the_migration() {
     let pool = node.pool().clone();
     let offloaded = tokio::spawn(async move { pool.offload_to_node("b", 5).await });
     let id = peer.prepare().await;
-    peer.to_source(id, ToSource::Prepared { reservation, accepted: all, missing: Places::default(), grant }).await;
+    peer.to_source(id, ToSource::Prepared { reservation, accepted: all, missing: Places::default(), grant })
+        .await;
     let refused = soon("a violation", offloaded).await.unwrap().unwrap_err();
     assert!(refused.to_string().contains("violated the protocol"), "{refused}");
     assert_eq!(kv::cached(node.pool(), &tokens), 10, "they are here as before");

@@ -102,9 +102,9 @@ async fn a_process_that_comes_back_answers() {
     let (id, reservation) = again
         .wait_for(|message| match message {
             NodeMessage::Migration(envelope) => match envelope.message {
-                kvpool_node::protocol::Message::ToTarget(kvpool_node::protocol::ToTarget::Query { reservation }) => {
-                    Some((envelope.id, reservation))
-                }
+                kvpool_node::protocol::Message::ToTarget(kvpool_node::protocol::ToTarget::Query {
+                    reservation,
+                }) => Some((envelope.id, reservation)),
                 _ => None,
             },
             _ => None,

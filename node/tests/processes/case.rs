@@ -193,8 +193,8 @@ impl Case {
         self.relay.note("the fault is over");
     }
 
-    /// The source is away for longer than the transfer deadline: the target has freed what it had reserved, unless it
-    /// has committed.
+    /// The source is away for longer than the transfer deadline: the target has freed what it had
+    /// reserved, unless it has committed.
     fn target_holds_nothing(&mut self) {
         wait_until("the target's reservation ends", || {
             let state = self.target.state();
@@ -202,7 +202,8 @@ impl Case {
         });
     }
 
-    /// The target is away for longer than the transfer deadline: the source has its copy again, or is in doubt.
+    /// The target is away for longer than the transfer deadline: the source has its copy again, or
+    /// is in doubt.
     fn source_waits_for_nothing(&mut self) {
         wait_until("the source gives up or is in doubt", || {
             let state = self.source.state();

@@ -71,7 +71,11 @@ async fn start(name: &str, peer: &str, address: &str) -> Engine {
     let builder = Node::builder(content::pool(layout, BLOCKS))
         .name(name)
         .listen(Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))))
-        .timing(Timing { transfer_deadline_ms, retry_ms: transfer_deadline_ms / 10, limit_ms: 300 * transfer_deadline_ms })
+        .timing(Timing {
+            transfer_deadline_ms,
+            retry_ms: transfer_deadline_ms / 10,
+            limit_ms: 300 * transfer_deadline_ms,
+        })
         .limits(limits)
         .peers(peer.into_iter().collect());
     let (node, arrivals) = builder.start().await.unwrap();

@@ -49,7 +49,8 @@ pub enum Action {
     DeclareTarget,
     /// All connections are cut, and can be made again at once.
     Cut,
-    /// All connections are cut, and can be made again after one and a half times the transfer deadline.
+    /// All connections are cut, and can be made again after one and a half times the transfer
+    /// deadline.
     CutLong,
 }
 

@@ -133,7 +133,8 @@ impl World {
                 if copies { Command::Replicate { sequence } } else { Command::Migrate { sequence } };
             let index = if index == wrong { 0 } else { index as u16 };
             let part = Some(Part { index, of });
-            let longest = if self.rng.u8(..4) == 0 { self.weather.timing.transfer_deadline_ms / 2 } else { 50 };
+            let longest =
+                if self.rng.u8(..4) == 0 { self.weather.timing.transfer_deadline_ms / 2 } else { 50 };
             let time = self.now + self.rng.u64(..longest);
             let request = Request { id, link: link(peer), command, part };
             self.at(time, Happening::Part { node, request });

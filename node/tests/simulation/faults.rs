@@ -58,8 +58,13 @@ impl World {
             return;
         }
         let transfer_deadline_ms = self.weather.timing.transfer_deadline_ms;
-        let span =
-            |rng: &mut Rng| if rng.bool() { rng.u64(1..transfer_deadline_ms * 2) } else { rng.u64(1..transfer_deadline_ms / 10) };
+        let span = |rng: &mut Rng| {
+            if rng.bool() {
+                rng.u64(1..transfer_deadline_ms * 2)
+            } else {
+                rng.u64(1..transfer_deadline_ms / 10)
+            }
+        };
         match self.rng.u8(..5) {
             0 => self.kill(node),
             1 | 2 => {

@@ -2,12 +2,12 @@
 //! cuts and heals, with nodes that stop and die at any step.
 //!
 //! At every step: no sequence runs on two nodes; none is lost unless a node died that owned it;
-//! blocks are conserved; no migration commits twice, nor in a reservation that has ended; every wait has a
-//! deadline; a commit says the truth about its source's cache, and a copy of a cleared cache is not
-//! committed as current. A copy in parts commits with all of them, and each part has one owner: the
-//! node that runs it, or the one that runs the whole. In the end, after all has healed: each sequence
-//! runs on one node; no reservation, held copy, committed copy that waits to be forgotten, or machine
-//! is left; each request has one outcome.
+//! blocks are conserved; no migration commits twice, nor in a reservation that has ended; every
+//! wait has a deadline; a commit says the truth about its source's cache, and a copy of a cleared
+//! cache is not committed as current. A copy in parts commits with all of them, and each part has
+//! one owner: the node that runs it, or the one that runs the whole. In the end, after all has
+//! healed: each sequence runs on one node; no reservation, held copy, committed copy that waits to
+//! be forgotten, or machine is left; each request has one outcome.
 //!
 //! `KVPOOL_SIM_SEED=17` runs one schedule and prints its steps; `KVPOOL_SIM_SCHEDULES` sets how many
 //! are run.

@@ -224,7 +224,8 @@ impl World {
             return Ok(());
         }
         // Mostly short; sometimes longer than the transfer deadline.
-        let longest = if self.rng.u8(..16) == 0 { self.weather.timing.transfer_deadline_ms * 3 / 2 } else { 40 };
+        let longest =
+            if self.rng.u8(..16) == 0 { self.weather.timing.transfer_deadline_ms * 3 / 2 } else { 40 };
         let time = self.now + self.rng.u64(..longest);
         self.input(time, node, Input::Job { machine, job });
         Ok(())
@@ -270,7 +271,9 @@ impl World {
 
 /// Notes that the source of a target says that its cache was cleared.
 fn note_clear(node: &mut Node, from: NodeId, envelope: &Envelope) {
-    let Message::ToTarget(ToTarget::Commit { reservation, is_current: false }) = envelope.message else { return };
+    let Message::ToTarget(ToTarget::Commit { reservation, is_current: false }) = envelope.message else {
+        return;
+    };
     let is_it = |one: &MigrationStatus| {
         let waits = matches!(one.state, SideState::Target(TargetState::Ready(_) | TargetState::Agreed(_)));
         waits && one.id == envelope.id && one.link == link(from) && one.machine.0 == reservation.0

@@ -42,7 +42,11 @@ impl World {
             (lost, late, struck) = (0.0, 0.0, 0.0);
         }
         let transfer_deadline_ms = often(&[30_000.0, 6_000.0, 1_500.0]) as u64;
-        let timing = Timing { transfer_deadline_ms, retry_ms: transfer_deadline_ms / 30, limit_ms: transfer_deadline_ms * rng.u64(3..12) };
+        let timing = Timing {
+            transfer_deadline_ms,
+            retry_ms: transfer_deadline_ms / 30,
+            limit_ms: transfer_deadline_ms * rng.u64(3..12),
+        };
         let horizon = transfer_deadline_ms * rng.u64(2..8);
         let weather = Weather { lost, doubled, late, corrupt, struck, is_calm, horizon, timing };
         let count = rng.usize(2..=4);

@@ -45,8 +45,8 @@ const HOLES_MIN: usize = 1_280;
 const HOLES_OWNED_SHIFT: u32 = 2;
 
 /// Frames that lists spare in a pool with a cache: at most this share of the free and evictable
-/// ones, as a shift. A free frame caches nothing while it is reserved for growth. Without a cache it costs
-/// nothing, and lists may spare all.
+/// ones, as a shift. A free frame caches nothing while it is reserved for growth. Without a cache
+/// it costs nothing, and lists may spare all.
 const ROOM_SHIFT: u32 = 2;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.
@@ -71,8 +71,9 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 }
 
 impl Core {
-    /// Reserves for growth the unit of a frame for the list that ends in it. False if it is reserved for growth already, or
-    /// if [their share](ROOM_SHIFT) of the available frames is reserved for growth.
+    /// Reserves for growth the unit of a frame for the list that ends in it. False if it is
+    /// reserved for growth already, or if [their share](ROOM_SHIFT) of the available frames is
+    /// reserved for growth.
     pub(crate) fn begin_growth_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
@@ -138,7 +139,8 @@ impl Core {
         self.total() >= UNITS_MIN << FAN_LOG2
     }
 
-    /// Returns about how many frames are free in partly used units that are not reserved for growth.
+    /// Returns about how many frames are free in partly used units that are not reserved for
+    /// growth.
     fn holes(&self) -> usize {
         let frames = &self.space.frames;
         frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.spared_about())

@@ -13,9 +13,9 @@
 //!                  more are missing, and whole units were gained, or a batch saw all: reclaim_debt += rest
 //! ```
 //!
-//! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one load. The
-//! swap gives the work to one thread; if lists take more units meanwhile two slices may overlap. A
-//! stopped thread withholds one step of its eviction and the frames of one leaf.
+//! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one
+//! load. The swap gives the work to one thread; if lists take more units meanwhile two slices may
+//! overlap. A stopped thread withholds one step of its eviction and the frames of one leaf.
 //!
 //! # Who does it
 //!

@@ -48,7 +48,8 @@ impl Core {
         for frame in self.space.reserve.sift(wake_guard, |_| true) {
             self.space.frames.free_run(Run { start: frame, len: 1 });
         }
-        let run = self.space.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, wake_guard));
+        let run =
+            self.space.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, wake_guard));
         self.space.top_up();
         self.evict_for_reserve();
         if self.space.reserve.is_short() {

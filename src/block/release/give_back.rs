@@ -158,12 +158,13 @@ impl Core {
     /// As [`reclaim_retired`](Self::reclaim_retired), if a run is probably due; for
     /// frequent callers.
     pub fn reclaim_due_retired(&self) -> usize {
-        let may_be_due = !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(self.space.clock.oldest());
+        let may_be_due =
+            !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(self.space.clock.oldest());
         if may_be_due { self.reclaim_retired() } else { 0 }
     }
 
-    /// Reclaims frames of the shared retire list that no batch sees any more, and returns their number.
-    /// They include old frames of moves. Announces them.
+    /// Reclaims frames of the shared retire list that no batch sees any more, and returns their
+    /// number. They include old frames of moves. Announces them.
     pub fn reclaim_retired(&self) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;

@@ -79,8 +79,8 @@ impl Shrinking {
         let blocks = self.blocks.clone();
         // Other requests may miss frames in transit.
         let wake_guard = blocks.wake_guard();
-        // Frames may be in magazines, in the depot, in a retire list though no batch sees them, or in the
-        // reserve.
+        // Frames may be in magazines, in the depot, in a retire list though no batch sees them, or
+        // in the reserve.
         blocks.bring_in(&wake_guard);
         blocks.vacate_reserve(self.region());
         self.collect_from_bitmaps()

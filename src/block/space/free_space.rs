@@ -7,8 +7,8 @@ use crate::frame::{Depot, FrameMask, Frames};
 use crate::ids::{FrameId, Run};
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*, caught};
 
-use super::wake_guard::{Announce, WakeGuard};
 use super::reserve::{Reserve, ReservedFrames};
+use super::wake_guard::{Announce, WakeGuard};
 use crate::block::state::{BlockWord, Table};
 
 /// Wipes the bytes of free frames.

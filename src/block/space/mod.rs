@@ -11,13 +11,13 @@
 //! not thread caches nor the wait queue: [`Announce`] is how a wake guard reaches the
 //! line.
 
-mod wake_guard;
 mod free_space;
 mod reserve;
 mod shared_retire_list;
+mod wake_guard;
 
-pub(in crate::block) use wake_guard::{Announce, WakeGuard};
 pub use free_space::Scrub;
 pub(in crate::block) use free_space::{FreeSpace, FreedFrames};
 pub(in crate::block) use reserve::Reserve;
 pub(in crate::block) use shared_retire_list::SharedRetireList;
+pub(in crate::block) use wake_guard::{Announce, WakeGuard};

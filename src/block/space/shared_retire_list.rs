@@ -217,7 +217,8 @@ mod tests {
                             shared_retire_list
                                 .push(Run { start: FrameId(2 * i + thread), len: 1 }, Ticket(i as u64 % 2));
                             if i % 8 == 0 {
-                                shared_retire_list.reclaim(Ticket(1), wake_guard, |run| got.push(run.start.0));
+                                shared_retire_list
+                                    .reclaim(Ticket(1), wake_guard, |run| got.push(run.start.0));
                             }
                         }
                         got
@@ -229,7 +230,10 @@ mod tests {
         let mut all = got;
         let mut waiting = 0;
         shared_retire_list.for_each(wake_guard, |_| waiting += 1);
-        assert_eq!((shared_retire_list.mirror(), all.len() + waiting), ((waiting, Ticket(1)), 2 * RUNS as usize));
+        assert_eq!(
+            (shared_retire_list.mirror(), all.len() + waiting),
+            ((waiting, Ticket(1)), 2 * RUNS as usize)
+        );
         shared_retire_list.reclaim(Ticket(2), wake_guard, |run| all.push(run.start.0));
         all.sort_unstable();
         assert_eq!(all, (0..2 * RUNS).collect::<Vec<_>>());

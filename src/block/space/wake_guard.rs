@@ -1,10 +1,11 @@
-//! Wake guard: the right to take free frames out of reach of searches, and the duty to announce them.
+//! Wake guard: the right to take free frames out of reach of searches, and the duty to announce
+//! them.
 //!
 //! Some steps take free frames out of the places that a search looks at, and put them back later:
-//! they sift a chain of the [shared retire list](super::shared_retire_list), empty another thread's cache into
-//! the bitmaps, or walk the reserve. A request that searches in between finds nothing, and may fall
-//! asleep. Each such step therefore takes a [`WakeGuard`] as proof that an announcement follows.
-//! Dropping the wake guard is that announcement, also when the step panics:
+//! they sift a chain of the [shared retire list](super::shared_retire_list), empty another thread's
+//! cache into the bitmaps, or walk the reserve. A request that searches in between finds nothing,
+//! and may fall asleep. Each such step therefore takes a [`WakeGuard`] as proof that an
+//! announcement follows. Dropping the wake guard is that announcement, also when the step panics:
 //!
 //! | step | its wake guard is |
 //! |---|---|
@@ -18,8 +19,8 @@
 //! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).
 //!
 //! One caller must not announce to the queue: a waiting request is itself the head, and would wake
-//! itself forever. It hands its wake guard [to the queue](WakeGuard::leave_to_queue) and signals the next
-//! head when it leaves.
+//! itself forever. It hands its wake guard [to the queue](WakeGuard::leave_to_queue) and signals
+//! the next head when it leaves.
 
 /// Tells waiting requests that free frames may have become available.
 pub(in crate::block) trait Announce {
@@ -37,8 +38,8 @@ impl<'a, A: Announce> WakeGuard<'a, A> {
         Self(announcer)
     }
 
-    /// Ends the wake guard without an announcement: the caller has a place in the queue, and signals the
-    /// line.
+    /// Ends the wake guard without an announcement: the caller has a place in the queue, and
+    /// signals the line.
     #[inline]
     pub(in crate::block) fn leave_to_queue(self) {
         std::mem::forget(self);

@@ -18,11 +18,11 @@
 mod counters;
 mod grow_table;
 mod info;
-mod wait_queue;
 mod log;
 mod refused;
 mod sites;
 mod table;
+mod wait_queue;
 mod word;
 
 pub use counters::{AllocationCounts, Refusals, WaitCounts};
@@ -30,8 +30,6 @@ pub(in crate::block) use counters::{OwnCounters, SharedCounters};
 pub(crate) use grow_table::{GrowTable, TablePart};
 pub use info::BlockInfo;
 pub(in crate::block) use info::InfoCell;
-pub(crate) use wait_queue::Class;
-pub(in crate::block) use wait_queue::{Absence, Key, WaitQueue, QueuePlace, Waiters};
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};
 pub(in crate::block) use refused::{Evictions, FreeRuns, Refused};
@@ -41,4 +39,6 @@ pub(in crate::block) use sites::Sites;
 pub use sites::SourcePlace;
 pub(crate) use sites::{Note, Noted};
 pub(in crate::block) use table::{Row, Table, TableView};
+pub(crate) use wait_queue::Class;
+pub(in crate::block) use wait_queue::{Absence, Key, QueuePlace, WaitQueue, Waiters};
 pub use word::{BlockWord, Released};

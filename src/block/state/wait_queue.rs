@@ -19,7 +19,8 @@ pub(in crate::block) struct Waiters {
     pub(in crate::block) pending: AtomicBool,
     /// Number of places in the queue, for statistics.
     pub(in crate::block) count: AtomicUsize,
-    /// The highest priority in the queue, plus one; 0 if the queue is empty. Written under the lock.
+    /// The highest priority in the queue, plus one; 0 if the queue is empty. Written under the
+    /// lock.
     pub(in crate::block) highest: AtomicU8,
     /// Number of blocks that the head asks for. Written under the lock.
     pub(in crate::block) asked: AtomicUsize,

@@ -5,7 +5,7 @@ use crate::config::MAGAZINE_BLOCKS_MAX;
 use crate::frame::{Magazine, MagazinePair};
 use crate::ids::{FrameId, Run, Ticket};
 
-use crate::block::space::{Announce, WakeGuard, FreeSpace};
+use crate::block::space::{Announce, FreeSpace, WakeGuard};
 
 /// Maximum number of blocks that take the fast path, and that a list of ids stores inline.
 pub(crate) const INLINE_BLOCKS: usize = 16;
@@ -56,7 +56,11 @@ impl Local {
     }
 
     /// Gives all free frames back to the bitmaps; returns their number.
-    pub(in crate::block) fn surrender(&mut self, space: &FreeSpace, _: &WakeGuard<'_, impl Announce>) -> usize {
+    pub(in crate::block) fn surrender(
+        &mut self,
+        space: &FreeSpace,
+        _: &WakeGuard<'_, impl Announce>,
+    ) -> usize {
         let before = self.magazines.len() + self.retire_list.len();
         self.retire_list.reclaim(space.clock.oldest(), |run| space.free_run(run));
         self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;

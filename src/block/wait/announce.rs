@@ -195,8 +195,9 @@ impl Core {
     /// regularly.
     pub(crate) fn look_after_queue(&self) {
         if self.waiting() > 1 {
-            let woken = self
-                .with_wait_queue(|queue| if queue.pass_over() { queue.wake_head(self.turn_patience()) } else { None });
+            let woken = self.with_wait_queue(|queue| {
+                if queue.pass_over() { queue.wake_head(self.turn_patience()) } else { None }
+            });
             woken.into_iter().for_each(crate::sync::wake);
         }
     }
@@ -211,12 +212,12 @@ impl Core {
         self.deliver();
     }
 
-    /// Delivers the pending wake-up of `pending`, unless another thread has the lock: that thread looks after
-    /// unlocking.
+    /// Delivers the pending wake-up of `pending`, unless another thread has the lock: that thread
+    /// looks after unlocking.
     fn deliver(&self) {
         loop {
-            // Between `pending` and the lock on one side, the unlocking and `pending` on the other: one
-            // sees the other.
+            // Between `pending` and the lock on one side, the unlocking and `pending` on the other:
+            // one sees the other.
             fence(SeqCst);
             if !self.waiters.pending.load(Relaxed) {
                 return;
@@ -224,8 +225,11 @@ impl Core {
             let Some(mut queue) = self.waiters.try_lock() else { return };
             // Acquire: pairs with the Release in `notify`, so that the head's search finds what was
             // announced.
-            let woken =
-                if self.waiters.pending.swap(false, Acquire) { queue.signal(self.turn_patience()) } else { None };
+            let woken = if self.waiters.pending.swap(false, Acquire) {
+                queue.signal(self.turn_patience())
+            } else {
+                None
+            };
             self.settle(&queue);
             self.waiters.publish(&queue);
             drop(queue);

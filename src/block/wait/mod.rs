@@ -58,9 +58,9 @@
 //!   stopped there, until it resumes.
 //! - *The slow path*, which ends with `announce`. Either the announcer sees the bit, or the
 //!   waiter's search, which begins after its fence, finds the frame.
-//! - *Into a retire list*. The end of a batch tells the queue by the same word by which it ends, so that no
-//!   fence is needed. (The retirement is also announced: the batch of its tag may have ended before
-//!   the frame got there.)
+//! - *Into a retire list*. The end of a batch tells the queue by the same word by which it ends, so
+//!   that no fence is needed. (The retirement is also announced: the batch of its tag may have
+//!   ended before the frame got there.)
 //!
 //! A free frame can be out of reach of searches for a moment while a thread moves it; that thread
 //! announces it. Steps that take frames out of reach and put them back require a
@@ -101,15 +101,15 @@
 //!
 //!
 //! There is no timer. Each thread that touches the queue looks after it: an announcement while a
-//! signal is pending, a request that enters the queue or is polled in it, and the background task of
-//! the compactor. A place whose future does something else than wait (it moves blocks, or rests
+//! signal is pending, a request that enters the queue or is polled in it, and the background task
+//! of the compactor. A place whose future does something else than wait (it moves blocks, or rests
 //! between two searches) records how long it may be absent while it sleeps.
 //!
 //! # Blocking
 //!
-//! The lock is held for a few instructions. An announcer never waits for it: it leaves `pending`, and
-//! the holder looks for `pending` after unlocking; by their fences, one sees the other. Wakers are
-//! called and dropped without the lock, since they may run any code.
+//! The lock is held for a few instructions. An announcer never waits for it: it leaves `pending`,
+//! and the holder looks for `pending` after unlocking; by their fences, one sees the other. Wakers
+//! are called and dropped without the lock, since they may run any code.
 //!
 //! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.
 

@@ -15,7 +15,7 @@ use crate::block::allocate::{Aim, Grab, ListEnd};
 use crate::block::core::Blocks;
 use crate::block::latency::Operation;
 use crate::block::request::AllocRequest;
-use crate::block::state::{Absence, Class, Key, WaitQueue, QueuePlace};
+use crate::block::state::{Absence, Class, Key, QueuePlace, WaitQueue};
 
 /// A place in the queue. Dropping it leaves the queue and hands on the turn.
 #[must_use = "dropping the place leaves the line"]
@@ -36,7 +36,9 @@ impl Blocks {
         let key = self.with_wait_queue(|queue| {
             let key = (Reverse(request.priority), class, queue.entries);
             queue.entries += 1;
-            queue.places.insert(key, QueuePlace { asked: request.blocks, entered, waker: None, absent: None });
+            queue
+                .places
+                .insert(key, QueuePlace { asked: request.blocks, entered, waker: None, absent: None });
             if queue.is_head(key) {
                 // Frees before the bit was set were not announced: search once more.
                 queue.signal = true;

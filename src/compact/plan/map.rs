@@ -35,8 +35,8 @@ impl<'a> Map<'a> {
             // bit per byte.
             let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             if reserved_for_growth == ReservedForGrowth::Taken {
-                // Frames reserved for growth become free ones: 0b101 loses its lowest bit, and no other kind
-                // does.
+                // Frames reserved for growth become free ones: 0b101 loses its lowest bit, and no
+                // other kind does.
                 kinds = kinds.map(|kind| kind & !(kind >> 2));
             }
             let (mut high, mut low) = (0, 0);
@@ -119,7 +119,8 @@ impl<'a> Map<'a> {
         }
         let count = |rooms: Vec<u64>| rooms.iter().map(|word| word.count_ones() as isize).sum::<isize>();
         // Frames reserved for growth are rooms too.
-        let is_reserved_for_growth = |frame: u32| self.is_room(frame) && self.state(frame).kind() == FrameKind::ReservedForGrowth;
+        let is_reserved_for_growth =
+            |frame: u32| self.is_room(frame) && self.state(frame).kind() == FrameKind::ReservedForGrowth;
         let before = count(self.rooms(&self.free, ends));
         let (free, mut after) = (self.free_after(moves), ends.to_vec());
         let mut in_growth_units = 0;

@@ -262,7 +262,8 @@ proptest! {
 
 /// Returns a pool from a drawing, with regions separated by blanks. A letter is a block of a
 /// sequence, in ascending places; a capital letter is a fixed one. A dot is free, an underscore
-/// reserved for growth, a minus sign is away, a star is a block without a sequence, a plus sign is evictable.
+/// reserved for growth, a minus sign is away, a star is a block without a sequence, a plus sign is
+/// evictable.
 fn drawn(text: &str) -> Snapshot {
     let mut places = [0; 26];
     let states = text.bytes().filter(|c| *c != b' ').zip(0..).map(|(c, frame)| match c {
@@ -417,7 +418,11 @@ fn of_several_steps_those_that_pay_are_made() {
 #[test]
 fn spared_frames_are_for_their_list() {
     let reserved_for_growth = drawn("a___ *... ***_ A***");
-    assert_eq!(plan(&reserved_for_growth, FOURS, ALL), Plan::default(), "one frame is free outside of its region");
+    assert_eq!(
+        plan(&reserved_for_growth, FOURS, ALL),
+        Plan::default(),
+        "one frame is free outside of its region"
+    );
     assert_eq!(pairs(&plan(&drawn("a___ *... ***. A***"), FOURS, ALL)), [(4, 11)]);
     assert_eq!(pairs(&plan(&drawn("a__- *... ***_ A**."), FOURS, ALL)), [(4, 15)]);
     // A request waits for this run.

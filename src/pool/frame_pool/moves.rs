@@ -12,7 +12,7 @@
 //! move, also if all references are gone again: an owner may have written other contents.
 
 use crate::block::Wave;
-use crate::compact::{FRAGMENTATION_PENALTY, MoveCancelled, GivenUp, Goal, Snapshot, plan};
+use crate::compact::{FRAGMENTATION_PENALTY, GivenUp, Goal, MoveCancelled, Snapshot, plan};
 use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
@@ -43,9 +43,9 @@ impl FramePool {
     ///
     /// For [`Goal::Fragmentation`], each group of moves gains a free aligned run of the order, the
     /// cheapest first, as long as it gains more than the breaks of neighbouring cached frames cost,
-    /// at the [price](FRAGMENTATION_PENALTY) of compaction. Frames with references stay. `Goal::Run` makes
-    /// one run for a contiguous request. Visits every frame; reclaims free frames that threads
-    /// cache.
+    /// at the [price](FRAGMENTATION_PENALTY) of compaction. Frames with references stay.
+    /// `Goal::Run` makes one run for a contiguous request. Visits every frame; reclaims free frames
+    /// that threads cache.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool, Order, compact::Goal};
@@ -74,7 +74,12 @@ impl FramePool {
     /// refuses nearly every plan where free frames lie between long stretches of cached ones. At a
     /// price of 0 all runs are gained that the free frames can form, until traffic takes them apart
     /// again.
-    pub fn propose_moves_with_penalty(&self, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> FrameMoves {
+    pub fn propose_moves_with_penalty(
+        &self,
+        goal: Goal,
+        moves_max: usize,
+        fragmentation_penalty: u32,
+    ) -> FrameMoves {
         let Shared { blocks, order, .. } = &*self.0;
         blocks.trim();
         let plan = plan(&Snapshot::of_frames(blocks, *order), goal, moves_max, fragmentation_penalty);

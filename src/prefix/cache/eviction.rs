@@ -81,7 +81,17 @@ impl<'a> Eviction<'a> {
         freed: &'a mut dyn FnMut(&[FrameId]),
     ) -> Self {
         let (seen, dequeued) = (SmallVec::new(), SmallVec::new());
-        Self { cache, core, oldest, freed, seen, dequeued, skipped: 0, in_queue: [0; QUEUES_MAX], reserved_for_growth: 0 }
+        Self {
+            cache,
+            core,
+            oldest,
+            freed,
+            seen,
+            dequeued,
+            skipped: 0,
+            in_queue: [0; QUEUES_MAX],
+            reserved_for_growth: 0,
+        }
     }
 
     pub(super) fn run(mut self, wanted: usize) {

@@ -68,13 +68,19 @@ fn what_is_not_here_is_answered_so_that_the_peer_can_end() {
     let mut node = node(Limits::default());
     let reservation = ReservationId(4);
     let aborted: Message = ToSource::Aborted { reservation, reason: AbortReason::Unknown }.into();
-    for message in
-        [ToTarget::Commit { reservation, is_current: true }, ToTarget::Query { reservation }, ToTarget::Heartbeat { reservation }]
-    {
+    for message in [
+        ToTarget::Commit { reservation, is_current: true },
+        ToTarget::Query { reservation },
+        ToTarget::Heartbeat { reservation },
+    ] {
         assert_eq!(*sent(&receive(&mut node, ID, message)[0]), aborted);
     }
-    let abort: Message = ToTarget::Abort { reservation: Some(reservation), reason: AbortReason::Unknown }.into();
-    assert_eq!(*sent(&receive(&mut node, ID, ToSource::Status { reservation, phase: Phase::Ready })[0]), abort);
+    let abort: Message =
+        ToTarget::Abort { reservation: Some(reservation), reason: AbortReason::Unknown }.into();
+    assert_eq!(
+        *sent(&receive(&mut node, ID, ToSource::Status { reservation, phase: Phase::Ready })[0]),
+        abort
+    );
     let forget: Message = ToTarget::Forget { reservation }.into();
     assert_eq!(*sent(&receive(&mut node, ID, ToSource::Committed { reservation })[0]), forget);
     // These end the exchange.
@@ -272,7 +278,8 @@ mod parts {
         let mut node = links(2);
         let machine = ready(&mut node, 0, 0, 2);
         commit(&mut node, NOW, 0, machine);
-        let (half, reservation) = (Timing::default().transfer_deadline_ms / 2, Timing::default().transfer_deadline_ms);
+        let (half, reservation) =
+            (Timing::default().transfer_deadline_ms / 2, Timing::default().transfer_deadline_ms);
         commit(&mut node, NOW.plus(half), 0, machine);
         assert_eq!(node.deadline(), Some(NOW.plus(reservation)));
         assert!(node.tick(NOW.plus(reservation - 1)).is_empty());

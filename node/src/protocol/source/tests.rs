@@ -335,7 +335,10 @@ fn silence_of_a_reservation_ends_an_undecided_source_but_not_its_export() {
 fn messages_are_repeated_at_growing_intervals() {
     let expected = [
         (SourceState::Preparing, prepare()),
-        (SourceState::Checking(Attempt(0)), Action::Send(ToTarget::Sent { reservation: T, attempt: Attempt(0) })),
+        (
+            SourceState::Checking(Attempt(0)),
+            Action::Send(ToTarget::Sent { reservation: T, attempt: Attempt(0) }),
+        ),
         (SourceState::Committing, Action::Send(ToTarget::Commit { reservation: T, is_current: true })),
     ];
     for (state, message) in expected {
