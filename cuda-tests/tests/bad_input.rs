@@ -178,8 +178,8 @@ fn rows_of_an_engine_that_cannot_be_are_refused() {
     let at = buffer.device;
     let row = rig.storage().layout().row_elements() * 4;
     let good = DeviceRows { dtype: Dtype::F32, k: at + 1024, v: at + 4096, k_stride: row, v_stride: row };
-    // SAFETY: where the rows are valid, all slots are negative; otherwise the call is refused.
     let store = |layer, rows, slots| {
+        // SAFETY: where the rows are valid, all slots are negative; otherwise the call is refused.
         unsafe { rig.storage().store_on(&stream, layer, rows, slots, 1) }.expect_err("refused").to_string()
     };
     assert_eq!(store(2, good, at), "layer: got 2, expected less than 2");

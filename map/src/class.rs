@@ -12,7 +12,7 @@ pub enum Class {
     Run,
     /// Free, outside of whole runs.
     Fragment,
-    /// Free, in a unit that a sequence spares for its growth.
+    /// Free, in a unit that a sequence reserves for its growth.
     ReservedForGrowth,
     /// Free, in a magazine or retired.
     Away,

@@ -19,7 +19,7 @@
 //! |---|---|---|
 //! | run | `r` | free, in a free aligned run of 2^k: the pool's order k, at which fragmentation is measured |
 //! | fragment | `c` | free, outside such runs |
-//! | reserved for growth | `s` | free, in a unit that a sequence spares for its growth |
+//! | reserved for growth | `s` | free, in a unit that a sequence reserves for its growth |
 //! | away | `a` | free, but in a thread's magazine, or retired until batches have ended |
 //! | owned | `0` to `5` | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes |
 //! | unnamed | `u` | movable blocks of no sequence: an engine's own |

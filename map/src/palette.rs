@@ -28,7 +28,7 @@ pub const FRAGMENT: Colour = Colour(0xe6, 0x55, 0x0d);
 pub const AWAY: Colour = Colour(0xa9, 0xa6, 0xa0);
 /// Owned, and immovable.
 pub const FIXED: Colour = Colour(0x14, 0x1c, 0x26);
-/// Free, in a unit that a sequence spares for its growth.
+/// Free, in a unit that a sequence reserves for its growth.
 pub const RESERVED_FOR_GROWTH: Colour = Colour(0xde, 0xb5, 0xd3);
 /// Evictable.
 pub const EVICTABLE: Colour = Colour(0xf2, 0xdf, 0x86);

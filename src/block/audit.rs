@@ -26,7 +26,7 @@ pub struct AuditReport {
     pub total: usize,
     /// Frames that are free in the bitmaps.
     pub in_bitmap: usize,
-    /// The part of [`in_bitmap`](Self::in_bitmap) that sequences spare for their growth.
+    /// The part of [`in_bitmap`](Self::in_bitmap) that sequences reserve for their growth.
     pub reserved_for_growth: usize,
     /// Frames that are free in magazines and in the depot.
     pub in_magazines: usize,
@@ -316,7 +316,7 @@ impl Core {
         })
     }
 
-    /// Returns the number of units that sequences spare, in O(1).
+    /// Returns the number of units that sequences reserve for growth, in O(1).
     pub fn growth_units(&self) -> usize {
         self.space.frames.growth_units()
     }

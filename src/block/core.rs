@@ -366,7 +366,7 @@ impl Core {
         outside_of_runs(runs, self.total_frames(), set_aside, free, order)
     }
 
-    /// Calls `f` with each unit that a list spares, ascending.
+    /// Calls `f` with each unit that a list reserves, ascending.
     pub fn for_each_growth_unit(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_growth_unit(f);
     }

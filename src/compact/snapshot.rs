@@ -54,7 +54,7 @@ pub enum FrameKind {
     Movable = 2,
     /// Owned, and open, pinned or already moving; or the null block's: its block stays.
     Fixed = 3,
-    /// Free in the bitmaps, in a unit that a sequence spares for its growth: a block moves here
+    /// Free in the bitmaps, in a unit that a sequence reserves for its growth: a block moves here
     /// only for a goal at a given place ([`Goal::Run`](super::Goal::Run) and
     /// [`Goal::Empty`](super::Goal::Empty)).
     ReservedForGrowth = 5,

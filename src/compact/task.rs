@@ -66,7 +66,7 @@ pub struct DefragConfig {
     /// The task runs while the fragmentation rate of free and evictable frames is above this share,
     /// 0 to 1; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
     ///
-    /// The task does not count the frames that sequences spare for their growth, nor as many others
+    /// The task does not count the frames that sequences reserve for their growth, nor as many others
     /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
     /// cache an eighth of it up to 1,280 frames, and up to a quarter of the frames in use. While no
     /// more blocks are free than evictable, it rests below a rate of a quarter: evictions provide

@@ -119,7 +119,7 @@ impl Map<'_> {
     pub(super) fn for_each_growth_unit(self, mut f: impl FnMut(usize)) {
         for index in 0..self.directory.groups() {
             let Some(group) = self.directory.group(index) else { return };
-            // Relaxed: sparing is advice.
+            // Relaxed: the reservation is advice.
             let mut reserved_for_growth = group.reserved_for_growth.load(Ordering::Relaxed);
             while reserved_for_growth != 0 {
                 f(self.directory.shape.first_unit(index) + reserved_for_growth.trailing_zeros() as usize);

@@ -141,7 +141,7 @@ impl Frames {
         // SAFETY: the directory is never null; one that is replaced is destroyed through the epoch
         // collector, which waits for `guard`, and only a pool that is not fixed replaces it.
         let directory = unsafe { directory.deref() };
-        f(Map { directory, hints: &self.hints, spares: true })
+        f(Map { directory, hints: &self.hints, reserves: true })
     }
 
     pub(super) fn growth(&self) -> impl DerefMut<Target = Growth> {

@@ -57,14 +57,14 @@ impl Word<'_> {
 pub(super) struct Map<'a> {
     pub(super) directory: &'a Directory,
     pub(super) hints: &'a LevelHints,
-    /// Whether searches skip the leaves of [reserved for growth](super::spare) units.
-    pub(super) spares: bool,
+    /// Whether searches skip the leaves of units [reserved for growth](super::spare).
+    pub(super) reserves: bool,
 }
 
 impl<'a> Map<'a> {
     #[inline]
-    pub(super) fn with_spared(self) -> Self {
-        Self { spares: false, ..self }
+    pub(super) fn with_reserved(self) -> Self {
+        Self { reserves: false, ..self }
     }
 
     #[inline]
@@ -82,7 +82,7 @@ impl<'a> Map<'a> {
                 let bits = self.directory.leaf(index)?;
                 let (group, bit) = self.directory.shape.unit_place(index);
                 let group = self.directory.group(group)?;
-                let reserved_for_growth = self.spares && group.is_reserved_for_growth(bit);
+                let reserved_for_growth = self.reserves && group.is_reserved_for_growth(bit);
                 let closed = if reserved_for_growth { !0 } else { group.closed_in_unit(bit, index) };
                 Some(Word { bits, transit: &group.transit, closed })
             }

@@ -140,7 +140,7 @@ impl<'a> Map<'a> {
     #[inline]
     fn reserved_for_growth(self, group: usize) -> u64 {
         // In smaller groups, the claim of a word checks it.
-        if !self.spares || self.directory.shape.units_in_group() < FAN {
+        if !self.reserves || self.directory.shape.units_in_group() < FAN {
             return 0;
         }
         self.directory.group(group).map_or(0, |group| group.reserved_for_growth.load(Ordering::Relaxed))
@@ -157,7 +157,7 @@ impl<'a> Map<'a> {
         } else {
             self.place_units(Fit { len: len >> FAN_LOG2, is_aligned: true }, len, near)
         };
-        placed.or_else(|| self.with_spared().scan_run(len, len))
+        placed.or_else(|| self.with_reserved().scan_run(len, len))
     }
 
     pub(super) fn allocate_run(self, len: u32, near: FrameId) -> Option<Run> {
@@ -170,7 +170,7 @@ impl<'a> Map<'a> {
         } else {
             self.place_units(Fit { len: len.div_ceil(FAN as u32), is_aligned: false }, len, near)
         };
-        placed.or_else(|| self.with_spared().scan_run(len, 1))
+        placed.or_else(|| self.with_reserved().scan_run(len, 1))
     }
 
     fn place_frames(self, fit: Fit, near: usize) -> Option<Run> {
@@ -232,7 +232,7 @@ impl<'a> Map<'a> {
             return None;
         }
         let near = self.directory.unit_near(near.index());
-        let any = self.with_spared();
+        let any = self.with_reserved();
         let walk = || any.place_refill(want, near).or_else(|| any.scan_frames(want));
         let (leaf, bits) = self.place_refill(want, near).or_else(|| if thorough { walk() } else { None })?;
         Some(FrameMask { base: FrameId((leaf << FAN_LOG2) as u32), bits })
@@ -261,7 +261,7 @@ impl<'a> Map<'a> {
     /// hole that fits the rest, then the longest holes. Returns the number of frames passed to
     /// `take`.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
-        let any = self.with_spared();
+        let any = self.with_reserved();
         let mut left = count - self.allocate_hinted(count, near, take);
         if left > 0 {
             left -= any.allocate_hinted(left, near, take);

@@ -1,7 +1,7 @@
 //! Units reserved for growth: the room behind sequences that grow.
 //!
 //! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if
-//! the frame behind its last block is still free. So the owner of a growing list *spares* the unit
+//! the frame behind its last block is still free. So the owner of a growing list *reserves* the unit
 //! in which it ends: searches for other owners take the free frames of that leaf last.
 //!
 //! # Word
@@ -15,8 +15,8 @@
 //!
 //! # Theorem
 //!
-//! 1. *A bit has one owner.* Of several threads that spare a unit, exactly one reads 0.
-//! 2. *Sparing hides no frame.* The frames stay in the leaf, counted and hinted as free. A search
+//! 1. *A bit has one owner.* Of several threads that reserve a unit, exactly one reads 0.
+//! 2. *A reservation hides no frame.* The frames stay in the leaf, counted and hinted as free. A search
 //!    that would refuse a request repeats itself without regard to the bits, so a request fails
 //!    only if no frame is free, reserved for growth or not.
 //!
@@ -38,7 +38,7 @@ use crate::ids::{FrameId, Run};
 use crate::sync::Ordering::Relaxed;
 
 /// At most this share of the units is reserved for growth, as a shift.
-const SPARED_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
+const GROWTH_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
 
 impl Frames {
     /// Reserves for growth the unit of a frame for the [extensions](Self::extend) of its caller.
@@ -48,7 +48,7 @@ impl Frames {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
             let Some(group) = map.directory.group(group) else { return false };
-            let is_full = self.growth_units.load(Relaxed) >= map.directory.leaves() >> SPARED_SHIFT;
+            let is_full = self.growth_units.load(Relaxed) >= map.directory.leaves() >> GROWTH_SHIFT;
             let is_ours = !is_full
                 && !group.is_reserved_for_growth(bit)
                 && group.reserved_for_growth.fetch_or(1 << bit, Relaxed) >> bit & 1 == 0;
@@ -59,7 +59,7 @@ impl Frames {
         })
     }
 
-    /// Ends the sparing of a unit by its caller.
+    /// Ends the reservation of a unit by its caller.
     pub fn end_growth_unit(&self, frame: FrameId) {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
@@ -71,9 +71,9 @@ impl Frames {
     }
 
     /// Claims up to `want` consecutive frames from `from` on, of its leaf and, if that ends there,
-    /// whole units of one group; of a unit reserved for growth only if the caller `spares` it.
-    pub fn extend(&self, from: FrameId, want: u32, spares: bool) -> Option<u32> {
-        self.with(|map| if spares { map.with_spared() } else { map }.extend(from, want))
+    /// whole units of one group; of a unit reserved for growth only if the caller `reserves` it.
+    pub fn extend(&self, from: FrameId, want: u32, reserves: bool) -> Option<u32> {
+        self.with(|map| if reserves { map.with_reserved() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
@@ -85,10 +85,10 @@ impl Frames {
     }
 
     /// As [`allocate_some`](Self::allocate_some), and then those of units reserved for growth.
-    pub fn allocate_with_spared(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
+    pub fn allocate_with_reserved(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| {
             let taken = map.allocate_hinted(count, near, take);
-            taken + map.with_spared().allocate_hinted(count - taken, near, take)
+            taken + map.with_reserved().allocate_hinted(count - taken, near, take)
         });
         self.count_many(near, taken)
     }

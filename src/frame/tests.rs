@@ -105,7 +105,7 @@ enum Op {
     Free { pick: usize },
     FreePart { pick: usize, cut: u32 },
     Spare { frame: u32, on: bool },
-    Extend { from: u32, want: u32, spares: bool },
+    Extend { from: u32, want: u32, reserves: bool },
     Fresh { count: u32, near: u32 },
     Grow { frames: usize },
     Shrink { to: usize, gives_up: bool },
@@ -125,7 +125,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         4 => (any::<usize>(), any::<u32>()).prop_map(|(pick, cut)| Op::FreePart { pick, cut }),
         2 => (0u32..2000, any::<bool>()).prop_map(|(frame, on)| Op::Spare { frame, on }),
         3 => (near.clone(), len.clone(), any::<bool>())
-            .prop_map(|(from, want, spares)| Op::Extend { from, want, spares }),
+            .prop_map(|(from, want, reserves)| Op::Extend { from, want, reserves }),
         2 => (len.clone(), near.clone()).prop_map(|(count, near)| Op::Fresh { count, near }),
         1 => (1usize..300).prop_map(|frames| Op::Grow { frames }),
         3 => (0usize..1500, any::<bool>()).prop_map(|(to, gives_up)| Op::Shrink { to, gives_up }),
@@ -213,9 +213,9 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
                 pool.frames.end_growth_unit(FrameId(frame));
             }
         }
-        Op::Extend { from, want, spares } => {
+        Op::Extend { from, want, reserves } => {
             let from = FrameId(from % pool.free.len() as u32);
-            let got = pool.frames.extend(from, want, spares).unwrap_or(0);
+            let got = pool.frames.extend(from, want, reserves).unwrap_or(0);
             assert!(got <= want);
             let next = from.index() + got as usize;
             let unit = from.index() / FAN * FAN;

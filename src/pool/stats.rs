@@ -61,7 +61,7 @@ pub struct Stats {
     pub reserved: usize,
     /// Free blocks kept by moves or by a shrink in progress.
     pub held: usize,
-    /// The part of [`free`](Self::free) that sequences spare behind their last blocks. Other
+    /// The part of [`free`](Self::free) that sequences reserve behind their last blocks. Other
     /// allocations take it when they find no other free blocks.
     pub reserved_for_growth: usize,
     /// Requests that wait in the queue.
@@ -208,7 +208,7 @@ pub struct Fragmentation {
     /// Mean length of the maximal free runs, in frames; 0 if no frame is free. For the runs in which
     /// sequences lie, see [`Pool::sequence_runs`].
     pub mean_run: f64,
-    /// Number of free frames that sequences spare behind their last blocks. Other allocations take
+    /// Number of free frames that sequences reserve behind their last blocks. Other allocations take
     /// them when they find no others.
     pub reserved_for_growth: usize,
 }

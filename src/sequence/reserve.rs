@@ -36,7 +36,7 @@ impl Sequence {
     ) -> Result<Vec<BlockId>, AllocError> {
         let (pool, mut fresh) = (self.pool_blocks(), Vec::with_capacity(request.blocks));
         if request.blocks > 0 {
-            let end = ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), spares: false };
+            let end = ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), reserves: false };
             let outcome = allocate(request, end, &mut |id| fresh.push(id));
             if outcome.is_err()
                 && last.is_some()

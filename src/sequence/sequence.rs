@@ -30,7 +30,7 @@ pub struct Sequence {
     priority: Priority,
     pub(super) list: ListOwner,
     pub(super) frames: Frames,
-    /// A frame of the unit that it spares for its growth.
+    /// A frame of the unit that it reserves for its growth.
     reserved_for_growth: Option<FrameId>,
     /// Blocks for its next tokens, the last one first.
     pub(super) reserved: Vec<BlockId>,
@@ -415,9 +415,9 @@ impl Sequence {
     pub(super) fn list_end(&self) -> ListEnd {
         let last = self.last_frame();
         let next = last.map(|last| FrameId(last.0 + 1));
-        // The next frame may be the first one of a unit that another sequence spares.
-        let spares = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
-        ListEnd { next, spares }
+        // The next frame may be the first one of a unit that another sequence reserves.
+        let reserves = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
+        ListEnd { next, reserves }
     }
 
     /// Returns the frame of its last block, reserved ones included.
@@ -435,12 +435,12 @@ impl Sequence {
     pub(super) fn spare_end(&mut self) {
         let last = self.last_frame();
         if self.reserved_for_growth.map(unit_of) != last.map(unit_of) {
-            self.spare(last);
+            self.reserve_for_growth(last);
         }
     }
 
     /// Reserves for growth the unit of a frame in place of the one reserved for growth before.
-    fn spare(&mut self, frame: Option<FrameId>) {
+    fn reserve_for_growth(&mut self, frame: Option<FrameId>) {
         if let Some(before) = self.reserved_for_growth.take() {
             self.pool_blocks().end_growth_unit(before);
         }
@@ -472,7 +472,7 @@ impl Sequence {
         if self.reserved_for_growth.is_some()
             && self.reserved_for_growth.map(unit_of) != self.last_frame().map(unit_of)
         {
-            self.spare(None);
+            self.reserve_for_growth(None);
         }
         gone
     }
@@ -518,7 +518,7 @@ impl Drop for Sequence {
         }
         self.make_findable();
         self.release_reservation();
-        self.spare(None);
+        self.reserve_for_growth(None);
         if self.registers_later() {
             self.close_later();
         } else {

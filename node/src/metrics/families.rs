@@ -28,7 +28,7 @@ families! {
     BLOCKS: Gauge "blocks" ["state"] "Blocks of the pool by state: used, free, evictable, retired, reserved, held; their sum is the size";
     USAGE: Gauge "usage_ratio" [] "Share of the blocks that are used, 0 to 1";
     IN_MAGAZINES: Gauge "magazine_blocks" [] "Free blocks in threads' magazines and in the depot";
-    RESERVED_FOR_GROWTH: Gauge "reserved_for_growth_blocks" [] "Free blocks that sequences spare behind their last blocks";
+    RESERVED_FOR_GROWTH: Gauge "reserved_for_growth_blocks" [] "Free blocks that sequences reserve behind their last blocks";
     UNWIPED: Gauge "unwiped_blocks" [] "Blocks held for good because they could not be wiped";
     CAPACITY: Gauge "capacity_bytes" [] "Bytes of all blocks of the pool";
     MAPPED: Gauge "mapped_bytes" [] "Bytes of the usable frames of the pool's storage, with the null block's";

@@ -3,7 +3,7 @@
 //! A block table is cheap to read and to transfer if it consists of few runs. A list is therefore
 //! placed differently from a lease, which takes holes first so that whole units stay whole:
 //!
-//! 1. behind its last block: the rest of its unit, which it [spares](crate::frame), and whole units
+//! 1. behind its last block: the rest of its unit, which it [reserves](crate::frame), and whole units
 //!    that follow;
 //! 2. in whole units, the longest runs first; the frames behind the last block stay free for the
 //!    next ones;
@@ -44,9 +44,9 @@ const HOLES_MIN: usize = 1_280;
 /// more holes they leave.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
-/// Frames that lists spare in a pool with a cache: at most this share of the free and evictable
+/// Frames that lists reserve for growth in a pool with a cache: at most this share of the free and evictable
 /// ones, as a shift. A free frame caches nothing while it is reserved for growth. Without a cache
-/// it costs nothing, and lists may spare all.
+/// it costs nothing, and lists may reserve all.
 const ROOM_SHIFT: u32 = 2;
 
 /// Number of times that a list evicts blocks for whole units before it takes holes.
@@ -60,8 +60,8 @@ const UNITS_MIN: usize = 16;
 pub struct ListEnd {
     /// The frame behind its last block's frame; `None` for an empty list.
     pub next: Option<FrameId>,
-    /// Whether its owner spares the unit of that frame.
-    pub spares: bool,
+    /// Whether its owner reserves the unit of that frame.
+    pub reserves: bool,
 }
 
 /// Returns the number of the unit of a frame.
@@ -81,13 +81,13 @@ impl Core {
         frames.spared_about() <= available >> share && frames.begin_growth_unit(frame)
     }
 
-    /// Ends the sparing of a unit by the caller's list.
+    /// Ends the reservation of a unit by the caller's list.
     #[inline]
     pub(crate) fn end_growth_unit(&self, frame: FrameId) {
         self.space.frames.end_growth_unit(frame);
     }
 
-    /// Returns the number of free frames that sequences spare for their growth. Reads the bitmaps
+    /// Returns the number of free frames that sequences reserve for their growth. Reads the bitmaps
     /// of units reserved for growth.
     pub fn reserved_for_growth(&self) -> usize {
         self.space.frames.spared_frames()
@@ -98,7 +98,7 @@ impl Core {
     pub(in crate::block) fn gather_list(&self, end: ListEnd, request: &AllocRequest, grab: &mut Grab) {
         let (asked, frames) = (request.blocks, &self.space.frames);
         if let Some(next) = end.next {
-            let len = frames.extend(next, asked as u32, end.spares);
+            let len = frames.extend(next, asked as u32, end.reserves);
             grab.extend(len.map(|len| Run { start: next, len }));
         }
         for round in 0..=ROUNDS {

@@ -272,7 +272,7 @@ impl FreeSpace {
     pub(in crate::block) fn top_up(&self) {
         let short = self.reserve.mark().saturating_sub(self.reserve.held());
         if short > 0 && self.reserve.is_short() {
-            self.frames.allocate_with_spared(short as u32, FrameId(0), &mut |run| {
+            self.frames.allocate_with_reserved(short as u32, FrameId(0), &mut |run| {
                 // Other threads may have filled it meanwhile. The caller announces the rest.
                 let rest = self.reserve.fill(run);
                 if rest.len > 0 {
