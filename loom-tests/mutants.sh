@@ -110,7 +110,6 @@ events_lost_early kv_events
 events_wake_early kv_events
 events_wake_one kv_events
 events_asleep_relaxed kv_events
-events_no_second_look kv_events
 events_no_fence kv_events
 events_not_late kv_events
 events_late_to_none kv_events

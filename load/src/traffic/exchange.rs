@@ -22,7 +22,7 @@ use super::running::Running;
 /// the node, which refuses those for which it has no place.
 const KEPT_MAX: usize = 1024;
 
-/// See the [module](self).
+/// Sequences between the threads of the traffic and other nodes.
 pub struct Exchange {
     desks: Vec<Mutex<Vec<Running>>>,
     queue: Mutex<VecDeque<Sequence>>,
