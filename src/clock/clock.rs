@@ -173,7 +173,7 @@ impl Clock {
         self.ends.len()
     }
 
-    /// Adds a batch of this clock, which is in flight, to a set: see [`BatchSet::add`].
+    /// Adds a batch of this clock, which is in flight, to a set.
     #[inline(always)]
     pub fn note(&self, batches: &mut BatchSet, batch: BatchRef, gone: &mut BatchRef) {
         batches.add(batch, gone, |batch| self.is_in_flight(batch));

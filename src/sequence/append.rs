@@ -60,7 +60,7 @@ impl Batch {
     /// # Errors
     ///
     /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
-    /// [`SequenceError::ZeroTokens`], [`SequenceError::TooLong`],
+    /// [`SequenceError::Invalid`] for no tokens, or too many in all,
     /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed. With
     /// [ids](Tokens::Ids), which are then not announced, also [`SequenceError::TokensUnknown`] if
     /// earlier tokens were not announced, drafted ones included, and [`SequenceError::TokensAhead`]
