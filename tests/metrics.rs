@@ -319,7 +319,7 @@ fn is_line(place: &SourcePlace, line: u32) -> bool {
     place.file == file!() && place.line == line
 }
 
-/// Every way to make a lease names the queue that called it.
+/// Every way to make a lease names the line that called it.
 #[cfg(debug_assertions)]
 #[tokio::test]
 async fn an_audit_names_the_line_that_leaked() {

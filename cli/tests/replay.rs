@@ -22,7 +22,7 @@ fn json_has_exactly_its_keys() {
              speedup threads tokens tokens_verified trace trace_s utilization wall_s",
         ),
         (&report["utilization"], "at_first_refusal mean owned_at_first_refusal peak"),
-        (&report["fragmentation"], "final max mean reserved for growth"),
+        (&report["fragmentation"], "final max mean reserved_for_growth"),
         (&report["runs_per_sequence"], "mean p50 p99"),
         (
             &json("replay --requests 50 --json")["free_list"],

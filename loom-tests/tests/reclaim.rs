@@ -80,7 +80,7 @@ fn beside_another_slice() {
         let thread = thread::spawn(move || reclaim(&other.blocks, 2));
         let evicted = reclaim(&pool.blocks, 2);
         let evicted = evicted + join_last(thread);
-        assert_eq!((evicted, pool.blocks.evictable()), (2, 0), "the reclaim debt is done");
+        assert_eq!((evicted, pool.blocks.evictable()), (2, 0), "the reclaim debt is paid");
         pool.finish();
     });
 }

@@ -115,7 +115,7 @@ fn tiles(snapshot: &Snapshot) -> Group {
     if evictable > 0 {
         all.insert(1, (percent(snapshot.available_fragmentation(order)), "with evictable".to_owned()));
     }
-    for (count, caption) in [(reserved_for_growth, "reserved_for_growth"), (evictable, "evictable")] {
+    for (count, caption) in [(reserved_for_growth, "reserved for growth"), (evictable, "evictable")] {
         let share = count as f64 / snapshot.frames().len().max(1) as f64;
         if share > 0.0 {
             all.push((percent(share), caption.to_owned()));

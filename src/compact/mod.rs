@@ -16,7 +16,7 @@
 //! [price](FRAGMENTATION_PENALTY), and a plan that does not pay is empty. Three kinds of frames
 //! deserve a rule:
 //!
-//! - *Reserved for growth* frames wait behind a list that grows. They are neither destinations nor
+//! - *Frames reserved for growth* wait behind a list that grows. They are neither destinations nor
 //!   holes to cure, except for a request that waits for a run at a given place.
 //! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others. A
 //!   plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; so does a shrink,

@@ -150,7 +150,7 @@ pub struct Turn<T = Shrinking> {
 }
 
 impl<T> Turn<T> {
-    /// waits in the queue, unless this turn has the right.
+    /// Waits in the queue, unless this turn has the right.
     pub fn poll_held(&self, context: &mut Context<'_>) -> Poll<()> {
         if !self.is_held() {
             self.turns.look_after(self.patience);

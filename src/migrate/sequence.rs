@@ -69,7 +69,7 @@ impl SequenceCopy {
         Ok(())
     }
 
-    /// Takes its blocks in the turn of a place in line.
+    /// Takes its blocks in the turn of a place in the queue.
     pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
         self.refs = self.arrival.take_in_turn(place)?;
         Ok(())

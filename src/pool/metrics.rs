@@ -66,7 +66,7 @@ pub struct Latencies {
     pub append: LatencyHistogram,
     /// Openings of sequences with a prompt, including the lookup of its prefix.
     pub admit: LatencyHistogram,
-    /// waits in the queue that ended with blocks, from joining the queue. Not sampled: every wait
+    /// Waits in the queue that ended with blocks, from joining the queue. Not sampled: every wait
     /// counts.
     pub wait: LatencyHistogram,
     /// Releases of leases, if their allocation was timed and they gave out no handle and no second

@@ -93,7 +93,7 @@ impl Pool {
         let blocks = self.blocks();
         blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
         if !blocks.is_awaited() {
-            // No request waits, so there is no line to join.
+            // No request waits, so there is no queue to join.
             match self.allocate_owned(request) {
                 Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
                 outcome => return outcome,
@@ -108,7 +108,7 @@ impl Pool {
         traced!("kvpool.wait", waiting).await
     }
 
-    /// waits in the queue for the blocks of a request, as [`in_line`] does. Moves blocks for a
+    /// Waits in the queue for the blocks of a request, as [`in_line`] does. Moves blocks for a
     /// request that needs a run.
     // Not async: a future around the other one would take its room twice.
     pub(super) fn in_turns<T>(
@@ -180,7 +180,7 @@ impl Pool {
     }
 }
 
-/// waits in the queue for the blocks of a request: makes an attempt in each turn, until one
+/// Waits in the queue for the blocks of a request: makes an attempt in each turn, until one
 /// succeeds, or fails for another reason than a lack of blocks. A pool beside the blocks moves them
 /// for a request that needs a run.
 ///

@@ -410,7 +410,7 @@ impl PrefixCache {
         first.filter(|_| is_first).into_iter().chain(further).map(key_of)
     }
 
-    /// Files blocks of a sequence's list that became evictable in the queues that the policy
+    /// Enqueues blocks of a sequence's list that became evictable in the queues that the policy
     /// chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
@@ -463,11 +463,11 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Takes the entry of the blocks that are evicted next, except from the `reserved_for_growth`
+    /// Takes the entry of the blocks that are evicted next, except from the `skipped_queues`
     /// queues.
     #[inline]
-    fn take_next(&self, reserved_for_growth: u32) -> Option<Entry> {
-        self.queues.take(&self.rows, &*self.policy, reserved_for_growth, self.era(), &self.now)
+    fn take_next(&self, skipped_queues: u32) -> Option<Entry> {
+        self.queues.take(&self.rows, &*self.policy, skipped_queues, self.era(), &self.now)
     }
 
     /// Removes evicted blocks from the index, and publishes their removal. They were evicted from

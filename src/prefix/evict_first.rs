@@ -1,8 +1,8 @@
 //! Links of the queue of blocks that their engine wants evicted first.
 //!
-//! A block that was released in the usual way, hit, and released *first out* may still be in an
+//! A block that was released in the usual way, hit, and released *to be evicted first* may still be in an
 //! entry of a queue of the policy: a hit does not dequeue it. With one set of links it would wait
-//! there. So this queue has links and a `enqueued` flag of its own, and a block may be in two
+//! there. So this queue has links and an `enqueued` flag of its own, and a block may be in two
 //! entries, of which the place in its [row](super::row) makes one outdated. The theorem of the
 //! [queues](super::queues) holds for each flag by itself: a release sets the place, and then swaps
 //! the flag of that place's queue.

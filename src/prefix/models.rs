@@ -103,7 +103,7 @@ impl EnqueuedBlocks {
         Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks), policy }
     }
 
-    /// Files blocks that the caller holds, in these places: consecutive ranks of a queue as one
+    /// Enqueues blocks that the caller holds, in these places: consecutive ranks of a queue as one
     /// entry.
     pub fn enqueue(&self, blocks: &[(BlockId, Place)]) {
         for &(id, Place { queue, rank, state }) in blocks {

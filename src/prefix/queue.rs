@@ -171,7 +171,7 @@ impl RankQueue {
         }
     }
 
-    /// Files a block by its rank. The block is in no rank queue, and only the caller holds it.
+    /// Enqueues a block by its rank. The block is in no rank queue, and only the caller holds it.
     pub fn push(&self, links: &impl Links, id: BlockId) {
         self.enqueue(links, id, self.rank(links, id));
     }
@@ -255,7 +255,7 @@ impl RankQueue {
         self.levels[slot.level].stack(self.geometry.index(slot.number))
     }
 
-    /// Files a block held by this thread.
+    /// Enqueues a block held by this thread.
     fn enqueue(&self, links: &impl Links, id: BlockId, rank: u64) {
         loop {
             let cursor = self.cursor.load(Relaxed);

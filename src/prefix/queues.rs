@@ -157,7 +157,7 @@ fn links(rows: &GrowTable<RowPart>, id: BlockId) -> &QueueLinks {
     &part.links[row]
 }
 
-/// Files blocks one by one: those with consecutive or equal ranks of a queue as one entry. Dropping
+/// Enqueues blocks one by one: those with consecutive or equal ranks of a queue as one entry. Dropping
 /// it pushes the last entries.
 pub(super) struct Enqueueing<'a> {
     queues: &'a Queues,
@@ -172,7 +172,7 @@ pub(super) struct Enqueueing<'a> {
 }
 
 impl<'a> Enqueueing<'a> {
-    /// Files a block by the place in its row, unless it is enqueued.
+    /// Enqueues a block by the place in its row, unless it is enqueued.
     #[inline]
     pub(super) fn add(&mut self, id: BlockId) {
         let (part, at) = self.rows.locate(id.index());
@@ -279,7 +279,7 @@ impl Queues {
         Enqueueing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, rank: 0, len: 0 }
     }
 
-    /// Files blocks by the places in their rows, unless they are enqueued.
+    /// Enqueues blocks by the places in their rows, unless they are enqueued.
     pub(super) fn enqueue(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
         let mut filing = self.filing(rows);
         ids.into_iter().for_each(|id| filing.add(id));
@@ -290,17 +290,17 @@ impl Queues {
     ///
     /// Its blocks are enqueued until [`dequeue`](Enqueued::dequeue); each may be owned, evictable
     /// or free. The caller [puts back](Self::put_back) the rest. Queues with a bit in
-    /// `reserved_for_growth` are skipped, except for the only one of a policy. Returns `None` if
+    /// `skipped_queues` are skipped, except for the only one of a policy. Returns `None` if
     /// all other entries are held by other threads.
     pub(super) fn take(
         &self,
         rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
-        reserved_for_growth: u32,
+        skipped_queues: u32,
         era: u64,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
-        let is_searched = |&queue: &usize| reserved_for_growth >> queue & 1 == 0;
+        let is_searched = |&queue: &usize| skipped_queues >> queue & 1 == 0;
         loop {
             let useless = self.useless();
             let pop = |queue: usize| {
@@ -315,11 +315,11 @@ impl Queues {
             let next = match Some(useless).filter(is_searched).and_then(pop).or_else(pop_evict_first) {
                 Some(entry) => Some(entry),
                 None if useless == 1 => pop(0),
-                None => self.take_front(rows, policy, reserved_for_growth, era, &now),
+                None => self.take_front(rows, policy, skipped_queues, era, &now),
             };
             // The hints may be wrong where a thread is stopped. Reserved for growth queues may be
             // nonempty without being searched.
-            if next.is_some() || reserved_for_growth != 0 || !self.look() {
+            if next.is_some() || skipped_queues != 0 || !self.look() {
                 return next;
             }
         }
@@ -379,14 +379,14 @@ impl Queues {
         &self,
         rows: &GrowTable<RowPart>,
         policy: &dyn Policy,
-        reserved_for_growth: u32,
+        skipped_queues: u32,
         era: u64,
         now: impl Fn() -> Millis,
     ) -> Option<Entry> {
-        let is_reserved_for_growth = |queue: usize| reserved_for_growth >> queue & 1 == 1;
+        let is_skipped = |queue: usize| skipped_queues >> queue & 1 == 1;
         loop {
             let fronts: SmallVec<[Option<BlockId>; QUEUES_MAX]> = (0..self.useless())
-                .map(|queue| if is_reserved_for_growth(queue) { None } else { self.front(rows, queue) })
+                .map(|queue| if is_skipped(queue) { None } else { self.front(rows, queue) })
                 .collect();
             let head = |id: &BlockId| {
                 let row = row(rows, *id);

@@ -12,7 +12,7 @@
 //! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
 //! | `mark` | whether it has a checksum, and its [origins](super::origin) | its sequence or import, before it is cached |
 //! | checksum | beside the row: of the bytes that arrived from another pool | an import, before the block is cached |
-//! | `enqueued` | whether it is in an entry of a queue, or held by a thread that is about to file it | see the [queues](super::queues) |
+//! | `enqueued` | whether it is in an entry of a queue, or held by a thread that is about to enqueue it | see the [queues](super::queues) |
 //!
 //! | link | meaning | written by |
 //! |---|---|---|

@@ -32,7 +32,7 @@ record! {
         held: usize,
         /// The part of the free blocks that is in threads' caches.
         in_magazines: usize,
-        /// Requests that wait in line.
+        /// Requests that wait in the queue.
         waiting: usize,
         /// The same by priority: normal, high, urgent.
         waiting_by_priority: Vec<usize>,

@@ -265,7 +265,7 @@ fn lend(sequence: &Bound<'_, PySequence>, what: &str) -> Outcome<Lent<Sequence>>
 
 #[pymethods]
 impl PyPool {
-    /// Allocates blocks, and waits in line for them if necessary: `await pool.allocate(10)`.
+    /// Allocates blocks, and waits in the queue for them if necessary: `await pool.allocate(10)`.
     ///
     /// Urgent requests come first, then high, then normal ones, in order of arrival. For a
     /// `contiguous` request, blocks are moved out of the way. Raises Timeout after `timeout`
@@ -289,7 +289,7 @@ impl PyPool {
     }
 
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
-    /// of it and for `headroom` tokens; waits in line if necessary. Appends within them cannot
+    /// of it and for `headroom` tokens; waits in the queue if necessary. Appends within them cannot
     /// fail. Admits only if `leave` blocks stay available besides, for running sequences.
     #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), timeout=None))]
     #[allow(clippy::too_many_arguments)]
@@ -407,7 +407,7 @@ impl PyPool {
     }
 
     /// Moves a swapped sequence back to this pool, with blocks for `headroom` tokens, if `leave`
-    /// blocks stay available besides; waits in line for them, in its turn among the admissions.
+    /// blocks stay available besides; waits in the queue for them, in its turn among the admissions.
     /// Returns the sequence here and a report.
     ///
     /// If it fails or is cancelled, the sequence is as before.

@@ -18,7 +18,7 @@ pub(super) const CLASSES: [Class; 8] = [
     Class { symbol: '+', name: "cached" },
     Class { symbol: '.', name: "free run" },
     Class { symbol: ':', name: "free, scattered" },
-    Class { symbol: '-', name: "reserved_for_growth" },
+    Class { symbol: '-', name: "reserved for growth" },
     Class { symbol: '~', name: "in stock, retired" },
 ];
 

@@ -44,9 +44,9 @@ families! {
     MEAN_RUN: Gauge "mean_sequence_run_blocks" [] "Mean length of the runs of adjacent blocks in the tables of open sequences; one descriptor of a transfer moves one run";
     SEQUENCE_RUNS: Gauge "sequence_runs" ["statistic"] "Number of these runs of an open sequence, the descriptors that its transfer needs: mean, p50, p99";
 
-    WAITING: Gauge "waiting_requests" ["priority"] "Requests that wait in line";
-    WAIT: Histogram "wait_seconds" [] "Waits in line that ended with blocks; every wait is timed";
-    WAITS: Counter "waits" [] "Requests that joined the line";
+    WAITING: Gauge "waiting_requests" ["priority"] "Requests that wait in the queue";
+    WAIT: Histogram "wait_seconds" [] "Waits in the queue that ended with blocks; every wait is timed";
+    WAITS: Counter "waits" [] "Requests that joined the queue";
     MISSED_DEADLINES: Counter "missed_deadlines" [] "Waits that ended at their deadline without blocks";
     ALLOCATION: Histogram "allocation_seconds" ["operation"] "Sampled times of allocations: allocate for leases, append for sequences that grow";
     ADMISSION: Histogram "admission_seconds" [] "Sampled times to open sequences with a prompt, with the lookup of its prefix";
@@ -70,7 +70,7 @@ families! {
 
     TURN: Gauge "turn_seconds" ["task"] "Age of the turn to move blocks, of the task that has it: defragment, background, request, resize; absent while none has it";
     COMPACTIONS: Counter "compactions" [] "Turns of compactions and shrinks, with those that moved nothing";
-    MOVES: Counter "moves" ["outcome"] "Planned moves of blocks: published, or cancelled to an owner or a failure";
+    MOVES: Counter "moves" ["outcome"] "Planned moves of blocks: published, or cancelled because of an owner or a failure";
     MOVED_BYTES: Counter "moved_bytes" [] "Bytes of the blocks that compactions and shrinks moved";
     DROPPED: Counter "compaction_dropped_blocks" [] "Evictable blocks that were dropped from the frames to which compactions moved others";
     COMPACTION: Gauge "compaction_state" ["state"] "1 for what the background task does: moving; or for why it rests: contiguous (not fragmented), batches (of its last run are in flight), no_gain (no move pays), share (of the allocated blocks was moved); absent without a task";

@@ -42,7 +42,10 @@ impl Reports {
     /// Logs the number of reports that were not logged.
     pub(super) fn sum_up(&mut self) {
         if self.unsaid > 0 {
-            tracing::warn!(connections = self.unsaid, "more connections were refused in the last 10 s");
+            tracing::warn!(
+                connections = self.unsaid,
+                "more connections were refused, or links cut, in the last 10 s"
+            );
         }
         *self = Self::default();
     }

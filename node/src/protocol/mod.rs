@@ -118,7 +118,7 @@
 //! | | others | `Status` |
 //! | Committed | `Forget`, the peer's process ended | over |
 //! | | any other message, time, link up | `Committed` |
-//! | any | a message of another reservation | `Aborted` of that reservation; neither state nor term change |
+//! | any | a message of another reservation | `Aborted` of that reservation; neither state nor deadline change |
 //!
 //! # Lost links
 //!
@@ -143,7 +143,7 @@
 //! else.
 //!
 //! 1. The target owns the copy from its one commit on, which follows a `Commit` of the source for this
-//!    term. A source sends none before it holds the copy, and restores none without one of the
+//!    reservation. A source sends none before it holds the copy, and restores none without one of the
 //!    reasons below.
 //! 2. Before it sends `Commit`, the source may restore: it sends none afterwards, since it is over.
 //! 3. After it, the source restores for two reasons. `Aborted` of the reservation: the target said

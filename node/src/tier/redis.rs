@@ -49,6 +49,7 @@ const FRESH: Duration = Duration::from_secs(1);
 pub struct Redis {
     client: Client,
     config: AsyncConnectionConfig,
+    limit: Duration,
     /// Connections to which no answer is due, each with the time since when.
     idle: Mutex<Vec<(MultiplexedConnection, Instant)>>,
 }
@@ -78,7 +79,7 @@ impl Redis {
         })?;
         let config = AsyncConnectionConfig::new();
         let config = config.set_connection_timeout(Some(limit)).set_response_timeout(Some(limit));
-        Ok(Self { client, config, idle: Mutex::default() })
+        Ok(Self { client, config, limit, idle: Mutex::default() })
     }
 
     /// Takes an idle connection, or opens one.
@@ -86,14 +87,21 @@ impl Redis {
         let idle = self.idle.lock().pop();
         if let Some((mut connection, since)) = idle {
             let is_fresh = since.elapsed() < FRESH;
-            if is_fresh || connection.req_packed_command(&redis::cmd("PING")).await.is_ok() {
+            if is_fresh || self.is_alive(&mut connection).await {
                 return Ok(connection);
             }
-            // The others are as old, or older.
-            self.idle.lock().clear();
+            // So are the others of that time.
+            self.idle.lock().retain(|(_, at)| *at > since);
         }
         let opened = self.client.get_multiplexed_async_connection_with_config(&self.config);
         opened.await.map_err(|error| unreachable(&error))
+    }
+
+    /// Whether the server answers on a connection, in time for another one.
+    async fn is_alive(&self, connection: &mut MultiplexedConnection) -> bool {
+        let ping = redis::cmd("PING");
+        let answer = tokio::time::timeout(self.limit / 4, connection.req_packed_command(&ping));
+        matches!(answer.await, Ok(Ok(_)))
     }
 
     /// Returns a connection to which no answer is due.

@@ -5,10 +5,12 @@
 //! others wait for their turn in theirs, and end with the caller. When all that run are stuck, the
 //! circuit breaker opens.
 
-use std::panic::AssertUnwindSafe;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::task::Poll;
 use std::time::Instant;
 
 use futures_util::FutureExt;
@@ -31,6 +33,9 @@ use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
 
+/// Values of a call that wait to land: the store is not polled above it, though one poll may read more.
+const WAITING_MAX: usize = 2;
+
 /// A cluster-wide tier of cached blocks, by hash, over a [`Store`].
 ///
 /// The store is not trusted: a hit is a value that was verified, and everything else is a miss to
@@ -46,7 +51,7 @@ struct Shared {
     settings: TierSettings,
     /// One permit for each call of the store at a time.
     calls: Arc<Semaphore>,
-    /// For the one put that waits in line with the reads.
+    /// For the one put that waits in the queue with the reads.
     next_put: Semaphore,
     /// Keys that wait for their turn.
     reads_waiting: AtomicU64,
@@ -398,20 +403,24 @@ impl Shared {
     ) -> Result<(), StoreError> {
         let (mut answered, mut bad) = (vec![false; keys.len()], Vec::new());
         let (answers, mut given) = mpsc::unbounded_channel();
+        let waiting = AtomicUsize::new(0);
         let asked = async {
             // At its end, the other future ends too.
             let answers = answers;
             let mut answer = |at: usize, answer: Answer| {
                 // A second answer for one key is ignored.
                 if answered.get_mut(at).is_some_and(|answered| !std::mem::replace(answered, true)) {
+                    waiting.fetch_add(1, Relaxed);
                     let _ = answers.send((at, answer));
                 }
             };
-            self.store.get(keys, bytes, &mut answer).await
+            let done = self.store.get(keys, bytes, &mut answer).await;
+            done.map(|()| answered.iter().filter(|is_answered| **is_answered).count())
         };
         // A value lands while the store reads the next one.
         let told = async {
             while let Some((at, answer)) = given.recv().await {
+                waiting.fetch_sub(1, Relaxed);
                 let memory = call.take_memory(places[at]);
                 let outcome = match (answer, memory) {
                     (Ok(None), _) => Outcome::Miss,
@@ -431,12 +440,18 @@ impl Shared {
                 tell(at, outcome);
             }
         };
-        let (done, ()) = join(asked, told).await;
+        // If the store panics, what it has answered still lands.
+        let mut asked = pin!(AssertUnwindSafe(asked).catch_unwind());
+        // `told` is polled first: where it leaves so many values, it waits for one to land, and so wakes
+        // this task.
+        let asked = poll_fn(|cx| {
+            if waiting.load(Relaxed) >= WAITING_MAX { Poll::Pending } else { asked.as_mut().poll(cx) }
+        });
+        let ((), done) = join(told, asked).await;
         if !bad.is_empty() {
             self.store.found_bad_values(&bad);
         }
-        done?;
-        self.check_count(answered.iter().filter(|is_answered| **is_answered).count(), keys.len())
+        self.check_count(done.unwrap_or_else(|panic| resume_unwind(panic))?, keys.len())
     }
 
     fn check_count(&self, got: usize, want: usize) -> Result<(), StoreError> {

@@ -2,9 +2,8 @@
 //!
 //! ```text
 //! arrival   waits behind earlier requests until the blocks that it lacks are free or evictable
-//! start     looks up its prompt and takes the hits; evicts what it needs for the rest and for its
-//! answer filled    the rest of its prompt can be found from here; a block that another request
-//! filled
+//! start     looks up its prompt and takes the hits; evicts what the rest and its answer need
+//! filled    the rest of its prompt can be found from here; a block that another request filled
 //!           meanwhile is a duplicate, and is freed at the end
 //! end       its answer can be found from here; releases all blocks, the last one first
 //! ```

@@ -18,7 +18,7 @@ use crate::block::request::AllocRequest;
 use crate::block::state::{Absence, Class, Key, QueuePlace, WaitQueue};
 
 /// A place in the queue. Dropping it leaves the queue and hands on the turn.
-#[must_use = "dropping the place leaves the line"]
+#[must_use = "dropping the place leaves the queue"]
 pub(crate) struct Waiting<'a> {
     blocks: &'a Blocks,
     key: Key,

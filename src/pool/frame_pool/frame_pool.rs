@@ -29,7 +29,7 @@ use crate::sync::{Arc, Mutex, call};
 /// # Eviction order
 ///
 /// Free frames are taken first. Then cached frames without references are evicted: those that were
-/// freed [first out](Self::free_evict_first), then the others, each in the order in which they were
+/// freed [to be evicted first](Self::free_evict_first), then the others, each in the order in which they were
 /// freed. Exceptions: contiguous requests and [claims](Self::claim) evict the frames that they
 /// need, and a thread of a pool of 512 frames or more evicts up to 32 frames ahead, unless
 /// [magazines](crate::FramePoolBuilder::magazine_frames) are switched off.

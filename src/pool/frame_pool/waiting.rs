@@ -89,7 +89,7 @@ impl FramePool {
             let lease = |frames| FrameLease { pool: self.clone(), frames };
             blocks.check_request(&request).inspect_err(|error| blocks.count_refusal(error))?;
             if !blocks.is_awaited() {
-                // No request waits, so there is no line to join.
+                // No request waits, so there is no queue to join.
                 let mut frames = Vec::new();
                 match self.allocate(request, &mut frames) {
                     Err(AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}

@@ -106,7 +106,7 @@ impl PrefixCache {
     /// Releases references that a [lookup](Self::take_prefix) took and that were not used: blocks
     /// return to their former places in the queue.
     ///
-    /// `is_in_line`: the caller has a place in line, and signals the line when it leaves. It would
+    /// `is_in_line`: the caller has a place in the queue, and signals the line when it leaves. It would
     /// wake itself by an announcement.
     pub(crate) fn untake(&self, pool: &Blocks, ids: &[BlockId], is_in_line: bool) {
         // The end of a chain first, as in entries of the queues.

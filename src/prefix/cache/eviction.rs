@@ -70,7 +70,7 @@ pub(super) struct Eviction<'a> {
     skipped: usize,
     /// Skips per queue, a byte each, and the set of queues that reached their limit.
     in_queue: [u8; QUEUES_MAX],
-    reserved_for_growth: u32,
+    skipped_queues: u32,
 }
 
 impl<'a> Eviction<'a> {
@@ -90,14 +90,14 @@ impl<'a> Eviction<'a> {
             dequeued,
             skipped: 0,
             in_queue: [0; QUEUES_MAX],
-            reserved_for_growth: 0,
+            skipped_queues: 0,
         }
     }
 
     pub(super) fn run(mut self, wanted: usize) {
         let (cache, mut got, mut has_looked) = (self.cache, 0, false);
         while got < wanted && self.skipped < SKIPPED_MAX {
-            match cache.take_next(self.reserved_for_growth) {
+            match cache.take_next(self.skipped_queues) {
                 Some(entry) => got += self.evict_entry(entry, wanted - got),
                 None => {
                     let is_odd = got == 0 && self.skipped == 0 && self.core.evictable() > 0;
@@ -168,7 +168,7 @@ impl<'a> Eviction<'a> {
             is_seen = word.is_evictable() && !is_unseen(word) && !enqueued.is_outdated();
             if is_seen {
                 self.skip(queue);
-                self.reserved_for_growth |= u32::from(queue >= cache.queues.useless()) << queue;
+                self.skipped_queues |= u32::from(queue >= cache.queues.useless()) << queue;
                 self.seen.push(Entry { queue, first: id });
                 break;
             }
@@ -207,7 +207,7 @@ impl<'a> Eviction<'a> {
         let of_policy = queue < self.cache.queues.useless();
         if let Some(skipped) = self.in_queue.get_mut(queue).filter(|_| of_policy) {
             *skipped += 1;
-            self.reserved_for_growth |= u32::from(*skipped >= SKIPPED_MAX_QUEUE) << queue;
+            self.skipped_queues |= u32::from(*skipped >= SKIPPED_MAX_QUEUE) << queue;
         }
     }
 }

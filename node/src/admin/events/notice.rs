@@ -67,7 +67,7 @@ pub struct StatsSummary {
     pub held: usize,
     /// Open sequences.
     pub sequences: usize,
-    /// Requests that wait in line.
+    /// Requests that wait in the queue.
     pub waiting: usize,
     /// Batches in flight.
     pub batches_in_flight: u64,

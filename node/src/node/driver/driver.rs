@@ -123,6 +123,7 @@ impl Driver {
                 // Only its end: nothing is ever sent.
                 _ = alive.changed() => break,
                 () = tick => self.tick(),
+                () = self.peers.reports.over() => self.peers.reports.sum_up(),
             }
             if self.is_draining && self.jobs.is_empty() && !self.is_awaited() {
                 break;

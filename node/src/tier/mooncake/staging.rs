@@ -29,7 +29,7 @@ pub(super) struct Memory {
 
 // SAFETY: it owns its bytes, and gives them out by references to itself only.
 unsafe impl Send for Memory {}
-// SAFETY: through a shared reference its bytes are only read.
+// SAFETY: its bytes are written by one transfer, which has the memory alone, and only read after it.
 unsafe impl Sync for Memory {}
 
 impl Memory {
