@@ -12,8 +12,8 @@
 //! |---|---|---|
 //! | 0..20 | slot | the batch's slot; the clock adds no slots beyond this range |
 //! | 20..64 | ticket | the batch's ticket, as wide as in the clock's word; 0: no batch |
+//!
 //! Tickets are unique, so references of one clock are equal and ordered as their batches.
-//! ordered as their batches.
 
 use crate::ids::Ticket;
 

@@ -133,8 +133,13 @@ impl<T> WaitQueue<T> {
 impl<T> Holder<T> {
     fn is_absent(&self, patience: Duration) -> bool {
         // A model has no clock: the patience is over at once, or never.
-        let is_over =
-            |since: Instant| if cfg!(kvpool_loom) { patience.is_zero() } else { since.elapsed() >= patience };
+        let is_over = |since: Instant| {
+            if cfg!(any(kvpool_loom, kvpool_loom_coarse)) {
+                patience.is_zero()
+            } else {
+                since.elapsed() >= patience
+            }
+        };
         self.copies == 0 && self.unpolled.is_some_and(is_over)
     }
 }

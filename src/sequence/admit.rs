@@ -83,8 +83,10 @@ impl<'a> AdmitRequest<'a> {
     ///
     /// The blocks are taken and given back in the same call, so that admissions on several threads
     /// cannot count on the same ones. Cached blocks are evicted for them, and an append on another
-    /// thread that finds no block at that moment is refused. They count in errors and as a part of
-    /// the run of a [contiguous](Self::contiguous) request.
+    /// thread that finds no block at that moment is refused. They count in errors, as allocated and
+    /// freed blocks in statistics, and as a part of the run of a [contiguous](Self::contiguous)
+    /// request. A request that is larger than the pool with them is refused at once: leave at most
+    /// what the pool has beyond the largest request.
     pub fn leave(mut self, blocks: usize) -> Self {
         self.leave = blocks;
         self

@@ -43,7 +43,7 @@ pub(crate) fn after(pause: Duration) -> Instant {
 ///
 /// In a tokio runtime whose timer is disabled.
 pub(crate) fn sleep_until(at: Instant) -> Sleep {
-    if cfg!(kvpool_loom) {
+    if cfg!(any(kvpool_loom, kvpool_loom_coarse)) {
         return Box::pin(std::future::pending());
     }
     #[cfg(feature = "tokio")]

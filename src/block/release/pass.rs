@@ -246,11 +246,11 @@ impl Blocks {
         }
         let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
-        pass.settle(ids.len(), |blocks, tag| self.tell_evictor(blocks, tag));
         for &run in pass.all_freed() {
             self.space.free_run(run);
             self.counters.freed(run.len as usize);
         }
+        pass.settle(ids.len(), |blocks, tag| self.tell_evictor(blocks, tag));
         self.announce();
     }
 
@@ -270,17 +270,20 @@ impl Blocks {
             (true, few) => self.give_back_few(few),
             (false, _) => self.give_back_runs(pass.all_freed()),
         }
-        // Both are announced.
+        // Announced, or no request waited behind the fence of the thread cache, which follows the words
+        // and queue entries of what became evictable: a later request finds all of it.
         false
     }
 }
 
 impl Core {
-    /// Takes back references that were added to listed blocks whose owner keeps its own.
+    /// Takes back references that were added to listed blocks whose owner keeps its own: none of them
+    /// is the last.
     #[cold]
     pub(super) fn unshare(&self, ids: &[BlockId]) {
         let mut pass = Pass::new(self, Few::new());
         ids.iter().for_each(|&id| pass.release_owned(id));
+        debug_assert!(pass.all_freed().is_empty(), "the owner keeps its reference");
         pass.settle(ids.len(), |_, _| ());
     }
 

@@ -106,7 +106,7 @@ fn incomplete_configurations_are_named() {
         assert!(error.starts_with(reason), "{error}");
     }
     let missing = KvLayout::described("no/such/config.json").err().unwrap().to_string();
-    assert!(missing.starts_with("no/such/config.json: No such file"), "{missing}");
+    assert!(missing.starts_with("layout: got no/such/config.json: No such file"), "{missing}");
     let folder = env!("CARGO_MANIFEST_DIR");
     let error = KvLayout::described(folder).err().unwrap().to_string();
     assert!(error.starts_with(&format!("layout: got {folder}: a folder without config.json,")), "{error}");
