@@ -359,7 +359,8 @@ fn lengths_beyond_the_end() {
     for (start, end) in [(0, 7), (6, 5), (usize::MAX, usize::MAX), (1 << 32, (1 << 32) + 1), (usize::MAX, 0)]
     {
         let mut slots = vec![-1];
-        let refusal = invalid(id, "tokens", format!("{start}..{end}"), "a range within its 6 tokens");
+        let refusal =
+            invalid(id, "range of tokens", format!("{start}..{end}"), "a range within its 6 tokens");
         assert_eq!(batch.slot_mapping(&sequence, start..end, &mut slots), Err(refusal.clone()));
         assert_eq!(slots, [-1]);
         let stored =

@@ -35,6 +35,13 @@ async fn reports_survive_a_round_trip() {
 }
 
 #[test]
+fn times_of_an_older_node_are_read() {
+    let older = r#"{"samples": 3, "p50_ns": 120, "p99_ns": 1250, "max_ns": 80000}"#;
+    let times: kvpool::Latency = serde_json::from_str(older).unwrap();
+    assert_eq!((times.samples, times.p99_ns, times.p999_ns, times.max_ns), (3, 1250, 0, 80_000));
+}
+
+#[test]
 fn events_survive_a_round_trip() {
     let pool = caching_pool(20);
     let mut events = pool.prefix_cache().unwrap().events().subscribe().unwrap();

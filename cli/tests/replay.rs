@@ -488,7 +488,7 @@ fn bad_usage_and_bad_input_are_told_apart_from_failures() {
         replay . => ./config.json:1: missing field `block_size`
         replay missing => cannot open
         replay --layout none-such => none-such
-        replay --layout Qwen/Qwen2.5-8B => the closest first, qwen2.5-3b, qwen2.5-7b,
+        replay --layout Qwen/Qwen2.5-8B => the closest first: qwen2.5-3b, qwen2.5-7b,
         replay --layout layers=2,heads=3 => layout: got \"heads=3\", expected a part of layers=32,kv-heads=8
         replay --layout layers=2 => --layout layers=2: kv_heads: got 0, or nothing, expected at least 1
         replay --layout config.json => the layers of this model differ (layer types full_attention, linear_attention)

@@ -127,7 +127,7 @@ fn bad_settings_end_the_program_before_it_starts() {
         ("--admin 0.0.0.0:0", "--admin: admin needs token_file as well"),
         ("--listen 0.0.0.0:0", "--listen: listen needs tls_cert as well"),
         ("--size 999999999 --layout llama-3.1-405b", "a pool of 999,999,999 blocks of 7.88 MiB"),
-        ("--layout Qwen/Qwen2.5-8B", "the closest first, qwen2.5-3b, qwen2.5-7b"),
+        ("--layout Qwen/Qwen2.5-8B", "the closest first: qwen2.5-3b, qwen2.5-7b"),
         ("--layout layers=2,heads=1", "expected a part of layers=32,"),
         #[cfg(not(feature = "otel"))]
         (

@@ -196,6 +196,7 @@ pub struct Latency {
     /// 99th percentile, in nanoseconds.
     pub p99_ns: u64,
     /// 99.9th percentile, in nanoseconds.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub p999_ns: u64,
     /// Maximum of the samples, not of all operations, in nanoseconds.
     pub max_ns: u64,

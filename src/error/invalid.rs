@@ -11,7 +11,7 @@ use std::fmt;
 pub struct Invalid {
     /// Name of the argument.
     pub what: &'static str,
-    /// Position in the list that has it: of slots, runs, planes, or layers.
+    /// Position in the list that has it, for example of slots, runs, planes or extra keys.
     pub index: Option<usize>,
     /// What was given, with its unit.
     pub got: Box<str>,

@@ -321,8 +321,8 @@ impl Import {
     /// heads, so that their bytes must be [written](Self::write) one block at a time.
     pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
         if self.gather.is_some() {
-            let got = "a piece of blocks of which the source has some heads";
-            return Err(Invalid::new("places", got, "one block at a time, by `write`").into());
+            let got = "blocks whose heads come from several sources";
+            return Err(Invalid::new("piece", got, "one block at a time, by `write`").into());
         }
         self.check_missing(places)?;
         let piece = self.held.open_piece(places)?;
@@ -346,7 +346,9 @@ impl Import {
     /// block that is not missing, or if there is a manifest. Nothing changes.
     pub fn arrived(&mut self, place: u32) -> Result<(), TransferError> {
         if !self.is_stated {
-            return Err(Invalid::new("import", "checksums of a manifest", "none").into());
+            return Err(
+                Invalid::new("block", "one of an import with a manifest", "one of `import_prefix`").into()
+            );
         }
         self.check_missing(&[place])?;
         self.held.exclusive()?;

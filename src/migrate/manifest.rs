@@ -160,14 +160,18 @@ impl Manifest {
             }
             contents
         };
-        let what = if self.hashing != other.hashing {
-            "hashing"
-        } else if without_times(&self.contents) != without_times(&other.contents) {
-            "sequence"
-        } else {
-            return Ok(());
-        };
-        Err(Invalid::new(what, "another one", "that of the first source's manifest"))
+        let limit = "that of the first source's manifest";
+        if self.hashing != other.hashing {
+            let [first, got] = [self, other].map(|manifest| {
+                let text = |print| format!("{:032x}", u128::from_be_bytes(print));
+                manifest.hashing.map_or_else(|| "none".to_owned(), text)
+            });
+            return Err(Invalid::new("hashing", got, format_args!("{first}, {limit}")));
+        }
+        if without_times(&self.contents) != without_times(&other.contents) {
+            return Err(Invalid::new("sequence", "another one", limit));
+        }
+        Ok(())
     }
 
     pub(super) fn contents(&self) -> &Contents {

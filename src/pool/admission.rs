@@ -24,10 +24,10 @@ impl Pool {
     ///
     /// [`SequenceError::Alloc`] with [`AllocError::Behind`] while a request of at least its
     /// priority waits, [`AllocError::Exhausted`], [`AllocError::NoRun`] for a contiguous request,
-    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or too
-    /// many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a
-    /// retention time that has passed. Nothing has changed: neither the id nor a block is taken,
-    /// and no cached block was touched.
+    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or
+    /// too many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a retention time that
+    /// has passed. Nothing has changed: neither the id nor a block is taken, and no cached block was
+    /// touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
@@ -147,9 +147,9 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`]; [`AllocError::TooLarge`],
-    /// [`AllocError::Reserved`] and others that waiting cannot resolve; [`AllocError::Deadline`] at
-    /// the deadline of [`Wait::until`]. The sequence is unchanged.
+    /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`];
+    /// [`AllocError::TooLarge`], [`AllocError::Reserved`] and others that waiting cannot resolve;
+    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. The sequence is unchanged.
     ///
     /// # Panics
     ///

@@ -63,8 +63,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::Invalid`] for one and the same pool,
-    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::Invalid`] for one
+    /// and the same pool, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
     /// other pool, or there is no room at the deadline, [`TransferError::Sequence`] if the id is
     /// open there, [`TransferError::Storage`] if the layouts differ or a copy fails.
@@ -233,10 +233,10 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// In all cases the blocks stay where they were: [`TransferError::Invalid`] for one and the same pool,
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Invalid`] for caches that hash differently,
-    /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
-    /// [`TransferError::Storage`].
+    /// In all cases the blocks stay where they were: [`TransferError::Invalid`] for one and the same
+    /// pool, or for caches that hash differently, [`TransferError::NoStorage`],
+    /// [`TransferError::NoCache`], [`TransferError::Alloc`] if there is no room at all or
+    /// `blocks_max` is zero, [`TransferError::Storage`].
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }

@@ -45,7 +45,10 @@ impl<C> std::fmt::Debug for Wait<C> {
 }
 
 /// What a [`Wait`] calls: a function of the deadline that returns the future.
-pub trait CallUntil {
+///
+/// Sealed: it names the result and the future of a [`Wait`] in signatures. Closures have it, and
+/// no other type can implement it.
+pub trait CallUntil: sealed::Sealed {
     /// Result of the call.
     type Output;
     /// Future of the call.
@@ -53,6 +56,20 @@ pub trait CallUntil {
 
     /// Returns the future, which waits until the deadline if there is one.
     fn call(self, deadline: Option<Instant>) -> Self::Future;
+}
+
+mod sealed {
+    use std::time::Instant;
+
+    /// Keeps types that are not closures from implementing [`CallUntil`](super::CallUntil).
+    pub trait Sealed {}
+
+    impl<C, F> Sealed for C
+    where
+        C: FnOnce(Option<Instant>) -> F,
+        F: Future,
+    {
+    }
 }
 
 impl<C, F> CallUntil for C

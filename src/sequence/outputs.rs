@@ -357,7 +357,7 @@ fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(
     let (start, end) = (tokens.start, tokens.end);
     if start > end || end > length {
         let limit = format_args!("a range within its {length} tokens");
-        return Err(SequenceError::invalid(id, "tokens", format_args!("{start}..{end}"), limit));
+        return Err(SequenceError::invalid(id, "range of tokens", format_args!("{start}..{end}"), limit));
     }
     Ok(())
 }

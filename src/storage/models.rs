@@ -93,7 +93,7 @@ impl KvLayout {
     /// [`Invalid`], which lists the known names, similar ones first.
     pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, Invalid> {
         builder(name).ok_or_else(|| {
-            let limit = format_args!("one of, the closest first, {}", closest_first(name));
+            let limit = format_args!("one of these, the closest first: {}", closest_first(name));
             Invalid::new("model", format_args!("{name:?}"), limit)
         })
     }

@@ -213,6 +213,13 @@ fn sources_that_disagree() {
     export.set_heads(sources[1].2).unwrap();
     let refused = import.add_source(&export.manifest().unwrap()).unwrap_err().to_string();
     assert_eq!(refused, "sequence: got another one, expected that of the first source's manifest");
-    drop((import, export, sources));
-    [other, target].iter().for_each(is_idle);
+    let uncached = Pool::builder(sources[1].0.layout().clone()).blocks(12).build().unwrap();
+    let mut sequence = uncached.sequence(SequenceId(7)).open().unwrap();
+    append(&uncached, &mut sequence, TOKENS);
+    let mut unhashed = uncached.export(sequence).unwrap();
+    unhashed.set_heads(sources[1].2).unwrap();
+    let refused = import.add_source(&unhashed.manifest().unwrap()).unwrap_err().to_string();
+    assert!(refused.starts_with("hashing: got none, expected "), "{refused}");
+    drop((import, export, unhashed, sources));
+    [other, target, uncached].iter().for_each(is_idle);
 }

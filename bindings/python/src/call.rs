@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use pyo3::IntoPyObjectExt;
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
 use pyo3::prelude::*;
 use pyo3_async_runtimes::generic::future_into_py;
 
@@ -81,7 +81,8 @@ enum State {
 }
 
 /// A call to be awaited. Nothing happens before it is awaited; then it is tried at once, and waits
-/// only if it must. [`wait`](Self::wait) makes the same call on a thread without asyncio.
+/// only if it must. [`wait`](Self::wait) makes the same call on a thread without asyncio. A call that
+/// is dropped before either is a `RuntimeWarning`.
 ///
 /// It has the interface of a coroutine, so that `await`, `asyncio.create_task`, `gather`,
 /// `wait_for` and task groups take it.
@@ -129,8 +130,11 @@ impl Drop for Call {
     fn drop(&mut self) {
         // A fork's copy refers to pools of the parent.
         if self.made_in == Process::current() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.state) }
+            // SAFETY: taken once, here.
+            let state = unsafe { ManuallyDrop::take(&mut self.state) };
+            if let State::New(_) = state.into_inner().unwrap_or_else(PoisonError::into_inner) {
+                Python::try_attach(warn_unused);
+            }
         }
     }
 }
@@ -160,7 +164,8 @@ impl Call {
     }
 
     /// Makes the call instead of awaiting it: blocks this thread without the GIL until it ends. A
-    /// signal ends the wait, like a cancellation.
+    /// signal ends the wait, like a cancellation. On the thread of an event loop it blocks the loop:
+    /// await the call there.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let first = match self.take()? {
             State::New(first) => first,
@@ -214,6 +219,16 @@ impl Call {
             waiting.future.bind(py).call_method0("cancel")?;
         }
         Ok(())
+    }
+}
+
+/// Warns about a call that was dropped before it was made, unless an exception is being raised.
+fn warn_unused(py: Python<'_>) {
+    let category = py.get_type::<PyRuntimeWarning>();
+    if !PyErr::occurred(py)
+        && let Err(error) = PyErr::warn(py, &category, c"call was never awaited", 1)
+    {
+        error.write_unraisable(py, None);
     }
 }
 

@@ -6,8 +6,8 @@ use std::fmt::{Debug, Display};
 use kvpool::compact::Blocker;
 use kvpool::{
     AllocError, AuditError, BuildError, DefragError, FrameError, FrameShrinkError, GrowError, HandleError,
-    Invalid, PrefixError, ResizeError, SequenceError, SettleError, ShrinkError, StepError, StorageError,
-    TransferError,
+    Invalid, PrefixError, ResizeError, SequenceError, SequenceId, SettleError, ShrinkError, StepError,
+    StorageError, TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -83,6 +83,13 @@ pub fn kind(error: &impl Debug) -> String {
 /// Fields of an argument that was refused.
 fn fields_of(error: &Invalid) -> Fields {
     fields![kind: "Invalid", what: error.what, index: error.index, got: &*error.got, limit: &*error.limit]
+}
+
+/// Fields of an argument that was refused for a sequence.
+fn fields_of_sequence(id: SequenceId, error: &Invalid) -> Fields {
+    let mut fields = fields_of(error);
+    fields.push(("sequence", field(id.0)));
+    fields
 }
 
 /// An exception for an error without fields that users act on.
@@ -201,9 +208,7 @@ impl From<SequenceError> for Failure {
             }
             E::AlreadyOpen { id } | E::NotOpen { id } | E::ForeignSequence { id } => fields![sequence: id.0],
             E::Invalid { id, error: invalid } => {
-                let mut fields = fields_of(invalid);
-                fields.push(("sequence", field(id.0)));
-                fields
+                return raise("InvalidSequenceArgument", &error, fields_of_sequence(*id, invalid));
             }
             E::NotWritable { id, position, block } => {
                 fields![sequence: id.0, position: *position, block: block.0]
@@ -227,6 +232,9 @@ impl From<StepError> for Failure {
                 let lacking: Vec<u64> = sequences.iter().map(|id| id.0).collect();
                 raise("OutOfBlocks", &error, fields![kind: "Lacking", sequences: lacking])
             }
+            StepError::Sequence { id, error: SequenceError::Invalid { error: invalid, .. } } => {
+                raise("InvalidSequenceArgument", &error, fields_of_sequence(*id, invalid))
+            }
             StepError::Sequence { id, error: reason } => {
                 let is_lost = matches!(reason, SequenceError::Alloc(AllocError::DeviceLost { .. }));
                 let class = if is_lost { "PoolLost" } else { "SequenceError" };
@@ -240,7 +248,7 @@ impl From<StepError> for Failure {
 impl From<StorageError> for Failure {
     fn from(error: StorageError) -> Self {
         match &error {
-            StorageError::Invalid(invalid) => raise("StorageError", invalid, fields_of(invalid)),
+            StorageError::Invalid(invalid) => raise("InvalidStorageArgument", invalid, fields_of(invalid)),
             _ => plain(if error.is_lost() { "PoolLost" } else { "StorageError" }, &error),
         }
     }
@@ -249,7 +257,7 @@ impl From<StorageError> for Failure {
 impl From<PrefixError> for Failure {
     fn from(error: PrefixError) -> Self {
         match &error {
-            PrefixError::Invalid(invalid) => raise("CacheError", invalid, fields_of(invalid)),
+            PrefixError::Invalid(invalid) => raise("InvalidCacheArgument", invalid, fields_of(invalid)),
             _ => plain("CacheError", &error),
         }
     }
@@ -257,17 +265,14 @@ impl From<PrefixError> for Failure {
 
 impl From<BuildError> for Failure {
     fn from(error: BuildError) -> Self {
-        match error {
-            BuildError::Invalid(error) => error.into(),
-            error => plain("BuildError", &error),
+        match &error {
+            BuildError::Invalid(invalid)
+            | BuildError::Prefix(PrefixError::Invalid(invalid))
+            | BuildError::Storage(StorageError::Invalid(invalid)) => {
+                raise("BuildError", invalid, fields_of(invalid))
+            }
+            error => plain("BuildError", error),
         }
-    }
-}
-
-/// Of a layout, or of the settings of a pool.
-impl From<Invalid> for Failure {
-    fn from(error: Invalid) -> Self {
-        raise("BuildError", &error, fields_of(&error))
     }
 }
 
@@ -289,7 +294,7 @@ impl From<TransferError> for Failure {
             TransferError::Alloc(error) => error.into(),
             TransferError::Sequence(error) => error.into(),
             TransferError::Storage(error) => error.into(),
-            TransferError::Invalid(error) => raise("MigrateError", &error, fields_of(&error)),
+            TransferError::Invalid(error) => raise("InvalidMigrateArgument", &error, fields_of(&error)),
             TransferError::ForeignSequence { .. } => plain("ForeignHandle", &error),
             TransferError::BeingWritten { batch, .. } => {
                 raise("Timeout", &error, fields![kind: "BeingWritten", batch: batch.0])

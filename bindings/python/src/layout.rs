@@ -1,7 +1,7 @@
 //! `Layout`: the shape of a block.
 
 use kvpool::storage::{Arrangement, KvPlanes, Scales};
-use kvpool::{Dtype, KvLayout};
+use kvpool::{BuildError, Dtype, KvLayout};
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
 
@@ -79,7 +79,7 @@ impl PyLayout {
         if dynamic_scales {
             builder = builder.scales(Scales::PerTokenHead);
         }
-        Ok(Self(builder.build()?))
+        Ok(Self(builder.build().map_err(BuildError::from)?))
     }
 
     /// Returns the layout of a known model, on one rank of `tensor_parallel`.
@@ -91,14 +91,15 @@ impl PyLayout {
         dtype: Option<&str>,
         tensor_parallel: Count,
     ) -> Outcome<Self> {
-        let mut builder = KvLayout::named_builder(name)?.tensor_parallel(tensor_parallel.0);
+        let mut builder =
+            KvLayout::named_builder(name).map_err(BuildError::from)?.tensor_parallel(tensor_parallel.0);
         if let Some(tokens) = block_tokens {
             builder = builder.block_tokens(tokens.0);
         }
         if let Some(name) = dtype {
             builder = builder.dtype(self::dtype(name)?);
         }
-        Ok(Self(builder.build()?))
+        Ok(Self(builder.build().map_err(BuildError::from)?))
     }
 
     /// Returns the names of the known models.

@@ -1,7 +1,7 @@
 //! `PrefixCache`: the cached blocks of a pool, and pins on them.
 
 use kvpool::prefix::BlockHash;
-use kvpool::{PinnedPrefix, Pool};
+use kvpool::{PinnedPrefix, Pool, PrefixError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -111,8 +111,9 @@ impl PyPrefixCache {
     /// Blocks that were computed from them have other hashes: pass these too. Raises CacheError for
     /// a text that is no hash; nothing has changed.
     fn uncache(&self, py: Python<'_>, hashes: Vec<String>) -> Outcome<(usize, usize)> {
-        let hashes: Result<Vec<BlockHash>, _> = hashes.iter().map(|hash| hash.parse()).collect();
-        let (pool, hashes) = (self.pool.get().share()?, hashes?);
+        let parsed = hashes.iter().map(|hash| hash.parse::<BlockHash>().map_err(PrefixError::from));
+        let hashes: Vec<_> = parsed.collect::<Result<_, _>>()?;
+        let pool = self.pool.get().share()?;
         let uncached = py.detach(|| pool.uncache(&hashes));
         Ok((uncached.evicted_blocks, uncached.kept_blocks))
     }

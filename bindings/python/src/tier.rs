@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::{Dtype, KvLayout, Pool};
+use kvpool::{BuildError, Dtype, KvLayout, Pool};
 use kvpool_node::Node;
 use kvpool_node::tier::{
     BreakerState, Fingerprint, InProcess, Outcome as Answer, Peer, SharedTier, TierCounters, TierError,
@@ -204,7 +204,7 @@ fn layout(value_bytes: usize) -> Outcome<KvLayout> {
         return Err(invalid(format!("a value cannot have {value_bytes} bytes; it has at most {VALUE_MAX}")));
     }
     let builder = KvLayout::builder().layers(1).latent(block_bytes(value_bytes)).block_tokens(1);
-    Ok(builder.dtype(Dtype::Int8).build()?)
+    Ok(builder.dtype(Dtype::Int8).build().map_err(BuildError::from)?)
 }
 
 /// A name that no other process has.

@@ -28,7 +28,11 @@ def test_a_call_that_need_not_wait_does_not_suspend(pool: kvpool.Pool) -> None:
     with pytest.raises(kvpool.OutOfBlocks, match="101 blocks"):
         pool.allocate(101).send(None)
     unused = pool.allocate(1)
-    del unused  # nothing happens before it is awaited
+    with pytest.warns(RuntimeWarning, match="call was never awaited"):
+        del unused  # nothing happens before it is awaited
+    closed = pool.allocate(1)
+    closed.close()
+    del closed
     assert pool.stats().used == 3
 
 

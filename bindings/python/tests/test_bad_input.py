@@ -85,9 +85,9 @@ def test_numbers_out_of_range(pool: kvpool.Pool, step: tuple[kvpool.Batch, kvpoo
         (lambda: pool.try_allocate(2**70), "a number of blocks cannot be 1180591620717411303424"),
         (lambda: pool.try_allocate(0), "zero blocks requested"),
         (lambda: pool.sequence(-1), "a sequence id cannot be -1"),
-        (lambda: pool.try_admit(2, []), "zero tokens"),
+        (lambda: pool.try_admit(2, []), "sequence 2: tokens: got 0, expected at least 1"),
         (lambda: batch.append(sequence, -1), "a number of tokens cannot be -1"),
-        (lambda: batch.append(sequence, 0), "zero tokens"),
+        (lambda: batch.append(sequence, 0), "sequence 1: tokens: got 0, expected at least 1"),
         (lambda: lease.truncate(-1), "an index cannot be -1"),
         (lambda: lease.split_off(3), "3..2 is outside of 2 blocks"),
         (lambda: lease.seal(0, 3), "0..3 is outside of 2 blocks"),
@@ -109,13 +109,28 @@ def test_numbers_out_of_range(pool: kvpool.Pool, step: tuple[kvpool.Batch, kvpoo
             call()
     after = pool.stats().as_dict()
     assert (before["used"], before["free"]) == (after["used"], after["free"])
-    with pytest.raises(kvpool.SequenceError, match=r"tokens: got 5\.\.20, expected") as refused:
+    with pytest.raises(kvpool.SequenceError, match=r"range of tokens: got 5\.\.20, expected") as refused:
         batch.slots(sequence, 5, 20)
     value = refused.value
-    assert (value.kind, value.sequence, value.what, value.index, value.got) == ("Invalid", 1, "tokens", None, "5..20")
+    assert (value.kind, value.sequence, value.what, value.index, value.got) == ("Invalid", 1, "range of tokens", None, "5..20")
     assert value.limit == "a range within its 10 tokens"
+    assert isinstance(value, kvpool.InvalidArgument)
+    with pytest.raises(kvpool.InvalidCacheArgument, match="hash") as refused:
+        pool.prefix_cache.uncache(["no hash"])
+    assert isinstance(refused.value, kvpool.CacheError)
     with pytest.raises(kvpool.SequenceError, match="sequence 1: tokens to keep: got 11, expected at most its 10"):
         sequence.truncate(11)
+
+
+def test_a_step_says_which_argument_it_refuses() -> None:
+    shape = kvpool.Layout(layers=1, kv_heads=1, head_dim=8, block_tokens=2**27)
+    pool = kvpool.Pool(shape, 20, storage=False)
+    with pool.sequence(3) as sequence, pool.begin_batch() as batch:
+        batch.append(sequence, 2**31 - 1)
+        with pytest.raises(kvpool.InvalidSequenceArgument, match="at most 2147483647 in all") as refused:
+            batch.decode([sequence])
+        assert isinstance(refused.value, kvpool.InvalidArgument)
+        assert (refused.value.sequence, refused.value.kind, refused.value.what) == (3, "Invalid", "tokens")
 
 
 def test_refusals_say_what_was_free(pool: kvpool.Pool) -> None:

@@ -56,7 +56,7 @@ impl ExtraKey {
             Err(Invalid::new("extra key", format_args!("a key of tokens {start}..{end}"), limit))
         };
         if self.key.is_empty() {
-            Err(empty("extra key"))
+            Err(Invalid::new("extra key", "no bytes", "at least one"))
         } else if start >= end {
             refused(format_args!("a range that is not empty"))
         } else if start < from {
@@ -113,7 +113,8 @@ impl<'a> PrefixKeys<'a> {
 
     /// Returns an error unless all extra keys are valid, and within the first `tokens` tokens.
     pub(crate) fn check_extra(&self, tokens: usize) -> Result<(), Invalid> {
-        self.extra.iter().try_for_each(|key| key.check(0, tokens))
+        let mut keys = self.extra.iter().zip(0..);
+        keys.try_for_each(|(key, index)| key.check(0, tokens).map_err(|error| error.at(index)))
     }
 
     /// Returns each field by name.
@@ -123,15 +124,10 @@ impl<'a> PrefixKeys<'a> {
 
     pub(super) fn check(&self) -> Result<(), Invalid> {
         match self.fields().into_iter().find(|(_, value)| value.is_some_and(<[u8]>::is_empty)) {
-            Some((field, _)) => Err(empty(field)),
+            Some((field, _)) => Err(Invalid::new(field, "no bytes", "at least one; omit it instead")),
             None => Ok(()),
         }
     }
-}
-
-/// The error of a key that would distinguish nothing.
-fn empty(field: &'static str) -> Invalid {
-    Invalid::new(field, "no bytes", "at least one; omit it instead")
 }
 
 /// Hash of [`PrefixKeys`], from which a chain begins. Can be kept and reused for many sequences of

@@ -366,13 +366,16 @@ fn bad_input_is_refused() {
     hashes(&hasher, &mut chain, &[0; 20]);
     let mut extra = |range, key| chain.extra_key(&hasher, range, key).unwrap_err();
     for (range, key, limit) in [
-        (20..30, b"" as &[u8], "at least one; omit it instead"),
+        (20..30, b"" as &[u8], "at least one"),
         (20..20, b"x", "a range that is not empty"),
         (15..30, b"x", "a start from 16 on, as the tokens before are hashed"),
     ] {
         let refused = extra(range, key);
         assert_eq!((refused.what, &*refused.limit), ("extra key", limit));
     }
+    let keys = [ExtraKey::new(0..4, b"x"), ExtraKey::new(4..9, b"y")];
+    let refused = PrefixKeys::new().extra_keys(&keys).check_extra(8).unwrap_err();
+    assert_eq!((refused.what, refused.index, &*refused.limit), ("extra key", Some(1), "an end of at most 8"));
     for text in
         ["", "-", &"0".repeat(49), &format!("{:032x}+{:016x}", 1, 2), &format!("+{:031x}-{:016x}", 1, 2)]
     {

@@ -184,7 +184,7 @@ fn names_are_known_without_regard_to_case_organisation_and_variant() {
         assert_eq!(KvLayout::named(name).unwrap_err().what, "model", "{name}");
     }
     let error = KvLayout::named("Qwen/Qwen2.5-71B").unwrap_err().to_string();
-    assert!(error.contains("the closest first, qwen2.5-7b, qwen2.5-72b, qwen2.5-3b, "), "{error}");
+    assert!(error.contains("the closest first: qwen2.5-7b, qwen2.5-72b, qwen2.5-3b, "), "{error}");
     let error = KvLayout::named(&"lama-3.1-8b".repeat(1000)).unwrap_err();
     assert_eq!(error.what, "model");
 }

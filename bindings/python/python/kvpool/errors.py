@@ -23,6 +23,10 @@ __all__ = [
     "FrameRefused",
     "HandleError",
     "InvalidArgument",
+    "InvalidCacheArgument",
+    "InvalidMigrateArgument",
+    "InvalidSequenceArgument",
+    "InvalidStorageArgument",
     "KvPoolError",
     "MigrateError",
     "NoRun",
@@ -108,12 +112,24 @@ class SequenceError(KvPoolError):
     """A call on a sequence was refused. ``sequence`` is its id, where the error names one."""
 
 
+class InvalidSequenceArgument(SequenceError, InvalidArgument):
+    """A number of tokens, a range or an index is invalid for the sequence."""
+
+
 class CacheError(KvPoolError):
     """A call on the prefix cache was refused."""
 
 
+class InvalidCacheArgument(CacheError, InvalidArgument):
+    """A key, a hash, a salt or a retention time is invalid."""
+
+
 class StorageError(KvPoolError):
     """An operation on the bytes of blocks was refused, or failed."""
+
+
+class InvalidStorageArgument(StorageError, InvalidArgument):
+    """A layer, a place or a size is invalid for the storage."""
 
 
 class PoolLost(StorageError):
@@ -134,6 +150,10 @@ class ResizeError(KvPoolError):
 
 class MigrateError(KvPoolError):
     """A transfer to another pool or node failed. The sequence stays where it was."""
+
+
+class InvalidMigrateArgument(MigrateError, InvalidArgument):
+    """The pools, or the contents of a manifest, do not fit together."""
 
 
 class NodeError(KvPoolError):
