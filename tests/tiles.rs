@@ -400,7 +400,7 @@ fn tensors_that_do_not_fit_are_refused() {
     let null = [adopted[0], AdoptedTensor { base: std::ptr::null_mut(), ..adopted[1] }];
     let odd = [adopted[0], AdoptedTensor { base: adopted[1].base.wrapping_add(1), ..adopted[1] }];
     for (tensors, frames, what, index, limit) in [
-        (AdoptedTensors::FramesFirst(&adopted), 4, "k and v", Some(0), "1024 bytes"),
+        (AdoptedTensors::FramesFirst(&adopted), 4, "k and v", Some(0), "4096 bytes"),
         (AdoptedTensors::KvFirst(&adopted[..1]), 5, "k and v", None, "one for each of 2 layers"),
         (AdoptedTensors::KvFirst(&adopted), 0, "number of frames", None, "1 up to"),
         (AdoptedTensors::KvFirst(&adopted), usize::MAX, "number of frames", None, "1 up to"),

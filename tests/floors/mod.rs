@@ -45,8 +45,8 @@ const NODE: Plan = Plan {
 const CUDA: Plan = Plan {
     folder: "cuda/src",
     floors: &[
-        &["capture", "config", "engines", "gate", "host_pages", "host_rows", "params", "version"],
-        &["error", "pieces"],
+        &["capture", "config", "engines", "gate", "host_pages", "params", "version"],
+        &["error", "host_rows", "pieces"],
         &["context", "driver"],
         &["adopted", "event", "kernels", "registered", "staging", "stream"],
         &["arena", "pending", "watch"],
