@@ -80,8 +80,8 @@ impl Pool {
     /// While no other thread uses the pool, no batch is in flight and no request waits, a request
     /// that is not contiguous, of a priority without access to the reserve, is admitted if and only
     /// if this is at most `available_blocks()`, which it then reduces by as many, except for the
-    /// blocks that it [leaves](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
-    /// held in addition if there is room.)
+    /// blocks that it [leaves](AdmitRequest::leave). (A block that is cached
+    /// [in part](AdmitRequest::reuse_tail) is held in addition if there is room.)
     ///
     /// Takes nothing, and does not count as a use of the cached blocks.
     ///
