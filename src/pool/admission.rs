@@ -24,10 +24,10 @@ impl Pool {
     ///
     /// [`SequenceError::Alloc`] with [`AllocError::Behind`] while a request of at least its
     /// priority waits, [`AllocError::Exhausted`], [`AllocError::NoRun`] for a contiguous request,
-    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or
-    /// too many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a retention time that
-    /// has passed. Nothing has changed: neither the id nor a block is taken, and no cached block was
-    /// touched.
+    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no
+    /// or too many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a retention time
+    /// that has passed. Nothing has changed: neither the id nor a block is taken, and no cached
+    /// block was touched.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
@@ -78,10 +78,10 @@ impl Pool {
     /// the rest.
     ///
     /// While no other thread uses the pool, no batch is in flight and no request waits, a request
-    /// that is not contiguous, of a priority without access to the reserve, is admitted if and only if this is at
-    /// most `available_blocks()`, which it then reduces by as many, except for the blocks that it
-    /// [leaves](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
-    /// held in addition if there is room.)
+    /// that is not contiguous, of a priority without access to the reserve, is admitted if and only
+    /// if this is at most `available_blocks()`, which it then reduces by as many, except for the
+    /// blocks that it [leaves](AdmitRequest::leave). (A block that is cached
+    /// [in part](AdmitRequest::reuse_tail) is held in addition if there is room.)
     ///
     /// Takes nothing, and does not count as a use of the cached blocks.
     ///

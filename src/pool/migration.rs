@@ -233,8 +233,8 @@ impl Pool {
     ///
     /// # Errors
     ///
-    /// In all cases the blocks stay where they were: [`TransferError::Invalid`] for one and the same
-    /// pool, or for caches that hash differently, [`TransferError::NoStorage`],
+    /// In all cases the blocks stay where they were: [`TransferError::Invalid`] for one and the
+    /// same pool, or for caches that hash differently, [`TransferError::NoStorage`],
     /// [`TransferError::NoCache`], [`TransferError::Alloc`] if there is no room at all or
     /// `blocks_max` is zero, [`TransferError::Storage`].
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {

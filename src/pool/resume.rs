@@ -9,13 +9,13 @@ use super::Pool;
 use super::wait::{CallUntil, Wait};
 
 impl Pool {
-    /// Copies a [swapped](super::Preempt::Swap) sequence back to this pool, and waits for its blocks if
-    /// necessary: those of its tokens, which it shares where they are cached here, and further ones
-    /// as the options say. It gets all of them or none.
+    /// Copies a [swapped](super::Preempt::Swap) sequence back to this pool, and waits for its blocks
+    /// if necessary: those of its tokens, which it shares where they are cached here, and further
+    /// ones as the options say. It gets all of them or none.
     ///
-    /// Waits in the line of [`allocate_async`](Self::allocate_async) at the sequence's priority, as an
-    /// admission, and not as a running sequence, as [`migrate`](Self::migrate) does: the sequences
-    /// for which it was preempted come first. If these do not wait in the queue,
+    /// Waits in the line of [`allocate_async`](Self::allocate_async) at the sequence's priority, as
+    /// an admission, and not as a running sequence, as [`migrate`](Self::migrate) does: the
+    /// sequences for which it was preempted come first. If these do not wait in the queue,
     /// [leave](ResumeOptions::leave) blocks to them. Holds no block here while it waits.
     ///
     /// `swapped` stays open in its pool, and unchanged. Drop it after the call has succeeded: until

@@ -15,8 +15,8 @@ impl<C: CallUntil> Wait<C> {
         Self(call)
     }
 
-    /// Returns the future of the call with a deadline, which ends its waits, but no copy. `None` is no
-    /// deadline.
+    /// Returns the future of the call with a deadline, which ends its waits, but no copy. `None` is
+    /// no deadline.
     ///
     /// If no other request waits ahead of it, the call is tried at least once, even if the deadline
     /// has passed. Its documentation names the error of a missed deadline.

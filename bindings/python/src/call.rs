@@ -81,8 +81,8 @@ enum State {
 }
 
 /// A call to be awaited. Nothing happens before it is awaited; then it is tried at once, and waits
-/// only if it must. [`wait`](Self::wait) makes the same call on a thread without asyncio. A call that
-/// is dropped before either is a `RuntimeWarning`.
+/// only if it must. [`wait`](Self::wait) makes the same call on a thread without asyncio. A call
+/// that is dropped before either is a `RuntimeWarning`.
 ///
 /// It has the interface of a coroutine, so that `await`, `asyncio.create_task`, `gather`,
 /// `wait_for` and task groups take it.
@@ -164,8 +164,8 @@ impl Call {
     }
 
     /// Makes the call instead of awaiting it: blocks this thread without the GIL until it ends. A
-    /// signal ends the wait, like a cancellation. On the thread of an event loop it blocks the loop:
-    /// await the call there.
+    /// signal ends the wait, like a cancellation. On the thread of an event loop it blocks the
+    /// loop: await the call there.
     fn wait(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let first = match self.take()? {
             State::New(first) => first,
