@@ -21,6 +21,9 @@ impl<C: CallUntil> Wait<C> {
     /// If no other request waits ahead of it, the call is tried at least once, even if the deadline
     /// has passed. Its documentation names the error of a missed deadline.
     ///
+    /// On a thread of a tokio runtime the deadline is kept by that runtime's timer, elsewhere by a
+    /// thread of its own: any executor will do, but not another one within a task of tokio.
+    ///
     /// # Panics
     ///
     /// The future panics if it has to wait in a tokio runtime whose timer is disabled.

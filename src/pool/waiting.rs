@@ -50,9 +50,8 @@ impl Pool {
     /// let (lease, ()) = tokio::join!(waiting, async { drop(all) });
     /// let lease = lease?;
     /// assert_eq!(lease.blocks().len(), 10);
-    /// // With a deadline, on any executor.
     /// let soon = std::time::Instant::now() + std::time::Duration::from_millis(10);
-    /// let late = pollster::block_on(pool.allocate_async(AllocRequest::new(91)).until(soon));
+    /// let late = pool.allocate_async(AllocRequest::new(91)).until(soon).await;
     /// assert!(matches!(late, Err(kvpool::AllocError::Deadline { asked: 91, .. })));
     /// # Ok(())
     /// # }
