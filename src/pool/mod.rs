@@ -20,7 +20,6 @@ mod pin;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod pool;
 mod preemption;
-#[cfg(not(kvpool_loom))]
 mod resume;
 mod scrub;
 mod sequence_runs;

@@ -359,14 +359,15 @@ impl Pool {
     }
 }
 
-#[cfg(not(kvpool_loom))]
 impl Sequence {
     /// Returns its pool, or `None` if all [`Pool`] handles have been dropped.
     ///
-    /// Not available in models; [`Pool::owns`] is.
+    /// In models always `None`; [`Pool::owns`] is exact there too.
     pub fn pool(&self) -> Option<Pool> {
-        let owner = self.sequences().owner()?.upgrade()?;
-        owner.downcast::<Shared>().ok().map(Pool)
+        #[cfg(kvpool_loom)]
+        return None;
+        #[cfg(not(kvpool_loom))]
+        self.sequences().owner()?.upgrade()?.downcast::<Shared>().ok().map(Pool)
     }
 }
 

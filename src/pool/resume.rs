@@ -21,7 +21,7 @@ impl Pool {
     /// `swapped` stays open in its pool, and unchanged. Drop it after the call has succeeded: until
     /// then its blocks stay in use there. Dropping the future has no further effect.
     ///
-    /// Not available in models.
+    /// In models, whose pools have no storage, it is refused.
     ///
     /// # Errors
     ///
