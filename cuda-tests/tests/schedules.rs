@@ -65,6 +65,9 @@ enum Event {
 /// Errors that end a context: an address, a launch, memory that cannot be corrected, an error contained
 /// to this process.
 const STICKY: [i32; 4] = [700, 719, 214, 226];
+
+/// Kernels that a device loads.
+const KERNELS: usize = 8;
 const LAUNCH_TIMEOUT: i32 = 702;
 /// Memory, no code for this device, PTX, the compiler, the version of the PTX.
 const COMPILATION: [i32; 5] = [2, 209, 218, 221, 222];
@@ -79,7 +82,7 @@ impl Event {
             1 => Self::Failure(STICKY[rng.below(STICKY.len())]),
             2 => Self::Timeout(rounds),
             3 => Self::Compilation(COMPILATION[rng.below(COMPILATION.len())]),
-            4 => Self::Loading(rng.below(26) as u32),
+            4 => Self::Loading(rng.below(KERNELS) as u32),
             _ => Self::Nothing,
         };
         (round, event)
