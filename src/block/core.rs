@@ -69,8 +69,7 @@ pub struct Core {
     pub(in crate::block) space: FreeSpace,
     watch: Watch,
     pub(in crate::block) thread_caches: ThreadCaches,
-    /// Retired frames of threads that could not enter their thread cache. On its own cache line,
-    /// like everything that a mover writes.
+    /// Retired frames of threads that could not enter their thread cache.
     pub(in crate::block) shared_retire_list: CachePadded<SharedRetireList>,
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
@@ -86,9 +85,9 @@ pub struct Core {
     /// Orders the evictable blocks, if the pool caches.
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
-    /// Frames of whole units that lists took since the last slice of [reclaim](super::allocate).
+    /// Frames of whole units that lists took since the last [reclaim](super::allocate) slice.
     pub(in crate::block) reclaim_debt: CachePadded<AtomicUsize>,
-    /// Frames in all thread caches, as last summed, and for how many calls that serves.
+    /// Last sum of the frames in all thread caches, and for how many further calls it is used.
     pub(in crate::block) in_thread_caches: AtomicUsize,
     pub(in crate::block) sum_serves: AtomicUsize,
     pub(in crate::block) windows: AtomicUsize,
@@ -104,13 +103,13 @@ impl Blocks {
         WeakBlocks(Arc::downgrade(&self.0))
     }
 
-    /// Creates a pool with all blocks free. `scrub` gets each freed frame once no batch sees it.
-    /// Panics if the configuration is invalid; the pool's builder validates it first.
+    /// Creates a pool with all blocks free. `scrub` wipes each freed frame once no batch can see
+    /// it. Panics if the configuration is invalid; the pool's builder validates it first.
     pub fn new(config: BlocksConfig, scrub: Option<Box<dyn Scrub>>) -> Self {
         Self::with_evictor(config, scrub, None)
     }
 
-    /// As [`new`](Self::new), with an evictor for cached blocks.
+    /// Like [`new`](Self::new), with an evictor for cached blocks.
     pub fn with_evictor(
         config: BlocksConfig,
         scrub: Option<Box<dyn Scrub>>,
@@ -165,7 +164,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Returns the number of blocks that can be handed out: all but the null block.
+    /// Returns the number of allocatable blocks: all but the null block.
     #[inline]
     pub fn total(&self) -> usize {
         self.total.load(Relaxed) - self.config.has_null_block as usize
@@ -178,7 +177,7 @@ impl Core {
         self.total.load(Relaxed)
     }
 
-    /// Returns the number of rows of the table: every block's id is below it.
+    /// Returns the number of rows of the table. Every block's id is below it.
     #[inline]
     pub fn rows(&self) -> usize {
         // Acquire: pairs with the Release in `count_grown`, so that these rows exist.
@@ -216,7 +215,7 @@ impl Core {
         self.space.unwiped()
     }
 
-    /// Ends a deferred wipe of held frames: frees them, or holds them for good if it failed.
+    /// Ends a deferred wipe of held frames: frees them, or holds them permanently if it failed.
     pub fn wiped(&self, run: Run, is_wiped: bool) {
         self.space.end_wipe(run, is_wiped);
         self.announce();
@@ -227,7 +226,7 @@ impl Core {
         ids.into_iter().for_each(|id| self.sites.note(what, id, self.handle(id).generation, site));
     }
 
-    /// Returns the place that allocated or pinned an owned block, if known, as never in release
+    /// Returns the place that allocated or pinned an owned block, if known; never in release
     /// builds.
     pub(crate) fn site(&self, what: Noted, id: BlockId) -> Option<Note> {
         self.sites.read(what, id, self.handle(id).generation)
@@ -243,17 +242,17 @@ impl Core {
         &self.space.clock
     }
 
-    /// Returns the oldest batch in flight; its age is [as observed](crate::clock::Watch).
+    /// Returns the oldest batch in flight, with its age [as observed](crate::clock::Watch).
     pub fn oldest_batch(&self) -> Option<OldestBatch> {
         let ticket = self.space.clock.oldest_in_flight()?;
         Some(OldestBatch::new(ticket, self.watch.age(ticket)))
     }
 
-    /// Returns a block's word at this moment.
+    /// Returns a block's current word.
     #[inline]
     pub fn word(&self, id: BlockId) -> BlockWord {
-        // Acquire: pairs with the Release of the last change of the word, so that the data of this
-        // generation of the block is visible.
+        // Acquire: pairs with the Release of the last change of the word: the data of this
+        // generation is visible.
         BlockWord::from_bits(self.space.table.word(id).load(Acquire))
     }
 
@@ -262,7 +261,7 @@ impl Core {
         prefetch(self.space.table.word(id));
     }
 
-    /// Returns the frame with a block's bytes. It holds while the caller's batch is in flight.
+    /// Returns the frame of a block. It remains valid while the caller's batch is in flight.
     #[inline]
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.word(id).frame()
@@ -285,7 +284,7 @@ impl Core {
         self.thread_caches.in_use()
     }
 
-    /// Returns the free frames, for tests that hold some back.
+    /// Returns the free frames, for tests that withhold some.
     #[cfg(feature = "internals")]
     pub fn frames(&self) -> &Frames {
         &self.space.frames
@@ -296,21 +295,21 @@ impl Core {
         self.space.frames.census(order)
     }
 
-    /// Returns the fragmentation rate, from 0 to 1: of the free aligned runs of `2^order` frames
-    /// that would exist if all blocks were packed, the share that does not. Frames in magazines are
-    /// free and part of no run. Walks the bitmaps.
+    /// Returns the fragmentation rate, from 0 to 1: the missing share of the free aligned runs of
+    /// `2^order` frames that would exist if all blocks were packed. Frames in magazines are free
+    /// but in no run. Walks the bitmaps.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.rate(&self.census(order))
     }
 
-    /// As [`fragmentation`](Self::fragmentation), from a census.
+    /// Like [`fragmentation`](Self::fragmentation), from a census.
     pub fn rate(&self, census: &Census) -> f64 {
         self.rate_of(census.free, census.free_in_order, census.order)
     }
 
-    /// Returns the part of the [rate over free and evictable frames](Self::available_fragmentation)
-    /// that compaction can cure. Free frames of units reserved for growth do not count, and it is 0
-    /// while no more frames are outside of runs than lists may leave there.
+    /// Returns the part of [`available_fragmentation`](Self::available_fragmentation) that
+    /// compaction can cure. Excludes free frames of units reserved for growth. 0 while no more
+    /// frames are outside of runs than lists may leave there.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);
@@ -321,20 +320,21 @@ impl Core {
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
-    /// Returns the [fragmentation rate](Self::fragmentation) as if all evictable blocks had been
+    /// Returns the [fragmentation rate](Self::fragmentation) as if all evictable blocks were
     /// evicted. Reads the word of every block if any is evictable.
     pub fn available_fragmentation(&self, order: Order) -> f64 {
         self.available_runs(&self.census(order)).0
     }
 
-    /// As [`available_fragmentation`](Self::available_fragmentation), with the number of such runs.
+    /// Like [`available_fragmentation`](Self::available_fragmentation), with the number of such
+    /// runs.
     pub fn available_runs(&self, census: &Census) -> (f64, usize) {
         let (available, in_order) = self.available_in_order(census);
         let runs = in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
         (self.rate_of(available, in_order, census.order), runs)
     }
 
-    /// Returns the free and evictable frames, and how many of them are in aligned runs of such
+    /// Returns the number of free and evictable frames, and how many are in aligned runs of such
     /// frames.
     fn available_in_order(&self, census: &Census) -> (usize, usize) {
         if self.evictable.load(Relaxed) == 0 {
@@ -366,7 +366,7 @@ impl Core {
         outside_of_runs(runs, self.total_frames(), set_aside, free, order)
     }
 
-    /// Calls `f` with each unit that a list reserves, ascending.
+    /// Calls `f` with each unit that a list reserves for growth, ascending.
     pub fn for_each_growth_unit(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_growth_unit(f);
     }
@@ -387,7 +387,7 @@ impl Core {
         self.space.table.bytes() + self.moves.bytes() + self.rows() / 2
     }
 
-    /// Marks the pool as gone: a thread drops its cache here when it next opens one elsewhere.
+    /// Marks the pool as closed: a thread drops its cache here when it next opens one elsewhere.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
     }
@@ -408,38 +408,41 @@ impl Core {
     }
 }
 
-/// Knows the contents of evictable blocks, and the order in which they are evicted. Called in the
-/// middle of releases and allocations: an implementation must not block, and must not panic.
+/// Records the contents of evictable blocks and orders their evictions. Called inside releases and
+/// allocations: an implementation must neither block nor panic.
 pub trait Evictor: Send + Sync {
     /// Prepares for block ids below `rows`.
     fn grow(&self, core: &Core, rows: usize);
 
-    /// Notes that these blocks became evictable, in this order; each may have been hit, released or
-    /// evicted since. `tag`: the newest batch that may have seen them, 0 if none in flight has.
+    /// Records that these blocks became evictable, in this order; each may have been hit, released
+    /// or evicted since. `tag` is the newest batch that may have seen them, 0 if none in flight
+    /// has.
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames to `freed`, a few at a
-    /// time. `oldest` is the oldest batch in flight. Fewer do not mean that no others are
+    /// time. `oldest` is the oldest batch in flight. May return fewer although more blocks are
     /// evictable.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
-    /// Returns whether all of these evictable blocks may be evicted before their time, to complete
-    /// a unit of free frames, at a multiple of the usual tolerance. For none: whether any ever may.
+    /// Returns whether all of these evictable blocks may be evicted early, to complete a unit of
+    /// free frames, at a multiple of the usual tolerance. An empty list asks whether any block ever
+    /// may.
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool;
 
-    /// Returns the number of releases, modulo 2^64. It changes before a block's tag is noted.
+    /// Returns the number of releases, modulo 2^64. It changes before a block's tag is recorded.
     fn releases(&self) -> u64;
 
-    /// As [`tag`](Self::tag), if [`became_evictable`](Self::became_evictable) noted it.
+    /// Like [`tag`](Self::tag), but only if [`became_evictable`](Self::became_evictable) recorded
+    /// it.
     fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
-    /// Records a tag for an evictable block with this word that has none.
+    /// Records a tag for an evictable block with this word that has no tag.
     fn assume_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
-    /// Forgets a block that is no longer cached; its frame or its only reference is the caller's.
+    /// Forgets a block that is no longer cached; the caller owns its frame or its only reference.
     fn forget(&self, core: &Core, id: BlockId);
 }
 
@@ -486,7 +489,7 @@ impl<T: Evictor> Evictor for Arc<T> {
 pub struct Evictable {
     /// The block.
     pub id: BlockId,
-    /// Its word after its last release: notes are valid for this generation only.
+    /// Its word after its last release: what is recorded is valid for this generation only.
     pub word: BlockWord,
 }
 

@@ -1,9 +1,8 @@
-//! The shared retire list: retired frames of threads that cannot enter their thread cache.
-//!
-//! A visitor is inside the cache, or the thread is past having one; moves also retire their old
-//! frames here. It is a list that grows at its head and is taken as a whole, so that no address is
-//! compared after its node was freed. A thread that is stopped in here blocks no other: it keeps
-//! the chain that it took, as it would in its own retire list.
+//! The shared retire list: retired frames of threads that cannot enter their thread cache, because
+//! a visitor is inside or the thread's locals are destroyed, and old frames of moves. Threads push
+//! at the head and take the list as a whole, so no address is compared after its node was freed. A
+//! thread that is stopped here blocks no other: it keeps the chain that it took, like its own
+//! retire list.
 //!
 //! ```text
 //! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
@@ -22,14 +21,12 @@ struct Node {
     next: *mut Node,
 }
 
-/// List of retired runs, shared by all threads.
 pub(in crate::block) struct SharedRetireList {
     head: AtomicPtr<Node>,
     /// Number of frames in the list, including those that a thread is sifting.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
-    /// Except for a moment, at most the tag of every node: reading it avoids walks that find
-    /// nothing due.
+    /// At most the tag of every node, except for a moment: avoids walks that find nothing due.
     oldest_tag: AtomicU64,
 }
 
@@ -44,7 +41,6 @@ impl Default for SharedRetireList {
     }
 }
 
-/// Nodes owned by one thread.
 struct Chain {
     first: *mut Node,
     last: *mut Node,
@@ -92,7 +88,7 @@ impl SharedRetireList {
         self.oldest_tag.fetch_min(tag.0, Relaxed);
     }
 
-    /// Returns whether `reclaim` would probably give out a run.
+    /// Returns whether `reclaim` would probably pass on a run.
     pub(in crate::block) fn is_due(&self, oldest: Ticket) -> bool {
         self.oldest_tag.load(Relaxed) < oldest.0
     }
@@ -102,14 +98,13 @@ impl SharedRetireList {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
     }
 
-    /// Returns whether the list is empty at this moment.
     pub(in crate::block) fn is_empty(&self) -> bool {
         // Relaxed: a hint.
         self.head.load(Relaxed).is_null()
     }
 
-    /// Gives out the runs whose tag is below `oldest`. Meanwhile, other threads find none
-    /// of these runs.
+    /// Passes the runs whose tag is below `oldest` to `free`. Other threads find none of them
+    /// meanwhile.
     pub(in crate::block) fn reclaim(
         &self,
         oldest: Ticket,
@@ -138,8 +133,8 @@ impl SharedRetireList {
         }
     }
 
-    /// Calls `f` with the runs in the list, for an audit. Meanwhile, other threads find none
-    /// of these runs.
+    /// Calls `f` with the runs in the list, for an audit. Other threads find none of them
+    /// meanwhile.
     pub(in crate::block) fn for_each(&self, _: &WakeGuard<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
@@ -151,15 +146,14 @@ impl SharedRetireList {
     }
 
     fn take(&self) -> Chain {
-        // The load avoids a write when the list is empty. Acquire: pairs with the
-        // Release in `put`.
+        // The load avoids a write when the list is empty. Acquire: pairs with the Release in `put`.
         let first = if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
         Chain { first, last: ptr::null_mut() }
     }
 
     fn put(&self, chain: Chain) {
         let (first, last) = (chain.first, chain.last);
-        // From here on, the list owns the nodes.
+        // The list owns the nodes from here on.
         std::mem::forget(chain);
         if first.is_null() {
             return;
@@ -168,8 +162,8 @@ impl SharedRetireList {
         loop {
             // SAFETY: the chain is ours until it is published.
             unsafe { (*last).next = head };
-            // Release: publishes the nodes. A head that went away and came back (ABA) is harmless:
-            // it is only linked to.
+            // Release: publishes the nodes. A recurring head (ABA) is harmless: it is only linked
+            // to.
             match self.head.compare_exchange_weak(head, first, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,

@@ -1,11 +1,11 @@
 //! Wake guard: the right to take free frames out of reach of searches, and the duty to announce
 //! them.
 //!
-//! Some steps take free frames out of the places that a search looks at, and put them back later:
+//! Some steps take free frames out of the places that a search visits, and put them back later:
 //! they sift a chain of the [shared retire list](super::shared_retire_list), empty another thread's
 //! cache into the bitmaps, or walk the reserve. A request that searches in between finds nothing,
-//! and may fall asleep. Each such step therefore takes a [`WakeGuard`] as proof that an
-//! announcement follows. Dropping the wake guard is that announcement, also when the step panics:
+//! and may go to sleep. Each such step therefore requires a [`WakeGuard`] as proof that an
+//! announcement follows. Dropping the wake guard announces, also when the step panics:
 //!
 //! | step | its wake guard is |
 //! |---|---|
@@ -15,16 +15,15 @@
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
 //! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_retired`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
-//! Steps that only make frames available, and hide none, announce by a call: the end of a batch, of
-//! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).
+//! Steps that only make frames available announce by a call: the end of a batch, of a wave or of a
+//! shrink, growth, an eviction. See [`wait`](crate::block::wait).
 //!
-//! One caller must not announce to the queue: a waiting request is itself the head, and would wake
-//! itself forever. It hands its wake guard [to the queue](WakeGuard::leave_to_queue) and signals
-//! the next head when it leaves.
+//! A waiting request must not announce to the queue: it is the head, and would wake itself forever.
+//! It [leaves its wake guard to the queue](WakeGuard::leave_to_queue) and signals the next head
+//! when it leaves.
 
-/// Tells waiting requests that free frames may have become available.
 pub(in crate::block) trait Announce {
-    /// Announces free frames to the wait queue.
+    /// Announces to waiting requests that free frames may have become available.
     fn announce(&self);
 }
 
@@ -39,7 +38,7 @@ impl<'a, A: Announce> WakeGuard<'a, A> {
     }
 
     /// Ends the wake guard without an announcement: the caller has a place in the queue, and
-    /// signals the line.
+    /// signals it.
     #[inline]
     pub(in crate::block) fn leave_to_queue(self) {
         std::mem::forget(self);

@@ -4,10 +4,10 @@
 //! events, are counted in the pool's shared counters. No decision depends on any of them: Relaxed
 //! throughout.
 //!
-//! # References that are counted
+//! # Counted references
 //!
-//! Lists name their references, leases and the engine of a frame pool do not. The number of those
-//! follows from counts that are kept in any case, and one that changes off the fast paths:
+//! Lists name their references; leases and the engine of a frame pool do not. The number of the
+//! latter follows from counts that are kept in any case, and one that only slow paths change:
 //!
 //! `references == blocks - freed + further`
 //!
@@ -20,31 +20,28 @@
 //! | a block is allocated for a list | 1 | | -1 |
 //! | a list releases the last reference of a block that is not cached | | 1 | 1 |
 //!
-//! Blocks that lists share, hit or leave evictable, and evictions, change none of them. The
+//! Sharing, hitting, releasing to evictable by lists, and evictions change none of them. The
 //! [audit](crate::Pool::audit) compares the sum with the words.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};
 
-/// Counts of blocks that were handed out and freed since the pool was built.
-///
-/// A number is exact once the threads that changed it have returned, and are synchronized with the
-/// reader.
+/// Counts of blocks that were allocated and freed since the pool was built. A count is exact once
+/// the threads that changed it have returned and are synchronized with the reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocationCounts {
     /// Requests that got their blocks: leases, and appends that needed blocks.
     pub requests: u64,
-    /// Blocks that were handed out.
+    /// Blocks that were allocated.
     pub blocks: u64,
     /// Blocks whose last reference was released, except those that the prefix cache kept.
     pub freed_blocks: u64,
 }
 
-/// Counts of refused requests since the pool was built, by reason.
-///
-/// A request that waits has been refused once before, if no other request was waiting then.
+/// Counts of refused requests since the pool was built, by reason. A request that waits was refused
+/// once before, unless other requests were waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -55,11 +52,11 @@ pub struct Refusals {
     pub no_run: u64,
     /// The request exceeded the pool: [`AllocError::TooLarge`].
     pub too_large: u64,
-    /// The request exceeded what is not reserved: [`AllocError::Reserved`].
+    /// The request exceeded what is not in the reserve: [`AllocError::Reserved`].
     pub reserved: u64,
     /// A request of higher priority waited: [`AllocError::Behind`].
     pub behind: u64,
-    /// The system refused a fence: [`AllocError::FenceRefused`].
+    /// The kernel denied a fence: [`AllocError::FenceRefused`].
     pub fence_refused: u64,
     /// The device was lost: [`AllocError::DeviceLost`].
     pub device_lost: u64,
@@ -81,9 +78,8 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited in the queue since the pool was built.
-///
-/// A request that is in neither of the last two is waiting, was dropped, or was refused.
+/// Counts of requests that waited in the queue since the pool was built. A request that is in
+/// neither of the last two is waiting, was dropped, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -96,10 +92,10 @@ pub struct WaitCounts {
     pub missed_deadlines: u64,
 }
 
-/// Counters that one thread at a time changes: the owner of a thread cache.
+/// Counters that only the owner of a thread cache changes.
 #[derive(Default)]
 pub(in crate::block) struct OwnCounters {
-    /// Requests for one block on the fast path, which pays for one counter.
+    /// Requests for one block on the fast path, which updates only this counter.
     singles: StatisticU64,
     requests: StatisticU64,
     blocks: StatisticU64,

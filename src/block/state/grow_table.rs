@@ -1,8 +1,8 @@
 //! Append-only rows by number: per-block data of a pool that grows.
 //!
-//! The first bucket of rows is as large as the initial pool, each further one as large as all
-//! before it together. Rows never move, and none is removed before the table is dropped, so reading
-//! one needs no epoch. A row's layout is up to the [`TablePart`]: usually one array per field.
+//! The first bucket is as large as the initial pool, each further one as large as all before it
+//! together. Rows neither move nor are removed before the table is dropped, so reading one needs no
+//! epoch. A [`TablePart`] defines the layout of rows: usually one array per field.
 
 use std::ptr;
 
@@ -21,7 +21,6 @@ pub(crate) trait TablePart: Send + Sync {
     fn len(&self) -> usize;
 }
 
-/// Append-only rows in buckets of type `B`.
 pub(crate) struct GrowTable<B: TablePart> {
     first: B,
     more: [AtomicPtr<B>; BUCKETS_MORE],
@@ -44,8 +43,7 @@ impl<B: TablePart> GrowTable<B> {
                 let bucket = Box::into_raw(Box::new(B::new(have, have.min(FRAMES_MAX - have))));
                 // Release: publishes the rows; pairs with the Acquire in `locate_grown`.
                 if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
-                    // SAFETY: ours; another thread published its bucket first, this one is
-                    // unpublished.
+                    // SAFETY: ours and unpublished; another thread published its bucket first.
                     drop(unsafe { Box::from_raw(bucket) });
                 }
             }
@@ -75,7 +73,7 @@ impl<B: TablePart> GrowTable<B> {
         // pairs with the Release in `grow`.
         let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
         let row = row - (first << log2);
-        // The last bucket may be cut short by the maximum number of frames.
+        // The maximum number of frames may truncate the last bucket.
         let bucket = bucket.filter(|bucket| row < bucket.len());
         (bucket.expect("a row of this pool"), row)
     }

@@ -1,4 +1,4 @@
-//! Announcements to waiting requests, batches that end, and care for the queue.
+//! Announcements to waiting requests, ends of batches, and maintenance of the queue.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -20,10 +20,8 @@ impl Announce for Core {
 }
 
 impl Core {
-    /// Tells waiting requests, if there are any, that blocks may have become available.
-    ///
-    /// Must be called after making blocks available or having had free frames out of reach of
-    /// searches, once they are where searches find them.
+    /// Announces that blocks may have become available. Must be called after making blocks
+    /// available, and after free frames are back where searches find them.
     #[inline]
     pub fn announce(&self) {
         // Pairs with the heavy fence of a waiting request: it finds what was freed, or we see that
@@ -34,8 +32,8 @@ impl Core {
         }
     }
 
-    /// Marks the device as failed: every request is refused, also waiting ones. Owned blocks can be
-    /// freed.
+    /// Marks the device as failed: refuses every request, including waiting ones. Owned blocks can
+    /// be freed.
     pub fn poison(&self) {
         let awaited = self.space.clock.lose();
         if awaited {
@@ -48,10 +46,9 @@ impl Core {
         self.space.clock.read().is_lost()
     }
 
-    /// Begins a batch.
-    ///
-    /// While it begins, its slot may stand for tickets older than its own and hold back frames that
-    /// no batch sees: a request that searched at that moment is told to search again.
+    /// Begins a batch. While it begins, its slot may stand for tickets older than its own and
+    /// withhold frames that no batch sees: a request that searched at that moment is signalled
+    /// again.
     ///
     /// # Panics
     ///
@@ -62,7 +59,7 @@ impl Core {
         batch
     }
 
-    /// Ends a batch, and tells waiting requests that the frames it held back may be free.
+    /// Ends a batch, and announces the frames that it withheld.
     ///
     /// # Panics
     ///
@@ -73,7 +70,6 @@ impl Core {
         }
     }
 
-    /// Returns whether a request waits for blocks, or the reserve is short.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.space.clock.read().is_awaited()
@@ -96,10 +92,9 @@ impl Core {
         counts
     }
 
-    /// Sets how long a woken head may stay unpolled before the next request has its turn.
+    /// Sets how long a woken head may stay unpolled before it is passed over.
     pub(crate) fn set_turn_patience(&self, patience: Duration) {
         let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-        // Relaxed: nothing depends on when it is seen.
         self.waiters.patience.store(nanos, Relaxed);
     }
 
@@ -115,7 +110,7 @@ impl Core {
         self.first_waiting().map(|(_, head)| head)
     }
 
-    /// As [`head_of_line`](Self::head_of_line), with the number of its place.
+    /// Like [`head_of_line`](Self::head_of_line), with the number of its place.
     pub(crate) fn first_waiting(&self) -> Option<(u64, HeadOfLine)> {
         if self.waiting() == 0 {
             return None;
@@ -129,14 +124,8 @@ impl Core {
         })
     }
 
-    /// Refuses blocks to a request that does not wait, while a request of higher priority waits.
-    ///
-    /// A request of higher priority counts from when it entered the queue until it leaves it, or is
-    /// absent for longer than its patience.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Behind`].
+    /// Refuses a request that does not wait while a request of higher priority waits, which counts
+    /// from entering the queue until it leaves or is absent for longer than its patience.
     #[inline]
     pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other > request.priority) }
@@ -154,7 +143,7 @@ impl Core {
         if let Some(queue) = self.waiters.try_lock() {
             let is_behind = queue.is_behind(comes_first);
             drop(queue);
-            // As every holder of the lock.
+            // Like every holder of the lock.
             self.deliver();
             if !is_behind {
                 return Ok(());
@@ -176,12 +165,8 @@ impl Core {
         error
     }
 
-    /// Refuses blocks to a new request that does not wait, while another of at least its priority
-    /// waits, which counts as in [`check_turn`](Self::check_turn).
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Behind`].
+    /// Like [`check_turn`](Self::check_turn), but also while another request of the same priority
+    /// waits.
     pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other >= request.priority) }
     }
@@ -191,8 +176,7 @@ impl Core {
         if self.waiting() == 0 { 0 } else { self.with_wait_queue(|queue| queue.passed.len()) }
     }
 
-    /// Passes over a head that was woken and is not polled; for callers that look at the pool
-    /// regularly.
+    /// Passes over a head that was woken and is not polled; for callers that run regularly.
     pub(crate) fn look_after_queue(&self) {
         if self.waiting() > 1 {
             let woken = self.with_wait_queue(|queue| {
@@ -212,18 +196,17 @@ impl Core {
         self.deliver();
     }
 
-    /// Delivers the pending wake-up of `pending`, unless another thread has the lock: that thread
-    /// looks after unlocking.
+    /// Delivers a pending notification, unless another thread has the lock and delivers it.
     fn deliver(&self) {
         loop {
-            // Between `pending` and the lock on one side, the unlocking and `pending` on the other:
+            // Orders `pending` before the lock here, and unlocking before `pending` in the holder:
             // one sees the other.
             fence(SeqCst);
             if !self.waiters.pending.load(Relaxed) {
                 return;
             }
             let Some(mut queue) = self.waiters.try_lock() else { return };
-            // Acquire: pairs with the Release in `notify`, so that the head's search finds what was
+            // Acquire: pairs with the Release in `notify`: the head's search finds what was
             // announced.
             let woken = if self.waiters.pending.swap(false, Acquire) {
                 queue.signal(self.turn_patience())
@@ -237,7 +220,7 @@ impl Core {
         }
     }
 
-    /// Clears the awaited bit when nothing needs announcements. The queue's lock must be held.
+    /// Clears the awaited bit when no announcement is needed. The queue's lock must be held.
     pub(super) fn settle(&self, queue: &WaitQueue) {
         if queue.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
             self.space.clock.clear_awaited();

@@ -1,35 +1,36 @@
-//! Waiting requests: their line, their turns, and the announcements that wake them.
+//! The wait queue: the order of waiting requests, their turns, and the announcements that wake
+//! them.
 //!
-//! Waiting requests form one line: urgent before high before normal; within each, running sequences
-//! that reserve blocks before leases and admissions; and FIFO. Only the head of the queue tries;
-//! when it succeeds or gives up, it hands on its turn.
+//! Waiting requests form one queue: urgent before high before normal; within each, running
+//! sequences that reserve blocks before leases and admissions; then FIFO. Only the head searches;
+//! when it succeeds or gives up, it passes on its turn. A request that does not wait has no place
+//! in the queue:
 //!
-//! A request that does not wait has no place in the queue:
-//!
-//! | request | gets no block while there is in the queue |
+//! | request | gets no block while the queue contains |
 //! |---|---|
 //! | an append, a reservation | a request of higher priority |
 //! | an admission | a request of its priority or a higher one |
 //! | a lease, handles | |
 //!
-//! So growth of running sequences precedes admission of new ones of no higher priority, and the
-//! sequences that run can come to an end. [`highest`](super::state::Waiters) tells without the lock
-//! whether there is such a request; it is written before the lock is released. A head that is
-//! absent for too long does not count.
+//! So growth of running sequences precedes admissions of no higher priority, and running sequences
+//! can finish. [`highest`](super::state::Waiters) shows without the lock whether there is such a
+//! request; it is written before unlocking. A head that is absent for too long does not count.
 //!
-//! The state is in [`wait_queue`](super::state).
+//! To *announce* is to report, after making blocks available, that a search may find more. If a
+//! request waits, the announcement *notifies* the queue: it signals the head and wakes it. The
+//! light and heavy fence are the two sides of an [asymmetric fence](crate::sync).
 //!
 //! # State
 //!
 //! | where | what | meaning |
 //! |---|---|---|
-//! | the clock's word | `awaited` | a request waits, or the [reserve](super::space::Reserve) is short: announce what becomes available |
-//! | [`Waiters`](super::state::Waiters) | `pending` | something became available, and the queue has not been told yet |
+//! | the clock's word | `awaited` | a request waits, or the [reserve](super::space::Reserve) is short: announcements must notify |
+//! | [`Waiters`](super::state::Waiters) | `pending` | a notification that the queue has not received yet |
 //! | [`Waiters`](super::state::Waiters) | `highest` | the highest priority in the queue, for requests that do not wait |
-//! | the queue, under its lock | `signal` | the head has reason to try |
+//! | the queue, under its lock | `signal` | the head has a reason to search |
 //! | the queue, under its lock | `places`, `passed` | requests by priority and arrival; the head is the first of `places` |
 //! | a place in the queue | `waker` | its future sleeps, and this wakes it |
-//! | a place in the queue | `absent` | since when its future has had reason to run and was not polled, and how long that may take |
+//! | a place in the queue | `absent` | since when its future has had a reason to run and was not polled, and how long that may take |
 //! | a place in the queue | `is_fenced` | its owner has made a heavy fence since it entered the queue, so that its searches find everything |
 //! | a place in the queue | `is_sure` | its last search visited every thread cache and found nothing: whatever became free since was announced |
 //!
@@ -46,26 +47,24 @@
 //! notify:    pending := 1;  fence;  lock free? => pending := 0, signal, wake the head;  unlock;  fence;  pending again? => again
 //! ```
 //!
-//! # No request sleeps beside a free block
+//! # No request sleeps while a block is free
 //!
-//! A freed frame goes one of three ways.
+//! A freed frame takes one of three paths.
 //!
 //! - *The fast path*, into the loaded magazine, if the clock's word is quiet. The word is read
 //!   inside the owner's section. By the asymmetric fence, either the owner sees that a request
 //!   waits and takes the slow path, or the waiter, which visits the thread cache after its fence,
-//!   meets the owner inside or finds the frame. A waiter that meets an owner inside does not sleep,
-//!   but wakes itself and searches again: the owner is inside for nanoseconds or, if its thread was
-//!   stopped there, until it resumes.
+//!   encounters the owner inside or finds the frame. A waiter that encounters an owner does not
+//!   sleep, but wakes itself and searches again: the owner is inside for nanoseconds or, if its
+//!   thread was stopped there, until it resumes.
 //! - *The slow path*, which ends with `announce`. Either the announcer sees the bit, or the
 //!   waiter's search, which begins after its fence, finds the frame.
-//! - *Into a retire list*. The end of a batch tells the queue by the same word by which it ends, so
-//!   that no fence is needed. (The retirement is also announced: the batch of its tag may have
-//!   ended before the frame got there.)
+//! - *Into a retire list*. The end of a batch reads `awaited` in the very word by which it ends, so
+//!   it needs no fence. The retirement is also announced: the batch of its tag may have ended
+//!   before the frame got there.
 //!
-//! A free frame can be out of reach of searches for a moment while a thread moves it; that thread
-//! announces it. Steps that take frames out of reach and put them back require a
-//! [`WakeGuard`](super::space::WakeGuard), which announces when it ends. The complete list of
-//! announcements:
+//! A thread that moves free frames out of reach of searches announces them afterwards, through a
+//! [`WakeGuard`](super::space::WakeGuard). The complete list of announcements:
 //!
 //! | event | where |
 //! |---|---|
@@ -85,31 +84,30 @@
 //! | the device has failed, so that no waiting request can be met | `Core::poison` |
 //! | a block becomes movable, for requests that wait for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
 //!
-//! (Pins, shares and forks make nothing available.)
+//! Pins, shares and forks make nothing available.
 //!
 //! # A head that is not polled
 //!
-//! A future that is kept without being polled would hold up the queue. So a head that was woken and
-//! not polled within the [patience](crate::block::Core::set_turn_patience) is *passed over*: the
-//! signal goes to the next place. When it is polled it is back in front of all later requests, and
-//! has a turn at once. So:
+//! A future that is not polled would block the queue. A head that was woken and not polled within
+//! the [patience](crate::block::Core::set_turn_patience) is therefore *passed over*: the signal
+//! moves to the next place. When the future is polled, its place returns in front of all later
+//! requests and has a turn at once. So:
 //!
 //! - a signal is never lost: it is pending until a head takes it while being polled, and a head to
 //!   which it moves is woken;
 //! - a request that is polled within the patience after it is woken is never overtaken;
 //! - a request that is passed over is not starved: each poll gives it a turn before all behind it.
 //!
-//!
-//! There is no timer. Each thread that touches the queue looks after it: an announcement while a
-//! signal is pending, a request that enters the queue or is polled in it, and the background task
-//! of the compactor. A place whose future does something else than wait (it moves blocks, or rests
+//! There is no timer. Each thread that accesses the queue checks the head: an announcement while a
+//! signal is pending, a request that enters the queue or is polled in it, and the compactor's
+//! background task. A place whose future does other work than wait (it moves blocks, or pauses
 //! between two searches) records how long it may be absent while it sleeps.
 //!
 //! # Blocking
 //!
-//! The lock is held for a few instructions. An announcer never waits for it: it leaves `pending`,
-//! and the holder looks for `pending` after unlocking; by their fences, one sees the other. Wakers
-//! are called and dropped without the lock, since they may run any code.
+//! The lock is held for a few instructions. An announcer never waits for it: it leaves `pending`
+//! set, and the holder checks `pending` after unlocking; by their fences, one sees the other.
+//! Wakers are called and dropped without the lock, since they may run any code.
 //!
 //! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.
 
