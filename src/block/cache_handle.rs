@@ -7,17 +7,17 @@
 //! ```
 //!
 //! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count
-//! only that thread's leases touch: cloning one `Arc` of the whole pool for each lease would put a
-//! cache line that all threads write on the hot path. A thread-local also keeps metadata alive, but
-//! never the storage; it drops its cache handle when the thread ends, or opens a cache in another
-//! pool after this one was closed.
+//! only that thread's leases change: an `Arc` of the whole pool per lease would put a contended
+//! cache line on the hot path. A thread-local also keeps metadata alive, but never the storage; it
+//! drops its cache handle when the thread ends, or opens a cache in another pool after this one was
+//! closed.
 //!
 //! # User code
 //!
 //! The slow paths run user code, which may drop the last reference to the pool and open a cache in
-//! another one. If the thread gave up its cache here, two threads could enter one cell. So a thread
-//! gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`] exists
-//! only inside of one.
+//! another one. If the thread then gave up its cache here, two threads could enter one cell. So a
+//! thread gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`]
+//! exists only inside of one.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -27,8 +27,7 @@ use crate::sync::{Arc, thread_local, thread_local_const};
 use super::core::{Blocks, Core};
 use super::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
-/// Keeps a pool's blocks alive for the leases of one thread, whose reference count no other thread
-/// uses.
+/// Keeps a pool's blocks alive for the leases of one thread, the only user of this reference count.
 pub struct KeepAlive(Blocks);
 
 impl KeepAlive {
@@ -39,7 +38,6 @@ impl KeepAlive {
     }
 }
 
-/// Ownership of a thread cache.
 struct CacheHandle {
     keep_alive: Arc<KeepAlive>,
     thread_cache: *const ThreadCache,
@@ -61,8 +59,8 @@ impl CacheHandle {
 
     fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
-        // A search reads the bitmaps first and then visits the thread cache: in between, all frames
-        // can pass from the second to the first. So they are announced.
+        // A search reads the bitmaps before the thread cache, and may miss frames that pass from
+        // the latter to the former in between.
         let wake_guard = core.wake_guard();
         // A visitor that is inside empties it itself.
         self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &wake_guard)));
@@ -85,7 +83,6 @@ thread_local_const! {
 }
 
 thread_local! {
-    /// Cache handles of all pools that the thread has used.
     static CACHE_HANDLES: RefCell<CacheHandles> = RefCell::new(CacheHandles::default());
 }
 
@@ -169,8 +166,8 @@ impl Core {
     #[inline]
     pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
         let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_thread_cache`; the thread gives up no thread cache before it runs
-        // other code.
+        // SAFETY: as in `with_thread_cache`; the thread gives up no cache before it runs other
+        // code.
         ptr::eq(pool, self).then(|| unsafe { CacheRef::new(&*thread_cache) })
     }
 
@@ -185,7 +182,7 @@ impl Core {
     }
 }
 
-/// Gives the thread's magazines back to their pools; for a thread that is about to park for long.
+/// Returns the thread's magazines to their pools; for a thread that is about to park for long.
 pub fn flush_thread() {
     let _ = CACHE_HANDLES.try_with(|handles| {
         let Ok(handles) = handles.try_borrow() else { return };

@@ -1,9 +1,7 @@
 //! Latencies of operations: one in so many per thread and kind is timed, the others pay one
-//! increment. Waits and resizes are rare, and all of them are timed.
-//!
-//! An allocation is one request for blocks: a lease; an append counts if it needs
-//! blocks. The release of a lease whose allocation was timed is timed too, so that other releases
-//! pay nothing.
+//! increment. All waits and resizes, which are rare, are timed. An append counts as an allocation
+//! if it needs blocks. The release of a lease is timed if its allocation was, so that other
+//! releases pay nothing.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,14 +11,12 @@ use histogram::AtomicHistogram;
 
 use crate::sync::{Ordering::*, StatisticU64, thread_local_const};
 
-/// Values are exact to within 1/16, up to one second; longer ones count as the maximum.
+/// Times are exact to within 1/16, up to one second; longer ones count as the maximum.
 const GROUPING_POWER: u8 = 4;
 const MAX_VALUE_POWER: u8 = 30;
 
-/// Number of [operations](Operation).
 const OPERATIONS: usize = 6;
 
-/// An operation that is timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
     /// A request for a lease.
@@ -33,19 +29,17 @@ pub(crate) enum Operation {
     Wait,
     /// The release of a lease or a sequence.
     Free,
-    /// A resize, also a refused one. All are timed.
+    /// A resize, including a refused one.
     Resize,
 }
 
 thread_local_const! {
-    /// Numbers of operations of this thread so far, in any pool.
+    /// Number of operations of this thread so far, in any pool.
     static TICKS: [Cell<u32>; OPERATIONS] = [const { Cell::new(0) }; OPERATIONS];
 }
 
-/// Times of the operations on a pool.
 pub(crate) struct Latencies([Times; OPERATIONS]);
 
-/// Times of one operation.
 struct Times {
     nanoseconds: AtomicHistogram,
     sum: StatisticU64,
@@ -61,7 +55,6 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Records the end of an operation that began at `start`.
     #[cold]
     #[inline(never)]
     pub(crate) fn record(&self, operation: Operation, start: Instant) {
@@ -77,10 +70,9 @@ impl Latencies {
         Timing { latencies: self, operation, start: Some(Instant::now()) }
     }
 
-    /// Returns the times of an operation.
     pub(crate) fn histogram(&self, operation: Operation) -> LatencyHistogram {
         let times = &self.0[operation as usize];
-        // The sum first: it has a part for each time in the buckets, or lags behind them.
+        // The sum first: it includes each time in the buckets, or lags behind them.
         let sum_ns = times.sum.load(Relaxed);
         let bucket =
             |bucket: histogram::Bucket| LatencyBucket { up_to_ns: bucket.end(), count: bucket.count() };
@@ -98,7 +90,6 @@ pub(crate) struct Sampler {
     latencies: Arc<Latencies>,
 }
 
-/// An operation that may be timed.
 pub(crate) struct Timing<'a> {
     latencies: &'a Latencies,
     operation: Operation,
@@ -106,7 +97,6 @@ pub(crate) struct Timing<'a> {
 }
 
 impl Timing<'_> {
-    /// Returns whether the operation is timed.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.start.is_some()
@@ -127,8 +117,8 @@ impl Drop for Timing<'_> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LatencyBucket {
-    /// Upper end of the interval, inclusive, in nanoseconds. It is at most 1/16 above its lower
-    /// end; times of a second and more are in the last bucket, which ends at 2^30 - 1.
+    /// Upper end of the interval, inclusive, in nanoseconds: at most 1/16 above its lower end.
+    /// Times of a second and more are in the last bucket, which ends at 2^30 - 1.
     pub up_to_ns: u64,
     /// Number of times in the interval.
     pub count: u64,
@@ -171,7 +161,6 @@ impl LatencyHistogram {
         Latency { samples, p50_ns, p99_ns, p999_ns, max_ns }
     }
 
-    /// Returns the histogram of the times of both.
     fn with(mut self, other: &Self) -> Self {
         self.sum_ns += other.sum_ns;
         for bucket in &other.buckets {
@@ -218,7 +207,7 @@ impl Sampler {
     }
 
     /// Begins to time an operation, if the last call of [`is_due`](Self::is_due) for it returned
-    /// true; its end is the drop of the result.
+    /// true; it ends when the result is dropped.
     #[inline]
     #[must_use = "the operation ends when it is dropped"]
     pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {
@@ -241,7 +230,7 @@ impl Sampler {
         })
     }
 
-    /// Counts an operation, and returns whether it is to be timed.
+    /// Counts an operation, and returns whether to time it.
     #[inline]
     pub(crate) fn is_due(&self, operation: Operation) -> bool {
         let Some(mask) = self.mask else { return false };
@@ -253,7 +242,6 @@ impl Sampler {
         tick.is_ok_and(|tick| tick & mask == 0)
     }
 
-    /// Returns the times of an operation.
     pub(crate) fn histogram(&self, operation: Operation) -> LatencyHistogram {
         self.latencies.histogram(operation)
     }

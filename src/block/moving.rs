@@ -1,7 +1,6 @@
-//! Moves: a block's bytes go to another frame, while its owners continue to use it.
-//!
-//! Blocks and frames are in bijection, so a move swaps two: block `S` goes from frame `f` to frame
-//! `t`, and the free block `D`, which was in `t`, is in `f` afterwards.
+//! Moves: a block's bytes are copied to another frame while its owners continue to use it. Blocks
+//! and frames are in bijection, so a move swaps two: block `S` goes from frame `f` to frame `t`,
+//! and the free block `D`, which was in `t`, is in `f` afterwards.
 //!
 //! # Protocol
 //!
@@ -19,20 +18,17 @@
 //!
 //! # Invariants
 //!
-//! - *The source is readable.* The last release of a moving block does not free the frame, but
-//!   leaves it to the mover. So a wave holds back the frames that it copies, and no others.
-//! - *The source is not written.* It is sealed; writing to it is refused while it is moving.
-//! - *The destination belongs to the wave alone*, from the claim to the publication.
+//! - *The source is readable.* The last release of a moving block leaves its frame to the mover
+//!   instead of freeing it. So a wave withholds only the frames that it copies.
+//! - *The source is not written.* It is sealed, and writes to it are refused while it is moving.
+//! - *Only the wave accesses the destination*, from the claim to the publication.
 //! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
 //!   one in [`Clock::begin`](crate::clock::Clock::begin).
-//! - *Conservation*: destinations, and sources of released blocks, are held until they are free
-//!   again.
-//!
-//! # Blocking
+//! - *Conservation*: destinations, and sources of released blocks, are held until they are freed.
 //!
 //! No thread waits for another. Releases, pins and shares of a moving block take one
 //! compare-exchange as always; a release or pin cancels the move. A thread that is stopped during a
-//! wave holds back its destinations, and those of its sources that are released.
+//! wave withholds its destinations, and the sources whose blocks are released.
 //!
 //! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
@@ -51,7 +47,7 @@ pub enum MoveCancelled {
     Taken,
     /// Its last owner released it, or it is in another frame.
     Released,
-    /// It is pinned; or, in a frame pool, it was during the copy.
+    /// It is pinned or, in a frame pool, was pinned during the copy.
     Pinned,
     /// Its bytes are not final.
     Open,
@@ -66,7 +62,7 @@ pub enum FrameUse {
     Movable,
     /// Its block is evictable and not moving.
     Evictable,
-    /// Its block stays: open, pinned or moving, or the null block.
+    /// Its block is open, pinned or moving, or is the null block.
     Fixed,
 }
 
@@ -80,7 +76,7 @@ struct Moving {
 }
 
 /// Blocks that move together: marked, with their destinations held. The caller copies the bytes of
-/// [`moves`](Self::moves) and then [publishes](Self::publish).
+/// [`moves`](Self::moves) and then [publishes](Self::publish) them.
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
@@ -90,7 +86,7 @@ pub struct Wave {
 
 impl Blocks {
     /// Begins to move blocks, from the first frame of each pair to the second; reports those that
-    /// cannot move now. An evictable block in the second frame is dropped.
+    /// cannot move now. Evicts an evictable block in the second frame.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
@@ -118,7 +114,7 @@ impl Wave {
         self.moving.len()
     }
 
-    /// Returns the number of evictable blocks that were dropped from destinations.
+    /// Returns the number of blocks that were evicted from destinations.
     pub fn dropped(&self) -> usize {
         self.dropped
     }
@@ -128,26 +124,26 @@ impl Wave {
         self.moving.is_empty()
     }
 
-    /// Publishes the copies, unless a move was cancelled. Reports cancelled moves at the end, and
-    /// returns the number of moved blocks.
+    /// Publishes the copies of moves that were not cancelled. Reports cancelled moves at the end,
+    /// and returns the number of moved blocks.
     ///
     /// # Safety
     ///
     /// If the pool has storage, the bytes of all [moves](Self::moves) must be in their new frames:
-    /// safe code that reads them there takes them for the bytes that the block's owner wrote.
+    /// safe code treats them as the bytes that the block's owner wrote.
     pub unsafe fn publish(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
         self.publish_if(cancelled, |_, _| true)
     }
 
-    /// As [`publish`](Self::publish), for blocks that their owners write in place: one that has
-    /// lost all references since it was marked stays, because it may have other contents.
+    /// Like [`publish`](Self::publish), for blocks that their owners write in place: one that has
+    /// lost all references since it was marked stays, because its contents may differ.
     ///
     /// # Safety
     ///
     /// As for [`publish`](Self::publish).
     pub(crate) unsafe fn publish_in_place(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
-        // The number does not recur: the release with which it would wrap around uncaches the
-        // block, and leaves its frame to the wave.
+        // The generation does not recur: the release that would wrap it around uncaches the block,
+        // and leaves its frame to the wave.
         self.publish_if(cancelled, |moving, word| word.generation_low() == moving.generation)
     }
 
@@ -173,7 +169,7 @@ impl Wave {
         if !moved.is_empty() {
             self.blocks.leave(&moved, &left);
         }
-        // Last, because it is the caller's code, and may panic or move blocks itself.
+        // Last, because the caller's code may panic or move blocks itself.
         stayed.into_iter().for_each(|(from, why)| cancelled(from, why));
         moved.len()
     }
@@ -203,7 +199,7 @@ impl Core {
         }
         self.space.hold_frame(to);
         // Acquire: the bytes written before the seal are visible to the copy. Release: what the
-        // Acquire saw happens before the accesses of the thread that takes the last reference.
+        // Acquire saw happens before the accesses of the thread that drops the last reference.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
@@ -220,15 +216,15 @@ impl Core {
         }
     }
 
-    /// Takes a frame whose block is evictable and unseen, or free. It passes through no bitmap,
-    /// where another request could take it.
+    /// Takes a frame whose block is evictable and unseen, or free. It bypasses the bitmaps, where
+    /// another request could take it.
     fn evict_or_claim(&self, to: FrameId, dropped: &mut usize) -> bool {
         let id = self.space.table.block_at(to);
         let word = self.word(id);
         if word.is_free() {
             return self.space.frames.claim(Run { start: to, len: 1 });
         }
-        // An owned one is told by its word: a claim that is refused looks at all groups of frames.
+        // Check the word of an owned block: a refused claim looks at all groups of frames.
         let is_evicted = word.is_evictable() && self.evict_in(to, self.space.clock.oldest());
         *dropped += usize::from(is_evicted);
         is_evicted
@@ -256,9 +252,9 @@ impl Core {
             let word = BlockWord::from_bits(bits);
             return Err(if word.is_free() { MoveCancelled::Released } else { MoveCancelled::Pinned });
         }
-        // The old frame is the wave's now, and the displaced block is free, so that no other thread
-        // writes its word. Relaxed: a handle check sees that the block is free, and nothing else.
-        // The block is handed out with its frame.
+        // The wave owns the old frame now, and the displaced block is free, so no other thread
+        // writes its word. Relaxed: a handle check only sees that the block is free; it is handed
+        // out with its frame.
         let word = BlockWord::from_bits(self.space.table.word(displaced).load(Relaxed));
         self.space.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
         self.space.table.set_block_at(from, displaced);
@@ -266,12 +262,11 @@ impl Core {
         Ok(())
     }
 
-    /// Drops a copy: frees the destination, and the source too if it was released meanwhile.
+    /// Ends a move: frees the destination, and the source too if it was released meanwhile.
     fn end_move(&self, moving: Moving) {
         let atomic = self.space.table.word(moving.block);
         // Release: the copy's reads happen before the accesses of a writer that finds the flag
-        // cleared. Acquire: the last owner's accesses to the frame happen before those of its next
-        // owner.
+        // cleared. Acquire: the last owner's accesses to the frame happen before its next owner's.
         let ended = atomic.fetch_update(Release, Acquire, |bits| {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
         });
@@ -301,7 +296,6 @@ impl Core {
         self.free_or_retire(left);
     }
 
-    /// Frees frames, or retires them if a batch may still see them.
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.space.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.space.free_run(run)),
@@ -336,13 +330,11 @@ impl Core {
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 
-    /// Returns the number of moves logged so far.
     #[inline]
     pub(crate) fn moves_logged(&self) -> MoveCount {
         self.moves.count()
     }
 
-    /// As [`MoveLog::visit`](super::state).
     pub(crate) fn visit_moved(
         &self,
         from: MoveCount,
@@ -353,7 +345,7 @@ impl Core {
     }
 }
 
-/// Returns the word of a block that is to leave `from`, marked, or the reason that it cannot move.
+/// Returns the marked word of a block that is to leave `from`, or the reason that it cannot move.
 fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, MoveCancelled> {
     if word.is_free() || word.frame() != from {
         return Err(MoveCancelled::Released);

@@ -1,7 +1,5 @@
-//! A thread cache's cell, and the list of all thread caches of a pool.
-//!
-//! The list only grows; a new thread takes over the cache of a thread that has ended.
-//! [`CacheHandle`](crate::block::CacheHandle) assigns caches to threads and tasks.
+//! A thread cache's cell, and the list of all thread caches of a pool. The list only grows; a new
+//! thread takes over the cache of a thread that has ended.
 
 use std::ptr;
 
@@ -45,7 +43,7 @@ impl ThreadCache {
         )
     }
 
-    /// Returns the frames in magazines, the retired frames, and the newest tag of these.
+    /// Returns the frames in magazines, the retired frames, and the newest tag of the latter.
     pub(in crate::block) fn mirror(&self) -> (usize, usize, Ticket) {
         // Relaxed: statistics.
         let tag = Ticket(self.newest_tag.load(Relaxed));
@@ -64,7 +62,6 @@ impl ThreadCache {
     }
 }
 
-/// All thread caches of a pool: a list that only grows.
 #[derive(Default)]
 pub(in crate::block) struct ThreadCaches {
     head: AtomicPtr<CachePadded<ThreadCache>>,
@@ -85,12 +82,11 @@ impl ThreadCaches {
     }
 
     pub(in crate::block) fn in_use(&self) -> usize {
-        // Acquire: pairs with the Release of owners that left, so that the caches' contents are
-        // visible.
+        // Acquire: pairs with the Release of owners that left: the caches' contents are visible.
         self.iter().filter(|thread_cache| thread_cache.in_use.load(Acquire)).count()
     }
 
-    /// Takes an ownerless thread cache, or creates one.
+    /// Takes a thread cache without an owner, or creates one.
     pub(in crate::block) fn take(
         &self,
         capacity: usize,
@@ -118,8 +114,8 @@ impl ThreadCaches {
         loop {
             thread_cache.next = head;
             let fresh = Box::into_raw(thread_cache);
-            // Release: publishes the thread cache. Relaxed on failure: only the address of the
-            // other head is used.
+            // Release: publishes the thread cache. Relaxed on failure: only the other head's
+            // address is used.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
                 Ok(_) => return unsafe { &*fresh },

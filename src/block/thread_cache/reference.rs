@@ -10,8 +10,8 @@ use super::cell::ThreadCache;
 use super::local::Local;
 use crate::block::state::OwnCounters;
 
-/// The right of the current thread to enter a thread cache that it owns, for a step that runs no
-/// user code. Not `Send`.
+/// The right of the current thread to enter its own thread cache for a step that runs no user code.
+/// Not `Send`.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct CacheRef<'a>(&'a ThreadCache, PhantomData<*const ()>);
 
@@ -76,7 +76,6 @@ impl CountedRef<'_> {
 }
 
 thread_local_const! {
-    /// Number of [counted](CountedRef) calls that the thread is in.
     static USES: Cell<usize> = Cell::new(0);
 }
 
