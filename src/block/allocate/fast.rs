@@ -1,7 +1,6 @@
-//! The fast path: a few blocks out of the magazine that the thread has loaded.
-//!
-//! Every rare case declines it: an empty magazine, a visitor, a failed device, a pool other than
-//! the one used last. The [ladder](super::ladder) handles all of these.
+//! The fast path: a few blocks out of the thread's loaded magazine. Every rare case declines and
+//! takes the [ladder](super::ladder): an empty magazine, a visitor, a failed device, a pool other
+//! than the one used last.
 
 use crate::ids::{BlockId, FrameId};
 

@@ -3,14 +3,13 @@
 //! 0. for the list of a sequence: the frames behind its end, and [whole units](super::growth);
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
-//! 3. frames cached elsewhere, which are reclaimed: other threads' magazines, the depot, retire
-//!    lists;
+//! 3. frames reclaimed from elsewhere: other threads' magazines, the depot, retire lists;
 //! 4. evicted blocks: as many as are missing, or one window for a contiguous request;
 //! 5. urgent requests: the reserve;
 //! 6. an error that states what was available.
 //!
-//! A visit to another thread costs much for a few frames. So a pool that is full of evictable
-//! blocks evicts first while other threads cache little. No request is refused before both were
+//! Visiting another thread's cache is expensive for a few frames, so a pool full of evictable
+//! blocks evicts first while thread caches hold little. No request is refused before both were
 //! tried. No step waits for another thread.
 
 use smallvec::SmallVec;
@@ -31,22 +30,21 @@ use crate::block::thread_cache::{CountedRef, ThreadCache};
 /// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
-/// A request evicts before it reclaims while other threads cache at most this share of the pool, as
+/// A request evicts before it reclaims while thread caches hold at most this share of the pool, as
 /// a shift.
 const LITTLE_SHIFT: u32 = 5;
 
-/// A thread also evicts for its next requests: at most this share of the pool, as a shift.
+/// Maximum share of the pool that a thread evicts for its next requests, as a shift.
 const AHEAD_SHIFT: u32 = 9;
 
-/// Fewer thread caches than this are summed at each call.
+/// From this number of thread caches on, one sum serves several calls.
 const FEW_CACHES: usize = 16;
 
-/// Attempts of an allocation that was refused although enough was free: in transit, or in the hands
-/// of others.
+/// Attempts of an allocation that was refused although enough frames were free but in transit.
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
-    /// Allocates exactly `request.blocks` blocks for a lease, each with one reference, or none.
+    /// Allocates `request.blocks` blocks for a lease, each with one reference: all or nothing.
     pub fn allocate(&self, request: &AllocRequest, take: &mut dyn FnMut(BlockId)) -> Result<(), AllocError> {
         let mut grab = Grab::new();
         self.allocate_into(request, Aim::Any, &mut grab)?;
@@ -54,7 +52,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// As [`allocate`](Self::allocate), for the list of a sequence that ends at `list`, or for a
+    /// Like [`allocate`](Self::allocate), for the list of a sequence that ends at `list`, or for a
     /// transfer. A list gets no block while a request of higher priority waits.
     pub fn allocate_listed(
         &self,
@@ -72,7 +70,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Gathers and counts the frames of a request; the caller owns the blocks in them.
+    /// Gathers and counts the frames of a request; the caller owns their blocks.
     pub(super) fn allocate_into(
         &self,
         request: &AllocRequest,
@@ -80,8 +78,7 @@ impl Blocks {
         grab: &mut Grab,
     ) -> Result<(), AllocError> {
         self.with_thread_cache(|cache| {
-            // A waiting request may search for the frames in our hands while we split a unit or
-            // give up again.
+            // A waiting request may miss frames in transit while we split a unit or return frames.
             let wake_guard = self.wake_guard();
             let gathered = self.gather(cache, request, aim, grab, &wake_guard);
             drop(wake_guard);
@@ -107,7 +104,6 @@ pub(in crate::block) enum Aim {
 }
 
 impl Core {
-    /// Makes the blocks at the gathered frames owned, and passes each to `take`.
     #[inline]
     pub(in crate::block) fn hand_out(
         &self,
@@ -125,7 +121,7 @@ impl Core {
         }
     }
 
-    /// Refuses requests that no free can satisfy: invalid ones, and those that exceed the pool.
+    /// Refuses requests that can never be satisfied: invalid ones, and those that exceed the pool.
     pub(crate) fn check_request(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if self.is_lost() {
             return Err(AllocError::DeviceLost { device: self.config.device });
@@ -243,7 +239,7 @@ impl Core {
             taken.into_iter().for_each(|frame| grab.push(frame));
             return Ok(());
         }
-        // Before its frames go back: a walk for the count is not needed if no others are free.
+        // Before its frames are returned: a walk for the count is not needed if no others are free.
         let error = self.exhausted_with(asked, grab.frames);
         self.undo(grab);
         match error {
@@ -320,7 +316,6 @@ impl Core {
         });
     }
 
-    /// Returns whether a request evicts before it reclaims.
     pub(super) fn evicts_first(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;
@@ -329,7 +324,8 @@ impl Core {
         cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Returns about how many frames all thread caches hold. A sum over many serves a few calls.
+    /// Returns about how many frames all thread caches hold. With many caches, reuses a sum for a
+    /// few calls.
     fn about_in_thread_caches(&self) -> usize {
         // Relaxed, all: an estimate.
         let left = self.sum_serves.load(Relaxed);
@@ -362,7 +358,7 @@ impl Core {
     ) -> bool {
         let missing = request.blocks - grab.frames;
         if self.evictable() + self.reserved_for(request) < missing || self.knows_no_eviction() {
-            // Reclaiming comes first; and if that does not suffice either, an eviction would be
+            // Reclaiming comes first, and if that does not suffice either, an eviction would be
             // wasted.
             return false;
         }
@@ -392,14 +388,14 @@ impl Core {
         evicted > 0
     }
 
-    /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.
-    /// Skips thread caches whose owner is inside.
+    /// Reclaims free frames from thread caches into the bitmaps, where they merge into runs. Skips
+    /// thread caches whose owner is inside.
     pub fn trim(&self) {
         let wake_guard = self.wake_guard();
         self.take_back(true, &wake_guard);
     }
 
-    /// As [`trim`](Self::trim), without visits to thread caches that report no frames.
+    /// Like [`trim`](Self::trim), without visits to thread caches that report no frames.
     pub(in crate::block) fn bring_in(&self, wake_guard: &WakeGuard<'_>) {
         self.take_back(false, wake_guard);
     }
@@ -408,7 +404,7 @@ impl Core {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
-    /// Reclaims frames cached elsewhere. False if another search would find nothing new.
+    /// Reclaims frames from elsewhere. False if another search would find nothing new.
     #[cold]
     fn climb(&self, grab: &mut Grab, wake_guard: &WakeGuard<'_>) -> bool {
         let was_all = grab.is_all;
@@ -422,9 +418,8 @@ impl Core {
     }
 
     /// Reclaims all free frames outside of the bitmaps: the depot, retired frames that no batch
-    /// sees, and the magazines of all thread caches, or of those that report frames. (A visit is
-    /// expensive, but a cache reports its frames only after its owner has left.) The caller must
-    /// not be inside its own.
+    /// sees, and all thread caches, or those that report frames. (A visit is expensive, but a cache
+    /// reports its frames only after its owner has left.) The caller must not be inside its own.
     fn take_back(&self, is_all: bool, wake_guard: &WakeGuard<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
@@ -450,7 +445,7 @@ impl Core {
                 yield_now();
                 Found::Something
             }
-            // The next visit will be refused, too.
+            // The kernel will deny the next visit, too.
             Visits::Refused => Found::Refused,
         }
     }
@@ -466,8 +461,7 @@ impl Core {
         self.exhausted_with(asked, 0)
     }
 
-    /// As [`exhausted`](Self::exhausted), for a request that is about to give `grabbed` frames
-    /// back.
+    /// Like [`exhausted`](Self::exhausted), for a request that is about to return `grabbed` frames.
     fn exhausted_with(&self, asked: usize, grabbed: usize) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {

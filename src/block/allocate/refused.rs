@@ -1,5 +1,5 @@
-//! Refusals without a walk: the conditions under which what a walk found is
-//! [remembered](crate::block::state::Refused), and holds.
+//! Refusals without a walk: the conditions under which a [stored
+//! result](crate::block::state::Refused) holds.
 
 use crate::ids::Order;
 
@@ -30,7 +30,7 @@ impl Core {
         runs
     }
 
-    /// Returns the state on which it depends which blocks can be evicted.
+    /// Returns the state that determines which blocks can be evicted.
     pub(super) fn evictions(&self) -> Evictions {
         // First: the other two are no older.
         let releases = self.evictor.as_ref().map_or(0, |evictor| evictor.releases());
@@ -42,15 +42,15 @@ impl Core {
         self.refused.no_eviction(self.evictable()).is_some_and(|known| known == self.evictions())
     }
 
-    /// Remembers that a walk from this state on found nothing to evict, and `seen` blocks that
-    /// batches see for certain.
+    /// Stores that a walk from this state found nothing to evict, and `seen` blocks with final
+    /// tags.
     pub(super) fn remember_no_eviction(&self, state: Evictions, seen: usize) {
         if seen == state.evictable && self.evictions() == state {
             self.refused.remember_no_eviction(state);
         }
     }
 
-    /// Returns whether a walk found no window of so many frames, and nothing has changed since.
+    /// Returns whether a walk found no window of this length, and nothing has changed since.
     pub(super) fn knows_no_window(&self, len: usize) -> bool {
         self.refused.no_window().is_some_and(|(state, at, least)| {
             len >= least && state == self.evictions() && self.space.frames.snapshot() == Some(at)

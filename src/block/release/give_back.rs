@@ -1,5 +1,5 @@
-//! The way of freed frames: to the thread's magazines or the bitmaps, or into a retire list while a
-//! batch may still see them.
+//! The path of freed frames: to the thread's magazines or the bitmaps, or into a retire list while
+//! a batch may still see them.
 
 use crate::frame::{MagazinePair, RunList};
 use crate::ids::{FrameId, Run};
@@ -7,7 +7,7 @@ use crate::ids::{FrameId, Run};
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::thread_cache::{CacheRef, CountedRef, INLINE_BLOCKS, Returning};
 
-/// A few frames that one call has freed, in order.
+/// A few frames freed by one call, in order.
 pub(super) struct Few {
     places: [FrameId; INLINE_BLOCKS],
     len: usize,
@@ -24,15 +24,15 @@ impl Few {
         &self.places[..self.len]
     }
 
-    /// Releases keys by `fast`, in order, as long as it does not decline and its frame finds a
-    /// place. Returns the keys that are left.
+    /// Releases keys by `fast`, in order, until it declines or there is no place for the frame.
+    /// Returns the remaining keys.
     #[inline(always)]
     pub(super) fn fill<'k, K: Copy>(
         &mut self,
         keys: &'k [K],
         fast: impl Fn(K) -> Option<FrameId>,
     ) -> &'k [K] {
-        // A loop that calls nothing keeps in registers what it needs.
+        // A loop that calls nothing keeps its state in registers.
         let mut done = 0;
         for (place, &key) in self.places[self.len..].iter_mut().zip(keys) {
             let Some(frame) = fast(key) else { break };
@@ -43,7 +43,7 @@ impl Few {
         &keys[done..]
     }
 
-    /// Moves the frames to runs, which makes room for further ones.
+    /// Moves the frames to runs, to make room.
     #[inline(never)]
     pub(super) fn join(&mut self, runs: &mut RunList) {
         self.frames().iter().for_each(|&frame| runs.push(frame));
@@ -86,8 +86,8 @@ impl Blocks {
     ) -> bool {
         let section = |magazines: &mut MagazinePair| {
             // After the release: the frames are ours, so every batch that saw them is visible to
-            // this load. Inside the section: a waiting request meets us here, or we see that it
-            // waits.
+            // this load. Inside the section: a waiting request encounters us here, or we see that
+            // it waits.
             self.space.clock.read().is_quiet() && push(magazines)
         };
         !self.space.wipes()
@@ -117,8 +117,8 @@ impl Blocks {
 }
 
 impl Core {
-    /// Gives back frames of free blocks: to free lists, or to a retire list if a batch may still
-    /// see them. Announces them.
+    /// Gives back frames of free blocks: to free lists, or to a retire list while a batch may see
+    /// them. Announces them.
     pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         let frames = runs.iter().map(|run| run.len as usize).sum();
         match &cache {
@@ -155,16 +155,16 @@ impl Core {
         }
     }
 
-    /// As [`reclaim_retired`](Self::reclaim_retired), if a run is probably due; for
-    /// frequent callers.
+    /// Like [`reclaim_retired`](Self::reclaim_retired), if a run is probably due; for frequent
+    /// callers.
     pub fn reclaim_due_retired(&self) -> usize {
         let may_be_due =
             !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(self.space.clock.oldest());
         if may_be_due { self.reclaim_retired() } else { 0 }
     }
 
-    /// Reclaims frames of the shared retire list that no batch sees any more, and returns their
-    /// number. They include old frames of moves. Announces them.
+    /// Reclaims frames of the shared retire list that no batch sees, including old frames of moves.
+    /// Announces them, and returns their number.
     pub fn reclaim_retired(&self) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;
@@ -172,7 +172,6 @@ impl Core {
         self.reclaim_retired_with(&self.wake_guard())
     }
 
-    /// As [`reclaim_retired`](Self::reclaim_retired); the caller's wake guard announces.
     pub(in crate::block) fn reclaim_retired_with(&self, wake_guard: &WakeGuard<'_>) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;

@@ -2,15 +2,15 @@
 //!
 //! Such an engine's blocks are pinned while they have references: allocations and hits pin them,
 //! the last release unpins them. A frame with references therefore keeps its block, and its number
-//! names the block as an id does. Only blocks without references move.
+//! identifies the block. Only blocks without references move.
 //!
-//! A list is checked as a whole before anything is changed. Each step then checks the word that it
-//! replaces: it has references, and names the caller's frame. A frame number has no generation: a
-//! second free of a frame is refused while the frame is free or cached, and not if another owner
-//! has got it meanwhile.
+//! A list is checked as a whole before anything changes. Each step then checks that the word that
+//! it replaces has references and names the caller's frame. A frame number has no generation: a
+//! second free of a frame is refused while the frame is free or cached, but not after another owner
+//! got it.
 //!
-//! The transitions are those of sequences' lists and of pins, and so are their models: `evictable`
-//! for hits, releases and evictions, `moves` for pins against moves.
+//! The transitions are those of sequences' lists and of pins, with their models: `evictable` for
+//! hits, releases and evictions, `moves` for pins against moves.
 
 use crate::error::FrameError;
 use crate::frame::RunList;
@@ -25,9 +25,9 @@ use crate::block::state::{BlockWord, Row, TableView};
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
-    /// Drops one reference on each frame, in the given order. `tell` gets the blocks that became
-    /// evictable. Exception to "all or none": a frame that another thread frees at the same moment,
-    /// though only one reference is left, is reported, and the others are freed.
+    /// Drops one reference on each frame, in order. `tell` gets the blocks that became evictable.
+    /// On an error nothing changes, with one exception: if another thread concurrently frees a
+    /// frame with one reference, it is reported, and the others are freed.
     pub(crate) fn free_frames(
         &self,
         frames: &[u32],
@@ -51,7 +51,7 @@ impl Blocks {
         self.free_rest(few, frames, rest, cached, tell)
     }
 
-    /// Frees what is left of a checked list, of which `cached` entries are cached.
+    /// Frees the rest of a checked list, with `cached` entries that are cached.
     #[inline(never)]
     fn free_rest(
         &self,
@@ -76,7 +76,7 @@ impl Blocks {
         outcome
     }
 
-    /// Adds a reference to each frame, which is referenced or cached, or to none.
+    /// Adds a reference to each frame, which must be referenced or cached: all or none.
     pub(crate) fn share_frames(
         &self,
         frames: &[u32],
@@ -131,7 +131,7 @@ impl Pass<'_> {
         outcome
     }
 
-    /// Frees a frame of a checked list; one that another thread has freed since is reported.
+    /// Frees a frame of a checked list; reports one that another thread has freed since.
     #[cold]
     #[inline(never)]
     fn free(&mut self, table: TableView<'_>, frames: &[u32], frame: FrameId) -> Result<(), FrameError> {
@@ -149,8 +149,8 @@ fn free_only(table: TableView<'_>, frame: u32) -> Option<FrameId> {
     release_only_in(table.row(table.block_at(frame)).word, frame).then_some(frame)
 }
 
-/// Drops the only references of a run's blocks that are not cached, up to the first block of
-/// another kind. Returns the number of frames released.
+/// Drops the only references of a run's blocks, up to the first that is cached or has others.
+/// Returns the number of frames released.
 #[inline(never)]
 fn release_run(table: TableView<'_>, run: Run) -> u32 {
     table.visit_run(run, |frame, _, row| release_only_in(row.word, frame))
@@ -164,8 +164,8 @@ fn is_only_run(table: TableView<'_>, run: Run) -> bool {
 }
 
 impl Core {
-    /// Returns the runs of a list of distinct frames, each with one reference and not cached, as
-    /// nearly all lists are that engines free. `None`: another list, or a wrong one.
+    /// Returns the runs of a list of distinct frames, each with one reference and not cached, like
+    /// nearly all lists that engines free. `None`: another list, or an invalid one.
     #[inline]
     fn only_in_place(&self, table: TableView<'_>, frames: &[u32]) -> Option<RunList> {
         let total = self.total_frames();
@@ -194,8 +194,8 @@ impl Core {
         }
     }
 
-    /// Refuses a list with a frame that has no references, or that has fewer than it is listed.
-    /// Returns the number of entries whose blocks are cached.
+    /// Refuses a list with a frame that has fewer references than occurrences in it. Returns the
+    /// number of entries whose blocks are cached.
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<usize, FrameError> {
         let (total, mut cached) = (self.total_frames(), 0);
